@@ -1,0 +1,76 @@
+//! Known bugs that a test can switch on, one at a time, to show that the suite catches them.
+//!
+//! Without the feature `planted` every question below is the constant `false` and the compiler removes it. The feature is for
+//! this workspace's own tests: it changes nothing until a test asks for a bug.
+
+/// The mistakes that locks are known to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Bug {
+    /// The lease is counted from the reply instead of from before the request.
+    DeadlineFromReply,
+    /// A grant is reported however long its answer took.
+    ElapsedIgnored,
+    /// No allowance for clocks that run at different speeds.
+    NoMargin,
+    /// A release deletes whatever it finds.
+    ReleaseWithoutCompare,
+    /// A renewal takes a lock that has lapsed.
+    RenewalRecreates,
+    /// A waiter listens only after it has asked for the last time.
+    ListenAfterAsking,
+    /// A renewal that failed moves the deadline all the same.
+    FailedRenewalExtends,
+    /// A waiter that leaves takes the wake-up with it that was meant for the next.
+    WakeSwallowed,
+    /// A dropped acquisition leaves behind what it may have been granted.
+    DropLeaves,
+    /// A lease whose time is over is reported lost only when the store says so.
+    LossUnannounced,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::DeadlineFromReply,
+        Self::ElapsedIgnored,
+        Self::NoMargin,
+        Self::ReleaseWithoutCompare,
+        Self::RenewalRecreates,
+        Self::ListenAfterAsking,
+        Self::FailedRenewalExtends,
+        Self::WakeSwallowed,
+        Self::DropLeaves,
+        Self::LossUnannounced,
+    ];
+}
+
+#[cfg(feature = "planted")]
+mod switch {
+    use std::cell::Cell;
+
+    use super::Bug;
+
+    thread_local! {
+        static ON: Cell<Option<Bug>> = const { Cell::new(None) };
+    }
+
+    pub(crate) fn planted(bug: Bug) -> bool {
+        ON.get() == Some(bug)
+    }
+
+    /// Switches one bug on, or all off, for what runs on this thread.
+    pub fn plant(bug: Option<Bug>) {
+        ON.set(bug);
+    }
+}
+
+#[cfg(feature = "planted")]
+pub use switch::plant;
+#[cfg(feature = "planted")]
+pub(crate) use switch::planted;
+
+#[cfg(not(feature = "planted"))]
+pub(crate) const fn planted(_: Bug) -> bool {
+    false
+}

@@ -1,0 +1,88 @@
+//! How long a grant is good for, when it is renewed and when it is lost. Pure: moments in, moments out.
+
+use std::time::Duration;
+
+use crate::planted::{Bug, planted};
+use crate::runtime::Moment;
+
+/// The shortest lease: below it, the margin and a round trip leave nothing.
+pub const TTL_MIN: Duration = Duration::from_millis(50);
+/// The longest lease.
+pub const TTL_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// How long the token counter outlives the last grant.
+pub const FENCE_MS: u64 = 60 * 60 * 1_000;
+/// How long a node of a quorum keeps a ballot.
+pub const BALLOT_MS: u64 = 30 * 24 * 60 * 60 * 1_000;
+/// A node without a ballot answers as if it had seen one this far below its clock.
+pub const BALLOT_BEHIND_US: u64 = 10 * 1_000_000;
+/// A ballot this far above a node's clock comes from a broken one, and would spend the numbers of all.
+pub const BALLOT_AHEAD_US: u64 = 365 * 24 * 60 * 60 * 1_000_000;
+/// Renewals are at most this far apart.
+const RENEWAL_MAX: Duration = Duration::from_secs(60);
+
+/// What the clocks of two machines and the rounding of a store to milliseconds may cost: 1 % of the lease and 2 ms.
+pub fn margin(ttl: Duration) -> Duration {
+    if planted(Bug::NoMargin) {
+        return Duration::ZERO;
+    }
+    ttl / 100 + Duration::from_millis(2)
+}
+
+/// Until when a grant is good: counted from *before* the request was sent, less the margin.
+pub fn deadline(sent: Moment, answered: Moment, ttl: Duration) -> Moment {
+    let start = if planted(Bug::DeadlineFromReply) { answered } else { sent };
+    start + ttl.saturating_sub(margin(ttl))
+}
+
+/// When a lease that was last set by a request sent at `sent` is renewed: after a third of it, at most a minute.
+pub fn renew_at(sent: Moment, ttl: Duration) -> Moment {
+    sent + (ttl / 3).min(RENEWAL_MAX)
+}
+
+/// How long after a failed renewal the next is tried.
+pub fn retry_after(ttl: Duration) -> Duration {
+    ttl / 12
+}
+
+/// How long one attempt to renew may take: short enough that at least two are made before the lease is lost.
+pub fn attempt(ttl: Duration, op_timeout: Duration) -> Duration {
+    op_timeout.min(ttl / 6)
+}
+
+/// A grant whose answer took longer than this is asked again before it is reported: too little of it is left.
+pub fn is_stale(sent: Moment, answered: Moment, ttl: Duration) -> bool {
+    !planted(Bug::ElapsedIgnored) && answered.since(sent) > ttl / 3
+}
+
+/// Milliseconds of a lease, as a store counts them.
+pub fn millis(ttl: Duration) -> u64 {
+    u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn the_lease_counts_from_before_the_request_was_sent() {
+        let sent = Moment(0) + 10 * SECOND;
+        assert_eq!(deadline(sent, sent + SECOND, 15 * SECOND), sent + Duration::from_millis(14_848));
+    }
+
+    #[test]
+    fn the_margin_never_eats_the_shortest_lease() {
+        assert!(margin(TTL_MIN) < TTL_MIN / 3);
+    }
+
+    #[test]
+    fn two_attempts_fit_between_the_first_renewal_and_the_loss() {
+        for ttl in [TTL_MIN, 15 * SECOND, TTL_MAX] {
+            let (sent, grace) = (Moment(0), ttl / 3);
+            let lost = deadline(sent, sent, ttl) - grace;
+            let second = renew_at(sent, ttl) + attempt(ttl, SECOND) + retry_after(ttl);
+            assert!(second < lost, "{ttl:?}");
+        }
+    }
+}

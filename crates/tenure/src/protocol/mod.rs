@@ -1,0 +1,356 @@
+//! What a lock *is*: a pure function `apply(state, now, op) -> reply`.
+//!
+//! No I/O, no clock, no task, no Redis: `now` is an argument. Memory and file stores run it here; Redis runs its twin in
+//! Lua, function by function under the same names, compared by a test on random operations.
+//!
+//! This module is the whole vocabulary: [`Op`], [`Verb`], [`Rule`], [`Reply`]. Verify is `Inspect`; detach and resume are
+//! `Renew` with the liveness changed; force_release is `Release` of anyone.
+
+pub mod lease;
+pub mod mutex;
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::name::LockName;
+use crate::owner::Owner;
+
+/// A request to the store: who asks what of which lock.
+#[derive(Clone, Debug)]
+pub struct Op {
+    /// The lock's full name: prefix and name.
+    pub name: LockName,
+    /// The kind of lock that is meant.
+    pub rule: Rule,
+    /// Who asks. Two requests of one owner are the same request, repeated.
+    pub owner: Owner,
+    /// Names this request; echoed beside the owner, so that nobody takes another's reply for its own.
+    pub request: u64,
+    /// What is asked.
+    pub verb: Verb,
+}
+
+/// Which state machine answers, and with what numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Rule {
+    /// One holder; asks again when woken.
+    Mutex,
+}
+
+impl Rule {
+    /// The kind a user calls it by.
+    pub const fn kind(self) -> Kind {
+        match self {
+            Self::Mutex => Kind::Mutex,
+        }
+    }
+}
+
+/// The kinds of locks, as a user names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// One holder at a time, in no promised order.
+    Mutex,
+    /// One owner at a time, who may hold it several times.
+    Reentrant,
+    /// One holder at a time, first come, first served.
+    Fair,
+    /// Many readers or one writer.
+    RwLock,
+    /// A number of permits.
+    Semaphore,
+}
+
+const KINDS: [(Kind, &str); 5] = [
+    (Kind::Mutex, "mutex"),
+    (Kind::Reentrant, "reentrant mutex"),
+    (Kind::Fair, "fair mutex"),
+    (Kind::RwLock, "read-write lock"),
+    (Kind::Semaphore, "semaphore"),
+];
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (_, name) = KINDS.iter().find(|(kind, _)| kind == self).expect("every kind has a name");
+        f.pad(name)
+    }
+}
+
+impl FromStr for Kind {
+    type Err = ();
+    fn from_str(text: &str) -> Result<Self, ()> {
+        KINDS.iter().find(|(_, name)| *name == text).map(|(kind, _)| *kind).ok_or(())
+    }
+}
+
+/// The four things that can be asked of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Take it if it is free. Repeated by its owner: the same grant again.
+    Acquire {
+        /// The lease, in milliseconds from the moment the store runs the request.
+        ttl_ms: u64,
+        /// Names this hold, so that a repeated request counts once where one owner may hold several times.
+        hold: u64,
+        /// How the token is chosen.
+        fence: Fence,
+        /// Where the machine keeps a queue: stay in it for this long, until refreshed. `None` asks once.
+        wait_ms: Option<u64>,
+        /// What the hold is bound to besides its lease.
+        bind: Bind,
+    },
+    /// Set the lease of a hold anew. Never creates one, never shortens one.
+    Renew {
+        /// As in `Acquire`.
+        ttl_ms: u64,
+        /// `Some` binds the hold to something else.
+        bind: Option<Bind>,
+    },
+    /// Give it back.
+    Release {
+        /// Which hold.
+        hold: u64,
+        /// With a ballot, the node's stored ballot is raised to it, so that a late acquire is refused.
+        fence: Fence,
+        /// Whose hold may be ended.
+        whose: Whose,
+    },
+    /// Say who holds it.
+    Inspect,
+}
+
+/// How a grant's fencing token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fence {
+    /// The store assigns `max(last + 1, its clock in microseconds)`.
+    Assign,
+    /// The client proposes: granted only above everything this node has seen.
+    Ballot(u64),
+}
+
+/// What a hold is bound to besides its lease, where the store can tell: a store on one machine sees a process end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Bind {
+    /// This process: the hold ends with it.
+    #[default]
+    Process,
+    /// This process and the children it starts from now on: the hold ends with the last of them.
+    Work,
+    /// Nothing: only the lease ends it. So it can be passed to another process.
+    Lease,
+}
+
+/// Whose hold a release ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// The asking owner's, compared and deleted in one step.
+    Mine,
+    /// Anybody's.
+    Anyone,
+}
+
+/// An answer, with the owner and the request it is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// Whose request this answers. A store drops its connection when it is somebody else's.
+    pub owner: Owner,
+    /// Which request this answers.
+    pub request: u64,
+    /// The answer.
+    pub answer: Answer,
+}
+
+/// What a lock says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Answer {
+    /// The asker holds, and its lease was set to at least the asked ttl while this request ran.
+    Held {
+        /// The token of the hold: the same on repeat and renewal. 0 where the store can give none.
+        fence: u64,
+    },
+    /// Somebody else holds it.
+    Busy {
+        /// The holder as it is written at the key: an owner of ours with its token, or whatever a foreign client wrote.
+        holder: String,
+        /// When the holder's lease ends, unless it has none.
+        left_ms: Option<u64>,
+    },
+    /// Nobody holds it, so there is nothing of the asker's either.
+    Free,
+    /// The asker's hold has ended.
+    Released,
+    /// Who holds it, as asked; for a release of anyone, who held it.
+    Found(Found),
+    /// Another kind of lock of ours stands at this name.
+    Mismatch {
+        /// What stands there.
+        kind: Kind,
+    },
+    /// The proposed ballot is not above what this node has stored.
+    Behind {
+        /// What it has stored.
+        ballot: u64,
+    },
+    /// The proposed ballot is absurdly far above this node's clock.
+    Ahead,
+}
+
+/// The holders of a lock and those who wait.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// What stands at the name.
+    pub kind: Kind,
+    /// Who holds.
+    pub holders: Vec<Holding>,
+    /// Who waits, in order, where the machine keeps a queue.
+    pub waiters: Vec<Holding>,
+}
+
+/// One holder or waiter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holding {
+    /// As it is written at the key.
+    pub value: String,
+    /// Until its lease ends, unless it has none.
+    pub left_ms: Option<u64>,
+}
+
+/// A value of ours taken apart: `owner#token`. A bare owner, from a client that could give no token, has token 0.
+pub fn ours(value: &str) -> Option<(Owner, u64)> {
+    let (owner, fence) = match value.rsplit_once('#') {
+        Some((owner, digits)) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+            (owner, digits.parse().ok()?)
+        }
+        Some(_) => return None,
+        None => (value, 0),
+    };
+    Some((owner.parse().ok()?, fence))
+}
+
+/// A message to those who wait. A hint: it may be lost, late or for nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Wake {
+    /// The lock may be free now.
+    Free {
+        /// Whose hold ended, where that is known.
+        by: Option<Owner>,
+    },
+    /// Messages may have been missed.
+    Reconnected,
+}
+
+/// The store's two clocks at the moment it runs a request. On Redis they are one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Now {
+    /// Judges leases.
+    pub ms: u64,
+    /// Gives tokens; outlives a reboot.
+    pub unix_us: u64,
+}
+
+/// What a store keeps under one name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// What stands at the lock's key.
+    pub lock: Option<Entry<Data>>,
+    /// The last token given or ballot seen. It outlives the lock by [`lease::FENCE_MS`].
+    pub fence: Option<Entry<u64>>,
+}
+
+/// A value with an end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry<T> {
+    /// The value.
+    pub value: T,
+    /// Alive up to and including this millisecond, as on Redis. `None`: a foreign client gave it no end.
+    pub expires_ms: Option<u64>,
+}
+
+/// The value at a lock's key, as Redis types it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Data {
+    /// A string: a mutex of ours, or what a foreign client wrote.
+    Text(String),
+    /// A kind of lock of ours that this version has no machine for.
+    Other(Kind),
+}
+
+impl<T> Entry<T> {
+    fn is_over(&self, now: Now) -> bool {
+        self.expires_ms.is_some_and(|end| now.ms > end)
+    }
+
+    fn left_ms(&self, now: Now) -> Option<u64> {
+        self.expires_ms.map(|end| end.saturating_sub(now.ms))
+    }
+}
+
+impl State {
+    /// Whether nothing is left of it.
+    pub fn is_over(&self, now: Now) -> bool {
+        self.lock.as_ref().is_none_or(|lock| lock.is_over(now))
+            && self.fence.as_ref().is_none_or(|fence| fence.is_over(now))
+    }
+}
+
+/// Who holds a lock and who waits for it, as a listing shows it. `None` when nobody does.
+pub fn found(state: &State, now: Now) -> Option<Found> {
+    let lock = state.lock.as_ref().filter(|lock| !lock.is_over(now))?;
+    Some(match &lock.value {
+        Data::Text(value) => {
+            let holder = Holding { value: value.clone(), left_ms: lock.left_ms(now) };
+            Found { kind: Kind::Mutex, holders: vec![holder], waiters: Vec::new() }
+        }
+        Data::Other(kind) => Found { kind: *kind, holders: Vec::new(), waiters: Vec::new() },
+    })
+}
+
+/// Runs one request against one lock.
+///
+/// What has lapsed is gone before anything else happens, also in its owner's own request, so a lapsed hold is never
+/// revived. Returns the answer and, where the change may let somebody else in, the message to those who wait.
+pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Wake>) {
+    if state.lock.as_ref().is_some_and(|lock| lock.is_over(now)) {
+        state.lock = None;
+    }
+    if state.fence.as_ref().is_some_and(|fence| fence.is_over(now)) {
+        state.fence = None;
+    }
+    match op.rule {
+        Rule::Mutex => mutex::apply(state, now, op),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_of_ours_is_told_from_a_foreign_one() {
+        let owner = Owner::new("x").expect("an owner");
+        assert_eq!(ours(&format!("{owner}#17")), Some((owner.clone(), 17)));
+        assert_eq!(ours(owner.as_str()), Some((owner.clone(), 0)));
+        for foreign in [
+            "",
+            "x",
+            "#1",
+            "550e8400-e29b-41d4-a716-446655440000",
+            &format!("{owner}#"),
+            &format!("{owner}#x"),
+        ] {
+            assert_eq!(ours(foreign), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn a_kind_reads_back_from_its_name() {
+        for (kind, name) in KINDS {
+            assert_eq!((kind.to_string().as_str(), name.parse()), (name, Ok(kind)));
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! The mutex machine: one string, `owner#token`, with a TTL. What every client of the SET-NX-PX family speaks, and the
+//! only machine that is sound on a quorum.
+//!
+//! The value carries owner, token and lease in one write, so renew, release and inspect touch one key, and a repeated
+//! acquire finds its own token whatever became of the counter beside it.
+
+use super::lease::{BALLOT_AHEAD_US, BALLOT_BEHIND_US, BALLOT_MS, FENCE_MS};
+use super::{Answer, Bind, Data, Entry, Fence, Now, Op, State, Verb, Wake, Whose, found, ours};
+use crate::owner::Owner;
+use crate::planted::{Bug, planted};
+
+/// Runs one request.
+pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Wake>) {
+    match op.verb {
+        Verb::Acquire { ttl_ms, fence, .. } => (acquire(state, now, &op.owner, ttl_ms, fence), None),
+        Verb::Renew { ttl_ms, bind } => (renew(state, now, &op.owner, ttl_ms, bind), None),
+        Verb::Release { fence, whose, .. } => release(state, now, &op.owner, fence, whose),
+        Verb::Inspect => (inspect(state, now), None),
+    }
+}
+
+/// What stands at the key, as the asker sees it.
+enum Standing {
+    Nothing,
+    Mine { fence: u64 },
+    Theirs(Answer),
+}
+
+fn standing(state: &State, now: Now, owner: &Owner) -> Standing {
+    let Some(lock) = &state.lock else { return Standing::Nothing };
+    match &lock.value {
+        Data::Text(value) => match value.strip_prefix(owner.as_str()) {
+            Some("") => Standing::Mine { fence: 0 },
+            Some(rest) if rest.starts_with('#') => Standing::Mine { fence: rest[1..].parse().unwrap_or(0) },
+            _ => Standing::Theirs(Answer::Busy { holder: value.clone(), left_ms: lock.left_ms(now) }),
+        },
+        Data::Other(kind) => Standing::Theirs(Answer::Mismatch { kind: *kind }),
+    }
+}
+
+fn acquire(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, fence: Fence) -> Answer {
+    let held = match standing(state, now, owner) {
+        Standing::Theirs(answer) => return answer,
+        Standing::Mine { fence } => Some(fence),
+        Standing::Nothing => None,
+    };
+    let fence = match (fence, held) {
+        (Fence::Assign, Some(held)) => held,
+        (Fence::Assign, None) => assign(state, now),
+        (Fence::Ballot(ballot), Some(held)) if ballot <= held => held,
+        (Fence::Ballot(ballot), _) => match accept(state, now, ballot) {
+            Ok(()) => ballot,
+            Err(answer) => return answer,
+        },
+    };
+    if held == Some(fence) {
+        extend(state, now, ttl_ms);
+    } else {
+        // A ballot accepted anew by its own holder must not shorten the lease either.
+        let left = state.lock.as_ref().and_then(|lock| lock.left_ms(now)).unwrap_or(0);
+        let expires_ms = Some(now.ms.saturating_add(ttl_ms.max(left)));
+        state.lock = Some(Entry { value: Data::Text(format!("{owner}#{fence}")), expires_ms });
+    }
+    Answer::Held { fence }
+}
+
+/// The next token. It grows while the counter lives, whatever the clock does, and while the clock does not step back
+/// past the last grant, whatever becomes of the counter. Written before the lock itself.
+fn assign(state: &mut State, now: Now) -> u64 {
+    let last = state.fence.as_ref().map_or(0, |fence| fence.value);
+    let next = now.unix_us.max(last + 1);
+    state.fence = Some(Entry { value: next, expires_ms: Some(now.ms + FENCE_MS) });
+    next
+}
+
+/// Takes a ballot if it is above all this node has seen. A node that has seen none, or forgot, answers from its clock.
+fn accept(state: &mut State, now: Now, ballot: u64) -> Result<(), Answer> {
+    let stored =
+        state.fence.as_ref().map_or(now.unix_us.saturating_sub(BALLOT_BEHIND_US), |fence| fence.value);
+    if ballot <= stored {
+        return Err(Answer::Behind { ballot: stored });
+    }
+    if ballot > now.unix_us.saturating_add(BALLOT_AHEAD_US) {
+        return Err(Answer::Ahead);
+    }
+    state.fence = Some(Entry { value: ballot, expires_ms: Some(now.ms + BALLOT_MS) });
+    Ok(())
+}
+
+fn renew(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, _bind: Option<Bind>) -> Answer {
+    match standing(state, now, owner) {
+        Standing::Mine { fence } => {
+            extend(state, now, ttl_ms);
+            Answer::Held { fence }
+        }
+        Standing::Nothing if planted(Bug::RenewalRecreates) => {
+            acquire(state, now, owner, ttl_ms, Fence::Assign)
+        }
+        Standing::Nothing => Answer::Free,
+        Standing::Theirs(answer) => answer,
+    }
+}
+
+/// No request ever shortens a lease; only release ends one.
+fn extend(state: &mut State, now: Now, ttl_ms: u64) {
+    if let Some(lock) = &mut state.lock {
+        let end = now.ms.saturating_add(ttl_ms);
+        lock.expires_ms = Some(lock.expires_ms.map_or(end, |old| old.max(end)));
+    }
+}
+
+fn release(state: &mut State, now: Now, owner: &Owner, fence: Fence, whose: Whose) -> (Answer, Option<Wake>) {
+    if let Fence::Ballot(ballot) = fence {
+        // Also where nothing is held: the acquire that this undoes may still be on its way.
+        let stored = state.fence.as_ref().map_or(0, |fence| fence.value);
+        let raised = stored.max(ballot);
+        state.fence = Some(Entry { value: raised, expires_ms: Some(now.ms + BALLOT_MS) });
+    }
+    match (standing(state, now, owner), whose) {
+        (Standing::Nothing, _) => (Answer::Free, None),
+        (Standing::Mine { .. }, Whose::Mine) => {
+            state.lock = None;
+            (Answer::Released, Some(Wake::Free { by: Some(owner.clone()) }))
+        }
+        (Standing::Theirs(_), Whose::Mine) if planted(Bug::ReleaseWithoutCompare) => {
+            state.lock = None;
+            (Answer::Released, Some(Wake::Free { by: None }))
+        }
+        (Standing::Theirs(answer), Whose::Mine) => (answer, None),
+        (_, Whose::Anyone) => match inspect(state, now) {
+            Answer::Found(found) => {
+                let by = found.holders.first().and_then(|holder| ours(&holder.value)).map(|(owner, _)| owner);
+                state.lock = None;
+                (Answer::Found(found), Some(Wake::Free { by }))
+            }
+            answer => (answer, None),
+        },
+    }
+}
+
+fn inspect(state: &State, now: Now) -> Answer {
+    found(state, now).map_or(Answer::Free, Answer::Found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::LockName;
+    use crate::protocol::{Kind, Rule, apply};
+
+    /// One lock and a clock that a test moves.
+    struct Bench {
+        state: State,
+        now: Now,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            Self { state: State::default(), now: Now { ms: 1_000, unix_us: 1_000_000_000_000 } }
+        }
+
+        fn after_ms(&mut self, ms: u64) -> &mut Self {
+            self.now.ms += ms;
+            self.now.unix_us += ms * 1_000;
+            self
+        }
+
+        fn ask(&mut self, owner: &Owner, verb: Verb) -> (Answer, Option<Wake>) {
+            let name = LockName::new("x").expect("a name");
+            apply(
+                &mut self.state,
+                self.now,
+                &Op { name, rule: Rule::Mutex, owner: owner.clone(), request: 0, verb },
+            )
+        }
+
+        fn acquire(&mut self, owner: &Owner, ttl_ms: u64) -> Answer {
+            self.acquire_with(owner, ttl_ms, Fence::Assign)
+        }
+
+        fn acquire_with(&mut self, owner: &Owner, ttl_ms: u64, fence: Fence) -> Answer {
+            self.ask(owner, Verb::Acquire { ttl_ms, hold: 1, fence, wait_ms: None, bind: Bind::Process }).0
+        }
+
+        fn renew(&mut self, owner: &Owner, ttl_ms: u64) -> Answer {
+            self.ask(owner, Verb::Renew { ttl_ms, bind: None }).0
+        }
+
+        fn release(&mut self, owner: &Owner) -> Answer {
+            self.ask(owner, Verb::Release { hold: 1, fence: Fence::Assign, whose: Whose::Mine }).0
+        }
+
+        fn left_ms(&self) -> Option<u64> {
+            self.state.lock.as_ref().and_then(|lock| lock.left_ms(self.now))
+        }
+    }
+
+    fn owners() -> (Owner, Owner) {
+        (Owner::new("a").expect("an owner"), Owner::new("b").expect("an owner"))
+    }
+
+    fn fence(answer: Answer) -> u64 {
+        match answer {
+            Answer::Held { fence } => fence,
+            other => panic!("not held: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_held_lock_is_refused_to_another_and_says_for_how_long() {
+        let ((a, b), mut bench) = (owners(), Bench::new());
+        let token = fence(bench.acquire(&a, 100));
+        let busy = Answer::Busy { holder: format!("{a}#{token}"), left_ms: Some(70) };
+        assert_eq!(bench.after_ms(30).acquire(&b, 100), busy);
+        assert_eq!(bench.renew(&b, 100), busy);
+        assert_eq!(bench.release(&b), busy);
+    }
+
+    #[test]
+    fn a_repeated_acquire_is_the_same_grant() {
+        let ((a, _), mut bench) = (owners(), Bench::new());
+        let token = fence(bench.acquire(&a, 100));
+        assert_eq!(fence(bench.after_ms(50).acquire(&a, 100)), token);
+        assert_eq!(bench.left_ms(), Some(100));
+    }
+
+    #[test]
+    fn no_request_shortens_a_lease() {
+        let ((a, _), mut bench) = (owners(), Bench::new());
+        let token = fence(bench.acquire(&a, 1_000));
+        bench.renew(&a, 10);
+        bench.acquire(&a, 10);
+        bench.acquire_with(&a, 10, Fence::Ballot(token + 1));
+        assert_eq!(bench.left_ms(), Some(1_000));
+    }
+
+    #[test]
+    fn a_lapsed_lease_cannot_be_renewed_and_the_end_itself_is_still_alive() {
+        let ((a, _), mut bench) = (owners(), Bench::new());
+        bench.acquire(&a, 100);
+        assert!(matches!(bench.after_ms(100).renew(&a, 100), Answer::Held { .. }));
+        assert_eq!(bench.after_ms(101).renew(&a, 100), Answer::Free);
+    }
+
+    #[test]
+    fn a_stale_release_never_frees_the_next_holder() {
+        let ((a, b), mut bench) = (owners(), Bench::new());
+        bench.acquire(&a, 100);
+        bench.after_ms(101).acquire(&b, 100);
+        assert!(matches!(bench.release(&a), Answer::Busy { .. }));
+        assert!(matches!(bench.renew(&b, 100), Answer::Held { .. }));
+    }
+
+    #[test]
+    fn tokens_grow_when_the_clock_steps_back_and_when_the_counter_is_lost() {
+        let ((a, b), mut bench) = (owners(), Bench::new());
+        let first = fence(bench.acquire(&a, 100));
+        bench.release(&a);
+        bench.now.unix_us -= 500_000;
+        let second = fence(bench.acquire(&b, 100));
+        assert_eq!(second, first + 1);
+        bench.state = State::default();
+        bench.now.unix_us = second + 1;
+        assert!(fence(bench.acquire(&a, 100)) > second);
+    }
+
+    #[test]
+    fn a_release_wakes_and_an_owner_is_not_taken_for_one_whose_name_it_begins_with() {
+        let ((a, _), mut bench) = (owners(), Bench::new());
+        bench.state.lock = Some(Entry { value: Data::Text(format!("{a}0#5")), expires_ms: None });
+        assert!(matches!(bench.release(&a), Answer::Busy { left_ms: None, .. }));
+        bench.state.lock = Some(Entry { value: Data::Text(a.to_string()), expires_ms: None });
+        assert_eq!(bench.renew(&a, 50), Answer::Held { fence: 0 });
+        let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: Whose::Mine };
+        assert_eq!(bench.ask(&a, verb), (Answer::Released, Some(Wake::Free { by: Some(a.clone()) })));
+        assert_eq!(bench.ask(&a, verb), (Answer::Free, None));
+    }
+
+    #[test]
+    fn anyone_can_force_a_release_and_learns_whose_it_was() {
+        let ((a, b), mut bench) = (owners(), Bench::new());
+        bench.acquire(&a, 100);
+        let (answer, wake) =
+            bench.ask(&b, Verb::Release { hold: 1, fence: Fence::Assign, whose: Whose::Anyone });
+        assert!(
+            matches!(answer, Answer::Found(found) if ours(&found.holders[0].value).is_some_and(|(owner, _)| owner == a))
+        );
+        assert_eq!(wake, Some(Wake::Free { by: Some(a.clone()) }));
+        assert_eq!(bench.renew(&a, 100), Answer::Free);
+    }
+
+    #[test]
+    fn a_ballot_is_granted_only_above_all_that_was_seen() {
+        let ((a, b), mut bench) = (owners(), Bench::new());
+        let clock = bench.now.unix_us;
+        assert_eq!(
+            bench.acquire_with(&a, 100, Fence::Ballot(clock - 10_000_000)),
+            Answer::Behind { ballot: clock - 10_000_000 }
+        );
+        assert_eq!(bench.acquire_with(&a, 100, Fence::Ballot(clock + 2 * BALLOT_AHEAD_US)), Answer::Ahead);
+        assert_eq!(fence(bench.acquire_with(&a, 100, Fence::Ballot(clock))), clock);
+        assert_eq!(fence(bench.acquire_with(&a, 100, Fence::Ballot(clock + 5))), clock + 5);
+        let undo = Verb::Release { hold: 1, fence: Fence::Ballot(clock + 9), whose: Whose::Mine };
+        assert_eq!(bench.ask(&a, undo).0, Answer::Released);
+        assert_eq!(
+            bench.acquire_with(&b, 100, Fence::Ballot(clock + 9)),
+            Answer::Behind { ballot: clock + 9 }
+        );
+    }
+
+    #[test]
+    fn another_kind_at_the_name_is_said_and_left_alone() {
+        let ((a, _), mut bench) = (owners(), Bench::new());
+        bench.state.lock = Some(Entry { value: Data::Other(Kind::Fair), expires_ms: None });
+        let before = bench.state.clone();
+        for answer in [bench.acquire(&a, 100), bench.renew(&a, 100), bench.release(&a)] {
+            assert_eq!(answer, Answer::Mismatch { kind: Kind::Fair });
+        }
+        assert_eq!(bench.state, before);
+    }
+}

@@ -1,0 +1,182 @@
+//! The one door to time, randomness, spawning and sleeping.
+//!
+//! Everything in this crate that waits, spawns, reads a clock or draws a number does it through [`Runtime`]. In production
+//! that is a [`Driver`]: one thread with a tokio runtime of its own, so that nothing the caller does to its own runtime
+//! can cost a lease. In the test kit it is a seeded executor in virtual time. The lints of `clippy.toml` keep every
+//! other door shut.
+#![expect(clippy::disallowed_methods, reason = "this file is the door")]
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::ops::{Add, Sub};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::future::BoxFuture;
+use rustix::time::{ClockId, clock_gettime};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+
+/// A point in time on a clock that also runs while the machine sleeps (CLOCK_BOOTTIME), in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Moment(pub u64);
+
+impl Moment {
+    /// Whole milliseconds since the clock's zero.
+    pub const fn millis(self) -> u64 {
+        self.0 / 1_000_000
+    }
+
+    /// How long after `earlier` this is; zero if it is not after it.
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add<Duration> for Moment {
+    type Output = Self;
+    fn add(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+impl Sub<Duration> for Moment {
+    type Output = Self;
+    fn sub(self, duration: Duration) -> Self {
+        Self(self.0.saturating_sub(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+/// Time, randomness, tasks and timers.
+pub trait Runtime: fmt::Debug + Send + Sync + 'static {
+    /// Now, on the clock that judges leases on this side.
+    fn now(&self) -> Moment;
+    /// The wall clock in microseconds since 1970: for the tokens of stores on this machine and for ballots, never for a lease.
+    fn unix_micros(&self) -> u64;
+    /// 64 random bits.
+    fn random(&self) -> u64;
+    /// Completes when `now() >= at`, wherever it is polled.
+    fn sleep_until(&self, at: Moment) -> BoxFuture<'static, ()>;
+    /// Runs a task beside the caller; it ends with its last handle.
+    fn spawn(&self, task: BoxFuture<'static, ()>);
+}
+
+/// The production runtime: one thread, named `tenure`, with a current-thread tokio runtime.
+pub struct Driver {
+    handle: Handle,
+    stop: std::sync::Mutex<Option<oneshot::Sender<()>>>,
+    thread: thread::ThreadId,
+}
+
+impl Driver {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// What the system says when it starts no thread or opens no poller.
+    pub fn start() -> io::Result<Arc<Self>> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let thread = thread::Builder::new().name("tenure".into()).spawn(move || {
+            let _ = runtime.block_on(stopped);
+            // What a task left running (a blocking call of the system) must not hold up the thread's end.
+            runtime.shutdown_background();
+        })?;
+        Ok(Arc::new(Self { handle, stop: std::sync::Mutex::new(Some(stop)), thread: thread.thread().id() }))
+    }
+
+    /// Whether the caller is the driver's own thread, which must not wait for itself.
+    pub fn is_current(&self) -> bool {
+        thread::current().id() == self.thread
+    }
+
+    /// Ends the thread; its tasks are dropped where they stand.
+    pub fn stop(&self) {
+        if let Ok(mut stop) = self.stop.lock() {
+            stop.take();
+        }
+    }
+}
+
+/// A sleep is cut into pieces of this length, because the system's timers stand still while the machine sleeps: the
+/// clock is looked at again at the latest this long after it woke.
+const RECHECK: Duration = Duration::from_secs(1);
+
+impl Runtime for Driver {
+    fn now(&self) -> Moment {
+        boottime()
+    }
+
+    fn unix_micros(&self) -> u64 {
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
+    }
+
+    fn random(&self) -> u64 {
+        random()
+    }
+
+    fn sleep_until(&self, at: Moment) -> BoxFuture<'static, ()> {
+        let handle = self.handle.clone();
+        Box::pin(async move {
+            loop {
+                let left = at.since(boottime());
+                if left.is_zero() {
+                    return;
+                }
+                // A timer belongs to the runtime in whose context it is made; it may be polled anywhere.
+                let piece = {
+                    let _context = handle.enter();
+                    tokio::time::sleep(left.min(RECHECK))
+                };
+                piece.await;
+            }
+        })
+    }
+
+    fn spawn(&self, task: BoxFuture<'static, ()>) {
+        self.handle.spawn(task);
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").field("thread", &self.thread).finish_non_exhaustive()
+    }
+}
+
+fn boottime() -> Moment {
+    let now = clock_gettime(ClockId::Boottime);
+    Moment(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+}
+
+/// 64 bits from the system.
+pub(crate) fn random() -> u64 {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).expect("the system gives random bytes");
+    u64::from_ne_bytes(bytes)
+}
+
+/// Runs a future of this crate to its end on the calling thread: the blocking API.
+///
+/// Any other future works too, as long as it needs no runtime of its own.
+///
+/// # Panics
+/// Inside an asynchronous task, where it would block a thread that has other work; use `spawn_blocking` there.
+///
+/// # Examples
+/// ```
+/// let locks = tenure::Locks::memory();
+/// let guard = tenure::block_on(locks.mutex("nightly")?.lock())?;
+/// tenure::block_on(guard.release())?;
+/// # Ok::<(), tenure::Error>(())
+/// ```
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    // Without drivers: it only parks and unparks, so many threads can block on it at once.
+    static PARK: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
+    PARK.get_or_init(|| {
+        Builder::new_current_thread().build().expect("a runtime without drivers needs nothing")
+    })
+    .block_on(future)
+}

@@ -1,0 +1,148 @@
+//! Locks in this process's memory: for tests, and for tasks of one process.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt, ready};
+use tokio::sync::mpsc;
+
+use super::{Cursor, Failure, Listener, Page, Store};
+use crate::name::LockName;
+use crate::protocol::{self, Answer, Now, Op, Reply, Rule, State, Wake};
+use crate::runtime::Runtime;
+
+/// A store in memory. Clones share it.
+#[derive(Clone)]
+pub struct Memory {
+    inner: Arc<Mutex<Inner>>,
+    runtime: Arc<dyn Runtime>,
+    url: Arc<str>,
+}
+
+#[derive(Default)]
+struct Inner {
+    locks: BTreeMap<LockName, State>,
+    listeners: BTreeMap<(LockName, u64), mpsc::Sender<Wake>>,
+    next_listener: u64,
+    /// When the map was last cleared of what has lapsed.
+    swept_ms: u64,
+}
+
+impl Memory {
+    /// An empty store that reads its clocks through `runtime`.
+    pub fn new(runtime: Arc<dyn Runtime>, url: &str) -> Self {
+        Self { inner: Arc::default(), runtime, url: url.into() }
+    }
+
+    fn now(&self) -> Now {
+        Now { ms: self.runtime.now().millis(), unix_us: self.runtime.unix_micros() }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        // Nothing in here panics half-way, so a poisoned map is as good as another.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn apply(&self, op: &Op) -> Answer {
+        let now = self.now();
+        let mut inner = self.inner();
+        inner.sweep(now);
+        let state = inner.locks.entry(op.name.clone()).or_default();
+        let (answer, wake) = protocol::apply(state, now, op);
+        if state.lock.is_none() && state.fence.is_none() {
+            inner.locks.remove(&op.name);
+        }
+        if let Some(wake) = wake {
+            inner.tell(&op.name, &wake);
+        }
+        answer
+    }
+}
+
+impl Inner {
+    /// Forgets lapsed locks and counters now and then, so that names used once do not stay for ever.
+    fn sweep(&mut self, now: Now) {
+        const EVERY_MS: u64 = 60_000;
+        if now.ms.saturating_sub(self.swept_ms) >= EVERY_MS {
+            self.swept_ms = now.ms;
+            self.locks.retain(|_, state| !state.is_over(now));
+        }
+    }
+
+    fn tell(&mut self, name: &LockName, wake: &Wake) {
+        let ears = (name.clone(), 0)..=(name.clone(), u64::MAX);
+        for (_, listener) in self.listeners.range(ears) {
+            // Full: it has enough to wake up for.
+            let _ = listener.try_send(wake.clone());
+        }
+    }
+}
+
+impl Store for Memory {
+    fn call(&self, op: Op, _within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+        let store = self.clone();
+        async move {
+            let answer = store.apply(&op);
+            Ok(Reply { owner: op.owner, request: op.request, answer })
+        }
+        .boxed()
+    }
+
+    fn listen(&self, name: &LockName, _within: Duration) -> BoxFuture<'static, Result<Listener, Failure>> {
+        let listener = Listener::new(|sender| {
+            let mut inner = self.inner();
+            let id = inner.next_listener;
+            inner.next_listener += 1;
+            inner.listeners.insert((name.clone(), id), sender);
+            Box::new(Subscription { store: self.clone(), name: name.clone(), id }) as Box<dyn Any + Send>
+        });
+        ready(Ok(listener)).boxed()
+    }
+
+    fn list(
+        &self,
+        prefix: &str,
+        _from: Cursor,
+        _within: Duration,
+    ) -> BoxFuture<'static, Result<Page, Failure>> {
+        let now = self.now();
+        let mut page = Page::default();
+        for (name, state) in &self.inner().locks {
+            if name.as_str().starts_with(prefix)
+                && let Some(found) = protocol::found(state, now)
+            {
+                page.locks.push((name.clone(), found));
+            }
+        }
+        ready(Ok(page)).boxed()
+    }
+
+    fn supports(&self, _rule: Rule) -> Result<(), &'static str> {
+        Ok(())
+    }
+
+    fn url(&self) -> &Arc<str> {
+        &self.url
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Memory").field(&self.url).finish()
+    }
+}
+
+struct Subscription {
+    store: Memory,
+    name: LockName,
+    id: u64,
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.store.inner().listeners.remove(&(self.name.clone(), self.id));
+    }
+}

@@ -1,0 +1,136 @@
+//! Where locks live.
+
+pub mod memory;
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt, pending, ready};
+use tokio::sync::mpsc;
+
+use crate::name::LockName;
+use crate::protocol::{Found, Op, Reply, Rule, Wake};
+
+/// What the store, or the system beneath it, said.
+pub type Cause = Arc<dyn std::error::Error + Send + Sync>;
+
+/// Why a request has no answer.
+#[derive(Clone, Debug)]
+pub enum Failure {
+    /// It was certainly not carried out and never will be. Asking again may help.
+    NotSent(Cause),
+    /// It may have been carried out, or may yet be, but not after a later call was: see [`Store::call`].
+    Unknown(Cause),
+    /// The store said no, and would say so again.
+    Refused(Cause),
+}
+
+impl Failure {
+    /// The cause as text, for a failure that no lower layer reported.
+    pub fn cause(text: impl Into<String>) -> Cause {
+        Arc::from(Box::<dyn std::error::Error + Send + Sync>::from(text.into()))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotSent(cause) => write!(f, "not sent: {cause}"),
+            Self::Unknown(cause) => write!(f, "outcome unknown: {cause}"),
+            Self::Refused(cause) => write!(f, "refused: {cause}"),
+        }
+    }
+}
+
+/// A place where locks are kept: it runs [`apply`](crate::protocol::apply), or its twin, one request at a time.
+///
+/// Futures are `'static` and may be polled on any thread, outside every runtime.
+pub trait Store: fmt::Debug + Send + Sync + 'static {
+    /// Carries out one request.
+    ///
+    /// *Order*: calls are sent in the order in which their futures are first polled. A call whose future was dropped after
+    /// that may still be carried out, before any later one or never. The same holds after `Unknown`: once a later call of
+    /// this store was answered, the earlier one has taken effect or never will. So a release that follows an
+    /// acquire undoes it for good, whatever became of the acquire's answer.
+    ///
+    /// *Time*: it answers within `within`, with a `Failure` if nothing else. A busy lock is an answer, not a failure.
+    ///
+    /// *Never repeated*: only the engine repeats an operation.
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>>;
+
+    /// Subscribes to what is said about one lock. When it is ready, every later change that frees the lock is heard, unless
+    /// the message is lost.
+    fn listen(&self, name: &LockName, within: Duration) -> BoxFuture<'static, Result<Listener, Failure>>;
+
+    /// A part of the locks whose full names begin with `prefix`, and where the next part begins.
+    fn list(&self, prefix: &str, from: Cursor, within: Duration)
+    -> BoxFuture<'static, Result<Page, Failure>>;
+
+    /// Whether this store can keep the promise of this rule, or why not.
+    ///
+    /// # Errors
+    /// The reason, as the end of the sentence "it cannot, because".
+    fn supports(&self, rule: Rule) -> Result<(), &'static str>;
+
+    /// Completes when the store may have forgotten what it was told or missed what it was asked: then every held lock
+    /// is verified at once.
+    fn interrupted(&self) -> BoxFuture<'static, ()> {
+        pending().boxed()
+    }
+
+    /// Makes sure that the store answers at all.
+    fn ready(&self, _within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+        ready(Ok(())).boxed()
+    }
+
+    /// The store's URL without credentials, for messages.
+    fn url(&self) -> &Arc<str>;
+}
+
+/// A subscription; it ends when it is dropped.
+pub struct Listener {
+    messages: mpsc::Receiver<Wake>,
+    _subscription: Box<dyn Any + Send>,
+}
+
+impl Listener {
+    /// As many messages may be unread before further ones are dropped: they are hints, and one is as good as ten.
+    const UNREAD: usize = 16;
+
+    /// A listener and the end that a store speaks into. `subscription` is dropped with the listener.
+    pub fn new(subscription: impl FnOnce(mpsc::Sender<Wake>) -> Box<dyn Any + Send>) -> Self {
+        let (sender, messages) = mpsc::channel(Self::UNREAD);
+        Self { messages, _subscription: subscription(sender) }
+    }
+
+    /// The next message; `None` when there will be none any more.
+    pub async fn next(&mut self) -> Option<Wake> {
+        self.messages.recv().await
+    }
+
+    /// Forgets what was said so far.
+    pub fn drain(&mut self) {
+        while self.messages.try_recv().is_ok() {}
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").finish_non_exhaustive()
+    }
+}
+
+/// Where a listing goes on; `Cursor::default()` is the beginning.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cursor(pub String);
+
+/// A part of a listing.
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    /// Locks by their full names.
+    pub locks: Vec<(LockName, Found)>,
+    /// Where the next part begins, unless this is the last.
+    pub next: Option<Cursor>,
+}
