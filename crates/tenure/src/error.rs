@@ -100,6 +100,24 @@ impl Error {
         Self::new(What::Unsupported, None, Some(store), message.into(), None)
     }
 
+    pub(crate) fn no_thread(url: &str, error: std::io::Error) -> Self {
+        let store = url.split_once(':').map_or(url, |(scheme, _)| scheme).into();
+        Self::new(
+            What::Unreachable,
+            None,
+            Some(&store),
+            "no thread could be started for it".into(),
+            Some(Arc::new(error)),
+        )
+    }
+
+    /// Releases are still on their way.
+    pub(crate) fn unflushed(store: &Arc<str>) -> Self {
+        let message =
+            format!("store {store} did not confirm every release in time; they go on in the background");
+        Self::new(What::Unreachable, None, Some(store), message, None)
+    }
+
     pub(crate) fn lost(lock: &LockName, store: &Arc<str>, reason: impl fmt::Display) -> Self {
         Self::new(What::Lost, Some(lock), Some(store), format!("lock {lock} is lost: {reason}"), None)
     }

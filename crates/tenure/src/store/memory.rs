@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
@@ -35,6 +35,17 @@ impl Memory {
     /// An empty store that reads its clocks through `runtime`.
     pub fn new(runtime: Arc<dyn Runtime>, url: &str) -> Self {
         Self { inner: Arc::default(), runtime, url: url.into() }
+    }
+
+    /// The store of this name in this process: there is one for as long as anybody has it.
+    pub fn named(runtime: Arc<dyn Runtime>, url: &str) -> Self {
+        static NAMED: Mutex<BTreeMap<String, Weak<Mutex<Inner>>>> = Mutex::new(BTreeMap::new());
+        let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
+        named.retain(|_, inner| inner.strong_count() > 0);
+        let known = named.get(url).and_then(Weak::upgrade);
+        let inner = known.unwrap_or_default();
+        named.insert(url.into(), Arc::downgrade(&inner));
+        Self { inner, runtime, url: url.into() }
     }
 
     fn now(&self) -> Now {

@@ -1,0 +1,329 @@
+//! One grant: until when it is good, and the news of its end.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tracing::{debug, warn};
+
+use super::Engine;
+use crate::error::Error;
+use crate::name::{LockName, Quoted};
+use crate::options::{Options, Renewal};
+use crate::owner::Owner;
+use crate::planted::{Bug, planted};
+use crate::protocol::{Answer, Bind, Rule, lease, ours};
+use crate::runtime::Moment;
+
+/// A granted lock in the hands of whoever waits for it or has it. Dropping it releases the lock in the background.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) lease: Arc<Lease>,
+    armed: bool,
+}
+
+impl Held {
+    pub(super) fn new(engine: Arc<Engine>, lease: Arc<Lease>) -> Self {
+        Self { engine, lease, armed: true }
+    }
+
+    /// Whether anything of it is left.
+    pub(super) fn is_live(&self) -> bool {
+        self.engine.now() < self.lease.lost_at()
+    }
+
+    /// From now on it is renewed, and its loss announced: it is in the caller's hands.
+    pub(crate) fn keep(&self) {
+        self.engine.keeper.keep(&self.engine, &self.lease);
+    }
+
+    /// Lets go without releasing. What was not lost before counts as released from here on.
+    pub(crate) fn disarm(mut self) -> Arc<Lease> {
+        self.armed = false;
+        self.settle();
+        Arc::clone(&self.lease)
+    }
+
+    fn settle(&self) {
+        self.engine.keeper.forget(&self.lease);
+        self.lease.settle(Error::released(&self.lease.name, self.engine.store.url()));
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.armed {
+            self.settle();
+            super::release::in_background(&self.engine, &self.lease);
+        }
+    }
+}
+
+/// What is known of a grant, shared by its guard, its loss signals and the renewal.
+pub(crate) struct Lease {
+    /// The full name.
+    pub(crate) name: LockName,
+    pub(crate) rule: Rule,
+    pub(crate) owner: Owner,
+    pub(crate) fence: u64,
+    pub(crate) hold: u64,
+    pub(crate) op_timeout: Duration,
+    ttl: Duration,
+    grace: Duration,
+    /// When `max_hold` is over.
+    end: Option<Moment>,
+    renewal: Renewal,
+    /// When the request was sent that last set the lease.
+    sent: AtomicU64,
+    /// Until when it is certainly ours.
+    deadline: AtomicU64,
+    /// Where it stands in the keeper's schedule; 0 if it does not.
+    pub(super) due: AtomicU64,
+    outcome: OnceLock<Error>,
+    ears: Mutex<Vec<(u64, Waker)>>,
+    next_ear: AtomicU64,
+}
+
+impl Lease {
+    /// A grant by a request that was sent at `sent` and answered at `answered`.
+    pub(super) fn granted(grant: Grant<'_>, sent: Moment, answered: Moment) -> Self {
+        let Grant { name, rule, owner, fence, hold, options } = grant;
+        let ttl = options.lease();
+        Self {
+            name: name.clone(),
+            rule,
+            owner: owner.clone(),
+            fence,
+            hold,
+            op_timeout: options.op_timeout,
+            ttl: options.ttl,
+            grace: options.grace,
+            end: options.max_hold.map(|hold| sent + hold),
+            renewal: options.renewal,
+            sent: AtomicU64::new(sent.0),
+            deadline: AtomicU64::new(lease::deadline(sent, answered, ttl).0),
+            due: AtomicU64::new(0),
+            outcome: OnceLock::new(),
+            ears: Mutex::default(),
+            next_ear: AtomicU64::new(0),
+        }
+    }
+
+    /// Moves the deadline after a renewal that was sent at `sent` for `ttl`. It never moves back.
+    pub(crate) fn renewed(&self, sent: Moment, answered: Moment, ttl: Duration) {
+        self.sent.fetch_max(sent.0, Ordering::AcqRel);
+        self.deadline.fetch_max(lease::deadline(sent, answered, ttl).0, Ordering::AcqRel);
+    }
+
+    /// When the loss is announced: `grace` before the lease can be somebody else's.
+    pub(super) fn lost_at(&self) -> Moment {
+        let deadline = Moment(self.deadline.load(Ordering::Acquire));
+        self.end.map_or(deadline, |end| deadline.min(end)) - self.grace
+    }
+
+    /// When the lease itself is over, also on the store.
+    pub(super) fn over_at(&self) -> Moment {
+        Moment(self.sent.load(Ordering::Acquire)) + self.ttl
+    }
+
+    /// When to renew next, unless there is nothing to renew or nothing to gain.
+    pub(super) fn renew_at(&self) -> Option<Moment> {
+        let sent = Moment(self.sent.load(Ordering::Acquire));
+        let reaches_end = self.end.is_some_and(|end| sent + self.ttl >= end);
+        (self.renewal == Renewal::Automatic && !reaches_end).then(|| lease::renew_at(sent, self.ttl))
+    }
+
+    /// The lease to ask for now: `max_hold` clips it.
+    pub(crate) fn ttl_from(&self, now: Moment) -> Duration {
+        self.end.map_or(self.ttl, |end| self.ttl.min(end.since(now)))
+    }
+
+    pub(super) fn ttl(&self) -> Duration {
+        self.ttl
+    }
+
+    /// How the lease ended, if it has. Looks at the clock before anything else, so a process that was stopped for longer
+    /// than its lease hears of it at once.
+    pub(crate) fn outcome(&self, engine: &Engine) -> Option<Error> {
+        let now = engine.now();
+        if self.outcome.get().is_none() && now >= self.lost_at() && !planted(Bug::LossUnannounced) {
+            self.expire(engine);
+        }
+        self.outcome.get().cloned()
+    }
+
+    pub(crate) fn remaining(&self, engine: &Engine) -> Duration {
+        match self.outcome(engine) {
+            Some(_) => Duration::ZERO,
+            None => self.lost_at().since(engine.now()),
+        }
+    }
+
+    /// Its time is over on this side, whatever the store would say.
+    pub(super) fn expire(&self, engine: &Engine) {
+        let reason = match self.end {
+            Some(end) if Moment(self.deadline.load(Ordering::Acquire)) + lease::margin(self.ttl) >= end => {
+                "it was held for max_hold"
+            }
+            _ => "its lease expired before it could be renewed",
+        };
+        self.lose(engine, reason);
+    }
+
+    /// Ends it as lost: final, and told to everybody who listens.
+    pub(crate) fn lose(&self, engine: &Engine, reason: impl fmt::Display) {
+        if self.settle(Error::lost(&self.name, engine.store.url(), &reason)) {
+            engine.keeper.forget(self);
+            engine.lines.nudge(&self.name, None);
+            warn!(target: "tenure", lock = %self.name, owner = %self.owner, fence = self.fence, %reason, "lost");
+        }
+    }
+
+    /// Why an answer to this hold's own request means that it is lost; `None` while it is held.
+    pub(crate) fn refusal(&self, answer: &Answer) -> Option<String> {
+        let value = match answer {
+            Answer::Found(found) if found.holders.iter().any(|holder| self.wrote(&holder.value)) => {
+                return None;
+            }
+            Answer::Found(found) => match found.holders.first() {
+                Some(holder) => &holder.value,
+                None => return Some(format!("its name is now in use as a {}", found.kind)),
+            },
+            Answer::Busy { holder, .. } => holder,
+            Answer::Free => {
+                return Some("it is gone from the store: expired, forced open, flushed or evicted".into());
+            }
+            Answer::Mismatch { kind } => return Some(format!("its name is now in use as a {kind}")),
+            _ => return None,
+        };
+        Some(match ours(value) {
+            Some((owner, fence)) => format!("it was taken by {owner} with token {fence}"),
+            None => format!("it was taken by a foreign client that wrote {}", Quoted(value)),
+        })
+    }
+
+    fn wrote(&self, value: &str) -> bool {
+        ours(value).is_some_and(|(owner, _)| owner == self.owner)
+    }
+
+    /// Sets the outcome, once.
+    fn settle(&self, outcome: Error) -> bool {
+        let first = self.outcome.set(outcome).is_ok();
+        if first {
+            for (_, waker) in std::mem::take(&mut *self.ears()) {
+                waker.wake();
+            }
+        }
+        first
+    }
+
+    fn ears(&self) -> std::sync::MutexGuard<'_, Vec<(u64, Waker)>> {
+        self.ears.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("name", &self.name).field("owner", &self.owner).finish_non_exhaustive()
+    }
+}
+
+/// Whose grant a lease is.
+pub(super) struct Grant<'a> {
+    pub(super) name: &'a LockName,
+    pub(super) rule: Rule,
+    pub(super) owner: &'a Owner,
+    pub(super) fence: u64,
+    pub(super) hold: u64,
+    pub(super) options: &'a Options,
+}
+
+/// What a hold with these options is bound to.
+pub(crate) fn bind(options: &Options) -> Bind {
+    if options.inherit_liveness { Bind::Work } else { Bind::Process }
+}
+
+/// Resolves when a lock is no longer held, with the reason.
+///
+/// - The lease is lost ([`Error::is_lost`]): expired, taken, gone, or held for `max_hold`. This resolves
+///   [`Options::grace`](crate::Options::grace) before the lease can be somebody else's, and in a process that was stopped
+///   for longer, the moment it goes on.
+/// - The guard was released, dropped or detached ([`Error::is_released`]): so a task that waits for the loss ends.
+///
+/// Clone it into every task that works under the lock.
+///
+/// # Cancel safety
+/// Nothing is lost: what has happened is told again to every later one.
+///
+/// # Examples
+/// ```
+/// # tenure::block_on(async {
+/// let locks = tenure::Locks::memory();
+/// let guard = locks.mutex("nightly")?.lock().await?;
+/// let lost = guard.lost();
+/// locks.force_release("nightly").await?;
+/// assert!(guard.verify().await.is_err());
+/// assert!(lost.await.is_lost());
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[must_use = "it does nothing until it is awaited"]
+pub struct Lost {
+    engine: Arc<Engine>,
+    lease: Arc<Lease>,
+    ear: u64,
+}
+
+impl Lost {
+    pub(crate) fn new(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Self {
+        let ear = lease.next_ear.fetch_add(1, Ordering::Relaxed);
+        Self { engine: Arc::clone(engine), lease: Arc::clone(lease), ear }
+    }
+}
+
+impl Future for Lost {
+    type Output = Error;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Error> {
+        if let Some(outcome) = self.lease.outcome(&self.engine) {
+            return Poll::Ready(outcome);
+        }
+        {
+            let mut ears = self.lease.ears();
+            match ears.iter_mut().find(|(ear, _)| *ear == self.ear) {
+                Some((_, waker)) => waker.clone_from(context.waker()),
+                None => ears.push((self.ear, context.waker().clone())),
+            }
+        }
+        // It may have ended between the look and the registration.
+        self.lease.outcome.get().cloned().map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+impl Clone for Lost {
+    fn clone(&self) -> Self {
+        Self::new(&self.engine, &self.lease)
+    }
+}
+
+impl Drop for Lost {
+    fn drop(&mut self) {
+        self.lease.ears().retain(|(ear, _)| *ear != self.ear);
+    }
+}
+
+impl fmt::Debug for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Lost").field(&self.lease.name).finish()
+    }
+}
+
+/// Says that a lock was acquired, for those who watch.
+pub(super) fn announce(lease: &Lease, waited: Duration) {
+    let waited_ms = waited.as_millis() as u64;
+    debug!(target: "tenure", lock = %lease.name, owner = %lease.owner, fence = lease.fence, waited_ms, "acquired");
+}

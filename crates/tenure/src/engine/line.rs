@@ -1,0 +1,407 @@
+//! Where the tasks of one process wait for one name.
+//!
+//! Only the first of them is asked for, by one task a name, so a thousand waiters cost the store what one costs. That
+//! task listens, asks, and sleeps until it is told, until the holder's lease is over, or until a cap. A wake-up is a
+//! hint to the task, never a permit of a waiter's: a waiter that leaves takes nothing with it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt, pending};
+use tokio::sync::{Notify, oneshot};
+use tracing::debug;
+
+use super::acquire::{Ask, Asked};
+use super::held::Held;
+use super::{Engine, backoff};
+use crate::error::Result;
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::planted::{Bug, planted};
+use crate::protocol::{Wake, ours};
+use crate::runtime::Moment;
+use crate::store::{Failure, Listener};
+
+/// The longest sleep of a waiter that hears nothing.
+const CAP: Duration = Duration::from_secs(30);
+/// How long a subscription is kept after the last waiter.
+const LINGER: Duration = Duration::from_secs(5);
+/// After so many hand-overs inside this process, or so much time, one turn is left to others.
+const STREAK: u32 = 16;
+const STREAK_TIME: Duration = Duration::from_millis(50);
+/// The least time that others get for a turn.
+const TURN: Duration = Duration::from_micros(200);
+
+/// The lines of one engine, by full name.
+#[derive(Default)]
+pub(super) struct Lines {
+    lines: Mutex<BTreeMap<LockName, Arc<Line>>>,
+}
+
+impl Lines {
+    /// Whether a newcomer would overtake somebody by asking at once.
+    pub(super) fn has_waiters(&self, name: &LockName) -> bool {
+        self.find(name).is_some_and(|line| !line.queue().waiters.is_empty())
+    }
+
+    /// Takes a place at the end. `silence`: the newcomer has asked already, and this is why there was no answer.
+    pub(super) fn join(&self, engine: &Arc<Engine>, ask: &Arc<Ask>, silence: Option<Failure>) -> Place {
+        let (sender, receiver) = oneshot::channel();
+        let id = engine.id();
+        let mut lines = self.lines();
+        let line = lines.entry(ask.name.clone()).or_insert_with(|| {
+            let line =
+                Arc::new(Line { name: ask.name.clone(), queue: Mutex::default(), bell: Notify::new() });
+            engine.runtime.spawn(Server::new(engine, &line).run().boxed());
+            line
+        });
+        let mut queue = line.queue();
+        if let Some(failure) = silence {
+            queue.silence.get_or_insert((engine.now(), failure));
+        }
+        queue.waiters.push_back(Waiter { id, ask: Arc::clone(ask), grant: sender });
+        if queue.waiters.len() == 1 {
+            line.bell.notify_one();
+        }
+        drop(queue);
+        Place { line: Arc::clone(line), id, receiver }
+    }
+
+    /// A hold of this name has ended, here, by a release of `by`, or was found lost: the first in line may try.
+    pub(super) fn nudge(&self, name: &LockName, by: Option<&Owner>) {
+        if let Some(line) = self.find(name) {
+            let mut queue = line.queue();
+            if queue.waiters.is_empty() {
+                return;
+            }
+            queue.nudged = true;
+            if by.is_some() {
+                queue.departed = by.cloned();
+            }
+            drop(queue);
+            line.bell.notify_one();
+        }
+    }
+
+    /// No handle is left: the tasks end.
+    pub(super) fn close(&self) {
+        for (_, line) in std::mem::take(&mut *self.lines()) {
+            line.queue().closed = true;
+            line.bell.notify_one();
+        }
+    }
+
+    /// Removes a line that nobody waits in.
+    fn retire(&self, line: &Arc<Line>) -> bool {
+        let mut lines = self.lines();
+        let idle = line.queue().waiters.is_empty();
+        if idle && lines.get(&line.name).is_some_and(|known| Arc::ptr_eq(known, line)) {
+            lines.remove(&line.name);
+        }
+        idle
+    }
+
+    fn find(&self, name: &LockName) -> Option<Arc<Line>> {
+        self.lines().get(name).map(Arc::clone)
+    }
+
+    fn lines(&self) -> MutexGuard<'_, BTreeMap<LockName, Arc<Line>>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(super) struct Line {
+    name: LockName,
+    queue: Mutex<Queue>,
+    bell: Notify,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiters: VecDeque<Waiter>,
+    /// Since when the store has not answered, and why.
+    silence: Option<(Moment, Failure)>,
+    /// A hold ended on this side since the first in line was last asked for.
+    nudged: bool,
+    /// Whose it was: the store's message about the same is no news.
+    departed: Option<Owner>,
+    closed: bool,
+}
+
+struct Waiter {
+    id: u64,
+    ask: Arc<Ask>,
+    grant: oneshot::Sender<Result<Held>>,
+}
+
+impl Line {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn head(&self) -> Option<(u64, Arc<Ask>)> {
+        self.queue().waiters.front().map(|waiter| (waiter.id, Arc::clone(&waiter.ask)))
+    }
+
+    /// Gives a waiter its answer. Whoever has left gets none, and a grant then finds its way back by itself.
+    fn answer(&self, id: u64, answer: Result<Held>) -> bool {
+        self.leave(id).is_some_and(|waiter| waiter.grant.send(answer).is_ok())
+    }
+
+    fn leave(&self, id: u64) -> Option<Waiter> {
+        let mut queue = self.queue();
+        let at = queue.waiters.iter().position(|waiter| waiter.id == id)?;
+        queue.waiters.remove(at)
+    }
+
+    /// The store has answered.
+    fn heard(&self) {
+        self.queue().silence = None;
+    }
+
+    /// The store has not: whoever has waited for an answer longer than it meant to is told.
+    fn unheard(&self, engine: &Engine, failure: &Failure) {
+        let now = engine.now();
+        let mut queue = self.queue();
+        let since = queue.silence.get_or_insert((now, failure.clone())).0;
+        let is_out = |ask: &Ask| now.since(since.max(ask.since)) >= ask.options.patience;
+        let waiters = std::mem::take(&mut queue.waiters).into_iter();
+        let (out, in_line): (Vec<_>, _) = waiters.partition(|waiter| is_out(&waiter.ask));
+        queue.waiters = in_line.into();
+        drop(queue);
+        debug!(target: "tenure", lock = %self.name, %failure, given_up = out.len(), "no answer");
+        for waiter in out {
+            let _ = waiter.grant.send(Err(waiter.ask.silent(failure.clone())));
+        }
+    }
+}
+
+/// A place in line; dropped, it is left.
+pub(super) struct Place {
+    line: Arc<Line>,
+    id: u64,
+    receiver: oneshot::Receiver<Result<Held>>,
+}
+
+impl Place {
+    /// The turn, or why there will be none; `None` when nobody serves the line any more.
+    pub(super) async fn granted(&mut self) -> Option<Result<Held>> {
+        (&mut self.receiver).await.ok()
+    }
+
+    /// Why the store has said nothing, if it has not.
+    pub(super) fn silence(&self) -> Option<Failure> {
+        self.line.queue().silence.as_ref().map(|(_, failure)| failure.clone())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.line.leave(self.id);
+    }
+}
+
+/// Serves a line: asks for the first in it, until there has been nobody for a while.
+struct Server {
+    engine: Arc<Engine>,
+    line: Arc<Line>,
+    ears: Option<Listener>,
+    /// Questions since there was last any news: the next pause grows with it where nobody tells us.
+    attempt: u32,
+    /// Hand-overs inside this process since others last had a turn, and since when.
+    streak: u32,
+    streak_since: Moment,
+    /// How long the last question took.
+    hop: Duration,
+}
+
+/// What ends a sleep.
+enum Event {
+    Bell,
+    Message(Option<Wake>),
+    Time,
+}
+
+impl Server {
+    fn new(engine: &Arc<Engine>, line: &Arc<Line>) -> Self {
+        let (engine, line) = (Arc::clone(engine), Arc::clone(line));
+        Self { engine, line, ears: None, attempt: 0, streak: 0, streak_since: Moment(0), hop: Duration::ZERO }
+    }
+
+    async fn run(mut self) {
+        loop {
+            match self.line.head() {
+                Some((id, ask)) => self.serve(id, &ask).await,
+                None if self.lingers().await => {}
+                None => return,
+            }
+        }
+    }
+
+    /// One question for the first in line, and the sleep after it.
+    async fn serve(&mut self, id: u64, ask: &Ask) {
+        if !planted(Bug::ListenAfterAsking) {
+            self.listen(ask).await;
+        }
+        self.leave_a_turn().await;
+        if let Some(ears) = &mut self.ears {
+            ears.drain();
+        }
+        let sent = self.engine.now();
+        let asked = ask.once(ask.options.op_timeout).await;
+        self.hop = self.engine.now().since(sent);
+        if planted(Bug::ListenAfterAsking) {
+            self.listen(ask).await;
+        }
+        if !matches!(asked, Asked::Failed(_)) {
+            self.line.heard();
+        }
+        let pause = match asked {
+            Asked::Held(held) => {
+                self.note_turn();
+                let left = held.lease.over_at().since(self.engine.now());
+                if !self.line.answer(id, Ok(held)) && planted(Bug::WakeSwallowed) {
+                    return self.engine.runtime.sleep_until(self.engine.now() + CAP).await;
+                }
+                left.min(CAP)
+            }
+            Asked::Busy { holder, left_ms } => {
+                self.streak = 0;
+                self.pause(ask, &holder, left_ms)
+            }
+            Asked::Mismatch(kind) => {
+                self.line.answer(id, Err(ask.mismatch(kind)));
+                return;
+            }
+            Asked::Failed(failure @ Failure::Refused(_)) => {
+                self.line.answer(id, Err(ask.silent(failure)));
+                return;
+            }
+            Asked::Failed(failure) => {
+                self.line.unheard(&self.engine, &failure);
+                self.next_backoff()
+            }
+        };
+        self.sleep(self.engine.now() + pause).await;
+    }
+
+    /// How long to wait for news before asking again: to the end of the holder's lease if its end will be told, else a
+    /// little longer each time, because a foreign holder tells nobody.
+    fn pause(&mut self, ask: &Ask, holder: &str, left_ms: Option<u64>) -> Duration {
+        let left = left_ms.map_or(CAP, |left_ms| Duration::from_millis(left_ms.saturating_add(1))).min(CAP);
+        let known = ours(holder);
+        if self.attempt == 0 {
+            let holder = known.as_ref().map_or(holder, |(owner, _)| owner.as_str());
+            debug!(target: "tenure", lock = %ask.name, holder, left_ms, "waiting");
+        }
+        if known.is_some() && left_ms.is_some() && self.ears.is_some() {
+            self.attempt = 1;
+            return left;
+        }
+        self.next_backoff().min(left)
+    }
+
+    fn next_backoff(&mut self) -> Duration {
+        let pause = self.engine.jittered(backoff(self.attempt));
+        self.attempt += 1;
+        pause
+    }
+
+    /// Subscribes, so that nothing is missed between the next question and the sleep after it. Where the store lets
+    /// nobody subscribe, asking again and again has to do.
+    async fn listen(&mut self, ask: &Ask) {
+        if self.ears.is_none() {
+            match self.engine.store.listen(&self.line.name, ask.options.op_timeout).await {
+                Ok(ears) => self.ears = Some(ears),
+                Err(failure) => debug!(target: "tenure", lock = %self.line.name, %failure, "not subscribed"),
+            }
+        }
+    }
+
+    fn note_turn(&mut self) {
+        if self.streak == 0 {
+            self.streak_since = self.engine.now();
+        }
+        self.streak += 1;
+    }
+
+    /// After a release of our own, asking at once always wins against other processes, which first have to hear of it. So
+    /// now and then they get the time to.
+    async fn leave_a_turn(&mut self) {
+        let released_here = std::mem::take(&mut self.line.queue().nudged);
+        let now = self.engine.now();
+        let long = self.streak >= STREAK || (self.streak > 0 && now.since(self.streak_since) >= STREAK_TIME);
+        if released_here && long {
+            self.streak = 0;
+            self.engine.runtime.sleep_until(now + (2 * self.hop).max(TURN)).await;
+        }
+    }
+
+    /// Sleeps until there is news or it is time to ask again.
+    async fn sleep(&mut self, until: Moment) {
+        let mut timer = self.engine.runtime.sleep_until(until);
+        loop {
+            match self.event(&mut timer).await {
+                Event::Bell => {
+                    let queue = self.line.queue();
+                    if queue.nudged || queue.closed {
+                        break;
+                    }
+                }
+                // The store's word on a release of our own, after which the next was asked for at once.
+                Event::Message(Some(Wake::Free { by: Some(by) }))
+                    if self.line.queue().departed.as_ref() == Some(&by) => {}
+                Event::Message(Some(_)) => break,
+                Event::Message(None) => {
+                    self.ears = None;
+                    return;
+                }
+                Event::Time => return,
+            }
+        }
+        self.attempt = 0;
+    }
+
+    /// Whether somebody came while nobody was there. If not, the line is gone.
+    async fn lingers(&mut self) -> bool {
+        let mut timer = self.engine.runtime.sleep_until(self.engine.now() + LINGER);
+        loop {
+            let time = matches!(self.event(&mut timer).await, Event::Time);
+            let (closed, somebody) = {
+                let queue = self.line.queue();
+                (queue.closed, !queue.waiters.is_empty())
+            };
+            if closed || somebody {
+                return !closed;
+            }
+            if time {
+                return !self.engine.lines.retire(&self.line);
+            }
+        }
+    }
+
+    /// Whatever comes first; a fixed order, so that a seed replays.
+    async fn event(&mut self, timer: &mut BoxFuture<'static, ()>) -> Event {
+        let mut bell = pin!(self.line.bell.notified());
+        let mut message = pin!(async {
+            match &mut self.ears {
+                Some(ears) => ears.next().await,
+                None => pending().await,
+            }
+        });
+        poll_fn(|context| {
+            if bell.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Event::Bell);
+            }
+            if let Poll::Ready(message) = message.as_mut().poll(context) {
+                return Poll::Ready(Event::Message(message));
+            }
+            timer.poll_unpin(context).map(|()| Event::Time)
+        })
+        .await
+    }
+}

@@ -1,0 +1,174 @@
+//! The engine asks until a lock is granted and keeps the grant alive. The only code that repeats an operation and waits.
+//!
+//! - [`acquire`] asks once, or waits; [`line`] is where the tasks of one process wait for one name, and asks for them;
+//! - [`held`] is one grant: its deadline, and the news of its loss;
+//! - [`renew`] keeps all grants of one `Locks` alive; [`release`] ends them.
+
+pub(crate) mod acquire;
+pub(crate) mod held;
+mod line;
+pub(crate) mod release;
+mod renew;
+
+use std::fmt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+
+use crate::error::{Error, Result};
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::protocol::{Answer, Kind, Op, Rule, Verb};
+use crate::runtime::{Driver, Moment, Runtime};
+use crate::store::{Failure, Store};
+
+use line::Lines;
+use release::Outbox;
+use renew::Keeper;
+
+/// One store, one runtime, and what is going on between them.
+pub(crate) struct Engine {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) runtime: Arc<dyn Runtime>,
+    lines: Lines,
+    keeper: Keeper,
+    outbox: Outbox,
+    ids: AtomicU64,
+}
+
+impl Engine {
+    pub(crate) fn new(store: Arc<dyn Store>, runtime: Arc<dyn Runtime>) -> Arc<Self> {
+        // Ids need to be unique per owner only, but a random start tells two processes' traces apart.
+        let ids = AtomicU64::new(runtime.random() >> 1);
+        let (lines, keeper, outbox) = (Lines::default(), Keeper::default(), Outbox::default());
+        Arc::new(Self { store, runtime, lines, keeper, outbox, ids })
+    }
+
+    /// Sends one request and checks that the answer is for it.
+    pub(crate) async fn call(
+        &self,
+        name: &LockName,
+        rule: Rule,
+        owner: &Owner,
+        verb: Verb,
+        within: Duration,
+    ) -> Result<Answer, Failure> {
+        let request = self.id();
+        let op = Op { name: name.clone(), rule, owner: owner.clone(), request, verb };
+        let reply = self.store.call(op, within).await?;
+        if reply.owner != *owner || reply.request != request {
+            return Err(Failure::Unknown(Failure::cause("the store sent the answer to another request")));
+        }
+        Ok(reply.answer)
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.runtime.now()
+    }
+
+    /// A number that no other request or hold of this process has.
+    fn id(&self) -> u64 {
+        self.ids.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// `delay`, shortened by up to a quarter, so that those who failed together do not come back together.
+    fn jittered(&self, delay: Duration) -> Duration {
+        delay - delay.mul_f64(0.25 * (self.runtime.random() >> 32) as f64 / f64::from(u32::MAX))
+    }
+
+    pub(crate) fn failed(&self, name: &LockName, failure: Failure) -> Error {
+        Error::failed(Some(name), self.store.url(), failure)
+    }
+
+    pub(crate) fn silent(&self, name: &LockName, failure: Failure) -> Error {
+        Error::silent(Some(name), self.store.url(), failure)
+    }
+
+    pub(crate) fn mismatch(&self, name: &LockName, asked: Kind, found: Kind) -> Error {
+        Error::mismatch(name, self.store.url(), asked, found)
+    }
+
+    /// A store that answers what was not asked is as good as one that refuses.
+    pub(crate) fn nonsense(&self, name: &LockName, answer: &Answer) -> Error {
+        self.failed(
+            name,
+            Failure::Refused(Failure::cause(format!("an answer that does not belong here: {answer:?}"))),
+        )
+    }
+
+    /// Waits until the releases in the background are done, at most this long.
+    pub(crate) async fn flushed_within(&self, most: Duration) -> Result<()> {
+        let timer = self.runtime.sleep_until(self.now() + most);
+        match select(pin!(self.outbox.flushed()), timer).await {
+            Either::Left(_) => Ok(()),
+            Either::Right(_) => Err(Error::unflushed(self.store.url())),
+        }
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+/// The pause before attempt `n + 1` when there is nothing better to wait for: 50 ms × 1.5ⁿ, at most 1 s.
+fn backoff(attempt: u32) -> Duration {
+    const FIRST: Duration = Duration::from_millis(50);
+    const MOST: Duration = Duration::from_secs(1);
+    FIRST.mul_f64(1.5_f64.powi(attempt.min(16) as i32)).min(MOST)
+}
+
+/// An engine and the thread beneath it, for as long as anybody has a handle: `Locks`, face or guard.
+#[derive(Debug)]
+pub(crate) struct Home {
+    pub(crate) engine: Arc<Engine>,
+    driver: Option<Arc<Driver>>,
+}
+
+impl Home {
+    pub(crate) fn new(engine: Arc<Engine>, driver: Option<Arc<Driver>>) -> Arc<Self> {
+        Arc::new(Self { engine, driver })
+    }
+}
+
+/// How long the drop of the very last handle waits for releases that are queued.
+const LAST_WAIT: Duration = Duration::from_millis(100);
+
+impl Drop for Home {
+    /// The last handle is gone, perhaps because `main` returns: what is queued gets a moment to leave, and goes on behind
+    /// us for as long as the process lives.
+    fn drop(&mut self) {
+        self.engine.keeper.close();
+        self.engine.lines.close();
+        let Some(driver) = self.driver.take() else { return };
+        if self.engine.outbox.is_empty() {
+            driver.stop();
+            return;
+        }
+        let engine = Arc::clone(&self.engine);
+        let last = Arc::clone(&driver);
+        driver.spawn(Box::pin(async move {
+            engine.outbox.flushed().await;
+            last.stop();
+        }));
+        if !driver.is_current() {
+            self.engine.outbox.wait(LAST_WAIT);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_second_and_no_further() {
+        let pauses: Vec<_> = (0..40).map(backoff).collect();
+        assert_eq!(pauses[0], Duration::from_millis(50));
+        assert!(pauses.is_sorted() && pauses[39] == Duration::from_secs(1));
+    }
+}

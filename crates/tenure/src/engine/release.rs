@@ -1,0 +1,235 @@
+//! Releases: compare and delete, then wake. Repeated until answered or until the lease is over, if need be behind the
+//! caller's back.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::future::FutureExt;
+use tokio::sync::Notify;
+use tracing::{debug, warn};
+
+use super::held::{Held, Lease};
+use super::{Engine, backoff};
+use crate::error::{Error, Result};
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::protocol::{Answer, Fence, Rule, Verb, Whose};
+use crate::runtime::Moment;
+use crate::store::Failure;
+
+/// Releases a lock and says how it went.
+///
+/// A first attempt that finds nothing of ours means that the lock was lost. One that is repeated after an unknown outcome
+/// means, before our own deadline, that the first did it; after that nobody can know.
+pub(crate) async fn release(held: Held) -> Result<()> {
+    let engine = Arc::clone(&held.engine);
+    let lost = held.lease.outcome(&engine);
+    let (deadline, op_timeout) = (held.lease.lost_at(), held.lease.op_timeout);
+    let mut farewell = Farewell::to(&held.engine, &held.lease);
+    let lease = held.disarm();
+    let until = engine.now() + op_timeout;
+    loop {
+        let left = until.since(engine.now()).max(Duration::from_millis(1));
+        let failure = match farewell.attempt(left).await {
+            Ok(_) if lost.is_some() => return lost.map_or(Ok(()), Err),
+            Ok(Answer::Released) => return Ok(()),
+            Ok(answer) => match lease.refusal(&answer) {
+                Some(_) if farewell.was_repeated() && engine.now() < deadline => return Ok(()),
+                Some(_) if farewell.was_repeated() => {
+                    let cause =
+                        Failure::cause("the release was repeated, and the lease may have ended before it");
+                    return Err(engine.failed(&lease.name, Failure::Unknown(cause)));
+                }
+                Some(reason) => return Err(Error::lost(&lease.name, engine.store.url(), reason)),
+                None => return Err(engine.nonsense(&lease.name, &answer)),
+            },
+            Err(failure) => failure,
+        };
+        // From here on it goes on in the background, whatever this call returns.
+        if lost.is_some() {
+            return lost.map_or(Ok(()), Err);
+        }
+        let pause = engine.jittered(backoff(farewell.attempts));
+        if matches!(failure, Failure::Refused(_)) {
+            farewell.done = true;
+            return Err(engine.failed(&lease.name, failure));
+        }
+        if engine.now() + pause >= until {
+            return Err(engine.failed(&lease.name, Failure::Unknown(cause_of(failure))));
+        }
+        engine.runtime.sleep_until(engine.now() + pause).await;
+    }
+}
+
+fn cause_of(failure: Failure) -> crate::store::Cause {
+    match failure {
+        Failure::NotSent(cause) | Failure::Unknown(cause) | Failure::Refused(cause) => cause,
+    }
+}
+
+/// Releases a hold behind the caller's back.
+pub(super) fn in_background(engine: &Arc<Engine>, lease: &Lease) {
+    drop(Farewell::to(engine, lease));
+}
+
+/// A release on its way. Dropped before it was answered, it goes on in the background.
+pub(super) struct Farewell {
+    engine: Arc<Engine>,
+    name: LockName,
+    rule: Rule,
+    owner: Owner,
+    hold: u64,
+    /// When there is nothing left to release.
+    over_at: Moment,
+    attempts: u32,
+    /// An attempt was sent whose outcome is unknown.
+    unknown: bool,
+    done: bool,
+}
+
+impl Farewell {
+    fn to(engine: &Arc<Engine>, lease: &Lease) -> Self {
+        Self::new(engine, &lease.name, lease.rule, &lease.owner, lease.hold, lease.over_at())
+    }
+
+    pub(super) fn new(
+        engine: &Arc<Engine>,
+        name: &LockName,
+        rule: Rule,
+        owner: &Owner,
+        hold: u64,
+        over_at: Moment,
+    ) -> Self {
+        let (engine, name, owner) = (Arc::clone(engine), name.clone(), owner.clone());
+        Self { engine, name, rule, owner, hold, over_at, attempts: 0, unknown: false, done: false }
+    }
+
+    fn was_repeated(&self) -> bool {
+        self.unknown
+    }
+
+    /// Asks once. The next local waiter asks right behind it: one trip for both.
+    async fn attempt(&mut self, within: Duration) -> Result<Answer, Failure> {
+        let verb = Verb::Release { hold: self.hold, fence: Fence::Assign, whose: Whose::Mine };
+        let unknown_before = std::mem::replace(&mut self.unknown, true);
+        let answer = {
+            let mut call = pin!(self.engine.call(&self.name, self.rule, &self.owner, verb, within));
+            let sent = poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
+            self.engine.lines.nudge(&self.name, Some(&self.owner));
+            match sent {
+                Poll::Ready(answer) => answer,
+                Poll::Pending => call.await,
+            }
+        };
+        self.attempts += 1;
+        match &answer {
+            Ok(answer) => {
+                self.unknown = unknown_before;
+                self.done = true;
+                let released = *answer == Answer::Released;
+                debug!(target: "tenure", lock = %self.name, owner = %self.owner, released, "released");
+            }
+            Err(Failure::Unknown(_)) => {}
+            Err(Failure::NotSent(_) | Failure::Refused(_)) => self.unknown = unknown_before,
+        }
+        answer
+    }
+
+    async fn persist(mut self, _pending: Pending) {
+        loop {
+            let within =
+                self.over_at.since(self.engine.now()).clamp(Duration::from_millis(1), Duration::from_secs(1));
+            match self.attempt(within).await {
+                Ok(_) => return,
+                Err(Failure::Refused(cause)) => {
+                    warn!(target: "tenure", lock = %self.name, owner = %self.owner, %cause, "release refused");
+                    break;
+                }
+                Err(_) if self.engine.now() >= self.over_at => break,
+                Err(_) => {}
+            }
+            let pause = self.engine.jittered(backoff(self.attempts));
+            self.engine.runtime.sleep_until(self.engine.now() + pause).await;
+        }
+        self.done = true;
+    }
+}
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        let mut rest = Self::new(&self.engine, &self.name, self.rule, &self.owner, self.hold, self.over_at);
+        rest.attempts = self.attempts;
+        let pending = self.engine.outbox.add(&self.engine);
+        self.engine.runtime.spawn(
+            async move {
+                // The task may be dropped where it stands, with its runtime: then it must not spawn itself anew.
+                let mut rest = rest;
+                rest.done = true;
+                rest.persist(pending).await;
+            }
+            .boxed(),
+        );
+    }
+}
+
+/// The releases in the background: how many, and who waits for them.
+#[derive(Default)]
+pub(super) struct Outbox {
+    pending: Mutex<usize>,
+    blocking: Condvar,
+    waiting: Notify,
+}
+
+/// One of them.
+struct Pending {
+    engine: Arc<Engine>,
+}
+
+impl Outbox {
+    fn add(&self, engine: &Arc<Engine>) -> Pending {
+        *self.pending() += 1;
+        Pending { engine: Arc::clone(engine) }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        *self.pending() == 0
+    }
+
+    /// Blocks the thread until there is none, at most this long.
+    pub(super) fn wait(&self, most: Duration) {
+        let pending = self.pending();
+        drop(self.blocking.wait_timeout_while(pending, most, |pending| *pending > 0));
+    }
+
+    pub(super) async fn flushed(&self) {
+        loop {
+            let change = self.waiting.notified();
+            if self.is_empty() {
+                return;
+            }
+            change.await;
+        }
+    }
+
+    fn pending(&self) -> MutexGuard<'_, usize> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        let outbox = &self.engine.outbox;
+        let mut pending = outbox.pending();
+        *pending -= 1;
+        if *pending == 0 {
+            outbox.blocking.notify_all();
+            outbox.waiting.notify_waiters();
+        }
+    }
+}

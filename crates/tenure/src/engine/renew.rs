@@ -1,0 +1,264 @@
+//! The keeper: renews every grant of one `Locks` that is in a caller's hands, and announces its loss in time.
+//!
+//! One task for all of them. It sleeps until something is due, and a grant that is released before costs it nothing: an
+//! uncontended acquire and release touch the schedule, not the task.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream::{FuturesUnordered, Stream};
+use tokio::sync::Notify;
+use tracing::warn;
+
+use super::Engine;
+use super::held::Lease;
+use crate::planted::{Bug, planted};
+use crate::protocol::{Answer, Verb, lease};
+use crate::runtime::Moment;
+use crate::store::Failure;
+
+/// Renewals that are due within this time of each other leave together.
+const BATCH: Duration = Duration::from_millis(250);
+
+#[derive(Default)]
+pub(super) struct Keeper {
+    schedule: Mutex<Schedule>,
+    bell: Notify,
+}
+
+#[derive(Default)]
+struct Schedule {
+    /// By when something must be done about them, and their hold.
+    due: BTreeMap<(Moment, u64), Arc<Lease>>,
+    /// Until when the task sleeps; `None` while there is no task.
+    asleep_until: Option<Moment>,
+    closed: bool,
+}
+
+impl Schedule {
+    fn put(&mut self, lease: &Arc<Lease>, due: Moment) {
+        // 0 means "not in the schedule".
+        let due = due.max(Moment(1));
+        lease.due.store(due.0, Ordering::Release);
+        self.due.insert((due, lease.hold), Arc::clone(lease));
+    }
+
+    /// Whether it was in.
+    fn take(&mut self, lease: &Lease) -> bool {
+        let due = Moment(lease.due.swap(0, Ordering::AcqRel));
+        self.due.remove(&(due, lease.hold)).is_some()
+    }
+}
+
+impl Keeper {
+    pub(super) fn keep(&self, engine: &Arc<Engine>, lease: &Arc<Lease>) {
+        let due = first_due(lease);
+        let mut schedule = self.schedule();
+        schedule.put(lease, due);
+        match schedule.asleep_until {
+            Some(until) if due < until => self.bell.notify_one(),
+            Some(_) => {}
+            None => {
+                schedule.asleep_until = Some(Moment(u64::MAX));
+                drop(schedule);
+                engine.runtime.spawn(Task::new(engine).run().boxed());
+            }
+        }
+    }
+
+    pub(super) fn forget(&self, lease: &Lease) {
+        self.schedule().take(lease);
+    }
+
+    /// No handle is left: the task ends.
+    pub(super) fn close(&self) {
+        self.schedule().closed = true;
+        self.bell.notify_one();
+    }
+
+    fn schedule(&self) -> MutexGuard<'_, Schedule> {
+        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// When a grant needs attention if nothing is under way for it.
+fn first_due(lease: &Lease) -> Moment {
+    let lost = lease.lost_at();
+    lease.renew_at().map_or(lost, |renew| renew.min(lost))
+}
+
+struct Task {
+    engine: Arc<Engine>,
+    under_way: FuturesUnordered<BoxFuture<'static, Attempt>>,
+    interrupted: BoxFuture<'static, ()>,
+}
+
+/// One renewal, or one question whether the lock is still held, and what became of it.
+struct Attempt {
+    lease: Arc<Lease>,
+    sent: Moment,
+    ttl: Duration,
+    renews: bool,
+    answer: Result<Answer, Failure>,
+}
+
+enum Event {
+    Attempt(Attempt),
+    Interrupted,
+    Look,
+}
+
+impl Task {
+    fn new(engine: &Arc<Engine>) -> Self {
+        Self {
+            engine: Arc::clone(engine),
+            under_way: FuturesUnordered::new(),
+            interrupted: engine.store.interrupted(),
+        }
+    }
+
+    async fn run(mut self) {
+        loop {
+            let Some(until) = self.look() else { return };
+            match self.next(until).await {
+                Event::Attempt(attempt) => self.judge(attempt),
+                Event::Interrupted => {
+                    self.interrupted = self.engine.store.interrupted();
+                    self.ask_all();
+                }
+                Event::Look => {}
+            }
+        }
+    }
+
+    /// Waits for whatever comes first; a fixed order, so that a seed replays.
+    async fn next(&mut self, until: Moment) -> Event {
+        let mut timer = self.engine.runtime.sleep_until(until);
+        let mut bell = std::pin::pin!(self.engine.keeper.bell.notified());
+        poll_fn(|context| {
+            if let Poll::Ready(Some(attempt)) = Pin::new(&mut self.under_way).poll_next(context) {
+                return Poll::Ready(Event::Attempt(attempt));
+            }
+            if self.interrupted.poll_unpin(context).is_ready() {
+                return Poll::Ready(Event::Interrupted);
+            }
+            if bell.as_mut().poll(context).is_ready() || timer.poll_unpin(context).is_ready() {
+                return Poll::Ready(Event::Look);
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Announces what is lost, starts what is due, and says until when to sleep; `None` when it is over.
+    fn look(&mut self) -> Option<Moment> {
+        let now = self.engine.now();
+        let (mut lost, mut due) = (Vec::new(), Vec::new());
+        let until = {
+            let mut schedule = self.engine.keeper.schedule();
+            if schedule.closed {
+                return None;
+            }
+            for ((at, _), lease) in schedule.due.range(..=(now + BATCH, u64::MAX)) {
+                if now >= lease.lost_at() {
+                    lost.push(Arc::clone(lease));
+                } else if *at < lease.lost_at() && *at <= now + early(lease) {
+                    due.push(Arc::clone(lease));
+                }
+            }
+            // While its renewal is under way, only the loss of a lease is due.
+            for lease in &due {
+                schedule.take(lease);
+                schedule.put(lease, lease.lost_at());
+            }
+            for lease in &lost {
+                schedule.take(lease);
+            }
+            due.retain(|lease| lease.renew_at().is_some());
+            let until = schedule.due.keys().next().map_or(Moment(u64::MAX), |(due, _)| *due);
+            schedule.asleep_until = Some(until);
+            until
+        };
+        if !planted(Bug::LossUnannounced) {
+            lost.iter().for_each(|lease| lease.expire(&self.engine));
+        }
+        due.into_iter().for_each(|lease| self.ask(lease));
+        Some(until)
+    }
+
+    /// After a break in the connection every hold is in doubt.
+    fn ask_all(&mut self) {
+        let leases: Vec<_> = self.engine.keeper.schedule().due.values().cloned().collect();
+        leases.into_iter().for_each(|lease| self.ask(lease));
+    }
+
+    fn ask(&mut self, lease: Arc<Lease>) {
+        let engine = Arc::clone(&self.engine);
+        self.under_way.push(
+            async move {
+                let sent = engine.now();
+                let ttl = lease.ttl_from(sent);
+                let renews = lease.renew_at().is_some();
+                let verb = match renews {
+                    true => Verb::Renew { ttl_ms: lease::millis(ttl), bind: None },
+                    false => Verb::Inspect,
+                };
+                let within = lease::attempt(lease.ttl(), lease.op_timeout);
+                let answer = engine.call(&lease.name, lease.rule, &lease.owner, verb, within).await;
+                Attempt { lease, sent, ttl, renews, answer }
+            }
+            .boxed(),
+        );
+    }
+
+    fn judge(&mut self, attempt: Attempt) {
+        let Attempt { lease, sent, ttl, renews, answer } = attempt;
+        let now = self.engine.now();
+        if !self.engine.keeper.schedule().take(&lease) {
+            return; // released, detached or lost meanwhile
+        }
+        let next = match &answer {
+            Ok(answer) => {
+                if let Some(reason) = lease.refusal(answer) {
+                    return lease.lose(&self.engine, reason);
+                }
+                if renews {
+                    lease.renewed(sent, now, ttl);
+                }
+                first_due(&lease)
+            }
+            Err(failure) => {
+                if planted(Bug::FailedRenewalExtends) {
+                    lease.renewed(sent, now, ttl);
+                }
+                let left_ms = lease.lost_at().since(now).as_millis() as u64;
+                warn!(target: "tenure", lock = %lease.name, owner = %lease.owner, %failure, left_ms, "renewal failed");
+                let retry = now + self.engine.jittered(lease::retry_after(lease.ttl()));
+                if renews { retry.min(lease.lost_at()) } else { lease.lost_at() }
+            }
+        };
+        self.engine.keeper.schedule().put(&lease, next);
+    }
+}
+
+/// How much sooner than due a renewal may leave, to share the way with others.
+fn early(lease: &Lease) -> Duration {
+    (lease.ttl() / 12).min(BATCH)
+}
+
+impl Drop for Task {
+    /// However it ends, nobody must believe in a lease that nobody renews.
+    fn drop(&mut self) {
+        let orphans: Vec<_> = std::mem::take(&mut self.engine.keeper.schedule().due).into_values().collect();
+        for lease in orphans {
+            lease.due.store(0, Ordering::Release);
+            lease.lose(&self.engine, "its renewal has ended");
+        }
+    }
+}

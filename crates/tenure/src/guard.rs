@@ -1,0 +1,216 @@
+use std::fmt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+
+use crate::engine::Home;
+use crate::engine::held::{Held, Lease, Lost};
+use crate::engine::release;
+use crate::error::Result;
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::protocol::{Answer, Bind, Verb, lease};
+
+/// A lock that is held. Dropping it releases the lock in the background.
+///
+/// `let _ = mutex.lock().await?` holds nothing: the guard is dropped, and the lock released, at once. Give it a name:
+///
+/// ```
+/// # tenure::block_on(async {
+/// let locks = tenure::Locks::memory();
+/// let _ = locks.mutex("nightly")?.lock().await?;
+/// let guard = locks.mutex("nightly")?.lock().await?; // not held by the line above
+/// assert!(locks.mutex("nightly")?.try_lock().await?.is_none());
+/// guard.release().await?;
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+///
+/// # Guarantees
+/// While [`is_held`](Self::is_held), nobody else holds the lock, as long as the store loses no write that it acknowledged
+/// and its clock does not jump. A guard that is renewed is good until it is released, lost, or held for
+/// [`max_hold`](crate::Options::max_hold). Where that is not enough, let the resource compare [`fence`](Self::fence).
+#[must_use = "the lock is released when its guard is dropped"]
+pub struct Guard {
+    /// `None` only in the moment in which it is released, detached or dropped.
+    held: Option<Held>,
+    name: LockName,
+    home: Arc<Home>,
+}
+
+impl Guard {
+    pub(crate) fn new(home: &Arc<Home>, name: &LockName, held: Held) -> Self {
+        Self { held: Some(held), name: name.clone(), home: Arc::clone(home) }
+    }
+
+    fn lease(&self) -> &Arc<Lease> {
+        &self.held.as_ref().expect("a guard has its hold until it is consumed").lease
+    }
+
+    /// The lock's name, without the prefix.
+    pub fn name(&self) -> &LockName {
+        &self.name
+    }
+
+    /// Who holds: fresh for this acquisition.
+    pub fn owner(&self) -> &Owner {
+        &self.lease().owner
+    }
+
+    /// The fencing token: greater than that of every earlier grant of this name, and the same for as long as this guard
+    /// lives. A resource that stores the greatest token it has seen, and refuses smaller ones together with the write they
+    /// come with, is safe even from a holder that does not know yet that it has lost the lock.
+    pub fn fence(&self) -> u64 {
+        self.lease().fence
+    }
+
+    /// How long until [`lost`](Self::lost) would resolve if nothing were renewed any more; zero once it has.
+    pub fn remaining(&self) -> Duration {
+        self.lease().remaining(&self.home.engine)
+    }
+
+    /// Whether the lock is still held, as far as can be known without asking: `remaining() > 0`.
+    pub fn is_held(&self) -> bool {
+        !self.remaining().is_zero()
+    }
+
+    /// Resolves when the lock is no longer held.
+    pub fn lost(&self) -> Lost {
+        Lost::new(&self.home.engine, self.lease())
+    }
+
+    /// Asks the store whether the lock is still held: for the moment before a write that cannot be fenced.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost; it asks and changes nothing.
+    ///
+    /// # Errors
+    /// `is_lost` when it is not held; `is_unreachable` or `is_refused` when the store did not say.
+    pub async fn verify(&self) -> Result<()> {
+        self.ask(Verb::Inspect).await.map(|_| ())
+    }
+
+    /// Sets the lease anew, to a whole [`ttl`](crate::Options::ttl) from now. Only needed with
+    /// [`Renewal::Off`](crate::Renewal::Off).
+    ///
+    /// # Cancel safety
+    /// The request may still be carried out; the lease is then longer than [`remaining`](Self::remaining) says.
+    ///
+    /// # Errors
+    /// `is_lost` when it is not held any more; `is_unknown` when no answer came: ask again.
+    pub async fn renew(&self) -> Result<()> {
+        self.set_lease(None).await
+    }
+
+    async fn set_lease(&self, bind: Option<Bind>) -> Result<()> {
+        let (engine, lease) = (&self.home.engine, self.lease());
+        let sent = engine.now();
+        let ttl = lease.ttl_from(sent);
+        self.ask(Verb::Renew { ttl_ms: lease::millis(ttl), bind }).await?;
+        lease.renewed(sent, engine.now(), ttl);
+        Ok(())
+    }
+
+    /// Asks about this hold, within what is left of it.
+    async fn ask(&self, verb: Verb) -> Result<Answer> {
+        let (engine, lease) = (&self.home.engine, self.lease());
+        if let Some(lost) = lease.outcome(engine) {
+            return Err(lost);
+        }
+        let within = lease.op_timeout.min(lease.remaining(engine)).max(Duration::from_millis(1));
+        match engine.call(&lease.name, lease.rule, &lease.owner, verb, within).await {
+            Ok(answer) => match lease.refusal(&answer) {
+                Some(reason) => {
+                    lease.lose(engine, reason);
+                    Err(lease.outcome(engine).expect("a lease that was just lost has an outcome"))
+                }
+                None => Ok(answer),
+            },
+            Err(failure) if verb == Verb::Inspect => Err(engine.silent(&self.name, failure)),
+            Err(failure) => Err(engine.failed(&self.name, failure)),
+        }
+    }
+
+    /// Releases the lock and says how it went.
+    ///
+    /// # Cancel safety
+    /// Dropped, it goes on in the background.
+    ///
+    /// # Errors
+    /// `is_lost` when it was not held any more, so that somebody else may have held it meanwhile; `is_unknown` when the
+    /// store did not answer within [`op_timeout`](crate::Options::op_timeout): the release goes on in the background until
+    /// the lease is over.
+    pub async fn release(mut self) -> Result<()> {
+        match self.held.take() {
+            Some(held) => release::release(held).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Lets go without releasing, so that [`Locks::resume`](crate::Locks::resume) can take over in another process: renews
+    /// once, for a whole ttl, and stops renewing. From here on only the lease ends the hold.
+    ///
+    /// # Cancel safety
+    /// Dropped, the lock is released, as when the guard is dropped.
+    ///
+    /// # Errors
+    /// As [`renew`](Self::renew); the lock is then released.
+    ///
+    /// # Examples
+    /// ```
+    /// # tenure::block_on(async {
+    /// let locks = tenure::Locks::memory();
+    /// let owner = locks.mutex("deploy")?.lock().await?.detach().await?;
+    /// let line = owner.to_string(); // to the other process
+    /// let guard = locks.resume("deploy", &line.parse()?).await?.expect("it is not over yet");
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub async fn detach(mut self) -> Result<Owner> {
+        self.set_lease(Some(Bind::Lease)).await?;
+        let owner = self.owner().clone();
+        if let Some(held) = self.held.take() {
+            held.disarm();
+        }
+        Ok(owner)
+    }
+
+    /// Does `work` under the lock, and releases it.
+    ///
+    /// The work is dropped at its next await when the lock is lost. That does not stop a thread, a task it has spawned, or a
+    /// loop that never awaits: that is what [`Options::grace`](crate::Options::grace), [`verify`](Self::verify) and
+    /// [`fence`](Self::fence) are for.
+    ///
+    /// # Cancel safety
+    /// The work is dropped first, then the lock released.
+    ///
+    /// # Errors
+    /// `is_lost` when the lock was lost before the work was done, or the release hears that it was. A release that the store
+    /// does not answer keeps the work's value and goes on in the background.
+    ///
+    /// # Examples
+    /// ```
+    /// # tenure::block_on(async {
+    /// let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("draw:noon")?.lock().await?;
+    /// let token = guard.run(async |guard| guard.fence()).await?;
+    /// assert!(token > 0);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub async fn run<T>(self, work: impl AsyncFnOnce(&Self) -> T) -> Result<T> {
+        let value = match select(self.lost(), pin!(work(&self))).await {
+            Either::Left((lost, _)) => return Err(lost),
+            Either::Right((value, _)) => value,
+        };
+        match self.release().await {
+            Err(error) if error.is_lost() => Err(error),
+            _ => Ok(value),
+        }
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard").field("name", &self.name).field("held", &self.held).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,200 @@
+use std::sync::Arc;
+
+use crate::engine::acquire::Ask;
+use crate::engine::{Engine, Home};
+use crate::error::{Error, Result};
+use crate::guard::Guard;
+use crate::mutex::Mutex;
+use crate::name::{LockName, Quoted};
+use crate::options::Options;
+use crate::owner::Owner;
+use crate::protocol::{Answer, Fence, Rule, Verb, Whose};
+use crate::runtime::{Driver, Runtime};
+use crate::status::{Listing, Status};
+use crate::store::Store;
+use crate::store::memory::Memory;
+
+/// A store of locks, and the only handle that a program needs. Cheap to clone.
+///
+/// It owns one thread, which dials, renews and releases. So no future of this crate needs a runtime of the caller's, and
+/// nothing the caller does to its own can cost a lease. The thread ends with the last handle: `Locks`, face or guard. After
+/// a `fork` the child has no such thread: connect anew there.
+///
+/// # Examples
+/// ```
+/// # tenure::block_on(async {
+/// use tenure::Locks;
+///
+/// let locks = Locks::connect("memory:").await?;
+/// let guard = locks.mutex("orders:42")?.lock().await?;
+/// guard.release().await?;
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct Locks {
+    home: Arc<Home>,
+    options: Arc<Options>,
+}
+
+impl Locks {
+    /// Opens a store and makes sure that it answers.
+    ///
+    /// | URL | locks live |
+    /// |---|---|
+    /// | `memory:` | in this process; two connects are two stores |
+    /// | `memory:NAME` | in this process; the same name is the same store |
+    /// | `file:DIR` | in this directory, for all processes of this machine |
+    ///
+    /// # Errors
+    /// `is_invalid` when the URL cannot be right; `is_unreachable` when nobody answers within
+    /// [`op_timeout`](Options::op_timeout); `is_refused` when the store may not be used.
+    pub async fn connect(url: &str) -> Result<Self> {
+        let locks = Self::open(url)?;
+        let store = &locks.home.engine.store;
+        match store.ready(locks.options.op_timeout).await {
+            Ok(()) => Ok(locks),
+            Err(failure) => Err(Error::silent(None, store.url(), failure)),
+        }
+    }
+
+    /// Opens a store without I/O: the first use dials. For statics, and for programs that start before their store.
+    ///
+    /// # Errors
+    /// `is_invalid` when the URL cannot be right; `is_unreachable` when the system starts no thread.
+    pub fn open(url: &str) -> Result<Self> {
+        let driver = Driver::start().map_err(|error| Error::no_thread(url, error))?;
+        let store = open_store(url, &driver)?;
+        Ok(Self::on(store, Arc::clone(&driver) as _, Some(driver)))
+    }
+
+    /// A store in memory of its own, shared by clones.
+    ///
+    /// Under tokio's paused clock its leases still run in real time: they are kept by a thread that the pause does not reach.
+    ///
+    /// # Panics
+    /// When the system starts no thread.
+    pub fn memory() -> Self {
+        Self::open("memory:").expect("the system starts a thread")
+    }
+
+    pub(crate) fn on(store: Arc<dyn Store>, runtime: Arc<dyn Runtime>, driver: Option<Arc<Driver>>) -> Self {
+        let home = Home::new(Engine::new(store, runtime), driver);
+        Self { home, options: Arc::default() }
+    }
+
+    /// The same store with other defaults.
+    ///
+    /// # Errors
+    /// `is_invalid` when an option, or two together, cannot be right.
+    pub fn with(&self, options: Options) -> Result<Self> {
+        options.check()?;
+        Ok(Self { home: Arc::clone(&self.home), options: Arc::new(options) })
+    }
+
+    /// The defaults in force.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// A lock with one holder at a time.
+    ///
+    /// # Errors
+    /// `is_invalid` when the name cannot be one; `is_unsupported` when the store keeps no such locks.
+    pub fn mutex(&self, name: &str) -> Result<Mutex> {
+        let full = self.options.full_name(name)?;
+        let store = &self.home.engine.store;
+        store.supports(Rule::Mutex).map_err(|reason| {
+            Error::unsupported(
+                store.url(),
+                format!("store {} keeps no {}: {reason}", store.url(), Rule::Mutex.kind()),
+            )
+        })?;
+        Ok(Mutex::new(&self.home, &self.options, LockName::new(name)?, full))
+    }
+
+    /// Takes over a hold that [`Guard::detach`] let go, perhaps in another process: `None` when it is over. The lease is set
+    /// anew, to this `Locks`' ttl, and renewed from here on. Two processes that resume one owner both hold.
+    ///
+    /// # Cancel safety
+    /// The lease may have been renewed; nothing else is changed.
+    ///
+    /// # Errors
+    /// `is_mismatch`, `is_unreachable`, `is_refused`; `is_unknown` when no answer came: ask again.
+    pub async fn resume(&self, name: &str, owner: &Owner) -> Result<Option<Guard>> {
+        let (name, full) = (LockName::new(name)?, self.options.full_name(name)?);
+        let ask = Ask::of(&self.home.engine, full, Rule::Mutex, owner.clone(), &self.options);
+        Ok(ask.resume().await?.map(|held| Guard::new(&self.home, &name, held)))
+    }
+
+    /// Who holds a lock: `None` when nobody does.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost; it asks and changes nothing.
+    ///
+    /// # Errors
+    /// `is_unreachable`, `is_refused`.
+    pub async fn inspect(&self, name: &str) -> Result<Option<Status>> {
+        self.ask_as_anyone(name, Verb::Inspect).await
+    }
+
+    /// The locks whose names begin with `prefix`, those that are held. What comes and goes meanwhile may or may not show.
+    ///
+    /// # Errors
+    /// `is_invalid` when the prefix cannot begin a name.
+    pub fn list(&self, prefix: &str) -> Result<Listing> {
+        if !prefix.is_empty() {
+            self.options.full_name(prefix)?;
+        }
+        Ok(Listing::new(&self.home, &self.options, prefix))
+    }
+
+    /// Ends the hold of whoever has the lock, and says whose it was: `None` when nobody held it. The holder hears of it at its
+    /// next renewal, at the latest when its lease is over. For operators; it breaks exclusion for the holder's last moments.
+    ///
+    /// # Cancel safety
+    /// The request may still be carried out.
+    ///
+    /// # Errors
+    /// `is_unreachable`, `is_refused`; `is_unknown` when no answer came.
+    pub async fn force_release(&self, name: &str) -> Result<Option<Status>> {
+        let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: Whose::Anyone };
+        self.ask_as_anyone(name, verb).await
+    }
+
+    async fn ask_as_anyone(&self, name: &str, verb: Verb) -> Result<Option<Status>> {
+        let (name, full) = (LockName::new(name)?, self.options.full_name(name)?);
+        let engine = &self.home.engine;
+        let owner = Owner::fresh(&self.options.label, &*engine.runtime);
+        match engine.call(&full, Rule::Mutex, &owner, verb, self.options.op_timeout).await {
+            Ok(Answer::Found(found)) => Ok(Some(Status::new(name, found))),
+            Ok(Answer::Free) => Ok(None),
+            Ok(answer) => Err(engine.nonsense(&full, &answer)),
+            Err(failure) if verb == Verb::Inspect => Err(engine.silent(&full, failure)),
+            Err(failure) => Err(engine.failed(&full, failure)),
+        }
+    }
+
+    /// Waits until the releases in the background are done, at most [`op_timeout`](Options::op_timeout). For programs whose
+    /// `Locks` is a `static`, which is never dropped.
+    ///
+    /// # Cancel safety
+    /// The releases go on.
+    ///
+    /// # Errors
+    /// `is_unreachable` when some are left; they go on.
+    pub async fn shutdown(self) -> Result<()> {
+        self.home.engine.flushed_within(self.options.op_timeout).await
+    }
+}
+
+fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
+    let runtime = || Arc::clone(driver) as Arc<dyn Runtime>;
+    match url.split_once(':') {
+        Some(("memory", "")) => Ok(Arc::new(Memory::new(runtime(), url))),
+        Some(("memory", _)) => Ok(Arc::new(Memory::named(runtime(), url))),
+        _ => Err(Error::invalid(format!(
+            "a store's URL reads `memory:`, `memory:NAME` or `file:DIR`, and this one begins with {}",
+            Quoted(url.split_once(':').map_or(url, |(scheme, _)| scheme))
+        ))),
+    }
+}

@@ -1,0 +1,102 @@
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::Home;
+use crate::engine::acquire::{Ask, Wait, acquire};
+use crate::error::Result;
+use crate::guard::Guard;
+use crate::name::LockName;
+use crate::options::Options;
+use crate::protocol::Rule;
+
+/// One holder at a time, among all processes that use the same name on the same store.
+///
+/// The value is stateless and cheap to clone: each call is an acquisition with an owner of its own, so two `lock`s of one
+/// `Mutex` exclude each other, and one task that locks it twice waits for itself.
+///
+/// # Guarantees
+/// - *Exclusion* while the guard [`is_held`](Guard::is_held): see there what it rests on.
+/// - *Order*: none is promised. In a process, callers are served in the order in which they came; between processes the
+///   first to ask after a release wins, and a process that hands over inside itself leaves others a turn now and then.
+/// - *A crash* costs one lease ([`Options::ttl`](crate::Options::ttl)), and on the `file:` store nothing: the lock is free at once.
+/// - *Tokens* ([`Guard::fence`]) grow from grant to grant.
+///
+/// # Examples
+/// ```
+/// # tenure::block_on(async {
+/// let locks = tenure::Locks::memory();
+/// let Some(guard) = locks.mutex("draw:noon")?.try_lock().await? else { return Ok(()) };
+/// // … the draw, with guard.fence() in each write …
+/// guard.release().await?;
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Mutex {
+    home: Arc<Home>,
+    options: Arc<Options>,
+    name: LockName,
+    full: LockName,
+}
+
+impl Mutex {
+    pub(crate) fn new(home: &Arc<Home>, options: &Arc<Options>, name: LockName, full: LockName) -> Self {
+        Self { home: Arc::clone(home), options: Arc::clone(options), name, full }
+    }
+
+    /// The lock's name, without the prefix.
+    pub fn name(&self) -> &LockName {
+        &self.name
+    }
+
+    /// Waits until the lock is granted.
+    ///
+    /// There is no limit for the holder; compose with a timeout, or use [`try_lock_for`](Self::try_lock_for). For a store
+    /// that does not answer at all the limit is [`Options::patience`](crate::Options::patience).
+    ///
+    /// # Cancel safety
+    /// Dropped, it leaves the queue; what may have been granted is released in the background.
+    ///
+    /// # Errors
+    /// `is_unreachable`, `is_refused`, or `is_mismatch` when the name is in use as another kind.
+    pub async fn lock(&self) -> Result<Guard> {
+        match self.acquire(Wait::Forever).await? {
+            Some(guard) => Ok(guard),
+            None => unreachable!("a wait without a limit ends with a grant or an error"),
+        }
+    }
+
+    /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when somebody else holds it.
+    ///
+    /// # Cancel safety
+    /// As [`lock`](Self::lock).
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock).
+    pub async fn try_lock(&self) -> Result<Option<Guard>> {
+        self.acquire(Wait::Once).await
+    }
+
+    /// Waits for this long, also when the store is down or silent: `None` when somebody else holds the lock all the time.
+    ///
+    /// # Cancel safety
+    /// As [`lock`](Self::lock).
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock); `is_unreachable` too when the store is silent at the limit.
+    pub async fn try_lock_for(&self, limit: Duration) -> Result<Option<Guard>> {
+        self.acquire(Wait::For(limit)).await
+    }
+
+    async fn acquire(&self, wait: Wait) -> Result<Option<Guard>> {
+        let ask = Ask::new(&self.home.engine, self.full.clone(), Rule::Mutex, &self.options);
+        let held = acquire(ask, wait).await?;
+        Ok(held.map(|held| Guard::new(&self.home, &self.name, held)))
+    }
+}
+
+impl fmt::Debug for Mutex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Mutex").field(&self.name).finish()
+    }
+}

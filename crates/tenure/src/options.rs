@@ -1,0 +1,211 @@
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::name::{LockName, Quoted};
+use crate::owner::check_label;
+use crate::protocol::lease::{TTL_MAX, TTL_MIN, margin};
+
+/// How locks are held; the defaults suit a service on a network.
+///
+/// Set with chained setters and handed to [`Locks::with`](crate::Locks::with), which checks them:
+///
+/// ```
+/// use std::time::Duration;
+/// use tenure::{Locks, Options};
+///
+/// let locks = Locks::memory().with(Options::new().ttl(Duration::from_secs(60)).label("reports"))?;
+/// assert_eq!(locks.options().ttl, Duration::from_secs(60));
+/// # Ok::<(), tenure::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Options {
+    /// The lease: how long the lock outlives a holder that is gone. 50 ms to 1 year; 15 s unless set. It ends 1 % and 2 ms
+    /// sooner on this side, for clocks that run at different speeds.
+    pub ttl: Duration,
+    /// Whether the lease is renewed while the guard lives. Automatic unless set: after a third of the lease, at most a
+    /// minute after the last time.
+    pub renewal: Renewal,
+    /// The longest time for which one guard may hold, however often it is renewed. No limit unless set.
+    pub max_hold: Option<Duration>,
+    /// How long before the lease can be somebody else's the loss is announced, so that work can be stopped in time. At
+    /// most a third of the lease; zero unless set.
+    pub grace: Duration,
+    /// Bind the hold to the children of this process too, where the store is on this machine (`file:`): the lock is free
+    /// when the last process of the work is gone. Off unless set; stores elsewhere know leases only.
+    pub inherit_liveness: bool,
+    /// How long one request to the store may take. 1 s unless set.
+    pub op_timeout: Duration,
+    /// How long [`lock`](crate::Mutex::lock) goes on asking a store that does not answer at all. 60 s unless set.
+    pub patience: Duration,
+    /// Who holds, for people: the first part of each owner. Up to 64 of `A-Z a-z 0-9 . _ -`; empty unless set.
+    pub label: String,
+    /// Put before each name to make the store's key. Empty unless set.
+    pub prefix: String,
+}
+
+/// Whether a lease is renewed while its guard lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Renewal {
+    /// In the background, until the guard is released or dropped, its lease is lost, or `max_hold` is reached.
+    Automatic,
+    /// Only by [`Guard::renew`](crate::Guard::renew).
+    Off,
+}
+
+impl Options {
+    /// The defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets [`ttl`](Self::ttl).
+    #[must_use]
+    pub fn ttl(self, ttl: Duration) -> Self {
+        Self { ttl, ..self }
+    }
+
+    /// Sets [`renewal`](Self::renewal).
+    #[must_use]
+    pub fn renewal(self, renewal: Renewal) -> Self {
+        Self { renewal, ..self }
+    }
+
+    /// Sets [`max_hold`](Self::max_hold).
+    #[must_use]
+    pub fn max_hold(self, max_hold: Duration) -> Self {
+        Self { max_hold: Some(max_hold), ..self }
+    }
+
+    /// Sets [`grace`](Self::grace).
+    #[must_use]
+    pub fn grace(self, grace: Duration) -> Self {
+        Self { grace, ..self }
+    }
+
+    /// Sets [`inherit_liveness`](Self::inherit_liveness).
+    #[must_use]
+    pub fn inherit_liveness(self, inherit_liveness: bool) -> Self {
+        Self { inherit_liveness, ..self }
+    }
+
+    /// Sets [`op_timeout`](Self::op_timeout).
+    #[must_use]
+    pub fn op_timeout(self, op_timeout: Duration) -> Self {
+        Self { op_timeout, ..self }
+    }
+
+    /// Sets [`patience`](Self::patience).
+    #[must_use]
+    pub fn patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// Sets [`label`](Self::label).
+    #[must_use]
+    pub fn label(self, label: impl Into<String>) -> Self {
+        Self { label: label.into(), ..self }
+    }
+
+    /// Sets [`prefix`](Self::prefix).
+    #[must_use]
+    pub fn prefix(self, prefix: impl Into<String>) -> Self {
+        Self { prefix: prefix.into(), ..self }
+    }
+
+    /// Says what cannot be right, before anything depends on it.
+    pub(crate) fn check(&self) -> Result<()> {
+        let wrong = |what: String| Err(Error::invalid(what));
+        if self.ttl < TTL_MIN || self.ttl > TTL_MAX {
+            return wrong(format!("a ttl is from 50 ms to 365 days, and this one is {:?}", self.ttl));
+        }
+        if self.max_hold.is_some_and(|hold| hold < TTL_MIN || hold > TTL_MAX) {
+            return wrong(format!("max_hold is from 50 ms to 365 days, and this one is {:?}", self.max_hold));
+        }
+        let lease = self.lease();
+        if self.grace > lease / 3 {
+            let most = lease / 3;
+            return wrong(format!(
+                "grace is at most a third of the lease, here {most:?}, and this one is {:?}",
+                self.grace
+            ));
+        }
+        if self.op_timeout < Duration::from_millis(1) || self.op_timeout > TTL_MAX {
+            return wrong(format!(
+                "op_timeout is from 1 ms to 365 days, and this one is {:?}",
+                self.op_timeout
+            ));
+        }
+        if self.patience > TTL_MAX {
+            return wrong(format!("patience is at most 365 days, and this one is {:?}", self.patience));
+        }
+        if self.prefix.starts_with("tenure:") || self.prefix.len() > LockName::MAX_BYTES / 2 {
+            let shown = Quoted(&self.prefix);
+            return wrong(format!(
+                "a prefix has at most 32 KiB and does not begin with `tenure:`, and this one is {shown}"
+            ));
+        }
+        check_label(&self.label)?;
+        debug_assert!(margin(lease) + self.grace < lease, "the checks leave something of every lease");
+        Ok(())
+    }
+
+    /// The first lease: `max_hold` clips it.
+    pub(crate) fn lease(&self) -> Duration {
+        self.ttl.min(self.max_hold.unwrap_or(self.ttl))
+    }
+
+    /// The store's name of a lock.
+    pub(crate) fn full_name(&self, name: &str) -> Result<LockName> {
+        let name = LockName::new(name)?;
+        if self.prefix.is_empty() {
+            Ok(name)
+        } else {
+            LockName::new(&format!("{}{}", self.prefix, name.as_str()))
+        }
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            ttl: Duration::from_secs(15),
+            renewal: Renewal::Automatic,
+            max_hold: None,
+            grace: Duration::ZERO,
+            inherit_liveness: false,
+            op_timeout: Duration::from_secs(1),
+            patience: Duration::from_secs(60),
+            label: String::new(),
+            prefix: String::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_that_cannot_be_right_are_refused_with_what_would_be() {
+        let ms = Duration::from_millis;
+        let wrong = [
+            Options::new().ttl(Duration::ZERO),
+            Options::new().ttl(ms(49)),
+            Options::new().ttl(Duration::MAX),
+            Options::new().max_hold(ms(1)),
+            Options::new().ttl(ms(300)).grace(ms(101)),
+            Options::new().max_hold(ms(300)).grace(ms(101)),
+            Options::new().op_timeout(Duration::ZERO),
+            Options::new().patience(Duration::MAX),
+            Options::new().label("a b"),
+            Options::new().prefix("tenure:x"),
+        ];
+        for options in wrong {
+            let error = options.check().expect_err("no options");
+            assert!(error.is_invalid() && error.to_string().contains("this one is"), "{error}");
+        }
+        assert!(Options::new().ttl(ms(50)).grace(ms(16)).check().is_ok());
+    }
+}

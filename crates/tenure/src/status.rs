@@ -1,0 +1,103 @@
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::engine::Home;
+use crate::error::{Error, Result};
+use crate::name::LockName;
+use crate::options::Options;
+use crate::owner::Owner;
+use crate::protocol::{Found, Holding, Kind, ours};
+use crate::store::{Cursor, Page};
+use std::sync::Arc;
+
+/// Who holds a lock, as the store saw it when it was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Status {
+    /// The lock's name, without the prefix.
+    pub name: LockName,
+    /// What stands at the name.
+    pub kind: Kind,
+    /// Who holds it.
+    pub holders: Vec<Holder>,
+    /// Who waits for it, in order, where the kind keeps a queue.
+    pub waiters: Vec<Holder>,
+}
+
+/// One holder or waiter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// Who it is; `None` for a foreign client, which [`value`](Self::value) shows.
+    pub owner: Option<Owner>,
+    /// What is written at the key, as it is.
+    pub value: String,
+    /// The token; 0 if it has none.
+    pub fence: u64,
+    /// How long until its lease ends; `None` if it has no end, as a foreign client can leave it.
+    pub remaining: Option<Duration>,
+}
+
+impl Holder {
+    /// When it was granted, by the store's clock: tokens are made from it. `None` without a token.
+    pub fn since(&self) -> Option<SystemTime> {
+        (self.fence > 0).then(|| UNIX_EPOCH + Duration::from_micros(self.fence))
+    }
+}
+
+impl Status {
+    pub(crate) fn new(name: LockName, found: Found) -> Self {
+        let holders = |all: Vec<Holding>| all.into_iter().map(holder).collect();
+        Self { name, kind: found.kind, holders: holders(found.holders), waiters: holders(found.waiters) }
+    }
+}
+
+fn holder(Holding { value, left_ms }: Holding) -> Holder {
+    let (owner, fence) = ours(&value).map_or((None, 0), |(owner, fence)| (Some(owner), fence));
+    Holder { owner, value, fence, remaining: left_ms.map(Duration::from_millis) }
+}
+
+/// The locks of a store, one after the other: see [`Locks::list`](crate::Locks::list).
+#[derive(Debug)]
+pub struct Listing {
+    home: Arc<Home>,
+    options: Arc<Options>,
+    prefix: String,
+    page: std::vec::IntoIter<(LockName, Found)>,
+    next: Option<Cursor>,
+}
+
+impl Listing {
+    pub(crate) fn new(home: &Arc<Home>, options: &Arc<Options>, prefix: &str) -> Self {
+        let prefix = format!("{}{prefix}", options.prefix);
+        let (home, options, page) = (Arc::clone(home), Arc::clone(options), Vec::new().into_iter());
+        Self { home, options, prefix, page, next: Some(Cursor::default()) }
+    }
+
+    /// The next lock; `None` after the last.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost: the next call goes on where this one was.
+    ///
+    /// # Errors
+    /// `is_unreachable` or `is_refused` when the store did not say; the next call asks again.
+    pub async fn next(&mut self) -> Result<Option<Status>> {
+        loop {
+            if let Some((full, found)) = self.page.next() {
+                let name = full
+                    .as_str()
+                    .strip_prefix(&self.options.prefix)
+                    .and_then(|name| LockName::new(name).ok());
+                match name {
+                    Some(name) => return Ok(Some(Status::new(name, found))),
+                    None => continue, // the prefix alone: a key of somebody else's
+                }
+            }
+            let Some(from) = &self.next else { return Ok(None) };
+            let store = &self.home.engine.store;
+            let page = store.list(&self.prefix, from.clone(), self.options.op_timeout).await;
+            let Page { locks, next } = page.map_err(|failure| Error::silent(None, store.url(), failure))?;
+            self.page = locks.into_iter();
+            self.next = next;
+        }
+    }
+}
