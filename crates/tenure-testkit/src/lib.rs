@@ -1,1 +1,3 @@
-//! Test kit of tenure.
+//! Test kit of tenure: the conformance suite that every store passes.
+
+pub mod conformance;

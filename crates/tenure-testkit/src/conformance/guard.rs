@@ -1,0 +1,161 @@
+//! What a guard says and does, and the handle's other calls.
+
+use std::time::Duration;
+
+use futures_util::future::pending;
+use tenure::{Kind, Owner, Renewal};
+
+use super::{Place, TTL, options};
+
+/// So that a task that waits for the loss ends.
+pub async fn a_released_lock_is_free_and_its_signal_says_released(place: &Place) {
+    let locks = place.client();
+    let guard = locks.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let (lost, again) = (guard.lost(), guard.lost().clone());
+    guard.release().await.expect("a release");
+    assert!(locks.inspect("x").await.expect("an answer").is_none());
+    for signal in [lost, again] {
+        let error = place.within(TTL, signal).await;
+        assert!(error.is_released() && !error.is_lost(), "{error}");
+    }
+}
+
+/// In the background, long before the lease would.
+pub async fn a_dropped_guard_releases(place: &Place) {
+    let locks = place.client_with(options().ttl(Duration::from_secs(20)));
+    drop(locks.mutex("x").expect("a name").lock().await.expect("a free lock"));
+    let freed = async {
+        while locks.inspect("x").await.expect("an answer").is_some() {
+            place.sleep(Duration::from_millis(2)).await;
+        }
+    };
+    place.within(2 * TTL, freed).await;
+}
+
+/// After a release, an expiry and a forced release, whoever asks.
+pub async fn tokens_grow_from_grant_to_grant(place: &Place) {
+    let clients = [place.client(), place.client_with(options().renewal(Renewal::Off))];
+    let mut last = 0;
+    for turn in 0..9 {
+        let locks = &clients[turn % 2];
+        let guard = locks.mutex("x").expect("a name").lock().await.expect("a grant");
+        assert!(guard.fence() > last, "{} after {last}", guard.fence());
+        last = guard.fence();
+        match turn % 3 {
+            0 => guard.release().await.expect("a release"),
+            1 => drop(locks.force_release("x").await.expect("an answer").expect("a holder")),
+            _ => drop(guard),
+        }
+    }
+}
+
+/// An operator's last resort.
+pub async fn a_forced_release_says_whose_it_was_and_the_holder_is_told(place: &Place) {
+    let (ours, theirs) = (place.client(), place.client());
+    let guard = ours.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let forced = theirs.force_release("x").await.expect("an answer").expect("a holder");
+    assert_eq!(forced.holders[0].owner.as_ref(), Some(guard.owner()));
+    assert!(guard.verify().await.expect_err("it was forced").is_lost());
+    let error = place.within(TTL, guard.lost()).await;
+    assert!(error.is_lost() && error.to_string().contains("gone"), "{error}");
+    assert!(theirs.mutex("x").expect("a name").try_lock().await.expect("an answer").is_some());
+}
+
+/// Nobody's is nobody's.
+pub async fn a_released_name_was_not_forced(place: &Place) {
+    assert!(place.client().force_release("x").await.expect("an answer").is_none());
+}
+
+/// Its token stays, and it is renewed from then on.
+pub async fn a_detached_hold_is_resumed_with_its_token(place: &Place) {
+    let (ours, theirs) = (place.client(), place.client());
+    let guard = ours.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let (fence, lost) = (guard.fence(), guard.lost());
+    let line = guard.detach().await.expect("a detached hold").to_string();
+    assert!(place.within(TTL, lost).await.is_released());
+    let owner: Owner = line.parse().expect("an owner");
+    let resumed = theirs.resume("x", &owner).await.expect("an answer").expect("it is not over");
+    assert_eq!((resumed.fence(), resumed.owner()), (fence, &owner));
+    assert!(ours.mutex("x").expect("a name").try_lock_for(2 * TTL).await.expect("an answer").is_none());
+    resumed.release().await.expect("a release");
+    assert!(theirs.resume("x", &owner).await.expect("an answer").is_none(), "a release is final");
+}
+
+/// Nobody renews what nobody holds.
+pub async fn a_detached_hold_ends_with_its_lease(place: &Place) {
+    let (ours, theirs) = (place.client(), place.client());
+    let guard = ours.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let owner = guard.detach().await.expect("a detached hold");
+    let mutex = theirs.mutex("x").expect("a name");
+    assert!(mutex.try_lock().await.expect("an answer").is_none());
+    let next = place.within(2 * TTL, mutex.lock()).await.expect("a grant");
+    assert!(ours.resume("x", &owner).await.expect("an answer").is_none());
+    next.verify().await.expect("still held");
+}
+
+/// Whoever else asks gets nothing and changes nothing.
+pub async fn only_the_owner_can_resume(place: &Place) {
+    let locks = place.client();
+    let guard = locks.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let other = Owner::new("other").expect("an owner");
+    assert!(locks.resume("x", &other).await.expect("an answer").is_none());
+    assert!(locks.resume("y", &other).await.expect("an answer").is_none());
+    guard.verify().await.expect("still held");
+}
+
+/// The value of the work, and a free lock.
+pub async fn run_returns_what_the_work_returns_and_releases(place: &Place) {
+    let locks = place.client();
+    let guard = locks.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let fence = guard.fence();
+    assert_eq!(guard.run(async |guard| guard.fence()).await.expect("a value"), fence);
+    assert!(locks.inspect("x").await.expect("an answer").is_none());
+}
+
+/// At its next await.
+pub async fn run_stops_the_work_when_the_lock_is_lost(place: &Place) {
+    let locks = place.client();
+    let guard = locks.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let forced = async {
+        place.sleep(TTL / 10).await;
+        locks.force_release("x").await.expect("an answer").expect("a holder");
+    };
+    let work = guard.run(async |_| pending::<()>().await);
+    let (result, ()) = futures_util::future::join(place.within(2 * TTL, work), forced).await;
+    assert!(result.expect_err("it was lost").is_lost());
+}
+
+/// With the label, the token and what is left of the lease; the prefix is not shown.
+pub async fn inspect_shows_the_holder_and_list_the_names(place: &Place) {
+    let locks = place.client_with(options().label("nightly").prefix("p:"));
+    assert!(locks.inspect("x/1").await.expect("an answer").is_none());
+    let guard = locks.mutex("x/1").expect("a name").lock().await.expect("a free lock");
+    let _other = locks.mutex("x/2").expect("a name").lock().await.expect("a free lock");
+    let _third = locks.mutex("y").expect("a name").lock().await.expect("a free lock");
+    let status = locks.inspect("x/1").await.expect("an answer").expect("a holder");
+    let holder = &status.holders[0];
+    assert_eq!((status.name.as_str(), status.kind, status.holders.len()), ("x/1", Kind::Mutex, 1));
+    assert_eq!((holder.owner.as_ref(), holder.fence), (Some(guard.owner()), guard.fence()));
+    assert_eq!(guard.owner().label(), "nightly");
+    assert!(holder.remaining.is_some_and(|left| left <= TTL));
+
+    let mut names = Vec::new();
+    let mut listing = locks.list("x/").expect("a prefix");
+    while let Some(status) = listing.next().await.expect("an answer") {
+        names.push(status.name.as_str().to_owned());
+    }
+    names.sort();
+    assert_eq!(names, ["x/1", "x/2"]);
+}
+
+/// For a `static`, which is never dropped.
+pub async fn shutdown_waits_for_guards_that_were_dropped(place: &Place) {
+    let (ours, theirs) = (place.client_with(options().ttl(Duration::from_secs(20))), place.client());
+    for name in ["x", "y", "z"] {
+        drop(ours.mutex(name).expect("a name").lock().await.expect("a free lock"));
+    }
+    ours.shutdown().await.expect("all released");
+    for name in ["x", "y", "z"] {
+        assert!(theirs.inspect(name).await.expect("an answer").is_none());
+    }
+}
