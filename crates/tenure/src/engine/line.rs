@@ -346,19 +346,16 @@ impl Server {
         let mut timer = self.engine.runtime.sleep_until(until);
         loop {
             match self.event(&mut timer).await {
-                Event::Bell => {
-                    let queue = self.line.queue();
-                    if queue.nudged || queue.closed {
-                        break;
-                    }
-                }
+                // A release of our own, somebody new where nobody was, or the end.
+                Event::Bell => break,
                 // The store's word on a release of our own, after which the next was asked for at once.
                 Event::Message(Some(Wake::Free { by: Some(by) }))
                     if self.line.queue().departed.as_ref() == Some(&by) => {}
                 Event::Message(Some(_)) => break,
                 Event::Message(None) => {
                     self.ears = None;
-                    return;
+                    let pause = self.next_backoff();
+                    return self.engine.runtime.sleep_until(self.engine.now() + pause).await;
                 }
                 Event::Time => return,
             }
