@@ -1,5 +1,6 @@
 //! Where locks live.
 
+pub mod file;
 pub mod memory;
 
 use std::any::Any;

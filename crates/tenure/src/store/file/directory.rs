@@ -1,0 +1,408 @@
+//! The directory itself: its guard, its files, and nothing about locks.
+//!
+//! Everything is relative to one open descriptor of the directory. What changes a file is a method of [`Inside`], which
+//! exists only while this process has the guard's OS lock.
+
+use std::fs::DirBuilder;
+use std::ops::Deref;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use rustix::buffer::spare_capacity;
+use rustix::fs::{
+    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat, renameat, unlinkat,
+};
+use rustix::io::{Errno, pread, pwrite, read, write};
+use tracing::warn;
+
+use super::fault::{failed, shown, unusable};
+use super::record::{HolderId, Ledger, MAX_BYTES, Record, RecordId};
+use crate::protocol::{Now, State};
+use crate::store::Failure;
+
+const GUARD: &str = "guard";
+/// Written under the guard only, so one name is enough.
+const TEMP: &str = "temp";
+const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+/// What a group may do is left to the umask; nobody else needs a lock file.
+const MODE: Mode = Mode::from_raw_mode(0o660);
+/// So many records are looked at in one sweep, from a random place on.
+const SAMPLE: usize = 64;
+
+/// An open directory.
+#[derive(Debug)]
+pub(super) struct Directory {
+    path: PathBuf,
+    dir: OwnedFd,
+    guard: OwnedFd,
+    guard_path: PathBuf,
+    /// Device and inode of the guard: another file at its path is another store.
+    place: (u64, u64),
+    boot: String,
+}
+
+/// What came of asking for the guard.
+pub(super) enum Entered<'a> {
+    Inside(Inside<'a>),
+    /// Another process is inside.
+    Locked,
+    /// Another directory is at the path, or none.
+    Replaced,
+}
+
+/// The directory while its guard is ours.
+pub(super) struct Inside<'a> {
+    directory: &'a Directory,
+    fence: u64,
+}
+
+/// What its flocked file says of a holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    Alive,
+    Dead,
+    /// Its file is gone, or not ours to look at: nothing says that it is dead, so its lease decides.
+    Unknown,
+}
+
+impl Directory {
+    /// Opens the directory, and creates it where there is none.
+    pub(super) fn open(path: &Path) -> Result<Self, Failure> {
+        let create = DirBuilder::new().recursive(true).mode(0o700).create(path);
+        create.map_err(|error| failed("create the directory", path, errno(&error)))?;
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let dir = rustix::fs::open(path, flags, Mode::empty())
+            .map_err(|errno| failed("open the directory", path, errno))?;
+        let guard_path = path.join(GUARD);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let guard = openat(&dir, GUARD, flags, MODE)
+            .map_err(|errno| failed("open the guard file", &guard_path, errno))?;
+        let stat = fstat(&guard).map_err(|errno| failed("look at the guard file", &guard_path, errno))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(unusable(
+                &guard_path,
+                "is no regular file: remove it, or use another directory for the store",
+            ));
+        }
+        warn_of_network(&dir, path);
+        let boot = boot_id()?;
+        Ok(Self { path: path.to_owned(), dir, guard, guard_path, place: (stat.st_dev, stat.st_ino), boot })
+    }
+
+    /// Takes the guard if it is free. Never waits.
+    pub(super) fn enter(&self) -> Result<Entered<'_>, Failure> {
+        match flock(&self.guard, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Ok(Entered::Locked),
+            Err(errno) => return Err(failed("lock", &self.guard_path, errno)),
+        }
+        let mut inside = Inside { directory: self, fence: 0 };
+        if !self.is_in_place()? {
+            return Ok(Entered::Replaced);
+        }
+        let mut bytes = [0; 256];
+        let length = pread(&self.guard, &mut bytes[..], 0)
+            .map_err(|errno| failed("read the guard file", &self.guard_path, errno))?;
+        match Ledger::decode(&bytes[..length]) {
+            Ok(Some(ledger)) if ledger.boot == self.boot => inside.fence = ledger.fence,
+            Ok(Some(ledger)) => {
+                inside.clear()?;
+                inside.set_fence(ledger.fence)?;
+            }
+            Ok(None) => inside.set_fence(0)?,
+            Err(damage) => return Err(unusable(&self.guard_path, &damage.of_ledger())),
+        }
+        Ok(Entered::Inside(inside))
+    }
+
+    /// Whether this directory still is what its path leads to.
+    pub(super) fn is_in_place(&self) -> Result<bool, Failure> {
+        match rustix::fs::stat(&self.guard_path) {
+            Ok(stat) => Ok((stat.st_dev, stat.st_ino) == self.place),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
+            Err(errno) => Err(failed("look at the guard file", &self.guard_path, errno)),
+        }
+    }
+
+    /// The record of one lock. Whole also without the guard, since each change is a rename.
+    pub(super) fn read(&self, id: RecordId) -> Result<Option<Record>, Failure> {
+        let file = id.to_string();
+        let broken = |errno| failed("read the record", &self.path.join(&file), errno);
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let open = match openat(&self.dir, &file, flags, Mode::empty()) {
+            Ok(open) => open,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(broken(errno)),
+        };
+        let mut bytes = Vec::with_capacity(1024);
+        while bytes.len() <= MAX_BYTES {
+            let length = read(&open, spare_capacity(&mut bytes)).map_err(broken)?;
+            if length == 0 || bytes.len() < bytes.capacity() {
+                break;
+            }
+            bytes.reserve(bytes.len());
+        }
+        let record =
+            Record::decode(&bytes).map_err(|damage| unusable(&self.path.join(&file), &damage.of_record()))?;
+        if RecordId::of(&record.name) != id {
+            return Err(self.misplaced(id, &record));
+        }
+        Ok(Some(record))
+    }
+
+    /// What is said of a record that is about another lock than its file.
+    pub(super) fn misplaced(&self, id: RecordId, record: &Record) -> Failure {
+        let why = format!(
+            "is the record of another lock, {}: once nobody holds either, remove the file",
+            record.name
+        );
+        unusable(&self.path.join(id.to_string()), &why)
+    }
+
+    /// Whether a holder is alive: its file is flocked for as long as a process has it open.
+    pub(super) fn life(&self, holder: HolderId) -> Life {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let Ok(file) = openat(&self.dir, holder.to_string(), flags, Mode::empty()) else {
+            return Life::Unknown;
+        };
+        // Shared, so that two who look at once do not take each other for the holder.
+        match flock(&file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Life::Dead,
+            Err(Errno::WOULDBLOCK) => Life::Alive,
+            Err(_) => Life::Unknown,
+        }
+    }
+
+    /// All records and holders, in the order of their file names.
+    pub(super) fn entries(&self) -> Result<(Vec<RecordId>, Vec<HolderId>), Failure> {
+        let broken = |errno| failed("read the directory", &self.path, errno);
+        let (mut records, mut holders) = (Vec::new(), Vec::new());
+        for entry in Dir::read_from(&self.dir).map_err(broken)? {
+            let entry = entry.map_err(broken)?;
+            let Ok(name) = entry.file_name().to_str() else { continue };
+            if let Ok(record) = name.parse() {
+                records.push(record);
+            } else if let Ok(holder) = name.parse() {
+                holders.push(holder);
+            }
+        }
+        records.sort_unstable();
+        holders.sort_unstable();
+        Ok((records, holders))
+    }
+
+    /// Removes the file of a holder of this process's own. Nobody else makes a file of that name, so no guard is needed.
+    pub(super) fn remove_holder(&self, holder: HolderId) {
+        let _ = unlinkat(&self.dir, holder.to_string(), AtFlags::empty());
+    }
+
+    /// The boot that this directory's leases are counted in.
+    pub(super) fn boot(&self) -> &str {
+        &self.boot
+    }
+
+    pub(super) fn fd(&self) -> &OwnedFd {
+        &self.dir
+    }
+
+    pub(super) fn guard_path(&self) -> &Path {
+        &self.guard_path
+    }
+
+    /// Says that records and time do not fit together, as in containers that were each given a boot id of their own.
+    pub(super) fn other_boot(&self) -> Failure {
+        unusable(
+            &self.path,
+            "is in use by processes that see another boot id, such as those of another container: \
+             use a directory of this container's own",
+        )
+    }
+}
+
+impl Inside<'_> {
+    /// The last token given.
+    pub(super) fn fence(&self) -> u64 {
+        self.fence
+    }
+
+    /// Writes the counter. One write within one block: a process that is killed leaves the old or the new.
+    pub(super) fn set_fence(&mut self, fence: u64) -> Result<(), Failure> {
+        let text = Ledger { boot: self.boot.clone(), fence }.encode();
+        let length = pwrite(&self.guard, text.as_bytes(), 0)
+            .map_err(|errno| failed("write the guard file", &self.guard_path, errno))?;
+        if length < text.len() {
+            return Err(failed("write the guard file", &self.guard_path, Errno::NOSPC));
+        }
+        self.fence = fence;
+        Ok(())
+    }
+
+    /// Writes a record whole or not at all.
+    pub(super) fn write(&self, id: RecordId, record: &Record) -> Result<(), Failure> {
+        let path = || self.path.join(TEMP);
+        let temp = self.create(TEMP, OFlags::CLOEXEC).map_err(|errno| failed("create", &path(), errno))?;
+        let text = record.encode();
+        let mut rest = text.as_bytes();
+        while !rest.is_empty() {
+            match write(&temp, rest) {
+                Ok(length) => rest = &rest[length..],
+                Err(errno) => {
+                    self.remove_temp();
+                    return Err(failed("write", &path(), errno));
+                }
+            }
+        }
+        drop(temp);
+        renameat(&self.dir, TEMP, &self.dir, id.to_string()).map_err(|errno| {
+            self.remove_temp();
+            failed("replace the record", &self.path.join(id.to_string()), errno)
+        })
+    }
+
+    /// Removes a record: the lock is free.
+    pub(super) fn remove(&self, id: RecordId) -> Result<(), Failure> {
+        match unlinkat(&self.dir, id.to_string(), AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(failed("remove the record", &self.path.join(id.to_string()), errno)),
+        }
+    }
+
+    /// Creates and flocks the file of a holder. Under the guard, so nobody sees it before it is flocked.
+    pub(super) fn create_holder(&self, holder: HolderId, inherit: bool) -> Result<OwnedFd, Failure> {
+        let name = holder.to_string();
+        let broken = |errno| failed("create the holder file", &self.path.join(&name), errno);
+        let flags = if inherit { OFlags::empty() } else { OFlags::CLOEXEC };
+        let file = self.create(&name, flags).map_err(broken)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|errno| {
+            self.remove_holder(holder);
+            broken(errno)
+        })?;
+        Ok(file)
+    }
+
+    /// Proves that records can be written.
+    pub(super) fn probe(&self) -> Result<(), Failure> {
+        let path = || self.path.join(TEMP);
+        let temp = self.create(TEMP, OFlags::CLOEXEC).map_err(|errno| failed("create", &path(), errno))?;
+        let written = write(&temp, self.boot.as_bytes());
+        self.remove_temp();
+        written.map(drop).map_err(|errno| failed("write", &path(), errno))
+    }
+
+    /// Removes what crashed holders left behind, and some of the records whose lease is over.
+    ///
+    /// A dead holder's file stays until no record names it, since a record whose holder's file is gone is good for the
+    /// rest of its lease.
+    pub(super) fn sweep(
+        &self,
+        now: Now,
+        random: u64,
+        is_mine: impl Fn(HolderId) -> bool,
+    ) -> Result<(), Failure> {
+        let (mut records, holders) = self.entries()?;
+        let dead: Vec<_> =
+            holders.into_iter().filter(|id| !is_mine(*id) && self.life(*id) == Life::Dead).collect();
+        if dead.is_empty() && records.len() > SAMPLE {
+            let start = random as usize % records.len();
+            records.rotate_left(start);
+            records.truncate(SAMPLE);
+        }
+        for id in records {
+            // One that cannot be read is for whoever asks for it.
+            let Ok(Some(record)) = self.read(id) else { continue };
+            let is_dead = record.holder.is_some_and(|holder| dead.binary_search(&holder).is_ok());
+            let is_over =
+                record.boot == self.boot && State { lock: Some(record.lock), fence: None }.is_over(now);
+            if is_dead || is_over {
+                self.remove(id)?;
+            }
+        }
+        dead.into_iter().for_each(|holder| self.remove_holder(holder));
+        Ok(())
+    }
+
+    /// Frees everything after a reboot. No process of another boot is alive, so a living holder means that this is none.
+    fn clear(&self) -> Result<(), Failure> {
+        let (records, holders) = self.entries()?;
+        if holders.iter().any(|holder| self.life(*holder) == Life::Alive) {
+            return Err(self.other_boot());
+        }
+        for record in records {
+            self.remove(record)?;
+        }
+        holders.into_iter().for_each(|holder| self.remove_holder(holder));
+        Ok(())
+    }
+
+    /// A new file, whatever a killed process or anybody else left under its name.
+    fn create(&self, name: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let flags = flags | OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+        match openat(&self.dir, name, flags, MODE) {
+            Err(Errno::EXIST) => {
+                unlinkat(&self.dir, name, AtFlags::empty())?;
+                openat(&self.dir, name, flags, MODE)
+            }
+            other => other,
+        }
+    }
+
+    fn remove_temp(&self) {
+        let _ = unlinkat(&self.dir, TEMP, AtFlags::empty());
+    }
+}
+
+impl Deref for Inside<'_> {
+    type Target = Directory;
+    fn deref(&self) -> &Directory {
+        self.directory
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        let _ = flock(&self.directory.guard, FlockOperation::Unlock);
+    }
+}
+
+fn boot_id() -> Result<String, Failure> {
+    let path = Path::new(BOOT);
+    let text =
+        std::fs::read_to_string(path).map_err(|error| failed("read the boot id", path, errno(&error)))?;
+    let id = text.trim();
+    // Of one length, so that the ledger can be written over in place.
+    if id.len() != 36 || !id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
+        return Err(unusable(path, "holds no boot id: mount the system's own /proc"));
+    }
+    Ok(id.to_owned())
+}
+
+fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+/// File systems that several machines share: their locks and renames do not hold what this store rests on, and neither
+/// clock is the same there.
+const NETWORK: [(u32, &str); 10] = [
+    (0x6969, "NFS"),
+    (0x517b, "SMB"),
+    (0xff53_4d42, "CIFS"),
+    (0xfe53_4d42, "SMB2"),
+    (0x5346_414f, "AFS"),
+    (0x7375_7245, "Coda"),
+    (0x00c3_6400, "Ceph"),
+    (0x0bd0_0bd0, "Lustre"),
+    (0x0116_1970, "GFS2"),
+    (0x7461_636f, "OCFS2"),
+];
+
+fn warn_of_network(dir: &OwnedFd, path: &Path) {
+    let Ok(stat) = rustix::fs::fstatfs(dir) else { return };
+    if let Some((_, name)) = NETWORK.iter().find(|(magic, _)| *magic == stat.f_type as u32) {
+        warn!(
+            directory = %shown(path),
+            file_system = name,
+            "locks in this directory hold on this machine only, although other machines may see it"
+        );
+    }
+}

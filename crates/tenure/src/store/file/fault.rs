@@ -1,0 +1,46 @@
+//! What went wrong with a file, in one line that says what would be right.
+
+use std::path::Path;
+
+use rustix::io::Errno;
+
+use crate::name::Quoted;
+use crate::store::Failure;
+
+/// A call of the system that failed: what was done, to which file, and what would help.
+pub(super) fn failed(doing: &str, path: &Path, errno: Errno) -> Failure {
+    let cause = Failure::cause(format!("cannot {doing} {}: {}", shown(path), what(errno)));
+    match errno {
+        // Passes by itself, as soon as somebody closes a file.
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR | Errno::AGAIN => Failure::NotSent(cause),
+        _ => Failure::Refused(cause),
+    }
+}
+
+/// A file whose contents cannot be used: why, and what to do about it.
+pub(super) fn unusable(path: &Path, why: &str) -> Failure {
+    Failure::Refused(Failure::cause(format!("{} {why}", shown(path))))
+}
+
+/// The path as a message shows it: on one line.
+pub(super) fn shown(path: &Path) -> String {
+    Quoted(&path.to_string_lossy()).to_string()
+}
+
+fn what(errno: Errno) -> String {
+    let remedy = match errno {
+        Errno::NOSPC => "its file system is full: free some space, or use another directory",
+        Errno::DQUOT => "the disk quota is used up: free some space, or use another directory",
+        Errno::ROFS => "its file system is read-only: use a directory that can be written",
+        Errno::ACCESS | Errno::PERM => {
+            "this user may not: give it read and write permission for the directory and its files, or use another directory"
+        }
+        Errno::NOTDIR | Errno::EXIST => "a file is in the way: the store is a directory",
+        Errno::ISDIR => "it is a directory: remove it, or use another directory for the store",
+        Errno::LOOP => "it is a symbolic link: remove it, or use another directory for the store",
+        Errno::NAMETOOLONG => "the path is too long: use a shorter one",
+        Errno::MFILE | Errno::NFILE => "too many files are open: raise the limit (`ulimit -n`)",
+        _ => return errno.to_string(),
+    };
+    remedy.to_owned()
+}

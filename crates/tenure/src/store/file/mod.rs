@@ -1,0 +1,141 @@
+//! Locks in a directory: for processes on one machine, with no server.
+//!
+//! ```text
+//! DIR/guard           its OS lock (flock) is held during each change; it holds the boot id and the last token
+//! DIR/lock-HASH       one record per lock that is held: its name, its holder, until when
+//! DIR/holder-ID       flocked by whoever holds, for as long as it lives
+//! DIR/temp            the record that is being written
+//! ```
+//!
+//! A record is replaced by a rename and removed when nobody holds the lock, so a process that is killed at any point leaves
+//! the old state or the new one. Nothing is synced to the disk: a lock does not outlive the machine. Leases count on a
+//! clock that starts with the machine and name the boot they belong to, so a reboot frees everything.
+//!
+//! A hold is bound to a holder file, whose flock the system drops with the last process that has it open. So a crash frees the
+//! lock at once, in whatever pid namespace, and children that inherit the file keep it held.
+//!
+//! The map: [`directory`] and its guard, [`record`] for what the files say, [`holders`] for who is alive, [`watch`] for who
+//! listens, [`worker`] for the task that does it all on the runtime's thread, [`fault`] for what it says when it cannot.
+
+mod directory;
+mod fault;
+mod holders;
+mod record;
+mod watch;
+mod worker;
+
+use std::fmt;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use tokio::sync::{Notify, mpsc, oneshot};
+
+use self::worker::{Ask, Job, Promise, Worker};
+use super::{Cursor, Failure, Listener, Page, Store};
+use crate::name::LockName;
+use crate::protocol::{Op, Reply, Rule};
+use crate::runtime::Runtime;
+
+/// A store in a directory. Clones share it; it ends with the last of them and the last future.
+#[derive(Clone)]
+pub struct File(Arc<Inner>);
+
+struct Inner {
+    path: PathBuf,
+    url: Arc<str>,
+    runtime: Arc<dyn Runtime>,
+    jobs: OnceLock<mpsc::UnboundedSender<Job>>,
+    interrupted: Arc<Notify>,
+}
+
+impl File {
+    /// A store in this directory, which is opened or created at the first use. Does no I/O.
+    ///
+    /// The runtime's tasks must run within a tokio runtime.
+    pub fn new(directory: &Path, url: &str, runtime: Arc<dyn Runtime>) -> Self {
+        // Absolute, so that the store stays where it is when the process changes its directory.
+        let path = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
+        Self(Arc::new(Inner {
+            path,
+            url: url.into(),
+            runtime,
+            jobs: OnceLock::new(),
+            interrupted: Arc::default(),
+        }))
+    }
+
+    /// Hands a request to the worker when first polled, and waits for what it says.
+    fn ask<T: Send + 'static>(
+        &self,
+        within: Duration,
+        ask: impl FnOnce(Promise<T>) -> Ask + Send + 'static,
+    ) -> impl Future<Output = Result<T, Failure>> + Send + 'static {
+        let store = self.clone();
+        async move {
+            let (promise, answer) = oneshot::channel();
+            let until = store.0.runtime.now() + within;
+            // A worker that is gone drops the promise.
+            let _ = store.0.jobs().send(Job { ask: ask(promise), until });
+            answer.await.unwrap_or_else(|_| Err(Failure::NotSent(Failure::cause("the store is shut down"))))
+        }
+    }
+}
+
+impl Inner {
+    fn jobs(&self) -> &mpsc::UnboundedSender<Job> {
+        self.jobs.get_or_init(|| {
+            let (sender, jobs) = mpsc::unbounded_channel();
+            let runtime = Arc::clone(&self.runtime);
+            let worker = Worker::new(self.path.clone(), runtime, Arc::clone(&self.interrupted), jobs);
+            self.runtime.spawn(worker.run().boxed());
+            sender
+        })
+    }
+}
+
+impl Store for File {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+        self.ask(within, |promise| Ask::Call(op, promise)).boxed()
+    }
+
+    fn listen(&self, name: &LockName, within: Duration) -> BoxFuture<'static, Result<Listener, Failure>> {
+        let name = name.clone();
+        self.ask(within, |promise| Ask::Listen(name, promise)).boxed()
+    }
+
+    fn list(
+        &self,
+        prefix: &str,
+        from: Cursor,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Page, Failure>> {
+        let prefix = prefix.to_owned();
+        self.ask(within, |promise| Ask::List { prefix, from, promise }).boxed()
+    }
+
+    fn supports(&self, _rule: Rule) -> Result<(), &'static str> {
+        Ok(())
+    }
+
+    fn interrupted(&self) -> BoxFuture<'static, ()> {
+        // Remembered when nobody waits for it just now.
+        Arc::clone(&self.0.interrupted).notified_owned().boxed()
+    }
+
+    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+        self.ask(within, Ask::Ready).boxed()
+    }
+
+    fn url(&self) -> &Arc<str> {
+        &self.0.url
+    }
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("File").field(&self.0.url).finish()
+    }
+}

@@ -1,0 +1,153 @@
+//! Who listens, and what the system says about the directory.
+
+use std::collections::BTreeMap;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::task::{Context, Poll};
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use rustix::io::Errno;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+
+use super::directory::Directory;
+use super::record::{HolderId, RecordId};
+use crate::protocol::Wake;
+
+/// The listeners of this store. One that was dropped is forgotten when it is next spoken to.
+#[derive(Debug, Default)]
+pub(super) struct Ears(BTreeMap<RecordId, Vec<mpsc::Sender<Wake>>>);
+
+impl Ears {
+    pub(super) fn add(&mut self, id: RecordId, sender: mpsc::Sender<Wake>) {
+        self.0.entry(id).or_default().push(sender);
+    }
+
+    pub(super) fn tell(&mut self, id: RecordId, wake: &Wake) {
+        for sender in self.0.get(&id).into_iter().flatten() {
+            // Full: it has enough to wake up for.
+            let _ = sender.try_send(wake.clone());
+        }
+    }
+
+    pub(super) fn tell_all(&mut self, wake: &Wake) {
+        for sender in self.0.values().flatten() {
+            let _ = sender.try_send(wake.clone());
+        }
+    }
+
+    /// What is listened to, after forgetting what no longer is.
+    pub(super) fn names(&mut self) -> Vec<RecordId> {
+        self.0.retain(|_, senders| {
+            senders.retain(|sender| !sender.is_closed());
+            !senders.is_empty()
+        });
+        self.0.keys().copied().collect()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// One inotify object; it watches the directory while somebody listens.
+#[derive(Debug)]
+pub(super) struct Watch {
+    inotify: AsyncFd<OwnedFd>,
+    watched: Option<i32>,
+}
+
+/// What was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// A record was removed.
+    Freed(RecordId),
+    /// A process that had a holder file open has closed it; the flock goes at the same time or a moment later.
+    HolderClosed,
+    /// The directory or its guard was moved or removed.
+    Replaced,
+    /// The queue was full, and something was dropped.
+    Missed,
+}
+
+impl Watch {
+    /// An inotify object that watches nothing yet. Only within a tokio runtime.
+    pub(super) fn new() -> std::io::Result<Self> {
+        let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
+        #[expect(
+            deprecated,
+            reason = "its successor is unsafe, for descriptors that do not own what they name; this one does"
+        )]
+        let inotify = AsyncFd::with_interest(inotify, Interest::READABLE)?;
+        Ok(Self { inotify, watched: None })
+    }
+
+    /// From here on every change in this directory is seen.
+    pub(super) fn begin(&mut self, directory: &Directory) -> Result<(), Errno> {
+        if self.watched.is_none() {
+            // A release is a removal; a crash closes the holder's file, which was open for writing.
+            let flags = WatchFlags::DELETE
+                | WatchFlags::CLOSE_WRITE
+                | WatchFlags::DELETE_SELF
+                | WatchFlags::MOVE_SELF
+                | WatchFlags::ONLYDIR;
+            // Through the descriptor: whatever is at the path by now, this is the directory that is in use.
+            let path = format!("/proc/self/fd/{}", directory.fd().as_raw_fd());
+            self.watched = Some(inotify::add_watch(self.inotify.get_ref(), path, flags)?);
+        }
+        Ok(())
+    }
+
+    pub(super) fn end(&mut self) {
+        if let Some(watched) = self.watched.take() {
+            let _ = inotify::remove_watch(self.inotify.get_ref(), watched);
+        }
+    }
+
+    /// Ready when there is something to [`read`](Self::read).
+    pub(super) fn poll_ready(&self, context: &mut Context<'_>) -> Poll<()> {
+        match self.inotify.poll_read_ready(context) {
+            Poll::Ready(Ok(mut ready)) => {
+                // The queue is read until it is empty, so what comes after this is announced again.
+                ready.clear_ready();
+                Poll::Ready(())
+            }
+            Poll::Ready(Err(_)) | Poll::Pending => Poll::Pending,
+        }
+    }
+
+    /// What was seen since the last call. Never waits.
+    pub(super) fn read(&self) -> Vec<Seen> {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut reader = Reader::new(self.inotify.get_ref(), &mut buffer);
+        let mut seen = Vec::new();
+        while let Ok(event) = reader.next() {
+            let events = event.events();
+            if events.contains(ReadFlags::QUEUE_OVERFLOW) {
+                seen.push(Seen::Missed);
+                continue;
+            }
+            if Some(event.wd()) != self.watched {
+                continue; // said of a watch that has ended
+            }
+            if events.intersects(
+                ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::IGNORED | ReadFlags::UNMOUNT,
+            ) {
+                seen.push(Seen::Replaced);
+                continue;
+            }
+            let Some(name) = event.file_name().and_then(|name| name.to_str().ok()) else { continue };
+            if events.contains(ReadFlags::DELETE) {
+                if let Ok(id) = name.parse() {
+                    seen.push(Seen::Freed(id));
+                } else if name == "guard" {
+                    seen.push(Seen::Replaced);
+                }
+            } else if name.parse::<HolderId>().is_ok() {
+                seen.push(Seen::HolderClosed);
+            }
+        }
+        seen
+    }
+}

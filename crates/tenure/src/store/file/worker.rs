@@ -1,0 +1,473 @@
+//! The task that does the store's work: it takes requests in their order, waits for the guard without blocking its
+//! thread, and tells those who listen what became free.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tracing::{debug, warn};
+
+use super::directory::{Directory, Entered, Inside, Life};
+use super::fault::shown;
+use super::holders::Holders;
+use super::record::{Record, RecordId};
+use super::watch::{Ears, Seen, Watch};
+use crate::name::LockName;
+use crate::protocol::{self, Answer, Data, Entry, Now, Op, Reply, State, Verb, Wake, ours};
+use crate::runtime::{Moment, Runtime};
+use crate::store::{Cursor, Failure, Listener, Page};
+
+/// So many requests are answered before the guard is given back, so that other processes have their turn.
+const BATCH: usize = 32;
+/// So many records are in one page of a listing.
+const PAGE: usize = 1_000;
+/// So often a busy guard is asked for again at once, and how long the pauses between later attempts are.
+const EAGER: u32 = 8;
+const PAUSE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)];
+/// How often the locks that somebody listens to are looked at. A release and most crashes are seen at once.
+const LOOK: Duration = Duration::from_millis(200);
+/// How long after a holder's file was closed its flock has certainly gone too.
+const AFTER_CLOSE: Duration = Duration::from_millis(1);
+/// How many looks without a listener end the watch.
+const IDLE_LOOKS: u32 = 25;
+/// How often what lapsed or crashed is cleared away.
+const SWEEP: Duration = Duration::from_secs(60);
+
+/// A request, and by when it must be answered.
+pub(super) struct Job {
+    pub(super) ask: Ask,
+    pub(super) until: Moment,
+}
+
+pub(super) type Promise<T> = oneshot::Sender<Result<T, Failure>>;
+
+pub(super) enum Ask {
+    Call(Op, Promise<Reply>),
+    Listen(LockName, Promise<Listener>),
+    List { prefix: String, from: Cursor, promise: Promise<Page> },
+    Ready(Promise<()>),
+}
+
+impl Ask {
+    // Whoever asked may be gone: nobody is left to tell then.
+    fn fail(self, failure: Failure) {
+        match self {
+            Self::Call(_, promise) => drop(promise.send(Err(failure))),
+            Self::Listen(_, promise) => drop(promise.send(Err(failure))),
+            Self::List { promise, .. } => drop(promise.send(Err(failure))),
+            Self::Ready(promise) => drop(promise.send(Err(failure))),
+        }
+    }
+}
+
+/// The task's state. Nobody else touches the directory.
+pub(super) struct Worker {
+    path: PathBuf,
+    runtime: Arc<dyn Runtime>,
+    interrupted: Arc<Notify>,
+    jobs: mpsc::UnboundedReceiver<Job>,
+    queue: VecDeque<Job>,
+    directory: Option<Directory>,
+    holders: Holders,
+    swept: Option<Moment>,
+    ears: Ears,
+    watch: Option<Watch>,
+    /// When to look again; none while nobody listens.
+    look: Option<BoxFuture<'static, ()>>,
+    idle_looks: u32,
+}
+
+enum Event {
+    Job(Job),
+    Seen,
+    Look,
+    End,
+}
+
+/// What came of one turn under the guard.
+enum Turn {
+    Done,
+    Locked,
+    Replaced,
+}
+
+impl Worker {
+    pub(super) fn new(
+        path: PathBuf,
+        runtime: Arc<dyn Runtime>,
+        interrupted: Arc<Notify>,
+        jobs: mpsc::UnboundedReceiver<Job>,
+    ) -> Self {
+        Self {
+            path,
+            runtime,
+            interrupted,
+            jobs,
+            queue: VecDeque::new(),
+            directory: None,
+            holders: Holders::default(),
+            swept: None,
+            ears: Ears::default(),
+            watch: None,
+            look: None,
+            idle_looks: 0,
+        }
+    }
+
+    pub(super) async fn run(mut self) {
+        loop {
+            match self.next().await {
+                Event::Job(job) => {
+                    self.queue.push_back(job);
+                    self.serve().await;
+                }
+                Event::Seen => self.hear(Vec::new()),
+                Event::Look => self.look(),
+                Event::End => return,
+            }
+        }
+    }
+
+    /// Waits for whatever comes first.
+    async fn next(&mut self) -> Event {
+        poll_fn(|context| {
+            match self.jobs.poll_recv(context) {
+                Poll::Ready(Some(job)) => return Poll::Ready(Event::Job(job)),
+                Poll::Ready(None) => return Poll::Ready(Event::End),
+                Poll::Pending => {}
+            }
+            if self.watch.as_ref().is_some_and(|watch| watch.poll_ready(context).is_ready()) {
+                return Poll::Ready(Event::Seen);
+            }
+            if self.look.as_mut().is_some_and(|look| look.poll_unpin(context).is_ready()) {
+                return Poll::Ready(Event::Look);
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Answers everything that is asked, or fails it when its time is over: nothing waits longer than it was told to.
+    async fn serve(&mut self) {
+        let (mut attempts, mut replaced) = (0, 0);
+        while !self.queue.is_empty() {
+            match self.turn() {
+                Ok(Turn::Done) => (attempts, replaced) = (0, 0),
+                Ok(Turn::Locked) => {
+                    self.pause(attempts).await;
+                    attempts += 1;
+                    self.expire();
+                }
+                Ok(Turn::Replaced) if replaced < 3 => {
+                    replaced += 1;
+                    self.replaced();
+                }
+                Ok(Turn::Replaced) => {
+                    let text = format!("{} is replaced again and again", shown(&self.path));
+                    self.fail_first(Failure::NotSent(Failure::cause(text)));
+                }
+                Err(failure) => self.fail_first(failure),
+            }
+            while let Ok(job) = self.jobs.try_recv() {
+                self.queue.push_back(job);
+            }
+        }
+    }
+
+    fn fail_first(&mut self, failure: Failure) {
+        if let Some(job) = self.queue.pop_front() {
+            job.ask.fail(failure);
+        }
+    }
+
+    /// Lets other tasks run, then sleeps longer and longer: whoever is inside is out again in some ten microseconds,
+    /// unless it was stopped there.
+    async fn pause(&mut self, attempts: u32) {
+        if attempts < EAGER {
+            return tokio::task::yield_now().await;
+        }
+        let pause = (PAUSE[0] * 2_u32.pow((attempts - EAGER).min(8))).min(PAUSE[1]);
+        // Some earlier, some later, so that two who wait do not meet again.
+        let jitter = Duration::from_nanos(self.runtime.random() % (pause.as_nanos() as u64 / 2));
+        self.runtime.sleep_until(self.runtime.now() + pause - jitter).await;
+    }
+
+    fn expire(&mut self) {
+        let now = self.runtime.now();
+        let (over, rest) = std::mem::take(&mut self.queue).into_iter().partition(|job| job.until <= now);
+        self.queue = rest;
+        let over: VecDeque<Job> = over;
+        for job in over {
+            let guard = self.path.join("guard");
+            let text = format!("{} is locked by another process, which may be stopped", shown(&guard));
+            job.ask.fail(Failure::NotSent(Failure::cause(text)));
+        }
+    }
+
+    /// Enters once and answers what is in the queue, as far as a batch reaches.
+    fn turn(&mut self) -> Result<Turn, Failure> {
+        let directory = match self.directory.take() {
+            Some(directory) => directory,
+            None => Directory::open(&self.path)?,
+        };
+        let directory = &*self.directory.insert(directory);
+        let mut inside = match directory.enter()? {
+            Entered::Inside(inside) => inside,
+            Entered::Locked => return Ok(Turn::Locked),
+            Entered::Replaced => return Ok(Turn::Replaced),
+        };
+        let runtime = &*self.runtime;
+        if self.swept.is_none_or(|swept| runtime.now().since(swept) >= SWEEP) {
+            self.swept = Some(runtime.now());
+            let swept = inside.sweep(now(runtime), runtime.random(), |id| self.holders.is_mine(id));
+            if let Err(failure) = swept {
+                debug!(%failure, "the directory was not swept");
+            }
+        }
+        if !self.ears.is_empty() {
+            listen(&mut self.watch, directory);
+        }
+        let (mut freed, mut listing) = (Vec::new(), None);
+        for _ in 0..BATCH {
+            match self.queue.pop_front() {
+                Some(Job { ask: Ask::Call(op, promise), .. }) => {
+                    let applied = apply(&mut inside, &mut self.holders, runtime, &op);
+                    let reply = applied.map(|(answer, wake)| {
+                        freed.extend(wake.map(|wake| (RecordId::of(&op.name), wake)));
+                        Reply { owner: op.owner, request: op.request, answer }
+                    });
+                    let _ = promise.send(reply);
+                }
+                Some(Job { ask: Ask::Listen(name, promise), .. }) => {
+                    listen(&mut self.watch, directory);
+                    let listener = Listener::new(|sender| {
+                        self.ears.add(RecordId::of(&name), sender);
+                        Box::new(())
+                    });
+                    self.look.get_or_insert_with(|| runtime.sleep_until(runtime.now() + LOOK));
+                    let _ = promise.send(Ok(listener));
+                }
+                Some(Job { ask: Ask::Ready(promise), .. }) => {
+                    let _ = promise.send(inside.probe());
+                }
+                Some(Job { ask: Ask::List { prefix, from, promise }, .. }) => {
+                    listing = Some((prefix, from, promise));
+                    break;
+                }
+                None => break,
+            }
+        }
+        drop(inside);
+        if let Some((prefix, from, promise)) = listing {
+            // Long, and each record is whole in itself: no reason to keep others out meanwhile.
+            let _ = promise.send(page(directory, now(runtime), &prefix, &from));
+        }
+        if !self.ears.is_empty() {
+            self.hear(freed);
+        }
+        Ok(Turn::Done)
+    }
+
+    /// Passes on what was seen. `freed` is what this store itself set free; the system reports that as well.
+    fn hear(&mut self, mut freed: Vec<(RecordId, Wake)>) {
+        for seen in self.watch.as_ref().map(Watch::read).unwrap_or_default() {
+            match seen {
+                Seen::Freed(id) => {
+                    let own = freed.iter().position(|(freed, _)| *freed == id);
+                    let wake = own.map_or(Wake::Free { by: None }, |own| freed.swap_remove(own).1);
+                    self.ears.tell(id, &wake);
+                }
+                Seen::HolderClosed if self.look.is_some() => self.look_after(AFTER_CLOSE),
+                Seen::HolderClosed => {}
+                Seen::Replaced => self.replaced(),
+                Seen::Missed => self.ears.tell_all(&Wake::Reconnected),
+            }
+        }
+        for (id, wake) in freed {
+            self.ears.tell(id, &wake);
+        }
+    }
+
+    fn look_after(&mut self, delay: Duration) {
+        self.look = Some(self.runtime.sleep_until(self.runtime.now() + delay));
+    }
+
+    /// Looks at what is listened to: a crash may leave no trace, and the system may be unable to watch.
+    fn look(&mut self) {
+        let names = self.ears.names();
+        self.idle_looks = if names.is_empty() { self.idle_looks + 1 } else { 0 };
+        if self.idle_looks > IDLE_LOOKS {
+            self.look = None;
+            self.watch.iter_mut().for_each(Watch::end);
+            return;
+        }
+        self.look_after(LOOK);
+        let Some(directory) = &self.directory else { return };
+        if !directory.is_in_place().unwrap_or(true) {
+            return self.replaced();
+        }
+        let now = now(&*self.runtime);
+        for id in names {
+            if let Some(wake) = freed(directory, &self.holders, now, id) {
+                self.ears.tell(id, &wake);
+            }
+        }
+    }
+
+    /// Another directory is at the path now: nothing that was known of the old one counts.
+    fn replaced(&mut self) {
+        let Some(directory) = self.directory.take() else { return };
+        warn!(directory = %shown(&self.path), "the directory was replaced: its locks are gone");
+        self.watch.iter_mut().for_each(Watch::end);
+        std::mem::take(&mut self.holders).leave(&directory);
+        self.swept = None;
+        self.ears.tell_all(&Wake::Reconnected);
+        self.interrupted.notify_one();
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if let Some(directory) = &self.directory {
+            std::mem::take(&mut self.holders).leave(directory);
+        }
+    }
+}
+
+fn now(runtime: &dyn Runtime) -> Now {
+    Now { ms: runtime.now().millis(), unix_us: runtime.unix_micros() }
+}
+
+/// Has the directory watched, if the system can: otherwise the looks have to do.
+fn listen(watch: &mut Option<Watch>, directory: &Directory) {
+    if watch.is_none() {
+        match Watch::new() {
+            Ok(new) => *watch = Some(new),
+            Err(error) => return debug!(%error, "the system gives no inotify object"),
+        }
+    }
+    if let Some(Err(errno)) = watch.as_mut().map(|watch| watch.begin(directory)) {
+        debug!(%errno, "the system does not watch the directory");
+    }
+}
+
+/// Runs one request against its record. Either all of it is written or nothing but a used-up token.
+fn apply(
+    inside: &mut Inside<'_>,
+    holders: &mut Holders,
+    runtime: &dyn Runtime,
+    op: &Op,
+) -> Result<(Answer, Option<Wake>), Failure> {
+    let id = RecordId::of(&op.name);
+    let before = inside.read(id)?;
+    if let Some(record) = before.as_ref().filter(|record| record.name != op.name) {
+        return Err(inside.misplaced(id, record));
+    }
+    let mut named = before.as_ref().and_then(|record| record.holder);
+    let mut state = State {
+        lock: match &before {
+            Some(record) if is_live(inside, holders, record)? => Some(record.lock.clone()),
+            _ => None,
+        },
+        fence: Some(inside.fence()).filter(|fence| *fence > 0).map(|value| Entry { value, expires_ms: None }),
+    };
+    let (answer, wake) = protocol::apply(&mut state, now(runtime), op);
+
+    let bind = match (&answer, op.verb) {
+        (Answer::Held { .. }, Verb::Acquire { bind, .. }) => Some(bind),
+        (Answer::Held { .. }, Verb::Renew { bind, .. }) => bind,
+        _ => None,
+    };
+    if let Some(bind) = bind {
+        named = holders.bind(inside, runtime, &op.name, bind, named)?;
+    }
+    let after = state.lock.map(|lock| Record {
+        name: op.name.clone(),
+        boot: inside.boot().to_owned(),
+        holder: named,
+        lock,
+    });
+    let stored = state.fence.map_or(0, |fence| fence.value);
+    let written = store(inside, id, before.as_ref(), after.as_ref(), stored);
+    let kept = if written.is_ok() { &after } else { &before };
+    holders.settle(inside, &op.name, kept.as_ref().and_then(|record| record.holder));
+    written?;
+    let removed = before.is_some() && after.is_none();
+    Ok((answer, wake.or(removed.then_some(Wake::Free { by: None }))))
+}
+
+/// Writes what changed; the counter first, so that a token that was told is never given again.
+fn store(
+    inside: &mut Inside<'_>,
+    id: RecordId,
+    before: Option<&Record>,
+    after: Option<&Record>,
+    fence: u64,
+) -> Result<(), Failure> {
+    if fence != inside.fence() {
+        inside.set_fence(fence)?;
+    }
+    match after {
+        _ if after == before => Ok(()),
+        Some(record) => inside.write(id, record),
+        None => inside.remove(id),
+    }
+}
+
+/// Whether a record still counts: it is of this boot, and its holder has not crashed.
+fn is_live(directory: &Directory, holders: &Holders, record: &Record) -> Result<bool, Failure> {
+    let life = match record.holder {
+        Some(holder) if holders.is_mine(holder) => Life::Alive,
+        Some(holder) => directory.life(holder),
+        None => Life::Unknown,
+    };
+    if record.boot == directory.boot() {
+        return Ok(life != Life::Dead);
+    }
+    // A process outlives no boot, so with a living holder the boot id is what is wrong.
+    if life == Life::Alive { Err(directory.other_boot()) } else { Ok(false) }
+}
+
+/// What to tell those who listen to a lock, if it may be free.
+fn freed(directory: &Directory, holders: &Holders, now: Now, id: RecordId) -> Option<Wake> {
+    let Ok(Some(record)) = directory.read(id) else {
+        // Gone; or unreadable, which whoever asks must hear.
+        return Some(Wake::Free { by: None });
+    };
+    let by = match &record.lock.value {
+        Data::Text(value) => ours(value).map(|(owner, _)| owner),
+        Data::Other(_) => None,
+    };
+    let is_live = is_live(directory, holders, &record).unwrap_or(false);
+    let is_over = State { lock: Some(record.lock), fence: None }.is_over(now);
+    (is_over || !is_live).then_some(Wake::Free { by })
+}
+
+/// A part of the listing, in the order of the files.
+fn page(directory: &Directory, now: Now, prefix: &str, from: &Cursor) -> Result<Page, Failure> {
+    let (records, _) = directory.entries()?;
+    let start = match from.0.parse::<RecordId>() {
+        Ok(from) => records.partition_point(|id| *id <= from),
+        Err(()) => 0,
+    };
+    let part = &records[start..records.len().min(start + PAGE)];
+    let mut page = Page::default();
+    for id in part {
+        // Gone since the directory was read.
+        let Some(record) = directory.read(*id)? else { continue };
+        if !record.name.as_str().starts_with(prefix) || !is_live(directory, &Holders::default(), &record)? {
+            continue;
+        }
+        let state = State { lock: Some(record.lock), fence: None };
+        page.locks.extend(protocol::found(&state, now).map(|found| (record.name, found)));
+    }
+    if start + PAGE < records.len() {
+        page.next = part.last().map(|id| Cursor(id.to_string()));
+    }
+    Ok(page)
+}
