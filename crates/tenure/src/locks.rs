@@ -1,3 +1,4 @@
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::engine::acquire::Ask;
@@ -12,6 +13,7 @@ use crate::protocol::{Answer, Fence, Rule, Verb, Whose};
 use crate::runtime::{Driver, Runtime};
 use crate::status::{Listing, Status};
 use crate::store::Store;
+use crate::store::file::File;
 use crate::store::memory::Memory;
 
 /// A store of locks, and the only handle that a program needs. Cheap to clone.
@@ -189,12 +191,25 @@ impl Locks {
 
 fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
     let runtime = || Arc::clone(driver) as Arc<dyn Runtime>;
-    match url.split_once(':') {
-        Some(("memory", "")) => Ok(Arc::new(Memory::new(runtime(), url))),
-        Some(("memory", _)) => Ok(Arc::new(Memory::named(runtime(), url))),
-        _ => Err(Error::invalid(format!(
-            "a store's URL reads `memory:`, `memory:NAME` or `file:DIR`, and this one begins with {}",
-            Quoted(url.split_once(':').map_or(url, |(scheme, _)| scheme))
-        ))),
-    }
+    Ok(match url.split_once(':') {
+        Some(("memory", "")) => Arc::new(Memory::new(runtime(), url)),
+        Some(("memory", _)) => Arc::new(Memory::named(runtime(), url)),
+        Some(("file", path)) => {
+            // `file:///var/lib/locks`, `file:/var/lib/locks` and `file:locks` are what people write.
+            let path = path.strip_prefix("//").unwrap_or(path);
+            if path.is_empty() || path.contains('\0') {
+                return Err(Error::invalid(
+                    "a file store's URL names a directory, as in `file:/var/lib/app/locks`",
+                ));
+            }
+            Arc::new(File::new(Path::new(path), url, runtime()))
+        }
+        _ => {
+            let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
+            return Err(Error::invalid(format!(
+                "a store's URL reads `memory:`, `memory:NAME` or `file:DIR`, and this one begins with {}",
+                Quoted(scheme)
+            )));
+        }
+    })
 }

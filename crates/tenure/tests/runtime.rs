@@ -40,7 +40,11 @@ fn a_task_that_blocks_its_runtime_costs_no_lease() {
 #[test]
 fn a_runtime_that_shuts_down_with_guards_alive_neither_panics_nor_hangs() {
     let locks = locks();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
     let guard = runtime.block_on(async {
         let (inner, waiter) = (locks.clone(), locks.clone());
         // One guard dies with its task, one wait with its, and one guard outlives the runtime.
