@@ -1,0 +1,65 @@
+//! What a lock costs without a server. `cargo bench -p tenure --bench locks`
+//!
+//! Prints a median of several rounds, with the least and the greatest, so that a noisy machine shows.
+#![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "a benchmark reads the clock")]
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use tenure::{Locks, Options, block_on};
+
+const ROUNDS: usize = 7;
+const ROUND: Duration = Duration::from_millis(700);
+
+fn main() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = Locks::open(&format!("file:{}", dir.path().display())).expect("a store");
+    println!("{:<58} {:>10} {:>10} {:>10}", "", "median", "least", "greatest");
+    // First and once: later rounds would be given the memory that the first one left.
+    let bytes = bytes_per_guard(&Locks::memory());
+    println!("{:<58} {bytes:>10.0}", "memory: bytes per held guard, 10,000 held");
+    report("memory: uncontended pairs/s, one task", || pairs_per_s(&Locks::memory()));
+    report("file: uncontended pairs/s, one task", || pairs_per_s(&file));
+}
+
+fn report(what: &str, mut measure: impl FnMut() -> f64) {
+    let mut rounds: Vec<f64> = (0..ROUNDS).map(|_| measure()).collect();
+    rounds.sort_by(f64::total_cmp);
+    println!("{what:<58} {:>10.0} {:>10.0} {:>10.0}", rounds[ROUNDS / 2], rounds[0], rounds[ROUNDS - 1]);
+}
+
+fn pairs_per_s(locks: &Locks) -> f64 {
+    let mutex = locks.mutex("pairs").expect("a name");
+    let started = Instant::now();
+    let mut pairs = 0_u32;
+    while started.elapsed() < ROUND {
+        block_on(async {
+            for _ in 0..64 {
+                let guard = mutex.lock().await.expect("a free lock");
+                guard.release().await.expect("a release");
+            }
+        });
+        pairs += 64;
+    }
+    f64::from(pairs) / started.elapsed().as_secs_f64()
+}
+
+/// The growth of the process while so many are held. What the store itself keeps of a lock is in it too.
+fn bytes_per_guard(locks: &Locks) -> f64 {
+    const GUARDS: usize = 10_000;
+    let locks = locks.with(Options::new().label("bench").ttl(Duration::from_secs(60))).expect("options");
+    let mut guards = Vec::with_capacity(GUARDS);
+    let before = resident_bytes();
+    for number in 0..GUARDS {
+        let mutex = locks.mutex(&format!("guard:{number}")).expect("a name");
+        guards.push(block_on(mutex.lock()).expect("a free lock"));
+    }
+    (resident_bytes() - before) / GUARDS as f64
+}
+
+fn resident_bytes() -> f64 {
+    let status = fs::read_to_string("/proc/self/status").expect("Linux tells");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a line about memory");
+    let kib: f64 = line.split_whitespace().nth(1).and_then(|text| text.parse().ok()).expect("a number");
+    kib * 1024.0
+}
