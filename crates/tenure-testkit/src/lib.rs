@@ -1,3 +1,4 @@
-//! Test kit of tenure: the conformance suite that every store passes.
+//! Test kit of tenure: the conformance suite that every store passes, and real servers and networks that fail on demand.
 
 pub mod conformance;
+pub mod servers;

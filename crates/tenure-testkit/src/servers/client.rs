@@ -1,0 +1,131 @@
+//! A small synchronous client: for arranging and inspecting, and for being the bare client beside ours.
+
+use std::fmt::Debug;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::resp::{self, Value};
+
+/// One connection to a server, possibly through a proxy. It never dials again: what a test breaks stays broken.
+#[derive(Debug)]
+pub struct Client {
+    stream: Box<dyn Stream>,
+    received: Vec<u8>,
+    timeout: Duration,
+}
+
+impl Client {
+    /// Connects to a port and says nothing yet. Each reply is waited for 5 s at most.
+    ///
+    /// # Errors
+    /// What `connect` says.
+    pub fn dial(address: SocketAddr) -> io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&address, Self::TIMEOUT)?;
+        stream.set_nodelay(true)?;
+        Ok(Self::over(stream))
+    }
+
+    /// Connects to a socket in the file system.
+    ///
+    /// # Errors
+    /// What `connect` says.
+    pub fn dial_unix(path: &Path) -> io::Result<Self> {
+        UnixStream::connect(path).map(Self::over)
+    }
+
+    const TIMEOUT: Duration = Duration::from_secs(5);
+
+    fn over(stream: impl Stream + 'static) -> Self {
+        Self { stream: Box::new(stream), received: Vec::new(), timeout: Self::TIMEOUT }
+    }
+
+    /// Waits this long for each reply instead.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Sends one command and waits for its reply; an error of the server is a reply. What is pushed meanwhile is passed over.
+    ///
+    /// # Errors
+    /// `TimedOut` without an answer in time, `UnexpectedEof` at the end of the connection, `InvalidData` for what is not RESP. The
+    /// connection is of no further use after any of them.
+    pub fn command<A: AsRef<[u8]>>(&mut self, arguments: &[A]) -> io::Result<Value> {
+        self.send(arguments)?;
+        loop {
+            match self.receive()? {
+                Value::Push(_) => {}
+                reply => return Ok(reply),
+            }
+        }
+    }
+
+    /// Sends one command and does not wait.
+    ///
+    /// # Errors
+    /// As [`Client::command`].
+    pub fn send<A: AsRef<[u8]>>(&mut self, arguments: &[A]) -> io::Result<()> {
+        self.send_bytes(&resp::encode(arguments))
+    }
+
+    /// Sends these bytes, which may be any part of a command, or of none.
+    ///
+    /// # Errors
+    /// As [`Client::command`].
+    pub fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.limit(self.timeout)?;
+        self.stream.write_all(bytes).map_err(as_timeout)
+    }
+
+    /// Waits for what the server says next: a reply, or a message.
+    ///
+    /// # Errors
+    /// As [`Client::command`].
+    pub fn receive(&mut self) -> io::Result<Value> {
+        let end = Instant::now() + self.timeout;
+        loop {
+            let parsed = resp::parse(&self.received);
+            if let Some((value, len)) =
+                parsed.map_err(|_| io::Error::new(ErrorKind::InvalidData, "not RESP"))?
+            {
+                self.received.drain(..len);
+                return Ok(value);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            self.stream.limit(left)?;
+            let mut buffer = [0; 16 * 1024];
+            match self.stream.read(&mut buffer).map_err(as_timeout)? {
+                0 => return Err(ErrorKind::UnexpectedEof.into()),
+                n => self.received.extend(&buffer[..n]),
+            }
+        }
+    }
+}
+
+/// A socket with a timeout says "try again" when it means that the time is over.
+fn as_timeout(error: io::Error) -> io::Error {
+    if error.kind() == ErrorKind::WouldBlock { ErrorKind::TimedOut.into() } else { error }
+}
+
+trait Stream: Read + Write + Send + Debug {
+    fn limit(&self, timeout: Duration) -> io::Result<()>;
+}
+
+impl Stream for TcpStream {
+    fn limit(&self, timeout: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(timeout)).and_then(|()| self.set_write_timeout(Some(timeout)))
+    }
+}
+
+impl Stream for UnixStream {
+    fn limit(&self, timeout: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(timeout)).and_then(|()| self.set_write_timeout(Some(timeout)))
+    }
+}

@@ -1,0 +1,332 @@
+//! Real servers, started for one test and gone with it.
+//!
+//! Each [`Server`] is a `redis-server` process on a loopback port and a unix socket of its own, empty, without persistence. The
+//! binary is `$TENURE_REDIS_SERVER`, or `redis-server` on the path; where there is none a test fails and says what to install.
+//!
+//! ```no_run
+//! use tenure_testkit::servers::{Config, Server};
+//!
+//! let server = Server::start();
+//! server.command(&["SET", "key", "value"]);
+//! server.stop(); // nothing answers any more
+//! server.cont();
+//! server.restart_with(Config::new().password("secret")); // empty, on the same port
+//! let masters: [Server; 5] = Server::several();
+//! ```
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "real processes take real time and threads"
+)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+mod client;
+mod clock;
+mod config;
+pub(crate) mod port;
+mod process;
+pub(crate) mod resp;
+
+pub use client::Client;
+pub use clock::Clock;
+pub use config::Config;
+pub use resp::Value;
+
+use port::Port;
+use process::Process;
+
+/// One `redis-server`. Dropping it kills the process and removes its directory, also when the test panics.
+#[derive(Debug)]
+pub struct Server {
+    /// Declared first, so that the process is gone before its directory is.
+    running: Mutex<Running>,
+    port: Port,
+    clock: Option<Clock>,
+    dir: TempDir,
+}
+
+#[derive(Debug)]
+struct Running {
+    process: Option<Process>,
+    config: Config,
+    /// For `command`: kept open, so that it still works when the server takes no more connections.
+    inspector: Option<Client>,
+}
+
+impl Server {
+    /// A server with the defaults.
+    ///
+    /// # Panics
+    /// Like each function here: if the server cannot be had, with its log in the message.
+    pub fn start() -> Self {
+        Self::start_with(Config::new())
+    }
+
+    /// A server whose clock the test moves: see [`Server::clock`].
+    pub fn with_clock() -> Self {
+        Self::start_with(Config::new().clock())
+    }
+
+    /// Several servers that know nothing of each other.
+    pub fn several<const N: usize>() -> [Self; N] {
+        std::array::from_fn(|_| Self::start())
+    }
+
+    /// A server with these settings.
+    pub fn start_with(config: Config) -> Self {
+        let dir = tempfile::Builder::new().prefix("tenure-").tempdir().expect("a temporary directory");
+        let clock = config.clock.then(|| Clock::install(dir.path()).expect("a writable temporary directory"));
+        let (port, process) = (0..20)
+            .find_map(|_| {
+                let port = Port::claim();
+                launch(dir.path(), &port, &config).map(|process| (port, process))
+            })
+            .expect("one of twenty free ports can be bound");
+        let running = Running { process: Some(process), config, inspector: None };
+        Self { running: Mutex::new(running), port, clock, dir }
+    }
+
+    /// `redis://127.0.0.1:PORT`, without a user.
+    pub fn url(&self) -> String {
+        format!("redis://{}", self.address())
+    }
+
+    /// `redis+unix://` and the path of the server's socket.
+    pub fn unix_url(&self) -> String {
+        format!("redis+unix://{}", self.socket().display())
+    }
+
+    /// Where the server listens. It stays the same over restarts.
+    pub fn address(&self) -> SocketAddr {
+        self.port.address()
+    }
+
+    /// The server's socket in the file system.
+    pub fn socket(&self) -> PathBuf {
+        socket(self.dir.path())
+    }
+
+    /// Sends one command, as a user who may do everything, and waits for the reply; an error of the server is a reply.
+    ///
+    /// # Panics
+    /// Without an answer within 5 s.
+    pub fn command<A: AsRef<[u8]>>(&self, arguments: &[A]) -> Value {
+        self.try_command(arguments).unwrap_or_else(|error| {
+            let name = arguments.first().map(|name| name.as_ref().escape_ascii().to_string());
+            panic!("{} to the server at {}: {error}", name.unwrap_or_default(), self.address())
+        })
+    }
+
+    /// The same, where no answer is an answer.
+    ///
+    /// # Errors
+    /// As [`Client::command`]. The next command dials again.
+    pub fn try_command<A: AsRef<[u8]>>(&self, arguments: &[A]) -> io::Result<Value> {
+        let mut running = self.running();
+        let mut client = match running.inspector.take() {
+            Some(client) => client,
+            None => inspector(self.dir.path())?,
+        };
+        let reply = client.command(arguments)?;
+        running.inspector = Some(client);
+        Ok(reply)
+    }
+
+    /// A connection of the test's own, as a user who may do everything.
+    ///
+    /// # Errors
+    /// As [`Client::command`].
+    pub fn client(&self) -> io::Result<Client> {
+        inspector(self.dir.path())
+    }
+
+    /// Whether a new connection by TCP gets any answer within that time.
+    pub fn answers_within(&self, time: Duration) -> bool {
+        Client::dial(self.address()).and_then(|client| client.with_timeout(time).command(&["PING"])).is_ok()
+    }
+
+    /// A section of INFO, by field.
+    pub fn info(&self, section: &str) -> BTreeMap<String, String> {
+        fields(&self.command(&["INFO", section]))
+    }
+
+    /// How often each command was called since the start or `CONFIG RESETSTAT`, also by scripts. Those of the kit itself are `info`
+    /// and whatever the test sends by [`Server::command`].
+    pub fn info_commandstats(&self) -> BTreeMap<String, u64> {
+        let calls = |stats: &str| stats.split(',').find_map(|stat| stat.strip_prefix("calls=")?.parse().ok());
+        let stats = self.info("commandstats").into_iter();
+        stats
+            .filter_map(|(name, stats)| Some((name.strip_prefix("cmdstat_")?.to_owned(), calls(&stats)?)))
+            .collect()
+    }
+
+    /// The server's clock.
+    ///
+    /// # Panics
+    /// If it was started without one: [`Server::with_clock`], [`Config::clock`].
+    pub fn clock(&self) -> &Clock {
+        self.clock.as_ref().expect("the server was started with a clock")
+    }
+
+    /// The process id.
+    ///
+    /// # Panics
+    /// If the server was killed.
+    pub fn pid(&self) -> u32 {
+        self.running().process().id()
+    }
+
+    /// Stops the process where it stands (SIGSTOP): its connections stay open and nothing answers.
+    ///
+    /// # Panics
+    /// If the server was killed.
+    pub fn stop(&self) {
+        self.running().process().stop();
+    }
+
+    /// Lets a stopped server go on.
+    ///
+    /// # Panics
+    /// If the server was killed.
+    pub fn cont(&self) {
+        self.running().process().cont();
+    }
+
+    /// Kills the process (SIGKILL). When this returns its port refuses.
+    pub fn kill(&self) {
+        let mut running = self.running();
+        running.inspector = None;
+        running.process = None;
+    }
+
+    /// Kills the process if it runs, and starts an empty one on the same port and socket with the same settings.
+    ///
+    /// # Panics
+    /// As [`Server::start`].
+    pub fn restart(&self) {
+        let config = self.running().config.clone();
+        self.restart_with(config);
+    }
+
+    /// The same with other settings.
+    ///
+    /// # Panics
+    /// As [`Server::start`], and for a clock in the settings of a server that was started without one.
+    pub fn restart_with(&self, config: Config) {
+        assert!(!config.clock || self.clock.is_some(), "a clock must be there from the start");
+        self.kill();
+        if !config.keeps_data {
+            let _ = fs::remove_file(self.dir.path().join("dump.rdb"));
+            let _ = fs::remove_dir_all(self.dir.path().join("appendonlydir"));
+            let _ = fs::remove_file(self.dir.path().join("appendonly.aof")); // where a server before 7 has it
+        }
+        let config = if self.clock.is_some() { config.clock() } else { config };
+        let mut running = self.running();
+        running.process = launch(self.dir.path(), &self.port, &config);
+        assert!(running.process.is_some(), "somebody took {} while its server was down", self.address());
+        running.config = config;
+    }
+
+    /// What the server wrote into its log since its last start.
+    pub fn log(&self) -> String {
+        log(self.dir.path())
+    }
+
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Running {
+    fn process(&self) -> &Process {
+        self.process.as_ref().expect("the server runs")
+    }
+}
+
+/// Waits until `it` holds, asking each few ms.
+///
+/// # Panics
+/// After `limit`, with `what` in the message.
+pub fn eventually(what: &str, limit: Duration, mut it: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !it() {
+        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Starts a server and waits until it is ours that answers. `None` if somebody else had the port.
+fn launch(dir: &Path, port: &Port, config: &Config) -> Option<Process> {
+    let conf = dir.join("redis.conf");
+    fs::write(&conf, config.file(dir, port.number(), &socket(dir))).expect("a writable temporary directory");
+    let environment = if config.clock { Clock::environment(dir).to_vec() } else { Vec::new() };
+    let environment: Vec<_> = environment.iter().map(|(name, path)| (*name, path.as_path())).collect();
+    let conf = conf.to_str().expect("a temporary directory in UTF-8");
+    let mut process = Process::start(&binary(), &[conf], &environment, &dir.join("log"))
+        .unwrap_or_else(|error| panic!("setpriv: {error}; the servers need it: apt-get install util-linux"));
+
+    let start = Instant::now();
+    while !is_ready(dir, &process, config) {
+        let log = || log(dir);
+        if process.has_ended() {
+            let taken = log().contains("Address already in use");
+            assert!(taken, "the server ended at its start: {}", log());
+            return None;
+        }
+        assert!(start.elapsed() < Duration::from_secs(15), "the server does not answer: {}", log());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Some(process)
+}
+
+/// That a server has our pid proves that it has our port too: it binds all it was told, or ends.
+fn is_ready(dir: &Path, process: &Process, config: &Config) -> bool {
+    let ask = || -> io::Result<bool> {
+        let mut client = inspector(dir)?;
+        let pid = fields(&client.command(&["INFO", "server"])?).remove("process_id");
+        let answers = config.keeps_data || client.command(&["PING"])? == "PONG"; // while it loads it does not
+        Ok(answers && pid == Some(process.id().to_string()))
+    };
+    ask().unwrap_or(false)
+}
+
+fn inspector(dir: &Path) -> io::Result<Client> {
+    let mut client = Client::dial_unix(&socket(dir))?;
+    match client.command(&["AUTH", config::INSPECTOR, "any"])? {
+        Value::Error(message) => Err(io::Error::other(message)),
+        _ => Ok(client),
+    }
+}
+
+/// The server to start.
+fn binary() -> PathBuf {
+    if let Some(path) = std::env::var_os("TENURE_REDIS_SERVER") {
+        return path.into();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|dir| dir.join("redis-server")).find(|file| file.exists());
+    found.expect("no redis-server on the path; the tests need one: apt-get install redis-server")
+}
+
+fn socket(dir: &Path) -> PathBuf {
+    dir.join("redis.sock")
+}
+
+fn log(dir: &Path) -> String {
+    fs::read_to_string(dir.join("log")).unwrap_or_default()
+}
+
+/// The lines `field:value` of INFO.
+fn fields(info: &Value) -> BTreeMap<String, String> {
+    let lines = info.text().lines().filter_map(|line| line.split_once(':'));
+    lines.map(|(field, value)| (field.to_owned(), value.to_owned())).collect()
+}

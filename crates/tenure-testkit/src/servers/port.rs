@@ -1,0 +1,50 @@
+//! Loopback ports for servers and proxies.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
+use std::process;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+/// A port that nobody else of this kit takes, in this process or another, as long as this lives: a server that is down for a
+/// moment comes back on its own port.
+///
+/// The claim is an abstract unix socket named after the port, which the kernel removes with the process.
+#[derive(Debug)]
+pub(crate) struct Port {
+    number: u16,
+    _claim: UnixListener,
+}
+
+/// Below 32768 Linux gives out no port by itself. So nobody's outgoing connection takes the port of a server that is down, and
+/// no client that dials it meanwhile is connected to itself.
+const FIRST: u16 = 12_000;
+const COUNT: u16 = 20_000;
+
+impl Port {
+    /// A port on which nobody listens. A program that knows nothing of claims may take it yet: whoever binds it must be ready to
+    /// try another.
+    pub(crate) fn claim() -> Self {
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        let start = process::id().wrapping_mul(97); // test processes side by side start far from each other
+        (0..COUNT)
+            .map(|_| {
+                FIRST + ((start + u32::from(NEXT.fetch_add(1, Ordering::Relaxed))) % u32::from(COUNT)) as u16
+            })
+            .find_map(|number| {
+                let name = UnixAddr::from_abstract_name(format!("tenure-testkit-port-{number}")).ok()?;
+                let _claim = UnixListener::bind_addr(&name).ok()?;
+                TcpListener::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
+                Some(Self { number, _claim })
+            })
+            .expect("one of twenty thousand ports is free")
+    }
+
+    pub(crate) fn number(&self) -> u16 {
+        self.number
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, self.number))
+    }
+}

@@ -1,0 +1,97 @@
+//! One child process that cannot outlive its handle, nor the test that started it.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::eventually;
+
+#[derive(Debug)]
+pub(super) struct Process(Child);
+
+impl Process {
+    /// Starts `program` with its output in `log`.
+    ///
+    /// Dropping the handle kills it. `setpriv --pdeathsig` covers the test that is itself killed, or that keeps the handle in
+    /// a `static`: it asks the kernel to end the process with its parent, and then becomes `program`, under the same pid.
+    pub(super) fn start(
+        program: &Path,
+        arguments: &[&str],
+        environment: &[(&str, &Path)],
+        log: &Path,
+    ) -> io::Result<Self> {
+        let output = File::create(log)?;
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(program).args(arguments);
+        command.envs(environment.iter().copied()).stdin(Stdio::null());
+        command.stdout(output.try_clone()?).stderr(output);
+        spawn(command).map(Self)
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Stops the process where it is (SIGSTOP). Returns once it stands still.
+    pub(super) fn stop(&self) {
+        self.signal(Signal::STOP);
+        eventually("the process stands still", Duration::from_secs(5), || self.state() == Some('T'));
+    }
+
+    /// Lets a stopped process go on (SIGCONT).
+    pub(super) fn cont(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    pub(super) fn has_ended(&mut self) -> bool {
+        self.0.try_wait().is_ok_and(|status| status.is_some())
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal)
+            .expect("a child that nobody waited for has its pid still");
+    }
+
+    /// The letter after the last parenthesis: the name in front of it may hold anything.
+    fn state(&self) -> Option<char> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.id())).ok()?;
+        stat.rsplit_once(") ")?.1.chars().next()
+    }
+}
+
+impl Drop for Process {
+    /// SIGKILL, which also ends a stopped process, and a wait, after which its port and its pid are free.
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Spawns on a thread that never ends. The kernel sends the parent-death signal when the *thread* that spawned ends, and a
+/// test's thread ends with the test, while a server may be shared by several.
+fn spawn(command: Command) -> io::Result<Child> {
+    type Order = (Command, Sender<io::Result<Child>>);
+    static SPAWNER: LazyLock<Mutex<Sender<Order>>> = LazyLock::new(|| {
+        let (orders, received) = channel::<Order>();
+        std::thread::spawn(move || {
+            for (mut command, reply) in received {
+                let _ = reply.send(command.spawn());
+            }
+        });
+        Mutex::new(orders)
+    });
+
+    let (reply, child) = channel();
+    SPAWNER
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .send((command, reply))
+        .expect("the spawner never ends");
+    child.recv().expect("the spawner answers each order")
+}
