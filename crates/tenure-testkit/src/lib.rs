@@ -1,4 +1,5 @@
 //! Test kit of tenure: the conformance suite that every store passes, and real servers and networks that fail on demand.
 
 pub mod conformance;
+pub mod proxy;
 pub mod servers;

@@ -1,0 +1,268 @@
+//! One connection through the proxy: two sockets, two lanes, and what a fault lets pass.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::set_socket_linger;
+
+use super::{Fault, Traffic, Way};
+use crate::servers::resp::{self, Value};
+
+pub(super) struct Pair {
+    pub(super) ordinal: usize,
+    /// None once cut: what the server still says is dropped.
+    client: Option<TcpStream>,
+    /// None until something may pass to the server.
+    server: Option<TcpStream>,
+    up: Lane,
+    down: Lane,
+}
+
+/// What becomes of a pair.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    Goes,
+    /// Cut, and the server has not ended its side yet.
+    Drains,
+    Ends,
+    Resets,
+}
+
+impl Pair {
+    pub(super) fn new(ordinal: usize, client: TcpStream) -> Self {
+        prepare(&client);
+        Self {
+            ordinal,
+            client: Some(client),
+            server: None,
+            up: Lane::new(Way::ToServer),
+            down: Lane::new(Way::ToClient),
+        }
+    }
+
+    /// A fault was set: what it counts begins now.
+    pub(super) fn count_anew(&mut self) {
+        for lane in [&mut self.up, &mut self.down] {
+            (lane.bytes, lane.replies) = (0, 0);
+        }
+    }
+
+    /// Takes in what has come. It may pass when it is `due`.
+    pub(super) fn receive(&mut self, due: Instant, traffic: &mut Traffic) {
+        if let Some(bytes) = self.client.as_ref().and_then(|client| self.up.receive(client, due)) {
+            traffic.bytes_to_server += bytes as u64;
+            traffic.writes_to_server += 1;
+        }
+        if let Some(bytes) = self.server.as_ref().and_then(|server| self.down.receive(server, due)) {
+            traffic.bytes_to_client += bytes as u64;
+            traffic.writes_to_client += 1;
+        }
+    }
+
+    /// Passes on what is due and what the fault lets pass.
+    pub(super) fn deliver(&mut self, fault: Fault, address: SocketAddr, now: Instant) -> Fate {
+        if self.server.is_none() && !holds(fault, Way::ToServer) {
+            let Ok(server) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) else {
+                return Fate::Resets;
+            };
+            prepare(&server);
+            self.server = Some(server);
+        }
+        if let (Some(client), Some(server)) = (&self.client, &self.server) {
+            let up = self.up.deliver(server, fault, now);
+            let down = if up == Step::Waits { self.down.deliver(client, fault, now) } else { up };
+            match down {
+                Step::Waits => {}
+                Step::Broken => return Fate::Resets,
+                Step::Cut => self.cut(),
+            }
+        }
+        match self.client {
+            Some(_) if self.up.ended && self.down.ended => Fate::Ends,
+            Some(_) => Fate::Goes,
+            None if self.down.closed => Fate::Ends,
+            None => {
+                self.down.waiting.clear();
+                Fate::Drains
+            }
+        }
+    }
+
+    /// Ends the client's side at once. The server's stays until the server ends it: closing it over replies that nobody read would
+    /// be a reset, and could cost the server the last bytes that passed.
+    fn cut(&mut self) {
+        if let Some(mut client) = self.client.take() {
+            while client.read(&mut [0; 4096]).is_ok_and(|len| len > 0) {} // for the same reason
+        }
+        if let Some(server) = &self.server {
+            let _ = server.shutdown(Shutdown::Write);
+        }
+    }
+
+    /// Ends both sides with RST.
+    pub(super) fn reset(self) {
+        for socket in self.client.iter().chain(&self.server) {
+            let _ = set_socket_linger(socket, Some(Duration::ZERO));
+        }
+    }
+
+    /// The sockets, and whether each is to be read and written.
+    pub(super) fn wants(&self) -> impl Iterator<Item = (&TcpStream, bool, bool)> {
+        let client = self.client.as_ref().map(|client| (client, !self.up.closed, self.down.full));
+        let server = self.server.as_ref().map(|server| (server, !self.down.closed, self.up.full));
+        client.into_iter().chain(server)
+    }
+
+    /// When the next pieces may pass.
+    pub(super) fn due(&self) -> impl Iterator<Item = Instant> {
+        [&self.up, &self.down].into_iter().filter_map(|lane| Some(lane.waiting.front()?.0))
+    }
+}
+
+fn prepare(socket: &TcpStream) {
+    socket.set_nonblocking(true).and_then(|()| socket.set_nodelay(true)).expect("a socket takes any mode");
+}
+
+fn holds(fault: Fault, way: Way) -> bool {
+    fault == Fault::BlackHole || fault == Fault::Hold(way)
+}
+
+/// One direction of a connection: what came in and has not passed.
+struct Lane {
+    way: Way,
+    waiting: VecDeque<(Instant, Piece)>,
+    /// Nothing more comes in.
+    closed: bool,
+    /// The end that came in has passed.
+    ended: bool,
+    /// The receiver takes no more for the moment.
+    full: bool,
+    /// The bytes that passed since the fault was set.
+    bytes: u64,
+    /// The replies that passed in whole since the fault was set.
+    replies: u64,
+    /// What passed of a reply that has not passed in whole. None if this is not RESP.
+    reply: Option<Vec<u8>>,
+}
+
+enum Piece {
+    Bytes(Vec<u8>),
+    End,
+    Reset,
+}
+
+#[derive(PartialEq, Eq)]
+enum Step {
+    Waits,
+    Cut,
+    Broken,
+}
+
+impl Lane {
+    fn new(way: Way) -> Self {
+        let reply = (way == Way::ToClient).then(Vec::new);
+        let waiting = VecDeque::new();
+        Self { way, waiting, closed: false, ended: false, full: false, bytes: 0, replies: 0, reply }
+    }
+
+    /// Takes in one piece if there is one, and says how many bytes it has.
+    fn receive(&mut self, mut from: &TcpStream, due: Instant) -> Option<usize> {
+        if self.closed {
+            return None;
+        }
+        let mut buffer = [0; 16 * 1024];
+        let piece = match from.read(&mut buffer) {
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                return None;
+            }
+            Err(_) => Piece::Reset,
+            Ok(0) => Piece::End,
+            Ok(len) => Piece::Bytes(buffer[..len].to_vec()),
+        };
+        let len = if let Piece::Bytes(bytes) = &piece { Some(bytes.len()) } else { None };
+        self.closed = len.is_none();
+        self.waiting.push_back((due, piece));
+        len
+    }
+
+    fn deliver(&mut self, mut to: &TcpStream, fault: Fault, now: Instant) -> Step {
+        self.full = false;
+        if holds(fault, self.way) {
+            return Step::Waits;
+        }
+        while self.waiting.front().is_some_and(|(due, _)| *due <= now) {
+            let Some((due, piece)) = self.waiting.pop_front() else { break };
+            let mut bytes = match piece {
+                Piece::Bytes(bytes) => bytes,
+                Piece::Reset => return Step::Broken,
+                Piece::End => {
+                    self.ended = true;
+                    let _ = to.shutdown(Shutdown::Write); // it may have ended by itself
+                    continue;
+                }
+            };
+            let room = self.room(&bytes, fault);
+            let len = match to.write(&bytes[..bytes.len().min(room)]) {
+                Ok(len) => len,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.full = true;
+                    self.waiting.push_front((due, Piece::Bytes(bytes)));
+                    return Step::Waits;
+                }
+                Err(_) => return Step::Broken,
+            };
+            self.pass(&bytes[..len]);
+            if len == room {
+                return Step::Cut;
+            }
+            bytes.drain(..len);
+            if !bytes.is_empty() {
+                self.waiting.push_front((due, Piece::Bytes(bytes)));
+            }
+        }
+        Step::Waits
+    }
+
+    /// How many of the next bytes may pass before the connection is cut.
+    fn room(&self, bytes: &[u8], fault: Fault) -> usize {
+        match fault {
+            Fault::CutAfterBytes(way, count) if way == self.way => {
+                usize::try_from(count.saturating_sub(self.bytes)).expect("a count that fits into memory")
+            }
+            Fault::CutAfterReplies(count) => self.room_for(count.saturating_sub(self.replies), bytes),
+            _ => usize::MAX,
+        }
+    }
+
+    /// How many of the next bytes complete so many replies.
+    fn room_for(&self, count: u64, bytes: &[u8]) -> usize {
+        let Some(begun) = &self.reply else { return usize::MAX };
+        let stream = [begun, bytes].concat();
+        let (mut end, mut replies) = (0, 0);
+        while replies < count {
+            let Ok(Some((value, len))) = resp::parse(&stream[end..]) else { return usize::MAX };
+            end += len;
+            replies += u64::from(!matches!(value, Value::Push(_)));
+        }
+        end.saturating_sub(begun.len())
+    }
+
+    /// Counts what has passed.
+    fn pass(&mut self, bytes: &[u8]) {
+        self.bytes += bytes.len() as u64;
+        let Some(reply) = &mut self.reply else { return };
+        reply.extend(bytes);
+        loop {
+            match resp::parse(reply) {
+                Ok(None) => return,
+                Ok(Some((value, len))) => {
+                    reply.drain(..len);
+                    self.replies += u64::from(!matches!(value, Value::Push(_)));
+                }
+                Err(resp::Malformed) => return self.reply = None,
+            }
+        }
+    }
+}
