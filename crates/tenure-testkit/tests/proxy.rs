@@ -1,5 +1,6 @@
 //! The proxy does to a connection exactly what it was told.
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "real sockets take real time")]
+#![expect(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -21,6 +22,11 @@ fn proxied() -> (Server, Proxy) {
 
 fn dial(proxy: &Proxy) -> Client {
     Client::dial(proxy.address()).unwrap()
+}
+
+/// Whether a new connection gets an answer.
+fn answers(proxy: &Proxy) -> bool {
+    Client::dial(proxy.address()).and_then(|mut client| client.command(&["PING"])).is_ok()
 }
 
 /// A server that only listens, a client, and the proxy between.
@@ -88,8 +94,7 @@ fn a_connection_is_cut_after_exactly_n_bytes_to_the_client() {
 #[test]
 fn a_cut_counts_from_when_it_was_set_however_the_bytes_are_split() {
     let (mut client, server, proxy) = wired();
-    client.write_all(SET).unwrap();
-    eventually("the first bytes pass", LONG, || proxy.traffic()[0].bytes_to_server == SET.len() as u64);
+    client.write_all(SET).unwrap(); // passes before the next line
     proxy.set(Fault::CutAfterBytes(Way::ToServer, 7));
     for byte in &SET[..8] {
         client.write_all(&[*byte]).unwrap_or_default();
@@ -142,8 +147,7 @@ fn a_fault_can_hit_the_second_connection_only() {
     let replies: Vec<_> = clients.iter_mut().map(|client| client.command(&["PING"]).is_ok()).collect();
     assert_eq!(replies, [true, false, true]);
     proxy.set_on(4, Fault::Refuse);
-    assert!(dial(&proxy).command(&["PING"]).is_err());
-    assert!(dial(&proxy).command(&["PING"]).is_ok());
+    assert!(!answers(&proxy) && answers(&proxy));
     proxy.reset_on(1);
     let replies: Vec<_> = clients.iter_mut().map(|client| client.command(&["PING"]).is_ok()).collect();
     assert_eq!(replies, [false, false, true]);
@@ -197,7 +201,7 @@ fn one_way_can_be_held_a_request_is_executed_and_its_reply_comes_late() {
 fn a_delay_is_a_latency_and_not_a_bottleneck() {
     let (_server, proxy) = proxied();
     let mut client = dial(&proxy);
-    let delay = Duration::from_millis(30);
+    let delay = Duration::from_millis(50);
     proxy.set(Fault::Delay(delay));
     let start = Instant::now();
     for _ in 0..200 {
@@ -208,7 +212,7 @@ fn a_delay_is_a_latency_and_not_a_bottleneck() {
         client.receive().unwrap();
         assert!(i > 0 || start.elapsed() >= 2 * delay);
     }
-    assert!(start.elapsed() < 10 * delay, "{:?}", start.elapsed());
+    assert!(start.elapsed() < 40 * delay, "{:?}", start.elapsed()); // 2 are ideal, 400 would be one after the other
 }
 
 #[test]
@@ -220,7 +224,7 @@ fn new_connections_are_refused_and_the_others_go_on() {
     assert_eq!(Client::dial(proxy.address()).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     client.command(&["PING"]).unwrap();
     proxy.set(Fault::None);
-    dial(&proxy).command(&["PING"]).unwrap();
+    assert!(answers(&proxy));
 }
 
 #[test]
@@ -240,9 +244,9 @@ fn behind_the_proxy_a_server_may_go_and_come_back() {
     client.command(&["PING"]).unwrap();
     server.kill();
     assert_eq!(client.receive().unwrap_err().kind(), ErrorKind::UnexpectedEof);
-    assert!(dial(&proxy).command(&["PING"]).is_err());
+    assert!(!answers(&proxy));
     server.restart();
-    dial(&proxy).command(&["PING"]).unwrap();
+    assert!(answers(&proxy));
 }
 
 #[test]

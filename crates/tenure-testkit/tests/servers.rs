@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use tenure_testkit::interop;
 use tenure_testkit::servers::{Client, Config, Server, Value, eventually};
 
 const SHORT: Duration = Duration::from_millis(100);
@@ -249,4 +250,20 @@ fn a_clock_is_moved_while_the_server_works_and_never_shows_half_a_step() {
             assert!(time_us == low || time_us == high, "{time_us}");
         }
     });
+}
+
+#[test]
+fn redis_py_is_there_and_its_lock_reaches_a_server() {
+    let server = Server::start();
+    let script =
+        "import redis, sys; print(redis.Redis(port=int(sys.argv[1])).lock('key', timeout=9).acquire())";
+    let port = server.address().port().to_string();
+    let output = Command::new(interop::python()).args(["-c", script, &port]).output().unwrap();
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "True\n",
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!((1..=9000).contains(&server.command(&["PTTL", "key"]).int()));
 }

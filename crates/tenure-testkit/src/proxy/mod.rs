@@ -1,7 +1,7 @@
 //! A network that fails on demand: a TCP proxy on loopback in front of one server.
 //!
-//! One thread owns all sockets and moves all bytes. Each call of the test is carried out by it, between two moves, before the
-//! call returns: what happens afterwards happens under the new fault.
+//! One thread owns all sockets and moves all bytes. It carries out each call of the test between two moves: what came in before
+//! has passed under the old fault, and what comes after the call has returned meets the new one.
 //!
 //! ```no_run
 //! use std::time::Duration;

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt::set_socket_linger;
+use rustix::net::connect_unspec;
 
 use super::{Fault, Traffic, Way};
 use crate::servers::resp::{self, Value};
@@ -95,16 +95,18 @@ impl Pair {
     fn cut(&mut self) {
         if let Some(mut client) = self.client.take() {
             while client.read(&mut [0; 4096]).is_ok_and(|len| len > 0) {} // for the same reason
+            let _ = client.shutdown(Shutdown::Both);
         }
         if let Some(server) = &self.server {
             let _ = server.shutdown(Shutdown::Write);
         }
     }
 
-    /// Ends both sides with RST.
+    /// Ends both sides with RST, at once: on Linux that is to connect a connected socket to nowhere. A close without lingering would
+    /// wait for a child of this process that is being started and holds a copy of the socket until it becomes its program.
     pub(super) fn reset(self) {
         for socket in self.client.iter().chain(&self.server) {
-            let _ = set_socket_linger(socket, Some(Duration::ZERO));
+            let _ = connect_unspec(socket); // it may have ended by itself
         }
     }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
 
 use super::pair::{Fate, Pair};
 use super::{Fault, Traffic};
@@ -51,18 +52,23 @@ impl Relay {
     pub(super) fn run(mut self, orders: &Receiver<Order>, mut woken: &UnixStream) {
         woken.set_nonblocking(true).expect("a socket takes any mode");
         loop {
-            let _ = woken.read(&mut [0; 64]); // before the orders: each is sent before its wake-up
-            while let Ok(order) = orders.try_recv() {
+            // What was sent before an order has come by now, and passes before the order is carried out.
+            let ordered: Vec<Order> = orders.try_iter().collect();
+            self.accept();
+            self.receive();
+            let now = Instant::now();
+            self.deliver(now);
+            if ordered.is_empty() {
+                self.wait(woken, now);
+                let _ = woken.read(&mut [0; 64]); // ahead of the orders: each is sent before its wake-up
+            }
+            for order in ordered {
                 order(&mut self);
             }
             if self.ended {
+                self.refuse();
                 return self.reset(None);
             }
-            let now = Instant::now();
-            self.deliver(now);
-            self.wait(woken, now);
-            self.accept();
-            self.receive();
         }
     }
 
@@ -71,7 +77,7 @@ impl Relay {
         self.faults.clear();
         self.pairs.iter_mut().for_each(Pair::count_anew);
         if fault == Fault::Refuse {
-            self.listener = None;
+            self.refuse();
         } else if self.listener.is_none() {
             let listener = TcpListener::bind(self.port.address()).expect("nobody else takes a claimed port");
             listener.set_nonblocking(true).expect("a listener takes any mode");
@@ -89,6 +95,13 @@ impl Relay {
         for pair in self.pairs.extract_if(.., |pair| ordinal.is_none_or(|ordinal| pair.ordinal == ordinal)) {
             self.traffic[pair.ordinal - 1].open = false;
             pair.reset();
+        }
+    }
+
+    /// The shutdown works at once; a close alone may not, see [`Pair::reset`].
+    fn refuse(&mut self) {
+        if let Some(listener) = self.listener.take() {
+            let _ = shutdown(&listener, Shutdown::Both);
         }
     }
 
