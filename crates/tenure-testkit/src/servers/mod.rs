@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,7 @@ use tempfile::TempDir;
 mod client;
 mod clock;
 mod config;
+mod launch;
 pub(crate) mod port;
 mod process;
 pub(crate) mod resp;
@@ -41,6 +42,7 @@ pub use clock::Clock;
 pub use config::Config;
 pub use resp::Value;
 
+use launch::{inspector, launch};
 use port::Port;
 use process::Process;
 
@@ -112,7 +114,7 @@ impl Server {
 
     /// The server's socket in the file system.
     pub fn socket(&self) -> PathBuf {
-        socket(self.dir.path())
+        launch::socket(self.dir.path())
     }
 
     /// Sends one command, as a user who may do everything, and waits for the reply; an error of the server is a reply.
@@ -238,7 +240,7 @@ impl Server {
 
     /// What the server wrote into its log since its last start.
     pub fn log(&self) -> String {
-        log(self.dir.path())
+        launch::log(self.dir.path())
     }
 
     fn running(&self) -> MutexGuard<'_, Running> {
@@ -262,67 +264,6 @@ pub fn eventually(what: &str, limit: Duration, mut it: impl FnMut() -> bool) {
         assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
         std::thread::sleep(Duration::from_millis(2));
     }
-}
-
-/// Starts a server and waits until it is ours that answers. `None` if somebody else had the port.
-fn launch(dir: &Path, port: &Port, config: &Config) -> Option<Process> {
-    let conf = dir.join("redis.conf");
-    fs::write(&conf, config.file(dir, port.number(), &socket(dir))).expect("a writable temporary directory");
-    let environment = if config.clock { Clock::environment(dir).to_vec() } else { Vec::new() };
-    let environment: Vec<_> = environment.iter().map(|(name, path)| (*name, path.as_path())).collect();
-    let conf = conf.to_str().expect("a temporary directory in UTF-8");
-    let mut process = Process::start(&binary(), &[conf], &environment, &dir.join("log"))
-        .unwrap_or_else(|error| panic!("setpriv: {error}; the servers need it: apt-get install util-linux"));
-
-    let start = Instant::now();
-    while !is_ready(dir, &process, config) {
-        let log = || log(dir);
-        if process.has_ended() {
-            let taken = log().contains("Address already in use");
-            assert!(taken, "the server ended at its start: {}", log());
-            return None;
-        }
-        assert!(start.elapsed() < Duration::from_secs(15), "the server does not answer: {}", log());
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    Some(process)
-}
-
-/// That a server has our pid proves that it has our port too: it binds all it was told, or ends.
-fn is_ready(dir: &Path, process: &Process, config: &Config) -> bool {
-    let ask = || -> io::Result<bool> {
-        let mut client = inspector(dir)?;
-        let pid = fields(&client.command(&["INFO", "server"])?).remove("process_id");
-        let answers = config.keeps_data || client.command(&["PING"])? == "PONG"; // while it loads it does not
-        Ok(answers && pid == Some(process.id().to_string()))
-    };
-    ask().unwrap_or(false)
-}
-
-fn inspector(dir: &Path) -> io::Result<Client> {
-    let mut client = Client::dial_unix(&socket(dir))?;
-    match client.command(&["AUTH", config::INSPECTOR, "any"])? {
-        Value::Error(message) => Err(io::Error::other(message)),
-        _ => Ok(client),
-    }
-}
-
-/// The server to start.
-fn binary() -> PathBuf {
-    if let Some(path) = std::env::var_os("TENURE_REDIS_SERVER") {
-        return path.into();
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).map(|dir| dir.join("redis-server")).find(|file| file.exists());
-    found.expect("no redis-server on the path; the tests need one: apt-get install redis-server")
-}
-
-fn socket(dir: &Path) -> PathBuf {
-    dir.join("redis.sock")
-}
-
-fn log(dir: &Path) -> String {
-    fs::read_to_string(dir.join("log")).unwrap_or_default()
 }
 
 /// The lines `field:value` of INFO.
