@@ -1,1 +1,32 @@
-fn main() {}
+//! `tenure`: runs a program under a distributed lock, and shows who holds what.
+
+mod child;
+mod cli;
+mod clock;
+mod duration;
+mod exit;
+mod launch;
+mod list;
+mod output;
+mod run;
+mod signals;
+mod status;
+mod store;
+mod terminal;
+
+use std::process::ExitCode;
+
+use cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    if let Some(code) = launch::stage(std::env::args_os()) {
+        return code.into();
+    }
+    let code = match Cli::read() {
+        Ok(Cli { command: Command::Run(args) }) => run::run(&args),
+        Ok(Cli { command: Command::Status(args) }) => status::status(&args),
+        Ok(Cli { command: Command::List(args) }) => list::list(&args),
+        Err(code) => code,
+    };
+    code.into()
+}

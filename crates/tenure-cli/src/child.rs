@@ -1,0 +1,59 @@
+//! The command under the lock: one process that we started, and the group it leads.
+
+use std::io;
+use std::process::{Command, ExitStatus};
+
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, test_kill_process_group, waitid,
+};
+
+#[derive(Debug)]
+pub(crate) struct Child {
+    process: std::process::Child,
+    group: Pid,
+    reaped: bool,
+}
+
+impl Child {
+    /// Starts it. The command must ask for a group of its own.
+    pub(crate) fn start(command: &mut Command) -> io::Result<Self> {
+        let process = command.spawn()?;
+        let group = Pid::from_child(&process);
+        Ok(Self { process, group, reaped: false })
+    }
+
+    pub(crate) fn group(&self) -> Pid {
+        self.group
+    }
+
+    /// Sends a signal to the whole group: to the command alone if it has left it.
+    pub(crate) fn signal(&self, signal: Signal) {
+        if kill_process_group(self.group, signal).is_err() && !self.reaped {
+            let _ = kill_process(self.group, signal);
+        }
+    }
+
+    /// The signal that stopped it, told once for each stop.
+    pub(crate) fn stopped(&self) -> Option<Signal> {
+        let seen = waitid(WaitId::Pid(self.group), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
+        seen.ok().flatten()?.stopping_signal().and_then(Signal::from_named_raw)
+    }
+
+    /// Whether it has ended. It stays a zombie, so that neither its number nor its group's can be somebody else's.
+    pub(crate) fn has_ended(&self) -> bool {
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        self.reaped || !matches!(waitid(WaitId::Pid(self.group), look), Ok(None))
+    }
+
+    /// How it ended.
+    pub(crate) fn status(&mut self) -> io::Result<ExitStatus> {
+        self.reaped = true;
+        self.process.wait()
+    }
+
+    /// Whether nobody is left in its group. Only after [`status`](Self::status): a zombie counts.
+    pub(crate) fn group_is_empty(&self) -> bool {
+        test_kill_process_group(self.group) == Err(Errno::SRCH)
+    }
+}

@@ -1,0 +1,241 @@
+//! The command line: every flag once. The help text is the manual.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+
+use crate::duration::{duration, seconds};
+use crate::{exit, output};
+
+/// Runs a program under a distributed lock, and shows who holds what.
+#[derive(Debug, Parser)]
+#[command(name = "tenure", version, after_help = "`tenure run --help` has the manual.")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Runs a command while holding a lock, and exits as it does.
+    Run(Run),
+    /// Shows who holds a lock: exits with 0 if it is held and with 1 if it is free.
+    Status(Status),
+    /// Lists the locks that are held.
+    List(List),
+}
+
+/// Where the locks are.
+#[derive(Args, Debug)]
+pub(crate) struct Store {
+    /// The store: `file:DIR` for the processes of one machine, or the URL of a server. Default: the directory `tenure`
+    /// in $XDG_STATE_HOME, or else in $HOME/.local/state.
+    #[arg(long = "store", value_name = "URL", env = "TENURE_STORE", hide_env_values = true)]
+    pub(crate) url: Option<String>,
+
+    /// Put before each name to make the store's key.
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true, allow_hyphen_values = true)]
+    pub(crate) prefix: String,
+}
+
+/// Runs CMD while holding the lock NAME.
+///
+/// Waits for the lock, runs CMD directly (there is no shell between), keeps the lease alive until CMD has ended, and
+/// releases it. Standard input, output and error are CMD's; what this program says itself goes to standard error, a line
+/// each, beginning with `tenure: `.
+#[derive(Args, Debug)]
+#[command(after_long_help = RUN_MANUAL)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) store: Store,
+
+    /// How long the lock outlives this machine: 50ms to 8760h, as 1500ms, 30s, 5m or 2h. It is renewed every third of that.
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) ttl: Duration,
+
+    /// When the lease is lost: the time between TERM and KILL, taken from the end of the lease. At most a third of the
+    /// ttl. Default: 5s, or a third of the ttl if that is less.
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) grace: Option<Duration>,
+
+    /// Do not wait: if the lock is busy, exit with 75.
+    #[arg(short = 'n', long = "no-wait", conflicts_with = "wait")]
+    pub(crate) no_wait: bool,
+
+    /// Wait at most this many seconds, which may have a fraction; 0 is -n. Without -n and -w: wait until it is granted.
+    #[arg(short = 'w', long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
+    pub(crate) wait: Option<Duration>,
+
+    /// Exit with this code instead of 75 when the lock is busy, or was to the end of the wait: 0 to 255.
+    #[arg(short = 'E', long = "busy-code", value_name = "CODE", default_value_t = exit::BUSY, hide_default_value = true, allow_negative_numbers = true)]
+    pub(crate) busy_code: u8,
+
+    /// Say nothing; the exit code tells.
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+
+    /// Say who is waited for, how long it took, and which token was granted.
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+
+    /// The lock's name: any text of 1 byte to 64 KiB.
+    pub(crate) name: String,
+
+    /// The command and its arguments. Options of this program end here, so `--` is needed only before a command that begins
+    /// with a hyphen.
+    #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Status {
+    #[command(flatten)]
+    pub(crate) store: Store,
+
+    /// The lock's name.
+    pub(crate) name: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct List {
+    #[command(flatten)]
+    pub(crate) store: Store,
+
+    /// Only names that begin so. On a shared server, a listing without it walks all keys.
+    #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
+    pub(crate) names: String,
+}
+
+const RUN_MANUAL: &str = "\
+Exit status:
+  CMD's own; 128 + N if signal N ended it, or ended the wait for the lock
+   64  usage: a flag, name, duration or URL that cannot be right
+   65  the name is in use as another kind of lock
+   69  the store did not answer, or refused
+   75  busy: somebody else holds the lock, or did to the end of -w (-E chooses another code)
+   79  the lease was lost while CMD ran; CMD has been stopped
+  125  something of this program's own failed
+  126  CMD cannot be executed
+  127  CMD was not found
+
+Environment of CMD:
+  TENURE_NAME    the lock's name, as given here
+  TENURE_OWNER   who holds it: this run, as text
+  TENURE_FENCE   the fencing token: grows with each grant; a resource that keeps the largest it has seen can refuse the rest
+  TENURE_TTL_MS  the lease in milliseconds
+
+Signals:
+  INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to CMD, once, and so is WINCH. CMD runs in a process group of its own
+  and the whole group gets them. The lease is renewed until CMD has ended, however long that takes. While the lock is
+  waited for, INT, TERM, HUP and QUIT end the wait and USR1 and USR2 have nobody to go to. What was ignored when this
+  program was started (nohup) stays ignored, here and in CMD. A service manager that signals every process of a service
+  reaches CMD twice: tell it to signal only the main one (systemd: KillMode=mixed).
+  On a terminal CMD's group is the foreground group: keys go to CMD alone. In a pipeline it becomes that once it reads
+  from the terminal. Ctrl-Z stops CMD and this program; a lease is not renewed meanwhile, so `fg` after it has run
+  out finds CMD killed. A CMD that was stopped in any other way keeps its lock.
+
+When the lease is lost:
+  CMD's group gets TERM, and KILL after the grace, less a little, so that all of it is gone before the lease can be
+  somebody else's. It is lost when the store cannot be asked for most of a ttl, or says that it is not ours any more.
+
+When CMD ends:
+  The lock is released, also if CMD left processes in the background: they run on without it.
+
+When this program is killed:
+  CMD is killed too (Linux), but not what CMD has started itself. In a `file:` store the lock becomes free when the last
+  process of CMD's that inherited it is gone, or when its lease ends; in the others when its lease ends. A setuid CMD
+  escapes the kill. Nor can this program help while it is stopped by SIGSTOP: CMD then runs on past the lease.
+
+Examples:
+  tenure run nightly -- ./report.sh
+  tenure run -n -E 0 hourly curl -fsS https://example.com/ping
+  tenure run -w 0.5 --ttl 1m deploy -- sh -c 'make && make install'";
+
+impl Cli {
+    /// Reads the command line. What is wrong with it is said in one line, which is followed by the code to exit with.
+    pub(crate) fn read() -> Result<Self, u8> {
+        Self::try_parse().map_err(|error| match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                let _ = error.print();
+                0
+            }
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+                let _ = error.print();
+                exit::USAGE
+            }
+            _ => {
+                output::complain(one_line(&error.to_string()));
+                exit::USAGE
+            }
+        })
+    }
+}
+
+/// The first paragraph of an error of clap's: what is wrong, without usage and tips.
+fn one_line(error: &str) -> String {
+    let first = error.strip_prefix("error: ").unwrap_or(error);
+    let words: Vec<&str> = first.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    format!("{}; `tenure run --help` says more", words.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(words: &[&str]) -> Result<Run, String> {
+        let words = ["tenure", "run"].iter().chain(words);
+        match Cli::try_parse_from(words) {
+            Ok(Cli { command: Command::Run(run) }) => Ok(run),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(one_line(&error.to_string())),
+        }
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_end_at_the_command() {
+        let args = run(&["--ttl", "5m", "nightly", "-w", "0.5", "ls", "-n", "--ttl", "x", "--", "-q"]).expect("a run");
+        assert_eq!((args.name.as_str(), args.ttl.as_secs()), ("nightly", 300));
+        assert_eq!(args.wait, Some(Duration::from_millis(500)));
+        assert_eq!(args.command, ["ls", "-n", "--ttl", "x", "--", "-q"]);
+        assert!(!args.no_wait && !args.quiet);
+    }
+
+    #[test]
+    fn two_hyphens_before_the_command_are_not_part_of_it() {
+        assert_eq!(run(&["x", "--", "ls", "-l"]).expect("a run").command, ["ls", "-l"]);
+        assert_eq!(run(&["x", "--", "-odd"]).expect("a run").command, ["-odd"]);
+        assert_eq!(run(&["--", "-x", "ls", "-l"]).expect("a run").command, ["ls", "-l"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_one_line() {
+        let wrong: [(&[&str], &str); 14] = [
+            (&[], "<NAME>"),
+            (&["x"], "<CMD>"),
+            (&["--ttl", "0", "x", "ls"], "30s"),
+            (&["--ttl", "-1", "x", "ls"], "30s"),
+            (&["--ttl", "NaN", "x", "ls"], "30s"),
+            (&["--ttl", "9e99s", "x", "ls"], "30s"),
+            (&["--grace", "-5s", "x", "ls"], "30s"),
+            (&["-w", "-1", "x", "ls"], "seconds"),
+            (&["-w", "NaN", "x", "ls"], "seconds"),
+            (&["-E", "256", "x", "ls"], "255"),
+            (&["-E", "-1", "x", "ls"], "-1"),
+            (&["-n", "-w", "1", "x", "ls"], "--no-wait"),
+            (&["--frobnicate", "x", "ls"], "--frobnicate"),
+            (&["x", "-odd"], "-o"),
+        ];
+        for (words, said) in wrong {
+            let line = run(words).expect_err("no run");
+            assert!(line.contains(said) && !line.contains('\n'), "{words:?}: {line}");
+        }
+    }
+}

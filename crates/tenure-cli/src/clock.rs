@@ -1,0 +1,11 @@
+//! The clock of leases: it runs on while the machine sleeps.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Time since boot.
+pub(crate) fn now() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    Duration::try_from(now).expect("time since boot is not negative")
+}

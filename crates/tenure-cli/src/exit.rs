@@ -1,0 +1,115 @@
+//! What the exit status says: the command's own, 128 + N for a signal, and a code for each way of not getting that far.
+
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+use rustix::process::Signal;
+
+/// `status`: nobody holds the lock.
+pub(crate) const FREE: u8 = 1;
+/// A flag, name, duration or URL that cannot be right.
+pub(crate) const USAGE: u8 = 64;
+/// The name is in use as another kind of lock.
+pub(crate) const MISMATCH: u8 = 65;
+/// The store did not answer, refused, or nobody knows what it did.
+pub(crate) const STORE: u8 = 69;
+/// Somebody else holds the lock, or held it to the end of the wait.
+pub(crate) const BUSY: u8 = 75;
+/// The lease was lost while the command ran.
+pub(crate) const LOST: u8 = 79;
+/// Something of this command's own failed.
+pub(crate) const OWN: u8 = 125;
+/// The command is there and cannot be run.
+pub(crate) const NOT_EXECUTABLE: u8 = 126;
+/// There is no such command.
+pub(crate) const NOT_FOUND: u8 = 127;
+
+/// A reason to stop, with the status that says so.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: u8,
+    pub(crate) message: String,
+}
+
+impl Failure {
+    pub(crate) fn own(what: &str, error: &io::Error) -> Self {
+        Self { code: OWN, message: format!("{what}: {error}") }
+    }
+}
+
+impl From<tenure::Error> for Failure {
+    fn from(error: tenure::Error) -> Self {
+        Self { code: of_error(&error), message: crate::output::chain(&error) }
+    }
+}
+
+fn of_error(error: &tenure::Error) -> u8 {
+    if error.is_invalid() || error.is_unsupported() {
+        USAGE
+    } else if error.is_mismatch() {
+        MISMATCH
+    } else if error.is_lost() {
+        LOST
+    } else if error.is_unreachable() || error.is_refused() || error.is_unknown() {
+        STORE
+    } else {
+        OWN
+    }
+}
+
+/// How the command ended, as a shell says it.
+pub(crate) fn of_status(status: ExitStatus) -> u8 {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => (code & 0xff) as u8,
+        (None, Some(signal)) => of_raw_signal(signal),
+        (None, None) => OWN,
+    }
+}
+
+pub(crate) fn of_signal(signal: Signal) -> u8 {
+    of_raw_signal(signal.as_raw())
+}
+
+fn of_raw_signal(signal: i32) -> u8 {
+    128 + (signal & 0x7f) as u8
+}
+
+/// Why the command could not be started, as a shell says it.
+pub(crate) fn of_exec(error: &io::Error) -> u8 {
+    if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_of_the_command_is_passed_on() {
+        for code in 0..=255 {
+            assert_eq!(i32::from(of_status(ExitStatus::from_raw(code << 8))), code);
+        }
+    }
+
+    #[test]
+    fn a_signal_is_128_and_its_number() {
+        assert_eq!(of_status(ExitStatus::from_raw(15)), 143);
+        assert_eq!(of_status(ExitStatus::from_raw(9)), 137);
+        assert_eq!(of_status(ExitStatus::from_raw(11 | 0x80)), 139, "a core dump changes nothing");
+        assert_eq!(of_status(ExitStatus::from_raw(64)), 192, "the last real-time signal");
+        assert_eq!(of_signal(Signal::INT), 130);
+    }
+
+    #[test]
+    fn what_cannot_be_run_is_told_from_what_is_not_there() {
+        assert_eq!(of_exec(&io::Error::from_raw_os_error(2)), 127);
+        for number in [7, 8, 13, 20] {
+            assert_eq!(of_exec(&io::Error::from_raw_os_error(number)), 126);
+        }
+    }
+
+    #[test]
+    fn a_name_that_cannot_be_right_is_a_usage_error() {
+        assert_eq!(Failure::from(tenure::LockName::new("").expect_err("no name")).code, 64);
+    }
+}

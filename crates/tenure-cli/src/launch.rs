@@ -1,0 +1,87 @@
+//! The stages in which this program runs itself: hidden first arguments, not for people.
+//!
+//! `__launch PARENT VOICE TERMINAL CMD [ARGS…]` becomes the command, in three steps that safe code cannot do between fork and
+//! exec. It asks the kernel to kill it when the thread that started it dies; it makes sure that this has not already
+//! happened; it executes the command, which keeps the first setting. (The kernel clears it for a setuid program.)
+
+use std::env::ArgsOs;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, exit};
+
+use rustix::process::{
+    Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal,
+};
+
+use crate::exit::{NOT_FOUND, OWN, of_exec};
+use crate::output::{Voice, chain};
+use crate::terminal;
+
+const LAUNCH: &str = "__launch";
+pub(crate) const FOREGROUND: &str = "__foreground";
+
+/// This program once more, even if its file has been replaced meanwhile.
+pub(crate) fn again() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("tenure");
+    command
+}
+
+/// The command, by way of the first stage. Must be spawned from a thread that lives as long as the command may.
+pub(crate) fn command(words: &[OsString], voice: Voice, with_terminal: bool) -> Command {
+    let mut command = again();
+    command.arg(LAUNCH).arg(getpid().to_string());
+    command.arg(if voice.quiet { "quiet" } else { "loud" });
+    command.arg(if with_terminal { "foreground" } else { "background" });
+    command.args(words).process_group(0);
+    command
+}
+
+/// Runs the stage that these arguments name, if they name one.
+pub(crate) fn stage(mut args: ArgsOs) -> Option<u8> {
+    args.next();
+    match args.next()?.to_str()? {
+        LAUNCH => Some(launch(args).unwrap_or(OWN)),
+        FOREGROUND => Some(foreground(args).unwrap_or(OWN)),
+        _ => None,
+    }
+}
+
+fn foreground(mut args: ArgsOs) -> Option<u8> {
+    let group = pid(&args.next()?)?;
+    terminal::make_foreground(group).is_ok().then_some(0)
+}
+
+fn launch(mut args: ArgsOs) -> Option<u8> {
+    let parent = pid(&args.next()?)?;
+    let voice = Voice { quiet: args.next()? == "quiet", verbose: false };
+    let with_terminal = args.next()? == "foreground";
+    let program = args.next()?;
+
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        voice.say(format_args!("cannot tie the command to this process: {error}"));
+        return Some(OWN);
+    }
+    // A parent outside this pid namespace has no number here, and cannot be told from another: it counts as alive.
+    if getppid().is_some_and(|now| now != parent) {
+        exit(OWN.into());
+    }
+    if with_terminal {
+        // Stopped as if we had read from the terminal, until the wrapper has given it to us.
+        let _ = kill_process(getpid(), Signal::TTIN);
+    }
+
+    let error = Command::new(&program).args(args).exec();
+    let code = of_exec(&error);
+    let shown = program.to_string_lossy();
+    if code == NOT_FOUND {
+        voice.say(format_args!("{shown}: command not found"));
+    } else {
+        voice.say(format_args!("{shown}: cannot be run: {}", chain(&error)));
+    }
+    Some(code)
+}
+
+fn pid(text: &OsStr) -> Option<Pid> {
+    text.to_str()?.parse().ok().and_then(Pid::from_raw)
+}

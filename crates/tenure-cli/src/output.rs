@@ -1,0 +1,122 @@
+//! What this command says itself: whole lines, each in one piece.
+
+use std::error::Error;
+use std::fmt::{self, Display};
+use std::io::{self, Write};
+use std::time::Duration;
+
+/// How much a run says on standard error, where the command under the lock writes too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Voice {
+    pub(crate) quiet: bool,
+    pub(crate) verbose: bool,
+}
+
+impl Voice {
+    /// Says why something did not happen.
+    pub(crate) fn say(self, message: impl Display) {
+        if !self.quiet {
+            complain(message);
+        }
+    }
+
+    /// Says what is going on, to those who asked.
+    pub(crate) fn detail(self, message: impl Display) {
+        if self.verbose {
+            self.say(message);
+        }
+    }
+}
+
+/// One line on standard error. If nobody reads there, nobody is told.
+pub(crate) fn complain(message: impl Display) {
+    let line = format!("tenure: {}\n", Line(&message.to_string()));
+    let _ = io::stderr().write_all(line.as_bytes());
+}
+
+/// Lines on standard output. A reader that has gone away is no failure of ours.
+pub(crate) fn print(lines: impl Display) -> io::Result<()> {
+    match io::stdout().lock().write_all(lines.to_string().as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}
+
+/// An error and its causes, outermost first.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// Text from outside, on one line: what would move the cursor is escaped.
+pub(crate) struct Line<'a>(pub(crate) &'a str);
+
+impl Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for char in self.0.chars() {
+            match char {
+                char if char.is_control() => write!(f, "{}", char.escape_default())?,
+                char => write!(f, "{char}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A length of time for people: `0.8s`, `42s`, `3m 20s`, `2h 5m`.
+pub(crate) struct Span(pub(crate) Duration);
+
+impl Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.as_secs();
+        match seconds {
+            0..10 => write!(f, "{:.1}s", self.0.as_secs_f64()),
+            10..60 => write!(f, "{seconds}s"),
+            60..3600 => write!(f, "{}m {}s", seconds / 60, seconds % 60),
+            _ => write!(f, "{}h {}m", seconds / 3600, seconds / 60 % 60),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_stays_one_line() {
+        assert_eq!(Line("a\r\nb\u{1b}[2Jc ✓").to_string(), "a\\r\\nb\\u{1b}[2Jc ✓");
+    }
+
+    #[test]
+    fn a_span_is_short_and_reads_well() {
+        for (ms, text) in [(0, "0.0s"), (840, "0.8s"), (42_000, "42s"), (200_000, "3m 20s"), (7_500_000, "2h 5m")] {
+            assert_eq!(Span(Duration::from_millis(ms)).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_cause_that_was_already_told_is_not_told_twice() {
+        #[derive(Debug)]
+        struct Outer(io::Error);
+        impl Display for Outer {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("cannot read")
+            }
+        }
+        impl Error for Outer {
+            fn source(&self) -> Option<&(dyn Error + 'static)> {
+                Some(&self.0)
+            }
+        }
+        assert_eq!(chain(&Outer(io::Error::other("the disk"))), "cannot read: the disk");
+    }
+}

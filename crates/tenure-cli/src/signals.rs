@@ -1,0 +1,83 @@
+//! The signals that are meant for the command, and reach us.
+
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::pin;
+use std::task::{Context, Poll};
+
+use rustix::process::Signal;
+use tokio::signal::unix::{self, SignalKind};
+
+/// Passed on to the command.
+pub(crate) const FORWARDED: [Signal; 6] =
+    [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
+
+/// These end a wait for the lock; the others have nobody to go to yet.
+const END_THE_WAIT: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
+
+/// Signals, caught from the moment this is made.
+#[derive(Debug)]
+pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
+
+impl Signals {
+    /// Catches these, except what was ignored when we were started: `nohup` and shells without job control mean it,
+    /// and what we leave ignored stays ignored in the command too.
+    pub(crate) fn catch(which: &[Signal]) -> io::Result<Self> {
+        let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
+        let wanted = which.iter().filter(|signal| ignored & bit(**signal) == 0);
+        wanted.map(|signal| Ok((*signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?))).collect::<io::Result<_>>().map(Self)
+    }
+
+    /// Catches these too.
+    pub(crate) fn also(&mut self, which: &[Signal]) -> io::Result<()> {
+        self.0.extend(Self::catch(which)?.0);
+        Ok(())
+    }
+
+    /// The next one that came.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Signal> {
+        for (signal, stream) in &mut self.0 {
+            if stream.poll_recv(context).is_ready() {
+                return Poll::Ready(*signal);
+            }
+        }
+        Poll::Pending
+    }
+
+    /// The result of the work, or the signal that ended it first.
+    pub(crate) async fn or_end<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Signal> {
+        let mut work = pin!(work);
+        poll_fn(|context| {
+            while let Poll::Ready(signal) = self.poll(context) {
+                if END_THE_WAIT.contains(&signal) {
+                    return Poll::Ready(Err(signal));
+                }
+            }
+            work.as_mut().poll(context).map(Ok)
+        })
+        .await
+    }
+}
+
+/// The mask of ignored signals in `/proc/self/status`: the only way to learn it that is no system call of C's.
+fn ignored(status: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+fn bit(signal: Signal) -> u64 {
+    1 << (signal.as_raw() - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ignored_signal_is_found_in_the_mask() {
+        let status = "Name:\ttenure\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000440\n";
+        assert_eq!(ignored(status) & bit(Signal::HUP), bit(Signal::HUP));
+        assert_eq!(ignored(status) & bit(Signal::INT), 0);
+        assert_eq!(ignored(""), 0);
+    }
+}

@@ -1,0 +1,234 @@
+//! A scratch store, and commands that are waited for with a limit and say everything when they fail.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::time::{ClockId, clock_gettime};
+
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+
+pub(crate) struct TestEnv {
+    dir: tempfile::TempDir,
+    commands: AtomicUsize,
+}
+
+impl TestEnv {
+    pub(crate) fn new() -> Self {
+        Self { dir: tempfile::tempdir().expect("a scratch directory"), commands: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The directory of the store that is used unless a test names one.
+    pub(crate) fn store(&self) -> PathBuf {
+        self.path("tenure")
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("file:{}", self.store().display())
+    }
+
+    /// What a command wrote into a file of this directory.
+    pub(crate) fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    /// Any program, here, with this store as the default.
+    pub(crate) fn program(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(self.dir.path()).stdin(Stdio::null());
+        command.env_remove("TENURE_STORE").env("XDG_STATE_HOME", self.dir.path());
+        command
+    }
+
+    pub(crate) fn tenure<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Command {
+        let mut command = self.program(BINARY);
+        command.args(args);
+        command
+    }
+
+    /// Starts a command with its two streams in files.
+    pub(crate) fn start(&self, mut command: Command) -> Running {
+        let number = self.commands.fetch_add(1, Ordering::Relaxed);
+        let (out, err) = (self.path(&format!("{number}.out")), self.path(&format!("{number}.err")));
+        command.stdout(File::create(&out).expect("a file")).stderr(File::create(&err).expect("a file"));
+        let started = now();
+        let child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        Running { line: shorten(&format!("{command:?}")), child, out, err, started }
+    }
+
+    /// Runs a command to its end.
+    pub(crate) fn run(&self, command: Command) -> Outcome {
+        self.start(command).wait()
+    }
+
+    /// `tenure run …` to its end.
+    pub(crate) fn tenure_run<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Outcome {
+        self.run(self.tenure_run_command(args))
+    }
+
+    pub(crate) fn tenure_run_command<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Command {
+        let mut command = self.tenure(["run"]);
+        command.args(args);
+        command
+    }
+
+    /// `tenure run NAME sh -c SCRIPT`, once the script has said `up` in a file `up`.
+    pub(crate) fn start_script(&self, options: &[&str], name: &str, script: &str) -> Running {
+        let _ = fs::remove_file(self.path("up"));
+        let script = script.replace("UP", "echo $$ > up.new && mv up.new up");
+        let mut command = self.tenure_run_command(options);
+        command.args([name, "--", "sh", "-c", &script]);
+        let running = self.start(command);
+        running.eventually("the command is up", || self.path("up").exists());
+        running
+    }
+
+    /// The number that a script left in a file.
+    pub(crate) fn pid(&self, name: &str) -> Pid {
+        self.read(name).trim().parse().ok().and_then(Pid::from_raw).expect("a pid")
+    }
+}
+
+pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_tenure");
+
+pub(crate) struct Running {
+    line: String,
+    child: Child,
+    out: PathBuf,
+    err: PathBuf,
+    started: Duration,
+}
+
+impl Running {
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("it is ours to signal");
+    }
+
+    pub(crate) fn stderr(&self) -> String {
+        read(&self.err)
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a status").is_some()
+    }
+
+    /// Waits until something is so, which it must be within the limit.
+    pub(crate) fn eventually(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+        let end = now() + LIMIT;
+        while !is_so() {
+            assert!(now() < end, "not so within {LIMIT:?}: {what}\n{self:?}");
+            sleep(Duration::from_millis(2));
+        }
+    }
+
+    pub(crate) fn wait(self) -> Outcome {
+        self.wait_for(LIMIT)
+    }
+
+    pub(crate) fn wait_for(mut self, limit: Duration) -> Outcome {
+        let end = now() + limit;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a status") {
+                let took = now() - self.started;
+                let (stdout, stderr) = (read(&self.out), read(&self.err));
+                return Outcome { line: self.line.clone(), status, stdout, stderr, took };
+            }
+            assert!(now() < end, "still running after {limit:?}\n{self:?}");
+            sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}\nstdout: {}\nstderr: {}", self.line, read(&self.out), self.stderr())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) struct Outcome {
+    line: String,
+    status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    pub(crate) took: Duration,
+}
+
+impl Outcome {
+    pub(crate) fn code(&self) -> Option<i32> {
+        self.status.code()
+    }
+
+    #[track_caller]
+    pub(crate) fn exits_with(self, code: i32) -> Self {
+        assert_eq!(self.code(), Some(code), "{self:?}");
+        self
+    }
+
+    /// Says one line of our own, with these words in it.
+    #[track_caller]
+    pub(crate) fn says(self, words: &str) -> Self {
+        let line = self.stderr.strip_suffix('\n').unwrap_or("");
+        assert!(line.starts_with("tenure: ") && line.contains(words) && !line.contains('\n'), "{words}\n{self:?}");
+        self
+    }
+
+    #[track_caller]
+    pub(crate) fn says_nothing(self) -> Self {
+        assert_eq!(self.stderr, "", "{self:?}");
+        self
+    }
+}
+
+impl fmt::Debug for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { line, status, stdout, stderr, took } = self;
+        writeln!(f, "{line}\n{status:?} after {took:?}\nstdout: {stdout}\nstderr: {stderr}")
+    }
+}
+
+pub(crate) fn is_alive(pid: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    // A zombie runs no more; who waits for it is not the question.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+pub(crate) fn now() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Boottime)).expect("a time")
+}
+
+/// A number below `below`, of no quality at all.
+pub(crate) fn random(below: u64) -> u64 {
+    static STATE: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    let step = STATE.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed) ^ now().as_nanos() as u64;
+    let mixed = (step ^ (step >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (mixed >> 33) % below
+}
+
+fn read(path: &Path) -> String {
+    fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+}
+
+fn shorten(text: &str) -> String {
+    if text.chars().count() > 600 { text.chars().take(600).chain("…".chars()).collect() } else { text.into() }
+}

@@ -1,0 +1,121 @@
+//! The exit status, and what the command finds when it runs.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use crate::env::{TestEnv, random};
+
+#[test]
+fn the_code_of_the_command_is_passed_on() {
+    let env = TestEnv::new();
+    for code in [0, 1, 37, 64, 75, 79, 127, 128, 255] {
+        env.tenure_run(["x", "--", "sh", "-c", &format!("exit {code}")]).exits_with(code).says_nothing();
+    }
+}
+
+#[test]
+fn a_command_that_a_signal_ended_exits_with_128_and_its_number() {
+    let env = TestEnv::new();
+    for (name, number) in [("HUP", 1), ("INT", 2), ("KILL", 9), ("USR1", 10), ("SEGV", 11), ("TERM", 15)] {
+        let script = format!("ulimit -c 0; kill -{name} $$; exit 1");
+        env.tenure_run(["x", "--", "sh", "-c", &script]).exits_with(128 + number).says_nothing();
+    }
+}
+
+#[test]
+fn a_busy_lock_is_told_at_once_or_at_the_end_of_the_wait() {
+    let env = TestEnv::new();
+    let mut holder = env.start_script(&[], "x", "UP; while [ ! -e end ]; do sleep 0.02; done");
+    env.tenure_run(["-n", "x", "--", "touch", "ran"]).exits_with(75).says("busy");
+    env.tenure_run(["-w", "0", "x", "--", "touch", "ran"]).exits_with(75).says("busy");
+    env.tenure_run(["-q", "-n", "x", "--", "touch", "ran"]).exits_with(75).says_nothing();
+    for code in [0, 1, 255] {
+        env.tenure_run(["-nE", &code.to_string(), "x", "--", "touch", "ran"]).exits_with(code).says("busy");
+    }
+    let waited = env.tenure_run(["-w", "0.5", "x", "--", "touch", "ran"]).exits_with(75).says("busy").took;
+    assert!((Duration::from_millis(500)..Duration::from_millis(700)).contains(&waited), "{waited:?}");
+    assert!(!holder.has_ended() && !env.path("ran").exists());
+    env.tenure_run(["-n", "another", "--", "true"]).exits_with(0);
+
+    fs::write(env.path("end"), "").unwrap();
+    env.tenure_run(["-w", "10", "x", "--", "true"]).exits_with(0);
+    holder.wait().exits_with(0);
+    env.tenure_run(["-n", "x", "--", "true"]).exits_with(0);
+}
+
+#[test]
+fn what_cannot_be_run_is_told_as_a_shell_does() {
+    let env = TestEnv::new();
+    fs::write(env.path("plain"), "text").unwrap();
+    fs::write(env.path("script"), "#!/no/such/interpreter\n").unwrap();
+    fs::set_permissions(env.path("script"), fs::Permissions::from_mode(0o755)).unwrap();
+    for (program, code, says) in [
+        ("/no/such/program", 127, "not found"),
+        ("no-such-program", 127, "not found"),
+        ("", 127, "not found"),
+        ("./script", 127, "not found"),
+        ("./plain", 126, "ermission denied"),
+        ("/", 126, "ermission denied"),
+    ] {
+        env.tenure_run(["x", "--", program]).exits_with(code).says(says);
+        env.tenure_run(["-q", "x", "--", program]).exits_with(code).says_nothing();
+    }
+    env.tenure_run(["-n", "x", "--", "true"]).exits_with(0);
+}
+
+#[test]
+fn the_command_finds_the_lock_in_its_environment() {
+    let env = TestEnv::new();
+    let script = r#"printf '%s|%s|%s|%s' "$TENURE_NAME" "$TENURE_OWNER" "$TENURE_FENCE" "$TENURE_TTL_MS""#;
+    let said = env.tenure_run(["--ttl", "1500ms", "--prefix", "p:", "two words", "sh", "-c", script]).exits_with(0);
+    let parts: Vec<&str> = said.stdout.split('|').collect();
+    assert_eq!((parts[0], parts[3]), ("two words", "1500"), "{said:?}");
+    assert!(parts[1].starts_with("two-words@") && parts[1].parse::<tenure::Owner>().is_ok(), "{said:?}");
+    assert!(parts[2].parse::<u64>().unwrap() > 0, "{said:?}");
+}
+
+#[test]
+fn arguments_and_streams_reach_the_command_untouched() {
+    let env = TestEnv::new();
+    let odd = std::ffi::OsStr::from_bytes(b"\xff a\n'\"$HOME *");
+    let mut command = env.tenure_run_command(["x", "printf", "%s|"]);
+    command.args([odd, "".as_ref(), "-n".as_ref(), "--".as_ref()]);
+    let said = env.run(command).exits_with(0).says_nothing();
+    assert_eq!(said.stdout, String::from_utf8_lossy(b"\xff a\n'\"$HOME *||-n|--|"));
+
+    fs::write(env.path("input"), "line\n".repeat(10_000)).unwrap();
+    let mut command = env.tenure_run_command(["x", "--", "sh", "-c", "cat; echo to stderr >&2"]);
+    command.stdin(fs::File::open(env.path("input")).unwrap());
+    let said = env.run(command).exits_with(0);
+    assert_eq!((said.stdout.len(), said.stderr.as_str()), (50_000, "to stderr\n"));
+}
+
+#[test]
+fn what_the_command_left_in_the_background_does_not_keep_the_lock() {
+    let env = TestEnv::new();
+    let script = "sleep 30 & echo $! > left; exit 5";
+    let took = env.tenure_run(["x", "--", "sh", "-c", script]).exits_with(5).took;
+    assert!(took < Duration::from_secs(5));
+    let left = env.pid("left");
+    assert!(crate::env::is_alive(left), "it was a process of its own by then");
+    env.tenure_run(["-n", "x", "--", "true"]).exits_with(0);
+    rustix::process::kill_process(left, rustix::process::Signal::KILL).unwrap();
+}
+
+#[test]
+fn a_store_may_be_named_by_the_environment_or_a_flag() {
+    let env = TestEnv::new();
+    let (a, b) = (format!("file:{}", env.path("a").display()), format!("file:{}", env.path("b").display()));
+    let name = format!("n{}", random(1000));
+    let mut command = env.tenure_run_command([&name, "--", BUSY_ELSEWHERE[0], "-c", BUSY_ELSEWHERE[1]]);
+    command.env("TENURE_STORE", &a).env("B", &b).env("BINARY", crate::env::BINARY).env("NAME", &name);
+    let said = env.run(command).exits_with(0);
+    assert_eq!(said.stdout, "75 0\n", "{said:?}");
+    assert!(!env.store().exists(), "nobody asked for the default store");
+}
+
+/// Under the lock of the store in the environment: busy there, free in another.
+const BUSY_ELSEWHERE: [&str; 2] =
+    ["sh", r#""$BINARY" run -qn "$NAME" true; a=$?; "$BINARY" run -n --store "$B" "$NAME" true; echo $a $?"#];

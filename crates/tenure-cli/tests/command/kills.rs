@@ -1,0 +1,80 @@
+//! The wrapper is killed: its command goes with it, and only then is the lock free.
+
+use std::fs;
+use std::thread::{self, sleep};
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::env::{Running, TestEnv, is_alive, now, random};
+
+/// Holds an flock of its own for as long as it lives: whoever does not get it at once met somebody.
+const ALONE: &str = "exec 8>>alone; flock -n 8 || echo overlap >> bad; echo in >> ran; exec sleep 30";
+
+#[test]
+fn a_killed_wrapper_takes_its_command_with_it_and_nobody_meets_anybody_200_times() {
+    // Four names side by side, fifty kills each, always with another contender waiting or starting.
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(fifty_kills);
+        }
+    });
+}
+
+fn fifty_kills() {
+    let env = TestEnv::new();
+    let start = || env.start(env.tenure_run_command(["x", "--", "sh", "-c", ALONE]));
+    let mut contenders: Vec<Running> = vec![start(), start()];
+    for _ in 0..50 {
+        sleep(Duration::from_micros(random(60_000)));
+        let victim = contenders.remove(random(2) as usize);
+        victim.signal(Signal::KILL);
+        drop(victim);
+        contenders.push(start());
+    }
+    // Whoever was left waiting gets in.
+    let before = env.read("ran").lines().count();
+    let last = contenders.pop().expect("two of them");
+    drop(contenders);
+    last.eventually("the last one gets in", || env.read("ran").lines().count() > before || holds(&env, &last));
+    assert_eq!(env.read("bad"), "", "of {} turns", before);
+    assert!(before >= 10, "only {before} turns: this showed nothing");
+}
+
+fn holds(env: &TestEnv, running: &Running) -> bool {
+    let children = format!("/proc/{0}/task/{0}/children", running.pid().as_raw_nonzero());
+    !fs::read_to_string(children).unwrap_or_default().is_empty() && !env.read("ran").is_empty()
+}
+
+#[test]
+fn a_killed_wrapper_frees_the_lock_without_waiting_for_the_lease() {
+    let env = TestEnv::new();
+    let holder = env.start_script(&["--ttl", "1h"], "x", "UP; exec sleep 30");
+    let command = env.pid("up");
+    let waiter = env.start(env.tenure_run_command(["-v", "x", "--", "true"]));
+    waiter.eventually("it waits", || waiter.stderr().contains("waiting"));
+    let killed = now();
+    drop(holder); // kills it
+    waiter.wait().exits_with(0);
+    assert!(now() - killed < Duration::from_secs(2), "{:?}", now() - killed);
+    assert!(!is_alive(command));
+}
+
+#[test]
+fn what_outlives_a_killed_wrapper_keeps_the_lock_until_it_ends() {
+    let env = TestEnv::new();
+    let script = "sh -c 'echo $$ > grandchild; exec sleep 30' & UP; wait";
+    let holder = env.start_script(&["--ttl", "1h"], "x", script);
+    holder.eventually("both are there", || !env.read("grandchild").is_empty());
+    let (child, grandchild) = (env.pid("up"), env.pid("grandchild"));
+    drop(holder); // kills it
+    let end = now() + Duration::from_secs(2);
+    while is_alive(child) {
+        assert!(now() < end, "the command lives on");
+        sleep(Duration::from_millis(1));
+    }
+    assert!(is_alive(grandchild), "the kernel's signal goes to the command alone");
+    env.tenure_run(["-w", "0.3", "x", "--", "true"]).exits_with(75);
+    rustix::process::kill_process(grandchild, Signal::KILL).unwrap();
+    env.tenure_run(["-w", "5", "x", "--", "true"]).exits_with(0);
+}

@@ -1,0 +1,106 @@
+//! The lease is lost while the command runs: it is stopped, and gone before the lease can be somebody else's.
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+use tenure::{Locks, block_on};
+
+use crate::env::{Running, TestEnv, is_alive, now};
+
+const TTL: &[&str] = &["--ttl", "900ms"];
+
+/// Takes the lock away, as an operator would.
+fn force(env: &TestEnv, name: &str) {
+    let locks = block_on(Locks::connect(&env.url())).expect("the store");
+    let whose = block_on(locks.force_release(name)).expect("an answer");
+    assert!(whose.is_some(), "it was held");
+}
+
+fn gone(running: &Running, pid: Pid) {
+    running.eventually("the process is gone", || !is_alive(pid));
+}
+
+#[test]
+fn a_command_that_obeys_is_told_to_end_and_may_tidy_up() {
+    let env = TestEnv::new();
+    let script = "trap 'echo tidy > tidied; exit 0' TERM; UP; while :; do sleep 0.02; done";
+    let running = env.start_script(TTL, "x", script);
+    force(&env, "x");
+    running.wait().exits_with(79).says("lost");
+    assert_eq!(env.read("tidied"), "tidy\n");
+}
+
+#[test]
+fn a_command_that_ignores_term_is_killed_with_everything_it_has_started() {
+    let env = TestEnv::new();
+    let stubborn = "trap '' TERM; sh -c 'echo $$ > inner; while :; do sleep 0.02; done' & UP; while :; do sleep 0.02; done";
+    let running = env.start_script(TTL, "x", stubborn);
+    running.eventually("both are there", || !env.read("inner").is_empty());
+    let pids = [env.pid("up"), env.pid("inner")];
+    force(&env, "x");
+    running.wait().exits_with(79).says("lost");
+    assert!(pids.iter().all(|pid| !is_alive(*pid)), "all gone before the wrapper is");
+}
+
+#[test]
+fn what_a_command_that_obeyed_left_running_is_killed_too() {
+    let env = TestEnv::new();
+    let script = "(trap '' TERM; sh -c 'echo $$ > inner; while :; do sleep 0.02; done') & UP; wait";
+    let running = env.start_script(TTL, "x", script);
+    running.eventually("both are there", || !env.read("inner").is_empty());
+    let inner = env.pid("inner");
+    force(&env, "x");
+    running.wait().exits_with(79).says("lost");
+    assert!(!is_alive(inner));
+}
+
+#[test]
+fn a_stopped_command_is_killed_too() {
+    let env = TestEnv::new();
+    let running = env.start_script(TTL, "x", "trap '' TERM; UP; while :; do sleep 0.02; done");
+    let command = env.pid("up");
+    rustix::process::kill_process(command, Signal::STOP).unwrap();
+    force(&env, "x");
+    running.wait().exits_with(79).says("lost");
+    assert!(!is_alive(command));
+}
+
+#[test]
+fn without_its_store_the_command_is_gone_before_the_lease_is_over() {
+    let env = TestEnv::new();
+    let running = env.start_script(&["--ttl", "1500ms"], "x", "trap '' TERM; UP; while :; do sleep 0.02; done");
+    let command = env.pid("up");
+    fs::rename(env.store(), env.path("away")).unwrap();
+    fs::write(env.store(), "no directory").unwrap();
+    let taken = now();
+    running.wait().exits_with(79).says("lost");
+    let took = now() - taken;
+    assert!(!is_alive(command));
+    assert!(took < Duration::from_millis(1500), "the lease was over: {took:?}");
+    assert!(took > Duration::from_millis(400), "it was given up too soon: {took:?}");
+}
+
+#[test]
+fn a_wrapper_that_was_stopped_past_its_lease_kills_the_command_when_it_wakes() {
+    let env = TestEnv::new();
+    let running = env.start_script(TTL, "x", "trap '' TERM; UP; while :; do sleep 0.02; done");
+    let command = env.pid("up");
+    running.signal(Signal::STOP);
+    env.tenure_run(["-w", "5", "x", "--", "true"]).exits_with(0);
+    assert!(is_alive(command), "a stopped wrapper cannot stop it");
+    running.signal(Signal::CONT);
+    let woken = now();
+    gone(&running, command);
+    assert!(now() - woken < Duration::from_millis(200), "{:?}", now() - woken);
+    running.wait().exits_with(79).says("lost");
+}
+
+#[test]
+fn a_loss_that_is_noticed_only_at_the_release_is_a_loss() {
+    let env = TestEnv::new();
+    let running = env.start_script(&["--ttl", "1h"], "x", "UP; while [ ! -e end ]; do sleep 0.02; done");
+    force(&env, "x");
+    fs::write(env.path("end"), "").unwrap();
+    running.wait().exits_with(79).says("lost");
+}

@@ -1,0 +1,36 @@
+//! Many turns on one name.
+
+use std::thread;
+
+use crate::env::TestEnv;
+
+/// Says when it is in and when it is out, in one file, without starting anything.
+const TURN: &str = r#"echo "in $TENURE_FENCE" >> log; echo "out $TENURE_FENCE" >> log"#;
+
+#[test]
+fn eight_processes_take_500_turns_each_without_meeting_and_tokens_grow() {
+    let env = TestEnv::new();
+    let many = format!(
+        r#"i=0; while [ $i -lt 500 ]; do "$0" run x -- sh -c '{TURN}' || exit; i=$((i + 1)); done"#
+    );
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let mut command = env.program("sh");
+                command.args(["-c", &many, crate::env::BINARY]);
+                env.start(command).wait_for(std::time::Duration::from_secs(120)).exits_with(0).says_nothing();
+            });
+        }
+    });
+    let log = env.read("log");
+    let lines: Vec<&str> = log.lines().collect();
+    assert_eq!(lines.len(), 8 * 500 * 2);
+    let mut last = 0;
+    for turn in lines.chunks(2) {
+        let token = turn[0].strip_prefix("in ").expect("somebody gets in when all are out");
+        assert_eq!(turn[1].strip_prefix("out "), Some(token), "and gets out before anybody gets in");
+        let token = token.parse::<u64>().unwrap();
+        assert!(last < token, "{last} then {token}");
+        last = token;
+    }
+}
