@@ -9,3 +9,9 @@ pub(crate) fn now() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     Duration::try_from(now).expect("time since boot is not negative")
 }
+
+/// Time since 1970, for people.
+pub(crate) fn unix() -> Duration {
+    let now = clock_gettime(ClockId::Realtime);
+    Duration::try_from(now).unwrap_or(Duration::ZERO)
+}

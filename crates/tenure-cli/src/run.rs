@@ -2,12 +2,13 @@
 #![expect(clippy::disallowed_methods, reason = "a timer of this command's own; clocks of leases are the library's")]
 
 use std::future::{Future, poll_fn};
+use std::os::unix::process::ExitStatusExt;
 use std::pin::Pin;
 use std::process::ExitStatus;
 use std::task::Poll;
 use std::time::Duration;
 
-use rustix::process::{Signal, kill_process_group};
+use rustix::process::Signal;
 use tenure::{Guard, Locks, Mutex, Options};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::interval;
@@ -15,7 +16,7 @@ use tokio::time::interval;
 use crate::child::Child;
 use crate::cli::Run;
 use crate::exit::{self, Failure, of_exec, of_signal, of_status};
-use crate::output::{Line, Span, Voice, chain};
+use crate::output::{Span, Voice, chain};
 use crate::signals::{FORWARDED, Signals};
 use crate::terminal::Terminal;
 use crate::{clock, launch, status, store};
@@ -233,11 +234,17 @@ impl Watch<'_> {
 
     /// The command has ended: the terminal is ours again.
     fn end(&mut self) -> std::io::Result<ExitStatus> {
-        let had_it = self.terminal.as_ref().is_some_and(|terminal| terminal.is_with(self.child.group()));
-        if let Some(terminal) = &self.terminal {
-            terminal.take_back(self.child.group());
+        let group = self.child.group();
+        let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_with(group)) else {
+            return self.child.status();
+        };
+        terminal.take_back(group);
+        let status = self.child.status()?;
+        // Ctrl-C went to the command alone: a script that runs us would not hear of it, and go on.
+        if let Some(key) = [Signal::INT, Signal::QUIT].iter().find(|key| status.signal() == Some(key.as_raw())) {
+            terminal.tell_ourselves(*key);
         }
-        self.child.status()
+        Ok(status)
     }
 
     /// The command was stopped. If the terminal did it, we do what a command without us would have done.

@@ -74,6 +74,11 @@ impl Terminal {
     pub(crate) fn stop_ourselves(&self, told: bool) {
         let _ = if told { kill_process(getpid(), Signal::STOP) } else { kill_process_group(self.own, Signal::STOP) };
     }
+
+    /// Sends our group, us included, what a key would have sent it.
+    pub(crate) fn tell_ourselves(&self, signal: Signal) {
+        let _ = kill_process_group(self.own, signal);
+    }
 }
 
 /// The stage inside the command's group: makes `group` the foreground group.

@@ -85,7 +85,7 @@ impl TestEnv {
     /// `tenure run NAME sh -c SCRIPT`, once the script has said `up` in a file `up`.
     pub(crate) fn start_script(&self, options: &[&str], name: &str, script: &str) -> Running {
         let _ = fs::remove_file(self.path("up"));
-        let script = script.replace("UP", "echo $$ > up.new && mv up.new up");
+        let script = script.replace("READY", "echo $$ > up.new && mv up.new up");
         let mut command = self.tenure_run_command(options);
         command.args([name, "--", "sh", "-c", &script]);
         let running = self.start(command);
@@ -190,6 +190,14 @@ impl Outcome {
     pub(crate) fn says(self, words: &str) -> Self {
         let line = self.stderr.strip_suffix('\n').unwrap_or("");
         assert!(line.starts_with("tenure: ") && line.contains(words) && !line.contains('\n'), "{words}\n{self:?}");
+        self
+    }
+
+    /// Says that among what the command says.
+    #[track_caller]
+    pub(crate) fn says_among_others(self, words: &str) -> Self {
+        let own: Vec<&str> = self.stderr.lines().filter(|line| line.starts_with("tenure: ")).collect();
+        assert!(own.len() == 1 && own[0].contains(words), "{words}\n{self:?}");
         self
     }
 

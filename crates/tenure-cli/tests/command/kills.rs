@@ -49,7 +49,7 @@ fn holds(env: &TestEnv, running: &Running) -> bool {
 #[test]
 fn a_killed_wrapper_frees_the_lock_without_waiting_for_the_lease() {
     let env = TestEnv::new();
-    let holder = env.start_script(&["--ttl", "1h"], "x", "UP; exec sleep 30");
+    let holder = env.start_script(&["--ttl", "1h"], "x", "READY; exec sleep 30");
     let command = env.pid("up");
     let waiter = env.start(env.tenure_run_command(["-v", "x", "--", "true"]));
     waiter.eventually("it waits", || waiter.stderr().contains("waiting"));
@@ -63,7 +63,7 @@ fn a_killed_wrapper_frees_the_lock_without_waiting_for_the_lease() {
 #[test]
 fn what_outlives_a_killed_wrapper_keeps_the_lock_until_it_ends() {
     let env = TestEnv::new();
-    let script = "sh -c 'echo $$ > grandchild; exec sleep 30' & UP; wait";
+    let script = "sh -c 'echo $$ > grandchild; exec sleep 30' & READY; wait";
     let holder = env.start_script(&["--ttl", "1h"], "x", script);
     holder.eventually("both are there", || !env.read("grandchild").is_empty());
     let (child, grandchild) = (env.pid("up"), env.pid("grandchild"));

@@ -24,17 +24,17 @@ fn gone(running: &Running, pid: Pid) {
 #[test]
 fn a_command_that_obeys_is_told_to_end_and_may_tidy_up() {
     let env = TestEnv::new();
-    let script = "trap 'echo tidy > tidied; exit 0' TERM; UP; while :; do sleep 0.02; done";
+    let script = "trap 'echo tidy > tidied; exit 0' TERM; READY; while :; do sleep 0.02; done";
     let running = env.start_script(TTL, "x", script);
     force(&env, "x");
-    running.wait().exits_with(79).says("lost");
+    running.wait().exits_with(79).says_among_others("lost");
     assert_eq!(env.read("tidied"), "tidy\n");
 }
 
 #[test]
 fn a_command_that_ignores_term_is_killed_with_everything_it_has_started() {
     let env = TestEnv::new();
-    let stubborn = "trap '' TERM; sh -c 'echo $$ > inner; while :; do sleep 0.02; done' & UP; while :; do sleep 0.02; done";
+    let stubborn = "trap '' TERM; sh -c 'echo $$ > inner; while :; do sleep 0.02; done' & READY; while :; do sleep 0.02; done";
     let running = env.start_script(TTL, "x", stubborn);
     running.eventually("both are there", || !env.read("inner").is_empty());
     let pids = [env.pid("up"), env.pid("inner")];
@@ -46,7 +46,7 @@ fn a_command_that_ignores_term_is_killed_with_everything_it_has_started() {
 #[test]
 fn what_a_command_that_obeyed_left_running_is_killed_too() {
     let env = TestEnv::new();
-    let script = "(trap '' TERM; sh -c 'echo $$ > inner; while :; do sleep 0.02; done') & UP; wait";
+    let script = "(trap '' TERM; sh -c 'echo $$ > inner; while :; do sleep 0.02; done') & READY; wait";
     let running = env.start_script(TTL, "x", script);
     running.eventually("both are there", || !env.read("inner").is_empty());
     let inner = env.pid("inner");
@@ -58,7 +58,7 @@ fn what_a_command_that_obeyed_left_running_is_killed_too() {
 #[test]
 fn a_stopped_command_is_killed_too() {
     let env = TestEnv::new();
-    let running = env.start_script(TTL, "x", "trap '' TERM; UP; while :; do sleep 0.02; done");
+    let running = env.start_script(TTL, "x", "trap '' TERM; READY; while :; do sleep 0.02; done");
     let command = env.pid("up");
     rustix::process::kill_process(command, Signal::STOP).unwrap();
     force(&env, "x");
@@ -69,7 +69,7 @@ fn a_stopped_command_is_killed_too() {
 #[test]
 fn without_its_store_the_command_is_gone_before_the_lease_is_over() {
     let env = TestEnv::new();
-    let running = env.start_script(&["--ttl", "1500ms"], "x", "trap '' TERM; UP; while :; do sleep 0.02; done");
+    let running = env.start_script(&["--ttl", "1500ms"], "x", "trap '' TERM; READY; while :; do sleep 0.02; done");
     let command = env.pid("up");
     fs::rename(env.store(), env.path("away")).unwrap();
     fs::write(env.store(), "no directory").unwrap();
@@ -84,7 +84,7 @@ fn without_its_store_the_command_is_gone_before_the_lease_is_over() {
 #[test]
 fn a_wrapper_that_was_stopped_past_its_lease_kills_the_command_when_it_wakes() {
     let env = TestEnv::new();
-    let running = env.start_script(TTL, "x", "trap '' TERM; UP; while :; do sleep 0.02; done");
+    let running = env.start_script(TTL, "x", "trap '' TERM; READY; while :; do sleep 0.02; done");
     let command = env.pid("up");
     running.signal(Signal::STOP);
     env.tenure_run(["-w", "5", "x", "--", "true"]).exits_with(0);
@@ -99,7 +99,7 @@ fn a_wrapper_that_was_stopped_past_its_lease_kills_the_command_when_it_wakes() {
 #[test]
 fn a_loss_that_is_noticed_only_at_the_release_is_a_loss() {
     let env = TestEnv::new();
-    let running = env.start_script(&["--ttl", "1h"], "x", "UP; while [ ! -e end ]; do sleep 0.02; done");
+    let running = env.start_script(&["--ttl", "1h"], "x", "READY; while [ ! -e end ]; do sleep 0.02; done");
     force(&env, "x");
     fs::write(env.path("end"), "").unwrap();
     running.wait().exits_with(79).says("lost");

