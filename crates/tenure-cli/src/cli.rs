@@ -36,7 +36,13 @@ pub(crate) struct Store {
     pub(crate) url: Option<String>,
 
     /// Put before each name to make the store's key.
-    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true, allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true,
+        allow_hyphen_values = true
+    )]
     pub(crate) prefix: String,
 }
 
@@ -51,7 +57,7 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// How long the lock outlives this machine: 50ms to 8760h, as 1500ms, 30s, 5m or 2h. It is renewed every third of that.
+    /// How long the lock outlives a holder that is gone: 50ms to 8760h, as 1500ms, 30s, 5m or 2h. It is renewed every third of that.
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) ttl: Duration,
 
@@ -125,6 +131,7 @@ Environment of CMD:
   TENURE_OWNER   who holds it: this run, as text
   TENURE_FENCE   the fencing token: grows with each grant; a resource that keeps the largest it has seen can refuse the rest
   TENURE_TTL_MS  the lease in milliseconds
+  With a `file:` store CMD inherits one descriptor besides its streams: it tells others that the work is still going on.
 
 Signals:
   INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to CMD, once, and so is WINCH. CMD runs in a process group of its own
@@ -201,7 +208,8 @@ mod tests {
 
     #[test]
     fn options_end_at_the_command() {
-        let args = run(&["--ttl", "5m", "nightly", "-w", "0.5", "ls", "-n", "--ttl", "x", "--", "-q"]).expect("a run");
+        let args = run(&["--ttl", "5m", "nightly", "-w", "0.5", "ls", "-n", "--ttl", "x", "--", "-q"])
+            .expect("a run");
         assert_eq!((args.name.as_str(), args.ttl.as_secs()), ("nightly", 300));
         assert_eq!(args.wait, Some(Duration::from_millis(500)));
         assert_eq!(args.command, ["ls", "-n", "--ttl", "x", "--", "-q"]);

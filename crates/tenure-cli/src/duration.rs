@@ -17,7 +17,8 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         return Err(WHAT_WOULD_BE_RIGHT.into());
     }
     let ms = number.parse::<u64>().ok().and_then(|number| number.checked_mul(ms_per_unit));
-    ms.map(Duration::from_millis).ok_or_else(|| "longer than any duration can be; the longest lease is 8760h".into())
+    ms.map(Duration::from_millis)
+        .ok_or_else(|| "longer than any duration can be; the longest lease is 8760h".into())
 }
 
 const WHAT_WOULD_BE_RIGHT: &str = "a duration is a whole number and its unit, as in 1500ms, 30s, 5m or 2h";
@@ -45,7 +46,9 @@ mod tests {
 
     #[test]
     fn what_is_no_duration_is_told_what_one_is() {
-        for text in ["", "0", "15", "-1", "-1s", "NaN", "inf", "9e99s", "1.5s", " 5s", "5 s", "s", "5S", "5d", "٣s"] {
+        for text in
+            ["", "0", "15", "-1", "-1s", "NaN", "inf", "9e99s", "1.5s", " 5s", "5 s", "s", "5S", "5d", "٣s"]
+        {
             let error = duration(text).expect_err(text);
             assert!(error.contains("30s") && !error.contains('\n'), "{text}: {error}");
         }

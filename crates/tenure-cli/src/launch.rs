@@ -7,11 +7,9 @@
 use std::env::ArgsOs;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, exit};
+use std::process::Command;
 
-use rustix::process::{
-    Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal,
-};
+use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 
 use crate::exit::{NOT_FOUND, OWN, of_exec};
 use crate::output::{Voice, chain};
@@ -62,9 +60,9 @@ fn launch(mut args: ArgsOs) -> Option<u8> {
         voice.say(format_args!("cannot tie the command to this process: {error}"));
         return Some(OWN);
     }
-    // A parent outside this pid namespace has no number here, and cannot be told from another: it counts as alive.
-    if getppid().is_some_and(|now| now != parent) {
-        exit(OWN.into());
+    // It may have died before we asked. (It is never in another pid namespace: there it could not have started its thread.)
+    if getppid() != Some(parent) {
+        return Some(OWN);
     }
     if with_terminal {
         // Stopped as if we had read from the terminal, until the wrapper has given it to us.

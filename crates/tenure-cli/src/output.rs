@@ -98,7 +98,9 @@ mod tests {
 
     #[test]
     fn a_span_is_short_and_reads_well() {
-        for (ms, text) in [(0, "0.0s"), (840, "0.8s"), (42_000, "42s"), (200_000, "3m 20s"), (7_500_000, "2h 5m")] {
+        for (ms, text) in
+            [(0, "0.0s"), (840, "0.8s"), (42_000, "42s"), (200_000, "3m 20s"), (7_500_000, "2h 5m")]
+        {
             assert_eq!(Span(Duration::from_millis(ms)).to_string(), text);
         }
     }

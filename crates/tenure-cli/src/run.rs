@@ -1,7 +1,11 @@
 //! `tenure run`: take the lock, run the command, keep the lease until it has ended, release.
-#![expect(clippy::disallowed_methods, reason = "a timer of this command's own; clocks of leases are the library's")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a timer of this command's own; clocks of leases are the library's"
+)]
 
 use std::future::{Future, poll_fn};
+use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::pin::Pin;
 use std::process::ExitStatus;
@@ -10,7 +14,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tenure::{Guard, Locks, Mutex, Options};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{self, SignalKind, signal};
 use tokio::time::interval;
 
 use crate::child::Child;
@@ -37,7 +41,8 @@ pub(crate) fn run(args: &Run) -> u8 {
 }
 
 async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
-    let mut signals = Signals::catch(&FORWARDED).map_err(|error| Failure::own("cannot catch signals", &error))?;
+    let mut signals =
+        Signals::catch(&FORWARDED).map_err(|error| Failure::own("cannot catch signals", &error))?;
     let locks = store::open(&args.store, options(args))?;
     let mutex = locks.mutex(&args.name)?;
 
@@ -58,11 +63,7 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
 }
 
 fn options(args: &Run) -> Options {
-    Options::new()
-        .ttl(args.ttl)
-        .grace(grace(args))
-        .label(label(&args.name))
-        .inherit_liveness(true)
+    Options::new().ttl(args.ttl).grace(grace(args)).label(label(&args.name)).inherit_liveness(true)
 }
 
 fn grace(args: &Run) -> Duration {
@@ -113,20 +114,30 @@ async fn hold(args: &Run, guard: Guard, signals: &mut Signals, voice: Voice) -> 
         .env("TENURE_FENCE", guard.fence().to_string())
         .env("TENURE_TTL_MS", args.ttl.as_millis().to_string());
 
-    signals.also(&[Signal::WINCH, Signal::TSTP]).map_err(|error| Failure::own("cannot catch signals", &error))?;
+    // All that can fail comes before there is a command to look after.
+    let own = |error| Failure::own("cannot catch signals", &error);
+    if terminal.is_some() {
+        signals.also(&[Signal::WINCH, Signal::TSTP]).map_err(own)?;
+    }
+    let changes = signal(SignalKind::child()).map_err(own)?;
     let child = match Child::start(&mut command) {
         Ok(child) => child,
         Err(error) => return refuse(guard, &error).await,
     };
-    let mut watch = Watch { child, guard: &guard, signals, terminal, voice, grace: grace(args), told_to_stop: false };
-    let (status, lost) = watch.to_the_end().await?;
+    let grace = grace(args);
+    let mut watch =
+        Watch { child, changes, guard: &guard, signals, terminal, voice, grace, told_to_stop: false };
+    let (status, lost) = watch
+        .until_it_ends()
+        .await
+        .map_err(|error| Failure::own("cannot learn how the command ended", &error))?;
     if lost {
         return Ok(exit::LOST);
     }
     match guard.release().await {
         Ok(()) => Ok(of_status(status)),
         Err(error) if error.is_lost() => {
-            voice.say(format_args!("{}; the command had not ended before", chain(&error)));
+            voice.say(format_args!("{}; perhaps before the command ended", chain(&error)));
             Ok(exit::LOST)
         }
         Err(error) => {
@@ -137,9 +148,9 @@ async fn hold(args: &Run, guard: Guard, signals: &mut Signals, voice: Voice) -> 
 }
 
 /// The command did not even come to the stage that starts it.
-async fn refuse(guard: Guard, error: &std::io::Error) -> Result<u8, Failure> {
+async fn refuse(guard: Guard, error: &io::Error) -> Result<u8, Failure> {
     let _ = guard.release().await;
-    let too_long = error.kind() == std::io::ErrorKind::ArgumentListTooLong;
+    let too_long = error.kind() == io::ErrorKind::ArgumentListTooLong;
     let code = if too_long { of_exec(error) } else { exit::OWN };
     Err(Failure { code, message: format!("cannot start a process: {error}") })
 }
@@ -147,6 +158,7 @@ async fn refuse(guard: Guard, error: &std::io::Error) -> Result<u8, Failure> {
 /// A command that runs under a lock, and everything that can happen to it.
 struct Watch<'a> {
     child: Child,
+    changes: unix::Signal,
     guard: &'a Guard,
     signals: &'a mut Signals,
     terminal: Option<Terminal>,
@@ -165,9 +177,7 @@ enum Event {
 
 impl Watch<'_> {
     /// Until the command has ended: how it did, and whether the lease was lost before. After a loss, until its group is gone.
-    async fn to_the_end(&mut self) -> Result<(ExitStatus, bool), Failure> {
-        let own = |error| Failure::own("cannot watch the command", &error);
-        let mut changes = signal(SignalKind::child()).map_err(own)?;
+    async fn until_it_ends(&mut self) -> io::Result<(ExitStatus, bool)> {
         let mut lost = Some(self.guard.lost());
         let mut ticks = interval(tick(self.guard.remaining()));
         // When the lease can be somebody else's, as last known; a machine that slept finds it in the past.
@@ -182,7 +192,7 @@ impl Watch<'_> {
                 if let Poll::Ready(signal) = self.signals.poll(context) {
                     return Poll::Ready(Event::Signal(signal));
                 }
-                if changes.poll_recv(context).is_ready() || ticks.poll_tick(context).is_ready() {
+                if self.changes.poll_recv(context).is_ready() || ticks.poll_tick(context).is_ready() {
                     return Poll::Ready(Event::Look);
                 }
                 Poll::Pending
@@ -215,14 +225,16 @@ impl Watch<'_> {
                 }
                 Event::Look => {}
             }
-            if let Some((at, _)) = kill_at && now >= at {
+            if let Some((at, _)) = kill_at
+                && now >= at
+            {
                 self.child.signal(Signal::KILL);
             }
             if let Some(by) = self.child.stopped() {
                 self.on_stop(by);
             }
             if self.child.has_ended() {
-                let status = self.end().map_err(own)?;
+                let status = self.end()?;
                 match kill_at {
                     None => return Ok((status, false)),
                     Some((_, end)) if self.child.group_is_empty() || now >= end => return Ok((status, true)),
@@ -233,7 +245,7 @@ impl Watch<'_> {
     }
 
     /// The command has ended: the terminal is ours again.
-    fn end(&mut self) -> std::io::Result<ExitStatus> {
+    fn end(&mut self) -> io::Result<ExitStatus> {
         let group = self.child.group();
         let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_with(group)) else {
             return self.child.status();
@@ -241,7 +253,9 @@ impl Watch<'_> {
         terminal.take_back(group);
         let status = self.child.status()?;
         // Ctrl-C went to the command alone: a script that runs us would not hear of it, and go on.
-        if let Some(key) = [Signal::INT, Signal::QUIT].iter().find(|key| status.signal() == Some(key.as_raw())) {
+        if let Some(key) =
+            [Signal::INT, Signal::QUIT].iter().find(|key| status.signal() == Some(key.as_raw()))
+        {
             terminal.tell_ourselves(*key);
         }
         Ok(status)
@@ -253,18 +267,19 @@ impl Watch<'_> {
         let group = self.child.group();
         let told = std::mem::take(&mut self.told_to_stop);
         let wants_it = by == Signal::TTIN || by == Signal::TTOU;
+        let by_key = told || terminal.is_with(group);
         if wants_it && terminal.is_ours() {
             terminal.give(group);
-        } else if terminal.has_job_control() && (wants_it || told || terminal.is_with(group)) {
+        } else if terminal.has_job_control() && (wants_it || by_key) {
             terminal.stop_ourselves(told);
             // Here we were woken. A lease that ran out meanwhile is found lost before anything else happens.
             if !self.guard.is_held() {
                 return;
             }
             terminal.give(group);
-        } else if by != Signal::TSTP || !terminal.is_with(group) {
+        } else if !(by == Signal::TSTP && by_key) {
             return; // somebody did it on purpose
-        }
+        } // else Ctrl-Z where nobody could wake us: it means nothing
         self.child.signal(Signal::CONT);
     }
 }

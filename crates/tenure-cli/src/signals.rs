@@ -25,7 +25,10 @@ impl Signals {
     pub(crate) fn catch(which: &[Signal]) -> io::Result<Self> {
         let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
         let wanted = which.iter().filter(|signal| ignored & bit(**signal) == 0);
-        wanted.map(|signal| Ok((*signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?))).collect::<io::Result<_>>().map(Self)
+        wanted
+            .map(|signal| Ok((*signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?)))
+            .collect::<io::Result<_>>()
+            .map(Self)
     }
 
     /// Catches these too.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tenure::{Holder, Options, block_on};
 
-use crate::clock;
 use crate::cli::Status;
+use crate::clock;
 use crate::exit::{self, Failure};
 use crate::output::{self, Line, Span};
 use crate::store;

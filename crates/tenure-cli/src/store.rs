@@ -32,7 +32,12 @@ fn default(state: Option<OsString>, home: Option<OsString>) -> Result<String, Fa
 }
 
 fn refuse(why: &str) -> Failure {
-    Failure { code: USAGE, message: format!("no default store, because {why}: name one with --store, as in --store file:/var/lib/tenure") }
+    Failure {
+        code: USAGE,
+        message: format!(
+            "no default store, because {why}: name one with --store, as in --store file:/var/lib/tenure"
+        ),
+    }
 }
 
 #[cfg(test)]

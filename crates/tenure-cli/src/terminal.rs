@@ -60,7 +60,11 @@ impl Terminal {
             }
             let mut stage = launch::again();
             stage.arg(launch::FOREGROUND).arg(self.own.to_string());
-            let _ = stage.stdin(Stdio::null()).stdout(Stdio::null()).process_group(group.as_raw_nonzero().get()).status();
+            let _ = stage
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .process_group(group.as_raw_nonzero().get())
+                .status();
         }
     }
 
@@ -72,7 +76,11 @@ impl Terminal {
     /// Stops this process as Ctrl-Z does; returns when it goes on. `told` is whether the terminal told our whole group, so
     /// that the rest of it (a script that runs us) needs no telling.
     pub(crate) fn stop_ourselves(&self, told: bool) {
-        let _ = if told { kill_process(getpid(), Signal::STOP) } else { kill_process_group(self.own, Signal::STOP) };
+        let _ = if told {
+            kill_process(getpid(), Signal::STOP)
+        } else {
+            kill_process_group(self.own, Signal::STOP)
+        };
     }
 
     /// Sends our group, us included, what a key would have sent it.

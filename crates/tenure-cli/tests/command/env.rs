@@ -189,7 +189,10 @@ impl Outcome {
     #[track_caller]
     pub(crate) fn says(self, words: &str) -> Self {
         let line = self.stderr.strip_suffix('\n').unwrap_or("");
-        assert!(line.starts_with("tenure: ") && line.contains(words) && !line.contains('\n'), "{words}\n{self:?}");
+        assert!(
+            line.starts_with("tenure: ") && line.contains(words) && !line.contains('\n'),
+            "{words}\n{self:?}"
+        );
         self
     }
 
@@ -238,5 +241,9 @@ fn read(path: &Path) -> String {
 }
 
 fn shorten(text: &str) -> String {
-    if text.chars().count() > 600 { text.chars().take(600).chain("…".chars()).collect() } else { text.into() }
+    if text.chars().count() > 600 {
+        text.chars().take(600).chain("…".chars()).collect()
+    } else {
+        text.into()
+    }
 }

@@ -69,7 +69,8 @@ fn what_cannot_be_run_is_told_as_a_shell_does() {
 fn the_command_finds_the_lock_in_its_environment() {
     let env = TestEnv::new();
     let script = r#"printf '%s|%s|%s|%s' "$TENURE_NAME" "$TENURE_OWNER" "$TENURE_FENCE" "$TENURE_TTL_MS""#;
-    let said = env.tenure_run(["--ttl", "1500ms", "--prefix", "p:", "two words", "sh", "-c", script]).exits_with(0);
+    let said =
+        env.tenure_run(["--ttl", "1500ms", "--prefix", "p:", "two words", "sh", "-c", script]).exits_with(0);
     let parts: Vec<&str> = said.stdout.split('|').collect();
     assert_eq!((parts[0], parts[3]), ("two words", "1500"), "{said:?}");
     assert!(parts[1].starts_with("two-words@") && parts[1].parse::<tenure::Owner>().is_ok(), "{said:?}");
@@ -90,6 +91,43 @@ fn arguments_and_streams_reach_the_command_untouched() {
     command.stdin(fs::File::open(env.path("input")).unwrap());
     let said = env.run(command).exits_with(0);
     assert_eq!((said.stdout.len(), said.stderr.as_str()), (50_000, "to stderr\n"));
+}
+
+#[test]
+fn the_command_inherits_nothing_of_ours_but_what_keeps_the_lock() {
+    let env = TestEnv::new();
+    let script = r#"ls -l /proc/$$/fd; grep -E "Sig(Blk|Ign)" /proc/$$/status"#;
+    let found = |said: crate::env::Outcome| {
+        let last_words =
+            said.stdout.lines().filter_map(|line| line.split_whitespace().last()).map(str::to_owned);
+        let mut found: Vec<_> =
+            last_words.filter(|word| !word.ends_with(".out") && !word.ends_with(".err")).collect();
+        found.sort();
+        found
+    };
+    let mut command = env.program("sh");
+    command.args(["-c", script]);
+    let without = found(env.run(command).exits_with(0));
+    let mut with = found(env.tenure_run(["x", "--", "sh", "-c", script]).exits_with(0).says_nothing());
+    let ours = with.iter().position(|word| word.contains("tenure/holder-")).expect("what keeps the lock");
+    with.remove(ours);
+    assert_eq!(with, without);
+}
+
+#[test]
+fn a_name_in_use_as_another_kind_is_told() {
+    let env = TestEnv::new();
+    let holder = env.start_script(&["--ttl", "1h"], "x", "READY; exec sleep 30");
+    let files = fs::read_dir(env.store()).unwrap().map(|entry| entry.unwrap().path());
+    let record = files.into_iter().find(|path| path.to_string_lossy().contains("lock-")).unwrap();
+    let other = fs::read_to_string(&record).unwrap().replace("kind mutex", "kind semaphore");
+    fs::write(&record, other).unwrap();
+    env.tenure_run(["-n", "x", "--", "touch", "ran"]).exits_with(65).says("semaphore");
+    env.tenure_run(["x", "--", "touch", "ran"]).exits_with(65).says("mutex");
+    fs::write(&record, "nonsense").unwrap();
+    env.tenure_run(["x", "--", "touch", "ran"]).exits_with(69).says(&record.to_string_lossy());
+    assert!(!env.path("ran").exists());
+    drop(holder);
 }
 
 #[test]

@@ -11,13 +11,32 @@ use crate::env::{BINARY, TestEnv};
 fn a_name_is_any_text_of_1_byte_to_64_kib() {
     let env = TestEnv::new();
     let long = "x".repeat(64 * 1024);
-    let names = ["x", "a b", "a\r\nb", "\n", "/", "a/b", "..", "../../etc", ".", "naïve ✓ 錠", "-x", "--", "$HOME", "guard", &long];
+    let names = [
+        "x",
+        "a b",
+        "a\r\nb",
+        "\n",
+        "/",
+        "a/b",
+        "..",
+        "../../etc",
+        ".",
+        "naïve ✓ 錠",
+        "-x",
+        "--",
+        "$HOME",
+        "guard",
+        &long,
+    ];
     for name in names {
         let said = env.tenure_run(["-n", "--", name, "sh", "-c", r#"printf %s "$TENURE_NAME""#]);
         assert_eq!(said.exits_with(0).says_nothing().stdout, name);
     }
     // Whatever they say, their files are in the store.
-    let mut found: Vec<_> = fs::read_dir(env.store().parent().unwrap()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let mut found: Vec<_> = fs::read_dir(env.store().parent().unwrap())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
     found.retain(|file| !file.as_bytes().ends_with(b".out") && !file.as_bytes().ends_with(b".err"));
     assert_eq!(found, ["tenure"]);
 }
@@ -26,7 +45,9 @@ fn a_name_is_any_text_of_1_byte_to_64_kib() {
 fn what_is_no_name_is_told_what_one_is() {
     let env = TestEnv::new();
     env.tenure_run(["", "--", "touch", "ran"]).exits_with(64).says("1 byte to 64 KiB");
-    env.tenure_run(["x".repeat(64 * 1024 + 1).as_str(), "--", "touch", "ran"]).exits_with(64).says("65536 bytes");
+    env.tenure_run(["x".repeat(64 * 1024 + 1).as_str(), "--", "touch", "ran"])
+        .exits_with(64)
+        .says("65536 bytes");
     env.tenure_run(["tenure:x", "--", "touch", "ran"]).exits_with(64).says("tenure:");
     let mut command = env.tenure_run_command([std::ffi::OsStr::from_bytes(b"\xff")]);
     command.args(["touch", "ran"]);
@@ -78,7 +99,13 @@ fn what_is_no_lease_is_told_what_one_is() {
         said.exits_with(64).says(says);
     }
     assert!(!env.path("ran").exists());
-    for options in [&["--ttl", "50ms"][..], &["--ttl", "8760h"], &["--grace", "0s"], &["--ttl", "3s", "--grace", "1s"], &["-w", "4294967295"]] {
+    for options in [
+        &["--ttl", "50ms"][..],
+        &["--ttl", "8760h"],
+        &["--grace", "0s"],
+        &["--ttl", "3s", "--grace", "1s"],
+        &["-w", "4294967295"],
+    ] {
         env.tenure_run(options.iter().chain(&["x", "--", "true"])).exits_with(0).says_nothing();
     }
 }
@@ -111,13 +138,15 @@ fn a_directory_that_is_missing_is_made() {
     let env = TestEnv::new();
     for name in ["missing", "a/b/c", "with space", "per%20cent", "que?ry#x", "ünï"] {
         let store = env.path(name);
-        env.tenure_run(["--store", &format!("file:{}", store.display()), "x", "--", "true"]).exits_with(0).says_nothing();
+        env.tenure_run(["--store", &format!("file:{}", store.display()), "x", "--", "true"])
+            .exits_with(0)
+            .says_nothing();
         assert!(store.is_dir(), "{name}");
     }
     // Relative to where we are.
     env.tenure_run(["--store", "file:here", "x", "--", "true"]).exits_with(0).says_nothing();
     assert!(env.path("here").is_dir());
-    env.tenure_run(["--store", "file:", "x", "--", "true"]).exits_with(64).says("file:DIR");
+    env.tenure_run(["--store", "file:", "x", "--", "true"]).exits_with(64).says("directory");
 }
 
 /// The command as a user who is not root, to whom permissions mean something.
@@ -171,7 +200,9 @@ fn a_file_in_place_of_the_directory_is_told() {
     let env = TestEnv::new();
     fs::write(env.store(), "text").unwrap();
     env.tenure_run(["x", "--", "touch", "ran"]).exits_with(69).says("tenure");
-    env.tenure_run(["--store", &format!("{}/inner", env.url()), "x", "--", "touch", "ran"]).exits_with(69).says("tenure");
+    env.tenure_run(["--store", &format!("{}/inner", env.url()), "x", "--", "touch", "ran"])
+        .exits_with(69)
+        .says("tenure");
     assert_eq!(env.read("tenure"), "text");
     assert!(!env.path("ran").exists());
 }

@@ -1,12 +1,15 @@
 //! The real binary, from outside: real processes, real signals, real time.
-#![allow(missing_docs, clippy::disallowed_methods, clippy::unwrap_used, reason = "tests wait for real processes")]
+#![allow(
+    missing_docs,
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    reason = "tests wait for real processes"
+)]
 
 mod env;
 mod exits;
 mod inputs;
-mod kills;
 mod loss;
 mod output;
 mod signals;
 mod terminal;
-mod turns;

@@ -10,7 +10,14 @@ use crate::env::TestEnv;
 #[test]
 fn help_and_version_go_to_standard_output() {
     let env = TestEnv::new();
-    for args in [&["--help"][..], &["run", "--help"], &["status", "-h"], &["list", "--help"], &["--version"], &["help", "run"]] {
+    for args in [
+        &["--help"][..],
+        &["run", "--help"],
+        &["status", "-h"],
+        &["list", "--help"],
+        &["--version"],
+        &["help", "run"],
+    ] {
         let said = env.run(env.tenure(args)).exits_with(0).says_nothing();
         assert!(said.stdout.contains("tenure"), "{said:?}");
     }
@@ -24,8 +31,13 @@ fn help_and_version_go_to_standard_output() {
 #[test]
 fn verbose_says_who_is_waited_for_how_long_and_the_token() {
     let env = TestEnv::new();
-    let holder = env.start_script(&[], "night job", "echo $TENURE_FENCE > fence; READY; while [ ! -e end ]; do sleep 0.02; done");
-    let waiter = env.start(env.tenure_run_command(["-v", "night job", "--", "sh", "-c", "echo $TENURE_FENCE"]));
+    let holder = env.start_script(
+        &[],
+        "night job",
+        "echo $TENURE_FENCE > fence; READY; while [ ! -e end ]; do sleep 0.02; done",
+    );
+    let waiter =
+        env.start(env.tenure_run_command(["-v", "night job", "--", "sh", "-c", "echo $TENURE_FENCE"]));
     waiter.eventually("it says so", || waiter.stderr().ends_with('\n'));
     fs::write(env.path("end"), "").unwrap();
     let said = waiter.wait().exits_with(0);
@@ -67,7 +79,8 @@ fn list_has_a_line_for_each_lock_that_is_held() {
     }
     let names = |args: &[&str]| {
         let said = env.run(env.tenure(["list"].iter().chain(args))).exits_with(0).says_nothing().stdout;
-        let mut names: Vec<String> = said.lines().map(|line| line.split('\t').next().unwrap().into()).collect();
+        let mut names: Vec<String> =
+            said.lines().map(|line| line.split('\t').next().unwrap().into()).collect();
         names.sort();
         names
     };
@@ -86,7 +99,11 @@ fn list_has_a_line_for_each_lock_that_is_held() {
 fn standard_error_may_be_closed() {
     let env = TestEnv::new();
     let mut command = env.program("sh");
-    command.args(["-c", r#""$0" run -v x -- sh -c 'exit 3' 2>&- | cat; "$0" run -v x -- sh -c 'exit 4' 2>&-"#, crate::env::BINARY]);
+    command.args([
+        "-c",
+        r#""$0" run -v x -- sh -c 'exit 3' 2>&- | cat; "$0" run -v x -- sh -c 'exit 4' 2>&-"#,
+        crate::env::BINARY,
+    ]);
     let said = env.run(command).exits_with(4);
     assert!(said.took < Duration::from_secs(5));
 }

@@ -48,8 +48,13 @@ fn a_command_that_ignores_a_signal_keeps_the_lock_until_it_ends() {
 #[test]
 fn each_signal_reaches_the_command_exactly_once() {
     let env = TestEnv::new();
-    let traps: String = FORWARDED.iter().map(|(name, _)| format!("trap 'echo {name} >> got' {name}; ")).collect();
-    let running = env.start_script(&[], "x", &format!("{traps} READY; while [ ! -e end ]; do sleep 0.02; done; exit 0"));
+    let traps: String =
+        FORWARDED.iter().map(|(name, _)| format!("trap 'echo {name} >> got' {name}; ")).collect();
+    let running = env.start_script(
+        &[],
+        "x",
+        &format!("{traps} READY; while [ ! -e end ]; do sleep 0.02; done; exit 0"),
+    );
     let mut sent = String::new();
     for (name, signal) in FORWARDED {
         running.signal(signal);
@@ -138,7 +143,8 @@ fn what_was_ignored_from_the_start_stays_ignored() {
 #[test]
 fn a_command_that_somebody_stopped_keeps_its_lock() {
     let env = TestEnv::new();
-    let running = env.start_script(&["--ttl", "300ms"], "x", "READY; while [ ! -e end ]; do sleep 0.02; done; exit 3");
+    let running =
+        env.start_script(&["--ttl", "300ms"], "x", "READY; while [ ! -e end ]; do sleep 0.02; done; exit 3");
     let command = env.pid("up");
     rustix::process::kill_process(command, Signal::STOP).unwrap();
     env.tenure_run(["-w", "0.7", "x", "--", "true"]).exits_with(75);

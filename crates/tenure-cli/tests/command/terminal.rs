@@ -29,7 +29,8 @@ impl Session {
         grantpt(&keys).unwrap();
         unlockpt(&keys).unwrap();
         let path = ptsname(&keys, Vec::new()).unwrap();
-        let tty = rustix::fs::open(&path, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let tty =
+            rustix::fs::open(&path, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap();
         fcntl_setfl(&keys, OFlags::NONBLOCK).unwrap();
         let mut command: Command = env.program("setsid");
         command.args(["--ctty", "--wait"]).args(args).env("PS1", "> ").env("TENURE", BINARY);
@@ -96,14 +97,16 @@ impl Drop for Session {
     }
 }
 
-const COUNT_INT: &str = r#"trap "echo got it" INT; echo ready; while [ ! -e end ]; do sleep 0.02; done; exit 3"#;
+const COUNT_INT: &str =
+    r#"trap "echo got it" INT; echo ready; while [ ! -e end ]; do sleep 0.02; done; exit 3"#;
 
 #[test]
 fn ctrl_c_reaches_the_command_exactly_once() {
     let env = TestEnv::new();
     for around in ["exec", ""] {
         let _ = fs::remove_file(env.path("end"));
-        let mut session = Session::script(&env, &format!(r#"{around} "$TENURE" run x -- sh -c '{COUNT_INT}'; exit $?"#));
+        let mut session =
+            Session::script(&env, &format!(r#"{around} "$TENURE" run x -- sh -c '{COUNT_INT}'; exit $?"#));
         session.expect("ready");
         session.keys(CTRL_C);
         session.expect("got it");
@@ -131,7 +134,8 @@ fn ctrl_c_in_a_pipeline_reaches_the_command_exactly_once() {
 #[test]
 fn ctrl_c_ends_the_script_around_too() {
     let env = TestEnv::new();
-    let mut session = Session::script(&env, r#""$TENURE" run x -- sh -c 'echo ready; exec sleep 30'; echo not reached"#);
+    let mut session =
+        Session::script(&env, r#""$TENURE" run x -- sh -c 'echo ready; exec sleep 30'; echo not reached"#);
     session.expect("ready");
     session.keys(CTRL_C);
     let (_, screen) = session.wait();
@@ -155,7 +159,8 @@ fn ctrl_c_while_waiting_ends_the_wait() {
 #[test]
 fn the_command_has_the_terminal_and_gives_it_back() {
     let env = TestEnv::new();
-    let script = r#""$TENURE" run x -- sh -c 'read line; echo "command: $line"'; read line; echo "script: $line""#;
+    let script =
+        r#""$TENURE" run x -- sh -c 'read line; echo "command: $line"'; read line; echo "script: $line""#;
     let mut session = Session::script(&env, script);
     session.keys("one\n");
     session.expect("command: one");
@@ -167,7 +172,8 @@ fn the_command_has_the_terminal_and_gives_it_back() {
 #[test]
 fn in_a_pipeline_the_terminal_is_with_whoever_reads_from_it() {
     let env = TestEnv::new();
-    let reader = r#""$TENURE" run x -- echo piped | sh -c 'read line; read key </dev/tty; echo "$line, $key"'"#;
+    let reader =
+        r#""$TENURE" run x -- echo piped | sh -c 'read line; read key </dev/tty; echo "$line, $key"'"#;
     let mut session = Session::script(&env, reader);
     session.keys("one\n");
     session.expect("piped, one");
@@ -235,7 +241,10 @@ fn a_background_job_that_wants_the_terminal_stops_until_it_gets_it() {
 #[test]
 fn without_job_control_ctrl_z_does_not_leave_the_terminal_dead() {
     let env = TestEnv::new();
-    let mut session = Session::start(&env, &[BINARY, "run", "x", "--", "sh", "-c", "echo ready; read line; echo \"got: $line\""]);
+    let mut session = Session::start(
+        &env,
+        &[BINARY, "run", "x", "--", "sh", "-c", "echo ready; read line; echo \"got: $line\""],
+    );
     session.expect("ready");
     session.keys(CTRL_Z);
     session.keys("a line\n");

@@ -10,9 +10,8 @@ const TURN: &str = r#"echo "in $TENURE_FENCE" >> log; echo "out $TENURE_FENCE" >
 #[test]
 fn eight_processes_take_500_turns_each_without_meeting_and_tokens_grow() {
     let env = TestEnv::new();
-    let many = format!(
-        r#"i=0; while [ $i -lt 500 ]; do "$0" run x -- sh -c '{TURN}' || exit; i=$((i + 1)); done"#
-    );
+    let many =
+        format!(r#"i=0; while [ $i -lt 500 ]; do "$0" run x -- sh -c '{TURN}' || exit; i=$((i + 1)); done"#);
     thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {

@@ -4,12 +4,12 @@ use std::fs;
 use std::thread::{self, sleep};
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 
 use crate::env::{Running, TestEnv, is_alive, now, random};
 
 /// Holds an flock of its own for as long as it lives: whoever does not get it at once met somebody.
-const ALONE: &str = "exec 8>>alone; flock -n 8 || echo overlap >> bad; echo in >> ran; exec sleep 30";
+const ALONE: &str = "exec 8>>alone; flock -n 8 || echo overlap >> bad; echo $$ >> ran; exec sleep 30";
 
 #[test]
 fn a_killed_wrapper_takes_its_command_with_it_and_nobody_meets_anybody_200_times() {
@@ -36,8 +36,18 @@ fn fifty_kills() {
     let before = env.read("ran").lines().count();
     let last = contenders.pop().expect("two of them");
     drop(contenders);
-    last.eventually("the last one gets in", || env.read("ran").lines().count() > before || holds(&env, &last));
-    assert_eq!(env.read("bad"), "", "of {} turns", before);
+    last.eventually("the last one gets in", || {
+        env.read("ran").lines().count() > before || holds(&env, &last)
+    });
+    drop(last);
+    let end = now() + Duration::from_secs(2);
+    let commands: Vec<Pid> =
+        env.read("ran").lines().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect();
+    while commands.iter().any(|pid| is_alive(*pid)) {
+        assert!(now() < end, "a command lives on without its wrapper");
+        sleep(Duration::from_millis(2));
+    }
+    assert_eq!(env.read("bad"), "", "of {before} turns");
     assert!(before >= 10, "only {before} turns: this showed nothing");
 }
 
