@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use rustix::time::{ClockId, clock_gettime};
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
@@ -122,14 +122,17 @@ impl Running {
         read(&self.err)
     }
 
-    pub(crate) fn has_ended(&mut self) -> bool {
-        self.child.try_wait().expect("a status").is_some()
+    pub(crate) fn has_ended(&self) -> bool {
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(self.pid()), look).expect("it is our child").is_some()
     }
 
     /// Waits until something is so, which it must be within the limit.
+    #[track_caller]
     pub(crate) fn eventually(&self, what: &str, mut is_so: impl FnMut() -> bool) {
         let end = now() + LIMIT;
         while !is_so() {
+            assert!(!self.has_ended() || is_so(), "ended before: {what}\n{self:?}");
             assert!(now() < end, "not so within {LIMIT:?}: {what}\n{self:?}");
             sleep(Duration::from_millis(2));
         }

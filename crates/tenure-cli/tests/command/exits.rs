@@ -27,7 +27,7 @@ fn a_command_that_a_signal_ended_exits_with_128_and_its_number() {
 #[test]
 fn a_busy_lock_is_told_at_once_or_at_the_end_of_the_wait() {
     let env = TestEnv::new();
-    let mut holder = env.start_script(&[], "x", "READY; while [ ! -e end ]; do sleep 0.02; done");
+    let holder = env.start_script(&[], "x", "READY; while [ ! -e end ]; do sleep 0.02; done");
     env.tenure_run(["-n", "x", "--", "touch", "ran"]).exits_with(75).says("busy");
     env.tenure_run(["-w", "0", "x", "--", "touch", "ran"]).exits_with(75).says("busy");
     env.tenure_run(["-q", "-n", "x", "--", "touch", "ran"]).exits_with(75).says_nothing();
@@ -96,7 +96,7 @@ fn arguments_and_streams_reach_the_command_untouched() {
 #[test]
 fn the_command_inherits_nothing_of_ours_but_what_keeps_the_lock() {
     let env = TestEnv::new();
-    let script = r#"ls -l /proc/$$/fd; grep -E "Sig(Blk|Ign)" /proc/$$/status"#;
+    let script = r#"ls -l /proc/$$/fd; exec grep -E "Sig(Blk|Ign)" /proc/self/status"#;
     let found = |said: crate::env::Outcome| {
         let last_words =
             said.stdout.lines().filter_map(|line| line.split_whitespace().last()).map(str::to_owned);

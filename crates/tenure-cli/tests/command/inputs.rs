@@ -152,9 +152,13 @@ fn a_directory_that_is_missing_is_made() {
 /// The command as a user who is not root, to whom permissions mean something.
 fn as_nobody(env: &TestEnv, args: &[&str]) -> Command {
     let binary = env.path("tenure-for-all");
-    fs::copy(BINARY, &binary).unwrap();
-    fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
-    fs::set_permissions(binary.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
+    if !binary.exists() {
+        // Not written by this process: a child that another test forks would have it open for writing, and it could not run.
+        let mut copy = env.program("install");
+        copy.args(["-m", "755", BINARY]).arg(&binary);
+        env.run(copy).exits_with(0);
+        fs::set_permissions(binary.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
+    }
     let is_root = rustix::process::geteuid().is_root();
     let mut command = if is_root { env.program("setpriv") } else { env.program(&binary) };
     if is_root {

@@ -35,7 +35,7 @@ fn a_command_that_ignores_a_signal_keeps_the_lock_until_it_ends() {
     for (name, signal) in FORWARDED {
         let _ = fs::remove_file(env.path("end"));
         let script = format!("trap '' {name}; READY; while [ ! -e end ]; do sleep 0.02; done; exit 3");
-        let mut running = env.start_script(&["--ttl", "300ms"], "x", &script);
+        let running = env.start_script(&["--ttl", "300ms"], "x", &script);
         running.signal(signal);
         sleep(Duration::from_millis(350)); // longer than a lease, which must have been renewed
         assert!(!running.has_ended(), "{running:?}");
@@ -130,7 +130,7 @@ fn what_was_ignored_from_the_start_stays_ignored() {
     let inner = "READY; while [ ! -e end ]; do sleep 0.02; done; exit 3"
         .replace("READY", "echo $$ > up.new && mv up.new up");
     command.args(["-c", r#"trap '' HUP; exec "$0" run x -- sh -c "$1""#, crate::env::BINARY, &inner]);
-    let mut running = env.start(command);
+    let running = env.start(command);
     running.eventually("the command is up", || env.path("up").exists());
     running.signal(Signal::HUP);
     rustix::process::kill_process(env.pid("up"), Signal::HUP).unwrap();
