@@ -13,6 +13,7 @@ mod signals;
 mod status;
 mod store;
 mod terminal;
+mod watch;
 
 use std::process::ExitCode;
 

@@ -1,21 +1,18 @@
 //! `tenure run`: take the lock, run the command, keep the lease until it has ended, release.
 #![expect(
     clippy::disallowed_methods,
-    reason = "a timer of this command's own; clocks of leases are the library's"
+    reason = "a timer of this command's own; the clock of leases is the library's"
 )]
 
 use std::future::{Future, poll_fn};
 use std::io;
-use std::os::unix::process::ExitStatusExt;
-use std::pin::Pin;
-use std::process::ExitStatus;
-use std::task::Poll;
+use std::pin::pin;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tenure::{Guard, Locks, Mutex, Options};
-use tokio::signal::unix::{self, SignalKind, signal};
-use tokio::time::interval;
+use tenure::{Guard, LockName, Locks, Mutex, Options};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::sleep;
 
 use crate::child::Child;
 use crate::cli::Run;
@@ -23,6 +20,7 @@ use crate::exit::{self, Failure, of_exec, of_signal, of_status};
 use crate::output::{Span, Voice, chain};
 use crate::signals::{FORWARDED, Signals};
 use crate::terminal::Terminal;
+use crate::watch::{End, Watch};
 use crate::{clock, launch, status, store};
 
 /// Runs a command under a lock; returns the code to exit with.
@@ -46,20 +44,16 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
     let locks = store::open(&args.store, options(args))?;
     let mutex = locks.mutex(&args.name)?;
 
-    let taken = signals.or_end(take(args, &locks, &mutex, voice)).await;
-    let code = match taken {
+    // What was granted to a wait that ended otherwise is given back when the last handle is dropped, at the end of this.
+    match signals.or_end(take(args, &locks, &mutex, voice)).await {
         Ok(Ok(Some(guard))) => hold(args, guard, &mut signals, voice).await,
         Ok(Ok(None)) => {
-            voice.say(format_args!("lock {} is busy", shown(args)));
+            voice.say(format_args!("lock {} is busy", LockName::new(&args.name)?));
             Ok(args.busy_code)
         }
         Ok(Err(failure)) => Err(failure),
         Err(signal) => Ok(of_signal(signal)),
-    };
-    // What was granted to a wait that a signal ended is given back before we go, if the store answers.
-    drop(mutex);
-    let _ = locks.shutdown().await;
-    code
+    }
 }
 
 fn options(args: &Run) -> Options {
@@ -76,31 +70,52 @@ fn label(name: &str) -> String {
     name.chars().take(64).map(|char| if fits(char) { char } else { '-' }).collect()
 }
 
-fn shown(args: &Run) -> impl std::fmt::Display {
-    tenure::LockName::new(&args.name).map_or_else(|_| args.name.clone(), |name| name.to_string())
-}
-
-/// Asks once, which also tells whether the store is there at all; then waits as long as was asked for.
+/// Waits for the lock as long as was asked for.
 async fn take(args: &Run, locks: &Locks, mutex: &Mutex, voice: Voice) -> Result<Option<Guard>, Failure> {
     let start = clock::now();
-    let mut guard = mutex.try_lock().await?;
-    if guard.is_none() && !args.no_wait && args.wait != Some(Duration::ZERO) {
-        if voice.verbose {
-            match locks.inspect(&args.name).await? {
-                Some(status) => voice.detail(format_args!("waiting for {}", status::holders(&status))),
-                None => voice.detail("waiting"),
-            }
+    let guard = beside(say_who_holds(args, locks, voice), async {
+        match args.wait {
+            _ if args.no_wait => mutex.try_lock().await,
+            Some(limit) if limit.is_zero() => mutex.try_lock().await,
+            Some(limit) => mutex.try_lock_for(limit).await,
+            // Asked once first: a store that is not there at all is told at once, however long the lock may take.
+            None => match mutex.try_lock().await? {
+                None => mutex.lock().await.map(Some),
+                granted => Ok(granted),
+            },
         }
-        guard = match args.wait {
-            Some(limit) => mutex.try_lock_for(limit.saturating_sub(clock::now() - start)).await?,
-            None => Some(mutex.lock().await?),
-        };
-    }
+    });
+    let guard = guard.await?;
     if let Some(guard) = &guard {
         let waited = Span(clock::now() - start);
         voice.detail(format_args!("lock {} is ours after {waited}, token {}", guard.name(), guard.fence()));
     }
     Ok(guard)
+}
+
+/// What a wait says that takes longer than a moment.
+async fn say_who_holds(args: &Run, locks: &Locks, voice: Voice) {
+    if !voice.verbose {
+        return;
+    }
+    sleep(Duration::from_millis(100)).await;
+    match locks.inspect(&args.name).await {
+        Ok(Some(status)) => voice.detail(format_args!("waiting for {}", status::holders(&status))),
+        Ok(None) => {}
+        Err(error) => voice.detail(format_args!("waiting: {}", chain(&error))),
+    }
+}
+
+/// Does the work, and meanwhile something else that nobody waits for.
+async fn beside<T>(aside: impl Future<Output = ()>, work: impl Future<Output = T>) -> T {
+    let (mut aside, mut work) = (pin!(aside), pin!(work));
+    let mut is_done = false;
+    poll_fn(|context| {
+        let result = work.as_mut().poll(context);
+        is_done = is_done || result.is_ready() || aside.as_mut().poll(context).is_ready();
+        result
+    })
+    .await
 }
 
 /// Runs the command under the lock, and releases that.
@@ -120,20 +135,24 @@ async fn hold(args: &Run, guard: Guard, signals: &mut Signals, voice: Voice) -> 
         signals.also(&[Signal::WINCH, Signal::TSTP]).map_err(own)?;
     }
     let changes = signal(SignalKind::child()).map_err(own)?;
+    if !guard.is_held() {
+        voice.say(format_args!("{}; the command was not started", chain(&guard.lost().await)));
+        return Ok(exit::LOST);
+    }
     let child = match Child::start(&mut command) {
         Ok(child) => child,
         Err(error) => return refuse(guard, &error).await,
     };
-    let grace = grace(args);
     let mut watch =
-        Watch { child, changes, guard: &guard, signals, terminal, voice, grace, told_to_stop: false };
-    let (status, lost) = watch
-        .until_it_ends()
-        .await
-        .map_err(|error| Failure::own("cannot learn how the command ended", &error))?;
-    if lost {
-        return Ok(exit::LOST);
-    }
+        Watch { child, changes, signals, guard: &guard, grace: grace(args), terminal, told_to_stop: false };
+    let ended = watch.until_it_ends().await;
+    let status = match ended.map_err(|error| Failure::own("cannot learn how the command ended", &error))? {
+        End::Exited(status) => status,
+        End::Lost(why) => {
+            voice.say(format_args!("{}; the command was stopped", chain(&why)));
+            return Ok(exit::LOST);
+        }
+    };
     match guard.release().await {
         Ok(()) => Ok(of_status(status)),
         Err(error) if error.is_lost() => {
@@ -153,143 +172,4 @@ async fn refuse(guard: Guard, error: &io::Error) -> Result<u8, Failure> {
     let too_long = error.kind() == io::ErrorKind::ArgumentListTooLong;
     let code = if too_long { of_exec(error) } else { exit::OWN };
     Err(Failure { code, message: format!("cannot start a process: {error}") })
-}
-
-/// A command that runs under a lock, and everything that can happen to it.
-struct Watch<'a> {
-    child: Child,
-    changes: unix::Signal,
-    guard: &'a Guard,
-    signals: &'a mut Signals,
-    terminal: Option<Terminal>,
-    voice: Voice,
-    grace: Duration,
-    /// The terminal told us to stop, and so all of our group.
-    told_to_stop: bool,
-}
-
-enum Event {
-    Lost(tenure::Error),
-    Signal(Signal),
-    /// Time to look after the child: it changed, or time has passed.
-    Look,
-}
-
-impl Watch<'_> {
-    /// Until the command has ended: how it did, and whether the lease was lost before. After a loss, until its group is gone.
-    async fn until_it_ends(&mut self) -> io::Result<(ExitStatus, bool)> {
-        let mut lost = Some(self.guard.lost());
-        let mut ticks = interval(tick(self.guard.remaining()));
-        // When the lease can be somebody else's, as last known; a machine that slept finds it in the past.
-        let mut lease_end = Duration::MAX;
-        let mut kill_at = None;
-
-        loop {
-            let event = poll_fn(|context| {
-                if let Some(Poll::Ready(why)) = lost.as_mut().map(|lost| Pin::new(lost).poll(context)) {
-                    return Poll::Ready(Event::Lost(why));
-                }
-                if let Poll::Ready(signal) = self.signals.poll(context) {
-                    return Poll::Ready(Event::Signal(signal));
-                }
-                if self.changes.poll_recv(context).is_ready() || ticks.poll_tick(context).is_ready() {
-                    return Poll::Ready(Event::Look);
-                }
-                Poll::Pending
-            })
-            .await;
-
-            let now = clock::now();
-            match event {
-                Event::Lost(why) => {
-                    lost = None;
-                    self.voice.say(format_args!("{}; stopping the command", chain(&why)));
-                    let end = lease_end.min(now + self.grace);
-                    let at = end.saturating_sub(margin(self.grace));
-                    if now < at {
-                        self.child.signal(Signal::TERM);
-                        self.child.signal(Signal::CONT);
-                    }
-                    kill_at = Some((at, end));
-                    ticks = interval(Duration::from_millis(10));
-                }
-                Event::Signal(signal) => {
-                    self.told_to_stop |= signal == Signal::TSTP;
-                    self.child.signal(signal);
-                }
-                Event::Look if kill_at.is_none() => {
-                    let remaining = self.guard.remaining();
-                    if !remaining.is_zero() {
-                        lease_end = now + remaining + self.grace;
-                    }
-                }
-                Event::Look => {}
-            }
-            if let Some((at, _)) = kill_at
-                && now >= at
-            {
-                self.child.signal(Signal::KILL);
-            }
-            if let Some(by) = self.child.stopped() {
-                self.on_stop(by);
-            }
-            if self.child.has_ended() {
-                let status = self.end()?;
-                match kill_at {
-                    None => return Ok((status, false)),
-                    Some((_, end)) if self.child.group_is_empty() || now >= end => return Ok((status, true)),
-                    Some(_) => {}
-                }
-            }
-        }
-    }
-
-    /// The command has ended: the terminal is ours again.
-    fn end(&mut self) -> io::Result<ExitStatus> {
-        let group = self.child.group();
-        let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_with(group)) else {
-            return self.child.status();
-        };
-        terminal.take_back(group);
-        let status = self.child.status()?;
-        // Ctrl-C went to the command alone: a script that runs us would not hear of it, and go on.
-        if let Some(key) =
-            [Signal::INT, Signal::QUIT].iter().find(|key| status.signal() == Some(key.as_raw()))
-        {
-            terminal.tell_ourselves(*key);
-        }
-        Ok(status)
-    }
-
-    /// The command was stopped. If the terminal did it, we do what a command without us would have done.
-    fn on_stop(&mut self, by: Signal) {
-        let Some(terminal) = &self.terminal else { return };
-        let group = self.child.group();
-        let told = std::mem::take(&mut self.told_to_stop);
-        let wants_it = by == Signal::TTIN || by == Signal::TTOU;
-        let by_key = told || terminal.is_with(group);
-        if wants_it && terminal.is_ours() {
-            terminal.give(group);
-        } else if terminal.has_job_control() && (wants_it || by_key) {
-            terminal.stop_ourselves(told);
-            // Here we were woken. A lease that ran out meanwhile is found lost before anything else happens.
-            if !self.guard.is_held() {
-                return;
-            }
-            terminal.give(group);
-        } else if !(by == Signal::TSTP && by_key) {
-            return; // somebody did it on purpose
-        } // else Ctrl-Z where nobody could wake us: it means nothing
-        self.child.signal(Signal::CONT);
-    }
-}
-
-/// How often to note where the lease ends: often enough for that to be known to a part of the grace.
-fn tick(lease: Duration) -> Duration {
-    (lease / 6).clamp(Duration::from_millis(5), Duration::from_secs(1))
-}
-
-/// How long before the end of the lease everything of the command's must have been told to die.
-fn margin(grace: Duration) -> Duration {
-    (grace / 4).min(Duration::from_millis(500))
 }

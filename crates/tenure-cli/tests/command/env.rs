@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -91,6 +92,16 @@ impl TestEnv {
         let running = self.start(command);
         running.eventually("the command is up", || self.path("up").exists());
         running
+    }
+
+    /// Keeps the store from answering anybody, as a process does that is stopped in the middle of a change.
+    pub(crate) fn silence_the_store(&self) -> File {
+        let guard = File::open(self.store().join("guard")).expect("a store that was used");
+        let end = now() + LIMIT;
+        while flock(&guard, FlockOperation::NonBlockingLockExclusive).is_err() {
+            assert!(now() < end, "somebody else keeps the store busy");
+        }
+        guard
     }
 
     /// The number that a script left in a file.

@@ -1,12 +1,14 @@
 //! The lease is lost while the command runs: it is stopped, and gone before the lease can be somebody else's.
 
 use std::fs;
+use std::process::Stdio;
+use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 use tenure::{Locks, block_on};
 
-use crate::env::{Running, TestEnv, is_alive, now};
+use crate::env::{LIMIT, Running, TestEnv, is_alive, now};
 
 const TTL: &[&str] = &["--ttl", "900ms"];
 
@@ -104,4 +106,56 @@ fn a_loss_that_is_noticed_only_at_the_release_is_a_loss() {
     force(&env, "x");
     fs::write(env.path("end"), "").unwrap();
     running.wait().exits_with(79).says("lost");
+}
+
+#[test]
+fn nobody_has_to_read_what_is_said_for_the_command_to_be_stopped() {
+    let env = TestEnv::new();
+    let script =
+        "yes >&2 & trap '' TERM; sleep 0.1; echo $$ > up.new; mv up.new up; while :; do sleep 0.02; done";
+    let mut command = env.tenure_run_command(TTL);
+    command.args(["x", "--", "sh", "-c", script]).stderr(Stdio::piped());
+    let mut wrapper = command.spawn().unwrap();
+    let end = now() + LIMIT;
+    while !env.path("up").exists() {
+        assert!(now() < end, "the command is not up");
+        sleep(Duration::from_millis(2));
+    }
+    let pid = env.pid("up");
+    force(&env, "x");
+    while is_alive(pid) {
+        assert!(now() < end, "the command lives on");
+        sleep(Duration::from_millis(2));
+    }
+    wrapper.kill().unwrap();
+    wrapper.wait().unwrap();
+}
+
+#[test]
+fn a_release_that_fails_keeps_the_code_of_the_command() {
+    let env = TestEnv::new();
+    let running = env.start_script(&[], "x", "READY; while [ ! -e end ]; do sleep 0.02; done; exit 3");
+    let _silence = env.silence_the_store();
+    fs::write(env.path("end"), "").unwrap();
+    running.wait().exits_with(3).says("not released");
+}
+
+#[test]
+fn a_store_that_does_not_answer_is_told_in_time() {
+    let env = TestEnv::new();
+    env.tenure_run(["x", "--", "true"]).exits_with(0);
+    let _silence = env.silence_the_store();
+    for (options, limit_ms) in
+        [(&["-w", "0.5"][..], 700), (&["-v", "-w", "0.5"], 700), (&["-n"], 1500), (&[], 1500)]
+    {
+        let said = env.tenure_run(options.iter().chain(&["x", "--", "touch", "ran"])).exits_with(69);
+        assert!(said.stderr.contains("did not answer"), "{said:?}");
+        assert!(said.took < Duration::from_millis(limit_ms), "{said:?}");
+    }
+    let waiter = env.start(env.tenure_run_command(["-w", "10", "x", "--", "touch", "ran"]));
+    sleep(Duration::from_millis(100));
+    waiter.signal(Signal::TERM);
+    let said = waiter.wait().exits_with(143);
+    assert!(said.took < Duration::from_millis(1500), "{said:?}");
+    assert!(!env.path("ran").exists());
 }

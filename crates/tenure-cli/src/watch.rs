@@ -1,0 +1,191 @@
+//! A command that runs under a lock, and everything that can happen to it until it has ended.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a timer of this command's own; the clock of leases is the library's"
+)]
+
+use std::future::{Future, poll_fn};
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::pin::Pin;
+use std::process::ExitStatus;
+use std::task::Poll;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tenure::{Error, Guard, Lost};
+use tokio::signal::unix;
+use tokio::time::{Interval, interval};
+
+use crate::child::Child;
+use crate::clock;
+use crate::signals::Signals;
+use crate::terminal::Terminal;
+
+pub(crate) struct Watch<'a> {
+    pub(crate) child: Child,
+    /// A child of ours changed.
+    pub(crate) changes: unix::Signal,
+    pub(crate) signals: &'a mut Signals,
+    pub(crate) guard: &'a Guard,
+    pub(crate) grace: Duration,
+    pub(crate) terminal: Option<Terminal>,
+    /// The terminal told us to stop, and so all of our group.
+    pub(crate) told_to_stop: bool,
+}
+
+/// How it ended.
+pub(crate) enum End {
+    Exited(ExitStatus),
+    /// The lease was lost before. All of the command's group is gone.
+    Lost(Error),
+}
+
+enum Event {
+    Lost(Error),
+    Signal(Signal),
+    /// Time to look after the child: it changed, or time has passed.
+    Look,
+}
+
+/// The command is being stopped because the lease was lost.
+struct Stopping {
+    why: Error,
+    kill_at: Duration,
+    /// From here on the lock can be somebody else's.
+    lease_end: Duration,
+}
+
+impl Watch<'_> {
+    /// Passes signals on until the command has ended, or stops it when the lease is lost.
+    ///
+    /// Says nothing meanwhile: whoever does not read what we say could keep us from killing in time.
+    pub(crate) async fn until_it_ends(&mut self) -> io::Result<End> {
+        let mut lost = Some(self.guard.lost());
+        let mut ticks = interval(tick(self.guard.remaining()));
+        // As last known: a machine that slept finds it in the past.
+        let mut lease_end = Duration::MAX;
+        let mut stopping: Option<Stopping> = None;
+        loop {
+            let event = self.event(&mut lost, &mut ticks).await;
+            let now = clock::now();
+            match event {
+                Event::Lost(why) => {
+                    let lease_end = lease_end.min(now + self.grace);
+                    stopping = Some(self.stop(why, now, lease_end));
+                    ticks = interval(Duration::from_millis(10));
+                }
+                Event::Signal(signal) => {
+                    self.told_to_stop |= signal == Signal::TSTP;
+                    self.child.signal(signal);
+                }
+                Event::Look => {
+                    let remaining = self.guard.remaining();
+                    if !remaining.is_zero() {
+                        lease_end = now + remaining + self.grace;
+                    }
+                }
+            }
+            match stopping {
+                None => {
+                    if let Some(by) = self.child.stopped() {
+                        self.on_stop(by);
+                    }
+                    if self.child.has_ended() {
+                        return self.reap().map(End::Exited);
+                    }
+                }
+                Some(Stopping { why, kill_at, lease_end }) => {
+                    if now >= kill_at {
+                        self.child.signal(Signal::KILL);
+                    }
+                    if self.child.has_ended() {
+                        self.reap()?;
+                        // Those that died and were not waited for still count: there is no waiting for them for ever.
+                        if self.child.group_is_empty() || now >= lease_end {
+                            return Ok(End::Lost(why));
+                        }
+                    }
+                    stopping = Some(Stopping { why, kill_at, lease_end });
+                }
+            }
+        }
+    }
+
+    /// The next event; a loss before all others.
+    async fn event(&mut self, lost: &mut Option<Lost>, ticks: &mut Interval) -> Event {
+        poll_fn(|context| {
+            if let Some(Poll::Ready(why)) = lost.as_mut().map(|lost| Pin::new(lost).poll(context)) {
+                *lost = None;
+                return Poll::Ready(Event::Lost(why));
+            }
+            if let Poll::Ready(signal) = self.signals.poll(context) {
+                return Poll::Ready(Event::Signal(signal));
+            }
+            if self.changes.poll_recv(context).is_ready() || ticks.poll_tick(context).is_ready() {
+                return Poll::Ready(Event::Look);
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Tells the command to end, unless it is too late for that.
+    fn stop(&self, why: Error, now: Duration, lease_end: Duration) -> Stopping {
+        let kill_at = lease_end.saturating_sub(margin(self.grace));
+        if now < kill_at {
+            self.child.signal(Signal::TERM);
+            self.child.signal(Signal::CONT);
+        }
+        Stopping { why, kill_at, lease_end }
+    }
+
+    /// The command has ended: the terminal is ours again.
+    fn reap(&mut self) -> io::Result<ExitStatus> {
+        let group = self.child.group();
+        let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_with(group)) else {
+            return self.child.status();
+        };
+        terminal.take_back(group);
+        let status = self.child.status()?;
+        // Ctrl-C went to the command alone: a script that runs us would not hear of it, and go on.
+        let key = [Signal::INT, Signal::QUIT].into_iter().find(|key| status.signal() == Some(key.as_raw()));
+        key.into_iter().for_each(|key| terminal.tell_ourselves(key));
+        Ok(status)
+    }
+
+    /// The command was stopped. If the terminal did it, we do what a command without us would have done.
+    fn on_stop(&mut self, by: Signal) {
+        let Some(terminal) = &self.terminal else { return };
+        let group = self.child.group();
+        let told = std::mem::take(&mut self.told_to_stop);
+        let by_key = told || terminal.is_with(group);
+        let wants_it = by == Signal::TTIN || by == Signal::TTOU;
+        if wants_it && terminal.is_ours() {
+            terminal.give(group);
+            self.child.signal(Signal::CONT);
+        } else if terminal.has_job_control() && (wants_it || by_key) {
+            terminal.stop_ourselves(told);
+            // Here we were woken. If the lease ran out meanwhile, the command does not wake: it is found lost before
+            // anything else happens.
+            if self.guard.is_held() {
+                terminal.give(group);
+                self.child.signal(Signal::CONT);
+            }
+        } else if by == Signal::TSTP && by_key {
+            // Nobody could wake us, so Ctrl-Z means nothing.
+            self.child.signal(Signal::CONT);
+        }
+        // Anything else somebody did on purpose.
+    }
+}
+
+/// How often to note where the lease ends: often enough for that to be known to a part of the grace.
+fn tick(lease: Duration) -> Duration {
+    (lease / 6).clamp(Duration::from_millis(5), Duration::from_secs(1))
+}
+
+/// How long before the end of the lease everything of the command's must have been told to die.
+fn margin(grace: Duration) -> Duration {
+    (grace / 4).min(Duration::from_millis(500))
+}
