@@ -52,7 +52,7 @@ pub(crate) struct Store {
 /// releases it. Standard input, output and error are CMD's; what this program says itself goes to standard error, a line
 /// each, beginning with `tenure: `.
 #[derive(Args, Debug)]
-#[command(after_long_help = RUN_MANUAL)]
+#[command(after_long_help = RUN_MANUAL, override_usage = "tenure run [OPTIONS] NAME [--] CMD [ARGS]...")]
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) store: Store,
@@ -145,7 +145,8 @@ Signals:
 
 When the lease is lost:
   CMD's group gets TERM, and KILL after the grace, less a little, so that all of it is gone before the lease can be
-  somebody else's. It is lost when the store cannot be asked for most of a ttl, or says that it is not ours any more.
+  somebody else's. It is lost when the store cannot be asked for most of a ttl, or says that it is not ours any more
+  (forced open, expired while the machine slept): then somebody may have it already while CMD has its grace.
 
 When CMD ends:
   The lock is released, also if CMD left processes in the background: they run on without it.
