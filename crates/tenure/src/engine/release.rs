@@ -164,17 +164,11 @@ impl Drop for Farewell {
             return;
         }
         let mut rest = Self::new(&self.engine, &self.name, self.rule, &self.owner, self.hold, self.over_at);
-        rest.attempts = self.attempts;
+        // The task may be dropped where it stands, even before it first runs, with its runtime: then it must not spawn
+        // itself anew, which on a runtime that has ended would go on until the stack is full.
+        (rest.attempts, rest.done) = (self.attempts, true);
         let pending = self.engine.outbox.add(&self.engine);
-        self.engine.runtime.spawn(
-            async move {
-                // The task may be dropped where it stands, with its runtime: then it must not spawn itself anew.
-                let mut rest = rest;
-                rest.done = true;
-                rest.persist(pending).await;
-            }
-            .boxed(),
-        );
+        self.engine.runtime.spawn(rest.persist(pending).boxed());
     }
 }
 
