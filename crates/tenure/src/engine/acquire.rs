@@ -82,9 +82,10 @@ impl Ask {
         anew
     }
 
-    /// Asks once; again only when the grant took so long to arrive that too little of it is left.
+    /// Asks once; again only when the grant took so long to arrive that too little of it is left. `within` is for all of it.
     pub(super) async fn once(&self, within: Duration) -> Asked {
         const ROUNDS: u32 = 3;
+        let until = self.engine.now() + within;
         let ttl = self.options.lease();
         let verb = Verb::Acquire {
             ttl_ms: lease::millis(ttl),
@@ -97,11 +98,13 @@ impl Ask {
         loop {
             let sent = self.engine.now();
             let before = self.maybe.swap(true, Ordering::AcqRel);
-            let answer = self.engine.call(&self.name, self.rule, &self.owner, verb, within).await;
+            let left = until.since(sent);
+            let answer = self.engine.call(&self.name, self.rule, &self.owner, verb, left).await;
             let answered = self.engine.now();
             round += 1;
+            let is_last = round == ROUNDS || answered >= until;
             return match answer {
-                Ok(Answer::Held { .. }) if round < ROUNDS && lease::is_stale(sent, answered, ttl) => continue,
+                Ok(Answer::Held { .. }) if !is_last && lease::is_stale(sent, answered, ttl) => continue,
                 Ok(Answer::Held { fence }) => {
                     let held = self.held(fence, sent);
                     self.maybe.store(false, Ordering::Release);
@@ -136,6 +139,10 @@ impl Ask {
         match engine.call(&self.name, self.rule, &self.owner, verb, within).await {
             Ok(Answer::Held { fence }) => {
                 let held = self.held(fence, sent);
+                if !held.is_live() {
+                    // The answer was on its way for longer than the lease: nobody gets a guard that is lost already.
+                    return Ok(None);
+                }
                 held.keep();
                 Ok(Some(held))
             }

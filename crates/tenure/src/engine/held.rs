@@ -128,7 +128,8 @@ impl Lease {
 
     /// When the lease itself is over, also on the store.
     pub(super) fn over_at(&self) -> Moment {
-        Moment(self.sent.load(Ordering::Acquire)) + self.ttl
+        let sent = Moment(self.sent.load(Ordering::Acquire));
+        sent + self.ttl_from(sent)
     }
 
     /// When to renew next, unless there is nothing to renew or nothing to gain.

@@ -168,7 +168,7 @@ impl Task {
             for ((at, _), lease) in schedule.due.range(..=(now + BATCH, u64::MAX)) {
                 if now >= lease.lost_at() {
                     lost.push(Arc::clone(lease));
-                } else if *at < lease.lost_at() && *at <= now + early(lease) {
+                } else if *at < lease.lost_at() && *at <= now + early(lease, *at) {
                     due.push(Arc::clone(lease));
                 }
             }
@@ -247,9 +247,10 @@ impl Task {
     }
 }
 
-/// How much sooner than due a renewal may leave, to share the way with others.
-fn early(lease: &Lease) -> Duration {
-    (lease.ttl() / 12).min(BATCH)
+/// How much sooner than due a renewal may leave, to share the way with others. Not so one that is repeated: where each
+/// attempt fails at once, it would be repeated without a pause.
+fn early(lease: &Lease, due: Moment) -> Duration {
+    if lease.renew_at() == Some(due) { (lease.ttl() / 12).min(BATCH) } else { Duration::ZERO }
 }
 
 impl Drop for Task {
