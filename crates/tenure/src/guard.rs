@@ -106,7 +106,7 @@ impl Guard {
     async fn set_lease(&self, bind: Option<Bind>) -> Result<()> {
         let (engine, lease) = (&self.home.engine, self.lease());
         let sent = engine.now();
-        let ttl = lease.ttl_from(sent);
+        let ttl = lease.asks(sent);
         self.ask(Verb::Renew { ttl_ms: lease::millis(ttl), bind }).await?;
         lease.renewed(sent, engine.now(), ttl);
         Ok(())

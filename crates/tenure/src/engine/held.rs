@@ -80,6 +80,8 @@ pub(crate) struct Lease {
     renewal: Renewal,
     /// When the request was sent that last set the lease.
     sent: AtomicU64,
+    /// When the last request was sent that may have set it, answered or not.
+    asked: AtomicU64,
     /// Until when it is certainly ours.
     deadline: AtomicU64,
     /// Where it stands in the keeper's schedule; 0 if it does not.
@@ -106,6 +108,7 @@ impl Lease {
             end: options.max_hold.map(|hold| sent + hold),
             renewal: options.renewal,
             sent: AtomicU64::new(sent.0),
+            asked: AtomicU64::new(sent.0),
             deadline: AtomicU64::new(lease::deadline(sent, answered, ttl).0),
             due: AtomicU64::new(0),
             outcome: OnceLock::new(),
@@ -126,10 +129,16 @@ impl Lease {
         self.end.map_or(deadline, |end| deadline.min(end)) - self.grace
     }
 
-    /// When the lease itself is over, also on the store.
+    /// When the lease itself is over, also on the store, and also if a renewal that was never answered has set it.
+    pub(super) fn lapses_at(&self) -> Moment {
+        let asked = Moment(self.asked.load(Ordering::Acquire));
+        asked + self.ttl_from(asked)
+    }
+
+    /// Until when there may be something to release. A hold that was taken over may have a longer lease than `max_hold` leaves
+    /// it here: nothing ever shortens one.
     pub(super) fn over_at(&self) -> Moment {
-        let sent = Moment(self.sent.load(Ordering::Acquire));
-        sent + self.ttl_from(sent)
+        Moment(self.asked.load(Ordering::Acquire)) + self.ttl
     }
 
     /// When to renew next, unless there is nothing to renew or nothing to gain.
@@ -139,8 +148,14 @@ impl Lease {
         (self.renewal == Renewal::Automatic && !reaches_end).then(|| lease::renew_at(sent, self.ttl))
     }
 
-    /// The lease to ask for now: `max_hold` clips it.
-    pub(crate) fn ttl_from(&self, now: Moment) -> Duration {
+    /// A renewal is about to be sent. Returns the lease to ask for.
+    pub(crate) fn asks(&self, now: Moment) -> Duration {
+        self.asked.fetch_max(now.0, Ordering::AcqRel);
+        self.ttl_from(now)
+    }
+
+    /// `max_hold` clips each lease.
+    fn ttl_from(&self, now: Moment) -> Duration {
         self.end.map_or(self.ttl, |end| self.ttl.min(end.since(now)))
     }
 

@@ -248,8 +248,12 @@ impl Server {
             self.listen(ask).await;
         }
         self.leave_a_turn().await;
+        // Whatever was said or rung before this question is answered by it.
         if let Some(ears) = &mut self.ears {
             ears.drain();
+        }
+        if !self.line.queue().closed {
+            let _ = self.line.bell.notified().now_or_never();
         }
         let sent = self.engine.now();
         let asked = ask.once(ask.options.op_timeout).await;
@@ -263,7 +267,7 @@ impl Server {
         let pause = match asked {
             Asked::Held(held) => {
                 self.note_turn();
-                let left = held.lease.over_at().since(self.engine.now());
+                let left = held.lease.lapses_at().since(self.engine.now());
                 if !self.line.answer(id, Ok(held)) && planted(Bug::WakeSwallowed) {
                     return self.engine.runtime.sleep_until(self.engine.now() + CAP).await;
                 }

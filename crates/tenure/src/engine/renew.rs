@@ -203,8 +203,8 @@ impl Task {
         self.under_way.push(
             async move {
                 let sent = engine.now();
-                let ttl = lease.ttl_from(sent);
                 let renews = lease.renew_at().is_some();
+                let ttl = if renews { lease.asks(sent) } else { Duration::ZERO };
                 let verb = match renews {
                     true => Verb::Renew { ttl_ms: lease::millis(ttl), bind: None },
                     false => Verb::Inspect,
