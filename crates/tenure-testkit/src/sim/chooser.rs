@@ -1,0 +1,111 @@
+//! Where every choice of a schedule comes from.
+
+/// A small, fast generator (SplitMix64). Good enough to explore with; nothing here is secret.
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// A generator whose numbers depend on the seed alone.
+    pub const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next 64 bits.
+    pub const fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    }
+}
+
+/// One choice that was made, and among how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// What was chosen, from 0.
+    pub chosen: u32,
+    /// Among how many.
+    pub among: u32,
+}
+
+/// Chooses, and remembers what it chose.
+#[derive(Clone, Debug)]
+pub struct Chooser {
+    source: Source,
+    made: Vec<Choice>,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    Seeded(Rng),
+    Replay(Vec<u32>),
+}
+
+impl Chooser {
+    /// Chooses by a seed.
+    pub fn seeded(seed: u64) -> Self {
+        Self { source: Source::Seeded(Rng::new(seed)), made: Vec::with_capacity(512) }
+    }
+
+    /// Repeats these choices, and chooses the first possibility from there on.
+    pub fn replay(choices: Vec<u32>) -> Self {
+        Self { source: Source::Replay(choices), made: Vec::new() }
+    }
+
+    /// One of `among` possibilities, counted from 0. Where there is only one, nothing is chosen.
+    pub fn choose(&mut self, among: u32) -> u32 {
+        if among <= 1 {
+            return 0;
+        }
+        let chosen = match &mut self.source {
+            // The high bits times the range: unbiased enough, and no division.
+            Source::Seeded(rng) => (((rng.next() >> 32) * u64::from(among)) >> 32) as u32,
+            Source::Replay(choices) => choices.get(self.made.len()).map_or(0, |choice| choice % among),
+        };
+        self.made.push(Choice { chosen, among });
+        chosen
+    }
+
+    /// Every choice so far.
+    pub fn made(&self) -> &[Choice] {
+        &self.made
+    }
+}
+
+/// The choices of the next schedule in a depth-first walk over all of them, given those of the last; `None` when all were
+/// walked.
+pub fn next_in_order(made: &[Choice]) -> Option<Vec<u32>> {
+    let turn = made.iter().rposition(|choice| choice.chosen + 1 < choice.among)?;
+    let mut next: Vec<u32> = made[..=turn].iter().map(|choice| choice.chosen).collect();
+    next[turn] += 1;
+    Some(next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replay_makes_the_choices_that_were_made() {
+        let mut first = Chooser::seeded(7);
+        let chosen: Vec<u32> = (1..50).map(|among| first.choose(among)).collect();
+        let recorded = first.made().iter().map(|choice| choice.chosen).collect();
+        let mut second = Chooser::replay(recorded);
+        assert_eq!((1..50).map(|among| second.choose(among)).collect::<Vec<_>>(), chosen);
+    }
+
+    #[test]
+    fn the_walk_in_order_visits_every_combination_once() {
+        let mut seen = Vec::new();
+        let mut next = Some(Vec::new());
+        while let Some(choices) = next {
+            let mut chooser = Chooser::replay(choices);
+            // How many possibilities the second choice has depends on the first.
+            let first = chooser.choose(3);
+            seen.push((first, chooser.choose(first + 1)));
+            next = next_in_order(chooser.made());
+        }
+        assert_eq!(seen, [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]);
+    }
+}

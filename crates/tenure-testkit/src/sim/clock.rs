@@ -1,0 +1,69 @@
+//! The clock of one machine. True time exists only in the simulation, and only the oracle reads it.
+
+use std::time::Duration;
+
+/// True time: nanoseconds since the schedule began.
+pub type TrueTime = u64;
+
+/// One million: clocks are wrong by parts of it.
+const MILLION: u128 = 1_000_000;
+
+/// A millisecond of true time.
+pub const MS: TrueTime = 1_000_000;
+/// A second of true time.
+pub const SECOND: TrueTime = 1_000 * MS;
+
+/// A clock that started at another zero and runs a little fast or slow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Clock {
+    /// What it showed when the schedule began, in nanoseconds.
+    pub offset: u64,
+    /// How many parts in a million it gains on true time.
+    pub ppm: i32,
+}
+
+impl Clock {
+    fn rate(self) -> u128 {
+        (MILLION as i128 + i128::from(self.ppm)) as u128
+    }
+
+    /// What it shows at a true time.
+    pub fn shows(self, at: TrueTime) -> u64 {
+        if self.ppm == 0 {
+            return self.offset + at;
+        }
+        self.offset + (u128::from(at) * self.rate() / MILLION) as u64
+    }
+
+    /// The first true time at which it shows at least this.
+    pub fn when(self, shown: u64) -> TrueTime {
+        let passed = shown.saturating_sub(self.offset);
+        if self.ppm == 0 {
+            return passed;
+        }
+        u64::try_from((u128::from(passed) * MILLION).div_ceil(self.rate())).unwrap_or(u64::MAX)
+    }
+
+    /// The true time that passes while this clock measures a duration.
+    pub fn lasts(self, duration: Duration) -> TrueTime {
+        let shown = duration.as_nanos();
+        u64::try_from((shown * MILLION).div_ceil(self.rate())).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timer_fires_at_the_first_moment_its_clock_has_reached() {
+        for ppm in [-5_000, -1, 0, 1, 5_000] {
+            let clock = Clock { offset: 123_456_789, ppm };
+            for shown in [123_456_789, 123_456_790, 200_000_001, 90_000_000_003] {
+                let at = clock.when(shown);
+                assert!(clock.shows(at) >= shown, "{ppm} {shown}");
+                assert!(at == 0 || clock.shows(at - 1) < shown, "{ppm} {shown}");
+            }
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! The deterministic simulation: the real faces and the real engine, over a store and in a time of our own making.
+//!
+//! A schedule is one short life of a small world, drawn from one number, the seed: a few processes with clocks that disagree, tasks that lock, hold,
+//! lose, cancel and crash, and a network that delays, loses and cuts. The same seed gives the same schedule,
+//! event for event, so whatever goes wrong can be looked at again.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | [`chooser`] | where every choice comes from: a seed, or a list of choices to repeat |
+//! | [`clock`] | the clock of one machine, which runs a little wrong |
+//! | [`executor`] | tasks, timers and processes in virtual time |
+//! | [`network`] | the store that a process sees: delays, losses, cut connections |
+//! | [`server`] | the one store behind it, and the checks that only it can make |
+//! | [`regime`] | which faults a schedule has, and how many |
+//! | [`oracle`] | what must never happen, judged in true time and from outside |
+//! | [`workload`] | what the tasks do |
+//! | [`world`] | one schedule from its seed to its verdict |
+
+pub mod chooser;
+pub mod clock;
+pub mod executor;
+pub mod network;
+pub mod oracle;
+pub mod regime;
+pub mod server;
+pub mod workload;
+pub mod world;

@@ -1,0 +1,212 @@
+//! What is reported is true: held, lost, released, busy.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure::{LockName, Owner};
+
+use super::{Book, Claim, End, Hold, Oracle};
+use crate::sim::clock::{MS, TrueTime};
+use crate::sim::executor::{ProcessId, Sim, lock};
+
+const HONESTY: &str = "honesty";
+
+/// What a call said about a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// It went well.
+    Yes,
+    /// The lease is lost.
+    Lost,
+    /// Nobody knows, or nobody answered.
+    Unknown,
+}
+
+/// How a task got a guard.
+#[derive(Clone, Copy, Debug)]
+pub struct Told {
+    /// When it asked.
+    pub asked_at: TrueTime,
+    /// Whether it took over a hold that had a guard before.
+    pub is_resumed: bool,
+    /// What is left of the hold, on the clock of its process.
+    pub remaining: Duration,
+    /// Whether it was told as soon as the grant was known.
+    pub is_fresh: bool,
+    /// The least that is left of a fresh grant.
+    pub fresh: Duration,
+    /// How long before the end of the lease its loss is announced.
+    pub grace: TrueTime,
+}
+
+/// How often a grant that took too long is asked for again.
+const ROUNDS: u32 = 3;
+
+impl Book {
+    /// A guard was handed out: it has most of its lease before it, unless that was tried several times.
+    fn check_fresh(&mut self, at: TrueTime, owner: &Owner, told: &Told) {
+        let rounds = self.owners.get(owner).map_or(0, |owned| owned.grants);
+        if told.remaining < told.fresh && rounds < ROUNDS {
+            let what = format!("{owner} was handed a guard with {:?} left, asked for {rounds} times", told.remaining);
+            self.accuse(at, HONESTY, what);
+        }
+    }
+
+    /// A lease is over in true time: whoever waits for its loss was told before, unless its process stands still.
+    pub(super) fn check_told(&mut self, at: TrueTime, owner: &Owner, sim: &Sim) {
+        let waits = self.holds.iter().find(|hold| {
+            hold.owner == *owner
+                && hold.is_watched
+                && sim.ran_since(hold.process, at.saturating_sub(MS))
+        });
+        if let Some(hold) = waits {
+            let what =
+                format!("`lost` of {owner} in process {} had not resolved when the lease was over", hold.process);
+            self.accuse(at, HONESTY, what);
+        }
+    }
+}
+
+impl Oracle {
+    /// A task got a guard.
+    pub fn granted(
+        &self,
+        process: ProcessId,
+        name: &LockName,
+        owner: &Owner,
+        claim: Arc<dyn Claim>,
+        told: Told,
+    ) -> Holding {
+        let at = self.sim.now();
+        let token = claim.fence();
+        let mut book = lock(&self.book);
+        book.grants += 1;
+        book.next_id += 1;
+        let id = book.next_id;
+        book.check_reported(at, name, owner, token, told.is_resumed);
+        if told.remaining.is_zero() {
+            book.accuse(at, HONESTY, format!("{owner} was handed a guard that is lost already"));
+        }
+        if told.is_fresh && self.sim.ran_since(process, told.asked_at) {
+            book.check_fresh(at, owner, &told);
+        }
+        let grace = told.grace;
+        if let Some(owned) = book.owners.get_mut(owner) {
+            (owned.is_detached, owned.let_go_at, owned.grace) = (false, None, grace);
+            let (oracle, owner, lapses) = (self.clone(), owner.clone(), owned.lapses);
+            if grace > 0 {
+                self.sim.at(lapses.saturating_sub(grace), move || oracle.warned(&owner, lapses, grace));
+            }
+        }
+        let (name, owner, weak) = (name.clone(), owner.clone(), Arc::downgrade(&claim));
+        let (was_lost, is_watched) = (false, false);
+        book.holds.push(Hold { id, name, owner: owner.clone(), token, process, claim: weak, was_lost, is_watched });
+        drop(book);
+        let holding = Holding { oracle: self.clone(), id, owner };
+        holding.look();
+        holding
+    }
+
+    /// `try_lock` said that somebody holds: somebody did, at some moment since it was asked.
+    pub fn said_busy(&self, name: &LockName, since: TrueTime) {
+        let at = self.sim.now();
+        let mut book = lock(&self.book);
+        book.settle(at, name);
+        let was_held =
+            book.locks.get(name).is_some_and(|lock| lock.holder.is_some() || lock.free_since >= since);
+        if !was_held {
+            book.accuse(at, HONESTY, format!("{name} was called busy, and nobody held it"));
+        }
+    }
+
+    /// A release of a guard that held or did not ended and said this.
+    pub fn said_released(&self, owner: &Owner, was_held: bool, said: Said) {
+        let at = self.sim.now();
+        let mut book = lock(&self.book);
+        let Some(owned) = book.owners.get(owner) else { return };
+        let wrong = match said {
+            Said::Yes => owned.ended.is_none() && owned.lapses > at,
+            Said::Lost => was_held && matches!(owned.ended, Some((_, End::Released))),
+            Said::Unknown => false,
+        };
+        if wrong {
+            let what = format!("the release of {owner} said {said:?}, and the server has {:?}", owned.ended);
+            book.accuse(at, HONESTY, what);
+        }
+    }
+
+    /// A hold is passed on without a guard, or was not after all and is given back.
+    pub fn detached(&self, owner: &Owner, is_detached: bool) {
+        let at = self.sim.now();
+        if let Some(owned) = lock(&self.book).owners.get_mut(owner) {
+            (owned.is_detached, owned.let_go_at) = (is_detached, Some(at));
+        }
+    }
+
+    /// `verify` or `renew` ended and said this about a hold.
+    pub fn said_held(&self, owner: &Owner, since: TrueTime, said: Said) {
+        let at = self.sim.now();
+        let mut book = lock(&self.book);
+        let Some(owned) = book.owners.get(owner) else { return };
+        let gone_at = owned.ended.map_or(owned.lapses, |(ended, _)| ended.min(owned.lapses));
+        if said == Said::Yes && gone_at < since {
+            let what = format!("{owner} was told that it holds, {} µs after it did", (at - gone_at) / 1_000);
+            book.accuse(at, HONESTY, what);
+        }
+    }
+}
+
+/// A guard in a task's hands, until this is dropped.
+#[derive(Debug)]
+pub struct Holding {
+    oracle: Oracle,
+    id: u64,
+    owner: Owner,
+}
+
+impl Holding {
+    /// Looks at the guard as its task would. Returns whether it says that it holds.
+    pub fn look(&self) -> bool {
+        let at = self.oracle.sim.now();
+        let mut book = lock(&self.oracle.book);
+        let Some(place) = book.holds.iter().position(|hold| hold.id == self.id) else { return false };
+        let mut hold = book.holds.swap_remove(place);
+        let is_held = hold.is_held();
+        if is_held {
+            if hold.was_lost {
+                book.accuse(at, HONESTY, format!("a guard of {} was lost, and holds again", self.owner));
+            }
+            if !book.is_forced(&hold.owner) {
+                book.check_covered(at, &hold);
+                let name = hold.name.clone();
+                book.check_nobody_else(at, &name, &self.owner);
+            }
+        }
+        if hold.claim.upgrade().is_some_and(|claim| claim.fence() != hold.token) {
+            book.accuse(at, HONESTY, format!("the token of {} changed under its guard", self.owner));
+        }
+        hold.was_lost |= !is_held;
+        book.holds.push(hold);
+        is_held
+    }
+
+    /// A task waits for the guard's loss from now on, or no longer does.
+    pub fn watch(&self, is_watched: bool) {
+        let mut book = lock(&self.oracle.book);
+        if let Some(hold) = book.holds.iter_mut().find(|hold| hold.id == self.id) {
+            hold.is_watched = is_watched;
+        }
+    }
+
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        let at = self.oracle.sim.now();
+        let mut book = lock(&self.oracle.book);
+        book.holds.retain(|hold| hold.id != self.id);
+        if let Some(owned) = book.owners.get_mut(&self.owner) {
+            owned.let_go_at = Some(at);
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Which faults a schedule has. Drawn by regime: a schedule in which everything goes wrong at once never gets far enough to
+//! show the subtle mistakes, so each has its own trouble and leaves the rest alone.
+
+use std::time::Duration;
+
+use super::clock::{MS, SECOND, TrueTime};
+use super::executor::Sim;
+
+/// The trouble a schedule has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Regime {
+    /// None. So everything must happen at once.
+    Quiet,
+    /// Requests, replies and messages get lost, connections are cut.
+    Lossy,
+    /// Answers take so long that much of a lease, or all of it, is gone when they arrive.
+    Slow,
+    /// Processes and the server stop and go on.
+    Pausing,
+    /// Processes die.
+    Killing,
+    /// Clocks run at different speeds, and renewals fail, so that leases are used to their end.
+    Drifting,
+    /// The shortest leases there are.
+    Tiny,
+    /// Everything at once.
+    Storm,
+    /// The server forgets everything now and then. Exclusion is not promised then; the rest is.
+    Forgetting,
+}
+
+impl Regime {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Quiet,
+        Self::Lossy,
+        Self::Slow,
+        Self::Pausing,
+        Self::Killing,
+        Self::Drifting,
+        Self::Tiny,
+        Self::Storm,
+        Self::Forgetting,
+    ];
+}
+
+/// What the network does to one message; shares in thousandths.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    /// What a message takes one way, at least and at most.
+    pub latency: (TrueTime, TrueTime),
+    /// How many take longer, and how long at most.
+    pub late: (u32, TrueTime),
+    /// How many arrive at the very moment when a lease ends, or just beside it.
+    pub edge: u32,
+    /// Requests that disappear, with everything after them on that connection.
+    pub lose_request: u32,
+    /// Replies that disappear, with everything after them on that connection.
+    pub lose_reply: u32,
+    /// Requests that are not sent at all.
+    pub refuse: u32,
+    /// Requests with little time whose silence ends the connection as others' does.
+    pub impatient: u32,
+    /// Wake-ups that disappear.
+    pub lose_wake: u32,
+    /// Wake-ups that come twice.
+    pub repeat_wake: u32,
+}
+
+impl Faults {
+    /// A network without any.
+    pub const NONE: Self = Self {
+        latency: (20_000, 2 * MS),
+        late: (0, 0),
+        edge: 0,
+        lose_request: 0,
+        lose_reply: 0,
+        refuse: 0,
+        impatient: 0,
+        lose_wake: 0,
+        repeat_wake: 0,
+    };
+}
+
+/// What happens to whole processes, connections and the server: how likely each is, against the others.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Blows {
+    /// How many at most.
+    pub most: u64,
+    /// A process stops for a while.
+    pub pause: u32,
+    /// A process dies.
+    pub kill: u32,
+    /// The connection of requests is cut.
+    pub cut: u32,
+    /// The connection of messages is cut.
+    pub deafen: u32,
+    /// The server stops for a while.
+    pub stall: u32,
+    /// The server starts again with nothing.
+    pub forget: u32,
+}
+
+/// The numbers of one schedule.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// The regime it was drawn from.
+    pub regime: Regime,
+    /// The network until it heals.
+    pub faults: Faults,
+    /// The blows until everything heals.
+    pub blows: Blows,
+    /// The lease.
+    pub ttl: Duration,
+    /// How wrong clocks are at most, in parts per million.
+    pub ppm: u32,
+    /// How many processes.
+    pub processes: usize,
+    /// How many tasks each of them has at most.
+    pub tasks: u32,
+    /// How many locks there are.
+    pub names: u32,
+    /// How often a task acquires at most.
+    pub rounds: u32,
+    /// How many of a thousand acquisitions, renewals and releases are dropped before they end.
+    pub cancel: u32,
+    /// How many of a thousand acquisitions are not renewed by themselves.
+    pub unrenewed: u32,
+    /// How many of a thousand holds go on until their lease is over.
+    pub overstay: u32,
+    /// Until when there are faults.
+    pub heals_at: TrueTime,
+    /// From when on everything must happen at once.
+    pub strict_from: TrueTime,
+}
+
+/// Everything the code under test may do by itself once nothing fails any more: an attempt that is still running, the pause after
+/// it, and the next.
+pub const RECOVERY: TrueTime = 3 * SECOND;
+
+impl Plan {
+    /// The lease in true time, on the slowest clock.
+    pub fn lease(&self) -> TrueTime {
+        let lease = self.ttl.as_nanos() as TrueTime;
+        lease + self.drift()
+    }
+
+    /// By how much two clocks may differ after a lease.
+    pub fn drift(&self) -> TrueTime {
+        self.ttl.as_nanos() as TrueTime / 1_000 * 2 * TrueTime::from(self.ppm) / 1_000
+    }
+
+    /// Draws the numbers of a schedule in one regime.
+    pub fn draw(sim: &Sim, regime: Regime) -> Self {
+        let ttl = |low, high| Duration::from_nanos(sim.between(low, high) / MS * MS);
+        let mut plan = Self {
+            regime,
+            faults: Faults::NONE,
+            blows: Blows::default(),
+            ttl: ttl(2 * SECOND, 20 * SECOND),
+            ppm: 100,
+            processes: 1 + sim.choose(3) as usize,
+            tasks: 3,
+            names: 1 + u32::from(sim.chance(200)),
+            rounds: 3,
+            cancel: 250,
+            unrenewed: 150,
+            overstay: 50,
+            heals_at: 0,
+            strict_from: 0,
+        };
+        let near = sim.between(MS / 50, 5 * MS);
+        plan.faults.latency = (near, 2 * near);
+        plan.faults.impatient = if regime == Regime::Quiet { 0 } else { 500 };
+        let (quiet, none) = (plan.faults, plan.blows);
+        match regime {
+            Regime::Quiet => {}
+            Regime::Lossy => {
+                let (lose_request, lose_reply, refuse, lose_wake, repeat_wake) = (40, 40, 30, 200, 50);
+                plan.faults = Faults { lose_request, lose_reply, refuse, lose_wake, repeat_wake, edge: 20, ..quiet };
+                plan.blows = Blows { most: 4, cut: 3, deafen: 2, ..none };
+            }
+            Regime::Slow => {
+                plan.ttl = ttl(100 * MS, 3 * SECOND);
+                plan.faults = Faults { latency: (MS, 60 * MS), late: (300, 1_300 * MS), edge: 100, ..quiet };
+                plan.unrenewed = 300;
+            }
+            Regime::Pausing => {
+                plan.ttl = ttl(300 * MS, 10 * SECOND);
+                plan.faults = Faults { edge: 20, ..quiet };
+                plan.blows = Blows { most: 6, pause: 5, stall: 2, ..none };
+                plan.overstay = 200;
+            }
+            Regime::Killing => {
+                plan.processes = 3;
+                plan.blows = Blows { most: 3, kill: 3, cut: 1, ..none };
+            }
+            Regime::Drifting => {
+                plan.ttl = ttl(5 * SECOND, 30 * SECOND);
+                plan.ppm = 5_000;
+                plan.processes = 2 + sim.choose(2) as usize;
+                plan.faults = Faults { lose_request: 60, lose_reply: 60, edge: 60, ..quiet };
+                plan.blows = Blows { most: 3, stall: 2, cut: 1, ..none };
+                (plan.unrenewed, plan.overstay) = (500, 600);
+            }
+            Regime::Tiny => {
+                plan.ttl = ttl(50 * MS, 150 * MS);
+                let (latency, late) = ((MS / 10, 10 * MS), (50, 100 * MS));
+                plan.faults = Faults { latency, late, edge: 100, lose_reply: 10, ..quiet };
+                plan.blows = Blows { most: 2, pause: 1, ..none };
+                plan.overstay = 200;
+            }
+            Regime::Storm => {
+                plan.ttl = ttl(100 * MS, 15 * SECOND);
+                plan.ppm = 5_000;
+                let (latency, late) = ((MS / 10, 20 * MS), (60, 1_200 * MS));
+                let (lose_request, lose_reply, refuse, lose_wake, repeat_wake) = (20, 20, 20, 100, 30);
+                let storm = Faults { latency, late, lose_request, lose_reply, refuse, ..quiet };
+                plan.faults = Faults { edge: 50, lose_wake, repeat_wake, ..storm };
+                plan.blows = Blows { most: 6, pause: 3, kill: 1, cut: 2, deafen: 2, stall: 2, forget: 0 };
+                (plan.unrenewed, plan.overstay) = (250, 250);
+            }
+            Regime::Forgetting => {
+                plan.blows = Blows { most: 3, forget: 3, cut: 1, ..none };
+            }
+        }
+        if regime != Regime::Quiet {
+            plan.heals_at = sim.between(200 * MS, 3 * plan.lease() + SECOND);
+            plan.strict_from = plan.heals_at + plan.lease() + RECOVERY;
+        }
+        plan
+    }
+}

@@ -1,0 +1,253 @@
+//! One schedule, from its seed to its verdict.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+
+use tenure::internals::locks;
+use tenure::{LockName, Options};
+
+use super::chooser::{Chooser, Rng};
+use super::clock::{Clock, MS, SECOND, TrueTime};
+use super::executor::{OUTSIDE, Process, Sim, Stop, lock};
+use super::network::Network;
+use super::oracle::{Oracle, Violation};
+use super::regime::{Plan, RECOVERY, Regime};
+use super::workload::{Present, Task, Workload};
+
+/// So many polls, and something turns in circles.
+const STEPS: u64 = 200_000;
+
+const ENDING: &str = "everything ends";
+
+/// What became of a schedule.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Which it was.
+    pub seed: u64,
+    /// Its numbers.
+    pub plan: Plan,
+    /// What went wrong first.
+    pub violation: Option<Violation>,
+    /// Differs when anything that happened differs.
+    pub hash: u64,
+    /// Polls.
+    pub steps: u64,
+    /// Guards handed out.
+    pub grants: u64,
+    /// How much time passed in it.
+    pub lasted: TrueTime,
+    /// What happened, if it was asked for.
+    pub log: Vec<(TrueTime, String)>,
+}
+
+impl Report {
+    /// The trace as a person reads it.
+    pub fn trace(&self) -> String {
+        self.log.iter().map(|(at, what)| format!("{:12.6}  {what}\n", *at as f64 / 1e9)).collect()
+    }
+}
+
+/// The regime of a seed: they take turns.
+pub fn regime(seed: u64) -> Regime {
+    Regime::ALL[(seed % Regime::ALL.len() as u64) as usize]
+}
+
+/// Runs the schedule of a seed.
+pub fn run(seed: u64) -> Report {
+    World::new(seed, false).run()
+}
+
+/// Runs the schedule of a seed and writes down what happens.
+pub fn replay(seed: u64) -> Report {
+    World::new(seed, true).run()
+}
+
+struct World {
+    seed: u64,
+    sim: Sim,
+    oracle: Oracle,
+    network: Network,
+    plan: Plan,
+    processes: Vec<Arc<Process>>,
+}
+
+impl World {
+    fn new(seed: u64, keep_log: bool) -> Self {
+        let sim = Sim::new(Chooser::seeded(Rng::new(seed).next()));
+        if keep_log {
+            sim.keep_log();
+        }
+        let plan = Plan::draw(&sim, regime(seed));
+        sim.note(|| format!("{plan:?}"));
+        let clock = || Clock { offset: sim.between(0, 100_000 * SECOND), ppm: drift(&sim, plan.ppm) };
+        let oracle = Oracle::new(&sim, &plan);
+        let network = Network::new(&sim, &oracle, clock(), plan.faults);
+        let processes = (0..plan.processes).map(|_| sim.process(clock(), seed)).collect();
+        Self { seed, sim, oracle, network, plan, processes }
+    }
+
+    fn run(self) -> Report {
+        let names = ["x", "y"].iter().take(self.plan.names as usize);
+        let names = names.map(|name| LockName::new(name).expect("a name")).collect();
+        let (sim, oracle, plan) = (self.sim.clone(), self.oracle.clone(), self.plan);
+        let workload =
+            Arc::new(Workload { sim, oracle, plan, names, board: Mutex::default(), left: Mutex::new(0) });
+        let blows = Blower { sim: self.sim.clone(), network: self.network.clone(), plan, workload: Arc::clone(&workload) };
+        self.people(&workload);
+        if self.plan.heals_at > 0 {
+            let ids = self.processes.iter().map(|process| process.id()).collect();
+            self.sim.spawn(OUTSIDE, Box::pin(blows.run(ids)));
+        }
+        match catch_unwind(AssertUnwindSafe(|| self.see_through(&workload))) {
+            Ok(()) => self.sim.end(),
+            // What it was doing is not to be touched any more, not even to be dropped.
+            Err(_) => self.accuse("a task panicked; see above".into()),
+        }
+        Report {
+            seed: self.seed,
+            plan: self.plan,
+            violation: self.oracle.violation(),
+            hash: self.sim.hash(),
+            steps: self.sim.steps(),
+            grants: self.oracle.grants(),
+            lasted: self.sim.now(),
+            log: self.sim.log(),
+        }
+    }
+
+    /// Starts every process with its tasks. They alone have handles to its locks.
+    fn people(&self, workload: &Arc<Workload>) {
+        for process in &self.processes {
+            let store = Arc::new(self.network.store(process));
+            let options = Options::new().ttl(self.plan.ttl);
+            let locks = locks(store, Arc::clone(process) as _, options).expect("the options are right");
+            for _ in 0..=self.sim.choose(self.plan.tasks) {
+                let (process, locks, workload) = (Arc::clone(process), locks.clone(), Arc::clone(workload));
+                let (id, present) = (process.id(), Present::new(&workload));
+                self.sim.spawn(id, Box::pin(Task { workload, process, locks, present }.run()));
+            }
+        }
+    }
+
+    /// Runs to the end of all tasks, then until what they left behind has settled, then until nothing runs any more.
+    fn see_through(&self, workload: &Workload) {
+        let tasks = u64::from(*lock(&workload.left));
+        let rounds = tasks * u64::from(self.plan.rounds);
+        let horizon = self.plan.strict_from + rounds * (7 * self.plan.lease() + SECOND);
+        match self.sim.run(horizon, STEPS) {
+            Stop::Halted => {}
+            Stop::Idle if *lock(&workload.left) == 0 => {}
+            stop => {
+                self.oracle.check_served();
+                return self.accuse(format!("the tasks have not ended: {stop:?}"));
+            }
+        }
+        if self.oracle.violation().is_some() {
+            return;
+        }
+        let settled = self.sim.now().max(self.plan.heals_at + RECOVERY) + 250 * MS;
+        self.sim.run(settled, STEPS);
+        if self.oracle.violation().is_some() {
+            return;
+        }
+        self.oracle.check_empty();
+        // The last handle went with the last task: what still runs in the background ends by itself.
+        self.sim.run(settled + self.plan.lease() + 90 * SECOND, STEPS);
+        let left: usize = self.processes.iter().map(|process| self.sim.tasks(process.id())).sum();
+        if left > 0 {
+            self.accuse(format!("{left} tasks run on after the last handle is gone"));
+        }
+    }
+
+    fn accuse(&self, what: String) {
+        self.oracle.accuse(ENDING, what);
+    }
+}
+
+/// A clock's error: none, some, or as much as there may be.
+fn drift(sim: &Sim, most: u32) -> i32 {
+    let most = most as i32;
+    match sim.choose(5) {
+        0 => 0,
+        1 | 2 => -most,
+        3 => most,
+        _ => sim.between(0, 2 * most as u64) as i32 - most,
+    }
+}
+
+/// Deals the blows of a schedule, and heals everything at the end.
+struct Blower {
+    sim: Sim,
+    network: Network,
+    plan: Plan,
+    workload: Arc<Workload>,
+}
+
+impl Blower {
+    async fn run(self, processes: Vec<usize>) {
+        let most = self.plan.blows.most;
+        let count = if most == 0 { 0 } else { 1 + self.sim.choose(most as u32) };
+        let mut times: Vec<_> = (0..count).map(|_| self.sim.between(0, self.plan.heals_at)).collect();
+        times.sort_unstable();
+        for at in times {
+            self.sim.sleep_until(at).await;
+            self.strike(&processes);
+        }
+        self.sim.sleep_until(self.plan.heals_at).await;
+        self.sim.note(|| "healed".into());
+        processes.iter().for_each(|process| self.sim.resume(*process));
+        self.network.heal();
+    }
+
+    fn strike(&self, processes: &[usize]) {
+        let process = processes[self.sim.choose(processes.len() as u32) as usize];
+        let blows = self.plan.blows;
+        let mut chosen = self.sim.choose(
+            (blows.pause + blows.kill + blows.cut + blows.deafen + blows.stall + blows.forget).max(1),
+        );
+        let mut falls = |weight: u32| {
+            let falls = chosen < weight;
+            chosen = chosen.wrapping_sub(weight);
+            falls
+        };
+        if falls(blows.pause) {
+            let until = self.until();
+            self.sim.note(|| format!("p{process}: stands still until {:.6}", until as f64 / 1e9));
+            self.sim.pause(process);
+            let sim = self.sim.clone();
+            self.sim.at(until, move || {
+                sim.note(|| format!("p{process}: goes on"));
+                sim.resume(process);
+            });
+        } else if falls(blows.kill) {
+            if self.sim.is_dead(process) {
+                return;
+            }
+            self.sim.note(|| format!("p{process}: dies"));
+            self.network.silence(process);
+            self.sim.kill(process);
+        } else if falls(blows.cut) {
+            self.network.cut(process);
+        } else if falls(blows.deafen) {
+            self.network.deafen(process);
+        } else if falls(blows.stall) {
+            let until = self.until();
+            self.sim.note(|| format!("server: stands still until {:.6}", until as f64 / 1e9));
+            self.network.stall(until);
+        } else if falls(blows.forget) {
+            self.sim.note(|| "server: forgets everything".into());
+            self.network.forget();
+        }
+    }
+
+    /// When a pause ends: some time within two leases, or just when a lease does.
+    fn until(&self) -> TrueTime {
+        let now = self.sim.now();
+        let edge = self.workload.names.iter().find_map(|name| self.workload.oracle.edge(name));
+        let until = match edge {
+            Some(edge) if edge > now && self.sim.chance(500) => edge + self.sim.between(0, 6 * MS) - 3 * MS,
+            _ => now + self.sim.between(MS, 2 * self.plan.lease()),
+        };
+        until.min(self.plan.heals_at)
+    }
+}
