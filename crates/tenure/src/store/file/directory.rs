@@ -11,20 +11,20 @@ use std::path::{Path, PathBuf};
 
 use rustix::buffer::spare_capacity;
 use rustix::fs::{
-    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat, renameat, unlinkat,
+    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, flock, fstat, ftruncate, openat,
+    renameat, renameat_with, unlinkat,
 };
 use rustix::io::{Errno, pread, pwrite, read, write};
-use tracing::warn;
 
-use super::fault::{failed, shown, unusable};
+use super::fault::{failed, unusable};
 use super::record::{HolderId, Ledger, MAX_BYTES, Record, RecordId};
+use super::system::{boot_id, errno, warn_of_network};
 use crate::protocol::{Now, State};
 use crate::store::Failure;
 
 const GUARD: &str = "guard";
-/// Written under the guard only, so one name is enough.
+/// Written under the guard only, so one name is enough. Between two writes it is the record that was last removed.
 const TEMP: &str = "temp";
-const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 /// What a group may do is left to the umask; nobody else needs a lock file.
 const MODE: Mode = Mode::from_raw_mode(0o660);
 /// So many records are looked at in one sweep, from a random place on.
@@ -55,6 +55,13 @@ pub(super) enum Entered<'a> {
 pub(super) struct Inside<'a> {
     directory: &'a Directory,
     fence: u64,
+}
+
+/// What a record is written over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Over {
+    Nothing,
+    Record,
 }
 
 /// What its flocked file says of a holder.
@@ -125,7 +132,13 @@ impl Directory {
         }
     }
 
-    /// The record of one lock. Whole also without the guard, since each change is a rename.
+    /// The record of one lock, without the guard. A file that is used again meanwhile may read as damaged or as another
+    /// lock's; it does not do so several times.
+    pub(super) fn peek(&self, id: RecordId) -> Result<Option<Record>, Failure> {
+        self.read(id).or_else(|_| self.read(id)).or_else(|_| self.read(id))
+    }
+
+    /// The record of one lock.
     pub(super) fn read(&self, id: RecordId) -> Result<Option<Record>, Failure> {
         let file = id.to_string();
         let broken = |errno| failed("read the record", &self.path.join(&file), errno);
@@ -206,8 +219,9 @@ impl Directory {
         &self.dir
     }
 
-    pub(super) fn guard_path(&self) -> &Path {
-        &self.guard_path
+    /// Whether there is a record of this lock, whatever it says.
+    pub(super) fn has(&self, id: RecordId) -> bool {
+        rustix::fs::statat(&self.dir, id.to_string(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
     /// Says that records and time do not fit together, as in containers that were each given a boot id of their own.
@@ -238,34 +252,52 @@ impl Inside<'_> {
         Ok(())
     }
 
-    /// Writes a record whole or not at all.
-    pub(super) fn write(&self, id: RecordId, record: &Record) -> Result<(), Failure> {
-        let path = || self.path.join(TEMP);
-        let temp = self.create(TEMP, OFlags::CLOEXEC).map_err(|errno| failed("create", &path(), errno))?;
-        let text = record.encode();
-        let mut rest = text.as_bytes();
-        while !rest.is_empty() {
-            match write(&temp, rest) {
-                Ok(length) => rest = &rest[length..],
-                Err(errno) => {
-                    self.remove_temp();
-                    return Err(failed("write", &path(), errno));
-                }
-            }
-        }
-        drop(temp);
-        renameat(&self.dir, TEMP, &self.dir, id.to_string()).map_err(|errno| {
+    /// Writes a record whole or not at all, over what stands at its name or where nothing does.
+    pub(super) fn write(&self, id: RecordId, record: &Record, over: Over) -> Result<(), Failure> {
+        let temp = self.path.join(TEMP);
+        self.write_temp(record.encode().as_bytes()).map_err(|errno| {
             self.remove_temp();
-            failed("replace the record", &self.path.join(id.to_string()), errno)
-        })
+            failed("write", &temp, errno)
+        })?;
+        let id = id.to_string();
+        // The record that was there becomes the next temp file.
+        let exchanged = match over {
+            Over::Record => renameat_with(&self.dir, TEMP, &self.dir, &id, RenameFlags::EXCHANGE).is_ok(),
+            Over::Nothing => false,
+        };
+        match exchanged {
+            true => Ok(()),
+            false => renameat(&self.dir, TEMP, &self.dir, &id),
+        }
+        .map_err(|errno| failed("replace the record", &self.path.join(&id), errno))
     }
 
-    /// Removes a record: the lock is free.
+    /// Removes a record: the lock is free. Its file is kept for the next one, because making a file and removing it
+    /// takes most of the time of an acquisition.
     pub(super) fn remove(&self, id: RecordId) -> Result<(), Failure> {
-        match unlinkat(&self.dir, id.to_string(), AtFlags::empty()) {
+        match renameat(&self.dir, id.to_string(), &self.dir, TEMP) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(errno) => Err(failed("remove the record", &self.path.join(id.to_string()), errno)),
         }
+    }
+
+    /// Writes the temp file, which no name but its own may lead to.
+    fn write_temp(&self, text: &[u8]) -> Result<(), Errno> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let mut length = 0;
+        let temp = match openat(&self.dir, TEMP, flags, MODE).and_then(|temp| Ok((fstat(&temp)?, temp))) {
+            Ok((stat, temp)) if FileType::from_raw_mode(stat.st_mode).is_file() && stat.st_nlink == 1 => {
+                length = stat.st_size as usize;
+                temp
+            }
+            // Of another user, or put there: not to be written to.
+            _ => self.create(TEMP, OFlags::CLOEXEC)?,
+        };
+        let mut written = 0;
+        while written < text.len() {
+            written += pwrite(&temp, &text[written..], written as u64)?;
+        }
+        if length > text.len() { ftruncate(&temp, text.len() as u64) } else { Ok(()) }
     }
 
     /// Creates and flocks the file of a holder. Under the guard, so nobody sees it before it is flocked.
@@ -283,11 +315,9 @@ impl Inside<'_> {
 
     /// Proves that records can be written.
     pub(super) fn probe(&self) -> Result<(), Failure> {
-        let path = || self.path.join(TEMP);
-        let temp = self.create(TEMP, OFlags::CLOEXEC).map_err(|errno| failed("create", &path(), errno))?;
-        let written = write(&temp, self.boot.as_bytes());
+        let written = self.create(TEMP, OFlags::CLOEXEC).and_then(|temp| write(&temp, self.boot.as_bytes()));
         self.remove_temp();
-        written.map(drop).map_err(|errno| failed("write", &path(), errno))
+        written.map(drop).map_err(|errno| failed("write", &self.path.join(TEMP), errno))
     }
 
     /// Removes what crashed holders left behind, and some of the records whose lease is over.
@@ -362,47 +392,5 @@ impl Deref for Inside<'_> {
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
         let _ = flock(&self.directory.guard, FlockOperation::Unlock);
-    }
-}
-
-fn boot_id() -> Result<String, Failure> {
-    let path = Path::new(BOOT);
-    let text =
-        std::fs::read_to_string(path).map_err(|error| failed("read the boot id", path, errno(&error)))?;
-    let id = text.trim();
-    // Of one length, so that the ledger can be written over in place.
-    if id.len() != 36 || !id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
-        return Err(unusable(path, "holds no boot id: mount the system's own /proc"));
-    }
-    Ok(id.to_owned())
-}
-
-fn errno(error: &std::io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
-}
-
-/// File systems that several machines share: their locks and renames do not hold what this store rests on, and neither
-/// clock is the same there.
-const NETWORK: [(u32, &str); 10] = [
-    (0x6969, "NFS"),
-    (0x517b, "SMB"),
-    (0xff53_4d42, "CIFS"),
-    (0xfe53_4d42, "SMB2"),
-    (0x5346_414f, "AFS"),
-    (0x7375_7245, "Coda"),
-    (0x00c3_6400, "Ceph"),
-    (0x0bd0_0bd0, "Lustre"),
-    (0x0116_1970, "GFS2"),
-    (0x7461_636f, "OCFS2"),
-];
-
-fn warn_of_network(dir: &OwnedFd, path: &Path) {
-    let Ok(stat) = rustix::fs::fstatfs(dir) else { return };
-    if let Some((_, name)) = NETWORK.iter().find(|(magic, _)| *magic == stat.f_type as u32) {
-        warn!(
-            directory = %shown(path),
-            file_system = name,
-            "locks in this directory hold on this machine only, although other machines may see it"
-        );
     }
 }

@@ -14,13 +14,16 @@
 //! A hold is bound to a holder file, whose flock the system drops with the last process that has it open. So a crash frees the
 //! lock at once, in whatever pid namespace, and children that inherit the file keep it held.
 //!
-//! The map: [`directory`] and its guard, [`record`] for what the files say, [`holders`] for who is alive, [`watch`] for who
-//! listens, [`worker`] for the task that does it all on the runtime's thread, [`fault`] for what it says when it cannot.
+//! The map: `worker` is the task that does it all on the runtime's thread; `apply` what a request does to the files;
+//! `directory` the files and their guard, `record` what they say; `holders` who is alive, `watch` who listens; `system` says
+//! which boot and file system this is, `fault` what is said when something cannot be done.
 
+mod apply;
 mod directory;
 mod fault;
 mod holders;
 mod record;
+mod system;
 mod watch;
 mod worker;
 

@@ -61,7 +61,7 @@ pub(super) struct Watch {
 /// What was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// A record was removed.
+    /// A record was removed or replaced.
     Freed(RecordId),
     /// A process that had a holder file open has closed it; the flock goes at the same time or a moment later.
     HolderClosed,
@@ -86,8 +86,9 @@ impl Watch {
     /// From here on every change in this directory is seen.
     pub(super) fn begin(&mut self, directory: &Directory) -> Result<(), Errno> {
         if self.watched.is_none() {
-            // A release is a removal; a crash closes the holder's file, which was open for writing.
+            // A release moves the record away; a crash closes the holder's file, which was open for writing.
             let flags = WatchFlags::DELETE
+                | WatchFlags::MOVED_FROM
                 | WatchFlags::CLOSE_WRITE
                 | WatchFlags::DELETE_SELF
                 | WatchFlags::MOVE_SELF
@@ -138,7 +139,7 @@ impl Watch {
                 continue;
             }
             let Some(name) = event.file_name().and_then(|name| name.to_str().ok()) else { continue };
-            if events.contains(ReadFlags::DELETE) {
+            if events.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
                 if let Ok(id) = name.parse() {
                     seen.push(Seen::Freed(id));
                 } else if name == "guard" {

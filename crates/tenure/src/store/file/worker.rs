@@ -12,20 +12,19 @@ use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tracing::{debug, warn};
 
-use super::directory::{Directory, Entered, Inside, Life};
+use super::apply::{apply, freed, now, page};
+use super::directory::{Directory, Entered};
 use super::fault::shown;
 use super::holders::Holders;
-use super::record::{Record, RecordId};
+use super::record::RecordId;
 use super::watch::{Ears, Seen, Watch};
 use crate::name::LockName;
-use crate::protocol::{self, Answer, Data, Entry, Now, Op, Reply, State, Verb, Wake, ours};
+use crate::protocol::{Op, Reply, Wake};
 use crate::runtime::{Moment, Runtime};
 use crate::store::{Cursor, Failure, Listener, Page};
 
 /// So many requests are answered before the guard is given back, so that other processes have their turn.
 const BATCH: usize = 32;
-/// So many records are in one page of a listing.
-const PAGE: usize = 1_000;
 /// So often a busy guard is asked for again at once, and how long the pauses between later attempts are.
 const EAGER: u32 = 8;
 const PAUSE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)];
@@ -216,6 +215,11 @@ impl Worker {
             None => Directory::open(&self.path)?,
         };
         let directory = &*self.directory.insert(directory);
+        let mut batch = self.queue.iter().take(BATCH);
+        if !self.ears.is_empty() || batch.any(|job| matches!(job.ask, Ask::Listen(..))) {
+            // Outside the guard: beginning to watch takes the longer the more files there are.
+            listen(&mut self.watch, directory);
+        }
         let mut inside = match directory.enter()? {
             Entered::Inside(inside) => inside,
             Entered::Locked => return Ok(Turn::Locked),
@@ -229,9 +233,6 @@ impl Worker {
                 debug!(%failure, "the directory was not swept");
             }
         }
-        if !self.ears.is_empty() {
-            listen(&mut self.watch, directory);
-        }
         let (mut freed, mut listing) = (Vec::new(), None);
         for _ in 0..BATCH {
             match self.queue.pop_front() {
@@ -244,7 +245,6 @@ impl Worker {
                     let _ = promise.send(reply);
                 }
                 Some(Job { ask: Ask::Listen(name, promise), .. }) => {
-                    listen(&mut self.watch, directory);
                     let listener = Listener::new(|sender| {
                         self.ears.add(RecordId::of(&name), sender);
                         Box::new(())
@@ -277,6 +277,10 @@ impl Worker {
     fn hear(&mut self, mut freed: Vec<(RecordId, Wake)>) {
         for seen in self.watch.as_ref().map(Watch::read).unwrap_or_default() {
             match seen {
+                // Replaced, or taken again: whoever has it now frees it again.
+                Seen::Freed(id) if self.directory.as_ref().is_some_and(|directory| directory.has(id)) => {
+                    freed.retain(|(freed, _)| *freed != id);
+                }
                 Seen::Freed(id) => {
                     let own = freed.iter().position(|(freed, _)| *freed == id);
                     let wake = own.map_or(Wake::Free { by: None }, |own| freed.swap_remove(own).1);
@@ -339,10 +343,6 @@ impl Drop for Worker {
     }
 }
 
-fn now(runtime: &dyn Runtime) -> Now {
-    Now { ms: runtime.now().millis(), unix_us: runtime.unix_micros() }
-}
-
 /// Has the directory watched, if the system can: otherwise the looks have to do.
 fn listen(watch: &mut Option<Watch>, directory: &Directory) {
     if watch.is_none() {
@@ -354,120 +354,4 @@ fn listen(watch: &mut Option<Watch>, directory: &Directory) {
     if let Some(Err(errno)) = watch.as_mut().map(|watch| watch.begin(directory)) {
         debug!(%errno, "the system does not watch the directory");
     }
-}
-
-/// Runs one request against its record. Either all of it is written or nothing but a used-up token.
-fn apply(
-    inside: &mut Inside<'_>,
-    holders: &mut Holders,
-    runtime: &dyn Runtime,
-    op: &Op,
-) -> Result<(Answer, Option<Wake>), Failure> {
-    let id = RecordId::of(&op.name);
-    let before = inside.read(id)?;
-    if let Some(record) = before.as_ref().filter(|record| record.name != op.name) {
-        return Err(inside.misplaced(id, record));
-    }
-    let mut named = before.as_ref().and_then(|record| record.holder);
-    let mut state = State {
-        lock: match &before {
-            Some(record) if is_live(inside, holders, record)? => Some(record.lock.clone()),
-            _ => None,
-        },
-        fence: Some(inside.fence()).filter(|fence| *fence > 0).map(|value| Entry { value, expires_ms: None }),
-    };
-    let (answer, wake) = protocol::apply(&mut state, now(runtime), op);
-
-    let bind = match (&answer, op.verb) {
-        (Answer::Held { .. }, Verb::Acquire { bind, .. }) => Some(bind),
-        (Answer::Held { .. }, Verb::Renew { bind, .. }) => bind,
-        _ => None,
-    };
-    if let Some(bind) = bind {
-        named = holders.bind(inside, runtime, &op.name, bind, named)?;
-    }
-    let after = state.lock.map(|lock| Record {
-        name: op.name.clone(),
-        boot: inside.boot().to_owned(),
-        holder: named,
-        lock,
-    });
-    let stored = state.fence.map_or(0, |fence| fence.value);
-    let written = store(inside, id, before.as_ref(), after.as_ref(), stored);
-    let kept = if written.is_ok() { &after } else { &before };
-    holders.settle(inside, &op.name, kept.as_ref().and_then(|record| record.holder));
-    written?;
-    let removed = before.is_some() && after.is_none();
-    Ok((answer, wake.or(removed.then_some(Wake::Free { by: None }))))
-}
-
-/// Writes what changed; the counter first, so that a token that was told is never given again.
-fn store(
-    inside: &mut Inside<'_>,
-    id: RecordId,
-    before: Option<&Record>,
-    after: Option<&Record>,
-    fence: u64,
-) -> Result<(), Failure> {
-    if fence != inside.fence() {
-        inside.set_fence(fence)?;
-    }
-    match after {
-        _ if after == before => Ok(()),
-        Some(record) => inside.write(id, record),
-        None => inside.remove(id),
-    }
-}
-
-/// Whether a record still counts: it is of this boot, and its holder has not crashed.
-fn is_live(directory: &Directory, holders: &Holders, record: &Record) -> Result<bool, Failure> {
-    let life = match record.holder {
-        Some(holder) if holders.is_mine(holder) => Life::Alive,
-        Some(holder) => directory.life(holder),
-        None => Life::Unknown,
-    };
-    if record.boot == directory.boot() {
-        return Ok(life != Life::Dead);
-    }
-    // A process outlives no boot, so with a living holder the boot id is what is wrong.
-    if life == Life::Alive { Err(directory.other_boot()) } else { Ok(false) }
-}
-
-/// What to tell those who listen to a lock, if it may be free.
-fn freed(directory: &Directory, holders: &Holders, now: Now, id: RecordId) -> Option<Wake> {
-    let Ok(Some(record)) = directory.read(id) else {
-        // Gone; or unreadable, which whoever asks must hear.
-        return Some(Wake::Free { by: None });
-    };
-    let by = match &record.lock.value {
-        Data::Text(value) => ours(value).map(|(owner, _)| owner),
-        Data::Other(_) => None,
-    };
-    let is_live = is_live(directory, holders, &record).unwrap_or(false);
-    let is_over = State { lock: Some(record.lock), fence: None }.is_over(now);
-    (is_over || !is_live).then_some(Wake::Free { by })
-}
-
-/// A part of the listing, in the order of the files.
-fn page(directory: &Directory, now: Now, prefix: &str, from: &Cursor) -> Result<Page, Failure> {
-    let (records, _) = directory.entries()?;
-    let start = match from.0.parse::<RecordId>() {
-        Ok(from) => records.partition_point(|id| *id <= from),
-        Err(()) => 0,
-    };
-    let part = &records[start..records.len().min(start + PAGE)];
-    let mut page = Page::default();
-    for id in part {
-        // Gone since the directory was read.
-        let Some(record) = directory.read(*id)? else { continue };
-        if !record.name.as_str().starts_with(prefix) || !is_live(directory, &Holders::default(), &record)? {
-            continue;
-        }
-        let state = State { lock: Some(record.lock), fence: None };
-        page.locks.extend(protocol::found(&state, now).map(|found| (record.name, found)));
-    }
-    if start + PAGE < records.len() {
-        page.next = part.last().map(|id| Cursor(id.to_string()));
-    }
-    Ok(page)
 }

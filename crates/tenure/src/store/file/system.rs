@@ -1,0 +1,57 @@
+//! What the system says about itself: which boot this is, and what kind of file system.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::io::Errno;
+use tracing::warn;
+
+use super::fault::{failed, shown, unusable};
+use crate::store::Failure;
+
+const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Names this boot of the machine, or of the container.
+pub(super) fn boot_id() -> Result<String, Failure> {
+    let path = Path::new(BOOT);
+    let text =
+        std::fs::read_to_string(path).map_err(|error| failed("read the boot id", path, errno(&error)))?;
+    let id = text.trim();
+    // Of one length, so that the ledger can be written over in place.
+    if id.len() != 36 || !id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
+        return Err(unusable(path, "holds no boot id: mount the system's own /proc"));
+    }
+    Ok(id.to_owned())
+}
+
+/// The same error, as the system numbers it.
+pub(super) fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+/// File systems that several machines share: their locks and renames do not hold what this store rests on, and neither
+/// clock is the same there.
+const NETWORK: [(u32, &str); 10] = [
+    (0x6969, "NFS"),
+    (0x517b, "SMB"),
+    (0xff53_4d42, "CIFS"),
+    (0xfe53_4d42, "SMB2"),
+    (0x5346_414f, "AFS"),
+    (0x7375_7245, "Coda"),
+    (0x00c3_6400, "Ceph"),
+    (0x0bd0_0bd0, "Lustre"),
+    (0x0116_1970, "GFS2"),
+    (0x7461_636f, "OCFS2"),
+];
+
+/// Says so where the locks cannot be what they seem.
+pub(super) fn warn_of_network(dir: &OwnedFd, path: &Path) {
+    let Ok(stat) = rustix::fs::fstatfs(dir) else { return };
+    if let Some((_, name)) = NETWORK.iter().find(|(magic, _)| *magic == stat.f_type as u32) {
+        warn!(
+            directory = %shown(path),
+            file_system = name,
+            "locks in this directory hold on this machine only, although other machines may see it"
+        );
+    }
+}

@@ -1,0 +1,1003 @@
+//! The file store with real processes, damaged files and directories that cannot be used.
+//!
+//! A test that needs another process starts this very program again, with a role in its environment: see `role`.
+#![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "real processes take real time")]
+#![expect(clippy::zombie_processes, reason = "some children are to outlive their parent")]
+
+use std::fs;
+use std::future::Future;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use futures_util::future::{Either, select};
+use tempfile::TempDir;
+use tenure::internals::protocol::{Answer, Bind, Fence, Kind, Op, Rule, Verb, Wake, Whose};
+use tenure::internals::store::file::File;
+use tenure::internals::store::{Cursor, Failure, Listener};
+use tenure::internals::{Driver, Runtime, Store};
+use tenure::{LockName, Owner, block_on};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// A lease that no test outlives: what becomes free before it did so for another reason.
+const LONG_MS: u64 = 600_000;
+
+// ---------------------------------------------------------------------------------------------------------------
+// One client of a directory
+
+struct Client {
+    store: File,
+    driver: Arc<Driver>,
+}
+
+impl Client {
+    fn new(dir: &Path) -> Self {
+        let driver = Driver::start().expect("a thread");
+        let store = File::new(dir, "file:test", Arc::clone(&driver) as _);
+        Self { store, driver }
+    }
+
+    fn ask(&self, name: &str, owner: &Owner, verb: Verb, within: Duration) -> Result<Answer, Failure> {
+        let op = Op {
+            name: LockName::new(name).expect("a name"),
+            rule: Rule::Mutex,
+            owner: owner.clone(),
+            request: 7,
+            verb,
+        };
+        block_on(self.store.call(op, within)).map(|reply| {
+            assert_eq!((&reply.owner, reply.request), (owner, 7));
+            reply.answer
+        })
+    }
+
+    fn try_acquire(&self, name: &str, owner: &Owner, bind: Bind, ttl_ms: u64) -> Result<Answer, Failure> {
+        let verb = Verb::Acquire { ttl_ms, hold: 1, fence: Fence::Assign, wait_ms: None, bind };
+        self.ask(name, owner, verb, 5 * SECOND)
+    }
+
+    fn acquire(&self, name: &str, owner: &Owner) -> Answer {
+        self.try_acquire(name, owner, Bind::Process, LONG_MS).expect("an answer")
+    }
+
+    fn renew(&self, name: &str, owner: &Owner, bind: Option<Bind>, ttl_ms: u64) -> Answer {
+        self.ask(name, owner, Verb::Renew { ttl_ms, bind }, 5 * SECOND).expect("an answer")
+    }
+
+    fn try_release(&self, name: &str, owner: &Owner) -> Result<Answer, Failure> {
+        self.ask(name, owner, release(), 5 * SECOND)
+    }
+
+    fn release(&self, name: &str, owner: &Owner) -> Answer {
+        self.try_release(name, owner).expect("an answer")
+    }
+
+    fn inspect(&self, name: &str) -> Result<Answer, Failure> {
+        self.ask(name, &owner(), Verb::Inspect, 5 * SECOND)
+    }
+
+    fn listen(&self, name: &str) -> Listener {
+        block_on(self.store.listen(&LockName::new(name).expect("a name"), SECOND)).expect("a listener")
+    }
+
+    fn within<T>(&self, limit: Duration, what: impl Future<Output = T>) -> Option<T> {
+        let late = self.driver.sleep_until(self.driver.now() + limit);
+        match block_on(select(std::pin::pin!(what), late)) {
+            Either::Left((output, _)) => Some(output),
+            Either::Right(_) => None,
+        }
+    }
+
+    /// Everything that is listed, over all pages.
+    fn list(&self, prefix: &str) -> Result<Vec<String>, Failure> {
+        let (mut names, mut from) = (Vec::new(), Cursor::default());
+        loop {
+            let page = block_on(self.store.list(prefix, from, 5 * SECOND))?;
+            names.extend(page.locks.iter().map(|(name, _)| name.as_str().to_owned()));
+            match page.next {
+                Some(next) => from = next,
+                None => return Ok(names),
+            }
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.driver.stop();
+    }
+}
+
+fn release() -> Verb {
+    Verb::Release { hold: 1, fence: Fence::Assign, whose: Whose::Mine }
+}
+
+fn owner() -> Owner {
+    Owner::new("test").expect("an owner")
+}
+
+fn is_held(answer: &Answer) -> bool {
+    matches!(answer, Answer::Held { .. })
+}
+
+fn is_busy(answer: &Answer) -> bool {
+    matches!(answer, Answer::Busy { .. })
+}
+
+fn dir() -> TempDir {
+    tempfile::tempdir().expect("a directory")
+}
+
+/// Waits until it is so; what it waits for takes some milliseconds.
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < 10 * SECOND, "not within ten seconds: {what}");
+        sleep(Duration::from_millis(2));
+    }
+    begin.elapsed()
+}
+
+fn files(dir: &Path, prefix: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").path());
+    let mut files: Vec<_> = entries
+        .filter(|path| path.file_name().expect("a name").to_string_lossy().starts_with(prefix))
+        .collect();
+    files.sort();
+    files
+}
+
+/// The file of the only lock.
+fn record(dir: &Path) -> PathBuf {
+    let files = files(dir, "lock-");
+    assert_eq!(files.len(), 1, "{files:?}");
+    files[0].clone()
+}
+
+/// The message of a refusal: one line, which names this file.
+#[track_caller]
+fn refusal<T: std::fmt::Debug>(result: Result<T, Failure>, file: &Path) -> String {
+    match result {
+        Err(Failure::Refused(cause)) => {
+            let text = cause.to_string();
+            assert!(!text.contains('\n') && text.contains(&file.display().to_string()), "{text}");
+            text
+        }
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Other processes
+
+const ROLE: &str = "TENURE_TEST_ROLE";
+const DIR: &str = "TENURE_TEST_DIR";
+
+struct Process {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl Process {
+    fn start(role: &str, dir: &Path) -> Self {
+        Self::start_under(&[], role, dir)
+    }
+
+    /// Starts another process of this program, with these words before its command line.
+    fn start_under(before: &[&str], role: &str, dir: &Path) -> Self {
+        let program = std::env::current_exe().expect("this program");
+        let mut words: Vec<_> = before.iter().map(|word| (*word).to_owned()).collect();
+        words.push(program.to_string_lossy().into_owned());
+        words.extend(["--exact", "role", "--nocapture", "--test-threads=1"].map(str::to_owned));
+        let mut child = Command::new(&words[0])
+            .args(&words[1..])
+            .env(ROLE, role)
+            .env(DIR, dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{} does not start, install it: {error}", words[0]));
+        let stdin = child.stdin.take();
+        let lines = BufReader::new(child.stdout.take().expect("its output"));
+        Self { child, stdin, lines }
+    }
+
+    /// The next line that it says, without what the test harness prints.
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        while self.lines.read_line(&mut line).expect("its output") > 0 {
+            if let Some(said) = line.strip_prefix('@') {
+                return said.trim_end().to_owned();
+            }
+            line.clear();
+        }
+        panic!("it ended without a word");
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().expect("a process to kill");
+        self.child.wait().expect("a process to wait for");
+    }
+
+    /// Lets it go on, or end.
+    fn go_on(&mut self) {
+        self.stdin.take();
+    }
+
+    fn ends_well(mut self) {
+        self.go_on();
+        assert!(self.child.wait().expect("a process").success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Says a line to the test. On a line of its own, since the harness leaves its own unfinished.
+fn say(line: &str) {
+    println!("\n@{line}");
+}
+
+fn wait_for_parent() {
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+/// Not a test of its own: what the other processes do.
+#[test]
+fn role() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let dir = PathBuf::from(std::env::var_os(DIR).expect("a directory"));
+    let client = Client::new(&dir);
+    match role.as_str() {
+        "hold" => {
+            assert!(is_held(&client.acquire("x", &owner())));
+            say("held");
+            wait_for_parent();
+        }
+        "hold with children" => {
+            let before = Command::new("sleep").arg("30").spawn().expect("sleep");
+            for (name, bind) in [("process", Bind::Process), ("work", Bind::Work), ("detached", Bind::Work)] {
+                let owner = owner();
+                assert!(is_held(&client.try_acquire(name, &owner, bind, LONG_MS).expect("an answer")));
+                if name == "detached" {
+                    assert!(is_held(&client.renew(name, &owner, Some(Bind::Lease), LONG_MS)));
+                }
+            }
+            let after = Command::new("sleep").arg("30").spawn().expect("sleep");
+            say(&format!("{} {}", before.id(), after.id()));
+            wait_for_parent();
+        }
+        "release work" => {
+            let owner = owner();
+            let answer = client.try_acquire("x", &owner, Bind::Work, LONG_MS).expect("an answer");
+            assert!(is_held(&answer));
+            let mut child = Command::new("sleep").arg("30").spawn().expect("sleep");
+            assert_eq!(client.release("x", &owner), Answer::Released);
+            say(&child.id().to_string());
+            wait_for_parent();
+            let _ = child.kill();
+        }
+        "take turns" => {
+            let log = fs::OpenOptions::new().append(true).open(dir.join("turns")).expect("a log");
+            say("ready");
+            wait_for_parent();
+            for _ in 0..TURNS {
+                take_turn(&client, &log);
+            }
+        }
+        "churn" => {
+            say("ready");
+            loop {
+                churn(&client);
+            }
+        }
+        "listen" => {
+            let mut listener = client.listen("x");
+            say("listening");
+            let wake = block_on(listener.next());
+            say(&format!("{wake:?}"));
+        }
+        "try" => say(&match client.try_acquire("x", &owner(), Bind::Process, LONG_MS) {
+            Ok(answer) => format!("{answer:?}"),
+            Err(failure) => failure.to_string(),
+        }),
+        other => panic!("no such role: {other}"),
+    }
+}
+
+const TURNS: usize = 300;
+
+/// Waits for the lock, then notes that it came and went, with its token.
+fn take_turn(client: &Client, mut log: &fs::File) {
+    let owner = owner();
+    let mut listener = client.listen("turn");
+    let fence = loop {
+        listener.drain();
+        match client.acquire("turn", &owner) {
+            Answer::Held { fence } => break fence,
+            busy => assert!(is_busy(&busy), "{busy:?}"),
+        }
+        // A wake-up that another took: ask again, at the latest now and then.
+        client.within(SECOND, listener.next());
+    };
+    writeln!(log, "in {fence}").expect("a line");
+    writeln!(log, "out {fence}").expect("a line");
+    assert_eq!(client.release("turn", &owner), Answer::Released);
+}
+
+/// Everything that changes a file, on one name.
+fn churn(client: &Client) {
+    let owner = owner();
+    for bind in [Bind::Process, Bind::Work] {
+        if is_held(&client.try_acquire("x", &owner, bind, LONG_MS).expect("an answer")) {
+            assert!(is_held(&client.renew("x", &owner, None, LONG_MS + 1)));
+            assert!(is_held(&client.renew("x", &owner, Some(Bind::Work), LONG_MS)));
+            assert_eq!(client.release("x", &owner), Answer::Released);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Liveness
+
+#[test]
+fn a_crashed_holders_lock_is_free_at_once() {
+    let dir = dir();
+    let mut holder = Process::start("hold", dir.path());
+    assert_eq!(holder.line(), "held");
+    let client = Client::new(dir.path());
+    assert!(is_busy(&client.acquire("x", &owner())));
+    assert_eq!(client.list("").expect("a list"), ["x"]);
+    holder.kill();
+    assert_eq!(client.list("").expect("a list"), Vec::<String>::new());
+    assert!(is_held(&client.acquire("x", &owner())));
+}
+
+#[test]
+fn a_crash_wakes_who_listens() {
+    let dir = dir();
+    let mut holder = Process::start("hold", dir.path());
+    assert_eq!(holder.line(), "held");
+    let client = Client::new(dir.path());
+    let mut listener = client.listen("x");
+    assert!(client.within(SECOND, listener.next()).is_none(), "a wake-up while the holder lives");
+    let crash = Instant::now();
+    holder.kill();
+    assert!(matches!(client.within(SECOND, listener.next()), Some(Some(Wake::Free { .. }))));
+    println!("woken {:?} after the crash", crash.elapsed());
+}
+
+#[test]
+fn the_lock_of_a_killed_process_stays_held_until_the_children_that_inherited_it_are_gone() {
+    let dir = dir();
+    let mut parent = Process::start("hold with children", dir.path());
+    let said = parent.line();
+    let pids: Vec<_> = said.split(' ').collect();
+    let client = Client::new(dir.path());
+    parent.kill();
+    // A child that is just being started closes its parent's files a moment after its parent goes on.
+    eventually("no child keeps what is bound to the process", || {
+        is_held(&client.acquire("process", &owner()))
+    });
+    kill(pids[0]);
+    sleep(Duration::from_millis(50));
+    assert!(is_busy(&client.acquire("work", &owner())), "the child that inherited it still runs");
+    assert!(is_busy(&client.acquire("detached", &owner())), "its lease still runs");
+    kill(pids[1]);
+    eventually("the work's lock is free", || is_held(&client.acquire("work", &owner())));
+    assert!(is_busy(&client.acquire("detached", &owner())), "only its lease ends it");
+}
+
+#[test]
+fn a_released_hold_is_free_although_a_child_that_inherited_it_runs() {
+    let dir = dir();
+    let mut parent = Process::start("release work", dir.path());
+    parent.line();
+    assert_eq!(files(dir.path(), "holder-"), Vec::<PathBuf>::new());
+    assert!(is_held(&Client::new(dir.path()).acquire("x", &owner())));
+    parent.ends_well();
+}
+
+#[test]
+fn a_detached_hold_outlives_its_process_and_can_be_bound_to_another() {
+    let (dir, name) = (dir(), owner());
+    let first = Client::new(dir.path());
+    let Answer::Held { fence } = first.acquire("x", &name) else { panic!("not held") };
+    first.renew("x", &name, Some(Bind::Lease), LONG_MS);
+    drop(first);
+    let (second, third) = (Client::new(dir.path()), Client::new(dir.path()));
+    assert!(is_busy(&second.acquire("x", &owner())));
+    assert_eq!(second.renew("x", &name, Some(Bind::Process), LONG_MS), Answer::Held { fence });
+    assert!(is_busy(&third.acquire("x", &owner())));
+    drop(second);
+    eventually("what was bound again ends with its store", || is_held(&third.acquire("x", &owner())));
+}
+
+#[test]
+fn a_store_that_ends_in_good_order_leaves_no_holder_file_and_a_crashed_ones_is_cleared_away() {
+    let (dir, name) = (dir(), owner());
+    let client = Client::new(dir.path());
+    client.acquire("x", &name);
+    client.release("x", &name);
+    assert_eq!(files(dir.path(), "holder-").len(), 1);
+    drop(client);
+    eventually("its file is gone", || files(dir.path(), "holder-").is_empty());
+
+    let mut holder = Process::start("hold", dir.path());
+    holder.line();
+    holder.kill();
+    assert_eq!((files(dir.path(), "holder-").len(), files(dir.path(), "lock-").len()), (1, 1));
+    Client::new(dir.path()).inspect("another").expect("an answer");
+    assert_eq!((files(dir.path(), "holder-").len(), files(dir.path(), "lock-").len()), (0, 0));
+}
+
+#[test]
+fn a_hold_whose_holder_file_was_removed_is_good_for_its_lease() {
+    let dir = dir();
+    let (first, second) = (Client::new(dir.path()), Client::new(dir.path()));
+    assert!(is_held(&first.try_acquire("x", &owner(), Bind::Process, 300).expect("an answer")));
+    for file in files(dir.path(), "holder-") {
+        fs::remove_file(file).expect("removed");
+    }
+    assert!(is_busy(&second.acquire("x", &owner())));
+    eventually("its lease ends", || is_held(&second.acquire("x", &owner())));
+}
+
+#[test]
+fn a_process_killed_at_any_moment_leaves_a_directory_that_can_be_read() {
+    let dir = dir();
+    let client = Client::new(dir.path());
+    let owner = owner();
+    for round in 0..60 {
+        let mut process = Process::start("churn", dir.path());
+        process.line();
+        sleep(Duration::from_micros(200 + 137 * (round * round % 61)));
+        process.kill();
+        client.list("").expect("a list");
+        assert!(is_held(&client.acquire("x", &owner)), "round {round}");
+        assert_eq!(client.release("x", &owner), Answer::Released, "round {round}");
+    }
+    drop(client);
+    Client::new(dir.path()).inspect("x").expect("an answer");
+    // The guard and a temp file, as soon as both threads have ended.
+    eventually("nothing else is left", || files(dir.path(), "").len() <= 2);
+}
+
+fn kill(pid: &str) {
+    assert!(Command::new("kill").args(["-9", pid]).status().expect("kill").success());
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Exclusion and waking
+
+#[test]
+fn four_processes_on_one_name_never_overlap_and_their_tokens_grow() {
+    let dir = dir();
+    fs::write(dir.path().join("turns"), "").expect("a log");
+    let mut processes: Vec<_> = (0..4).map(|_| Process::start("take turns", dir.path())).collect();
+    for process in &mut processes {
+        assert_eq!(process.line(), "ready");
+    }
+    let begin = Instant::now();
+    processes.iter_mut().for_each(Process::go_on);
+    processes.into_iter().for_each(Process::ends_well);
+    println!("{} turns of four processes in {:?}", 4 * TURNS, begin.elapsed());
+
+    let log = fs::read_to_string(dir.path().join("turns")).expect("the log");
+    let lines: Vec<_> = log.lines().map(|line| line.split_once(' ').expect("two words")).collect();
+    assert_eq!(lines.len(), 4 * TURNS * 2);
+    let mut last = 0;
+    for turn in lines.chunks(2) {
+        assert_eq!((turn[0].0, turn[1].0, turn[0].1), ("in", "out", turn[1].1), "an overlap");
+        let fence: u64 = turn[0].1.parse().expect("a token");
+        assert!(fence > last, "{fence} after {last}");
+        last = fence;
+    }
+}
+
+#[test]
+fn a_release_by_another_process_wakes_at_once_and_says_nothing_of_other_locks() {
+    let (dir, name) = (dir(), owner());
+    let (holder, waiter) = (Client::new(dir.path()), Client::new(dir.path()));
+    holder.acquire("x", &name);
+    holder.acquire("y", &name);
+    let mut listener = waiter.listen("x");
+    holder.release("y", &name);
+    holder.renew("x", &name, None, LONG_MS + 1);
+    let early = waiter.within(Duration::from_millis(500), listener.next());
+    assert!(early.is_none(), "{early:?}");
+    // Some in a row, so that the look that is taken now and then cannot be what finds it.
+    let begin = Instant::now();
+    for _ in 0..8 {
+        holder.release("x", &name);
+        assert!(matches!(waiter.within(SECOND, listener.next()), Some(Some(Wake::Free { .. }))));
+        holder.acquire("x", &name);
+    }
+    assert!(begin.elapsed() < Duration::from_millis(400), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn a_release_within_a_store_wakes_once_and_says_whose_it_was() {
+    let (dir, name) = (dir(), owner());
+    let client = Client::new(dir.path());
+    client.acquire("x", &name);
+    let mut listener = client.listen("x");
+    client.release("x", &name);
+    assert_eq!(client.within(SECOND, listener.next()), Some(Some(Wake::Free { by: Some(name) })));
+}
+
+#[test]
+fn where_the_system_gives_no_inotify_a_release_and_a_crash_are_noticed_all_the_same() {
+    let dir = dir();
+    let mut holder = Process::start("hold", dir.path());
+    holder.line();
+    // A user namespace has a limit of its own.
+    let script = "echo 0 > /proc/sys/user/max_inotify_instances && exec \"$@\"";
+    let mut waiter = Process::start_under(&["unshare", "-r", "sh", "-c", script, "sh"], "listen", dir.path());
+    assert_eq!(waiter.line(), "listening");
+    holder.kill();
+    let begin = Instant::now();
+    assert!(waiter.line().contains("Free"));
+    assert!(begin.elapsed() < SECOND, "{:?}", begin.elapsed());
+}
+
+#[test]
+fn a_waiter_does_not_spin() {
+    let dir = dir();
+    let mut holder = Process::start("hold", dir.path());
+    holder.line();
+    let mut waiter = Process::start("listen", dir.path());
+    waiter.line();
+    let before = ticks(waiter.child.id());
+    sleep(2 * SECOND);
+    // A tick is 10 ms: 2 % of the time at most, on a machine that does other things too.
+    let used = ticks(waiter.child.id()) - before;
+    assert!(used <= 4, "{used} ticks of processor time in two seconds");
+}
+
+/// Processor time of a process, in hundredths of a second.
+fn ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("Linux tells");
+    let fields: Vec<_> = stat.rsplit_once(')').expect("a name").1.split_whitespace().collect();
+    fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum()
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The contract of a store
+
+#[test]
+fn a_locked_guard_fails_calls_in_time_and_they_are_never_carried_out() {
+    let (dir, name) = (dir(), owner());
+    let client = Client::new(dir.path());
+    client.inspect("x").expect("an answer");
+    let path = dir.path().join("guard");
+    let guard = fs::OpenOptions::new().read(true).write(true).open(&path).expect("the guard");
+    guard.lock().expect("the guard's lock");
+    let acquire =
+        Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence: Fence::Assign, wait_ms: None, bind: Bind::Process };
+    let begin = Instant::now();
+    match client.ask("x", &name, acquire, Duration::from_millis(300)) {
+        Err(Failure::NotSent(cause)) => {
+            let text = cause.to_string();
+            assert!(text.contains(&path.display().to_string()) && text.contains("locked"), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let took = begin.elapsed();
+    assert!(took >= Duration::from_millis(300) && took < Duration::from_millis(500), "{took:?}");
+    guard.unlock().expect("the guard's lock");
+    assert_eq!(client.inspect("x").expect("an answer"), Answer::Free);
+}
+
+#[test]
+fn a_short_call_behind_a_long_one_fails_in_its_own_time() {
+    let dir = dir();
+    let client = Client::new(dir.path());
+    client.inspect("x").expect("an answer");
+    let guard = fs::File::open(dir.path().join("guard")).expect("the guard");
+    guard.lock().expect("the guard's lock");
+    std::thread::scope(|scope| {
+        let long = scope.spawn(|| client.ask("x", &owner(), Verb::Inspect, 20 * SECOND));
+        sleep(Duration::from_millis(50));
+        let begin = Instant::now();
+        let short = client.ask("x", &owner(), Verb::Inspect, Duration::from_millis(100));
+        assert!(matches!(short, Err(Failure::NotSent(_))), "{short:?}");
+        assert!(begin.elapsed() < Duration::from_millis(300), "{:?}", begin.elapsed());
+        guard.unlock().expect("the guard's lock");
+        assert_eq!(long.join().expect("an end").expect("an answer"), Answer::Free);
+    });
+}
+
+#[test]
+fn a_release_undoes_an_acquire_whose_future_was_dropped() {
+    let (dir, name) = (dir(), owner());
+    let client = Client::new(dir.path());
+    for _ in 0..200 {
+        let verb = Verb::Acquire {
+            ttl_ms: LONG_MS,
+            hold: 1,
+            fence: Fence::Assign,
+            wait_ms: None,
+            bind: Bind::Process,
+        };
+        let lock = LockName::new("x").expect("a name");
+        let op = Op { name: lock, rule: Rule::Mutex, owner: name.clone(), request: 0, verb };
+        let mut call = client.store.call(op, SECOND);
+        let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(polled, Poll::Pending | Poll::Ready(Ok(_))));
+        drop(call);
+        client.release("x", &name);
+        assert_eq!(client.inspect("x").expect("an answer"), Answer::Free);
+    }
+}
+
+#[test]
+fn a_store_that_is_shut_down_says_so() {
+    let dir = dir();
+    let client = Client::new(dir.path());
+    client.inspect("x").expect("an answer");
+    client.driver.stop();
+    let mut last = Ok(Answer::Free);
+    eventually("the thread has ended", || {
+        last = client.inspect("x");
+        last.is_err()
+    });
+    assert!(matches!(last, Err(Failure::NotSent(_))), "{last:?}");
+}
+
+#[test]
+fn a_listing_goes_on_where_its_page_ended() {
+    let dir = dir();
+    let client = Client::new(dir.path());
+    let name = owner();
+    for number in 0..1_100 {
+        let kind = if number % 2 == 0 { "even" } else { "odd" };
+        client.acquire(&format!("{kind}/{number}"), &name);
+    }
+    let mut names = client.list("").expect("a list");
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), 1_100);
+    assert_eq!(client.list("even/").expect("a list").len(), 550);
+    assert_eq!(client.list("none").expect("a list"), Vec::<String>::new());
+}
+
+#[test]
+fn tokens_grow_over_all_names_and_processes_when_the_clock_steps_back() {
+    let dir = dir();
+    Client::new(dir.path()).inspect("x").expect("an answer");
+    // A year ahead: as if the clock had been set back by one since.
+    let file = dir.path().join("guard");
+    let text = fs::read_to_string(&file).expect("the guard");
+    let ahead = Driver::start().expect("a thread").unix_micros() + 31_536_000_000_000;
+    fs::write(&file, text.replace(&format!("{:020}", 0), &format!("{ahead:020}"))).expect("written");
+    for step in 1..5 {
+        let answer = Client::new(dir.path()).acquire(&format!("x{step}"), &owner());
+        assert_eq!(answer, Answer::Held { fence: ahead + step });
+    }
+}
+
+#[test]
+fn a_lapsed_lease_is_free_and_its_record_goes() {
+    let (dir, name) = (dir(), owner());
+    let client = Client::new(dir.path());
+    assert!(is_held(&client.try_acquire("x", &name, Bind::Lease, 60).expect("an answer")));
+    eventually("the lease ends", || client.inspect("x").expect("an answer") == Answer::Free);
+    assert_eq!(files(dir.path(), "lock-"), Vec::<PathBuf>::new());
+    assert_eq!(client.renew("x", &name, None, LONG_MS), Answer::Free);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Damage
+
+#[test]
+fn a_damaged_record_is_refused_by_name_and_never_a_second_holder() {
+    let (dir, name) = (dir(), owner());
+    let (holder, other) = (Client::new(dir.path()), Client::new(dir.path()));
+    assert!(is_held(&holder.acquire("x", &name)));
+    let file = record(dir.path());
+    let text = fs::read_to_string(&file).expect("a record");
+    assert!(is_held(&other.acquire("untouched", &owner())));
+    let damages: [(&str, Vec<u8>, &str); 8] = [
+        ("emptied", Vec::new(), "remove the file"),
+        ("half-written", text.as_bytes()[..text.len() / 2].to_vec(), "remove the file"),
+        ("without its last byte", text.as_bytes()[..text.len() - 1].to_vec(), "remove the file"),
+        ("foreign text", b"pid 4711\n".to_vec(), "remove the file"),
+        ("foreign bytes", vec![0xff; 5_000], "remove the file"),
+        ("huge", vec![b'x'; 1 << 20], "remove the file"),
+        ("zeroes after a power cut", vec![0; text.len()], "remove the file"),
+        ("of a later version", text.replace("tenure lock 1", "tenure lock 2").into(), "format 2"),
+    ];
+    for (what, bytes, advice) in damages {
+        fs::write(&file, bytes).expect("written");
+        for text in [
+            refusal(other.try_acquire("x", &owner(), Bind::Process, LONG_MS), &file),
+            refusal(holder.try_release("x", &name), &file),
+            refusal(other.inspect("x"), &file),
+            refusal(other.list(""), &file),
+        ] {
+            assert!(text.contains(advice), "{what}: {text}");
+        }
+        assert!(is_busy(&holder.acquire("untouched", &owner())), "{what}");
+    }
+    fs::write(&file, &text).expect("written");
+    assert!(is_busy(&other.acquire("x", &owner())));
+    assert_eq!(holder.release("x", &name), Answer::Released);
+
+    for (what, make) in [
+        ("directory", (|path| fs::create_dir(path)) as fn(&Path) -> std::io::Result<()>),
+        ("symbolic link", |path| symlink("/etc/passwd", path)),
+        ("no whole record", |path| {
+            assert!(Command::new("mkfifo").arg(path).status()?.success());
+            Ok(())
+        }),
+    ] {
+        make(&file).expect("made");
+        let text = refusal(other.try_acquire("x", &owner(), Bind::Process, LONG_MS), &file);
+        assert!(text.contains(what), "{text}");
+        fs::remove_file(&file).or_else(|_| fs::remove_dir(&file)).expect("removed");
+    }
+    assert!(is_held(&other.acquire("x", &owner())));
+}
+
+#[test]
+fn a_record_under_another_locks_name_never_merges_the_two() {
+    let dir = dir();
+    let client = Client::new(dir.path());
+    client.acquire("y", &owner());
+    let file = record(dir.path());
+    client.try_acquire("x", &owner(), Bind::Lease, LONG_MS).expect("an answer");
+    let x = files(dir.path(), "lock-").into_iter().find(|path| *path != file).expect("two records");
+    fs::copy(&x, &file).expect("copied");
+    let text = refusal(client.inspect("y"), &file);
+    assert!(text.contains("`x`"), "{text}");
+}
+
+#[test]
+fn a_damaged_guard_is_refused_and_lets_nobody_in() {
+    let dir = dir();
+    let client = Client::new(dir.path());
+    assert!(is_held(&client.acquire("x", &owner())));
+    let file = dir.path().join("guard");
+    let text = fs::read_to_string(&file).expect("the guard");
+    for (bytes, advice) in [
+        (text.as_bytes()[..20].to_vec(), "remove the file"),
+        (vec![0; 80], "remove the file"),
+        (b"#!/bin/sh\n".to_vec(), "remove the file"),
+        (text.replace("guard 1", "guard 2").into_bytes(), "format 2"),
+    ] {
+        fs::write(&file, bytes).expect("written");
+        let other = Client::new(dir.path());
+        for text in [
+            refusal(client.try_acquire("y", &owner(), Bind::Process, LONG_MS), &file),
+            refusal(other.try_acquire("x", &owner(), Bind::Process, LONG_MS), &file),
+            refusal(block_on(other.store.ready(SECOND)), &file),
+        ] {
+            assert!(text.contains(advice), "{text}");
+        }
+    }
+    // What the message advises is safe: the records stay.
+    fs::remove_file(&file).expect("removed");
+    assert!(is_busy(&Client::new(dir.path()).acquire("x", &owner())));
+}
+
+#[test]
+fn another_kind_of_lock_is_said_and_its_record_left_alone() {
+    let (dir, name) = (dir(), owner());
+    let client = Client::new(dir.path());
+    client.try_acquire("x", &name, Bind::Lease, LONG_MS).expect("an answer");
+    let file = record(dir.path());
+    let text = fs::read_to_string(&file).expect("a record").replace("kind mutex", "kind fair mutex");
+    fs::write(&file, &text).expect("written");
+    assert_eq!(client.acquire("x", &name), Answer::Mismatch { kind: Kind::Fair });
+    assert_eq!(client.release("x", &name), Answer::Mismatch { kind: Kind::Fair });
+    assert_eq!(fs::read_to_string(&file).expect("a record"), text);
+    assert_eq!(client.list("").expect("a list"), ["x"]);
+}
+
+#[test]
+fn a_reboot_frees_everything_even_what_cannot_be_read() {
+    let dir = dir();
+    let client = Client::new(dir.path());
+    let Answer::Held { fence } =
+        client.try_acquire("x", &owner(), Bind::Process, LONG_MS).expect("an answer")
+    else {
+        panic!("not held")
+    };
+    client.try_acquire("y", &owner(), Bind::Lease, LONG_MS).expect("an answer");
+    drop(client);
+    eventually("its process is gone", || {
+        files(dir.path(), "holder-")
+            .iter()
+            .all(|path| fs::File::open(path).is_ok_and(|file| file.try_lock().is_ok()))
+    });
+    let boot = "00000000-0000-0000-0000-000000000000";
+    for file in [files(dir.path(), "lock-"), files(dir.path(), "guard")].concat() {
+        let text = fs::read_to_string(&file).expect("a file");
+        let old = text.lines().find_map(|line| line.strip_prefix("boot ")).expect("a boot id");
+        fs::write(&file, text.replace(old, boot)).expect("written");
+    }
+    fs::write(dir.path().join("lock-00000000000000000000000000000000"), "").expect("written");
+    let client = Client::new(dir.path());
+    assert_eq!(client.list("").expect("a list"), Vec::<String>::new());
+    match client.acquire("x", &owner()) {
+        Answer::Held { fence: next } => assert!(next > fence),
+        other => panic!("{other:?}"),
+    }
+    assert!(is_held(&client.acquire("y", &owner())));
+}
+
+#[test]
+fn another_boot_id_while_a_holder_lives_is_no_reboot() {
+    let (dir, name) = (dir(), owner());
+    let client = Client::new(dir.path());
+    client.acquire("x", &name);
+    let file = dir.path().join("guard");
+    let text = fs::read_to_string(&file).expect("the guard");
+    let old = text.lines().find_map(|line| line.strip_prefix("boot ")).expect("a boot id");
+    fs::write(&file, text.replace(old, "00000000-0000-0000-0000-000000000000")).expect("written");
+    let other = Client::new(dir.path());
+    let said = refusal(other.try_acquire("x", &owner(), Bind::Process, LONG_MS), dir.path());
+    assert!(said.contains("boot id"), "{said}");
+    fs::write(&file, text).expect("written");
+    assert!(is_busy(&other.acquire("x", &owner())));
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Directories
+
+#[test]
+fn a_missing_directory_is_created_for_its_user_alone() {
+    let dir = dir();
+    let path = dir.path().join("a/b/c");
+    let client = Client::new(&path);
+    assert!(!path.exists(), "no I/O before the first use");
+    block_on(client.store.ready(SECOND)).expect("a store");
+    assert_eq!(fs::metadata(&path).expect("a directory").permissions().mode() & 0o777, 0o700);
+    assert_eq!(fs::metadata(dir.path().join("a")).expect("a directory").permissions().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn a_file_in_the_place_of_the_directory_or_its_guard_is_said() {
+    let dir = dir();
+    let file = dir.path().join("file");
+    fs::write(&file, "").expect("written");
+    for path in [file.clone(), file.join("below")] {
+        let text = refusal(block_on(Client::new(&path).store.ready(SECOND)), &path);
+        assert!(text.contains("a file is in the way"), "{text}");
+    }
+    let below = dir.path().join("below");
+    fs::create_dir_all(below.join("guard")).expect("a directory");
+    let text = refusal(block_on(Client::new(&below).store.ready(SECOND)), &below.join("guard"));
+    assert!(text.contains("it is a directory"), "{text}");
+}
+
+#[test]
+fn a_directory_that_its_user_may_not_use_is_said() {
+    let dir = dir();
+    // Below a directory that anybody may pass.
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("set");
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let theirs = dir.path().join("theirs");
+    Client::new(&theirs).inspect("x").expect("an answer");
+    for (mode, of_guard) in [(0o700, 0o600), (0o755, 0o644), (0o777, 0o644), (0o555, 0o666)] {
+        fs::set_permissions(&theirs, fs::Permissions::from_mode(mode)).expect("set");
+        fs::set_permissions(theirs.join("guard"), fs::Permissions::from_mode(of_guard)).expect("set");
+        let said = Process::start_under(&nobody, "try", &theirs).line();
+        let path = theirs.display().to_string();
+        assert!(said.contains("this user may not") && said.contains(&path), "{mode:o}: {said}");
+    }
+    let said = Process::start_under(&nobody, "try", &dir.path().join("new")).line();
+    assert!(said.contains("this user may not"), "{said}");
+    fs::set_permissions(&theirs, fs::Permissions::from_mode(0o777)).expect("set");
+    fs::set_permissions(theirs.join("guard"), fs::Permissions::from_mode(0o666)).expect("set");
+    let said = Process::start_under(&nobody, "try", &theirs).line();
+    assert!(said.contains("Held"), "{said}");
+}
+
+/// A file system of its own. Mounting takes root: without, it fails and says so.
+struct Mount(TempDir);
+
+impl Mount {
+    fn new(options: &str) -> Self {
+        let dir = dir();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", options, "tenure-test"]).arg(dir.path());
+        assert!(
+            mount.status().expect("mount").success(),
+            "mounting a tmpfs takes root: run the tests as root"
+        );
+        Self(dir)
+    }
+
+    fn remount(&self, options: &str) {
+        let mut mount = Command::new("mount");
+        mount.args(["-o", &format!("remount,{options}")]).arg(self.0.path());
+        assert!(mount.status().expect("mount").success());
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_full_file_system_refuses_a_grant_and_lets_a_release_through() {
+    let mount = Mount::new("size=64k");
+    let dir = mount.0.path();
+    let (client, name) = (Client::new(dir), owner());
+    assert!(is_held(&client.acquire("x", &name)));
+    let ballast = dir.join("ballast");
+    let mut file = fs::File::create(&ballast).expect("a file");
+    while file.write_all(&[0; 1024]).is_ok() {}
+    let other = Client::new(dir);
+    for text in [
+        refusal(other.try_acquire("y", &owner(), Bind::Process, LONG_MS), dir),
+        refusal(block_on(other.store.ready(SECOND)), dir),
+    ] {
+        assert!(text.contains("full"), "{text}");
+    }
+    assert_eq!(other.inspect("y").expect("an answer"), Answer::Free);
+    assert!(is_busy(&other.acquire("x", &owner())));
+    assert_eq!(client.list("").expect("a list"), ["x"]);
+    assert_eq!(client.release("x", &name), Answer::Released);
+    fs::remove_file(&ballast).expect("removed");
+    assert!(is_held(&other.acquire("y", &owner())));
+}
+
+#[test]
+fn a_read_only_file_system_is_said() {
+    let mount = Mount::new("size=64k");
+    let dir = mount.0.path();
+    Client::new(dir).inspect("x").expect("an answer");
+    // The store that ends writes nothing any more, but may still have its files open.
+    sleep(Duration::from_millis(100));
+    mount.remount("ro");
+    let text = refusal(block_on(Client::new(dir).store.ready(SECOND)), dir);
+    assert!(text.contains("read-only"), "{text}");
+    let below = dir.join("below");
+    let text = refusal(block_on(Client::new(&below).store.ready(SECOND)), &below);
+    assert!(text.contains("read-only"), "{text}");
+}
+
+#[test]
+fn a_directory_that_is_replaced_is_noticed_by_who_listens_and_by_who_holds() {
+    let dir = dir();
+    let path = dir.path().join("locks");
+    let (client, name) = (Client::new(&path), owner());
+    assert!(is_held(&client.acquire("x", &name)));
+    let mut listener = client.listen("y");
+    let interrupted = client.store.interrupted();
+    fs::rename(&path, dir.path().join("aside")).expect("moved");
+    assert_eq!(client.within(SECOND, listener.next()), Some(Some(Wake::Reconnected)));
+    assert!(client.within(SECOND, interrupted).is_some());
+    let other = Client::new(&path);
+    assert!(is_held(&other.acquire("x", &owner())));
+    assert!(is_busy(&client.renew("x", &name, None, LONG_MS)), "both would hold");
+}
+
+#[test]
+fn a_directory_that_was_removed_is_made_anew_and_nobody_holds_there() {
+    let dir = dir();
+    let path = dir.path().join("locks");
+    let (client, name) = (Client::new(&path), owner());
+    assert!(is_held(&client.acquire("x", &name)));
+    let interrupted = client.store.interrupted();
+    fs::remove_dir_all(&path).expect("removed");
+    assert_eq!(client.renew("x", &name, None, LONG_MS), Answer::Free);
+    assert!(client.within(SECOND, interrupted).is_some());
+    assert!(is_held(&client.acquire("x", &owner())));
+    assert!(is_busy(&Client::new(&path).acquire("x", &owner())));
+}
