@@ -1,5 +1,4 @@
 //! The conformance suite over every store.
-#![expect(missing_docs, reason = "the macro's tests are their own documentation")]
 
 use tenure::internals::Driver;
 use tenure::{Locks, block_on};
