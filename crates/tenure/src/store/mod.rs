@@ -2,6 +2,7 @@
 
 pub mod file;
 pub mod memory;
+pub mod redis;
 
 use std::any::Any;
 use std::fmt;

@@ -1,0 +1,196 @@
+//! What each error of a server means.
+//!
+//! An error is an answer: the request was not carried out. A script of ours fails before it changes anything that
+//! matters (at worst a token was used up), and its PUBLISH cannot fail it. So what is left to decide is whether asking again
+//! can help, and whether to ask on another connection.
+
+use redis::{RedisError, ServerError};
+
+use crate::store::Failure;
+
+/// What to do about an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Means {
+    /// It passes: ask again.
+    AskAgain,
+    /// It passes, but perhaps not on this server: what the address names may have moved on. Ask again on a new connection.
+    AskElsewhere,
+    /// It was refused, and would be again.
+    Refused,
+}
+
+use Means::{AskAgain, AskElsewhere, Refused};
+
+/// The code of an error, a part of its text where the code is not enough, what it means. The first row that fits counts.
+const TABLE: &[(&str, &str, Means)] = &[
+    // The server is starting and reads its data.
+    ("LOADING", "", AskAgain),
+    // Somebody else's script has run for too long.
+    ("BUSY", "", AskAgain),
+    // A replica that has lost its master and may not answer from what it has.
+    ("MASTERDOWN", "", AskElsewhere),
+    // A replica, or a master that was demoted.
+    ("READONLY", "", AskElsewhere),
+    // Redis 6 wraps an error inside a script.
+    ("ERR", "-READONLY", AskElsewhere),
+    ("ERR", "-MASTERDOWN", AskElsewhere),
+    // Fewer replicas are connected than the master demands before it takes writes.
+    ("NOREPLICAS", "", AskAgain),
+    ("ERR", "-NOREPLICAS", AskAgain),
+    // A cluster that is electing, or moving a slot.
+    ("CLUSTERDOWN", "", AskAgain),
+    ("TRYAGAIN", "", AskAgain),
+    // Said in place of an answer to the first command, before the server hangs up.
+    ("ERR", "max number of clients", AskAgain),
+    // A script of ours was stopped by SCRIPT KILL, which is possible only before its first write.
+    ("ERR", "Script killed by user", AskAgain),
+    // A member of a cluster was asked as if it stood alone.
+    ("MOVED", "", Refused),
+    ("ASK", "", Refused),
+    ("CROSSSLOT", "", Refused),
+    // Who we are, or what we may do.
+    ("NOAUTH", "", Refused),
+    ("WRONGPASS", "", Refused),
+    ("NOPERM", "", Refused),
+    ("DENIED", "", Refused),
+    ("ERR", "can't run this command", Refused),
+    ("ERR", "without any password configured", Refused),
+    ("ERR", "invalid password", Refused),
+    // Full, or unable to save: this lasts until somebody acts, and the caller should hear of it at once.
+    ("OOM", "", Refused),
+    ("ERR", "-OOM", Refused),
+    ("MISCONF", "", Refused),
+    ("ERR", "-MISCONF", Refused),
+    // The counter's key holds something else.
+    ("WRONGTYPE", "", Refused),
+    ("ERR", "-WRONGTYPE", Refused),
+    // Older than we can speak with, or a proxy that lets only some commands pass.
+    ("NOPROTO", "", Refused),
+    ("ERR", "unknown command", Refused),
+    ("ERR", "DB index is out of range", Refused),
+];
+
+/// The failure that an error stands for, and whether to leave the connection.
+pub(super) fn of(error: &ServerError) -> (Failure, bool) {
+    let text = match error.details() {
+        Some(details) => format!("{} {details}", error.code()),
+        None => error.code().to_owned(),
+    };
+    let means = meaning(error.code(), &text);
+    let cause = Failure::cause(match hint(error.code(), &text) {
+        Some(hint) => format!("{text} ({hint})"),
+        None => text,
+    });
+    match means {
+        AskAgain => (Failure::NotSent(cause), false),
+        AskElsewhere => (Failure::NotSent(cause), true),
+        Refused => (Failure::Refused(cause), false),
+    }
+}
+
+fn meaning(code: &str, text: &str) -> Means {
+    // What is not listed would most likely be said again.
+    TABLE
+        .iter()
+        .find(|(row, part, _)| *row == code && text.contains(part))
+        .map_or(Refused, |(_, _, means)| *means)
+}
+
+/// What to do about it, where the server does not say.
+fn hint(code: &str, text: &str) -> Option<&'static str> {
+    match code {
+        "MOVED" | "ASK" | "CROSSSLOT" => Some("this server is part of a cluster"),
+        "NOPROTO" => Some("Redis 6.2 or Valkey 7.2 is needed"),
+        "ERR" if text.contains("unknown command") && text.contains("HELLO") => {
+            Some("Redis 6.2 or Valkey 7.2 is needed")
+        }
+        "WRONGTYPE" => Some("the key of the lock's token counter holds something else"),
+        _ => None,
+    }
+}
+
+/// The error of the server within an error of the client, if there is one.
+pub(super) fn said(error: &RedisError) -> Option<ServerError> {
+    let cause: &(dyn std::error::Error + 'static) = error;
+    match cause.source().and_then(|source| source.downcast_ref::<ServerError>()) {
+        Some(error) => Some(error.clone()),
+        None => error.clone().into_server_errors()?.first().map(|(_, error)| error.clone()),
+    }
+}
+
+/// Whether the server does not know the script that it was asked to run.
+pub(super) fn is_no_script(error: &ServerError) -> bool {
+    error.code() == "NOSCRIPT"
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::{Parser, Value};
+
+    use super::*;
+
+    fn said(line: &str) -> (Failure, bool) {
+        match Parser::new().parse_value(format!("-{line}\r\n").as_bytes()).expect("a reply") {
+            Value::ServerError(error) => of(&error),
+            other => panic!("not an error: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_passes_is_asked_again_and_what_stays_is_refused() {
+        // As servers say it: Redis 6.2, 7.0 and 8, Valkey 8.
+        let again = [
+            "LOADING Redis is loading the dataset in memory",
+            "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+            "NOREPLICAS Not enough good replicas to write.",
+            "CLUSTERDOWN The cluster is down",
+            "CLUSTERDOWN Hash slot not served",
+            "TRYAGAIN Multiple keys request during rehashing of slot",
+            "ERR max number of clients reached",
+            "ERR max number of clients + cluster connections reached",
+            "ERR Error running script: Script killed by user with SCRIPT KILL... script: 1234",
+        ];
+        for line in again {
+            assert!(matches!(said(line), (Failure::NotSent(_), false)), "{line}");
+        }
+        let elsewhere = [
+            "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+            "READONLY You can't write against a read only replica.",
+            "READONLY You can't write against a read only replica. script: 59b5, on @user_script:68.",
+            "ERR Error running script (call to f_59b5): @user_script:68: -READONLY You can't write against a read only replica.",
+        ];
+        for line in elsewhere {
+            assert!(matches!(said(line), (Failure::NotSent(_), true)), "{line}");
+        }
+        let refused = [
+            "NOAUTH Authentication required.",
+            "WRONGPASS invalid username-password pair or user is disabled.",
+            "NOPERM this user has no permissions to run the 'evalsha' command",
+            "NOPERM No permissions to access a key",
+            "ERR The user executing the script can't run this command or subcommand script: 59b5, on @user_script:68.",
+            "ERR AUTH <password> called without any password configured for the default user. Are you sure?",
+            "DENIED Redis is running in protected mode because protected mode is enabled",
+            "OOM command not allowed when used memory > 'maxmemory'. script: 59b5, on @user_script:68.",
+            "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+            "WRONGTYPE Operation against a key holding the wrong kind of value script: 59b5",
+            "NOPROTO unsupported protocol version",
+            "ERR unknown command `HELLO`, with args beginning with: `3`, ",
+            "ERR unknown command 'EVALSHA'",
+            "ERR DB index is out of range",
+            "MOVED 3999 127.0.0.1:6381",
+            "ERR something that nobody has seen yet",
+            "NEWCODE something that nobody has seen yet",
+        ];
+        for line in refused {
+            assert!(matches!(said(line), (Failure::Refused(_), false)), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_cause_is_what_the_server_said() {
+        let (failure, _) = said("OOM command not allowed");
+        assert_eq!(failure.to_string(), "refused: OOM command not allowed");
+        let (failure, _) = said("MOVED 3999 127.0.0.1:6381");
+        assert!(failure.to_string().contains("part of a cluster"), "{failure}");
+    }
+}

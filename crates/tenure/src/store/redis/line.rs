@@ -1,0 +1,204 @@
+//! One connection for requests, and the watch over what is unanswered on it.
+//!
+//! The caller's future sends its request itself. A task on the runtime watches all of them: it sleeps until the first is
+//! due, so a request costs no timer and no wake-up of its own.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use futures_util::future::{FutureExt, select};
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, Value};
+use tokio::sync::{Notify, oneshot};
+
+use super::connect::{Connection, Peer};
+use crate::runtime::{Moment, Runtime};
+use crate::store::Failure;
+
+/// A connection on which a request is due, and on which nothing at all came in for this long since it was sent, is dead.
+/// Shorter, and one hasty caller on a slow network would cost everybody the connection.
+const SILENCE: Duration = Duration::from_millis(200);
+
+/// An open connection that many callers use at once.
+pub(super) struct Line {
+    pipe: MultiplexedConnection,
+    pub(super) peer: Option<Peer>,
+    heard: Arc<AtomicU64>,
+    runtime: Arc<dyn Runtime>,
+    flights: Mutex<Flights>,
+    /// Tells the watch to look again.
+    look: Notify,
+    closed: AtomicBool,
+    hangup: Mutex<Option<oneshot::Sender<()>>>,
+}
+
+/// Requests that are unanswered, by the moment at which somebody looks after them.
+#[derive(Default)]
+struct Flights {
+    by_due: BTreeMap<(Moment, u64), Flight>,
+    next: u64,
+    /// When the watch will look next; `None` while it rests.
+    looks_at: Option<Moment>,
+}
+
+struct Flight {
+    sent: Moment,
+    /// How often something had come in when it was sent.
+    heard: u64,
+    /// Who waits; nobody once the time was over and only the connection is still in question.
+    waker: Option<Waker>,
+}
+
+impl Line {
+    /// A line over a new connection, and what completes when it is over.
+    pub(super) fn new(
+        connection: Connection,
+        runtime: Arc<dyn Runtime>,
+    ) -> (Arc<Self>, oneshot::Receiver<()>) {
+        let Connection { pipe, peer, heard, hangup, over } = connection;
+        let line = Arc::new(Self {
+            pipe,
+            peer,
+            heard,
+            runtime,
+            flights: Mutex::default(),
+            look: Notify::new(),
+            closed: AtomicBool::new(false),
+            hangup: Mutex::new(Some(hangup)),
+        });
+        line.runtime.spawn(Arc::clone(&line).watch().boxed());
+        (line, over)
+    }
+
+    /// Sends a command and waits for its reply. An error of the server is a reply.
+    pub(super) async fn ask(&self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
+        let mut pipe = self.pipe.clone();
+        let mut reply = pin!(pipe.send_packed_command(command));
+        let mut ticket = None;
+        poll_fn(|cx| {
+            if let Poll::Ready(reply) = reply.as_mut().poll(cx) {
+                // Whatever went wrong, the request had been handed over.
+                return Poll::Ready(reply.map_err(|error| Failure::Unknown(Arc::new(error))));
+            }
+            match &ticket {
+                None => ticket = Some(self.board(deadline, cx.waker())),
+                Some(ticket) if !ticket.waits(cx.waker()) => {
+                    return Poll::Ready(Err(Failure::Unknown(Failure::cause("no answer came in time"))));
+                }
+                Some(_) => {}
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Closes the connection. What is unanswered on it remains so.
+    pub(super) fn hang_up(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.hangup.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.look.notify_one();
+    }
+
+    /// Whether it was closed, by this side or the other.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    fn flights(&self) -> MutexGuard<'_, Flights> {
+        // Nothing in here panics half-way, so poisoned flights are as good as others.
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn board(&self, due: Moment, waker: &Waker) -> Ticket<'_> {
+        let flight = Flight {
+            sent: self.runtime.now(),
+            heard: self.heard.load(Ordering::Relaxed),
+            waker: Some(waker.clone()),
+        };
+        let mut flights = self.flights();
+        let key = (due, flights.next);
+        flights.next += 1;
+        flights.by_due.insert(key, flight);
+        if flights.looks_at.is_none_or(|at| at > due) {
+            flights.looks_at = Some(due);
+            self.look.notify_one();
+        }
+        Ticket { line: self, key }
+    }
+
+    async fn watch(self: Arc<Self>) {
+        while !self.is_closed() {
+            let next = {
+                let mut flights = self.flights();
+                flights.looks_at = flights.by_due.first_key_value().map(|((due, _), _)| *due);
+                flights.looks_at
+            };
+            let told = self.look.notified();
+            match next {
+                None => told.await,
+                Some(due) => {
+                    select(pin!(told), self.runtime.sleep_until(due)).await;
+                }
+            }
+            if self.is_dead(self.runtime.now()) {
+                tracing::warn!("the store is silent: its connection is given up");
+                self.hang_up();
+            }
+        }
+    }
+
+    /// Tells those whose time is over, and says whether the connection is to be given up.
+    fn is_dead(&self, now: Moment) -> bool {
+        let heard = self.heard.load(Ordering::Relaxed);
+        let mut late = Vec::new();
+        let mut dead = false;
+        let mut flights = self.flights();
+        while let Some(first) = flights.by_due.first_entry()
+            && first.key().0 <= now
+        {
+            let ((_, number), flight) = first.remove_entry();
+            late.extend(flight.waker);
+            if flight.heard == heard {
+                let end = flight.sent + SILENCE;
+                if end <= now {
+                    dead = true;
+                } else {
+                    flights.by_due.insert((end, number), Flight { waker: None, ..flight });
+                }
+            }
+        }
+        drop(flights);
+        late.into_iter().for_each(Waker::wake);
+        dead
+    }
+}
+
+/// A request's place among the unanswered; it leaves when dropped.
+struct Ticket<'a> {
+    line: &'a Line,
+    key: (Moment, u64),
+}
+
+impl Ticket<'_> {
+    /// Whether its time is not over yet; then this is who waits.
+    fn waits(&self, waker: &Waker) -> bool {
+        match self.line.flights().by_due.get_mut(&self.key).and_then(|flight| flight.waker.as_mut()) {
+            Some(waits) => {
+                waits.clone_from(waker);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        self.line.flights().by_due.remove(&self.key);
+    }
+}

@@ -1,0 +1,216 @@
+//! Keeps one connection to the server open: the supervisor.
+
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use tokio::sync::Notify;
+
+use super::connect::{Connector, by};
+use super::line::Line;
+use crate::runtime::Moment;
+use crate::store::Failure;
+
+/// The connection for requests, dialled at the first of them and again whenever it is lost.
+pub(super) struct Link {
+    connector: Arc<Connector>,
+    state: Mutex<State>,
+    /// Told of every change of the state.
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    line: Option<Arc<Line>>,
+    started: bool,
+    closed: bool,
+    /// How often it was connected.
+    connects: u64,
+    /// How often it could not be, and why last.
+    failures: u64,
+    failure: Option<Failure>,
+}
+
+impl Link {
+    pub(super) fn new(connector: Arc<Connector>) -> Arc<Self> {
+        Arc::new(Self { connector, state: Mutex::default(), changed: Notify::new() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing in here panics half-way, so a poisoned state is as good as another.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection; waits until there is one.
+    pub(super) async fn line(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Line>, Failure> {
+        let line = self.state().line();
+        match line {
+            Some(line) => Ok(line),
+            None => self.wait_for_line(deadline).await,
+        }
+    }
+
+    async fn wait_for_line(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Line>, Failure> {
+        let before = self.start();
+        let mut why = None;
+        let connected = async {
+            loop {
+                let mut changed = pin!(self.changed.notified());
+                changed.as_mut().enable();
+                {
+                    let state = self.state();
+                    if let Some(line) = state.line() {
+                        return Ok(line);
+                    }
+                    why.clone_from(&state.failure);
+                    // Wrong credentials do not become right by waiting. But what was said before we asked does not count.
+                    if let Some(Failure::Refused(_)) = state.failure
+                        && state.failures > before
+                    {
+                        return Err(state.failure.clone());
+                    }
+                }
+                changed.await;
+            }
+        };
+        match by(&*self.connector.runtime, deadline, connected).await {
+            Some(Ok(line)) => Ok(line),
+            Some(Err(refused)) => Err(refused.unwrap_or_else(never_sent)),
+            None => Err(why.unwrap_or_else(never_sent)),
+        }
+    }
+
+    /// Starts the supervisor if this is the first use; how often connecting has failed so far.
+    fn start(self: &Arc<Self>) -> u64 {
+        let mut state = self.state();
+        if !state.started && !state.closed {
+            state.started = true;
+            self.connector.runtime.spawn(Arc::clone(self).supervise().boxed());
+        }
+        state.failures
+    }
+
+    /// Completes when the connection has been lost and made anew.
+    pub(super) fn reconnected(self: &Arc<Self>) -> BoxFuture<'static, ()> {
+        let link = Arc::clone(self);
+        // The first connection interrupts nothing.
+        let before = link.state().connects.max(1);
+        async move {
+            loop {
+                let mut changed = pin!(link.changed.notified());
+                changed.as_mut().enable();
+                if link.state().connects > before {
+                    return;
+                }
+                changed.await;
+            }
+        }
+        .boxed()
+    }
+
+    /// Ends the connection and the supervisor.
+    pub(super) fn close(&self) {
+        let line = {
+            let mut state = self.state();
+            state.closed = true;
+            state.line.take()
+        };
+        if let Some(line) = line {
+            line.hang_up();
+        }
+        self.changed.notify_waiters();
+    }
+
+    async fn supervise(self: Arc<Self>) {
+        let runtime = Arc::clone(&self.connector.runtime);
+        let mut before = None;
+        let mut tries = 0;
+        while !self.state().closed {
+            match self.connector.connect(None, before.as_ref()).await {
+                Ok(connection) => {
+                    let (line, over) = Line::new(connection, Arc::clone(&runtime));
+                    let since = runtime.now();
+                    before.clone_from(&line.peer);
+                    if !self.connected(&line) {
+                        return;
+                    }
+                    let _ = over.await;
+                    line.hang_up();
+                    tries = if runtime.now().since(since) < STEADY { tries + 1 } else { 0 };
+                }
+                Err(failure) => {
+                    self.failed(failure);
+                    tries += 1;
+                }
+            }
+            if tries > 0 {
+                runtime.sleep_until(runtime.now() + pause(tries, runtime.random())).await;
+            }
+        }
+    }
+
+    /// Hands out the connection, unless nobody wants one any more.
+    fn connected(&self, line: &Arc<Line>) -> bool {
+        {
+            let mut state = self.state();
+            if state.closed {
+                line.hang_up();
+                return false;
+            }
+            state.line = Some(Arc::clone(line));
+            state.connects += 1;
+            state.failure = None;
+        }
+        self.changed.notify_waiters();
+        true
+    }
+
+    fn failed(&self, failure: Failure) {
+        {
+            let mut state = self.state();
+            state.failures += 1;
+            state.failure = Some(failure);
+        }
+        self.changed.notify_waiters();
+    }
+}
+
+impl State {
+    fn line(&self) -> Option<Arc<Line>> {
+        self.line.as_ref().filter(|line| !line.is_closed()).map(Arc::clone)
+    }
+}
+
+fn never_sent() -> Failure {
+    Failure::NotSent(Failure::cause("there was no connection in time"))
+}
+
+/// A connection that lasted this long was a good one: the next is dialled at once.
+const STEADY: Duration = Duration::from_secs(1);
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// How long to wait before connecting anew after so many failures in a row: 20 ms, doubled each time up to 1 s, and
+/// between a half and the whole of that, so that the clients of a server that comes back do not come all at once.
+pub(super) fn pause(tries: u32, random: u64) -> Duration {
+    let most = PAUSE_MIN.saturating_mul(1 << tries.saturating_sub(1).min(16)).min(PAUSE_MAX);
+    most.mul_f64(0.5 + 0.5 * (random >> 11) as f64 / (1u64 << 53) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_second_and_never_fall_below_half_of_what_is_due() {
+        for tries in 1..100 {
+            let (least, most) = (pause(tries, 0), pause(tries, u64::MAX));
+            assert!(
+                least * 2 >= most && most <= PAUSE_MAX && least >= PAUSE_MIN / 2,
+                "{tries}: {least:?} {most:?}"
+            );
+        }
+        assert_eq!(pause(100, u64::MAX).as_millis(), 1_000);
+    }
+}

@@ -1,0 +1,89 @@
+//! Scripts: named by their SHA-1, sent in full only where the server does not know them.
+
+use redis::Cmd;
+
+/// A script and its name.
+pub(super) struct Script {
+    text: &'static str,
+    /// Pinned by a test; two versions of a client are alive at once during an upgrade, so a change is a decision.
+    sha: &'static str,
+}
+
+/// The mutex machine.
+pub(super) const MUTEX: Script = Script {
+    text: include_str!("../../protocol/mutex.lua"),
+    // The first version.
+    sha: "9e569436ec7dbfd8553f2f47850b79cea6910ce7",
+};
+
+impl Script {
+    /// The command that names the script.
+    pub(super) fn by_name(&self, keys: &[&str], args: &[&str]) -> Cmd {
+        Self::command("EVALSHA", self.sha, keys, args)
+    }
+
+    /// The command that brings the script along.
+    pub(super) fn in_full(&self, keys: &[&str], args: &[&str]) -> Cmd {
+        Self::command("EVAL", self.text, keys, args)
+    }
+
+    fn command(verb: &str, script: &str, keys: &[&str], args: &[&str]) -> Cmd {
+        let bytes: usize = keys.iter().chain(args).map(|text| text.len()).sum();
+        let mut command =
+            Cmd::with_capacity(3 + keys.len() + args.len(), verb.len() + script.len() + 4 + bytes);
+        command.arg(verb).arg(script).arg(keys.len());
+        for text in keys.iter().chain(args) {
+            command.arg(*text);
+        }
+        command
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_is_named_by_its_sha() {
+        assert_eq!(MUTEX.sha, sha1(MUTEX.text.as_bytes()));
+        assert_eq!(sha1(b"abc"), "a9993e364706816aba3e25717850c26c9cd0d89d");
+    }
+
+    /// SHA-1, for this test only.
+    fn sha1(text: &[u8]) -> String {
+        let mut state: [u32; 5] = [0x6745_2301, 0xefcd_ab89, 0x98ba_dcfe, 0x1032_5476, 0xc3d2_e1f0];
+        let mut message = text.to_vec();
+        message.push(0x80);
+        message.resize((message.len() + 8).next_multiple_of(64) - 8, 0);
+        message.extend((text.len() as u64 * 8).to_be_bytes());
+        for block in message.chunks_exact(64) {
+            let mut words = [0u32; 80];
+            for (word, bytes) in words.iter_mut().zip(block.chunks_exact(4)) {
+                *word = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+            }
+            for i in 16..80 {
+                words[i] = (words[i - 3] ^ words[i - 8] ^ words[i - 14] ^ words[i - 16]).rotate_left(1);
+            }
+            let [mut a, mut b, mut c, mut d, mut e] = state;
+            for (i, word) in words.iter().enumerate() {
+                let (mix, constant) = match i {
+                    0..20 => ((b & c) | (!b & d), 0x5a82_7999),
+                    20..40 => (b ^ c ^ d, 0x6ed9_eba1),
+                    40..60 => ((b & c) | (b & d) | (c & d), 0x8f1b_bcdc),
+                    _ => (b ^ c ^ d, 0xca62_c1d6_u32),
+                };
+                let next = a
+                    .rotate_left(5)
+                    .wrapping_add(mix)
+                    .wrapping_add(e)
+                    .wrapping_add(constant)
+                    .wrapping_add(*word);
+                (e, d, c, b, a) = (d, c, b.rotate_left(30), a, next);
+            }
+            for (sum, part) in state.iter_mut().zip([a, b, c, d, e]) {
+                *sum = sum.wrapping_add(part);
+            }
+        }
+        state.iter().map(|word| format!("{word:08x}")).collect()
+    }
+}

@@ -1,0 +1,382 @@
+//! Messages to those who wait, on a connection of their own.
+//!
+//! Of their own, because a server may say on it what was not asked for, and then nobody can tell any more which reply is
+//! whose. It is opened for the first who listens and kept a little longer than the last.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use futures_util::future::{Either, FutureExt, join_all, select};
+use redis::aio::MultiplexedConnection;
+use redis::{PushInfo, PushKind, Value};
+use tokio::sync::{Notify, mpsc};
+
+use super::connect::{Connection, Connector, Ear, by, command};
+use super::failure;
+use super::link::pause;
+use super::reply::{bytes, text};
+use crate::protocol::{Wake, ours};
+use crate::runtime::Moment;
+use crate::store::{Failure, Listener};
+
+/// A channel is left this long after its last listener, so that those who take turns do not subscribe each time.
+const KEPT: Duration = Duration::from_secs(5);
+/// A connection that was silent this long is asked whether it is alive.
+const IDLE: Duration = Duration::from_secs(5);
+/// How long it may take to answer.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// Who listens to what.
+pub(super) struct Ears {
+    connector: Arc<Connector>,
+    state: Mutex<State>,
+    /// Tells the connection's task that there is something to do.
+    work: Notify,
+    /// Tells those who want to listen that something was confirmed or refused.
+    told: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    channels: BTreeMap<String, Channel>,
+    next: u64,
+    /// Whether the connection's task runs.
+    runs: bool,
+    closed: bool,
+    /// Something came in that was not asked for: the connection is not to be trusted any more.
+    spoiled: bool,
+    failure: Option<Failure>,
+}
+
+struct Channel {
+    listeners: BTreeMap<u64, mpsc::Sender<Wake>>,
+    /// When the last listener left.
+    left: Option<Moment>,
+    standing: Standing,
+    /// Whether a connection before this one had confirmed it: then messages may have been missed.
+    was_heard: bool,
+}
+
+/// How a channel stands with the server.
+enum Standing {
+    New,
+    Confirmed,
+    Refused(Failure),
+}
+
+impl Ears {
+    pub(super) fn new(connector: Arc<Connector>) -> Arc<Self> {
+        Arc::new(Self { connector, state: Mutex::default(), work: Notify::new(), told: Notify::new() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing in here panics half-way, so a poisoned state is as good as another.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Listens to a channel: ready once the server has confirmed it.
+    pub(super) async fn listen(
+        self: &Arc<Self>,
+        channel: String,
+        deadline: Moment,
+    ) -> Result<Listener, Failure> {
+        let name = channel.clone();
+        let listener = Listener::new(|sender| Box::new(self.enter(channel, sender)) as Box<dyn Any + Send>);
+        let confirmed = async {
+            loop {
+                let mut told = pin!(self.told.notified());
+                told.as_mut().enable();
+                match self.state().channels.get(&name).map(|channel| &channel.standing) {
+                    Some(Standing::Confirmed) => return Ok(()),
+                    Some(Standing::Refused(failure)) => return Err(failure.clone()),
+                    _ => {}
+                }
+                told.await;
+            }
+        };
+        match by(&*self.connector.runtime, deadline, confirmed).await {
+            Some(Ok(())) => Ok(listener),
+            Some(Err(failure)) => Err(failure),
+            None => Err(self.state().failure.clone().unwrap_or_else(unconfirmed)),
+        }
+    }
+
+    /// Adds a listener, and starts the connection's task if it does not run.
+    fn enter(self: &Arc<Self>, name: String, sender: mpsc::Sender<Wake>) -> Subscription {
+        let mut state = self.state();
+        let id = state.next;
+        state.next += 1;
+        let channel = state.channels.entry(name.clone()).or_insert_with(|| Channel {
+            listeners: BTreeMap::new(),
+            left: None,
+            standing: Standing::New,
+            was_heard: false,
+        });
+        channel.listeners.insert(id, sender);
+        channel.left = None;
+        if let Standing::Refused(_) = channel.standing {
+            channel.standing = Standing::New;
+        }
+        let new = matches!(channel.standing, Standing::New);
+        if !state.runs && !state.closed {
+            state.runs = true;
+            self.connector.runtime.spawn(Arc::clone(self).serve().boxed());
+        } else if new {
+            self.work.notify_one();
+        }
+        Subscription { ears: Arc::downgrade(self), name, id }
+    }
+
+    fn leave(&self, name: &str, id: u64) {
+        let now = self.connector.runtime.now();
+        let mut state = self.state();
+        if let Some(channel) = state.channels.get_mut(name) {
+            channel.listeners.remove(&id);
+            if channel.listeners.is_empty() {
+                channel.left = Some(now);
+            }
+        }
+    }
+
+    /// Ends the connection.
+    pub(super) fn close(&self) {
+        self.state().closed = true;
+        self.work.notify_one();
+    }
+
+    /// Keeps a connection open while there are channels.
+    async fn serve(self: Arc<Self>) {
+        let runtime = Arc::clone(&self.connector.runtime);
+        let mut tries = 0;
+        loop {
+            let ears = Arc::downgrade(&self);
+            let ear: Ear = Box::new(move |info| {
+                if let Some(ears) = ears.upgrade() {
+                    ears.hear(&info);
+                }
+            });
+            match self.connector.connect(Some(ear), None).await {
+                Ok(connection) => {
+                    tries = 0;
+                    self.state().failure = None;
+                    if self.attend(connection).await {
+                        return;
+                    }
+                }
+                Err(failure) => self.cut_off(failure),
+            }
+            if self.rest() {
+                return;
+            }
+            tries += 1;
+            runtime.sleep_until(runtime.now() + pause(tries, runtime.random())).await;
+        }
+    }
+
+    /// Whether there is nothing to do any more; then the task ends.
+    fn rest(&self) -> bool {
+        let now = self.connector.runtime.now();
+        let mut state = self.state();
+        for channel in state.channels.values_mut() {
+            channel.was_heard |= matches!(channel.standing, Standing::Confirmed);
+            channel.standing = Standing::New;
+        }
+        state.channels.retain(|_, channel| channel.left.is_none_or(|left| left + KEPT > now));
+        state.spoiled = false;
+        state.runs = !(state.closed || state.channels.is_empty());
+        !state.runs
+    }
+
+    /// There is no connection: those who want to listen are told only if that will not pass.
+    fn cut_off(&self, failure: Failure) {
+        let mut state = self.state();
+        if let Failure::Refused(_) = failure {
+            for channel in state.channels.values_mut() {
+                channel.standing = Standing::Refused(failure.clone());
+            }
+        }
+        state.failure = Some(failure);
+        drop(state);
+        self.told.notify_waiters();
+    }
+
+    /// Serves one connection until it fails, or nobody needs it any more: then `true`.
+    async fn attend(&self, connection: Connection) -> bool {
+        let Connection { mut pipe, heard, hangup: _hangup, mut over, .. } = connection;
+        let runtime = &*self.connector.runtime;
+        let (mut count, mut alive_until) = (heard.load(Ordering::Relaxed), runtime.now() + IDLE);
+        loop {
+            let Some(todo) = self.todo() else { return true };
+            if todo.spoiled {
+                tracing::debug!(
+                    "a message came that was not asked for: the connection for messages is made anew"
+                );
+                return false;
+            }
+            if !todo.is_empty() {
+                match by(runtime, runtime.now() + ANSWER, todo.carry_out(&pipe)).await {
+                    Some(Ok(joined)) if self.joined(&joined) => continue,
+                    _ => return false,
+                }
+            }
+            let now = runtime.now();
+            if heard.load(Ordering::Relaxed) != count {
+                (count, alive_until) = (heard.load(Ordering::Relaxed), now + IDLE);
+            } else if alive_until <= now {
+                let ping = command(&["PING"]);
+                match by(runtime, now + ANSWER, pipe.send_packed_command(&ping)).await {
+                    Some(Ok(_)) => continue,
+                    _ => return false,
+                }
+            }
+            let mut work = pin!(self.work.notified());
+            let until = todo.next.map_or(alive_until, |next| next.min(alive_until));
+            let wait = select(work.as_mut(), runtime.sleep_until(until));
+            if let Either::Right(_) = select(wait, &mut over).await {
+                return false;
+            }
+        }
+    }
+
+    /// What is to be done on the connection; `None` when it is not needed any more.
+    fn todo(&self) -> Option<Todo> {
+        let now = self.connector.runtime.now();
+        let mut state = self.state();
+        let mut todo = Todo { spoiled: state.spoiled, ..Todo::default() };
+        state.channels.retain(|name, channel| {
+            match (channel.left, &channel.standing) {
+                (Some(left), Standing::Confirmed) if left + KEPT > now => {
+                    todo.next = Some(todo.next.map_or(left + KEPT, |next| next.min(left + KEPT)));
+                }
+                (Some(_), Standing::Confirmed) => {
+                    todo.leave.push(name.clone());
+                    return false;
+                }
+                (Some(_), _) => return false,
+                (None, Standing::New) => todo.join.push(name.clone()),
+                (None, _) => {}
+            }
+            true
+        });
+        if state.closed || state.channels.is_empty() {
+            state.runs = false;
+            return None;
+        }
+        Some(todo)
+    }
+
+    /// Notes what the server said to each channel; `false` if it did not say anything.
+    fn joined(&self, joined: &[(&str, redis::RedisResult<()>)]) -> bool {
+        let mut state = self.state();
+        for (name, answer) in joined {
+            let Some(channel) = state.channels.get_mut(*name) else { continue };
+            match answer {
+                Ok(()) => {
+                    channel.standing = Standing::Confirmed;
+                    if std::mem::take(&mut channel.was_heard) {
+                        tell(channel, &Wake::Reconnected);
+                    }
+                }
+                Err(error) => match failure::said(error) {
+                    Some(error) => channel.standing = Standing::Refused(failure::of(&error).0),
+                    None => return false,
+                },
+            }
+        }
+        drop(state);
+        self.told.notify_waiters();
+        true
+    }
+
+    /// Takes in a message. Runs on the connection's task, so that a wake-up takes no detour.
+    fn hear(&self, info: &PushInfo) {
+        let mut state = self.state();
+        match (&info.kind, &info.data[..]) {
+            (PushKind::Message, [channel, message]) => {
+                if let (Some(channel), Some(message)) = (bytes(channel), text(message)) {
+                    if let Some(channel) =
+                        std::str::from_utf8(channel).ok().and_then(|name| state.channels.get(name))
+                    {
+                        tell(channel, &Wake::Free { by: ours(&message).map(|(owner, _)| owner) });
+                    }
+                    return;
+                }
+                state.spoiled = true;
+            }
+            (PushKind::Subscribe, _) => return,
+            // Expected only for a channel that was given up.
+            (PushKind::Unsubscribe, [Value::BulkString(channel), _])
+                if !std::str::from_utf8(channel).is_ok_and(|name| state.channels.contains_key(name)) =>
+            {
+                return;
+            }
+            // The connection's own task sees its end.
+            (PushKind::Disconnection, _) => return,
+            _ => state.spoiled = true,
+        }
+        drop(state);
+        self.work.notify_one();
+    }
+}
+
+/// What the connection's task has to do.
+#[derive(Default)]
+struct Todo {
+    spoiled: bool,
+    join: Vec<String>,
+    leave: Vec<String>,
+    /// When there will be something to leave.
+    next: Option<Moment>,
+}
+
+impl Todo {
+    fn is_empty(&self) -> bool {
+        self.join.is_empty() && self.leave.is_empty()
+    }
+
+    /// Each channel is a command of its own, since a server refuses a command as a whole.
+    async fn carry_out(
+        &self,
+        pipe: &MultiplexedConnection,
+    ) -> redis::RedisResult<Vec<(&str, redis::RedisResult<()>)>> {
+        let joins = self.join.iter().map(|name| {
+            let mut pipe = pipe.clone();
+            async move { (&**name, pipe.subscribe(name).await) }
+        });
+        let joined = join_all(joins).await;
+        if !self.leave.is_empty() {
+            pipe.clone().unsubscribe(&self.leave).await?;
+        }
+        Ok(joined)
+    }
+}
+
+fn tell(channel: &Channel, wake: &Wake) {
+    for listener in channel.listeners.values() {
+        // Full: it has enough to wake up for.
+        let _ = listener.try_send(wake.clone());
+    }
+}
+
+fn unconfirmed() -> Failure {
+    Failure::NotSent(Failure::cause("the subscription was not confirmed in time"))
+}
+
+/// A listener's place; it leaves when dropped.
+struct Subscription {
+    ears: Weak<Ears>,
+    name: String,
+    id: u64,
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        if let Some(ears) = self.ears.upgrade() {
+            ears.leave(&self.name, self.id);
+        }
+    }
+}
