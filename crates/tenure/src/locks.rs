@@ -15,6 +15,7 @@ use crate::status::{Listing, Status};
 use crate::store::Store;
 use crate::store::file::File;
 use crate::store::memory::Memory;
+use crate::store::redis::Redis;
 
 /// A store of locks, and the only handle that a program needs. Cheap to clone.
 ///
@@ -46,6 +47,8 @@ impl Locks {
     /// | `memory:` | in this process; two connects are two stores |
     /// | `memory:NAME` | in this process; the same name is the same store |
     /// | `file:DIR` | in this directory, for all processes of this machine |
+    /// | `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`, also `valkey://` | on this server |
+    /// | `redis+unix:///SOCKET[?db=…&user=…&password=…]`, also `valkey+unix://` | on this server, by its socket |
     ///
     /// # Errors
     /// `is_invalid` when the URL cannot be right; `is_unreachable` when nobody answers within
@@ -204,10 +207,13 @@ fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
             }
             Arc::new(File::new(Path::new(path), url, runtime()))
         }
+        Some(("redis" | "valkey" | "redis+unix" | "valkey+unix", _)) => {
+            Arc::new(Redis::open(url, runtime())?)
+        }
         _ => {
             let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
             return Err(Error::invalid(format!(
-                "a store's URL reads `memory:`, `memory:NAME` or `file:DIR`, and this one begins with {}",
+                "a store's URL reads `memory:`, `memory:NAME`, `file:DIR` or `redis://HOST`, and this one begins with {}",
                 Quoted(scheme)
             )));
         }
