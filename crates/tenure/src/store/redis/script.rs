@@ -13,7 +13,7 @@ pub(super) struct Script {
 pub(super) const MUTEX: Script = Script {
     text: include_str!("../../protocol/mutex.lua"),
     // The first version.
-    sha: "9e569436ec7dbfd8553f2f47850b79cea6910ce7",
+    sha: "f03a231e733601e7c6deda34e11bf2f97333bf5f",
 };
 
 impl Script {
