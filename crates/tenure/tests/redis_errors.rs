@@ -1,5 +1,4 @@
 //! What a server says instead of an answer, each on a real server: what it means, and that nothing is left behind.
-#![expect(missing_docs, reason = "tests")]
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,6 +1,5 @@
 //! The machines in Rust and in Lua are twins: the same requests at the same moments get the same answers and leave the same
 //! behind.
-#![expect(missing_docs, reason = "tests")]
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

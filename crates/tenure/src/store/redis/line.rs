@@ -82,8 +82,12 @@ impl Line {
         let mut ticket = None;
         poll_fn(|cx| {
             if let Poll::Ready(reply) = reply.as_mut().poll(cx) {
-                // Whatever went wrong, the request had been handed over.
-                return Poll::Ready(reply.map_err(|error| Failure::Unknown(Arc::new(error))));
+                return Poll::Ready(reply.map_err(|error| {
+                    // The connection is dead, which its own task may not have noticed yet; the next request need not meet it.
+                    self.hang_up();
+                    // It had been handed over.
+                    Failure::Unknown(Arc::new(error))
+                }));
             }
             match &ticket {
                 None => ticket = Some(self.board(deadline, cx.waker())),
