@@ -18,15 +18,22 @@ fn setting(name: &str) -> Option<u64> {
 
 #[test]
 fn no_schedule_violates_a_promise() {
-    let (first, count) = (setting("TENURE_SEED").unwrap_or(0), setting("TENURE_SCHEDULES").unwrap_or(SCHEDULES));
+    let (first, count) =
+        (setting("TENURE_SEED").unwrap_or(0), setting("TENURE_SCHEDULES").unwrap_or(SCHEDULES));
     let threads = thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
-    #[expect(clippy::disallowed_methods, reason = "real time, for the figure that it prints")]
+    #[expect(
+        clippy::disallowed_methods,
+        clippy::disallowed_types,
+        reason = "real time, for the figure that it prints"
+    )]
     let begun = std::time::Instant::now();
     let reports: Vec<Tally> = thread::scope(|scope| {
         let workers = (0..threads).map(|worker| {
             scope.spawn(move || {
                 let mut tally = Tally::default();
-                (first + worker..first + count).step_by(threads as usize).for_each(|seed| tally.add(run(seed)));
+                (first + worker..first + count)
+                    .step_by(threads as usize)
+                    .for_each(|seed| tally.add(run(seed)));
                 tally
             })
         });

@@ -601,7 +601,9 @@ mod tests {
         let seen: Arc<Mutex<Vec<(TrueTime, u32)>>> = Arc::default();
         let bell = Arc::new(tokio::sync::Notify::new());
         let processes: Vec<_> = (0..3)
-            .map(|index| sim.process(Clock { offset: index * 77 * SECOND, ppm: index as i32 * 900 - 900 }, seed))
+            .map(|index| {
+                sim.process(Clock { offset: index * 77 * SECOND, ppm: index as i32 * 900 - 900 }, seed)
+            })
             .collect();
         for index in 0..9 {
             let (process, seen, bell, sim) =

@@ -234,7 +234,8 @@ impl Network {
         (old.cut_at, old.is_broken) = (up_at, true);
         let under_way = std::mem::take(&mut old.under_way);
         drop(inner);
-        self.sim.note(|| format!("p{process}: connection ended, the next is there at {:.6}", up_at as f64 / 1e9));
+        self.sim
+            .note(|| format!("p{process}: connection ended, the next is there at {:.6}", up_at as f64 / 1e9));
         under_way.iter().filter_map(Weak::upgrade).for_each(|slot| slot.fill(Err(unknown())));
         let network = self.clone();
         self.sim.at(up_at, move || network.reconnected(process));
@@ -348,9 +349,10 @@ impl Network {
     fn tell(&self, inner: &mut Inner, name: &LockName, wake: &Wake) {
         let now = self.sim.now();
         let faults = inner.faults;
-        let ears = inner.ears.iter().filter(|ear| {
-            ear.is_open && ear.name == *name && inner.ends[ear.process].hears_from <= now
-        });
+        let ears = inner
+            .ears
+            .iter()
+            .filter(|ear| ear.is_open && ear.name == *name && inner.ends[ear.process].hears_from <= now);
         let ears: Vec<_> = ears.map(|ear| (ear.process, ear.sender.clone())).collect();
         for (process, ear) in ears {
             if self.sim.chance(faults.lose_wake) {
@@ -459,7 +461,12 @@ impl Store for SimStore {
 }
 
 impl Network {
-    async fn listen(&self, process: ProcessId, name: &LockName, within: Duration) -> Result<Listener, Failure> {
+    async fn listen(
+        &self,
+        process: ProcessId,
+        name: &LockName,
+        within: Duration,
+    ) -> Result<Listener, Failure> {
         let now = self.sim.now();
         let (id, opens_at, confirmed_at, out_of_time_at, is_lost) = {
             let mut inner = self.inner();
@@ -537,7 +544,8 @@ impl Future for Call {
             // In a process that stood still both are there: the answer, and the end of its time.
             let known = arrival.answer.take();
             drop(arrival);
-            let gives_up = self.within >= SHORT || self.network.sim.chance(self.network.inner().faults.impatient);
+            let gives_up =
+                self.within >= SHORT || self.network.sim.chance(self.network.inner().faults.impatient);
             if gives_up && !matches!(known, Some(Err(_))) {
                 self.network.cut(self.process);
             }
@@ -573,7 +581,9 @@ impl fmt::Display for Shown<'_> {
         let owner = &owner.as_str()[owner.as_str().len() - 6..];
         let (name, request) = (name.as_str(), request & 0xffff);
         match verb {
-            Verb::Acquire { ttl_ms, .. } => write!(f, "acquire {name} by …{owner} for {ttl_ms} ms [{request}]"),
+            Verb::Acquire { ttl_ms, .. } => {
+                write!(f, "acquire {name} by …{owner} for {ttl_ms} ms [{request}]")
+            }
             Verb::Renew { ttl_ms, .. } => write!(f, "renew {name} by …{owner} for {ttl_ms} ms [{request}]"),
             Verb::Release { whose, .. } => write!(f, "release {name} by …{owner} of {whose:?} [{request}]"),
             Verb::Inspect => write!(f, "inspect {name} by …{owner} [{request}]"),

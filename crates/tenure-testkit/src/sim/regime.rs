@@ -177,7 +177,8 @@ impl Plan {
             Regime::Quiet => {}
             Regime::Lossy => {
                 let (lose_request, lose_reply, refuse, lose_wake, repeat_wake) = (40, 40, 30, 200, 50);
-                plan.faults = Faults { lose_request, lose_reply, refuse, lose_wake, repeat_wake, edge: 20, ..quiet };
+                plan.faults =
+                    Faults { lose_request, lose_reply, refuse, lose_wake, repeat_wake, edge: 20, ..quiet };
                 plan.blows = Blows { most: 4, cut: 3, deafen: 2, ..none };
             }
             Regime::Slow => {

@@ -155,7 +155,12 @@ impl Task {
         self.sim().note(|| {
             let (process, owner) = (self.process.id(), guard.owner().as_str());
             let end = &owner[owner.len() - 6..];
-            format!("p{process}: GRANTED {} to …{end}, token {}, {:?} left", name.as_str(), guard.fence(), told.remaining)
+            format!(
+                "p{process}: GRANTED {} to …{end}, token {}, {:?} left",
+                name.as_str(),
+                guard.fence(),
+                told.remaining
+            )
         });
         self.hold(&guard, &holding, &options).await;
         self.part(guard, holding, &name).await;
@@ -280,7 +285,9 @@ impl Task {
             _ => {
                 let limit = Duration::from_nanos(sim.between(0, 2 * plan.ttl.as_nanos() as TrueTime));
                 let most = if limit.is_zero() { locks.options().op_timeout } else { limit };
-                let Some(outcome) = self.cut_short(cut, mutex.try_lock_for(limit)).await else { return Ok(None) };
+                let Some(outcome) = self.cut_short(cut, mutex.try_lock_for(limit)).await else {
+                    return Ok(None);
+                };
                 self.check_in_time(cut, since, begun, most);
                 match outcome {
                     // No answer can have come by then.
@@ -315,7 +322,8 @@ impl Task {
             if self.stay(guard, holding, time).await.is_some() {
                 return;
             }
-            if options.max_hold.is_some_and(|most| guard.is_held() && self.process.now().since(begun) > most) {
+            if options.max_hold.is_some_and(|most| guard.is_held() && self.process.now().since(begun) > most)
+            {
                 self.accuse(format!("a guard holds for longer than its max_hold {:?}", options.max_hold));
             }
             let since = sim.now();
@@ -348,7 +356,9 @@ impl Task {
                     }
                     return Poll::Ready(Some(error));
                 }
-                Poll::Pending if !is_held => self.accuse("the guard does not hold, and `lost` is silent".into()),
+                Poll::Pending if !is_held => {
+                    self.accuse("the guard does not hold, and `lost` is silent".into())
+                }
                 Poll::Pending => {}
             }
             end.as_mut().poll(cx).map(|()| None)

@@ -92,7 +92,12 @@ impl World {
         let (sim, oracle, plan) = (self.sim.clone(), self.oracle.clone(), self.plan);
         let workload =
             Arc::new(Workload { sim, oracle, plan, names, board: Mutex::default(), left: Mutex::new(0) });
-        let blows = Blower { sim: self.sim.clone(), network: self.network.clone(), plan, workload: Arc::clone(&workload) };
+        let blows = Blower {
+            sim: self.sim.clone(),
+            network: self.network.clone(),
+            plan,
+            workload: Arc::clone(&workload),
+        };
         self.people(&workload);
         if self.plan.heals_at > 0 {
             let ids = self.processes.iter().map(|process| process.id()).collect();

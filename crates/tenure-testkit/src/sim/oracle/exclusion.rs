@@ -63,9 +63,8 @@ impl Book {
     pub(super) fn check_untouched(&mut self, at: TrueTime, executed: &Executed<'_>) {
         let Executed { op, answer, after, .. } = executed;
         let before = self.locks.get(&op.name).and_then(|lock| lock.holder.as_ref());
-        let stands = after.is_some_and(|after| {
-            before.is_some_and(|before| after.value.starts_with(before.as_str()))
-        });
+        let stands =
+            after.is_some_and(|after| before.is_some_and(|before| after.value.starts_with(before.as_str())));
         let wrong = match (before, op.verb) {
             (_, Verb::Release { whose: Whose::Anyone, .. }) => return,
             (Some(before), _) if *before != op.owner && !stands => {

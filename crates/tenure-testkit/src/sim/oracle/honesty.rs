@@ -47,7 +47,10 @@ impl Book {
     fn check_fresh(&mut self, at: TrueTime, owner: &Owner, told: &Told) {
         let rounds = self.owners.get(owner).map_or(0, |owned| owned.grants);
         if told.remaining < told.fresh && rounds < ROUNDS {
-            let what = format!("{owner} was handed a guard with {:?} left, asked for {rounds} times", told.remaining);
+            let what = format!(
+                "{owner} was handed a guard with {:?} left, asked for {rounds} times",
+                told.remaining
+            );
             self.accuse(at, HONESTY, what);
         }
     }
@@ -55,13 +58,13 @@ impl Book {
     /// A lease is over in true time: whoever waits for its loss was told before, unless its process stands still.
     pub(super) fn check_told(&mut self, at: TrueTime, owner: &Owner, sim: &Sim) {
         let waits = self.holds.iter().find(|hold| {
-            hold.owner == *owner
-                && hold.is_watched
-                && sim.ran_since(hold.process, at.saturating_sub(MS))
+            hold.owner == *owner && hold.is_watched && sim.ran_since(hold.process, at.saturating_sub(MS))
         });
         if let Some(hold) = waits {
-            let what =
-                format!("`lost` of {owner} in process {} had not resolved when the lease was over", hold.process);
+            let what = format!(
+                "`lost` of {owner} in process {} had not resolved when the lease was over",
+                hold.process
+            );
             self.accuse(at, HONESTY, what);
         }
     }
@@ -100,7 +103,16 @@ impl Oracle {
         }
         let (name, owner, weak) = (name.clone(), owner.clone(), Arc::downgrade(&claim));
         let (was_lost, is_watched) = (false, false);
-        book.holds.push(Hold { id, name, owner: owner.clone(), token, process, claim: weak, was_lost, is_watched });
+        book.holds.push(Hold {
+            id,
+            name,
+            owner: owner.clone(),
+            token,
+            process,
+            claim: weak,
+            was_lost,
+            is_watched,
+        });
         drop(book);
         let holding = Holding { oracle: self.clone(), id, owner };
         holding.look();
@@ -197,7 +209,6 @@ impl Holding {
             hold.is_watched = is_watched;
         }
     }
-
 }
 
 impl Drop for Holding {

@@ -22,9 +22,7 @@ impl Book {
         }
         let waited = self.waits.iter().find(|wait| {
             let since = free_since.max(wait.since);
-            wait.name == *name
-                && at > since + most
-                && sim.ran_since(wait.process, since)
+            wait.name == *name && at > since + most && sim.ran_since(wait.process, since)
         });
         if let Some(wait) = waited {
             let what = format!(

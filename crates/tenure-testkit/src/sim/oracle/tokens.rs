@@ -27,10 +27,21 @@ impl Book {
     }
 
     /// A task got a guard: its token is what the server gave its owner, and above that of every guard handed out before.
-    pub(super) fn check_reported(&mut self, at: TrueTime, name: &LockName, owner: &Owner, token: u64, again: bool) {
+    pub(super) fn check_reported(
+        &mut self,
+        at: TrueTime,
+        name: &LockName,
+        owner: &Owner,
+        token: u64,
+        again: bool,
+    ) {
         let given = self.owners.get(owner).map(|owned| owned.token);
         if given != Some(token) {
-            return self.accuse(at, TOKENS, format!("a guard of {owner} has token {token}, the server gave {given:?}"));
+            return self.accuse(
+                at,
+                TOKENS,
+                format!("a guard of {owner} has token {token}, the server gave {given:?}"),
+            );
         }
         if self.is_forced(owner) {
             // It comes late, after the grant of somebody who was let in beside it.
@@ -40,7 +51,11 @@ impl Book {
         let last = lock.last_reported;
         lock.last_reported = last.max(token);
         if token < last || (token == last && !again) {
-            self.accuse(at, TOKENS, format!("a guard of {name} has token {token}, an earlier one had {last}"));
+            self.accuse(
+                at,
+                TOKENS,
+                format!("a guard of {name} has token {token}, an earlier one had {last}"),
+            );
         }
     }
 }
