@@ -6,3 +6,4 @@ pub mod interop;
 pub mod proxy;
 pub mod servers;
 pub mod sim;
+pub mod wire;

@@ -75,7 +75,7 @@ pub(super) struct Connection {
     pub(super) pipe: MultiplexedConnection,
     /// What the server calls it, if it told.
     pub(super) peer: Option<Peer>,
-    /// How often something came in.
+    /// How many replies and messages came in.
     pub(super) heard: Arc<AtomicU64>,
     /// Dropping or firing this closes it.
     pub(super) hangup: oneshot::Sender<()>,

@@ -27,7 +27,7 @@ pub(super) struct Checked<S> {
 }
 
 impl<S> Checked<S> {
-    /// `heard` counts how often something came in. Messages are let through if they are expected at all.
+    /// `heard` counts what came in whole: replies and messages. Messages are let through if they are expected at all.
     pub(super) fn new(stream: S, heard: Arc<AtomicU64>, messages: bool) -> Self {
         Self { stream, scan: Scan::new(messages), heard }
     }
@@ -37,11 +37,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Checked<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<Result<()>> {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
-        let new = &buf.filled()[before..];
-        if !new.is_empty() {
-            self.heard.fetch_add(1, Ordering::Relaxed);
-        }
-        Poll::Ready(self.scan.feed(new).map_err(|what| Error::new(ErrorKind::InvalidData, what)))
+        let checked = self.scan.feed(&buf.filled()[before..]);
+        self.heard.store(self.scan.whole, Ordering::Relaxed);
+        Poll::Ready(checked.map_err(|what| Error::new(ErrorKind::InvalidData, what)))
     }
 }
 
@@ -62,7 +60,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Checked<S> {
 /// Walks over the frames of RESP3 without keeping them.
 struct Scan {
     messages: bool,
-    /// Values that are still to come until this reply is whole; 0 between two replies.
+    /// Replies and messages that came in whole.
+    whole: u64,
+    /// Values that are still to come until this one is; 0 between two.
     open: u64,
     /// Bytes of this reply so far.
     bytes: u64,
@@ -80,7 +80,7 @@ enum At {
 
 impl Scan {
     fn new(messages: bool) -> Self {
-        Self { messages, open: 0, bytes: 0, at: At::Kind }
+        Self { messages, whole: 0, open: 0, bytes: 0, at: At::Kind }
     }
 
     fn feed(&mut self, mut new: &[u8]) -> std::result::Result<(), &'static str> {
@@ -184,6 +184,7 @@ impl Scan {
     /// A value is over, or has so many within it.
     fn close(&mut self, within: u64) {
         self.open = self.open - 1 + within;
+        self.whole += u64::from(self.open == 0);
         self.at = At::Kind;
     }
 }

@@ -20,7 +20,7 @@ use super::connect::{Connection, Peer};
 use crate::runtime::{Moment, Runtime};
 use crate::store::Failure;
 
-/// A connection on which a request is due, and on which nothing at all came in for this long since it was sent, is dead.
+/// A connection on which a request is due, and on which no reply at all came in for this long since it was sent, is dead.
 /// Shorter, and one hasty caller on a slow network would cost everybody the connection.
 const SILENCE: Duration = Duration::from_millis(200);
 
@@ -29,6 +29,8 @@ pub(super) struct Line {
     pipe: MultiplexedConnection,
     pub(super) peer: Option<Peer>,
     heard: Arc<AtomicU64>,
+    /// How much of that was said while logging in.
+    greeted: u64,
     runtime: Arc<dyn Runtime>,
     flights: Mutex<Flights>,
     /// Tells the watch to look again.
@@ -48,7 +50,7 @@ struct Flights {
 
 struct Flight {
     sent: Moment,
-    /// How often something had come in when it was sent.
+    /// How many replies had come in when it was sent.
     heard: u64,
     /// Who waits; nobody once the time was over and only the connection is still in question.
     waker: Option<Waker>,
@@ -61,10 +63,12 @@ impl Line {
         runtime: Arc<dyn Runtime>,
     ) -> (Arc<Self>, oneshot::Receiver<()>) {
         let Connection { pipe, peer, heard, hangup, over } = connection;
+        let greeted = heard.load(Ordering::Relaxed);
         let line = Arc::new(Self {
             pipe,
             peer,
             heard,
+            greeted,
             runtime,
             flights: Mutex::default(),
             look: Notify::new(),
@@ -113,6 +117,11 @@ impl Line {
         self.closed.load(Ordering::Acquire)
     }
 
+    /// Whether it has ever answered a request.
+    pub(super) fn has_answered(&self) -> bool {
+        self.heard.load(Ordering::Relaxed) > self.greeted
+    }
+
     fn flights(&self) -> MutexGuard<'_, Flights> {
         // Nothing in here panics half-way, so poisoned flights are as good as others.
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
@@ -149,15 +158,18 @@ impl Line {
                     select(pin!(told), self.runtime.sleep_until(due)).await;
                 }
             }
-            if self.is_dead(self.runtime.now()) {
+            let (late, dead) = self.overdue(self.runtime.now());
+            if dead {
                 tracing::warn!("the store is silent: its connection is given up");
                 self.hang_up();
             }
+            // Only now, so that whoever asks again does so on another connection.
+            late.into_iter().for_each(Waker::wake);
         }
     }
 
-    /// Tells those whose time is over, and says whether the connection is to be given up.
-    fn is_dead(&self, now: Moment) -> bool {
+    /// Those whose time is over, and whether the connection is to be given up.
+    fn overdue(&self, now: Moment) -> (Vec<Waker>, bool) {
         let heard = self.heard.load(Ordering::Relaxed);
         let mut late = Vec::new();
         let mut dead = false;
@@ -176,9 +188,7 @@ impl Line {
                 }
             }
         }
-        drop(flights);
-        late.into_iter().for_each(Waker::wake);
-        dead
+        (late, dead)
     }
 }
 

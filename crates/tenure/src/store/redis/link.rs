@@ -137,7 +137,9 @@ impl Link {
                     }
                     let _ = over.await;
                     line.hang_up();
-                    tries = if runtime.now().since(since) < STEADY { tries + 1 } else { 0 };
+                    // One that was good for something is made anew at once: a lease may depend on it.
+                    let good = line.has_answered() || runtime.now().since(since) >= STEADY;
+                    tries = if good { 0 } else { tries + 1 };
                 }
                 Err(failure) => {
                     self.failed(failure);
@@ -186,7 +188,7 @@ fn never_sent() -> Failure {
     Failure::NotSent(Failure::cause("there was no connection in time"))
 }
 
-/// A connection that lasted this long was a good one: the next is dialled at once.
+/// A connection that lasted this long was a good one, whether or not it was used.
 const STEADY: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);

@@ -1,0 +1,208 @@
+//! Just enough of a Redis server: logging in, ending connections, messages, and the script as its twin in Rust.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tenure::internals::protocol::{self, Answer, Bind, Data, Fence, Now, Op, Rule, State, Verb, Wake, Whose};
+use tenure::{LockName, Owner};
+
+use super::Spoiler;
+use crate::sim::clock::TrueTime;
+
+/// A request that was carried out.
+#[derive(Clone, Debug)]
+pub struct Executed {
+    /// When.
+    pub at: TrueTime,
+    /// What was asked.
+    pub op: Op,
+    /// What was answered.
+    pub answer: Answer,
+}
+
+#[derive(Default)]
+pub(super) struct Server {
+    locks: BTreeMap<String, State>,
+    sessions: u64,
+    knows_script: bool,
+    replies: usize,
+    pub(super) no_kill: bool,
+    pub(super) executed: Vec<Executed>,
+}
+
+/// One connection as the server sees it.
+pub(super) struct Session {
+    pub(super) id: u64,
+    heard: Vec<u8>,
+    pub(super) channels: BTreeSet<String>,
+}
+
+/// What the server does about what it heard.
+#[derive(Default)]
+pub(super) struct Said {
+    pub(super) reply: Vec<u8>,
+    pub(super) published: Vec<(String, Vec<u8>)>,
+    pub(super) killed: Vec<u64>,
+}
+
+/// The server's clock begins here, in ms.
+const EPOCH_MS: u64 = 1_800_000_000_000;
+
+fn clock(now: TrueTime) -> Now {
+    Now { ms: EPOCH_MS + now / 1_000_000, unix_us: EPOCH_MS * 1_000 + now / 1_000 }
+}
+
+impl Server {
+    pub(super) fn session(&mut self) -> Session {
+        self.sessions += 1;
+        Session { id: self.sessions, heard: Vec::new(), channels: BTreeSet::new() }
+    }
+
+    pub(super) fn holder(&self, key: &str, now: TrueTime) -> Option<String> {
+        let found = protocol::found(self.locks.get(key)?, clock(now))?;
+        found.holders.first().map(|holder| holder.value.clone())
+    }
+
+    /// Carries out every request that is there in whole.
+    pub(super) fn hear(
+        &mut self,
+        session: &mut Session,
+        bytes: &[u8],
+        now: TrueTime,
+        spoiler: &Option<(usize, Spoiler)>,
+    ) -> Said {
+        session.heard.extend_from_slice(bytes);
+        let mut said = Said::default();
+        while let Some((words, length)) = command(&session.heard) {
+            session.heard.drain(..length);
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let mut reply = self.carry_out(session, &words, now, &mut said);
+            if words[0].starts_with("EVAL") {
+                if let Some((nth, spoil)) = spoiler
+                    && *nth == self.replies
+                {
+                    reply = spoil(reply);
+                }
+                self.replies += 1;
+            }
+            said.reply.extend(reply);
+        }
+        said
+    }
+
+    fn carry_out(
+        &mut self,
+        session: &mut Session,
+        words: &[&str],
+        now: TrueTime,
+        said: &mut Said,
+    ) -> Vec<u8> {
+        match words {
+            ["HELLO", ..] => b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n".to_vec(),
+            ["CLIENT", "SETNAME", _] => b"+OK\r\n".to_vec(),
+            ["CLIENT", "INFO"] => {
+                let info = format!("id={0} addr=127.0.0.1:{0} laddr=127.0.0.1:6379\n", session.id);
+                format!("={}\r\ntxt:{info}\r\n", info.len() + 4).into_bytes()
+            }
+            ["CLIENT", "KILL", ..] if self.no_kill => b"-NOPERM no permissions\r\n".to_vec(),
+            ["CLIENT", "KILL", "ID", id, "ADDR", addr] if *addr == format!("127.0.0.1:{id}") => {
+                said.killed.extend(id.parse::<u64>());
+                b":1\r\n".to_vec()
+            }
+            ["PING"] => b"+PONG\r\n".to_vec(),
+            ["SUBSCRIBE", channel] => {
+                session.channels.insert((*channel).to_owned());
+                let count = session.channels.len();
+                format!(">3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:{count}\r\n", channel.len())
+                    .into_bytes()
+            }
+            ["EVALSHA", ..] if !self.knows_script => b"-NOSCRIPT No matching script.\r\n".to_vec(),
+            ["EVALSHA" | "EVAL", _, keys, rest @ ..] => {
+                self.knows_script = true;
+                let (keys, args) = rest.split_at(keys.parse().unwrap_or(0));
+                self.script(keys, args, now, said)
+            }
+            other => format!("-ERR unknown command '{}'\r\n", other[0]).into_bytes(),
+        }
+    }
+
+    fn script(&mut self, keys: &[&str], args: &[&str], now: TrueTime, said: &mut Said) -> Vec<u8> {
+        let op = op(keys, args);
+        let state = self.locks.entry(keys[0].to_owned()).or_default();
+        let (answer, wake) = protocol::apply(state, clock(now), &op);
+        if let Some(lock) = &state.lock {
+            assert!(lock.expires_ms.is_some() && matches!(lock.value, Data::Text(_)), "a key without a TTL");
+        }
+        if let (Some(Wake::Free { by }), Some(channel)) = (wake, args.get(5)) {
+            let by = by.map_or(String::new(), |owner| owner.to_string());
+            let message = format!(
+                ">3\r\n$7\r\nmessage\r\n${}\r\n{channel}\r\n${}\r\n{by}\r\n",
+                channel.len(),
+                by.len()
+            );
+            said.published.push(((*channel).to_owned(), message.into_bytes()));
+        }
+        let reply = reply(&op, &answer);
+        self.executed.push(Executed { at: now, op, answer });
+        reply
+    }
+}
+
+/// The first request, if it is there in whole, and how long it is.
+fn command(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
+    let line = |from: usize| {
+        let end = from + bytes.get(from..)?.windows(2).position(|end| end == b"\r\n")?;
+        let number = std::str::from_utf8(&bytes[from + 1..end]).ok()?.parse::<usize>().ok()?;
+        Some((number, end + 2))
+    };
+    let (count, mut at) = line(0)?;
+    let mut words = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (length, from) = line(at)?;
+        words.push(String::from_utf8_lossy(bytes.get(from..from + length)?).into_owned());
+        bytes.get(from + length..from + length + 2)?;
+        at = from + length + 2;
+    }
+    Some((words, at))
+}
+
+/// What a script's arguments ask, as docs/protocol.md has them.
+fn op(keys: &[&str], args: &[&str]) -> Op {
+    let number = |at: usize| args[at].parse::<u64>().expect("a number");
+    let fence = |at: usize| match args[at] {
+        "" => Fence::Assign,
+        _ => Fence::Ballot(number(at)),
+    };
+    let verb = match args[0] {
+        "acquire" => {
+            Verb::Acquire { ttl_ms: number(3), hold: 0, fence: fence(4), wait_ms: None, bind: Bind::Process }
+        }
+        "renew" => Verb::Renew { ttl_ms: number(3), bind: None },
+        "release" => {
+            let whose = if args[4] == "mine" { Whose::Mine } else { Whose::Anyone };
+            Verb::Release { hold: 0, fence: fence(3), whose }
+        }
+        "inspect" => Verb::Inspect,
+        other => panic!("no verb: {other}"),
+    };
+    let owner: Owner = args[1].parse().expect("an owner");
+    Op { name: LockName::new(keys[0]).expect("a name"), rule: Rule::Mutex, owner, request: number(2), verb }
+}
+
+fn reply(op: &Op, answer: &Answer) -> Vec<u8> {
+    let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
+    let left = |left_ms: Option<u64>| format!(":{}\r\n", left_ms.map_or(-1, |left_ms| left_ms as i64));
+    let rest = match answer {
+        Answer::Held { fence } => vec![bulk("held"), bulk(&fence.to_string())],
+        Answer::Busy { holder, left_ms } => vec![bulk("busy"), bulk(holder), left(*left_ms)],
+        Answer::Free => vec![bulk("free")],
+        Answer::Released => vec![bulk("released"), bulk("")],
+        Answer::Found(found) => {
+            let holder = &found.holders[0];
+            vec![bulk("found"), bulk("mutex"), bulk(&holder.value), left(holder.left_ms)]
+        }
+        Answer::Behind { ballot } => vec![bulk("behind"), bulk(&ballot.to_string())],
+        other => panic!("not an answer of this server: {other:?}"),
+    };
+    let head = format!("*{}\r\n", rest.len() + 2);
+    [head, bulk(op.owner.as_str()), bulk(&op.request.to_string()), rest.concat()].concat().into_bytes()
+}

@@ -1,0 +1,288 @@
+//! The Redis store over a network that cuts, splits, merges and delays at every byte, in virtual time.
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::{acquire, release};
+use tenure::internals::protocol::{Answer, Op, Rule, Verb};
+use tenure::internals::store::Failure;
+use tenure::internals::store::redis::{Redis, Target};
+use tenure::internals::{Runtime, Store};
+use tenure::{LockName, Owner};
+use tenure_testkit::sim::chooser::Chooser;
+use tenure_testkit::sim::clock::{Clock, MS, SECOND, TrueTime};
+use tenure_testkit::sim::executor::{Process, Sim, Stop};
+use tenure_testkit::wire::{Cut, Then, Way, Wire};
+
+const WITHIN: Duration = Duration::from_millis(300);
+
+/// One life of a client: it takes a lock, renews it and gives it back, and then another owner does.
+struct Life {
+    sim: Sim,
+    wire: Wire,
+    process: Arc<Process>,
+    calls: Arc<Mutex<Vec<Call>>>,
+}
+
+/// What became of one request.
+struct Call {
+    op: Op,
+    sent: TrueTime,
+    answered: TrueTime,
+    said: Result<Answer, Failure>,
+}
+
+impl Life {
+    fn new(seed: u64, shaken: bool) -> Self {
+        let sim = Sim::new(Chooser::seeded(seed));
+        let wire = Wire::new(&sim, shaken);
+        let process = sim.process(Clock::default(), seed);
+        Self { sim, wire, process, calls: Arc::default() }
+    }
+
+    /// Runs it to its end, and lets late bytes arrive.
+    fn run(&self) {
+        let target = Target::parse("redis://wire").expect("a URL");
+        let runtime = Arc::clone(&self.process) as Arc<dyn Runtime>;
+        let store = Redis::over(target, Arc::new(self.wire.clone()), Arc::clone(&runtime));
+        let asker = Asker { store, sim: self.sim.clone(), runtime, calls: Arc::clone(&self.calls) };
+        self.process.spawn(Box::pin(asker.live()));
+        let stop = self.sim.run(60 * SECOND, 1_000_000);
+        assert!(stop != Stop::Steps, "it turns in circles");
+    }
+
+    /// What must hold whatever the network did.
+    fn check(&self) -> Result<(), String> {
+        let calls = self.calls.lock().map_err(|_| "it panicked")?;
+        let executed = self.wire.executed();
+        for call in &*calls {
+            let (number, within) = (call.op.request, WITHIN.as_nanos() as u64 + 5 * MS);
+            if call.answered - call.sent > within {
+                return Err(format!(
+                    "request {number} was answered after {} ms",
+                    (call.answered - call.sent) / MS
+                ));
+            }
+            let done: Vec<_> = executed.iter().filter(|done| done.op.request == number).collect();
+            match &call.said {
+                Ok(answer) => {
+                    let true_one =
+                        done.first().filter(|done| done.answer == *answer && done.op.owner == call.op.owner);
+                    if true_one.is_none_or(|done| done.at < call.sent || done.at > call.answered) {
+                        return Err(format!(
+                            "request {number} was told {answer:?}, and the server said {done:?}"
+                        ));
+                    }
+                }
+                Err(Failure::NotSent(_)) if !done.is_empty() => {
+                    return Err(format!("request {number} was never sent, and carried out: {done:?}"));
+                }
+                Err(_) => {}
+            }
+            if done.len() > 1 {
+                return Err(format!("request {number} was carried out twice: {done:?}"));
+            }
+            if let Some(done) = done.first()
+                && calls
+                    .iter()
+                    .any(|later| later.op.request > number && later.said.is_ok() && later.answered < done.at)
+            {
+                return Err(format!("request {number} was carried out after a later one was answered"));
+            }
+        }
+        match self.wire.holder("x") {
+            Some(holder) => Err(format!("{holder} holds a lock that nobody has")),
+            None => Ok(()),
+        }
+    }
+}
+
+struct Asker {
+    store: Redis,
+    sim: Sim,
+    runtime: Arc<dyn Runtime>,
+    calls: Arc<Mutex<Vec<Call>>>,
+}
+
+impl Asker {
+    async fn live(self) {
+        for _ in 0..2 {
+            let owner = Owner::new("life").expect("an owner");
+            if let Ok(Answer::Held { .. }) = self.ask(&owner, acquire()).await {
+                let renewed = self.insist(&owner, Verb::Renew { ttl_ms: 30_000, bind: None }).await;
+                assert!(matches!(renewed, Answer::Held { .. }), "a lease was lost: {renewed:?}");
+            }
+            let released = self.insist(&owner, release()).await;
+            assert!(matches!(released, Answer::Released | Answer::Free), "{released:?}");
+        }
+        // The store stays, and with it whatever it does by itself.
+        self.runtime.sleep_until(self.runtime.now() + Duration::from_secs(20)).await;
+    }
+
+    async fn ask(&self, owner: &Owner, verb: Verb) -> Result<Answer, Failure> {
+        let request = self.calls.lock().map_or(0, |calls| calls.len() as u64);
+        let name = LockName::new("x").expect("a name");
+        let op = Op { name, rule: Rule::Mutex, owner: owner.clone(), request, verb };
+        let sent = self.sim.now();
+        let said = self.store.call(op.clone(), WITHIN).await.map(|reply| reply.answer);
+        let call = Call { op, sent, answered: self.sim.now(), said: said.clone() };
+        self.calls.lock().expect("no panic").push(call);
+        said
+    }
+
+    /// Asks until there is an answer, as the engine does.
+    async fn insist(&self, owner: &Owner, verb: Verb) -> Answer {
+        for _ in 0..20 {
+            if let Ok(answer) = self.ask(owner, verb).await {
+                return answer;
+            }
+            self.runtime.sleep_until(self.runtime.now() + Duration::from_millis(20)).await;
+        }
+        panic!("there is no answer, however often it is asked");
+    }
+}
+
+/// How many bytes the first connection carries when nothing fails.
+fn whole() -> [u64; 2] {
+    let life = Life::new(0, false);
+    life.run();
+    assert_eq!(life.check(), Ok(()));
+    assert_eq!(life.wire.connections(), 1);
+    life.wire.passed(0)
+}
+
+#[test]
+fn a_connection_may_be_cut_after_any_byte() {
+    let mut lives = 0;
+    for (way, bytes) in [Way::ToServer, Way::ToClient].into_iter().zip(whole()) {
+        for after in 0..=bytes {
+            for then in [Then::Reset, Then::Silence, Then::Late(250 * MS), Then::Late(2 * SECOND)] {
+                let life = Life::new(after, false);
+                life.wire.cut(0, Cut { way, after, then });
+                life.run();
+                assert_eq!(life.check(), Ok(()), "{way:?} cut after {after} bytes, then {then:?}");
+                lives += 1;
+            }
+        }
+    }
+    println!("{lives} lives, each cut at another byte");
+}
+
+#[test]
+fn bytes_may_be_split_merged_and_delayed_while_several_connections_are_cut() {
+    let whole = whole();
+    for seed in 0..3_000 {
+        let life = Life::new(seed, true);
+        for connection in 0..3 {
+            if life.sim.chance(800) {
+                let way = [Way::ToServer, Way::ToClient][life.sim.choose(2) as usize];
+                let after = u64::from(life.sim.choose(whole[way as usize] as u32 + 1));
+                let then = [Then::Reset, Then::Silence, Then::Late(250 * MS)][life.sim.choose(3) as usize];
+                life.wire.cut(connection, Cut { way, after, then });
+            }
+        }
+        life.run();
+        assert_eq!(life.check(), Ok(()), "seed {seed}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bytes() {
+    for seed in 0..50 {
+        let hash = || {
+            let life = Life::new(seed, true);
+            life.wire.cut(0, Cut { way: Way::ToServer, after: 20 * seed, then: Then::Late(250 * MS) });
+            life.run();
+            (life.sim.hash(), life.wire.passed(0), life.wire.executed().len())
+        };
+        assert_eq!(hash(), hash(), "seed {seed}");
+    }
+}
+
+/// The check would find it: where old connections cannot be ended, what was lost with one may come late.
+#[test]
+fn without_the_end_of_the_old_connection_a_late_acquire_leaves_a_lock_for_nobody() {
+    let found = (0..whole()[0]).any(|after| {
+        let life = Life::new(after, false);
+        life.wire.let_nobody_kill();
+        life.wire.cut(0, Cut { way: Way::ToServer, after, then: Then::Late(2 * SECOND) });
+        life.run();
+        life.check().is_err()
+    });
+    assert!(found);
+}
+
+/// Bytes said in place of the reply to the first acquire; the first life then ends as if nothing had been said.
+fn spoiled(with: impl Fn(Vec<u8>) -> Vec<u8> + Send + 'static) -> Life {
+    let life = Life::new(1, false);
+    // Reply 0 is NOSCRIPT.
+    life.wire.spoil(1, with);
+    life.run();
+    life
+}
+
+#[test]
+fn a_reply_for_somebody_else_or_that_is_none_ends_the_connection_and_nobody_is_told_a_lie() {
+    type Spoil = fn(Vec<u8>) -> Vec<u8>;
+    let cases: [(&str, Spoil); 9] = [
+        ("another owner", |reply| with(&reply, "life@", "lift@")),
+        ("another request", |reply| with(&reply, "$1\r\n0\r\n", "$1\r\n7\r\n")),
+        ("no answer", |reply| with(&reply, "held", "hold")),
+        ("no list", |_| b"+OK\r\n".to_vec()),
+        ("no RESP", |_| b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec()),
+        ("too long", |_| b"$99999999999\r\n".to_vec()),
+        ("endless", |_| b"*65536\r\n".repeat(200)),
+        ("a message", |reply| [&b">3\r\n$12\r\nsunsubscribe\r\n$1\r\nc\r\n:0\r\n"[..], &reply].concat()),
+        ("one reply too many", |reply| [b"+OK\r\n".to_vec(), reply].concat()),
+    ];
+    for (what, spoil) in cases {
+        let life = spoiled(spoil);
+        assert_eq!(life.check(), Ok(()), "{what}");
+        assert_eq!(life.wire.connections(), 2, "{what}");
+        let calls = life.calls.lock().expect("no panic");
+        assert!(matches!(calls[0].said, Err(Failure::Unknown(_))), "{what}: {:?}", calls[0].said);
+    }
+}
+
+fn with(reply: &[u8], from: &str, to: &str) -> Vec<u8> {
+    let reply = String::from_utf8_lossy(reply);
+    assert!(reply.contains(from), "{reply}");
+    reply.replacen(from, to, 1).into_bytes()
+}
+
+#[test]
+fn noise_in_place_of_a_reply_makes_nothing_panic_and_grants_nothing() {
+    for seed in 0..5_000_u64 {
+        let life = Life::new(seed, true);
+        let sim = life.sim.clone();
+        life.wire.spoil(1 + (seed % 3) as usize, move |mut reply| {
+            for _ in 0..=sim.choose(4) {
+                let at = sim.choose(reply.len() as u32) as usize;
+                match sim.choose(4) {
+                    0 => reply[at] = sim.choose(256) as u8,
+                    1 => reply[at] = b"$*%>-+:_\r\n0919"[sim.choose(14) as usize],
+                    2 => drop(reply.drain(at..)),
+                    _ => reply.insert(at, b"$*\r\n9"[sim.choose(5) as usize]),
+                }
+                if reply.is_empty() {
+                    break;
+                }
+            }
+            reply
+        });
+        life.run();
+        // A digit of a token may be another one; everything else is noticed.
+        let calls = life.calls.lock().expect("no panic");
+        let executed = life.wire.executed();
+        for call in calls.iter() {
+            if let Ok(Answer::Held { .. }) = call.said {
+                let granted = executed.iter().any(|done| {
+                    done.op.request == call.op.request && matches!(done.answer, Answer::Held { .. })
+                });
+                assert!(granted, "seed {seed}: {:?}", call.said);
+            }
+        }
+    }
+}
