@@ -1,0 +1,143 @@
+//! Locks on a real server: what they cost it, what they show of other programs, and how long they wait for one that is gone.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests against real servers measure real time"
+)]
+
+use std::time::{Duration, Instant};
+
+use tenure::{Locks, Options, block_on};
+use tenure_testkit::proxy::{Fault, Proxy};
+use tenure_testkit::servers::Server;
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn locks(url: &str) -> Locks {
+    Locks::open(url).expect("a store")
+}
+
+#[test]
+fn an_uncontended_pair_costs_two_scripts_and_what_they_call() {
+    let server = Server::start();
+    let mutex = locks(&server.url()).mutex("x").expect("a name");
+    let pair = || {
+        let guard = block_on(mutex.try_lock()).expect("an answer").expect("a free lock");
+        block_on(guard.release()).expect("a release");
+    };
+    pair();
+    server.command(&["CONFIG", "RESETSTAT"]);
+    (0..10).for_each(|_| pair());
+    let mut calls = server.info_commandstats();
+    calls.retain(|name, _| !name.starts_with("config") && !name.starts_with("info"));
+    let expected = [("del", 10), ("evalsha", 20), ("get", 20), ("publish", 10), ("set", 20), ("time", 10)];
+    assert_eq!(calls, expected.map(|(name, calls)| (name.to_owned(), calls)).into());
+}
+
+#[test]
+fn however_many_wait_in_a_process_they_ask_at_most_twice_a_lease() {
+    let server = Server::start();
+    let holder = locks(&server.url()).with(Options::new().ttl(ms(1_000))).expect("options");
+    let waiters = locks(&server.url());
+    let guard = block_on(holder.mutex("x").expect("a name").lock()).expect("a free lock");
+    let mutex = waiters.mutex("x").expect("a name");
+    std::thread::scope(|scope| {
+        for _ in 0..50 {
+            let mutex = mutex.clone();
+            scope.spawn(move || {
+                assert!(block_on(mutex.try_lock_for(ms(4_500))).expect("an answer").is_none())
+            });
+        }
+        std::thread::sleep(ms(500));
+        server.command(&["CONFIG", "RESETSTAT"]);
+        std::thread::sleep(ms(3_000));
+        let asked = server.info_commandstats()["evalsha"];
+        // The holder renews three times a lease, and looks so at most ten times; the rest is those who wait.
+        assert!(asked <= 10 + 2 * 3, "{asked}");
+    });
+    drop(guard);
+}
+
+#[test]
+fn foreign_holders_are_shown_and_can_be_forced() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    server.command(&["SET", "app:foreign", "550e8400", "PX", "60000"]);
+    server.command(&["SET", "app:for*ever", "token"]);
+    server.command(&["HSET", "app:hash", "field", "1"]);
+    server.command(&["SET", "elsewhere", "token"]);
+    let own = block_on(locks.mutex("app:own").expect("a name").lock()).expect("a free lock");
+    let names = |prefix: &str| {
+        let mut listing = locks.list(prefix).expect("a prefix");
+        let mut names = Vec::new();
+        while let Some(status) = block_on(listing.next()).expect("an answer") {
+            names.push(status.name.as_str().to_owned());
+        }
+        names.sort();
+        names
+    };
+    assert_eq!(names("app:"), ["app:for*ever", "app:foreign", "app:own"]);
+    assert_eq!(names("app:for*"), ["app:for*ever"]);
+    assert_eq!(names(""), ["app:own"]);
+    let held = block_on(locks.mutex("app:foreign").expect("a name").try_lock()).expect("an answer");
+    assert!(held.is_none());
+    let status = block_on(locks.force_release("app:foreign")).expect("an answer").expect("a holder");
+    assert!(format!("{status:?}").contains("550e8400"), "{status:?}");
+    assert_eq!(server.command(&["EXISTS", "app:foreign"]).int(), 0);
+    drop(own);
+}
+
+#[test]
+fn a_listing_walks_over_thousands_of_keys() {
+    let server = Server::start();
+    server.command(&["EVAL", "for i = 1, 3000 do redis.call('SET', 'many:' .. i, 'token') end", "0"]);
+    let locks = locks(&server.url());
+    let mut listing = locks.list("many:").expect("a prefix");
+    let mut names = std::collections::BTreeSet::new();
+    while let Some(status) = block_on(listing.next()).expect("an answer") {
+        names.insert(status.name.as_str().to_owned());
+    }
+    assert_eq!(names.len(), 3_000);
+}
+
+#[test]
+fn a_wait_ends_in_time_also_when_the_server_is_down_or_black_holed() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let locks = locks(&proxy.url());
+    let mutex = locks.mutex("x").expect("a name");
+    let wait = |limit: Duration| {
+        let started = Instant::now();
+        let error = block_on(mutex.try_lock_for(limit)).expect_err("nobody answers");
+        assert!(error.is_unreachable(), "{error}");
+        assert!(started.elapsed() < limit + ms(150), "{:?}", started.elapsed());
+    };
+    proxy.set(Fault::BlackHole);
+    wait(ms(500));
+    proxy.set(Fault::None);
+    let guard = block_on(mutex.lock()).expect("it is there");
+    block_on(guard.release()).expect("a release");
+    proxy.set(Fault::BlackHole);
+    wait(ms(500));
+    proxy.set(Fault::None);
+    server.kill();
+    wait(ms(500));
+    let started = Instant::now();
+    assert!(block_on(Locks::connect(&server.url())).expect_err("it is down").is_unreachable());
+    assert!(started.elapsed() < ms(1_200), "{:?}", started.elapsed());
+}
+
+#[test]
+fn a_guard_hears_of_an_emptied_server_within_a_round_trip_of_the_reconnect() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
+    server.restart();
+    let restarted = Instant::now();
+    let lost = block_on(guard.lost());
+    assert!(lost.is_lost(), "{lost}");
+    assert!(restarted.elapsed() < ms(1_500), "{:?}", restarted.elapsed());
+    println!("told {:?} after the server was back", restarted.elapsed());
+}
