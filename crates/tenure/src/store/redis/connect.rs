@@ -190,6 +190,7 @@ impl Connector {
             }
             if !self.warned.swap(true, Ordering::Relaxed) {
                 tracing::warn!(
+                    target: "tenure",
                     store = %self.target.shown,
                     error = error.details().unwrap_or(error.code()),
                     "an old connection cannot be ended: a request that was lost with it may still be carried out"

@@ -131,13 +131,13 @@ impl Inner {
         match reply::read(&value, &op) {
             Ok(reply::Read { answer, unheard }) => {
                 if let Some(why) = unheard {
-                    tracing::warn!(lock = %op.name, store = %self.url, why, "released, but those who wait could not be woken");
+                    tracing::warn!(target: "tenure", lock = %op.name, store = %self.url, why, "released, but those who wait could not be woken");
                 }
                 Ok(Reply { owner: op.owner, request: op.request, answer })
             }
             Err(what) => {
                 // From here on nobody can tell which reply is whose.
-                tracing::warn!(lock = %op.name, store = %self.url, what, "the connection is given up");
+                tracing::warn!(target: "tenure", lock = %op.name, store = %self.url, what, "the connection is given up");
                 line.hang_up();
                 Err(Failure::Unknown(Failure::cause(what)))
             }

@@ -213,6 +213,7 @@ impl Ears {
             let Some(todo) = self.todo() else { return true };
             if todo.spoiled {
                 tracing::debug!(
+                    target: "tenure",
                     "a message came that was not asked for: the connection for messages is made anew"
                 );
                 return false;
