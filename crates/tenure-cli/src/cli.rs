@@ -78,6 +78,13 @@ pub(crate) struct Run {
     #[arg(short = 'E', long = "busy-code", value_name = "CODE", default_value_t = exit::BUSY, hide_default_value = true, allow_negative_numbers = true)]
     pub(crate) busy_code: u8,
 
+    #[command(flatten)]
+    pub(crate) kind: Kind,
+
+    /// Hold this lock too, of the same kind: all or none. May be given several times; the order does not matter.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) also: Vec<String>,
+
     /// Say nothing; the exit code tells.
     #[arg(short, long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
@@ -93,6 +100,38 @@ pub(crate) struct Run {
     /// with a hyphen.
     #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
     pub(crate) command: Vec<OsString>,
+}
+
+/// Which kind of lock. All who use a name must agree.
+#[derive(Args, Debug)]
+pub(crate) struct Kind {
+    /// First come, first served, among all that use it so.
+    #[arg(long, group = "kind")]
+    pub(crate) fair: bool,
+
+    /// A read-write lock, to read: with other readers, but with no writer.
+    #[arg(short = 's', long, group = "kind")]
+    pub(crate) shared: bool,
+
+    /// A read-write lock, to write: alone.
+    #[arg(short = 'x', long, group = "kind")]
+    pub(crate) exclusive: bool,
+
+    /// A semaphore with this many permits.
+    #[arg(long, value_name = "N", group = "kind", allow_negative_numbers = true)]
+    pub(crate) slots: Option<u32>,
+
+    /// How many of the permits to hold. Default: 1.
+    #[arg(long, value_name = "K", requires = "slots", allow_negative_numbers = true)]
+    pub(crate) take: Option<u32>,
+
+    /// A lock that its owner can hold several times: who has the same --owner shares it.
+    #[arg(long, group = "kind")]
+    pub(crate) reentrant: bool,
+
+    /// Who holds a --reentrant lock, as TENURE_OWNER says it in the run that holds it already. Default: a new owner.
+    #[arg(long, value_name = "ID", requires = "reentrant")]
+    pub(crate) owner: Option<String>,
 }
 
 #[derive(Args, Debug)]
@@ -118,7 +157,7 @@ const RUN_MANUAL: &str = "\
 Exit status:
   CMD's own; 128 + N if signal N ended it, or ended the wait for the lock
    64  usage: a flag, name, duration or URL that cannot be right
-   65  the name is in use as another kind of lock
+   65  the name is in use as another kind of lock, or with another number of permits
    69  the store did not answer, or refused
    75  busy: somebody else holds the lock, or did to the end of -w (-E chooses another code)
    79  the lease was lost while CMD ran; CMD has been stopped
@@ -127,7 +166,7 @@ Exit status:
   127  CMD was not found
 
 Environment of CMD:
-  TENURE_NAME    the lock's name, as given here
+  TENURE_NAME    the lock's name, as given here; with --also, this and the next two are about NAME itself
   TENURE_OWNER   who holds it: this run, as text
   TENURE_FENCE   the fencing token: grows with each grant; a resource that keeps the largest it has seen can refuse the rest
   TENURE_TTL_MS  the lease in milliseconds
@@ -159,7 +198,10 @@ When this program is killed:
 Examples:
   tenure run nightly -- ./report.sh
   tenure run -n -E 0 hourly curl -fsS https://example.com/ping
-  tenure run -w 0.5 --ttl 1m deploy -- sh -c 'make && make install'";
+  tenure run -w 0.5 --ttl 1m deploy -- sh -c 'make && make install'
+  tenure run --slots 4 render -- ./render.sh
+  tenure run -s config -- cp app.conf /tmp/ ; tenure run -x config -- ./rewrite.sh
+  tenure run --also accounts ledger -- ./book.sh";
 
 impl Cli {
     /// Reads the command line. What is wrong with it is said in one line, which is followed by the code to exit with.

@@ -5,6 +5,7 @@ mod cli;
 mod clock;
 mod duration;
 mod exit;
+mod kind;
 mod launch;
 mod list;
 mod output;

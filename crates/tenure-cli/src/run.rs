@@ -10,7 +10,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tenure::{Guard, LockName, Locks, Mutex, Options};
+use tenure::{LockName, Locks, Multi, MultiGuard, Options};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 
@@ -21,7 +21,7 @@ use crate::output::{Span, Voice, chain};
 use crate::signals::{FORWARDED, Signals};
 use crate::terminal::Terminal;
 use crate::watch::{End, Watch};
-use crate::{clock, launch, status, store};
+use crate::{clock, kind, launch, status, store};
 
 /// Runs a command under a lock; returns the code to exit with.
 pub(crate) fn run(args: &Run) -> u8 {
@@ -42,13 +42,14 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
     let mut signals =
         Signals::catch(&FORWARDED).map_err(|error| Failure::own("cannot catch signals", &error))?;
     let locks = store::open(&args.store, options(args))?;
-    let mutex = locks.mutex(&args.name)?;
+    let wanted = kind::all(args, &locks)?;
 
     // What was granted to a wait that ended otherwise is given back when the last handle is dropped, at the end of this.
-    match signals.or_end(take(args, &locks, &mutex, voice)).await {
-        Ok(Ok(Some(guard))) => hold(args, guard, &mut signals, voice).await,
+    match signals.or_end(take(args, &locks, &wanted, voice)).await {
+        Ok(Ok(Some(guards))) => hold(args, guards, &mut signals, voice).await,
         Ok(Ok(None)) => {
-            voice.say(format_args!("lock {} is busy", LockName::new(&args.name)?));
+            let others = if args.also.is_empty() { "" } else { ", or one of the others," };
+            voice.say(format_args!("lock {}{others} is busy", LockName::new(&args.name)?));
             Ok(args.busy_code)
         }
         Ok(Err(failure)) => Err(failure),
@@ -71,26 +72,31 @@ fn label(name: &str) -> String {
 }
 
 /// Waits for the lock as long as was asked for.
-async fn take(args: &Run, locks: &Locks, mutex: &Mutex, voice: Voice) -> Result<Option<Guard>, Failure> {
+async fn take(
+    args: &Run,
+    locks: &Locks,
+    wanted: &Multi,
+    voice: Voice,
+) -> Result<Option<MultiGuard>, Failure> {
     let start = clock::now();
-    let guard = beside(say_who_holds(args, locks, voice), async {
+    let guards = beside(say_who_holds(args, locks, voice), async {
         match args.wait {
-            _ if args.no_wait => mutex.try_lock().await,
-            Some(limit) if limit.is_zero() => mutex.try_lock().await,
-            Some(limit) => mutex.try_lock_for(limit).await,
+            _ if args.no_wait => wanted.try_lock().await,
+            Some(limit) if limit.is_zero() => wanted.try_lock().await,
+            Some(limit) => wanted.try_lock_for(limit).await,
             // Asked once first: a store that is not there at all is told at once, however long the lock may take.
-            None => match mutex.try_lock().await? {
-                None => mutex.lock().await.map(Some),
+            None => match wanted.try_lock().await? {
+                None => wanted.lock().await.map(Some),
                 granted => Ok(granted),
             },
         }
     });
-    let guard = guard.await?;
-    if let Some(guard) = &guard {
-        let waited = Span(clock::now() - start);
+    let guards = guards.await?;
+    let waited = Span(clock::now() - start);
+    for guard in guards.iter().flat_map(|guards| guards.iter()) {
         voice.detail(format_args!("lock {} is ours after {waited}, token {}", guard.name(), guard.fence()));
     }
-    Ok(guard)
+    Ok(guards)
 }
 
 /// What a wait says that takes longer than a moment.
@@ -119,7 +125,9 @@ async fn beside<T>(aside: impl Future<Output = ()>, work: impl Future<Output = T
 }
 
 /// Runs the command under the lock, and releases that.
-async fn hold(args: &Run, guard: Guard, signals: &mut Signals, voice: Voice) -> Result<u8, Failure> {
+async fn hold(args: &Run, guards: MultiGuard, signals: &mut Signals, voice: Voice) -> Result<u8, Failure> {
+    // The first is NAME itself: see kind::all.
+    let [guard, ..] = &*guards else { unreachable!("several locks at once are at least one") };
     let terminal = Terminal::open();
     let with_terminal = terminal.as_ref().is_some_and(Terminal::is_all_ours);
     let mut command = launch::command(&args.command, voice, with_terminal);
@@ -135,16 +143,16 @@ async fn hold(args: &Run, guard: Guard, signals: &mut Signals, voice: Voice) -> 
         signals.also(&[Signal::WINCH, Signal::TSTP]).map_err(own)?;
     }
     let changes = signal(SignalKind::child()).map_err(own)?;
-    if !guard.is_held() {
-        voice.say(format_args!("{}; the command was not started", chain(&guard.lost().await)));
+    if !guards.is_held() {
+        voice.say(format_args!("{}; the command was not started", chain(&guards.lost().await)));
         return Ok(exit::LOST);
     }
     let child = match Child::start(&mut command) {
         Ok(child) => child,
-        Err(error) => return refuse(guard, &error).await,
+        Err(error) => return refuse(guards, &error).await,
     };
     let mut watch =
-        Watch { child, changes, signals, guard: &guard, grace: grace(args), terminal, told_to_stop: false };
+        Watch { child, changes, signals, guards: &guards, grace: grace(args), terminal, told_to_stop: false };
     let ended = watch.until_it_ends().await;
     let status = match ended.map_err(|error| Failure::own("cannot learn how the command ended", &error))? {
         End::Exited(status) => status,
@@ -153,7 +161,7 @@ async fn hold(args: &Run, guard: Guard, signals: &mut Signals, voice: Voice) -> 
             return Ok(exit::LOST);
         }
     };
-    match guard.release().await {
+    match guards.release().await {
         Ok(()) => Ok(of_status(status)),
         Err(error) if error.is_lost() => {
             voice.say(format_args!("{}; perhaps before the command ended", chain(&error)));
@@ -167,8 +175,8 @@ async fn hold(args: &Run, guard: Guard, signals: &mut Signals, voice: Voice) -> 
 }
 
 /// The command did not even come to the stage that starts it.
-async fn refuse(guard: Guard, error: &io::Error) -> Result<u8, Failure> {
-    let _ = guard.release().await;
+async fn refuse(guards: MultiGuard, error: &io::Error) -> Result<u8, Failure> {
+    let _ = guards.release().await;
     let too_long = error.kind() == io::ErrorKind::ArgumentListTooLong;
     let code = if too_long { of_exec(error) } else { exit::OWN };
     Err(Failure { code, message: format!("cannot start a process: {error}") })

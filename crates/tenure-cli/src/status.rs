@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use tenure::{Holder, Options, block_on};
+use tenure::{Holder, Kind, Options, block_on};
 
 use crate::cli::Status;
 use crate::clock;
@@ -34,14 +34,28 @@ async fn find(args: &Status) -> Result<u8, Failure> {
 
 /// A line for the kind, one for each holder and one for each waiter.
 fn held(status: &tenure::Status) -> String {
-    let mut lines = format!("held as a {}\n", status.kind);
-    for holder in &status.holders {
-        let _ = writeln!(lines, "holder: {}", describe(holder));
-    }
-    for waiter in &status.waiters {
-        let _ = writeln!(lines, "waiter: {}", describe(waiter));
+    let mut lines = match status.permits {
+        Some(permits) => format!("held as a {} of {permits}\n", status.kind),
+        None => format!("held as a {}\n", status.kind),
+    };
+    for (role, all) in [("holder", &status.holders), ("waiter", &status.waiters)] {
+        for one in all {
+            let _ = writeln!(lines, "{role}: {}{}", describe(one), share(status.kind, one.weight));
+        }
     }
     lines
+}
+
+/// What of the lock it has, where there is more than one way to have it.
+fn share(kind: Kind, weight: u32) -> String {
+    match kind {
+        Kind::RwLock if weight == 1 => ", to read".to_owned(),
+        Kind::RwLock => ", to write".to_owned(),
+        Kind::Semaphore if weight == 1 => ", 1 permit".to_owned(),
+        Kind::Semaphore => format!(", {weight} permits"),
+        Kind::Reentrant if weight > 1 => format!(", {weight} times"),
+        _ => String::new(),
+    }
 }
 
 /// All holders, on one line.

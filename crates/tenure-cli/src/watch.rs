@@ -13,7 +13,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tenure::{Error, Guard, Lost};
+use tenure::{Error, Lost, MultiGuard};
 use tokio::signal::unix;
 use tokio::time::{Interval, interval};
 
@@ -27,7 +27,7 @@ pub(crate) struct Watch<'a> {
     /// A child of ours changed.
     pub(crate) changes: unix::Signal,
     pub(crate) signals: &'a mut Signals,
-    pub(crate) guard: &'a Guard,
+    pub(crate) guards: &'a MultiGuard,
     pub(crate) grace: Duration,
     pub(crate) terminal: Option<Terminal>,
     /// The terminal told us to stop, and so all of our group.
@@ -61,8 +61,8 @@ impl Watch<'_> {
     ///
     /// Says nothing meanwhile: whoever does not read what we say could keep us from killing in time.
     pub(crate) async fn until_it_ends(&mut self) -> io::Result<End> {
-        let mut lost = Some(self.guard.lost());
-        let mut ticks = interval(tick(self.guard.remaining()));
+        let mut lost = Some(self.guards.lost());
+        let mut ticks = interval(tick(self.guards.remaining()));
         // As last known: a machine that slept finds it in the past.
         let mut lease_end = Duration::MAX;
         let mut stopping: Option<Stopping> = None;
@@ -80,7 +80,7 @@ impl Watch<'_> {
                     self.child.signal(signal);
                 }
                 Event::Look => {
-                    let remaining = self.guard.remaining();
+                    let remaining = self.guards.remaining();
                     if !remaining.is_zero() {
                         lease_end = now + remaining + self.grace;
                     }
@@ -168,7 +168,7 @@ impl Watch<'_> {
             terminal.stop_ourselves(told);
             // Here we were woken. If the lease ran out meanwhile, the command does not wake: it is found lost before
             // anything else happens.
-            if self.guard.is_held() {
+            if self.guards.is_held() {
                 terminal.give(group);
                 self.child.signal(Signal::CONT);
             }

@@ -2,7 +2,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::name::LockName;
-use crate::protocol::Kind;
+use crate::protocol::{Kind, Rule};
 use crate::store::{Cause, Failure};
 
 /// What a call of this crate returns.
@@ -126,9 +126,20 @@ impl Error {
         Self::new(What::Released, Some(lock), Some(store), format!("lock {lock} was released"), None)
     }
 
-    pub(crate) fn mismatch(lock: &LockName, store: &Arc<str>, asked: Kind, found: Kind) -> Self {
+    pub(crate) fn mismatch(
+        lock: &LockName,
+        store: &Arc<str>,
+        asked: Rule,
+        kind: Kind,
+        capacity: Option<u32>,
+    ) -> Self {
+        let of = |kind, capacity| match (kind, capacity) {
+            (Kind::Semaphore, Some(permits)) => format!("{kind} of {permits}"),
+            (kind, _) => format!("{kind}"),
+        };
+        let (found, asked) = (of(kind, capacity), of(asked.kind(), asked.capacity()));
         let message = format!(
-            "lock {lock} is in use as a {found} and cannot be used as a {asked} until that is released"
+            "lock {lock} is in use as a {found} and cannot be used as a {asked} until nobody holds it"
         );
         Self::new(What::Mismatch, Some(lock), Some(store), message, None)
     }

@@ -8,10 +8,10 @@ use futures_util::future::{Either, select};
 use crate::engine::Home;
 use crate::engine::held::{Held, Lease, Lost};
 use crate::engine::release;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Bind, Verb, lease};
+use crate::protocol::{Answer, Bind, Rule, Verb};
 
 /// A lock that is held. Dropping it releases the lock in the background.
 ///
@@ -48,6 +48,10 @@ impl Guard {
         &self.held.as_ref().expect("a guard has its hold until it is consumed").lease
     }
 
+    pub(crate) fn rule(&self) -> Rule {
+        self.lease().rule
+    }
+
     /// The lock's name, without the prefix.
     pub fn name(&self) -> &LockName {
         &self.name
@@ -70,6 +74,10 @@ impl Guard {
         self.lease().remaining(&self.home.engine)
     }
 
+    pub(crate) fn outcome(&self) -> Option<Error> {
+        self.lease().outcome(&self.home.engine)
+    }
+
     /// Whether the lock is still held, as far as can be known without asking: `remaining() > 0`.
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
@@ -88,7 +96,7 @@ impl Guard {
     /// # Errors
     /// `is_lost` when it is not held; `is_unreachable` or `is_refused` when the store did not say.
     pub async fn verify(&self) -> Result<()> {
-        self.ask(Verb::Inspect).await.map(|_| ())
+        self.ask(self.lease().question()).await.map(|_| ())
     }
 
     /// Sets the lease anew, to a whole [`ttl`](crate::Options::ttl) from now. Only needed with
@@ -100,14 +108,14 @@ impl Guard {
     /// # Errors
     /// `is_lost` when it is not held any more; `is_unknown` when no answer came: ask again.
     pub async fn renew(&self) -> Result<()> {
-        self.set_lease(None).await
+        self.set_lease(None, None).await
     }
 
-    async fn set_lease(&self, bind: Option<Bind>) -> Result<()> {
+    pub(crate) async fn set_lease(&self, bind: Option<Bind>, weight: Option<u32>) -> Result<()> {
         let (engine, lease) = (&self.home.engine, self.lease());
         let sent = engine.now();
         let ttl = lease.asks(sent);
-        self.ask(Verb::Renew { ttl_ms: lease::millis(ttl), bind }).await?;
+        self.ask(lease.renewal(ttl, bind, weight)).await?;
         lease.renewed(sent, engine.now(), ttl);
         Ok(())
     }
@@ -119,6 +127,7 @@ impl Guard {
             return Err(lost);
         }
         let within = lease.op_timeout.min(lease.remaining(engine)).max(Duration::from_millis(1));
+        let changes = matches!(verb, Verb::Renew { .. });
         match engine.call(&lease.name, lease.rule, &lease.owner, verb, within).await {
             Ok(answer) => match lease.refusal(&answer) {
                 Some(reason) => {
@@ -127,7 +136,7 @@ impl Guard {
                 }
                 None => Ok(answer),
             },
-            Err(failure) if verb == Verb::Inspect => Err(engine.silent(&self.name, failure)),
+            Err(failure) if !changes => Err(engine.silent(&self.name, failure)),
             Err(failure) => Err(engine.failed(&self.name, failure)),
         }
     }
@@ -167,7 +176,7 @@ impl Guard {
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub async fn detach(mut self) -> Result<Owner> {
-        self.set_lease(Some(Bind::Lease)).await?;
+        self.set_lease(Some(Bind::Lease), None).await?;
         let owner = self.owner().clone();
         if let Some(held) = self.held.take() {
             held.disarm();

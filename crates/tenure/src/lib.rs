@@ -2,8 +2,11 @@
 
 mod engine;
 mod error;
+mod face;
+mod fair;
 mod guard;
 mod locks;
+mod multi;
 mod mutex;
 mod name;
 mod options;
@@ -12,22 +15,30 @@ mod owner;
 pub mod planted;
 #[doc(hidden)]
 pub mod protocol;
+mod reentrant;
 #[doc(hidden)]
 pub mod runtime;
+mod rwlock;
+mod semaphore;
 mod status;
 #[doc(hidden)]
 pub mod store;
 
 pub use engine::held::Lost;
 pub use error::{Error, Result};
+pub use fair::FairMutex;
 pub use guard::Guard;
 pub use locks::Locks;
+pub use multi::{Multi, MultiGuard, Part};
 pub use mutex::Mutex;
 pub use name::LockName;
 pub use options::{Options, Renewal};
 pub use owner::Owner;
 pub use protocol::Kind;
+pub use reentrant::ReentrantMutex;
 pub use runtime::block_on;
+pub use rwlock::RwLock;
+pub use semaphore::Semaphore;
 pub use status::{Holder, Listing, Status};
 
 /// What the workspace's own test kit drives. No semver promise: nothing outside this workspace should use it.

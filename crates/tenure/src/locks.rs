@@ -1,16 +1,21 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::engine::acquire::Ask;
+use crate::engine::acquire::{Ask, Resumed};
 use crate::engine::{Engine, Home};
 use crate::error::{Error, Result};
+use crate::face::Face;
+use crate::fair::FairMutex;
 use crate::guard::Guard;
 use crate::mutex::Mutex;
 use crate::name::{LockName, Quoted};
 use crate::options::Options;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Fence, Rule, Verb, Whose};
+use crate::protocol::{Answer, Fence, Rule, Seat, Verb, Whose};
+use crate::reentrant::ReentrantMutex;
 use crate::runtime::{Driver, Runtime};
+use crate::rwlock::RwLock;
+use crate::semaphore::Semaphore;
 use crate::status::{Listing, Status};
 use crate::store::Store;
 use crate::store::file::File;
@@ -106,15 +111,59 @@ impl Locks {
     /// # Errors
     /// `is_invalid` when the name cannot be one; `is_unsupported` when the store keeps no such locks.
     pub fn mutex(&self, name: &str) -> Result<Mutex> {
-        let full = self.options.full_name(name)?;
+        self.face(name, Rule::Mutex, None).map(Mutex)
+    }
+
+    /// A lock with one holder at a time, first come, first served.
+    ///
+    /// # Errors
+    /// As [`mutex`](Self::mutex).
+    pub fn fair(&self, name: &str) -> Result<FairMutex> {
+        self.face(name, Rule::Queue(Seat::FAIR), None).map(FairMutex)
+    }
+
+    /// A lock with one owner at a time, who may hold it several times.
+    ///
+    /// # Errors
+    /// As [`mutex`](Self::mutex).
+    pub fn reentrant(&self, name: &str, owner: &Owner) -> Result<ReentrantMutex> {
+        self.face(name, Rule::Reentrant, Some(owner.clone())).map(ReentrantMutex)
+    }
+
+    /// A lock with many readers or one writer.
+    ///
+    /// # Errors
+    /// As [`mutex`](Self::mutex).
+    pub fn rwlock(&self, name: &str) -> Result<RwLock> {
+        self.face(name, Rule::Queue(Seat::WRITER), None).map(RwLock)
+    }
+
+    /// A lock with so many permits, 1 to 1,048,576. All who use the name must agree on the number.
+    ///
+    /// # Errors
+    /// As [`mutex`](Self::mutex); `is_invalid` too for a number that cannot be.
+    pub fn semaphore(&self, name: &str, permits: u32) -> Result<Semaphore> {
+        if permits == 0 || permits > Semaphore::MAX_PERMITS {
+            let most = Semaphore::MAX_PERMITS;
+            return Err(Error::invalid(format!(
+                "a semaphore has 1 to {most} permits, and this one has {permits}"
+            )));
+        }
+        self.face(name, Rule::Queue(Seat::permits(permits, 1)), None)
+            .map(|face| Semaphore::new(face, permits))
+    }
+
+    fn face(&self, name: &str, rule: Rule, owner: Option<Owner>) -> Result<Face> {
+        let (name, full) = (LockName::new(name)?, self.options.full_name(name)?);
         let store = &self.home.engine.store;
-        store.supports(Rule::Mutex).map_err(|reason| {
+        store.supports(rule).map_err(|reason| {
             Error::unsupported(
                 store.url(),
-                format!("store {} keeps no {}: {reason}", store.url(), Rule::Mutex.kind()),
+                format!("store {} keeps no {}: {reason}", store.url(), rule.kind()),
             )
         })?;
-        Ok(Mutex::new(&self.home, &self.options, LockName::new(name)?, full))
+        let (home, options) = (Arc::clone(&self.home), Arc::clone(&self.options));
+        Ok(Face { home, options, name, full, rule, owner })
     }
 
     /// Takes over a hold that [`Guard::detach`] let go, perhaps in another process: `None` when it is over. The lease is set
@@ -127,8 +176,23 @@ impl Locks {
     /// `is_mismatch`, `is_unreachable`, `is_refused`; `is_unknown` when no answer came: ask again.
     pub async fn resume(&self, name: &str, owner: &Owner) -> Result<Option<Guard>> {
         let (name, full) = (LockName::new(name)?, self.options.full_name(name)?);
-        let ask = Ask::of(&self.home.engine, full, Rule::Mutex, owner.clone(), &self.options);
-        Ok(ask.resume().await?.map(|held| Guard::new(&self.home, &name, held)))
+        let mut rule = Rule::Mutex;
+        loop {
+            let ask = Ask::new(&self.home.engine, full.clone(), rule, Some(owner.clone()), &self.options);
+            match ask.resume().await? {
+                Resumed::Held(held) => return Ok(Some(Guard::new(&self.home, &name, held))),
+                Resumed::Over => return Ok(None),
+                Resumed::Other(other) => rule = self.other_rule(&full, rule, other)?,
+            }
+        }
+    }
+
+    /// What to ask under instead, once: a store that says the same of that too contradicts itself.
+    fn other_rule(&self, full: &LockName, asked: Rule, found: Rule) -> Result<Rule> {
+        match asked {
+            Rule::Mutex if found != Rule::Mutex => Ok(found),
+            _ => Err(self.home.engine.mismatch(full, asked, found.kind(), found.capacity())),
+        }
     }
 
     /// Who holds a lock: `None` when nobody does.
@@ -170,12 +234,18 @@ impl Locks {
         let (name, full) = (LockName::new(name)?, self.options.full_name(name)?);
         let engine = &self.home.engine;
         let owner = Owner::fresh(&self.options.label, &*engine.runtime);
-        match engine.call(&full, Rule::Mutex, &owner, verb, self.options.op_timeout).await {
-            Ok(Answer::Found(found)) => Ok(Some(Status::new(name, found))),
-            Ok(Answer::Free) => Ok(None),
-            Ok(answer) => Err(engine.nonsense(&full, &answer)),
-            Err(failure) if verb == Verb::Inspect => Err(engine.silent(&full, failure)),
-            Err(failure) => Err(engine.failed(&full, failure)),
+        let mut rule = Rule::Mutex;
+        loop {
+            match engine.call(&full, rule, &owner, verb.clone(), self.options.op_timeout).await {
+                Ok(Answer::Found(found)) => return Ok(Some(Status::new(name, found))),
+                Ok(Answer::Free) => return Ok(None),
+                Ok(Answer::Mismatch { kind, capacity }) => {
+                    rule = self.other_rule(&full, rule, Rule::of(kind, capacity))?;
+                }
+                Ok(answer) => return Err(engine.nonsense(&full, &answer)),
+                Err(failure) if verb == Verb::Inspect => return Err(engine.silent(&full, failure)),
+                Err(failure) => return Err(engine.failed(&full, failure)),
+            }
         }
     }
 

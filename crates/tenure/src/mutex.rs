@@ -1,14 +1,11 @@
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::Home;
-use crate::engine::acquire::{Ask, Wait, acquire};
+use crate::engine::acquire::Wait;
 use crate::error::Result;
+use crate::face::Face;
 use crate::guard::Guard;
 use crate::name::LockName;
-use crate::options::Options;
-use crate::protocol::Rule;
 
 /// One holder at a time, among all processes that use the same name on the same store.
 ///
@@ -32,21 +29,12 @@ use crate::protocol::Rule;
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
-pub struct Mutex {
-    home: Arc<Home>,
-    options: Arc<Options>,
-    name: LockName,
-    full: LockName,
-}
+pub struct Mutex(pub(crate) Face);
 
 impl Mutex {
-    pub(crate) fn new(home: &Arc<Home>, options: &Arc<Options>, name: LockName, full: LockName) -> Self {
-        Self { home: Arc::clone(home), options: Arc::clone(options), name, full }
-    }
-
     /// The lock's name, without the prefix.
     pub fn name(&self) -> &LockName {
-        &self.name
+        &self.0.name
     }
 
     /// Waits until the lock is granted.
@@ -60,10 +48,7 @@ impl Mutex {
     /// # Errors
     /// `is_unreachable`, `is_refused`, or `is_mismatch` when the name is in use as another kind.
     pub async fn lock(&self) -> Result<Guard> {
-        match self.acquire(Wait::Forever).await? {
-            Some(guard) => Ok(guard),
-            None => unreachable!("a wait without a limit ends with a grant or an error"),
-        }
+        self.0.lock().await
     }
 
     /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when somebody else holds it.
@@ -74,7 +59,7 @@ impl Mutex {
     /// # Errors
     /// As [`lock`](Self::lock).
     pub async fn try_lock(&self) -> Result<Option<Guard>> {
-        self.acquire(Wait::Once).await
+        self.0.acquire(Wait::Once).await
     }
 
     /// Waits for this long, also when the store is down or silent: `None` when somebody else holds the lock all the time.
@@ -85,18 +70,12 @@ impl Mutex {
     /// # Errors
     /// As [`lock`](Self::lock); `is_unreachable` too when the store is silent at the limit.
     pub async fn try_lock_for(&self, limit: Duration) -> Result<Option<Guard>> {
-        self.acquire(Wait::For(limit)).await
-    }
-
-    async fn acquire(&self, wait: Wait) -> Result<Option<Guard>> {
-        let ask = Ask::new(&self.home.engine, self.full.clone(), Rule::Mutex, &self.options);
-        let held = acquire(ask, wait).await?;
-        Ok(held.map(|held| Guard::new(&self.home, &self.name, held)))
+        self.0.acquire(Wait::For(limit)).await
     }
 }
 
 impl fmt::Debug for Mutex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Mutex").field(&self.name).finish()
+        f.debug_tuple("Mutex").field(&self.0.name).finish()
     }
 }

@@ -27,11 +27,35 @@ pub enum Bug {
     DropLeaves,
     /// A lease whose time is over is reported lost only when the store says so.
     LossUnannounced,
+    /// A re-entry gets a token of its own.
+    ReentryBumpsToken,
+    /// A repeated re-entry is counted again.
+    RepeatCountsTwice,
+    /// A re-entry sets the lease anew even if that shortens it.
+    ReentryShortens,
+    /// The first that waits is taken for one that holds.
+    RankOffByOne,
+    /// A release that finds nothing of its own removes another's.
+    ReleaseOfAnother,
+    /// A refresh revives a place that has lapsed.
+    LapsedWaiterRevived,
+    /// A waiter that leaves lets nobody in.
+    LeaverPromotesNobody,
+    /// Promotion counts tickets instead of weight.
+    WeightIgnored,
+    /// A downgrade lets nobody in.
+    DowngradeWakesNobody,
+    /// A pushed grant counts from when it was received.
+    PushFromReceipt,
+    /// A pushed grant is believed by whoever waits, whatever its number.
+    PushOfAnotherLife,
+    /// Those who wait are told before the lock is free.
+    WakeBeforeWrite,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 22] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -42,6 +66,18 @@ impl Bug {
         Self::WakeSwallowed,
         Self::DropLeaves,
         Self::LossUnannounced,
+        Self::ReentryBumpsToken,
+        Self::RepeatCountsTwice,
+        Self::ReentryShortens,
+        Self::RankOffByOne,
+        Self::ReleaseOfAnother,
+        Self::LapsedWaiterRevived,
+        Self::LeaverPromotesNobody,
+        Self::WeightIgnored,
+        Self::DowngradeWakesNobody,
+        Self::PushFromReceipt,
+        Self::PushOfAnotherLife,
+        Self::WakeBeforeWrite,
     ];
 }
 

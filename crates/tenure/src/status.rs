@@ -17,6 +17,8 @@ pub struct Status {
     pub name: LockName,
     /// What stands at the name.
     pub kind: Kind,
+    /// How many permits a semaphore has.
+    pub permits: Option<u32>,
     /// Who holds it.
     pub holders: Vec<Holder>,
     /// Who waits for it, in order, where the kind keeps a queue.
@@ -35,6 +37,9 @@ pub struct Holder {
     pub fence: u64,
     /// How long until its lease ends; `None` if it has no end, as a foreign client can leave it.
     pub remaining: Option<Duration>,
+    /// How many permits of a semaphore it has, or how often a reentrant mutex is held; of a read-write lock, 1 is a reader and
+    /// anything else a writer.
+    pub weight: u32,
 }
 
 impl Holder {
@@ -47,13 +52,20 @@ impl Holder {
 impl Status {
     pub(crate) fn new(name: LockName, found: Found) -> Self {
         let holders = |all: Vec<Holding>| all.into_iter().map(holder).collect();
-        Self { name, kind: found.kind, holders: holders(found.holders), waiters: holders(found.waiters) }
+        let permits = found.capacity.filter(|_| found.kind == Kind::Semaphore);
+        Self {
+            name,
+            kind: found.kind,
+            permits,
+            holders: holders(found.holders),
+            waiters: holders(found.waiters),
+        }
     }
 }
 
-fn holder(Holding { value, left_ms }: Holding) -> Holder {
+fn holder(Holding { value, left_ms, weight }: Holding) -> Holder {
     let (owner, fence) = ours(&value).map_or((None, 0), |(owner, fence)| (Some(owner), fence));
-    Holder { owner, value, fence, remaining: left_ms.map(Duration::from_millis) }
+    Holder { owner, value, fence, remaining: left_ms.map(Duration::from_millis), weight }
 }
 
 /// The locks of a store, one after the other: see [`Locks::list`](crate::Locks::list).

@@ -1,49 +1,77 @@
 //! The conformance suite over every store.
 
-use tenure::internals::Driver;
-use tenure::{Locks, block_on};
-use tenure_testkit::conformance::{Case, Place};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tenure::internals::store::memory::Memory;
+use tenure::internals::{Driver, Runtime, locks};
+use tenure::{Locks, Options, block_on};
+use tenure_testkit::conformance::{Case, Flavour, Place};
 use tenure_testkit::servers::Server;
+use tenure_testkit::sim::chooser::Chooser;
+use tenure_testkit::sim::clock::Clock;
+use tenure_testkit::sim::executor::Sim;
 
 /// Each client is a `Locks` of its own, with a thread, descriptors and a holder file as another process would have them;
 /// `file_store.rs` has what takes real processes.
 mod file {
     use super::*;
 
-    fn run(case: for<'a> fn(&'a Place) -> Case<'a>) {
+    fn run(flavour: Flavour, case: for<'a> fn(&'a Place) -> Case<'a>) {
         let dir = tempfile::tempdir().expect("a directory");
         let url = format!("file:{}", dir.path().display());
-        let place =
-            Place::new(Driver::start().expect("a thread"), move || Locks::open(&url).expect("a store"));
-        block_on(case(&place));
+        real(&url, flavour, case);
     }
 
-    tenure_testkit::conformance!(super::run);
+    tenure_testkit::conformance_exclusive!(crate::file::run, mutex, Mutex);
 }
 
+/// In virtual time, in a few of the orders in which its tasks can run.
 mod memory {
     use super::*;
 
-    fn run(case: for<'a> fn(&'a Place) -> Case<'a>) {
-        let locks = Locks::memory();
-        let place = Place::new(Driver::start().expect("a thread"), move || locks.clone());
-        block_on(case(&place));
+    fn run(flavour: Flavour, case: for<'a> fn(&'a Place) -> Case<'a>) {
+        for seed in 0..5 {
+            let sim = Sim::new(Chooser::seeded(seed));
+            let process = sim.process(Clock::default(), seed);
+            let (id, runtime) = (process.id(), process as Arc<dyn Runtime>);
+            let store = Arc::new(Memory::new(Arc::clone(&runtime), "memory:"));
+            let done = Arc::new(AtomicBool::new(false));
+            let (inner, told) = (Arc::clone(&runtime), Arc::clone(&done));
+            let open =
+                move || locks(Arc::clone(&store) as _, Arc::clone(&inner), Options::new()).expect("options");
+            let place = Place::new(runtime, open).with(flavour);
+            let task = async move {
+                case(&place).await;
+                told.store(true, Ordering::Relaxed);
+            };
+            sim.spawn(id, Box::pin(task));
+            // Ten minutes, which no case needs.
+            let stop = sim.run(600_000_000_000, 10_000_000);
+            assert!(done.load(Ordering::Relaxed), "not done with seed {seed}: {stop:?}");
+            sim.end();
+        }
     }
 
-    tenure_testkit::conformance!(super::run);
+    tenure_testkit::conformance!(crate::memory::run);
 }
 
 /// A server of its own for each case, and a connection of its own for each client.
 mod redis {
     use super::*;
 
-    fn run(case: for<'a> fn(&'a Place) -> Case<'a>) {
+    fn run(flavour: Flavour, case: for<'a> fn(&'a Place) -> Case<'a>) {
         let server = Server::start();
-        let url = server.url();
-        let place =
-            Place::new(Driver::start().expect("a thread"), move || Locks::open(&url).expect("a store"));
-        block_on(case(&place));
+        real(&server.url(), flavour, case);
     }
 
-    tenure_testkit::conformance!(super::run);
+    tenure_testkit::conformance_exclusive!(crate::redis::run, mutex, Mutex);
+}
+
+/// In real time.
+fn real(url: &str, flavour: Flavour, case: for<'a> fn(&'a Place) -> Case<'a>) {
+    let url = url.to_owned();
+    let open = move || Locks::open(&url).expect("a store");
+    let place = Place::new(Driver::start().expect("a thread"), open).with(flavour);
+    block_on(case(&place));
 }

@@ -66,7 +66,8 @@ impl Client {
     }
 
     fn renew(&self, name: &str, owner: &Owner, bind: Option<Bind>, ttl_ms: u64) -> Answer {
-        self.ask(name, owner, Verb::Renew { ttl_ms, bind }, 5 * SECOND).expect("an answer")
+        self.ask(name, owner, Verb::Renew { ttl_ms, hold: 1, bind, weight: None }, 5 * SECOND)
+            .expect("an answer")
     }
 
     fn try_release(&self, name: &str, owner: &Owner) -> Result<Answer, Failure> {
@@ -82,7 +83,8 @@ impl Client {
     }
 
     fn listen(&self, name: &str) -> Listener {
-        block_on(self.store.listen(&LockName::new(name).expect("a name"), SECOND)).expect("a listener")
+        block_on(self.store.listen(&LockName::new(name).expect("a name"), Rule::Mutex, SECOND))
+            .expect("a listener")
     }
 
     fn within<T>(&self, limit: Duration, what: impl Future<Output = T>) -> Option<T> {
@@ -282,7 +284,7 @@ fn role() {
             let answer = client.try_acquire("x", &owner, Bind::Work, LONG_MS).expect("an answer");
             assert!(is_held(&answer));
             let mut child = Command::new("sleep").arg("30").spawn().expect("sleep");
-            assert_eq!(client.release("x", &owner), Answer::Released);
+            assert_eq!(client.release("x", &owner), Answer::Released { left: 0 });
             say(&child.id().to_string());
             wait_for_parent();
             let _ = child.kill();
@@ -332,7 +334,7 @@ fn take_turn(client: &Client, mut log: &fs::File) {
     };
     writeln!(log, "in {fence}").expect("a line");
     writeln!(log, "out {fence}").expect("a line");
-    assert_eq!(client.release("turn", &owner), Answer::Released);
+    assert_eq!(client.release("turn", &owner), Answer::Released { left: 0 });
 }
 
 /// Everything that changes a file, on one name.
@@ -342,7 +344,7 @@ fn churn(client: &Client) {
         if is_held(&client.try_acquire("x", &owner, bind, LONG_MS).expect("an answer")) {
             assert!(is_held(&client.renew("x", &owner, None, LONG_MS + 1)));
             assert!(is_held(&client.renew("x", &owner, Some(Bind::Work), LONG_MS)));
-            assert_eq!(client.release("x", &owner), Answer::Released);
+            assert_eq!(client.release("x", &owner), Answer::Released { left: 0 });
         }
     }
 }
@@ -465,7 +467,7 @@ fn a_process_killed_at_any_moment_leaves_a_directory_that_can_be_read() {
         process.kill();
         client.list("").expect("a list");
         assert!(is_held(&client.acquire("x", &owner)), "round {round}");
-        assert_eq!(client.release("x", &owner), Answer::Released, "round {round}");
+        assert_eq!(client.release("x", &owner), Answer::Released { left: 0 }, "round {round}");
     }
     drop(client);
     Client::new(dir.path()).inspect("x").expect("an answer");
@@ -732,7 +734,7 @@ fn a_damaged_record_is_refused_by_name_and_never_a_second_holder() {
     }
     fs::write(&file, &text).expect("written");
     assert!(is_busy(&other.acquire("x", &owner())));
-    assert_eq!(holder.release("x", &name), Answer::Released);
+    assert_eq!(holder.release("x", &name), Answer::Released { left: 0 });
 
     for (what, make) in [
         ("directory", (|path| fs::create_dir(path)) as fn(&Path) -> std::io::Result<()>),
@@ -799,8 +801,8 @@ fn another_kind_of_lock_is_said_and_its_record_left_alone() {
     let file = record(dir.path());
     let text = fs::read_to_string(&file).expect("a record").replace("kind mutex", "kind fair mutex");
     fs::write(&file, &text).expect("written");
-    assert_eq!(client.acquire("x", &name), Answer::Mismatch { kind: Kind::Fair });
-    assert_eq!(client.release("x", &name), Answer::Mismatch { kind: Kind::Fair });
+    assert_eq!(client.acquire("x", &name), Answer::Mismatch { kind: Kind::Fair, capacity: None });
+    assert_eq!(client.release("x", &name), Answer::Mismatch { kind: Kind::Fair, capacity: None });
     assert_eq!(fs::read_to_string(&file).expect("a record"), text);
     assert_eq!(client.list("").expect("a list"), ["x"]);
 }
@@ -952,7 +954,7 @@ fn a_full_file_system_refuses_a_grant_and_lets_a_release_through() {
     assert_eq!(other.inspect("y").expect("an answer"), Answer::Free);
     assert!(is_busy(&other.acquire("x", &owner())));
     assert_eq!(client.list("").expect("a list"), ["x"]);
-    assert_eq!(client.release("x", &name), Answer::Released);
+    assert_eq!(client.release("x", &name), Answer::Released { left: 0 });
     fs::remove_file(&ballast).expect("removed");
     assert!(is_held(&other.acquire("y", &owner())));
 }

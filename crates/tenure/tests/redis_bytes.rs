@@ -111,11 +111,13 @@ impl Asker {
         for _ in 0..2 {
             let owner = Owner::new("life").expect("an owner");
             if let Ok(Answer::Held { .. }) = self.ask(&owner, acquire()).await {
-                let renewed = self.insist(&owner, Verb::Renew { ttl_ms: 30_000, bind: None }).await;
+                let renewed = self
+                    .insist(&owner, Verb::Renew { ttl_ms: 30_000, hold: 1, bind: None, weight: None })
+                    .await;
                 assert!(matches!(renewed, Answer::Held { .. }), "a lease was lost: {renewed:?}");
             }
             let released = self.insist(&owner, release()).await;
-            assert!(matches!(released, Answer::Released | Answer::Free), "{released:?}");
+            assert!(matches!(released, Answer::Released { .. } | Answer::Free), "{released:?}");
         }
         // The store stays, and with it whatever it does by itself.
         self.runtime.sleep_until(self.runtime.now() + Duration::from_secs(20)).await;
@@ -135,7 +137,7 @@ impl Asker {
     /// Asks until there is an answer, as the engine does.
     async fn insist(&self, owner: &Owner, verb: Verb) -> Answer {
         for _ in 0..20 {
-            if let Ok(answer) = self.ask(owner, verb).await {
+            if let Ok(answer) = self.ask(owner, verb.clone()).await {
                 return answer;
             }
             self.runtime.sleep_until(self.runtime.now() + Duration::from_millis(20)).await;

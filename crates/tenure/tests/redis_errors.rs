@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::{Asker, held, not_sent, refusal};
 use tenure::LockName;
 use tenure::block_on;
-use tenure::internals::protocol::Answer;
+use tenure::internals::protocol::{Answer, Rule};
 use tenure::internals::store::Failure;
 use tenure_testkit::servers::{Config, Server, Value, eventually};
 
@@ -76,10 +76,10 @@ fn without_the_right_to_the_channel_a_release_releases_and_a_subscription_is_ref
     let server = Server::start_with(Config::new().user("deaf on >pw ~* resetchannels +@all"));
     let asker = Asker::new(&url(&server, "deaf:pw"));
     assert!(held(&asker.acquire("x")));
-    assert_eq!(asker.release("x").expect("an answer"), Answer::Released);
+    assert_eq!(asker.release("x").expect("an answer"), Answer::Released { left: 0 });
     assert_eq!(server.command(&["EXISTS", "x"]).int(), 0);
     let name = LockName::new("x").expect("a name");
-    match block_on(asker.store.listen(&name, SOON)) {
+    match block_on(asker.store.listen(&name, Rule::Mutex, SOON)) {
         Err(failure @ Failure::Refused(_)) => assert!(failure.to_string().contains("NOPERM"), "{failure}"),
         other => panic!("not refused: {other:?}"),
     }
@@ -103,7 +103,7 @@ fn a_full_server_refuses_a_lock_and_takes_one_back() {
     let why = refusal(asker.other().acquire("y"));
     assert!(why.contains("OOM"), "{why}");
     assert!(held(&asker.renew("x")));
-    assert_eq!(asker.release("x").expect("an answer"), Answer::Released);
+    assert_eq!(asker.release("x").expect("an answer"), Answer::Released { left: 0 });
     server.command(&["CONFIG", "SET", "maxmemory", "0"]);
     assert!(held(&asker.acquire("y")));
 }
@@ -215,7 +215,7 @@ fn a_script_that_the_server_forgot_is_sent_in_full() {
     server.command(&["SCRIPT", "FLUSH"]);
     assert!(held(&asker.renew("x")));
     server.command(&["SCRIPT", "FLUSH"]);
-    assert_eq!(asker.release("x").expect("an answer"), Answer::Released);
+    assert_eq!(asker.release("x").expect("an answer"), Answer::Released { left: 0 });
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn a_socket_in_the_file_system_is_as_good_as_a_port() {
     let server = Server::start_with(Config::new().password("\"p ss\""));
     let asker = Asker::new(&format!("{}?db=2&password=p%20ss", server.unix_url()));
     assert!(held(&asker.acquire("x")));
-    assert_eq!(asker.release("x").expect("an answer"), Answer::Released);
+    assert_eq!(asker.release("x").expect("an answer"), Answer::Released { left: 0 });
     let gone = Asker::new("redis+unix:///nowhere/redis.sock").within(Duration::from_millis(200));
     not_sent(gone.acquire("x"));
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::{Asker, acquire, held, not_sent};
 use futures_util::future::join_all;
 use tenure::internals::Runtime;
-use tenure::internals::protocol::{Answer, Verb, Wake};
+use tenure::internals::protocol::{Answer, Rule, Verb, Wake};
 use tenure::internals::store::{Failure, Listener};
 use tenure::{LockName, block_on};
 use tenure_testkit::proxy::{Fault, Proxy, Way};
@@ -29,7 +29,7 @@ fn exists(server: &Server, key: &str) -> bool {
 
 fn listen(asker: &Asker, name: &str) -> Listener {
     let name = LockName::new(name).expect("a name");
-    block_on(asker.store.listen(&name, SOON)).expect("a subscription")
+    block_on(asker.store.listen(&name, Rule::Mutex, SOON)).expect("a subscription")
 }
 
 /// The next message, which must come soon.
@@ -183,7 +183,7 @@ fn a_thousand_renewals_over_a_slow_network_take_little_more_than_one() {
     proxy.set(Fault::Delay(ms(20)));
     let started = Instant::now();
     let said = block_on(join_all((0..1_000).map(|number| {
-        let verb = Verb::Renew { ttl_ms: 30_000, bind: None };
+        let verb = Verb::Renew { ttl_ms: 30_000, hold: 1, bind: None, weight: None };
         asker.store.call(asker.op(&format!("x{number}"), verb), SOON)
     })));
     let took = started.elapsed();

@@ -180,7 +180,7 @@ impl Bench {
         };
         match self.below(10) {
             0..5 => Verb::Acquire { ttl_ms, hold: 1, fence, wait_ms: None, bind: Bind::Process },
-            5 | 6 => Verb::Renew { ttl_ms, bind: None },
+            5 | 6 => Verb::Renew { ttl_ms, hold: 1, bind: None, weight: None },
             7 | 8 => Verb::Release { hold: 1, fence, whose: Whose::Mine },
             _ if self.below(4) == 0 => Verb::Release { hold: 1, fence, whose: Whose::Anyone },
             _ => Verb::Inspect,

@@ -10,10 +10,10 @@ use super::{Place, TTL, options};
 /// So that a task that waits for the loss ends.
 pub async fn a_released_lock_is_free_and_its_signal_says_released(place: &Place) {
     let locks = place.client();
-    let guard = locks.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let guard = place.mutex(&locks, "x").await.lock().await.expect("a free lock");
     let (lost, again) = (guard.lost(), guard.lost().clone());
     guard.release().await.expect("a release");
-    assert!(locks.inspect("x").await.expect("an answer").is_none());
+    assert!(place.is_free(&locks, "x").await);
     for signal in [lost, again] {
         let error = place.within(TTL, signal).await;
         assert!(error.is_released() && !error.is_lost(), "{error}");
@@ -23,28 +23,29 @@ pub async fn a_released_lock_is_free_and_its_signal_says_released(place: &Place)
 /// In the background, long before the lease would.
 pub async fn a_dropped_guard_releases(place: &Place) {
     let locks = place.client_with(options().ttl(Duration::from_secs(20)));
-    drop(locks.mutex("x").expect("a name").lock().await.expect("a free lock"));
+    drop(place.mutex(&locks, "x").await.lock().await.expect("a free lock"));
     let freed = async {
-        while locks.inspect("x").await.expect("an answer").is_some() {
+        while !place.is_free(&locks, "x").await {
             place.sleep(Duration::from_millis(2)).await;
         }
     };
     place.within(2 * TTL, freed).await;
 }
 
-/// After a release, an expiry and a forced release, whoever asks.
+/// After a release, a drop and the end of a lease, whoever asks.
 pub async fn tokens_grow_from_grant_to_grant(place: &Place) {
     let clients = [place.client(), place.client_with(options().renewal(Renewal::Off))];
     let mut last = 0;
     for turn in 0..9 {
         let locks = &clients[turn % 2];
-        let guard = locks.mutex("x").expect("a name").lock().await.expect("a grant");
+        let guard = place.mutex(&locks, "x").await.lock().await.expect("a grant");
         assert!(guard.fence() > last, "{} after {last}", guard.fence());
         last = guard.fence();
         match turn % 3 {
             0 => guard.release().await.expect("a release"),
-            1 => drop(locks.force_release("x").await.expect("an answer").expect("a holder")),
-            _ => drop(guard),
+            1 => drop(guard),
+            // Not released: the next one waits for the lease.
+            _ => drop(guard.detach().await.expect("a detached hold")),
         }
     }
 }
@@ -52,13 +53,13 @@ pub async fn tokens_grow_from_grant_to_grant(place: &Place) {
 /// An operator's last resort.
 pub async fn a_forced_release_says_whose_it_was_and_the_holder_is_told(place: &Place) {
     let (ours, theirs) = (place.client(), place.client());
-    let guard = ours.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
     let forced = theirs.force_release("x").await.expect("an answer").expect("a holder");
     assert_eq!(forced.holders[0].owner.as_ref(), Some(guard.owner()));
     assert!(guard.verify().await.expect_err("it was forced").is_lost());
     let error = place.within(TTL, guard.lost()).await;
     assert!(error.is_lost() && error.to_string().contains("gone"), "{error}");
-    assert!(theirs.mutex("x").expect("a name").try_lock().await.expect("an answer").is_some());
+    assert!(place.mutex(&theirs, "x").await.try_lock().await.expect("an answer").is_some());
 }
 
 /// Nobody's is nobody's.
@@ -69,14 +70,14 @@ pub async fn a_released_name_was_not_forced(place: &Place) {
 /// Its token stays, and it is renewed from then on.
 pub async fn a_detached_hold_is_resumed_with_its_token(place: &Place) {
     let (ours, theirs) = (place.client(), place.client());
-    let guard = ours.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
     let (fence, lost) = (guard.fence(), guard.lost());
     let line = guard.detach().await.expect("a detached hold").to_string();
     assert!(place.within(TTL, lost).await.is_released());
     let owner: Owner = line.parse().expect("an owner");
     let resumed = theirs.resume("x", &owner).await.expect("an answer").expect("it is not over");
     assert_eq!((resumed.fence(), resumed.owner()), (fence, &owner));
-    assert!(ours.mutex("x").expect("a name").try_lock_for(2 * TTL).await.expect("an answer").is_none());
+    assert!(place.mutex(&ours, "x").await.try_lock_for(2 * TTL).await.expect("an answer").is_none());
     resumed.release().await.expect("a release");
     assert!(theirs.resume("x", &owner).await.expect("an answer").is_none(), "a release is final");
 }
@@ -84,9 +85,9 @@ pub async fn a_detached_hold_is_resumed_with_its_token(place: &Place) {
 /// Nobody renews what nobody holds.
 pub async fn a_detached_hold_ends_with_its_lease(place: &Place) {
     let (ours, theirs) = (place.client(), place.client());
-    let guard = ours.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
     let owner = guard.detach().await.expect("a detached hold");
-    let mutex = theirs.mutex("x").expect("a name");
+    let mutex = place.mutex(&theirs, "x").await;
     assert!(mutex.try_lock().await.expect("an answer").is_none());
     let next = place.within(2 * TTL, mutex.lock()).await.expect("a grant");
     assert!(ours.resume("x", &owner).await.expect("an answer").is_none());
@@ -96,7 +97,7 @@ pub async fn a_detached_hold_ends_with_its_lease(place: &Place) {
 /// Whoever else asks gets nothing and changes nothing.
 pub async fn only_the_owner_can_resume(place: &Place) {
     let locks = place.client();
-    let guard = locks.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let guard = place.mutex(&locks, "x").await.lock().await.expect("a free lock");
     let other = Owner::new("other").expect("an owner");
     assert!(locks.resume("x", &other).await.expect("an answer").is_none());
     assert!(locks.resume("y", &other).await.expect("an answer").is_none());
@@ -106,32 +107,28 @@ pub async fn only_the_owner_can_resume(place: &Place) {
 /// The value of the work, and a free lock.
 pub async fn run_returns_what_the_work_returns_and_releases(place: &Place) {
     let locks = place.client();
-    let guard = locks.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let guard = place.mutex(&locks, "x").await.lock().await.expect("a free lock");
     let fence = guard.fence();
     assert_eq!(guard.run(async |guard| guard.fence()).await.expect("a value"), fence);
-    assert!(locks.inspect("x").await.expect("an answer").is_none());
+    assert!(place.is_free(&locks, "x").await);
 }
 
 /// At its next await.
 pub async fn run_stops_the_work_when_the_lock_is_lost(place: &Place) {
-    let locks = place.client();
-    let guard = locks.mutex("x").expect("a name").lock().await.expect("a free lock");
-    let forced = async {
-        place.sleep(TTL / 10).await;
-        locks.force_release("x").await.expect("an answer").expect("a holder");
-    };
+    let locks = place.client_with(options().max_hold(2 * TTL));
+    let guard = place.mutex(&locks, "x").await.lock().await.expect("a free lock");
     let work = guard.run(async |_| pending::<()>().await);
-    let (result, ()) = futures_util::future::join(place.within(2 * TTL, work), forced).await;
-    assert!(result.expect_err("it was lost").is_lost());
+    let error = place.within(4 * TTL, work).await.expect_err("it was lost");
+    assert!(error.is_lost() && error.to_string().contains("max_hold"), "{error}");
 }
 
 /// With the label, the token and what is left of the lease; the prefix is not shown.
 pub async fn inspect_shows_the_holder_and_list_the_names(place: &Place) {
     let locks = place.client_with(options().label("nightly").prefix("p:"));
     assert!(locks.inspect("x/1").await.expect("an answer").is_none());
-    let guard = locks.mutex("x/1").expect("a name").lock().await.expect("a free lock");
-    let _other = locks.mutex("x/2").expect("a name").lock().await.expect("a free lock");
-    let _third = locks.mutex("y").expect("a name").lock().await.expect("a free lock");
+    let guard = place.mutex(&locks, "x/1").await.lock().await.expect("a free lock");
+    let _other = place.mutex(&locks, "x/2").await.lock().await.expect("a free lock");
+    let _third = place.mutex(&locks, "y").await.lock().await.expect("a free lock");
     let status = locks.inspect("x/1").await.expect("an answer").expect("a holder");
     let holder = &status.holders[0];
     assert_eq!((status.name.as_str(), status.kind, status.holders.len()), ("x/1", Kind::Mutex, 1));
@@ -152,10 +149,48 @@ pub async fn inspect_shows_the_holder_and_list_the_names(place: &Place) {
 pub async fn shutdown_waits_for_guards_that_were_dropped(place: &Place) {
     let (ours, theirs) = (place.client_with(options().ttl(Duration::from_secs(20))), place.client());
     for name in ["x", "y", "z"] {
-        drop(ours.mutex(name).expect("a name").lock().await.expect("a free lock"));
+        drop(place.mutex(&ours, name).await.lock().await.expect("a free lock"));
     }
     ours.shutdown().await.expect("all released");
     for name in ["x", "y", "z"] {
+        assert!(theirs.inspect(name).await.expect("an answer").is_none());
+    }
+}
+
+/// In both directions, and for a look too.
+pub async fn a_name_in_use_as_another_kind_is_a_mismatch_that_names_both(place: &Place) {
+    let (ours, theirs) = (place.client(), place.client());
+    let _mutex = ours.mutex("m").expect("a name").lock().await.expect("a free lock");
+    let _fair = ours.fair("f").expect("a name").lock().await.expect("a free lock");
+    let me = Owner::new("me").expect("an owner");
+    let _reentrant = ours.reentrant("r", &me).expect("a name").lock().await.expect("a free lock");
+    let errors = [
+        (theirs.fair("m").expect("a name").lock().await.expect_err("a mutex"), ["mutex", "fair mutex"]),
+        (
+            theirs.mutex("f").expect("a name").try_lock().await.expect_err("a fair mutex"),
+            ["fair mutex", "mutex"],
+        ),
+        (
+            theirs.rwlock("f").expect("a name").read().await.expect_err("a fair mutex"),
+            ["fair mutex", "read-write lock"],
+        ),
+        (
+            theirs.mutex("r").expect("a name").lock().await.expect_err("reentrant"),
+            ["reentrant mutex", "mutex"],
+        ),
+        (
+            theirs.reentrant("m", &me).expect("a name").lock().await.expect_err("a mutex"),
+            ["mutex", "reentrant mutex"],
+        ),
+    ];
+    for (error, kinds) in errors {
+        assert!(error.is_mismatch() && kinds.iter().all(|kind| error.to_string().contains(kind)), "{error}");
+    }
+    for (name, kind) in [("m", Kind::Mutex), ("f", Kind::Fair), ("r", Kind::Reentrant)] {
+        let status = theirs.inspect(name).await.expect("an answer").expect("a holder");
+        assert_eq!((status.kind, status.holders.len()), (kind, 1));
+        let forced = theirs.force_release(name).await.expect("an answer").expect("a holder");
+        assert_eq!(forced.holders[0].owner, status.holders[0].owner);
         assert!(theirs.inspect(name).await.expect("an answer").is_none());
     }
 }

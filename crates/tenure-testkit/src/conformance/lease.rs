@@ -9,8 +9,8 @@ use super::{Place, TTL, options};
 /// Three leases long, and the others wait all the while.
 pub async fn a_lease_is_renewed_for_as_long_as_its_guard_lives(place: &Place) {
     let (ours, theirs) = (place.client(), place.client());
-    let guard = ours.mutex("x").expect("a name").lock().await.expect("a free lock");
-    assert!(theirs.mutex("x").expect("a name").try_lock_for(3 * TTL).await.expect("an answer").is_none());
+    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
+    assert!(place.mutex(&theirs, "x").await.try_lock_for(3 * TTL).await.expect("an answer").is_none());
     assert!(guard.is_held());
     guard.verify().await.expect("still held");
     guard.release().await.expect("a release");
@@ -20,14 +20,14 @@ pub async fn a_lease_is_renewed_for_as_long_as_its_guard_lives(place: &Place) {
 pub async fn a_lease_that_is_not_renewed_ends_and_is_told_before_anybody_else_can_hold(place: &Place) {
     let ours = place.client_with(options().renewal(Renewal::Off));
     let theirs = place.client();
-    let guard = ours.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
     let told = async {
         let error = guard.lost().await;
         assert!(error.is_lost() && error.to_string().contains("expired"), "{error}");
         place.now()
     };
     let taken = async {
-        let next = theirs.mutex("x").expect("a name").lock().await.expect("a grant");
+        let next = place.mutex(&theirs, "x").await.lock().await.expect("a grant");
         (place.now(), next)
     };
     let (told, (taken, next)) = futures_util::future::join(told, taken).await;
@@ -39,23 +39,23 @@ pub async fn a_lease_that_is_not_renewed_ends_and_is_told_before_anybody_else_ca
 /// For those who want no background.
 pub async fn a_lease_that_is_renewed_by_hand_lives_on(place: &Place) {
     let (ours, theirs) = (place.client_with(options().renewal(Renewal::Off)), place.client());
-    let guard = ours.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
     for _ in 0..8 {
         place.sleep(TTL / 4).await;
         guard.renew().await.expect("a renewal");
         assert!(guard.remaining() > TTL / 2);
     }
-    assert!(theirs.mutex("x").expect("a name").try_lock().await.expect("an answer").is_none());
+    assert!(place.mutex(&theirs, "x").await.try_lock().await.expect("an answer").is_none());
 }
 
 /// By `release`, by `drop`, and by `renew` of one that does not know yet.
 pub async fn an_expired_holders_release_never_frees_the_next(place: &Place) {
     let ours = place.client_with(options().renewal(Renewal::Off));
     let theirs = place.client();
-    let stale = ours.mutex("x").expect("a name").lock().await.expect("a free lock");
-    let dropped = ours.mutex("y").expect("a name").lock().await.expect("a free lock");
-    let next = theirs.mutex("x").expect("a name").lock().await.expect("a grant");
-    let next_of_dropped = theirs.mutex("y").expect("a name").lock().await.expect("a grant");
+    let stale = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
+    let dropped = place.mutex(&ours, "y").await.lock().await.expect("a free lock");
+    let next = place.mutex(&theirs, "x").await.lock().await.expect("a grant");
+    let next_of_dropped = place.mutex(&theirs, "y").await.lock().await.expect("a grant");
     assert!(stale.release().await.expect_err("not ours any more").is_lost());
     drop(dropped);
     ours.shutdown().await.expect("nothing pending");
@@ -68,11 +68,11 @@ pub async fn an_expired_holders_release_never_frees_the_next(place: &Place) {
 /// Nor does the attempt create a lock.
 pub async fn a_lapsed_lease_cannot_be_renewed(place: &Place) {
     let ours = place.client_with(options().renewal(Renewal::Off));
-    let guard = ours.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
     place.sleep(TTL + Duration::from_millis(50)).await;
     assert!(guard.renew().await.expect_err("it has lapsed").is_lost());
     assert!(guard.verify().await.expect_err("it has lapsed").is_lost());
-    assert!(ours.inspect("x").await.expect("an answer").is_none());
+    assert!(place.is_free(&ours, "x").await);
 }
 
 /// A stuck holder does not hold for ever.
@@ -80,12 +80,12 @@ pub async fn max_hold_ends_a_hold_however_often_it_is_renewed(place: &Place) {
     let ours = place.client_with(options().max_hold(2 * TTL + TTL / 2));
     let theirs = place.client();
     let started = place.now();
-    let guard = ours.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
     let lost = guard.lost().await;
     let held = place.now().since(started);
     assert!(lost.is_lost() && lost.to_string().contains("max_hold"), "{lost}");
     assert!(held > 2 * TTL && held <= 3 * TTL, "{held:?}");
-    let next = place.within(2 * TTL, theirs.mutex("x").expect("a name").lock()).await.expect("a grant");
+    let next = place.within(2 * TTL, place.mutex(&theirs, "x").await.lock()).await.expect("a grant");
     assert!(place.now().since(started) >= held && next.is_held());
 }
 
@@ -94,14 +94,14 @@ pub async fn grace_announces_the_loss_early(place: &Place) {
     let grace = TTL / 4;
     let ours = place.client_with(options().renewal(Renewal::Off).grace(grace));
     let theirs = place.client();
-    let guard = ours.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
     assert!(guard.remaining() <= TTL - grace);
     let told = async {
         assert!(guard.lost().await.is_lost());
         place.now()
     };
     let taken = async {
-        let next = theirs.mutex("x").expect("a name").lock().await.expect("a grant");
+        let next = place.mutex(&theirs, "x").await.lock().await.expect("a grant");
         (place.now(), next)
     };
     let (told, (taken, _next)) = futures_util::future::join(told, taken).await;
@@ -112,7 +112,7 @@ pub async fn grace_announces_the_loss_early(place: &Place) {
 /// 50 ms, renewed like any other.
 pub async fn the_shortest_lease_can_be_held(place: &Place) {
     let locks = place.client_with(Options::new().ttl(Duration::from_millis(50)));
-    let guard = locks.mutex("x").expect("a name").lock().await.expect("a free lock");
+    let guard = place.mutex(&locks, "x").await.lock().await.expect("a free lock");
     assert!(guard.remaining() <= Duration::from_millis(50));
     guard.verify().await.expect("still held");
     guard.release().await.expect("a release");

@@ -3,9 +3,16 @@
 //! A case is an async function over a [`Place`]; its name is a sentence that could be false. `conformance!` turns all of them
 //! into tests of one store, in virtual time or against real processes and servers, so that none can be forgotten.
 
+pub mod exclusion;
+mod flavour;
 pub mod guard;
 pub mod lease;
+pub mod multi;
 pub mod mutex;
+pub mod queue;
+pub mod reentrant;
+pub mod rwlock;
+pub mod semaphore;
 
 use std::fmt;
 use std::future::Future;
@@ -16,10 +23,15 @@ use futures_util::future::{BoxFuture, Either, select};
 use tenure::internals::{Moment, Runtime};
 use tenure::{Locks, Options};
 
+pub use flavour::{Flavour, Lock};
+
 /// Where a case runs: a store that several clients can use, and the time it runs in.
 pub struct Place {
     runtime: Arc<dyn Runtime>,
     open: Box<dyn Fn() -> Locks + Send + Sync>,
+    flavour: Flavour,
+    /// What a flavour holds beside the case.
+    taken: flavour::Taken,
 }
 
 /// A running case.
@@ -31,7 +43,14 @@ pub const TTL: Duration = Duration::from_millis(400);
 impl Place {
     /// `open` makes a further client of one store, as a further process would.
     pub fn new(runtime: Arc<dyn Runtime>, open: impl Fn() -> Locks + Send + Sync + 'static) -> Self {
-        Self { runtime, open: Box::new(open) }
+        let (open, flavour, taken) = (Box::new(open), Flavour::Mutex, flavour::Taken::default());
+        Self { runtime, open, flavour, taken }
+    }
+
+    /// The same place, where the kind of lock under test is another one.
+    #[must_use]
+    pub fn with(self, flavour: Flavour) -> Self {
+        Self { flavour, ..self }
     }
 
     /// A further client with a short lease.
@@ -85,61 +104,117 @@ pub fn options() -> Options {
     Options::new().ttl(TTL)
 }
 
-/// Makes a test of each case: `conformance!(run)`, where `run` is a `fn(for<'a> fn(&'a Place) -> Case<'a>)`.
+/// Makes a test of each case: `conformance!(run)`, where `run` is a `fn(Flavour, for<'a> fn(&'a Place) -> Case<'a>)`.
+///
+/// What is promised of one holder at a time is promised of every kind that has one, so those cases run over all of them.
 #[macro_export]
 macro_rules! conformance {
     ($run:path) => {
-        $crate::conformance_cases!($run, mutex:
-            a_free_lock_is_granted_and_a_held_one_is_busy_to_everybody_else,
-            two_locks_of_one_face_exclude_each_other,
-            a_waiter_of_another_client_is_woken_by_the_release,
-            a_wait_ends_at_its_limit,
-            a_wait_of_no_time_asks_once,
-            waiters_of_one_client_are_served_in_the_order_in_which_they_came,
-            a_wait_that_is_dropped_leaves_the_queue,
-            an_acquisition_that_is_dropped_anywhere_leaves_nothing,
-            a_future_that_was_granted_and_is_never_polled_again_loses_its_turn,
-            a_hundred_tasks_of_four_clients_never_overlap,
+        $crate::conformance_exclusive!($run, mutex, Mutex);
+        $crate::conformance_exclusive!($run, fair_mutex, Fair);
+        $crate::conformance_exclusive!($run, writer, Write);
+        $crate::conformance_exclusive!($run, one_permit, OnePermit);
+        $crate::conformance_exclusive!($run, last_of_five_permits, LastPermit);
+        $crate::conformance_exclusive!($run, reentrant_mutex, Reentrant);
+        $crate::conformance_cases!($run, Mutex, names, mutex:
             names_differ_in_every_byte_and_may_hold_anything,
             prefixes_keep_names_apart,
+            waiters_of_one_client_are_served_in_the_order_in_which_they_came,
         );
-        $crate::conformance_cases!($run, lease:
-            a_lease_is_renewed_for_as_long_as_its_guard_lives,
-            a_lease_that_is_not_renewed_ends_and_is_told_before_anybody_else_can_hold,
-            a_lease_that_is_renewed_by_hand_lives_on,
-            an_expired_holders_release_never_frees_the_next,
-            a_lapsed_lease_cannot_be_renewed,
-            max_hold_ends_a_hold_however_often_it_is_renewed,
-            grace_announces_the_loss_early,
-            the_shortest_lease_can_be_held,
-        );
-        $crate::conformance_cases!($run, guard:
-            a_released_lock_is_free_and_its_signal_says_released,
-            a_dropped_guard_releases,
-            tokens_grow_from_grant_to_grant,
+        $crate::conformance_cases!($run, Mutex, handle, guard:
             a_forced_release_says_whose_it_was_and_the_holder_is_told,
             a_released_name_was_not_forced,
-            a_detached_hold_is_resumed_with_its_token,
-            a_detached_hold_ends_with_its_lease,
-            only_the_owner_can_resume,
-            run_returns_what_the_work_returns_and_releases,
-            run_stops_the_work_when_the_lock_is_lost,
             inspect_shows_the_holder_and_list_the_names,
             shutdown_waits_for_guards_that_were_dropped,
+            a_name_in_use_as_another_kind_is_a_mismatch_that_names_both,
+        );
+        $crate::conformance_cases!($run, Mutex, queue, queue:
+            callers_of_several_clients_are_served_in_the_order_in_which_they_came,
+            a_try_overtakes_nobody,
+            a_head_that_died_costs_its_short_lease,
+            a_forced_release_lets_the_next_in,
+        );
+        $crate::conformance_cases!($run, Mutex, reentrant, reentrant:
+            an_owner_holds_as_often_as_it_likes_and_others_wait_for_the_last_release,
+            a_reentry_keeps_the_token_and_shortens_nothing,
+            holds_of_one_owner_end_one_by_one,
+            a_detached_hold_of_two_is_resumed_as_one_of_two,
+        );
+        $crate::conformance_cases!($run, Mutex, rwlock, rwlock:
+            readers_hold_together_and_a_writer_alone,
+            a_waiting_writer_stops_new_readers,
+            a_release_of_one_reader_touches_no_other,
+            a_lapsed_reader_blocks_a_writer_no_longer_than_its_own_lease,
+            a_downgrade_lets_readers_in_at_once,
+            a_downgrade_is_for_a_guard_of_the_same_lock,
+        );
+        $crate::conformance_cases!($run, Mutex, semaphore, semaphore:
+            permits_never_add_up_to_more_than_there_are,
+            who_asks_for_many_is_not_overtaken,
+            another_number_is_a_mismatch_that_says_which_is_in_force,
+            permits_that_cannot_be_are_refused,
+        );
+        $crate::conformance_cases!($run, Mutex, multi, multi:
+            all_or_none_are_held,
+            two_that_want_the_same_in_another_order_both_get_it,
+            the_loss_of_one_is_the_loss_of_all,
+            the_same_name_twice_is_refused,
         );
     };
 }
 
-/// Used by `conformance!`.
+/// What is promised of every kind that has one holder.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! conformance_exclusive {
+    ($run:path, $name:ident, $flavour:ident) => {
+        mod $name {
+            $crate::conformance_cases!($run, $flavour, exclusion, exclusion:
+                a_free_lock_is_granted_and_a_held_one_is_busy_to_everybody_else,
+                two_locks_of_one_face_exclude_each_other,
+                a_waiter_of_another_client_is_woken_by_the_release,
+                a_wait_ends_at_its_limit,
+                a_wait_of_no_time_asks_once,
+                a_wait_that_is_dropped_leaves_the_queue,
+                an_acquisition_that_is_dropped_anywhere_leaves_nothing,
+                a_future_that_was_granted_and_is_never_polled_again_loses_its_turn,
+                a_hundred_tasks_of_four_clients_never_overlap,
+            );
+            $crate::conformance_cases!($run, $flavour, lease, lease:
+                a_lease_is_renewed_for_as_long_as_its_guard_lives,
+                a_lease_that_is_not_renewed_ends_and_is_told_before_anybody_else_can_hold,
+                a_lease_that_is_renewed_by_hand_lives_on,
+                an_expired_holders_release_never_frees_the_next,
+                a_lapsed_lease_cannot_be_renewed,
+                max_hold_ends_a_hold_however_often_it_is_renewed,
+                grace_announces_the_loss_early,
+                the_shortest_lease_can_be_held,
+            );
+            $crate::conformance_cases!($run, $flavour, guard, guard:
+                a_released_lock_is_free_and_its_signal_says_released,
+                a_dropped_guard_releases,
+                tokens_grow_from_grant_to_grant,
+                a_detached_hold_is_resumed_with_its_token,
+                a_detached_hold_ends_with_its_lease,
+                only_the_owner_can_resume,
+                run_returns_what_the_work_returns_and_releases,
+                run_stops_the_work_when_the_lock_is_lost,
+            );
+        }
+    };
+}
+
+/// A module of tests, one for each case.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! conformance_cases {
-    ($run:path, $group:ident: $($case:ident),* $(,)?) => {
-        mod $group {
+    ($run:path, $flavour:ident, $name:ident, $group:ident: $($case:ident),* $(,)?) => {
+        mod $name {
             $(
                 #[test]
                 fn $case() {
-                    $run(|place| Box::pin($crate::conformance::$group::$case(place)));
+                    let flavour = $crate::conformance::Flavour::$flavour;
+                    $run(flavour, |place| Box::pin($crate::conformance::$group::$case(place)));
                 }
             )*
         }

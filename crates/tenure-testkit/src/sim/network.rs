@@ -423,7 +423,12 @@ impl Store for SimStore {
         })
     }
 
-    fn listen(&self, name: &LockName, within: Duration) -> BoxFuture<'static, Result<Listener, Failure>> {
+    fn listen(
+        &self,
+        name: &LockName,
+        _: Rule,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let (network, process, name) = (self.network.clone(), self.process, name.clone());
         async move { network.listen(process, &name, within).await }.boxed()
     }
@@ -586,6 +591,9 @@ impl fmt::Display for Shown<'_> {
             }
             Verb::Renew { ttl_ms, .. } => write!(f, "renew {name} by …{owner} for {ttl_ms} ms [{request}]"),
             Verb::Release { whose, .. } => write!(f, "release {name} by …{owner} of {whose:?} [{request}]"),
+            Verb::Refresh { owners, wait_ms } => {
+                write!(f, "refresh {name} by {} for {wait_ms} ms [{request}]", owners.len())
+            }
             Verb::Inspect => write!(f, "inspect {name} by …{owner} [{request}]"),
         }
     }

@@ -176,7 +176,7 @@ fn op(keys: &[&str], args: &[&str]) -> Op {
         "acquire" => {
             Verb::Acquire { ttl_ms: number(3), hold: 0, fence: fence(4), wait_ms: None, bind: Bind::Process }
         }
-        "renew" => Verb::Renew { ttl_ms: number(3), bind: None },
+        "renew" => Verb::Renew { ttl_ms: number(3), hold: 0, bind: None, weight: None },
         "release" => {
             let whose = if args[4] == "mine" { Whose::Mine } else { Whose::Anyone };
             Verb::Release { hold: 0, fence: fence(3), whose }
@@ -195,7 +195,7 @@ fn reply(op: &Op, answer: &Answer) -> Vec<u8> {
         Answer::Held { fence } => vec![bulk("held"), bulk(&fence.to_string())],
         Answer::Busy { holder, left_ms } => vec![bulk("busy"), bulk(holder), left(*left_ms)],
         Answer::Free => vec![bulk("free")],
-        Answer::Released => vec![bulk("released"), bulk("")],
+        Answer::Released { .. } => vec![bulk("released"), bulk("")],
         Answer::Found(found) => {
             let holder = &found.holders[0];
             vec![bulk("found"), bulk("mutex"), bulk(&holder.value), left(holder.left_ms)]

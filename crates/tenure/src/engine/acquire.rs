@@ -10,6 +10,7 @@ use futures_util::future::{Either, pending, select};
 
 use super::held::{Grant, Held, Lease, announce, bind};
 use super::release::Farewell;
+use super::tickets::{Turn, Waiting};
 use super::{Engine, backoff};
 use crate::error::{Error, Result};
 use crate::name::LockName;
@@ -33,135 +34,142 @@ pub(crate) enum Wait {
 
 /// Who wants what: one acquisition.
 ///
-/// Dropped while the outcome of one of its requests is unknown, it gives back what may have been granted. So no
-/// acquisition, however it ends, leaves anything behind but a [`Held`].
+/// Dropped while the outcome of one of its requests is unknown, or while it has a place in a queue, it gives back what it may
+/// have. So no acquisition, however it ends, leaves anything behind but a [`Held`].
 pub(crate) struct Ask {
     engine: Arc<Engine>,
     pub(super) name: LockName,
-    rule: Rule,
-    owner: Owner,
-    hold: u64,
+    pub(super) rule: Rule,
+    pub(super) owner: Owner,
+    pub(super) hold: u64,
     pub(super) options: Arc<Options>,
     pub(super) since: Moment,
-    /// A request was sent and its outcome is not known.
+    /// Whether the owner is this acquisition's alone, or was chosen by the caller.
+    is_fresh: bool,
+    /// The store may have something for this owner that no [`Held`] stands for.
     maybe: AtomicBool,
 }
 
 /// What became of one question.
 pub(super) enum Asked {
     Held(Held),
-    Busy { holder: String, left_ms: Option<u64> },
-    Mismatch(Kind),
-    Failed(Failure),
+    Busy {
+        holder: String,
+        left_ms: Option<u64>,
+    },
+    Waiting(Waiting),
+    /// No, whoever asks how often.
+    Refused(Error),
+    /// No answer.
+    Silent(Failure),
+}
+
+/// What became of an attempt to take over a hold.
+pub(crate) enum Resumed {
+    Held(Held),
+    Over,
+    /// It is another kind of lock.
+    Other(Rule),
 }
 
 impl Ask {
-    pub(crate) fn new(engine: &Arc<Engine>, name: LockName, rule: Rule, options: &Arc<Options>) -> Self {
-        let owner = Owner::fresh(&options.label, &*engine.runtime);
-        Self::of(engine, name, rule, owner, options)
-    }
-
-    /// For an owner that exists already.
-    pub(crate) fn of(
+    /// For an owner of its own, unless the caller has chosen one.
+    pub(crate) fn new(
         engine: &Arc<Engine>,
         name: LockName,
         rule: Rule,
-        owner: Owner,
+        owner: Option<Owner>,
         options: &Arc<Options>,
     ) -> Self {
+        let is_fresh = owner.is_none();
+        let owner = owner.unwrap_or_else(|| Owner::fresh(&options.label, &*engine.runtime));
         let (hold, since) = (engine.id(), engine.now());
         let (engine, options) = (Arc::clone(engine), Arc::clone(options));
-        Self { engine, name, rule, owner, hold, options, since, maybe: AtomicBool::new(false) }
+        Self { engine, name, rule, owner, hold, options, since, is_fresh, maybe: AtomicBool::new(false) }
     }
 
-    /// The same wish under another owner. One whose hold has lapsed, and is being released, must not be asked for again:
-    /// the release would find the new hold.
+    /// The same wish under another owner, or at least another hold. One whose hold has lapsed, and is being released, must
+    /// not be asked for again: the release would find the new hold.
     fn anew(&self) -> Self {
-        let mut anew = Self::new(&self.engine, self.name.clone(), self.rule, &self.options);
+        let owner = (!self.is_fresh).then(|| self.owner.clone());
+        let mut anew = Self::new(&self.engine, self.name.clone(), self.rule, owner, &self.options);
         anew.since = self.since;
         anew
     }
 
     /// Asks once; again only when the grant took so long to arrive that too little of it is left. `within` is for all of it.
-    pub(super) async fn once(&self, within: Duration) -> Asked {
+    /// `wait` keeps a place, where the kind has a queue.
+    pub(super) async fn once(&self, wait: bool, within: Duration) -> Asked {
         const ROUNDS: u32 = 3;
         let until = self.engine.now() + within;
         let ttl = self.options.lease();
-        let verb = Verb::Acquire {
-            ttl_ms: lease::millis(ttl),
-            hold: self.hold,
-            fence: Fence::Assign,
-            wait_ms: None,
-            bind: bind(&self.options),
-        };
-        let mut round = 0;
-        loop {
+        let wait_ms = (wait && matches!(self.rule, Rule::Queue(_))).then(|| lease::millis(lease::wait(ttl)));
+        let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, bind(&self.options));
+        let verb = Verb::Acquire { ttl_ms, hold, fence: Fence::Assign, wait_ms, bind };
+        for round in 1.. {
             let sent = self.engine.now();
             let before = self.maybe.swap(true, Ordering::AcqRel);
             let left = until.since(sent);
-            let answer = self.engine.call(&self.name, self.rule, &self.owner, verb, left).await;
+            let answer = self.engine.call(&self.name, self.rule, &self.owner, verb.clone(), left).await;
             let answered = self.engine.now();
-            round += 1;
-            let is_last = round == ROUNDS || answered >= until;
-            return match answer {
-                Ok(Answer::Held { .. }) if !is_last && lease::is_stale(sent, answered, ttl) => continue,
-                Ok(Answer::Held { fence }) => {
-                    let held = self.held(fence, sent);
-                    self.maybe.store(false, Ordering::Release);
-                    Asked::Held(held)
+            let asks_again = round < ROUNDS && answered < until && lease::is_stale(sent, answered, ttl);
+            // What is known now: with an answer, that there is nothing but what it says; without, no more than before.
+            let (asked, maybe) = match answer {
+                Ok(Answer::Held { .. }) if asks_again => continue,
+                Ok(Answer::Held { fence }) => return Asked::Held(self.granted(fence, sent, ttl)),
+                Ok(Answer::Busy { holder, left_ms }) => (Asked::Busy { holder, left_ms }, false),
+                Ok(Answer::Waiting { ticket, retry_in_ms }) => {
+                    let retry_at = retry_in_ms.map(|retry_in_ms| sent + Duration::from_millis(retry_in_ms));
+                    (Asked::Waiting(Waiting { ticket, sent, retry_at }), true)
                 }
-                Ok(Answer::Busy { holder, left_ms }) => {
-                    self.maybe.store(false, Ordering::Release);
-                    Asked::Busy { holder, left_ms }
+                Ok(Answer::Mismatch { kind, capacity }) => {
+                    (Asked::Refused(self.mismatch(kind, capacity)), false)
                 }
-                Ok(Answer::Mismatch { kind }) => {
-                    self.maybe.store(false, Ordering::Release);
-                    Asked::Mismatch(kind)
-                }
-                Ok(other) => Asked::Failed(Failure::Refused(Failure::cause(format!(
-                    "not an answer to acquire: {other:?}"
-                )))),
-                Err(failure @ Failure::Unknown(_)) => Asked::Failed(failure),
-                Err(failure) => {
-                    self.maybe.store(before, Ordering::Release);
-                    Asked::Failed(failure)
-                }
+                Ok(answer) => (Asked::Refused(self.engine.nonsense(&self.name, &answer)), true),
+                Err(failure @ Failure::Unknown(_)) => (Asked::Silent(failure), true),
+                Err(failure @ Failure::NotSent(_)) => (Asked::Silent(failure), before),
+                Err(failure @ Failure::Refused(_)) => (Asked::Refused(self.silent(failure)), before),
             };
+            self.maybe.store(maybe, Ordering::Release);
+            return asked;
         }
+        unreachable!("the last round returns what it was told")
     }
 
-    /// Takes over a hold that its owner has detached: `None` when it is over. Renews it, and never creates one.
-    pub(crate) async fn resume(&self) -> Result<Option<Held>> {
+    /// Takes over a hold that its owner has detached. Renews it, and never creates one.
+    pub(crate) async fn resume(&self) -> Result<Resumed> {
         let (engine, ttl) = (&self.engine, self.options.lease());
         let sent = engine.now();
-        let verb = Verb::Renew { ttl_ms: lease::millis(ttl), bind: Some(bind(&self.options)) };
-        let within = self.options.op_timeout;
-        match engine.call(&self.name, self.rule, &self.owner, verb, within).await {
+        let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, Some(bind(&self.options)));
+        let verb = Verb::Renew { ttl_ms, hold, bind, weight: None };
+        match engine.call(&self.name, self.rule, &self.owner, verb, self.options.op_timeout).await {
             Ok(Answer::Held { fence }) => {
-                let held = self.held(fence, sent);
+                let held = self.granted(fence, sent, ttl);
                 if !held.is_live() {
                     // The answer was on its way for longer than the lease: nobody gets a guard that is lost already.
-                    return Ok(None);
+                    return Ok(Resumed::Over);
                 }
                 held.keep();
-                Ok(Some(held))
+                Ok(Resumed::Held(held))
             }
-            Ok(Answer::Free | Answer::Busy { .. }) => Ok(None),
-            Ok(Answer::Mismatch { kind }) => Err(self.mismatch(kind)),
+            Ok(Answer::Free | Answer::Busy { .. } | Answer::Waiting { .. }) => Ok(Resumed::Over),
+            Ok(Answer::Mismatch { kind, capacity }) => Ok(Resumed::Other(Rule::of(kind, capacity))),
             Ok(answer) => Err(engine.nonsense(&self.name, &answer)),
             Err(failure) => Err(engine.failed(&self.name, failure)),
         }
     }
 
-    /// What was granted by a request that was sent at `sent` and answered now.
-    fn held(&self, fence: u64, sent: Moment) -> Held {
+    /// What the store has granted: its lease was set to `first` by a request that was sent at `sent`, and is known now.
+    pub(super) fn granted(&self, fence: u64, sent: Moment, first: Duration) -> Held {
         let Self { engine, name, rule, owner, hold, options, .. } = self;
         let grant = Grant { name, rule: *rule, owner, fence, hold: *hold, options };
-        Held::new(Arc::clone(engine), Arc::new(Lease::granted(grant, sent, engine.now())))
+        let held = Held::new(Arc::clone(engine), Arc::new(Lease::granted(grant, sent, engine.now(), first)));
+        self.maybe.store(false, Ordering::Release);
+        held
     }
 
-    pub(super) fn mismatch(&self, found: Kind) -> Error {
-        self.engine.mismatch(&self.name, self.rule.kind(), found)
+    fn mismatch(&self, kind: Kind, capacity: Option<u32>) -> Error {
+        self.engine.mismatch(&self.name, self.rule, kind, capacity)
     }
 
     pub(super) fn silent(&self, failure: Failure) -> Error {
@@ -181,11 +189,11 @@ impl Drop for Ask {
 /// Acquires a lock: `None` when it is busy and the wait is over.
 pub(crate) async fn acquire(ask: Ask, wait: Wait) -> Result<Option<Held>> {
     let engine = Arc::clone(&ask.engine);
-    let since = ask.since;
-    let held = match wait {
-        Wait::Once | Wait::For(Duration::ZERO) => at_once(&engine, ask).await?,
-        Wait::For(limit) => in_time(&engine, ask, Some(since + limit)).await?,
-        Wait::Forever => in_time(&engine, ask, None).await?,
+    let (since, rule) = (ask.since, ask.rule);
+    let held = match (wait, rule) {
+        (Wait::Once | Wait::For(Duration::ZERO), _) => at_once(&engine, ask).await?,
+        (wait, Rule::Mutex | Rule::Reentrant) => in_line(&engine, ask, wait.until(since)).await?,
+        (wait, Rule::Queue(_)) => in_queue(&engine, ask, wait.until(since)).await?,
     };
     if let Some(held) = &held {
         announce(&held.lease, engine.now().since(since));
@@ -194,24 +202,28 @@ pub(crate) async fn acquire(ask: Ask, wait: Wait) -> Result<Option<Held>> {
     Ok(held)
 }
 
+impl Wait {
+    fn until(self, since: Moment) -> Option<Moment> {
+        match self {
+            Self::Once => Some(since),
+            Self::For(limit) => Some(since + limit),
+            Self::Forever => None,
+        }
+    }
+}
+
 /// Asks whoever else waits, and takes no for an answer. Only silence is asked again, for `op_timeout` in all.
 async fn at_once(engine: &Arc<Engine>, ask: Ask) -> Result<Option<Held>> {
     let until = engine.now() + ask.options.op_timeout;
-    let mut attempt = 0;
-    loop {
+    for attempt in 0.. {
         let left = until.since(engine.now()).max(Duration::from_millis(1));
-        match ask.once(left).await {
+        match ask.once(false, left).await {
             Asked::Held(held) if held.is_live() => return Ok(Some(held)),
-            Asked::Held(held) => {
-                drop(held);
-                return Err(ask.silent(too_slow()));
-            }
-            Asked::Busy { .. } => return Ok(None),
-            Asked::Mismatch(kind) => return Err(ask.mismatch(kind)),
-            Asked::Failed(failure @ Failure::Refused(_)) => return Err(ask.silent(failure)),
-            Asked::Failed(failure) => {
+            Asked::Held(_) => return Err(ask.silent(too_slow())),
+            Asked::Busy { .. } | Asked::Waiting(_) => return Ok(None),
+            Asked::Refused(error) => return Err(error),
+            Asked::Silent(failure) => {
                 let pause = engine.jittered(backoff(attempt));
-                attempt += 1;
                 if engine.now() + pause >= until {
                     return Err(ask.silent(failure));
                 }
@@ -219,34 +231,38 @@ async fn at_once(engine: &Arc<Engine>, ask: Ask) -> Result<Option<Held>> {
             }
         }
     }
+    unreachable!("time passes")
 }
 
 fn too_slow() -> Failure {
     Failure::NotSent(Failure::cause("its answers take longer than the lease that is asked for"))
 }
 
-/// Asks at once if nobody of this process waits; else, and if the answer is no, waits in line.
-async fn in_time(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Result<Option<Held>> {
+fn not_in_time() -> Failure {
+    Failure::NotSent(Failure::cause("no answer within the limit of the wait"))
+}
+
+fn abandoned() -> Failure {
+    Failure::NotSent(Failure::cause("the thread that asks for it has ended"))
+}
+
+/// For kinds without a queue: asks at once if nobody of this process waits; else, and if the answer is no, waits in line.
+async fn in_line(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Result<Option<Held>> {
     let mut ask = Arc::new(ask);
     loop {
         let mut silence = None;
         if !engine.lines.has_waiters(&ask.name) {
-            let within = ask.options.op_timeout;
-            match before(engine, limit, ask.once(within)).await {
+            match before(engine, limit, ask.once(true, ask.options.op_timeout)).await {
                 Some(Asked::Held(held)) if held.is_live() => return Ok(Some(held)),
                 Some(Asked::Held(held)) => {
                     drop(held);
                     ask = Arc::new(ask.anew());
                     silence = Some(too_slow());
                 }
-                Some(Asked::Busy { .. }) => {}
-                Some(Asked::Mismatch(kind)) => return Err(ask.mismatch(kind)),
-                Some(Asked::Failed(failure @ Failure::Refused(_))) => return Err(ask.silent(failure)),
-                Some(Asked::Failed(failure)) => silence = Some(failure),
-                None => {
-                    return Err(ask
-                        .silent(Failure::NotSent(Failure::cause("no answer within the limit of the wait"))));
-                }
+                Some(Asked::Busy { .. } | Asked::Waiting(_)) => {}
+                Some(Asked::Refused(error)) => return Err(error),
+                Some(Asked::Silent(failure)) => silence = Some(failure),
+                None => return Err(ask.silent(not_in_time())),
             }
         }
         let mut place = engine.lines.join(engine, &ask, silence);
@@ -255,15 +271,51 @@ async fn in_time(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resul
             // It was granted, and this future was not polled until the lease had passed: the turn is gone.
             Some(Some(Ok(held))) => drop(held),
             Some(Some(Err(error))) => return Err(error),
-            Some(None) => {
-                return Err(
-                    ask.silent(Failure::NotSent(Failure::cause("the thread that asks for it has ended")))
-                );
-            }
+            Some(None) => return Err(ask.silent(abandoned())),
             None => return place.silence().map_or(Ok(None), |failure| Err(ask.silent(failure))),
         }
         drop(place);
         ask = Arc::new(ask.anew());
+    }
+}
+
+/// For kinds with a queue: takes a place in the store, and waits until it is called.
+async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Result<Option<Held>> {
+    let mut ask = Arc::new(ask);
+    let (mut heard_at, mut attempt) = (engine.now(), 0);
+    loop {
+        let place = match before(engine, limit, ask.once(true, ask.options.op_timeout)).await {
+            Some(Asked::Held(held)) if held.is_live() => return Ok(Some(held)),
+            Some(Asked::Waiting(place)) => place,
+            Some(Asked::Refused(error)) => return Err(error),
+            None => return Err(ask.silent(not_in_time())),
+            Some(unheard) => {
+                let failure = match unheard {
+                    Asked::Silent(failure) => failure,
+                    _ => too_slow(),
+                };
+                let until = engine.now() + engine.jittered(backoff(attempt));
+                attempt += 1;
+                let out_of_patience = until.since(heard_at) >= ask.options.patience;
+                if out_of_patience || limit.is_some_and(|limit| until >= limit) {
+                    return Err(ask.silent(failure));
+                }
+                engine.runtime.sleep_until(until).await;
+                continue;
+            }
+        };
+        let mut stub = engine.desks.join(engine, &ask, place);
+        match before(engine, limit, stub.turn()).await {
+            Some(Some(Ok(Turn::Held(held)))) if held.is_live() => return Ok(Some(held)),
+            // Granted to a future that was not polled in time, or a place that lapsed unheard of: back to the end.
+            Some(Some(Ok(turn))) => drop(turn),
+            Some(Some(Err(error))) => return Err(error),
+            Some(None) => return Err(ask.silent(abandoned())),
+            None => return stub.silence().map_or(Ok(None), |failure| Err(ask.silent(failure))),
+        }
+        drop(stub);
+        ask = Arc::new(ask.anew());
+        (heard_at, attempt) = (engine.now(), 0);
     }
 }
 

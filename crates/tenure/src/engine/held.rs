@@ -16,7 +16,7 @@ use crate::name::{LockName, Quoted};
 use crate::options::{Options, Renewal};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Bind, Rule, lease, ours};
+use crate::protocol::{Answer, Bind, Place, Rule, Verb, lease, ours};
 use crate::runtime::Moment;
 
 /// A granted lock in the hands of whoever waits for it or has it. Dropping it releases the lock in the background.
@@ -92,10 +92,11 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// A grant by a request that was sent at `sent` and answered at `answered`.
-    pub(super) fn granted(grant: Grant<'_>, sent: Moment, answered: Moment) -> Self {
+    /// A grant whose lease was last set, to `first`, by a request that was sent at `sent` and answered at `answered`. A first
+    /// lease that is shorter than it should be is renewed at once.
+    pub(super) fn granted(grant: Grant<'_>, sent: Moment, answered: Moment, first: Duration) -> Self {
         let Grant { name, rule, owner, fence, hold, options } = grant;
-        let ttl = options.lease();
+        let is_whole = first >= options.lease();
         Self {
             name: name.clone(),
             rule,
@@ -107,9 +108,9 @@ impl Lease {
             grace: options.grace,
             end: options.max_hold.map(|hold| sent + hold),
             renewal: options.renewal,
-            sent: AtomicU64::new(sent.0),
+            sent: AtomicU64::new(if is_whole { sent.0 } else { 0 }),
             asked: AtomicU64::new(sent.0),
-            deadline: AtomicU64::new(lease::deadline(sent, answered, ttl).0),
+            deadline: AtomicU64::new(lease::deadline(sent, answered, first).0),
             due: AtomicU64::new(0),
             outcome: OnceLock::new(),
             ears: Mutex::default(),
@@ -157,6 +158,20 @@ impl Lease {
     /// `max_hold` clips each lease.
     fn ttl_from(&self, now: Moment) -> Duration {
         self.end.map_or(self.ttl, |end| self.ttl.min(end.since(now)))
+    }
+
+    /// The request that sets the lease anew.
+    pub(crate) fn renewal(&self, ttl: Duration, bind: Option<Bind>, weight: Option<u32>) -> Verb {
+        Verb::Renew { ttl_ms: lease::millis(ttl), hold: self.hold, bind, weight }
+    }
+
+    /// The question whether it is still held, which changes nothing.
+    pub(crate) fn question(&self) -> Verb {
+        match self.rule {
+            // Not all of a queue: only this place in it.
+            Rule::Queue(_) => Verb::Refresh { owners: Arc::new([self.owner.clone()]), wait_ms: 0 },
+            Rule::Mutex | Rule::Reentrant => Verb::Inspect,
+        }
     }
 
     pub(super) fn ttl(&self) -> Duration {
@@ -212,9 +227,13 @@ impl Lease {
             },
             Answer::Busy { holder, .. } => holder,
             Answer::Free => {
-                return Some("it is gone from the store: expired, forced open, flushed or evicted".into());
+                return Some(GONE.into());
             }
-            Answer::Mismatch { kind } => return Some(format!("its name is now in use as a {kind}")),
+            Answer::Mismatch { kind, .. } => return Some(format!("its name is now in use as a {kind}")),
+            Answer::Places { places, .. } if !matches!(places[..], [Place::Held { .. }]) => {
+                return Some(GONE.into());
+            }
+            Answer::Waiting { .. } => return Some(GONE.into()),
             _ => return None,
         };
         Some(match ours(value) {
@@ -248,6 +267,9 @@ impl fmt::Debug for Lease {
         f.debug_struct("Lease").field("name", &self.name).field("owner", &self.owner).finish_non_exhaustive()
     }
 }
+
+/// What a store's silence about a hold means.
+const GONE: &str = "it is gone from the store: expired, forced open, flushed or evicted";
 
 /// Whose grant a lease is.
 pub(super) struct Grant<'a> {
@@ -289,15 +311,30 @@ pub(crate) fn bind(options: &Options) -> Bind {
 /// ```
 #[must_use = "it does nothing until it is awaited"]
 pub struct Lost {
+    /// One for a guard, several for several at once.
+    ears: Vec<Ear>,
+}
+
+/// A listener to the end of one hold.
+struct Ear {
     engine: Arc<Engine>,
     lease: Arc<Lease>,
-    ear: u64,
+    id: u64,
 }
 
 impl Lost {
     pub(crate) fn new(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Self {
-        let ear = lease.next_ear.fetch_add(1, Ordering::Relaxed);
-        Self { engine: Arc::clone(engine), lease: Arc::clone(lease), ear }
+        Self { ears: vec![Ear::new(engine, lease)] }
+    }
+
+    pub(crate) fn never() -> Self {
+        Self { ears: Vec::new() }
+    }
+
+    /// Whichever is first.
+    pub(crate) fn or(mut self, mut other: Self) -> Self {
+        self.ears.append(&mut other.ears);
+        self
     }
 }
 
@@ -305,36 +342,50 @@ impl Future for Lost {
     type Output = Error;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Error> {
-        if let Some(outcome) = self.lease.outcome(&self.engine) {
-            return Poll::Ready(outcome);
+        match self.ears.iter().find_map(|ear| ear.listen(context)) {
+            Some(outcome) => Poll::Ready(outcome),
+            None => Poll::Pending,
         }
-        {
-            let mut ears = self.lease.ears();
-            match ears.iter_mut().find(|(ear, _)| *ear == self.ear) {
-                Some((_, waker)) => waker.clone_from(context.waker()),
-                None => ears.push((self.ear, context.waker().clone())),
-            }
-        }
-        // It may have ended between the look and the registration.
-        self.lease.outcome.get().cloned().map_or(Poll::Pending, Poll::Ready)
     }
 }
 
 impl Clone for Lost {
     fn clone(&self) -> Self {
-        Self::new(&self.engine, &self.lease)
-    }
-}
-
-impl Drop for Lost {
-    fn drop(&mut self) {
-        self.lease.ears().retain(|(ear, _)| *ear != self.ear);
+        Self { ears: self.ears.iter().map(|ear| Ear::new(&ear.engine, &ear.lease)).collect() }
     }
 }
 
 impl fmt::Debug for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Lost").field(&self.lease.name).finish()
+        f.debug_list().entries(self.ears.iter().map(|ear| &ear.lease.name)).finish()
+    }
+}
+
+impl Ear {
+    fn new(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Self {
+        let id = lease.next_ear.fetch_add(1, Ordering::Relaxed);
+        Self { engine: Arc::clone(engine), lease: Arc::clone(lease), id }
+    }
+
+    fn listen(&self, context: &Context<'_>) -> Option<Error> {
+        if let Some(outcome) = self.lease.outcome(&self.engine) {
+            return Some(outcome);
+        }
+        {
+            let mut ears = self.lease.ears();
+            match ears.iter_mut().find(|(id, _)| *id == self.id) {
+                Some((_, waker)) => waker.clone_from(context.waker()),
+                None => ears.push((self.id, context.waker().clone())),
+            }
+        }
+        // It may have ended between the look and the registration.
+        self.lease.outcome.get().cloned()
+    }
+}
+
+impl Drop for Ear {
+    fn drop(&mut self) {
+        self.lease.ears().retain(|(id, _)| *id != self.id);
     }
 }
 

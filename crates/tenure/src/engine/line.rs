@@ -17,7 +17,7 @@ use tracing::debug;
 
 use super::acquire::{Ask, Asked};
 use super::held::Held;
-use super::{Engine, backoff};
+use super::{Engine, LINGER, backoff};
 use crate::error::Result;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -28,8 +28,6 @@ use crate::store::{Failure, Listener};
 
 /// The longest sleep of a waiter that hears nothing.
 const CAP: Duration = Duration::from_secs(30);
-/// How long a subscription is kept after the last waiter.
-const LINGER: Duration = Duration::from_secs(5);
 /// After so many hand-overs inside this process, or so much time, one turn is left to others.
 const STREAK: u32 = 16;
 const STREAK_TIME: Duration = Duration::from_millis(50);
@@ -256,12 +254,12 @@ impl Server {
             let _ = self.line.bell.notified().now_or_never();
         }
         let sent = self.engine.now();
-        let asked = ask.once(ask.options.op_timeout).await;
+        let asked = ask.once(true, ask.options.op_timeout).await;
         self.hop = self.engine.now().since(sent);
         if planted(Bug::ListenAfterAsking) {
             self.listen(ask).await;
         }
-        if !matches!(asked, Asked::Failed(_)) {
+        if !matches!(asked, Asked::Silent(_)) {
             self.line.heard();
         }
         let pause = match asked {
@@ -277,15 +275,13 @@ impl Server {
                 self.streak = 0;
                 self.pause(ask, &holder, left_ms)
             }
-            Asked::Mismatch(kind) => {
-                self.line.answer(id, Err(ask.mismatch(kind)));
+            // Only kinds that keep no queue are asked for here.
+            Asked::Waiting(_) => CAP,
+            Asked::Refused(error) => {
+                self.line.answer(id, Err(error));
                 return;
             }
-            Asked::Failed(failure @ Failure::Refused(_)) => {
-                self.line.answer(id, Err(ask.silent(failure)));
-                return;
-            }
-            Asked::Failed(failure) => {
+            Asked::Silent(failure) => {
                 self.line.unheard(&self.engine, &failure);
                 self.next_backoff()
             }
@@ -319,7 +315,7 @@ impl Server {
     /// nobody subscribe, asking again and again has to do.
     async fn listen(&mut self, ask: &Ask) {
         if self.ears.is_none() {
-            match self.engine.store.listen(&self.line.name, ask.options.op_timeout).await {
+            match self.engine.store.listen(&self.line.name, ask.rule, ask.options.op_timeout).await {
                 Ok(ears) => self.ears = Some(ears),
                 Err(failure) => debug!(target: "tenure", lock = %self.line.name, %failure, "not subscribed"),
             }

@@ -1,6 +1,7 @@
 //! The engine asks until a lock is granted and keeps the grant alive. The only code that repeats an operation and waits.
 //!
 //! - [`acquire`] asks once, or waits; [`line`] is where the tasks of one process wait for one name, and asks for them;
+//! - [`tickets`] is the same for the kinds that keep a queue: there each waiter has a place of its own in the store;
 //! - [`held`] is one grant: its deadline, and the news of its loss;
 //! - [`renew`] keeps all grants of one `Locks` alive; [`release`] ends them.
 
@@ -9,6 +10,7 @@ pub(crate) mod held;
 mod line;
 pub(crate) mod release;
 mod renew;
+mod tickets;
 
 use std::fmt;
 use std::pin::pin;
@@ -28,12 +30,14 @@ use crate::store::{Failure, Store};
 use line::Lines;
 use release::Outbox;
 use renew::Keeper;
+use tickets::Desks;
 
 /// One store, one runtime, and what is going on between them.
 pub(crate) struct Engine {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) runtime: Arc<dyn Runtime>,
     lines: Lines,
+    desks: Desks,
     keeper: Keeper,
     outbox: Outbox,
     ids: AtomicU64,
@@ -43,8 +47,9 @@ impl Engine {
     pub(crate) fn new(store: Arc<dyn Store>, runtime: Arc<dyn Runtime>) -> Arc<Self> {
         // Ids need to be unique per owner only, but a random start tells two processes' traces apart.
         let ids = AtomicU64::new(runtime.random() >> 1);
-        let (lines, keeper, outbox) = (Lines::default(), Keeper::default(), Outbox::default());
-        Arc::new(Self { store, runtime, lines, keeper, outbox, ids })
+        let (lines, desks) = (Lines::default(), Desks::default());
+        let (keeper, outbox) = (Keeper::default(), Outbox::default());
+        Arc::new(Self { store, runtime, lines, desks, keeper, outbox, ids })
     }
 
     /// Sends one request and checks that the answer is for it.
@@ -87,8 +92,8 @@ impl Engine {
         Error::silent(Some(name), self.store.url(), failure)
     }
 
-    pub(crate) fn mismatch(&self, name: &LockName, asked: Kind, found: Kind) -> Error {
-        Error::mismatch(name, self.store.url(), asked, found)
+    pub(crate) fn mismatch(&self, name: &LockName, asked: Rule, kind: Kind, capacity: Option<u32>) -> Error {
+        Error::mismatch(name, self.store.url(), asked, kind, capacity)
     }
 
     /// A store that answers what was not asked is as good as one that refuses.
@@ -114,6 +119,9 @@ impl fmt::Debug for Engine {
         f.debug_struct("Engine").field("store", &self.store).finish_non_exhaustive()
     }
 }
+
+/// How long a subscription is kept after the last waiter.
+const LINGER: Duration = Duration::from_secs(5);
 
 /// The pause before attempt `n + 1` when there is nothing better to wait for: 50 ms × 1.5ⁿ, at most 1 s.
 fn backoff(attempt: u32) -> Duration {
@@ -144,6 +152,7 @@ impl Drop for Home {
     fn drop(&mut self) {
         self.engine.keeper.close();
         self.engine.lines.close();
+        self.engine.desks.close();
         let Some(driver) = self.driver.take() else { return };
         if self.engine.outbox.is_empty() {
             driver.stop();

@@ -35,7 +35,7 @@ pub(crate) async fn release(held: Held) -> Result<()> {
         let left = until.since(engine.now()).max(Duration::from_millis(1));
         let failure = match farewell.attempt(left).await {
             Ok(_) if lost.is_some() => return lost.map_or(Ok(()), Err),
-            Ok(Answer::Released) => return Ok(()),
+            Ok(Answer::Released { .. }) => return Ok(()),
             Ok(answer) => match lease.refusal(&answer) {
                 Some(_) if farewell.was_repeated() && engine.now() < deadline => return Ok(()),
                 Some(_) if farewell.was_repeated() => {
@@ -129,8 +129,11 @@ impl Farewell {
             Ok(answer) => {
                 self.unknown = unknown_before;
                 self.done = true;
-                let released = *answer == Answer::Released;
-                debug!(target: "tenure", lock = %self.name, owner = %self.owner, released, "released");
+                let left = match answer {
+                    Answer::Released { left } => Some(*left),
+                    _ => None,
+                };
+                debug!(target: "tenure", lock = %self.name, owner = %self.owner, left, "released");
             }
             Err(Failure::Unknown(_)) => {}
             Err(Failure::NotSent(_) | Failure::Refused(_)) => self.unknown = unknown_before,

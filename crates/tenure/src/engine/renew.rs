@@ -19,7 +19,7 @@ use tracing::warn;
 use super::Engine;
 use super::held::Lease;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Verb, lease};
+use crate::protocol::{Answer, lease};
 use crate::runtime::Moment;
 use crate::store::Failure;
 
@@ -205,10 +205,7 @@ impl Task {
                 let sent = engine.now();
                 let renews = lease.renew_at().is_some();
                 let ttl = if renews { lease.asks(sent) } else { Duration::ZERO };
-                let verb = match renews {
-                    true => Verb::Renew { ttl_ms: lease::millis(ttl), bind: None },
-                    false => Verb::Inspect,
-                };
+                let verb = if renews { lease.renewal(ttl, None, None) } else { lease.question() };
                 let within = lease::attempt(lease.ttl(), lease.op_timeout);
                 let answer = engine.call(&lease.name, lease.rule, &lease.owner, verb, within).await;
                 Attempt { lease, sent, ttl, renews, answer }

@@ -17,6 +17,8 @@ pub const BALLOT_MS: u64 = 30 * 24 * 60 * 60 * 1_000;
 pub const BALLOT_BEHIND_US: u64 = 10 * 1_000_000;
 /// A ballot this far above a node's clock comes from a broken one, and would spend the numbers of all.
 pub const BALLOT_AHEAD_US: u64 = 365 * 24 * 60 * 60 * 1_000_000;
+/// The longest time for which a place in a queue is kept for a waiter that is not heard of.
+pub const WAIT_MAX: Duration = Duration::from_secs(5);
 /// Renewals are at most this far apart.
 const RENEWAL_MAX: Duration = Duration::from_secs(60);
 
@@ -26,6 +28,11 @@ pub fn margin(ttl: Duration) -> Duration {
         return Duration::ZERO;
     }
     ttl / 100 + Duration::from_millis(2)
+}
+
+/// How long a place is kept: a waiter that turns into a holder and dies must not cost more than a holder does.
+pub fn wait(ttl: Duration) -> Duration {
+    ttl.min(WAIT_MAX)
 }
 
 /// Until when a grant is good: counted from *before* the request was sent, less the margin.

@@ -8,9 +8,12 @@
 
 pub mod lease;
 pub mod mutex;
+pub mod queue;
+pub mod reentrant;
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -32,17 +35,64 @@ pub struct Op {
 
 /// Which state machine answers, and with what numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Rule {
     /// One holder; asks again when woken.
     Mutex,
+    /// One owner with a count of holds; asks again when woken.
+    Reentrant,
+    /// A place in a queue; named when it holds.
+    Queue(Seat),
+}
+
+/// What kind of queue, and how much of it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// [`Kind::Fair`], [`Kind::RwLock`] or [`Kind::Semaphore`].
+    pub kind: Kind,
+    /// How much weight may hold at once.
+    pub capacity: u32,
+    /// How much of it this request takes.
+    pub weight: u32,
+}
+
+impl Seat {
+    /// A fair mutex.
+    pub const FAIR: Self = Self { kind: Kind::Fair, capacity: 1, weight: 1 };
+    /// One of many readers.
+    pub const READER: Self = Self { kind: Kind::RwLock, capacity: 1 << 20, weight: 1 };
+    /// The only writer.
+    pub const WRITER: Self = Self { kind: Kind::RwLock, capacity: 1 << 20, weight: 1 << 20 };
+
+    /// So many permits of a semaphore.
+    pub const fn permits(of: u32, weight: u32) -> Self {
+        Self { kind: Kind::Semaphore, capacity: of, weight }
+    }
 }
 
 impl Rule {
+    /// The rule under which a lock of this kind is looked at, whatever was meant before.
+    pub fn of(kind: Kind, capacity: Option<u32>) -> Self {
+        match (kind, capacity) {
+            (Kind::Mutex, _) => Self::Mutex,
+            (Kind::Reentrant, _) => Self::Reentrant,
+            (kind, capacity) => Self::Queue(Seat { kind, capacity: capacity.unwrap_or(1), weight: 1 }),
+        }
+    }
+
+    /// How much weight may hold at once, where that is counted.
+    pub const fn capacity(self) -> Option<u32> {
+        match self {
+            Self::Queue(seat) => Some(seat.capacity),
+            _ => None,
+        }
+    }
+
     /// The kind a user calls it by.
     pub const fn kind(self) -> Kind {
         match self {
             Self::Mutex => Kind::Mutex,
+            Self::Reentrant => Kind::Reentrant,
+            Self::Queue(seat) => seat.kind,
         }
     }
 }
@@ -85,8 +135,8 @@ impl FromStr for Kind {
     }
 }
 
-/// The four things that can be asked of a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What can be asked of a lock: four things, and one of them for many at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Take it if it is free. Repeated by its owner: the same grant again.
     Acquire {
@@ -105,8 +155,19 @@ pub enum Verb {
     Renew {
         /// As in `Acquire`.
         ttl_ms: u64,
-        /// `Some` binds the hold to something else.
+        /// Which hold, where one owner may have several.
+        hold: u64,
+        /// `Some` binds the hold to something else: to the lease alone it is detached, back to a process it is resumed.
         bind: Option<Bind>,
+        /// `Some` makes the hold lighter: a writer becomes a reader.
+        weight: Option<u32>,
+    },
+    /// Stay in the queue: `Acquire` repeated for many waiters of one process at once.
+    Refresh {
+        /// Whose places.
+        owners: Arc<[Owner]>,
+        /// For how much longer.
+        wait_ms: u64,
     },
     /// Give it back.
     Release {
@@ -180,14 +241,33 @@ pub enum Answer {
     },
     /// Nobody holds it, so there is nothing of the asker's either.
     Free,
+    /// The asker keeps a place in the queue.
+    Waiting {
+        /// Its number; its token once it holds.
+        ticket: u64,
+        /// For the first in line: when to ask again if nothing is heard.
+        retry_in_ms: Option<u64>,
+    },
     /// The asker's hold has ended.
-    Released,
+    Released {
+        /// How many holds its owner has left.
+        left: u32,
+    },
+    /// What became of each place that was refreshed, in the order asked.
+    Places {
+        /// One for each owner.
+        places: Vec<Place>,
+        /// As in `Waiting`, if the first in line is among them.
+        retry_in_ms: Option<u64>,
+    },
     /// Who holds it, as asked; for a release of anyone, who held it.
     Found(Found),
     /// Another kind of lock of ours stands at this name.
     Mismatch {
         /// What stands there.
         kind: Kind,
+        /// How much it lets in, where that is the difference.
+        capacity: Option<u32>,
     },
     /// The proposed ballot is not above what this node has stored.
     Behind {
@@ -198,11 +278,30 @@ pub enum Answer {
     Ahead,
 }
 
+/// What a place in a queue has become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// It holds.
+    Held {
+        /// Its token.
+        fence: u64,
+    },
+    /// It waits.
+    Waiting {
+        /// Its number.
+        ticket: u64,
+    },
+    /// It is not there: it has lapsed, or the queue was lost.
+    Gone,
+}
+
 /// The holders of a lock and those who wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// What stands at the name.
     pub kind: Kind,
+    /// How much weight may hold at once, where the machine counts it.
+    pub capacity: Option<u32>,
     /// Who holds.
     pub holders: Vec<Holding>,
     /// Who waits, in order, where the machine keeps a queue.
@@ -216,18 +315,22 @@ pub struct Holding {
     pub value: String,
     /// Until its lease ends, unless it has none.
     pub left_ms: Option<u64>,
+    /// How much of the capacity it takes; for the reentrant kind, how often its owner holds.
+    pub weight: u32,
 }
 
 /// A value of ours taken apart: `owner#token`. A bare owner, from a client that could give no token, has token 0.
 pub fn ours(value: &str) -> Option<(Owner, u64)> {
     let (owner, fence) = match value.rsplit_once('#') {
-        Some((owner, digits)) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
-            (owner, digits.parse().ok()?)
-        }
+        Some((owner, digits)) if is_digits(digits) => (owner, digits.parse().ok()?),
         Some(_) => return None,
         None => (value, 0),
     };
     Some((owner.parse().ok()?, fence))
+}
+
+fn is_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// A message to those who wait. A hint: it may be lost, late or for nothing.
@@ -238,6 +341,11 @@ pub enum Wake {
     Free {
         /// Whose hold ended, where that is known.
         by: Option<Owner>,
+    },
+    /// These tickets hold now. No hint: whoever has one of them, and knows that its place has not lapsed, holds.
+    Granted {
+        /// Their numbers.
+        tickets: Vec<u64>,
     },
     /// Messages may have been missed.
     Reconnected,
@@ -276,8 +384,25 @@ pub struct Entry<T> {
 pub enum Data {
     /// A string: a mutex of ours, or what a foreign client wrote.
     Text(String),
+    /// A hash: a reentrant mutex, ours or Redisson's.
+    Hash(reentrant::Hash),
+    /// A queue of tickets.
+    Queue(queue::Queue),
     /// A kind of lock of ours that this version has no machine for.
     Other(Kind),
+}
+
+impl Data {
+    /// What it says when another kind is asked for.
+    fn mismatch(&self) -> Answer {
+        let (kind, capacity) = match self {
+            Self::Text(_) => (Kind::Mutex, None),
+            Self::Hash(_) => (Kind::Reentrant, None),
+            Self::Queue(queue) => (queue.kind, Some(queue.capacity)),
+            Self::Other(kind) => (*kind, None),
+        };
+        Answer::Mismatch { kind, capacity }
+    }
 }
 
 impl<T> Entry<T> {
@@ -303,11 +428,42 @@ pub fn found(state: &State, now: Now) -> Option<Found> {
     let lock = state.lock.as_ref().filter(|lock| !lock.is_over(now))?;
     Some(match &lock.value {
         Data::Text(value) => {
-            let holder = Holding { value: value.clone(), left_ms: lock.left_ms(now) };
-            Found { kind: Kind::Mutex, holders: vec![holder], waiters: Vec::new() }
+            let holder = Holding { value: value.clone(), left_ms: lock.left_ms(now), weight: 1 };
+            Found { kind: Kind::Mutex, capacity: None, holders: vec![holder], waiters: Vec::new() }
         }
-        Data::Other(kind) => Found { kind: *kind, holders: Vec::new(), waiters: Vec::new() },
+        Data::Hash(hash) => reentrant::found(hash, lock.left_ms(now)),
+        Data::Queue(queue) => return queue.found(now),
+        Data::Other(kind) => Found { kind: *kind, capacity: None, holders: Vec::new(), waiters: Vec::new() },
     })
+}
+
+/// Who holds it, as its own machine sees it; another machine says whose it is.
+fn inspect(state: &State, now: Now, is_own: impl Fn(&Data) -> bool) -> Answer {
+    match &state.lock {
+        Some(lock) if !is_own(&lock.value) => lock.value.mismatch(),
+        _ => found(state, now).map_or(Answer::Free, Answer::Found),
+    }
+}
+
+/// Ends whatever stands there, and says what it was.
+fn force(state: &mut State, now: Now, is_own: impl Fn(&Data) -> bool) -> (Answer, Option<Wake>) {
+    let answer = inspect(state, now, is_own);
+    let Answer::Found(found) = &answer else { return (answer, None) };
+    let by = found.holders.first().and_then(|holder| ours(&holder.value)).map(|(owner, _)| owner);
+    state.lock = None;
+    (answer, Some(Wake::Free { by }))
+}
+
+/// What a machine says that finds another one's value: a mismatch where it is ours, busy where it is foreign.
+fn other_kind(lock: &Entry<Data>, now: Now) -> Answer {
+    let left_ms = lock.left_ms(now);
+    match &lock.value {
+        Data::Text(value) if ours(value).is_none() => Answer::Busy { holder: value.clone(), left_ms },
+        Data::Hash(hash) if reentrant::fence_of(hash) == 0 => {
+            Answer::Busy { holder: reentrant::holder(hash), left_ms }
+        }
+        ours => ours.mismatch(),
+    }
 }
 
 /// Runs one request against one lock.
@@ -323,6 +479,8 @@ pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Wake>) {
     }
     match op.rule {
         Rule::Mutex => mutex::apply(state, now, op),
+        Rule::Reentrant => reentrant::apply(state, now, op),
+        Rule::Queue(seat) => queue::apply(state, now, op, seat),
     }
 }
 

@@ -5,7 +5,7 @@
 //! acquire finds its own token whatever became of the counter beside it.
 
 use super::lease::{BALLOT_AHEAD_US, BALLOT_BEHIND_US, BALLOT_MS, FENCE_MS};
-use super::{Answer, Bind, Data, Entry, Fence, Now, Op, State, Verb, Wake, Whose, found, ours};
+use super::{Answer, Data, Entry, Fence, Now, Op, State, Verb, Wake, Whose, force, inspect, other_kind};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 
@@ -13,9 +13,9 @@ use crate::planted::{Bug, planted};
 pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Wake>) {
     match op.verb {
         Verb::Acquire { ttl_ms, fence, .. } => (acquire(state, now, &op.owner, ttl_ms, fence), None),
-        Verb::Renew { ttl_ms, bind } => (renew(state, now, &op.owner, ttl_ms, bind), None),
+        Verb::Renew { ttl_ms, .. } => (renew(state, now, &op.owner, ttl_ms), None),
         Verb::Release { fence, whose, .. } => release(state, now, &op.owner, fence, whose),
-        Verb::Inspect => (inspect(state, now), None),
+        Verb::Refresh { .. } | Verb::Inspect => (inspect(state, now, is_own), None),
     }
 }
 
@@ -34,7 +34,7 @@ fn standing(state: &State, now: Now, owner: &Owner) -> Standing {
             Some(rest) if rest.starts_with('#') => Standing::Mine { fence: rest[1..].parse().unwrap_or(0) },
             _ => Standing::Theirs(Answer::Busy { holder: value.clone(), left_ms: lock.left_ms(now) }),
         },
-        Data::Other(kind) => Standing::Theirs(Answer::Mismatch { kind: *kind }),
+        _ => Standing::Theirs(other_kind(lock, now)),
     }
 }
 
@@ -66,8 +66,13 @@ fn acquire(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, fence: Fence
 
 /// The next token. It grows while the counter lives, whatever the clock does, and while the clock does not step back
 /// past the last grant, whatever becomes of the counter. Written before the lock itself.
-fn assign(state: &mut State, now: Now) -> u64 {
-    let last = state.fence.as_ref().map_or(0, |fence| fence.value);
+pub(super) fn assign(state: &mut State, now: Now) -> u64 {
+    assign_above(state, now, 0)
+}
+
+/// The next token, above one that is known to be in use.
+pub(super) fn assign_above(state: &mut State, now: Now, above: u64) -> u64 {
+    let last = state.fence.as_ref().map_or(0, |fence| fence.value).max(above);
     let next = now.unix_us.max(last + 1);
     state.fence = Some(Entry { value: next, expires_ms: Some(now.ms + FENCE_MS) });
     next
@@ -87,7 +92,7 @@ fn accept(state: &mut State, now: Now, ballot: u64) -> Result<(), Answer> {
     Ok(())
 }
 
-fn renew(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, _bind: Option<Bind>) -> Answer {
+fn renew(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64) -> Answer {
     match standing(state, now, owner) {
         Standing::Mine { fence } => {
             extend(state, now, ttl_ms);
@@ -102,7 +107,7 @@ fn renew(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, _bind: Option<
 }
 
 /// No request ever shortens a lease; only release ends one.
-fn extend(state: &mut State, now: Now, ttl_ms: u64) {
+pub(super) fn extend(state: &mut State, now: Now, ttl_ms: u64) {
     if let Some(lock) = &mut state.lock {
         let end = now.ms.saturating_add(ttl_ms);
         lock.expires_ms = Some(lock.expires_ms.map_or(end, |old| old.max(end)));
@@ -120,33 +125,26 @@ fn release(state: &mut State, now: Now, owner: &Owner, fence: Fence, whose: Whos
         (Standing::Nothing, _) => (Answer::Free, None),
         (Standing::Mine { .. }, Whose::Mine) => {
             state.lock = None;
-            (Answer::Released, Some(Wake::Free { by: Some(owner.clone()) }))
+            (Answer::Released { left: 0 }, Some(Wake::Free { by: Some(owner.clone()) }))
         }
         (Standing::Theirs(_), Whose::Mine) if planted(Bug::ReleaseWithoutCompare) => {
             state.lock = None;
-            (Answer::Released, Some(Wake::Free { by: None }))
+            (Answer::Released { left: 0 }, Some(Wake::Free { by: None }))
         }
         (Standing::Theirs(answer), Whose::Mine) => (answer, None),
-        (_, Whose::Anyone) => match inspect(state, now) {
-            Answer::Found(found) => {
-                let by = found.holders.first().and_then(|holder| ours(&holder.value)).map(|(owner, _)| owner);
-                state.lock = None;
-                (Answer::Found(found), Some(Wake::Free { by }))
-            }
-            answer => (answer, None),
-        },
+        (_, Whose::Anyone) => force(state, now, is_own),
     }
 }
 
-fn inspect(state: &State, now: Now) -> Answer {
-    found(state, now).map_or(Answer::Free, Answer::Found)
+fn is_own(data: &Data) -> bool {
+    matches!(data, Data::Text(_))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::name::LockName;
-    use crate::protocol::{Kind, Rule, apply};
+    use crate::protocol::{Bind, Kind, Rule, apply, ours};
 
     /// One lock and a clock that a test moves.
     struct Bench {
@@ -183,7 +181,7 @@ mod tests {
         }
 
         fn renew(&mut self, owner: &Owner, ttl_ms: u64) -> Answer {
-            self.ask(owner, Verb::Renew { ttl_ms, bind: None }).0
+            self.ask(owner, Verb::Renew { ttl_ms, hold: 1, bind: None, weight: None }).0
         }
 
         fn release(&mut self, owner: &Owner) -> Answer {
@@ -272,7 +270,10 @@ mod tests {
         bench.state.lock = Some(Entry { value: Data::Text(a.to_string()), expires_ms: None });
         assert_eq!(bench.renew(&a, 50), Answer::Held { fence: 0 });
         let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: Whose::Mine };
-        assert_eq!(bench.ask(&a, verb), (Answer::Released, Some(Wake::Free { by: Some(a.clone()) })));
+        assert_eq!(
+            bench.ask(&a, verb.clone()),
+            (Answer::Released { left: 0 }, Some(Wake::Free { by: Some(a.clone()) }))
+        );
         assert_eq!(bench.ask(&a, verb), (Answer::Free, None));
     }
 
@@ -301,7 +302,7 @@ mod tests {
         assert_eq!(fence(bench.acquire_with(&a, 100, Fence::Ballot(clock))), clock);
         assert_eq!(fence(bench.acquire_with(&a, 100, Fence::Ballot(clock + 5))), clock + 5);
         let undo = Verb::Release { hold: 1, fence: Fence::Ballot(clock + 9), whose: Whose::Mine };
-        assert_eq!(bench.ask(&a, undo).0, Answer::Released);
+        assert_eq!(bench.ask(&a, undo).0, Answer::Released { left: 0 });
         assert_eq!(
             bench.acquire_with(&b, 100, Fence::Ballot(clock + 9)),
             Answer::Behind { ballot: clock + 9 }
@@ -314,7 +315,7 @@ mod tests {
         bench.state.lock = Some(Entry { value: Data::Other(Kind::Fair), expires_ms: None });
         let before = bench.state.clone();
         for answer in [bench.acquire(&a, 100), bench.renew(&a, 100), bench.release(&a)] {
-            assert_eq!(answer, Answer::Mismatch { kind: Kind::Fair });
+            assert_eq!(answer, Answer::Mismatch { kind: Kind::Fair, capacity: None });
         }
         assert_eq!(bench.state, before);
     }

@@ -102,7 +102,12 @@ impl Store for Memory {
         .boxed()
     }
 
-    fn listen(&self, name: &LockName, _within: Duration) -> BoxFuture<'static, Result<Listener, Failure>> {
+    fn listen(
+        &self,
+        name: &LockName,
+        _rule: Rule,
+        _within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let listener = Listener::new(|sender| {
             let mut inner = self.inner();
             let id = inner.next_listener;

@@ -63,8 +63,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>>;
 
     /// Subscribes to what is said about one lock. When it is ready, every later change that frees the lock is heard, unless
-    /// the message is lost.
-    fn listen(&self, name: &LockName, within: Duration) -> BoxFuture<'static, Result<Listener, Failure>>;
+    /// the message is lost. The rule says where messages about the kind are sent.
+    fn listen(
+        &self,
+        name: &LockName,
+        rule: Rule,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>>;
 
     /// A part of the locks whose full names begin with `prefix`, and where the next part begins.
     fn list(&self, prefix: &str, from: Cursor, within: Duration)

@@ -55,7 +55,7 @@ impl Asker {
     }
 
     pub(crate) fn renew(&self, name: &str) -> Said {
-        self.ask(name, Verb::Renew { ttl_ms: 30_000, bind: None })
+        self.ask(name, Verb::Renew { ttl_ms: 30_000, hold: 1, bind: None, weight: None })
     }
 
     pub(crate) fn release(&self, name: &str) -> Said {

@@ -65,7 +65,7 @@ impl Book {
         let before = self.locks.get(&op.name).and_then(|lock| lock.holder.as_ref());
         let stands =
             after.is_some_and(|after| before.is_some_and(|before| after.value.starts_with(before.as_str())));
-        let wrong = match (before, op.verb) {
+        let wrong = match (before, &op.verb) {
             (_, Verb::Release { whose: Whose::Anyone, .. }) => return,
             (Some(before), _) if *before != op.owner && !stands => {
                 format!("a request of {} ended the hold of {before}: {:?}", op.owner, op.verb)

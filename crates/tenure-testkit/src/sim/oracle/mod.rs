@@ -184,7 +184,7 @@ impl Oracle {
         book.settle(at, &executed.op.name);
         book.check_untouched(at, executed);
         let (name, owner) = (&executed.op.name, &executed.op.owner);
-        match (executed.op.verb, executed.answer) {
+        match (&executed.op.verb, executed.answer) {
             (Verb::Acquire { .. } | Verb::Renew { .. }, Answer::Held { fence }) => {
                 let Some(lapses) = book.check_end(at, executed) else { return };
                 if book.locks.entry(name.clone()).or_default().holder.as_ref() == Some(owner) {
@@ -203,7 +203,7 @@ impl Oracle {
                 let (oracle, owner) = (self.clone(), owner.clone());
                 self.sim.at(lapses, move || oracle.lapsed(&owner, lapses));
             }
-            (Verb::Release { whose: Whose::Mine, .. }, Answer::Released) => {
+            (Verb::Release { whose: Whose::Mine, .. }, Answer::Released { .. }) => {
                 book.note_ended(at, name, End::Released);
             }
             (Verb::Release { whose: Whose::Anyone, .. }, Answer::Found(_)) => {

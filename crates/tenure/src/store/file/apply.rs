@@ -37,9 +37,9 @@ pub(super) fn apply(
     };
     let (answer, wake) = protocol::apply(&mut state, now(runtime), op);
 
-    let bind = match (&answer, op.verb) {
-        (Answer::Held { .. }, Verb::Acquire { bind, .. }) => Some(bind),
-        (Answer::Held { .. }, Verb::Renew { bind, .. }) => bind,
+    let bind = match (&answer, &op.verb) {
+        (Answer::Held { .. }, Verb::Acquire { bind, .. }) => Some(*bind),
+        (Answer::Held { .. }, Verb::Renew { bind, .. }) => *bind,
         _ => None,
     };
     if let Some(bind) = bind {
@@ -100,7 +100,7 @@ pub(super) fn freed(directory: &Directory, holders: &Holders, now: Now, id: Reco
     };
     let by = match &record.lock.value {
         Data::Text(value) => ours(value).map(|(owner, _)| owner),
-        Data::Other(_) => None,
+        _ => None,
     };
     let is_live = is_live(directory, holders, &record).unwrap_or(false);
     let is_over = State { lock: Some(record.lock), fence: None }.is_over(now);

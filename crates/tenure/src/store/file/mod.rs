@@ -104,7 +104,12 @@ impl Store for File {
         self.ask(within, |promise| Ask::Call(op, promise)).boxed()
     }
 
-    fn listen(&self, name: &LockName, within: Duration) -> BoxFuture<'static, Result<Listener, Failure>> {
+    fn listen(
+        &self,
+        name: &LockName,
+        _rule: Rule,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let name = name.clone();
         self.ask(within, |promise| Ask::Listen(name, promise)).boxed()
     }
@@ -119,8 +124,11 @@ impl Store for File {
         self.ask(within, |promise| Ask::List { prefix, from, promise }).boxed()
     }
 
-    fn supports(&self, _rule: Rule) -> Result<(), &'static str> {
-        Ok(())
+    fn supports(&self, rule: Rule) -> Result<(), &'static str> {
+        match rule {
+            Rule::Mutex => Ok(()),
+            _ => Err("it keeps no counts and no queues yet"),
+        }
     }
 
     fn interrupted(&self) -> BoxFuture<'static, ()> {

@@ -92,6 +92,7 @@ impl Record {
         let (kind, value) = match &self.lock.value {
             Data::Text(value) => (Kind::Mutex, value.as_str()),
             Data::Other(kind) => (*kind, ""),
+            Data::Hash(_) | Data::Queue(_) => (Kind::Mutex, ""),
         };
         let ends = self.lock.expires_ms.map_or("never".to_owned(), |end| end.to_string());
         let holder = self.holder.map_or("none".to_owned(), |holder| holder.to_string());

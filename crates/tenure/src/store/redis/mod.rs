@@ -35,6 +35,9 @@ use line::Line;
 use link::Link;
 use wake::Ears;
 
+/// Why other kinds are refused.
+const ONE_MACHINE: &str = "it knows the mutex only";
+
 /// A store on a Redis or Valkey server. Clones share its connections.
 #[derive(Clone)]
 pub struct Redis(Arc<Inner>);
@@ -78,7 +81,12 @@ impl Store for Redis {
         async move { inner.call(op, within).await }.boxed()
     }
 
-    fn listen(&self, name: &LockName, within: Duration) -> BoxFuture<'static, Result<Listener, Failure>> {
+    fn listen(
+        &self,
+        name: &LockName,
+        _rule: Rule,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let (inner, channel) = (Arc::clone(&self.0), keys::channel(self.0.db, name.as_str()));
         async move { inner.ears.listen(channel, inner.runtime.now() + within).await }.boxed()
     }
@@ -98,6 +106,7 @@ impl Store for Redis {
     fn supports(&self, rule: Rule) -> Result<(), &'static str> {
         match rule {
             Rule::Mutex => Ok(()),
+            _ => Err(ONE_MACHINE),
         }
     }
 
@@ -148,6 +157,7 @@ impl Inner {
     async fn run(&self, line: &Line, op: &Op, deadline: Moment) -> Result<Value, Failure> {
         let script = match op.rule {
             Rule::Mutex => script::MUTEX,
+            _ => return Err(Failure::Refused(Failure::cause(ONE_MACHINE))),
         };
         let lock = op.name.as_str();
         let (owner, request) = (op.owner.as_str(), op.request.to_string());
@@ -180,7 +190,7 @@ impl Inner {
                 args = ["release", owner, &request, &ballot, whose, &channel];
                 &args
             }
-            Verb::Inspect => {
+            Verb::Refresh { .. } | Verb::Inspect => {
                 args = ["inspect", owner, &request, "", "", ""];
                 &args[..3]
             }

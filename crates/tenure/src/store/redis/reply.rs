@@ -34,7 +34,7 @@ fn read_answer(answer: &[u8], rest: &[Value]) -> Option<Read> {
             (Answer::Busy { holder: text(holder)?, left_ms: left(left_ms)? }, None)
         }
         (b"free", []) => (Answer::Free, None),
-        (b"released", [unheard]) => (Answer::Released, Some(text(unheard)?)),
+        (b"released", [unheard]) => (Answer::Released { left: 0 }, Some(text(unheard)?)),
         (b"found", [kind, holder, left_ms, rest @ ..]) => {
             let unheard = match rest {
                 [] => None,
@@ -43,7 +43,7 @@ fn read_answer(answer: &[u8], rest: &[Value]) -> Option<Read> {
             };
             (Answer::Found(found(self::kind(kind)?, text(holder)?, left(left_ms)?)), unheard)
         }
-        (b"mismatch", [kind]) => (Answer::Mismatch { kind: self::kind(kind)? }, None),
+        (b"mismatch", [kind]) => (Answer::Mismatch { kind: self::kind(kind)?, capacity: None }, None),
         (b"behind", [ballot]) => (Answer::Behind { ballot: number(ballot)? }, None),
         (b"ahead", []) => (Answer::Ahead, None),
         _ => return None,
@@ -54,10 +54,10 @@ fn read_answer(answer: &[u8], rest: &[Value]) -> Option<Read> {
 /// What stands at a name; without a holder where its kind has no machine yet.
 pub(super) fn found(kind: Kind, holder: String, left_ms: Option<u64>) -> Found {
     let holders = match kind {
-        Kind::Mutex => vec![Holding { value: holder, left_ms }],
+        Kind::Mutex => vec![Holding { value: holder, left_ms, weight: 1 }],
         _ => Vec::new(),
     };
-    Found { kind, holders, waiters: Vec::new() }
+    Found { kind, capacity: None, holders, waiters: Vec::new() }
 }
 
 pub(super) fn bytes(value: &Value) -> Option<&[u8]> {
@@ -127,10 +127,13 @@ mod tests {
                 Answer::Busy { holder: String::new(), left_ms: None },
             ),
             (vec![bulk("free")], Answer::Free),
-            (vec![bulk("released"), bulk("")], Answer::Released),
+            (vec![bulk("released"), bulk("")], Answer::Released { left: 0 }),
             (vec![bulk("found"), bulk("mutex"), bulk("b"), Value::Int(3)], found("b", Some(3))),
             (vec![bulk("found"), bulk("mutex"), bulk("b"), Value::Int(-1), bulk("")], found("b", None)),
-            (vec![bulk("mismatch"), bulk("reentrant mutex")], Answer::Mismatch { kind: Kind::Reentrant }),
+            (
+                vec![bulk("mismatch"), bulk("reentrant mutex")],
+                Answer::Mismatch { kind: Kind::Reentrant, capacity: None },
+            ),
             (vec![bulk("behind"), bulk("9")], Answer::Behind { ballot: 9 }),
             (vec![bulk("ahead")], Answer::Ahead),
         ] {

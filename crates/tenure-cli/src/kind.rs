@@ -1,0 +1,30 @@
+//! Which locks a run wants.
+
+use tenure::{Locks, Multi, Owner, Part};
+
+use crate::cli::Run;
+use crate::exit::Failure;
+
+/// All that are to be held at once: NAME first, then the others as given.
+pub(crate) fn all(args: &Run, locks: &Locks) -> Result<Multi, Failure> {
+    let owner = match (&args.kind.owner, args.kind.reentrant) {
+        (Some(owner), _) => Some(owner.parse::<Owner>()?),
+        (None, true) => Some(Owner::new(&locks.options().label)?),
+        (None, false) => None,
+    };
+    let names = [&args.name].into_iter().chain(&args.also);
+    let parts: Result<Vec<_>, Failure> = names.map(|name| one(args, locks, name, owner.as_ref())).collect();
+    Ok(Multi::new(parts?)?)
+}
+
+fn one(args: &Run, locks: &Locks, name: &str, owner: Option<&Owner>) -> Result<Part, Failure> {
+    let kind = &args.kind;
+    Ok(match (owner, kind.slots) {
+        (Some(owner), _) => locks.reentrant(name, owner)?.into(),
+        (None, Some(slots)) => locks.semaphore(name, slots)?.for_permits(kind.take.unwrap_or(1))?,
+        _ if kind.shared => locks.rwlock(name)?.for_read(),
+        _ if kind.exclusive => locks.rwlock(name)?.for_write(),
+        _ if kind.fair => locks.fair(name)?.into(),
+        _ => locks.mutex(name)?.into(),
+    })
+}

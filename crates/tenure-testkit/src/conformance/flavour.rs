@@ -1,0 +1,126 @@
+//! Every kind that has one holder at a time, behind one face: so that a case about that is written once.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tenure::{FairMutex, Guard, Locks, Options, Owner, Result, RwLock, Semaphore};
+
+use super::Place;
+
+/// Which kind plays the mutex.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flavour {
+    /// `Mutex`.
+    Mutex,
+    /// `FairMutex`.
+    Fair,
+    /// `RwLock`, only written.
+    Write,
+    /// `Semaphore` with one permit.
+    OnePermit,
+    /// `Semaphore` with five, of which somebody else has four all the time.
+    LastPermit,
+    /// `ReentrantMutex`, each time with an owner of its own.
+    Reentrant,
+}
+
+/// One lock of some kind with the three ways to ask for it.
+#[derive(Clone, Debug)]
+pub enum Lock {
+    /// As named.
+    Mutex(tenure::Mutex),
+    /// As named.
+    Fair(FairMutex),
+    /// As named.
+    Write(RwLock),
+    /// One permit.
+    Permit(Semaphore),
+    /// With a fresh owner each time.
+    Reentrant(Locks, String),
+}
+
+/// Permits that are held so that one is left, by full name.
+pub(super) type Taken = Mutex<BTreeMap<String, Guard>>;
+
+impl Place {
+    /// The lock of this name, of the kind under test.
+    pub async fn mutex(&self, locks: &Locks, name: &str) -> Lock {
+        match self.flavour {
+            Flavour::Mutex => Lock::Mutex(locks.mutex(name).expect("a name")),
+            Flavour::Fair => Lock::Fair(locks.fair(name).expect("a name")),
+            Flavour::Write => Lock::Write(locks.rwlock(name).expect("a name")),
+            Flavour::OnePermit => Lock::Permit(locks.semaphore(name, 1).expect("a name")),
+            Flavour::Reentrant => Lock::Reentrant(locks.clone(), name.to_owned()),
+            Flavour::LastPermit => {
+                let full = format!("{}{name}", locks.options().prefix);
+                let is_taken = self.taken().contains_key(&full);
+                if !is_taken {
+                    let others = self.client_with(Options::new().ttl(Duration::from_secs(60)));
+                    let five = others.semaphore(&full, 5).expect("a name");
+                    let four = five.acquire(4).await.expect("four of five");
+                    self.taken().insert(full, four);
+                }
+                Lock::Permit(locks.semaphore(name, 5).expect("a name"))
+            }
+        }
+    }
+
+    /// Whether nobody holds it, found out by holding it.
+    pub async fn is_free(&self, locks: &Locks, name: &str) -> bool {
+        match self.mutex(locks, name).await.try_lock().await.expect("an answer") {
+            Some(guard) => guard.release().await.is_ok(),
+            None => false,
+        }
+    }
+
+    fn taken(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Guard>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lock {
+    /// Waits for it.
+    ///
+    /// # Errors
+    /// The kind's own.
+    pub async fn lock(&self) -> Result<Guard> {
+        match self {
+            Self::Mutex(mutex) => mutex.lock().await,
+            Self::Fair(mutex) => mutex.lock().await,
+            Self::Write(lock) => lock.write().await,
+            Self::Permit(semaphore) => semaphore.acquire(1).await,
+            Self::Reentrant(locks, name) => locks.reentrant(name, &Owner::new("anew")?)?.lock().await,
+        }
+    }
+
+    /// Asks once.
+    ///
+    /// # Errors
+    /// The kind's own.
+    pub async fn try_lock(&self) -> Result<Option<Guard>> {
+        match self {
+            Self::Mutex(mutex) => mutex.try_lock().await,
+            Self::Fair(mutex) => mutex.try_lock().await,
+            Self::Write(lock) => lock.try_write().await,
+            Self::Permit(semaphore) => semaphore.try_acquire(1).await,
+            Self::Reentrant(locks, name) => locks.reentrant(name, &Owner::new("anew")?)?.try_lock().await,
+        }
+    }
+
+    /// Waits this long.
+    ///
+    /// # Errors
+    /// The kind's own.
+    pub async fn try_lock_for(&self, limit: Duration) -> Result<Option<Guard>> {
+        match self {
+            Self::Mutex(mutex) => mutex.try_lock_for(limit).await,
+            Self::Fair(mutex) => mutex.try_lock_for(limit).await,
+            Self::Write(lock) => lock.try_write_for(limit).await,
+            Self::Permit(semaphore) => semaphore.try_acquire_for(1, limit).await,
+            Self::Reentrant(locks, name) => {
+                locks.reentrant(name, &Owner::new("anew")?)?.try_lock_for(limit).await
+            }
+        }
+    }
+}

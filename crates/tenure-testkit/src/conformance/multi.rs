@@ -1,0 +1,89 @@
+//! Several locks at once.
+
+use std::time::Duration;
+
+use futures_util::future::join;
+use tenure::{Multi, Owner};
+
+use super::{Place, TTL};
+
+/// Of four kinds.
+pub async fn all_or_none_are_held(place: &Place) {
+    let (ours, theirs) = (place.client(), place.client());
+    let me = Owner::new("me").expect("an owner");
+    let multi = Multi::new([
+        ours.mutex("d").expect("a name").into(),
+        ours.fair("c").expect("a name").into(),
+        ours.reentrant("b", &me).expect("a name").into(),
+        ours.rwlock("a").expect("a name").for_read(),
+        ours.semaphore("e", 3).expect("a name").for_permits(2).expect("two of three"),
+    ])
+    .expect("five names");
+    let guards = multi.try_lock().await.expect("an answer").expect("free locks");
+    let names: Vec<_> = guards.iter().map(|guard| guard.name().as_str()).collect();
+    assert_eq!(names, ["d", "c", "b", "a", "e"]);
+    guards.verify().await.expect("all held");
+    assert!(guards.is_held() && guards.remaining() <= TTL);
+    assert!(multi.try_lock_for(TTL / 4).await.expect("an answer").is_none());
+    guards.release().await.expect("a release");
+
+    // The last in order is busy: what was taken before it is given back.
+    let busy = theirs.semaphore("e", 3).expect("a name").acquire(2).await.expect("a free lock");
+    assert!(multi.try_lock().await.expect("an answer").is_none());
+    // What a wait may have left goes in the background.
+    let freed = async {
+        for name in ["a", "b", "c", "d"] {
+            while theirs.inspect(name).await.expect("an answer").is_some() {
+                place.sleep(Duration::from_millis(2)).await;
+            }
+        }
+    };
+    place.within(TTL, freed).await;
+    // Another kind stands at one of the names: an error, and nothing left behind either.
+    let mismatch =
+        Multi::new([ours.mutex("a").expect("a name").into(), ours.fair("e").expect("a name").into()]);
+    assert!(mismatch.expect("two names").lock().await.expect_err("another kind").is_mismatch());
+    assert!(theirs.inspect("a").await.expect("an answer").is_none());
+    busy.release().await.expect("a release");
+    drop(multi.lock().await.expect("free locks"));
+}
+
+/// A hundred times, without a deadlock.
+pub async fn two_that_want_the_same_in_another_order_both_get_it(place: &Place) {
+    let (ours, theirs) = (place.client(), place.client());
+    let part = |locks: &tenure::Locks, name| locks.mutex(name).expect("a name").into();
+    let one = Multi::new([part(&ours, "a"), part(&ours, "b")]).expect("two names");
+    let two = Multi::new([part(&theirs, "b"), part(&theirs, "a")]).expect("two names");
+    let many = async |multi: &Multi| {
+        for _ in 0..20 {
+            multi.lock().await.expect("a grant").release().await.expect("a release");
+        }
+    };
+    place.within(Duration::from_secs(30), join(many(&one), many(&two))).await;
+}
+
+/// At once, and the work is stopped.
+pub async fn the_loss_of_one_is_the_loss_of_all(place: &Place) {
+    let locks = place.client();
+    let part = |name| locks.mutex(name).expect("a name").into();
+    let multi = Multi::new([part("a"), part("b"), part("c")]).expect("three names");
+    let guards = multi.lock().await.expect("free locks");
+    let lost = guards.lost();
+    locks.force_release("b").await.expect("an answer").expect("a holder");
+    assert!(guards.verify().await.expect_err("one is gone").is_lost());
+    assert!(place.within(TTL, lost).await.is_lost());
+    assert!(!guards.is_held());
+    drop(guards);
+    let next = place.within(2 * TTL, multi.lock()).await.expect("free locks");
+    assert_eq!(next.run(async |guards| guards.len()).await.expect("a value"), 3);
+}
+
+/// And so is none at all.
+pub async fn the_same_name_twice_is_refused(place: &Place) {
+    let (ours, theirs) = (place.client(), place.client());
+    let twice =
+        Multi::new([ours.mutex("a").expect("a name").into(), theirs.fair("a").expect("a name").into()]);
+    let error = twice.expect_err("one name");
+    assert!(error.is_invalid() && error.to_string().contains("`a`"), "{error}");
+    assert!(Multi::new([]).expect_err("nothing").is_invalid());
+}

@@ -1,0 +1,78 @@
+//! The order of a queue, across clients.
+
+use std::pin::pin;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use futures_util::future::{join, join_all};
+
+use super::{Place, TTL, options};
+
+/// One after the other, each from a client of its own.
+pub async fn callers_of_several_clients_are_served_in_the_order_in_which_they_came(place: &Place) {
+    let clients: Vec<_> = (0..3).map(|_| place.client()).collect();
+    let guard = clients[0].fair("x").expect("a name").lock().await.expect("a free lock");
+    let served = Mutex::new(Vec::new());
+    let served = &served;
+    let callers = (0..9_usize).map(|number| {
+        let fair = clients[number % 3].fair("x").expect("a name");
+        async move {
+            place.sleep(Duration::from_millis(15 * number as u64)).await;
+            let guard = fair.lock().await.expect("a grant");
+            served.lock().expect("nobody panicked").push(number);
+            guard.release().await.expect("a release");
+        }
+    });
+    let release = async {
+        place.sleep(Duration::from_millis(250)).await;
+        guard.release().await.expect("a release");
+    };
+    join(join_all(callers), release).await;
+    assert_eq!(*served.lock().expect("nobody panicked"), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+}
+
+/// Not even when the lock is free for a moment.
+pub async fn a_try_overtakes_nobody(place: &Place) {
+    let (ours, theirs) = (place.client(), place.client());
+    let reader = ours.rwlock("x").expect("a name").read().await.expect("a free lock");
+    let lock = theirs.rwlock("x").expect("a name");
+    let mut writer = pin!(lock.write());
+    assert!(place.unless_late(TTL / 4, &mut writer).await.is_none());
+    assert!(ours.rwlock("x").expect("a name").try_read().await.expect("an answer").is_none());
+    reader.release().await.expect("a release");
+    drop(place.within(TTL, writer).await.expect("a grant"));
+}
+
+/// Its client is gone without a word; whoever is next waits for its place to lapse, not for a whole lease.
+pub async fn a_head_that_died_costs_its_short_lease(place: &Place) {
+    let long = options().ttl(Duration::from_secs(60));
+    let (ours, next) = (place.client_with(long.clone()), place.client_with(long.clone()));
+    let guard = ours.fair("x").expect("a name").lock().await.expect("a free lock");
+    let dead = place.client_with(long);
+    let dying = dead.fair("x").expect("a name");
+    let mut head = Box::pin(dying.lock());
+    assert!(place.unless_late(TTL / 4, &mut head).await.is_none());
+    let fair = next.fair("x").expect("a name");
+    let mut second = pin!(fair.lock());
+    assert!(place.unless_late(TTL / 4, &mut second).await.is_none());
+    guard.release().await.expect("a release");
+    // The head is granted in the background, and is never polled again: nobody renews it.
+    drop(place.within(Duration::from_secs(9), second).await.expect("a grant"));
+    drop(head);
+}
+
+/// The next one holds at once; who was forced out is told.
+pub async fn a_forced_release_lets_the_next_in(place: &Place) {
+    let (ours, theirs) = (place.client(), place.client());
+    let guard = ours.fair("x").expect("a name").lock().await.expect("a free lock");
+    let fair = theirs.fair("x").expect("a name");
+    let mut next = pin!(fair.lock());
+    assert!(place.unless_late(TTL / 4, &mut next).await.is_none());
+    let status = ours.inspect("x").await.expect("an answer").expect("a holder");
+    assert_eq!((status.holders.len(), status.waiters.len()), (1, 1));
+    let forced = ours.force_release("x").await.expect("an answer").expect("a holder");
+    assert_eq!(forced.holders[0].owner.as_ref(), Some(guard.owner()));
+    let next = place.within(TTL, next).await.expect("a grant");
+    assert!(place.within(TTL, guard.lost()).await.is_lost());
+    next.verify().await.expect("still held");
+}

@@ -1,0 +1,91 @@
+//! Holds are counted.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use tenure::{Owner, Renewal};
+
+use super::{Place, TTL, options};
+
+/// Three holds from two clients of one owner.
+pub async fn an_owner_holds_as_often_as_it_likes_and_others_wait_for_the_last_release(place: &Place) {
+    let (ours, more, theirs) = (place.client(), place.client(), place.client());
+    let (me, other) = (Owner::new("me").expect("an owner"), Owner::new("other").expect("an owner"));
+    let lock = ours.reentrant("x", &me).expect("a name");
+    let mut guards = vec![lock.lock().await.expect("a free lock")];
+    guards.push(
+        more.reentrant("x", &me).expect("a name").try_lock().await.expect("an answer").expect("our own"),
+    );
+    guards.push(lock.lock().await.expect("our own"));
+    assert_eq!(lock.hold_count().await.expect("an answer"), 3);
+    let stranger = theirs.reentrant("x", &other).expect("a name");
+    assert_eq!(stranger.hold_count().await.expect("an answer"), 0);
+    let mut waiting = pin!(stranger.lock());
+    for left in (0..3).rev() {
+        assert!(
+            place.unless_late(TTL / 8, &mut waiting).await.is_none(),
+            "granted with {} holds left",
+            left + 1
+        );
+        guards.pop().expect("a guard").release().await.expect("a release");
+        assert_eq!(lock.hold_count().await.expect("an answer"), left);
+    }
+    let guard = place.within(TTL, waiting).await.expect("a grant");
+    assert!(lock.try_lock().await.expect("an answer").is_none());
+    guard.release().await.expect("a release");
+}
+
+/// An inner hold with a short lease takes nothing from the outer one, even though neither is renewed.
+pub async fn a_reentry_keeps_the_token_and_shortens_nothing(place: &Place) {
+    let outer = place.client_with(options().ttl(6 * TTL).renewal(Renewal::Off));
+    let inner = place.client_with(options().ttl(TTL / 2).renewal(Renewal::Off));
+    let me = Owner::new("me").expect("an owner");
+    let first = outer.reentrant("x", &me).expect("a name").lock().await.expect("a free lock");
+    let second = inner.reentrant("x", &me).expect("a name").lock().await.expect("our own");
+    assert_eq!(first.fence(), second.fence());
+    second.release().await.expect("a release");
+    place.sleep(TTL).await;
+    first.verify().await.expect("still held");
+    assert!(first.is_held());
+    let fence = first.fence();
+    first.release().await.expect("a release");
+    let again = outer.reentrant("x", &me).expect("a name").lock().await.expect("a free lock");
+    assert!(again.fence() > fence);
+}
+
+/// One that is not renewed lapses with the owner's lease; one that is released twice counts once.
+pub async fn holds_of_one_owner_end_one_by_one(place: &Place) {
+    let locks = place.client();
+    let me = Owner::new("me").expect("an owner");
+    let lock = locks.reentrant("x", &me).expect("a name");
+    let (first, second) = (lock.lock().await.expect("a free lock"), lock.lock().await.expect("our own"));
+    let lost = first.lost();
+    drop(first);
+    assert!(place.within(TTL, lost).await.is_released());
+    let freed = async {
+        while lock.hold_count().await.expect("an answer") != 1 {
+            place.sleep(Duration::from_millis(2)).await;
+        }
+    };
+    place.within(TTL, freed).await;
+    second.verify().await.expect("still held");
+    locks.force_release("x").await.expect("an answer").expect("a holder");
+    assert!(place.within(TTL, second.lost()).await.is_lost());
+    assert_eq!(lock.hold_count().await.expect("an answer"), 0);
+}
+
+/// The count stays right.
+pub async fn a_detached_hold_of_two_is_resumed_as_one_of_two(place: &Place) {
+    let (ours, theirs) = (place.client(), place.client());
+    let me = Owner::new("me").expect("an owner");
+    let lock = ours.reentrant("x", &me).expect("a name");
+    let (first, second) = (lock.lock().await.expect("a free lock"), lock.lock().await.expect("our own"));
+    assert_eq!(first.detach().await.expect("a detached hold"), me);
+    assert_eq!(lock.hold_count().await.expect("an answer"), 2);
+    let resumed = theirs.resume("x", &me).await.expect("an answer").expect("it is not over");
+    assert!(theirs.resume("x", &me).await.expect("an answer").is_none(), "there was one to resume");
+    second.release().await.expect("a release");
+    assert_eq!(lock.hold_count().await.expect("an answer"), 1);
+    resumed.release().await.expect("a release");
+    assert_eq!(lock.hold_count().await.expect("an answer"), 0);
+}

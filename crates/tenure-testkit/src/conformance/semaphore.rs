@@ -1,0 +1,80 @@
+//! Permits.
+
+use std::pin::pin;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::{Place, TTL};
+
+/// A counter that would show it, with callers that ask for one to three of five.
+pub async fn permits_never_add_up_to_more_than_there_are(place: &Place) {
+    let used = AtomicU32::new(0);
+    let most = AtomicU32::new(0);
+    let clients: Vec<_> = (0..3).map(|_| place.client()).collect();
+    let callers = (0..45_u32).map(|number| {
+        let semaphore = clients[number as usize % 3].semaphore("x", 5).expect("a name");
+        let (used, most, permits) = (&used, &most, 1 + number % 3);
+        async move {
+            let guard = semaphore.acquire(permits).await.expect("a grant");
+            let now = used.fetch_add(permits, Ordering::SeqCst) + permits;
+            most.fetch_max(now, Ordering::SeqCst);
+            place.sleep(Duration::from_millis(2)).await;
+            used.fetch_sub(permits, Ordering::SeqCst);
+            guard.release().await.expect("a release");
+        }
+    });
+    place.within(Duration::from_secs(60), join_all(callers)).await;
+    let most = most.into_inner();
+    assert!((3..=5).contains(&most), "{most} of 5");
+}
+
+/// By those who ask for few.
+pub async fn who_asks_for_many_is_not_overtaken(place: &Place) {
+    let (ours, theirs) = (place.client(), place.client());
+    let (a, b) = (ours.semaphore("x", 3).expect("a name"), theirs.semaphore("x", 3).expect("a name"));
+    let two = a.acquire(2).await.expect("a free lock");
+    let mut three = pin!(b.acquire(3));
+    assert!(place.unless_late(TTL / 4, &mut three).await.is_none());
+    assert!(
+        a.try_acquire(1).await.expect("an answer").is_none(),
+        "one is left, and three were asked for before"
+    );
+    let mut one = pin!(a.acquire(1));
+    assert!(place.unless_late(TTL / 4, &mut one).await.is_none());
+    two.release().await.expect("a release");
+    let three = place.within(TTL, three).await.expect("a grant");
+    assert!(place.unless_late(TTL / 4, &mut one).await.is_none());
+    three.release().await.expect("a release");
+    drop(place.within(TTL, one).await.expect("a grant"));
+}
+
+/// Until nobody holds any.
+pub async fn another_number_is_a_mismatch_that_says_which_is_in_force(place: &Place) {
+    let (ours, theirs) = (place.client(), place.client());
+    let guard = ours.semaphore("x", 5).expect("a name").acquire(1).await.expect("a free lock");
+    let other = theirs.semaphore("x", 4).expect("a name");
+    let error = other.acquire(1).await.expect_err("another number");
+    assert!(
+        error.is_mismatch() && error.to_string().contains("of 5") && error.to_string().contains("of 4"),
+        "{error}"
+    );
+    let status = theirs.inspect("x").await.expect("an answer").expect("a holder");
+    assert_eq!((status.permits, status.holders[0].weight), (Some(5), 1));
+    guard.release().await.expect("a release");
+    drop(other.acquire(4).await.expect("a free lock"));
+}
+
+/// At once, without asking the store.
+pub async fn permits_that_cannot_be_are_refused(place: &Place) {
+    let locks = place.client();
+    for permits in [0, u32::MAX] {
+        assert!(locks.semaphore("x", permits).expect_err("no number").is_invalid());
+    }
+    let semaphore = locks.semaphore("x", 2).expect("a name");
+    for permits in [0, 3] {
+        assert!(semaphore.try_acquire(permits).await.expect_err("no number").is_invalid());
+        assert!(semaphore.for_permits(permits).is_err());
+    }
+}

@@ -1,0 +1,510 @@
+//! Where the tasks of one process wait for a name whose kind keeps a queue.
+//!
+//! Each has a place of its own in the store, so that first come is first served across processes. One task a name refreshes
+//! all places of this process together, and hears which of them hold now.
+//!
+//! *A message is a grant here, not a hint*, so it must be exact: it names ticket numbers, and one is believed only if it is the
+//! waiter's own and the place cannot have lapsed, counted from when its last **answered** refresh was sent. A message may have
+//! lain in a socket for a minute; the place has not.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt, pending};
+use futures_util::stream::{FuturesUnordered, Stream};
+use tokio::sync::{Notify, oneshot};
+use tracing::debug;
+
+use super::acquire::Ask;
+use super::held::Held;
+use super::{Engine, LINGER, backoff};
+use crate::error::Result;
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::planted::{Bug, planted};
+use crate::protocol::{Answer, Place, Rule, Verb, Wake, lease};
+use crate::runtime::Moment;
+use crate::store::{Failure, Listener};
+
+/// So many places are refreshed by one request.
+const BATCH: usize = 256;
+/// So many grants are remembered whose waiter has not yet heard its own number.
+const EARLY: usize = 256;
+
+/// The desks of one engine, by full name.
+#[derive(Default)]
+pub(super) struct Desks {
+    desks: Mutex<BTreeMap<LockName, Arc<Desk>>>,
+}
+
+impl Desks {
+    /// Waits for the turn of a ticket. `sent`: when the request was sent that was answered with it.
+    pub(super) fn join(&self, engine: &Arc<Engine>, ask: &Arc<Ask>, place: Waiting) -> Stub {
+        let (sender, receiver) = oneshot::channel();
+        let mut desks = self.desks();
+        let desk = desks.entry(ask.name.clone()).or_insert_with(|| {
+            let desk =
+                Arc::new(Desk { name: ask.name.clone(), queue: Mutex::default(), bell: Notify::new() });
+            engine.runtime.spawn(Server::new(engine, &desk).run().boxed());
+            desk
+        });
+        let Waiting { ticket, sent, retry_at } = place;
+        let mut queue = desk.queue();
+        let waiter =
+            Waiter { ask: Arc::clone(ask), sent, wait: lease::wait(ask.options.lease()), turn: sender };
+        queue.refresh_at = queue.refresh_at.min(waiter.refresh_at());
+        queue.waiters.insert(ticket, waiter);
+        queue.retry_at = earlier(queue.retry_at, retry_at);
+        queue.silence = None;
+        drop(queue);
+        desk.bell.notify_one();
+        Stub { desk: Arc::clone(desk), ticket, receiver }
+    }
+
+    /// No handle is left: the tasks end.
+    pub(super) fn close(&self) {
+        for (_, desk) in std::mem::take(&mut *self.desks()) {
+            desk.queue().closed = true;
+            desk.bell.notify_one();
+        }
+    }
+
+    fn retire(&self, desk: &Arc<Desk>) -> bool {
+        let mut desks = self.desks();
+        let idle = desk.queue().waiters.is_empty();
+        if idle && desks.get(&desk.name).is_some_and(|known| Arc::ptr_eq(known, desk)) {
+            desks.remove(&desk.name);
+        }
+        idle
+    }
+
+    fn desks(&self) -> MutexGuard<'_, BTreeMap<LockName, Arc<Desk>>> {
+        self.desks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A place as an acquire was told of it.
+pub(super) struct Waiting {
+    pub(super) ticket: u64,
+    pub(super) sent: Moment,
+    pub(super) retry_at: Option<Moment>,
+}
+
+/// What became of a wait.
+pub(super) enum Turn {
+    /// It holds.
+    Held(Held),
+    /// The place is gone: it lapsed while nobody could be asked, or the store has forgotten it.
+    Gone,
+}
+
+struct Desk {
+    name: LockName,
+    queue: Mutex<Queue>,
+    bell: Notify,
+}
+
+struct Queue {
+    waiters: BTreeMap<u64, Waiter>,
+    /// When the first of the places must be refreshed.
+    refresh_at: Moment,
+    /// When the first in line should ask, because somebody's lease is over.
+    retry_at: Option<Moment>,
+    silence: Option<(Moment, Failure)>,
+    closed: bool,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        let refresh_at = Moment(u64::MAX);
+        Self { waiters: BTreeMap::new(), refresh_at, retry_at: None, silence: None, closed: false }
+    }
+}
+
+struct Waiter {
+    ask: Arc<Ask>,
+    /// When the last refresh was sent that was answered.
+    sent: Moment,
+    /// For how long it kept the place.
+    wait: Duration,
+    turn: oneshot::Sender<Result<Turn>>,
+}
+
+impl Waiter {
+    fn refresh_at(&self) -> Moment {
+        self.sent + self.wait / 3
+    }
+}
+
+impl Desk {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, ticket: u64) -> Option<Waiter> {
+        self.queue().waiters.remove(&ticket)
+    }
+}
+
+/// A waiter's end of its place. Dropped, the place is left; the store is told by the [`Ask`].
+pub(super) struct Stub {
+    desk: Arc<Desk>,
+    ticket: u64,
+    receiver: oneshot::Receiver<Result<Turn>>,
+}
+
+impl Stub {
+    /// The turn, or why there will be none; `None` when nobody serves the desk any more.
+    pub(super) async fn turn(&mut self) -> Option<Result<Turn>> {
+        (&mut self.receiver).await.ok()
+    }
+
+    /// Why the store has said nothing, if it has not.
+    pub(super) fn silence(&self) -> Option<Failure> {
+        self.desk.queue().silence.as_ref().map(|(_, failure)| failure.clone())
+    }
+}
+
+impl Drop for Stub {
+    fn drop(&mut self) {
+        self.desk.take(self.ticket);
+    }
+}
+
+/// Serves a desk: refreshes its places and hands out turns, until there has been nobody for a while.
+struct Server {
+    engine: Arc<Engine>,
+    desk: Arc<Desk>,
+    ears: Option<Listener>,
+    under_way: FuturesUnordered<BoxFuture<'static, Refreshed>>,
+    /// Tickets that are being refreshed.
+    asked: BTreeMap<u64, ()>,
+    /// Grants that were heard before their waiter was here.
+    early: VecDeque<u64>,
+    /// When to try again to subscribe.
+    listen_at: Moment,
+    attempt: u32,
+}
+
+/// A request for some places, and what became of it.
+struct Refreshed {
+    tickets: Vec<u64>,
+    sent: Moment,
+    first: Duration,
+    answer: Result<Answer, Failure>,
+}
+
+enum Event {
+    Bell,
+    Message(Option<Wake>),
+    Refreshed(Refreshed),
+    Time,
+}
+
+impl Server {
+    fn new(engine: &Arc<Engine>, desk: &Arc<Desk>) -> Self {
+        Self {
+            engine: Arc::clone(engine),
+            desk: Arc::clone(desk),
+            ears: None,
+            under_way: FuturesUnordered::new(),
+            asked: BTreeMap::new(),
+            early: VecDeque::new(),
+            listen_at: Moment(0),
+            attempt: 0,
+        }
+    }
+
+    async fn run(mut self) {
+        let mut idle_until = None;
+        loop {
+            let now = self.engine.now();
+            let (closed, is_idle) = {
+                let queue = self.desk.queue();
+                (queue.closed, queue.waiters.is_empty())
+            };
+            if closed {
+                return;
+            }
+            let until = if is_idle {
+                let until = *idle_until.get_or_insert(now + LINGER);
+                if now >= until && self.engine.desks.retire(&self.desk) {
+                    return;
+                }
+                until.max(now)
+            } else {
+                idle_until = None;
+                self.listen().await;
+                self.ask_what_is_due()
+            };
+            match self.event(until).await {
+                Event::Bell => self.hand_out_early(),
+                Event::Time => {}
+                Event::Message(Some(message)) => self.hear(message),
+                Event::Message(None) => self.ears = None,
+                Event::Refreshed(refreshed) => self.judge(refreshed),
+            }
+        }
+    }
+
+    /// Subscribes, and asks about every place once it is done: what was said before was missed.
+    async fn listen(&mut self) {
+        if self.ears.is_some() || self.engine.now() < self.listen_at {
+            return;
+        }
+        let Some((rule, within)) = self.first(|ask| (ask.rule, ask.options.op_timeout)) else { return };
+        match self.engine.store.listen(&self.desk.name, rule, within).await {
+            Ok(ears) => {
+                self.ears = Some(ears);
+                self.desk.queue().refresh_at = Moment(0);
+            }
+            Err(failure) => {
+                // Until then, refreshing has to do.
+                self.listen_at = self.engine.now() + lease::WAIT_MAX / 3;
+                debug!(target: "tenure", lock = %self.desk.name, %failure, "not subscribed");
+            }
+        }
+    }
+
+    fn first<T>(&self, what: impl FnOnce(&Ask) -> T) -> Option<T> {
+        self.desk.queue().waiters.values().next().map(|waiter| what(&waiter.ask))
+    }
+
+    /// Asks about the places that are due, and says when the next are.
+    fn ask_what_is_due(&mut self) -> Moment {
+        let now = self.engine.now();
+        let mut queue = self.desk.queue();
+        let mut due: Vec<u64> = Vec::new();
+        if now >= queue.refresh_at {
+            let all = queue.refresh_at == Moment(0);
+            let mut next = Moment(u64::MAX);
+            for (ticket, waiter) in &queue.waiters {
+                let at = waiter.refresh_at();
+                if (all || at <= now + waiter.wait / 6) && !self.asked.contains_key(ticket) {
+                    due.push(*ticket);
+                } else {
+                    next = next.min(at.max(now + waiter.wait / 12));
+                }
+            }
+            queue.refresh_at = next;
+        }
+        if queue.retry_at.is_some_and(|at| now >= at) {
+            queue.retry_at = None;
+            let head = queue.waiters.keys().next().copied();
+            due.extend(head.filter(|head| !self.asked.contains_key(head) && !due.contains(head)));
+        }
+        let until = earlier(Some(queue.refresh_at), queue.retry_at).unwrap_or(queue.refresh_at);
+        let batches: Vec<_> = due
+            .chunks(BATCH)
+            .filter_map(|tickets| {
+                let waiters = || tickets.iter().filter_map(|ticket| queue.waiters.get(ticket));
+                let owners: Arc<[Owner]> = waiters().map(|waiter| waiter.ask.owner.clone()).collect();
+                let wait = waiters().map(|waiter| waiter.wait).max()?;
+                let ask = &waiters().next()?.ask;
+                Some((tickets.to_vec(), owners, ask.rule, wait, ask.options.op_timeout))
+            })
+            .collect();
+        drop(queue);
+        for (tickets, owners, rule, wait, within) in batches {
+            self.asked.extend(tickets.iter().map(|ticket| (*ticket, ())));
+            let verb = Verb::Refresh { owners: Arc::clone(&owners), wait_ms: lease::millis(wait) };
+            self.ask(tickets, rule, owners[0].clone(), verb, wait, within);
+        }
+        until
+    }
+
+    fn ask(
+        &mut self,
+        tickets: Vec<u64>,
+        rule: Rule,
+        owner: Owner,
+        verb: Verb,
+        first: Duration,
+        within: Duration,
+    ) {
+        let (engine, name) = (Arc::clone(&self.engine), self.desk.name.clone());
+        self.under_way.push(
+            async move {
+                let sent = engine.now();
+                let answer = engine.call(&name, rule, &owner, verb, within).await;
+                Refreshed { tickets, sent, first, answer }
+            }
+            .boxed(),
+        );
+    }
+
+    fn judge(&mut self, refreshed: Refreshed) {
+        let Refreshed { tickets, sent, first, answer } = refreshed;
+        for ticket in &tickets {
+            self.asked.remove(ticket);
+        }
+        match answer {
+            Ok(Answer::Places { places, retry_in_ms }) if places.len() == tickets.len() => {
+                self.attempt = 0;
+                let retry_at = retry_in_ms.map(|retry_in_ms| sent + Duration::from_millis(retry_in_ms));
+                {
+                    let mut queue = self.desk.queue();
+                    queue.silence = None;
+                    queue.retry_at = earlier(queue.retry_at, retry_at);
+                }
+                for (ticket, place) in tickets.into_iter().zip(places) {
+                    match place {
+                        Place::Held { fence } if fence == ticket => self.grant(ticket, sent, first),
+                        Place::Waiting { ticket: same } if same == ticket => self.note(ticket, sent, first),
+                        _ => self.lose(ticket),
+                    }
+                }
+            }
+            // A renewal that a late message made necessary.
+            Ok(Answer::Held { fence }) if tickets == [fence] => self.grant(fence, sent, first),
+            // A renewal changes nothing for one that only waits.
+            Ok(Answer::Waiting { ticket, .. }) if tickets == [ticket] => {}
+            Ok(
+                Answer::Mismatch { .. }
+                | Answer::Free
+                | Answer::Places { .. }
+                | Answer::Waiting { .. }
+                | Answer::Held { .. },
+            ) => {
+                tickets.into_iter().for_each(|ticket| self.lose(ticket));
+            }
+            Ok(answer) => {
+                let failure =
+                    Failure::Refused(Failure::cause(format!("not an answer to a refresh: {answer:?}")));
+                self.refuse(tickets, &failure);
+            }
+            Err(failure @ Failure::Refused(_)) => self.refuse(tickets, &failure),
+            Err(failure) => self.unheard(failure),
+        }
+    }
+
+    /// The place is still there; later news counts from here.
+    fn note(&self, ticket: u64, sent: Moment, wait: Duration) {
+        let mut queue = self.desk.queue();
+        if let Some(waiter) = queue.waiters.get_mut(&ticket) {
+            (waiter.sent, waiter.wait) = (sent, wait);
+            let at = waiter.refresh_at();
+            queue.refresh_at = queue.refresh_at.min(at);
+        }
+    }
+
+    fn lose(&self, ticket: u64) {
+        if let Some(waiter) = self.desk.take(ticket) {
+            let _ = waiter.turn.send(Ok(Turn::Gone));
+        }
+    }
+
+    fn refuse(&self, tickets: Vec<u64>, failure: &Failure) {
+        for waiter in tickets.into_iter().filter_map(|ticket| self.desk.take(ticket)) {
+            let error = waiter.ask.silent(failure.clone());
+            let _ = waiter.turn.send(Err(error));
+        }
+    }
+
+    /// No answer: asked again soon. Whoever has waited for one longer than it meant to is told.
+    fn unheard(&mut self, failure: Failure) {
+        let now = self.engine.now();
+        let pause = self.engine.jittered(backoff(self.attempt));
+        self.attempt += 1;
+        let mut queue = self.desk.queue();
+        queue.refresh_at = queue.refresh_at.min(now + pause);
+        let since = queue.silence.get_or_insert((now, failure.clone())).0;
+        let is_out = |waiter: &Waiter| now.since(since.max(waiter.ask.since)) >= waiter.ask.options.patience;
+        let out: Vec<_> =
+            queue.waiters.iter().filter(|(_, waiter)| is_out(waiter)).map(|(ticket, _)| *ticket).collect();
+        drop(queue);
+        debug!(target: "tenure", lock = %self.desk.name, %failure, given_up = out.len(), "no answer");
+        self.refuse(out, &failure);
+    }
+
+    fn hear(&mut self, message: Wake) {
+        match message {
+            Wake::Granted { tickets } => {
+                for ticket in tickets {
+                    self.hear_of(ticket);
+                }
+            }
+            // Nothing that a queue of ours says, or something may have been missed: ask.
+            Wake::Free { .. } | Wake::Reconnected => self.desk.queue().refresh_at = Moment(0),
+        }
+    }
+
+    fn hear_of(&mut self, ticket: u64) {
+        let ticket = match planted(Bug::PushOfAnotherLife) {
+            true => self.desk.queue().waiters.keys().next().copied().unwrap_or(ticket),
+            false => ticket,
+        };
+        let now = self.engine.now();
+        let known = |waiter: &Waiter| (waiter.sent, waiter.wait, Arc::clone(&waiter.ask));
+        let found = self.desk.queue().waiters.get(&ticket).map(known);
+        let Some((sent, wait, ask)) = found else {
+            if self.early.len() == EARLY {
+                self.early.pop_front();
+            }
+            return self.early.push_back(ticket);
+        };
+        let counted_from = if planted(Bug::PushFromReceipt) { now } else { sent };
+        let left = lease::deadline(counted_from, now, wait).since(now);
+        if left >= wait / 2 {
+            self.grant(ticket, counted_from, wait);
+        } else if self.asked.insert(ticket, ()).is_none() {
+            // Too little is left to return with: the whole lease first.
+            let (ttl, within) = (ask.options.lease(), ask.options.op_timeout);
+            let verb = Verb::Renew { ttl_ms: lease::millis(ttl), hold: ask.hold, bind: None, weight: None };
+            self.ask(vec![ticket], ask.rule, ask.owner.clone(), verb, ttl, within);
+        }
+    }
+
+    fn hand_out_early(&mut self) {
+        for ticket in std::mem::take(&mut self.early) {
+            self.hear_of(ticket);
+        }
+    }
+
+    /// Its lease was set to `first` by a request that was sent at `sent`.
+    fn grant(&self, ticket: u64, sent: Moment, first: Duration) {
+        if let Some(waiter) = self.desk.take(ticket) {
+            let held = waiter.ask.granted(ticket, sent, first);
+            // Whoever has left does not take it, and then it finds its way back by itself.
+            let _ = waiter.turn.send(Ok(Turn::Held(held)));
+        }
+    }
+
+    /// Whatever comes first; a fixed order, so that a seed replays.
+    async fn event(&mut self, until: Moment) -> Event {
+        let mut timer = self.engine.runtime.sleep_until(until);
+        let mut bell = pin!(self.desk.bell.notified());
+        let under_way = &mut self.under_way;
+        let ears = &mut self.ears;
+        let mut message = pin!(async {
+            match ears {
+                Some(ears) => ears.next().await,
+                None => pending().await,
+            }
+        });
+        poll_fn(|context| {
+            if let Poll::Ready(message) = message.as_mut().poll(context) {
+                return Poll::Ready(Event::Message(message));
+            }
+            if let Poll::Ready(Some(refreshed)) = Pin::new(&mut *under_way).poll_next(context) {
+                return Poll::Ready(Event::Refreshed(refreshed));
+            }
+            if bell.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Event::Bell);
+            }
+            timer.poll_unpin(context).map(|()| Event::Time)
+        })
+        .await
+    }
+}
+
+fn earlier(a: Option<Moment>, b: Option<Moment>) -> Option<Moment> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}

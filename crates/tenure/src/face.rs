@@ -1,0 +1,45 @@
+use std::sync::Arc;
+
+use crate::engine::Home;
+use crate::engine::acquire::{Ask, Wait, acquire};
+use crate::error::Result;
+use crate::guard::Guard;
+use crate::name::LockName;
+use crate::options::Options;
+use crate::owner::Owner;
+use crate::protocol::Rule;
+
+/// What all faces are beneath: a name on a store, the rule it is asked for under, and the options.
+#[derive(Clone)]
+pub(crate) struct Face {
+    pub(crate) home: Arc<Home>,
+    pub(crate) options: Arc<Options>,
+    /// Without the prefix.
+    pub(crate) name: LockName,
+    pub(crate) full: LockName,
+    pub(crate) rule: Rule,
+    /// Chosen by the caller, for the kind that counts its owner's holds.
+    pub(crate) owner: Option<Owner>,
+}
+
+impl Face {
+    /// The same lock asked for under another rule.
+    pub(crate) fn with(&self, rule: Rule) -> Self {
+        Self { rule, ..self.clone() }
+    }
+
+    pub(crate) async fn acquire(&self, wait: Wait) -> Result<Option<Guard>> {
+        let ask =
+            Ask::new(&self.home.engine, self.full.clone(), self.rule, self.owner.clone(), &self.options);
+        let held = acquire(ask, wait).await?;
+        Ok(held.map(|held| Guard::new(&self.home, &self.name, held)))
+    }
+
+    /// Waits without a limit.
+    pub(crate) async fn lock(&self) -> Result<Guard> {
+        match self.acquire(Wait::Forever).await? {
+            Some(guard) => Ok(guard),
+            None => unreachable!("a wait without a limit ends with a grant or an error"),
+        }
+    }
+}

@@ -1,0 +1,79 @@
+use std::fmt;
+use std::time::Duration;
+
+use crate::engine::acquire::Wait;
+use crate::error::Result;
+use crate::face::Face;
+use crate::guard::Guard;
+use crate::name::LockName;
+
+/// One holder at a time, first come, first served, across processes.
+///
+/// Stateless and cheap to clone: each call is an acquisition of its own, as with [`Mutex`](crate::Mutex).
+///
+/// # Guarantees
+/// - *Exclusion* while the guard [`is_held`](Guard::is_held): see there what it rests on.
+/// - *Order*: callers are served in the order in which the store first saw them, as long as they keep waiting. A caller that
+///   was not heard of for 5 seconds has lost its place, and goes to the end. [`try_lock`](Self::try_lock) overtakes nobody: it is
+///   refused while anybody waits.
+/// - *A crash* of the holder costs one lease; that of a waiter at most 5 seconds, and only once it is first.
+/// - *Tokens* ([`Guard::fence`]) grow from grant to grant.
+///
+/// # Examples
+/// ```
+/// # tenure::block_on(async {
+/// let locks = tenure::Locks::memory();
+/// let guard = locks.fair("leader")?.lock().await?;
+/// guard.release().await?;
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct FairMutex(pub(crate) Face);
+
+impl FairMutex {
+    /// The lock's name, without the prefix.
+    pub fn name(&self) -> &LockName {
+        &self.0.name
+    }
+
+    /// Waits until this caller is first in the queue, then holds the lock. For a store that does not answer at all the limit
+    /// is [`Options::patience`](crate::Options::patience).
+    ///
+    /// # Cancel safety
+    /// Dropped, it leaves the queue; a place, once left, is gone.
+    ///
+    /// # Errors
+    /// `is_unreachable`, `is_refused`, or `is_mismatch` when the name is in use as another kind.
+    pub async fn lock(&self) -> Result<Guard> {
+        self.0.lock().await
+    }
+
+    /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when somebody else holds it or
+    /// waits for it.
+    ///
+    /// # Cancel safety
+    /// As [`lock`](Self::lock).
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock).
+    pub async fn try_lock(&self) -> Result<Option<Guard>> {
+        self.0.acquire(Wait::Once).await
+    }
+
+    /// Waits in the queue for this long: `None` when its turn does not come.
+    ///
+    /// # Cancel safety
+    /// As [`lock`](Self::lock).
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock); `is_unreachable` too when the store is silent at the limit.
+    pub async fn try_lock_for(&self, limit: Duration) -> Result<Option<Guard>> {
+        self.0.acquire(Wait::For(limit)).await
+    }
+}
+
+impl fmt::Debug for FairMutex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("FairMutex").field(&self.0.name).finish()
+    }
+}

@@ -1,0 +1,298 @@
+use std::fmt;
+use std::ops::Deref;
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::future::{Either, join_all, select};
+
+use crate::engine::acquire::Wait;
+use crate::engine::held::Lost;
+use crate::error::{Error, Result};
+use crate::face::Face;
+use crate::fair::FairMutex;
+use crate::guard::Guard;
+use crate::mutex::Mutex;
+use crate::reentrant::ReentrantMutex;
+use crate::runtime::Moment;
+
+/// Several locks at once, of any kinds and on any stores: all or none.
+///
+/// They are taken one after the other in the order of their names, byte by byte, whatever order they are given in. So two
+/// processes that want the same locks cannot wait for each other.
+///
+/// # Guarantees
+/// - *All or none*: whoever gets a guard holds every part; whoever does not holds none. What was taken meanwhile is renewed, and
+///   given back in reverse order.
+/// - *One loss*: when one part is lost, the guard is.
+///
+/// # Examples
+/// ```
+/// # tenure::block_on(async {
+/// use std::time::Duration;
+/// use tenure::{Locks, Multi};
+///
+/// let locks = Locks::memory();
+/// let both = Multi::new([locks.mutex("account:7")?.into(), locks.mutex("account:3")?.into()])?;
+/// let Some(guards) = both.try_lock_for(Duration::from_secs(2)).await? else { return Ok(()) };
+/// assert_eq!(guards[0].name().as_str(), "account:7"); // as given, not as sorted
+/// guards.release().await?;
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct Multi {
+    parts: Vec<Part>,
+    /// The parts in the order in which they are taken.
+    order: Vec<usize>,
+}
+
+/// A lock that can be a part of a [`Multi`]: of a mutex by `into()`, of the others by
+/// [`RwLock::for_read`](crate::RwLock::for_read), [`RwLock::for_write`](crate::RwLock::for_write) and
+/// [`Semaphore::for_permits`](crate::Semaphore::for_permits).
+#[derive(Clone)]
+pub struct Part(pub(crate) Face);
+
+impl From<Mutex> for Part {
+    fn from(mutex: Mutex) -> Self {
+        Self(mutex.0)
+    }
+}
+
+impl From<FairMutex> for Part {
+    fn from(mutex: FairMutex) -> Self {
+        Self(mutex.0)
+    }
+}
+
+impl From<ReentrantMutex> for Part {
+    fn from(mutex: ReentrantMutex) -> Self {
+        Self(mutex.0)
+    }
+}
+
+impl fmt::Debug for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Part").field(&self.0.rule.kind()).field(&self.0.name).finish()
+    }
+}
+
+impl Multi {
+    /// These locks at once.
+    ///
+    /// # Errors
+    /// `is_invalid` when there is none, or when two have the same name, also on different stores: which store is which cannot
+    /// be told from here.
+    pub fn new(parts: impl IntoIterator<Item = Part>) -> Result<Self> {
+        let parts: Vec<Part> = parts.into_iter().collect();
+        if parts.is_empty() {
+            return Err(Error::invalid("several locks at once are at least one, and this is none"));
+        }
+        let mut order: Vec<usize> = (0..parts.len()).collect();
+        order.sort_by(|a, b| parts[*a].0.full.cmp(&parts[*b].0.full));
+        if let Some(twice) = order.windows(2).find(|pair| parts[pair[0]].0.full == parts[pair[1]].0.full) {
+            let name = &parts[twice[0]].0.full;
+            return Err(Error::invalid(format!(
+                "the name {name} is there twice: whoever held it would wait for itself"
+            )));
+        }
+        Ok(Self { parts, order })
+    }
+
+    /// Waits until all are held.
+    ///
+    /// # Cancel safety
+    /// Dropped, it gives back what it has.
+    ///
+    /// # Errors
+    /// As the parts' own; `is_lost` when one was lost while the wait for another went on. None is held then.
+    pub async fn lock(&self) -> Result<MultiGuard> {
+        match self.acquire(Wait::Forever).await? {
+            Some(guards) => Ok(guards),
+            None => unreachable!("a wait without a limit ends with a grant or an error"),
+        }
+    }
+
+    /// Asks each once: `None` when one of them is busy.
+    ///
+    /// # Cancel safety
+    /// As [`lock`](Self::lock).
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock).
+    pub async fn try_lock(&self) -> Result<Option<MultiGuard>> {
+        self.acquire(Wait::Once).await
+    }
+
+    /// Waits for this long in all: `None` when one of them was busy then.
+    ///
+    /// # Cancel safety
+    /// As [`lock`](Self::lock).
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock).
+    pub async fn try_lock_for(&self, limit: Duration) -> Result<Option<MultiGuard>> {
+        self.acquire(Wait::For(limit)).await
+    }
+
+    async fn acquire(&self, wait: Wait) -> Result<Option<MultiGuard>> {
+        let started = self.now();
+        let mut taken = Taken(Vec::with_capacity(self.parts.len()));
+        for index in &self.order {
+            let part = &self.parts[*index].0;
+            let wait = match wait {
+                Wait::For(limit) => Wait::For(limit.saturating_sub(self.now().since(started))),
+                wait => wait,
+            };
+            // What is held already may be lost while the next is waited for: then waiting on is for nothing.
+            let next =
+                match select(pin!(part.acquire(wait)), lost(taken.0.iter().map(|(_, guard)| guard))).await {
+                    Either::Left((next, _)) => next,
+                    Either::Right((error, _)) => Err(error),
+                };
+            match next {
+                Ok(Some(guard)) => taken.0.push((*index, guard)),
+                Ok(None) => return taken.give_back().await.map(|()| None),
+                Err(error) => {
+                    let _ = taken.give_back().await;
+                    return Err(error);
+                }
+            }
+        }
+        let mut taken = std::mem::take(&mut taken.0);
+        taken.sort_by_key(|(index, _)| *index);
+        let guards = MultiGuard {
+            guards: taken.into_iter().map(|(_, guard)| guard).collect(),
+            order: self.order.clone(),
+        };
+        match guards.outcome() {
+            Some(error) => guards.release().await.and(Err(error)),
+            None => Ok(Some(guards)),
+        }
+    }
+
+    /// On the first part's clock: one limit for all.
+    fn now(&self) -> Moment {
+        self.parts[0].0.home.engine.now()
+    }
+}
+
+/// Guards in the order in which they were taken. Dropped, they are released in reverse.
+struct Taken(Vec<(usize, Guard)>);
+
+impl Taken {
+    async fn give_back(mut self) -> Result<()> {
+        while let Some((_, guard)) = self.0.pop() {
+            // One that was lost meanwhile, or whose store is silent now, is given back in the background or not at all.
+            let _ = guard.release().await;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        while let Some((_, guard)) = self.0.pop() {
+            drop(guard);
+        }
+    }
+}
+
+/// Resolves when one of these guards is lost; never when there are none.
+fn lost<'a>(guards: impl Iterator<Item = &'a Guard>) -> Lost {
+    guards.map(Guard::lost).fold(Lost::never(), Lost::or)
+}
+
+/// Several locks that are held. Dropping it releases them in the background, in the reverse of the order in which they were taken.
+///
+/// It is a slice of guards in the order of the parts as given: each has a token of its own, for its own resource.
+#[derive(Debug)]
+#[must_use = "the locks are released when their guard is dropped"]
+pub struct MultiGuard {
+    guards: Vec<Guard>,
+    order: Vec<usize>,
+}
+
+impl Deref for MultiGuard {
+    type Target = [Guard];
+
+    fn deref(&self) -> &[Guard] {
+        &self.guards
+    }
+}
+
+impl MultiGuard {
+    /// Resolves when the first of the locks is no longer held.
+    pub fn lost(&self) -> Lost {
+        lost(self.guards.iter())
+    }
+
+    /// How long until [`lost`](Self::lost) would resolve if nothing were renewed any more; zero once it has.
+    pub fn remaining(&self) -> Duration {
+        self.guards.iter().map(Guard::remaining).min().unwrap_or_default()
+    }
+
+    /// Whether all are still held, as far as can be known without asking.
+    pub fn is_held(&self) -> bool {
+        !self.remaining().is_zero()
+    }
+
+    fn outcome(&self) -> Option<Error> {
+        self.guards.iter().find_map(Guard::outcome)
+    }
+
+    /// Asks the stores, side by side, whether all are still held.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost; it asks and changes nothing.
+    ///
+    /// # Errors
+    /// As [`Guard::verify`], of the first part that is not, in the order given.
+    pub async fn verify(&self) -> Result<()> {
+        join_all(self.guards.iter().map(Guard::verify)).await.into_iter().collect()
+    }
+
+    /// Releases all, in the reverse of the order in which they were taken, and says how it went.
+    ///
+    /// # Cancel safety
+    /// Dropped, it goes on in the background.
+    ///
+    /// # Errors
+    /// As [`Guard::release`], of the first that failed; the others are released all the same.
+    pub async fn release(mut self) -> Result<()> {
+        let mut taken = self.take();
+        let mut result = Ok(());
+        while let Some((_, guard)) = taken.0.pop() {
+            result = result.and(guard.release().await);
+        }
+        result
+    }
+
+    fn take(&mut self) -> Taken {
+        let mut guards: Vec<_> = std::mem::take(&mut self.guards).into_iter().map(Some).collect();
+        let taken = self.order.iter().filter_map(|index| Some((*index, guards.get_mut(*index)?.take()?)));
+        Taken(taken.collect())
+    }
+
+    /// Does `work` under the locks, and releases them: as [`Guard::run`].
+    ///
+    /// # Cancel safety
+    /// The work is dropped first, then the locks are released.
+    ///
+    /// # Errors
+    /// `is_lost` when one was lost before the work was done, or a release hears that it was.
+    pub async fn run<T>(self, work: impl AsyncFnOnce(&Self) -> T) -> Result<T> {
+        let value = match select(self.lost(), pin!(work(&self))).await {
+            Either::Left((lost, _)) => return Err(lost),
+            Either::Right((value, _)) => value,
+        };
+        match self.release().await {
+            Err(error) if error.is_lost() => Err(error),
+            _ => Ok(value),
+        }
+    }
+}
+
+impl Drop for MultiGuard {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}

@@ -1,0 +1,397 @@
+//! The queue machine: tickets in the order in which the store first saw them. Fair mutex, read-write lock and semaphore are one
+//! algorithm: *capacity and weight*.
+//!
+//! ```text
+//! fair mutex      capacity 1       weight 1
+//! read-write      capacity 2^20    a reader weighs 1, a writer all of it
+//! semaphore(n)    capacity n       k permits weigh k
+//! ```
+//!
+//! A ticket's number is its token, and **a ticket holds when its number is at or below the mark**. The mark moves over the next
+//! ticket whenever its weight fits; nothing is ever inserted ahead, so order and freedom from starvation come for free.
+//!
+//! A ticket has one lease, its own: short while it waits (refreshed by whoever waits), the full one once it holds. Every verb
+//! *sweeps* what has lapsed, *acts*, *promotes* from the front, and names the tickets that hold now, also when it was a waiter that
+//! left or lapsed. It writes nothing for those it promotes: they renew themselves, so a dead one is passed within its short
+//! lease.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::mutex::assign_above;
+use super::{
+    Answer, Data, Entry, Found, Holding, Kind, Now, Op, Place, Seat, State, Verb, Wake, Whose, inspect,
+    other_kind,
+};
+use crate::owner::Owner;
+use crate::planted::{Bug, planted};
+
+/// At most so many are swept and promoted by one request; the next goes on.
+pub const BOUND: usize = 64;
+/// The key outlives its last ticket by this long, so that its end is swept and told, not just gone.
+pub const TAIL_MS: u64 = 1_000;
+
+/// All tickets of one lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Queue {
+    /// Fair mutex, read-write lock or semaphore.
+    pub kind: Kind,
+    /// How much weight may hold at once.
+    pub capacity: u32,
+    /// The last ticket that was let in. Those at or below it hold.
+    pub mark: u64,
+    /// The weight of those that hold.
+    used: u32,
+    tickets: BTreeMap<u64, Ticket>,
+    numbers: BTreeMap<Owner, u64>,
+    deadlines: BTreeSet<(u64, Owner)>,
+}
+
+/// One place in a queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// Whose it is.
+    pub owner: Owner,
+    /// How much of the capacity it takes.
+    pub weight: u32,
+    /// Alive up to and including this millisecond.
+    pub deadline_ms: u64,
+}
+
+/// Runs one request.
+pub fn apply(state: &mut State, now: Now, op: &Op, seat: Seat) -> (Answer, Option<Wake>) {
+    if let Some(answer) = mismatch(state, now, seat, &op.verb) {
+        return (answer, None);
+    }
+    let mut granted = Vec::new();
+    let answer = match &op.verb {
+        Verb::Acquire { ttl_ms, wait_ms, .. } => {
+            acquire(state, now, &op.owner, seat, *ttl_ms, *wait_ms, &mut granted)
+        }
+        Verb::Renew { ttl_ms, weight, .. } => renew(state, now, &op.owner, *ttl_ms, *weight, &mut granted),
+        Verb::Refresh { owners, wait_ms } => refresh(state, now, owners, *wait_ms, &mut granted),
+        Verb::Release { whose, .. } => release(state, now, &op.owner, *whose, &mut granted),
+        Verb::Inspect => inspect(state, now, |_| true),
+    };
+    settle(state);
+    let wake = (!granted.is_empty()).then_some(Wake::Granted { tickets: granted });
+    (answer, wake)
+}
+
+/// What stands at the name, if it is not a queue of this kind and capacity. Looking is free to all.
+fn mismatch(state: &State, now: Now, seat: Seat, verb: &Verb) -> Option<Answer> {
+    let looks = matches!(verb, Verb::Inspect | Verb::Release { whose: Whose::Anyone, .. });
+    let lock = state.lock.as_ref()?;
+    match &lock.value {
+        Data::Queue(queue) => {
+            let differs = queue.kind != seat.kind || queue.capacity != seat.capacity;
+            (differs && !looks && !queue.is_over(now)).then(|| lock.value.mismatch())
+        }
+        other if looks => Some(other.mismatch()),
+        _ => Some(other_kind(lock, now)),
+    }
+}
+
+fn acquire(
+    state: &mut State,
+    now: Now,
+    owner: &Owner,
+    seat: Seat,
+    ttl_ms: u64,
+    wait_ms: Option<u64>,
+    granted: &mut Vec<u64>,
+) -> Answer {
+    let mine = match queue_of(state) {
+        Some(queue) => {
+            queue.sweep(now);
+            queue.number_of(owner, now)
+        }
+        None => None,
+    };
+    match mine {
+        Some(_) => {}
+        None if wait_ms.is_none() && queue_of(state).is_some_and(|queue| !queue.lets_in(seat.weight)) => {
+            queue_of(state).map(|queue| queue.promote(granted));
+            return busy(state, now);
+        }
+        None => {
+            let above = queue_of(state).map_or(0, |queue| queue.last());
+            let number = assign_above(state, now, above);
+            let queue = queue_or_new(state, seat);
+            // Its lease is set below, once it is known whether it holds or waits: no request could shorten it then.
+            queue.insert(number, Ticket { owner: owner.clone(), weight: seat.weight, deadline_ms: now.ms });
+        }
+    }
+    let Some(queue) = queue_of(state) else { return Answer::Free };
+    let Some(number) = queue.numbers.get(owner).copied() else { return Answer::Free };
+    queue.promote(granted);
+    granted.retain(|ticket| *ticket != number);
+    if queue.holds(number) {
+        queue.extend(number, now.ms.saturating_add(ttl_ms));
+        return Answer::Held { fence: number };
+    }
+    if let Some(wait_ms) = wait_ms {
+        queue.extend(number, now.ms.saturating_add(wait_ms));
+    }
+    Answer::Waiting { ticket: number, retry_in_ms: queue.retry_in_ms(number, now) }
+}
+
+fn renew(
+    state: &mut State,
+    now: Now,
+    owner: &Owner,
+    ttl_ms: u64,
+    weight: Option<u32>,
+    granted: &mut Vec<u64>,
+) -> Answer {
+    let Some(queue) = queue_of(state) else { return Answer::Free };
+    queue.sweep(now);
+    let number = queue.number_of(owner, now);
+    if let (Some(number), Some(weight)) = (number, weight)
+        && queue.holds(number)
+    {
+        queue.lighten(number, weight);
+    }
+    if !(weight.is_some() && planted(Bug::DowngradeWakesNobody)) {
+        queue.promote(granted);
+    }
+    let Some(number) = number else { return Answer::Free };
+    granted.retain(|ticket| *ticket != number);
+    if !queue.holds(number) {
+        return Answer::Waiting { ticket: number, retry_in_ms: queue.retry_in_ms(number, now) };
+    }
+    queue.extend(number, now.ms.saturating_add(ttl_ms));
+    Answer::Held { fence: number }
+}
+
+fn refresh(
+    state: &mut State,
+    now: Now,
+    owners: &Arc<[Owner]>,
+    wait_ms: u64,
+    granted: &mut Vec<u64>,
+) -> Answer {
+    let gone = || Answer::Places { places: owners.iter().map(|_| Place::Gone).collect(), retry_in_ms: None };
+    let Some(queue) = queue_of(state) else { return gone() };
+    if planted(Bug::LapsedWaiterRevived) {
+        for owner in owners.iter() {
+            if let Some(number) = queue.numbers.get(owner).copied() {
+                queue.extend(number, now.ms.saturating_add(wait_ms));
+            }
+        }
+    }
+    queue.sweep(now);
+    let numbers: Vec<_> = owners.iter().map(|owner| queue.number_of(owner, now)).collect();
+    for number in numbers.iter().flatten() {
+        queue.extend(*number, now.ms.saturating_add(wait_ms));
+    }
+    queue.promote(granted);
+    granted.retain(|ticket| !numbers.contains(&Some(*ticket)));
+    let retry_in_ms = numbers.iter().flatten().find_map(|number| queue.retry_in_ms(*number, now));
+    let place = |number: &Option<u64>| match number {
+        None => Place::Gone,
+        Some(number) if queue.holds(*number) => Place::Held { fence: *number },
+        Some(number) => Place::Waiting { ticket: *number },
+    };
+    Answer::Places { places: numbers.iter().map(place).collect(), retry_in_ms }
+}
+
+fn release(state: &mut State, now: Now, owner: &Owner, whose: Whose, granted: &mut Vec<u64>) -> Answer {
+    if whose == Whose::Anyone {
+        let answer = inspect(state, now, |_| true);
+        let Some(queue) = queue_of(state) else { return answer };
+        queue.sweep(now);
+        while let Some(number) = queue.first().filter(|number| queue.holds(*number)) {
+            queue.remove(number);
+        }
+        queue.promote(granted);
+        return answer;
+    }
+    let Some(queue) = queue_of(state) else { return Answer::Free };
+    queue.sweep(now);
+    let number = match queue.number_of(owner, now) {
+        None if planted(Bug::ReleaseOfAnother) => queue.first(),
+        number => number,
+    };
+    let waited = number.is_some_and(|number| !queue.holds(number));
+    if let Some(number) = number {
+        queue.remove(number);
+    }
+    if !(waited && planted(Bug::LeaverPromotesNobody)) {
+        queue.promote(granted);
+    }
+    if number.is_some() { Answer::Released { left: 0 } } else { Answer::Free }
+}
+
+/// The first holder, as a mutex would show it.
+fn busy(state: &mut State, now: Now) -> Answer {
+    let first = queue_of(state).and_then(|queue| {
+        let (number, ticket) = queue.tickets.first_key_value()?;
+        Some((format!("{}#{number}", ticket.owner), ticket.deadline_ms.saturating_sub(now.ms)))
+    });
+    match first {
+        Some((holder, left_ms)) => Answer::Busy { holder, left_ms: Some(left_ms) },
+        None => Answer::Free,
+    }
+}
+
+/// Forgets an empty queue, and lets the key live as long as its last ticket.
+fn settle(state: &mut State) {
+    let Some(lock) = &mut state.lock else { return };
+    if let Data::Queue(queue) = &lock.value {
+        match queue.deadlines.last() {
+            Some((deadline_ms, _)) => lock.expires_ms = Some(deadline_ms + TAIL_MS),
+            None => state.lock = None,
+        }
+    }
+}
+
+fn queue_of(state: &mut State) -> Option<&mut Queue> {
+    match &mut state.lock {
+        Some(Entry { value: Data::Queue(queue), .. }) => Some(queue),
+        _ => None,
+    }
+}
+
+fn queue_or_new(state: &mut State, seat: Seat) -> &mut Queue {
+    let fresh = || Queue::new(seat.kind, seat.capacity);
+    // An old queue that was swept empty is nobody's: the newcomer's kind and capacity are in force.
+    if queue_of(state).is_none_or(|queue| queue.tickets.is_empty()) {
+        state.lock = Some(Entry { value: Data::Queue(fresh()), expires_ms: None });
+    }
+    queue_of(state).expect("it was just put there")
+}
+
+impl Queue {
+    /// A queue without tickets.
+    pub fn new(kind: Kind, capacity: u32) -> Self {
+        let (tickets, numbers, deadlines) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        Self { kind, capacity, mark: 0, used: 0, tickets, numbers, deadlines }
+    }
+
+    /// All tickets, by number.
+    pub fn tickets(&self) -> impl Iterator<Item = (u64, &Ticket)> {
+        self.tickets.iter().map(|(number, ticket)| (*number, ticket))
+    }
+
+    /// Puts a ticket in, as it was written down: for stores that keep a queue elsewhere than in memory.
+    pub fn insert(&mut self, number: u64, ticket: Ticket) {
+        if number <= self.mark {
+            self.used = self.used.saturating_add(ticket.weight);
+        }
+        self.numbers.insert(ticket.owner.clone(), number);
+        self.deadlines.insert((ticket.deadline_ms, ticket.owner.clone()));
+        self.tickets.insert(number, ticket);
+    }
+
+    fn remove(&mut self, number: u64) {
+        if let Some(ticket) = self.tickets.remove(&number) {
+            if number <= self.mark {
+                self.used = self.used.saturating_sub(ticket.weight);
+            }
+            self.numbers.remove(&ticket.owner);
+            self.deadlines.remove(&(ticket.deadline_ms, ticket.owner));
+        }
+    }
+
+    /// Removes what has lapsed. What it leaves because of its bound, the next request removes.
+    fn sweep(&mut self, now: Now) {
+        for _ in 0..BOUND {
+            let lapsed = self.deadlines.first().filter(|(deadline_ms, _)| now.ms > *deadline_ms);
+            let Some(number) = lapsed.and_then(|(_, owner)| self.numbers.get(owner).copied()) else { return };
+            self.remove(number);
+        }
+    }
+
+    /// Lets in from the front while it fits.
+    fn promote(&mut self, granted: &mut Vec<u64>) {
+        for _ in 0..BOUND {
+            let Some((number, ticket)) = self.tickets.range(self.mark + 1..).next() else { return };
+            let weight = if planted(Bug::WeightIgnored) { 1 } else { ticket.weight };
+            if self.used.saturating_add(weight) > self.capacity {
+                return;
+            }
+            self.used += ticket.weight;
+            self.mark = *number;
+            granted.push(*number);
+        }
+    }
+
+    /// The owner's ticket, unless it has lapsed: that one is dead, also when the sweep did not get to it.
+    fn number_of(&mut self, owner: &Owner, now: Now) -> Option<u64> {
+        let number = self.numbers.get(owner).copied()?;
+        if self.tickets.get(&number).is_some_and(|ticket| now.ms > ticket.deadline_ms) {
+            self.remove(number);
+            return None;
+        }
+        Some(number)
+    }
+
+    fn holds(&self, number: u64) -> bool {
+        if planted(Bug::RankOffByOne) {
+            let next = self.tickets.range(self.mark + 1..).next().map(|(number, _)| *number);
+            return number <= self.mark || next == Some(number);
+        }
+        number <= self.mark
+    }
+
+    /// Whether somebody who does not queue may hold at once: nobody waits, and it fits.
+    fn lets_in(&self, weight: u32) -> bool {
+        let waits = self.tickets.last_key_value().is_some_and(|(last, _)| *last > self.mark);
+        !waits && self.used.saturating_add(weight) <= self.capacity
+    }
+
+    /// No request ever shortens a lease.
+    fn extend(&mut self, number: u64, deadline_ms: u64) {
+        if let Some(ticket) = self.tickets.get_mut(&number)
+            && deadline_ms > ticket.deadline_ms
+        {
+            self.deadlines.remove(&(ticket.deadline_ms, ticket.owner.clone()));
+            ticket.deadline_ms = deadline_ms;
+            self.deadlines.insert((deadline_ms, ticket.owner.clone()));
+        }
+    }
+
+    fn lighten(&mut self, number: u64, weight: u32) {
+        if let Some(ticket) = self.tickets.get_mut(&number)
+            && weight < ticket.weight
+        {
+            self.used -= ticket.weight - weight;
+            ticket.weight = weight;
+        }
+    }
+
+    /// When the first in line should ask again if it hears nothing: when the next ticket lapses. Others need not.
+    fn retry_in_ms(&self, number: u64, now: Now) -> Option<u64> {
+        let first = self.tickets.range(self.mark + 1..).next().map(|(first, _)| *first);
+        let (deadline_ms, _) = self.deadlines.first()?;
+        (first == Some(number)).then(|| deadline_ms.saturating_sub(now.ms) + 1)
+    }
+
+    fn first(&self) -> Option<u64> {
+        self.tickets.first_key_value().map(|(number, _)| *number)
+    }
+
+    fn last(&self) -> u64 {
+        self.tickets.last_key_value().map_or(self.mark, |(number, _)| (*number).max(self.mark))
+    }
+
+    fn is_over(&self, now: Now) -> bool {
+        self.deadlines.last().is_none_or(|(deadline_ms, _)| now.ms > *deadline_ms)
+    }
+
+    /// Who holds and who waits, without what has lapsed.
+    pub(super) fn found(&self, now: Now) -> Option<Found> {
+        let (mut holders, mut waiters) = (Vec::new(), Vec::new());
+        for (number, ticket) in self.tickets().filter(|(_, ticket)| now.ms <= ticket.deadline_ms) {
+            let holding = Holding {
+                value: format!("{}#{number}", ticket.owner),
+                left_ms: Some(ticket.deadline_ms - now.ms),
+                weight: ticket.weight,
+            };
+            if number <= self.mark { holders.push(holding) } else { waiters.push(holding) }
+        }
+        let is_empty = holders.is_empty() && waiters.is_empty();
+        (!is_empty).then_some(Found { kind: self.kind, capacity: Some(self.capacity), holders, waiters })
+    }
+}

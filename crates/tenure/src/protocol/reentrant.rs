@@ -1,0 +1,188 @@
+//! The reentrant machine: one hash, `owner -> hold count`, with a TTL. What Redisson's `RLock` writes, so that a Java service's
+//! lock and ours exclude each other.
+//!
+//! Fields that begin with `#` are ours: `#fence` is the token, `#<hold>` marks a hold that is counted. *Holds are remembered, not
+//! requests*: a repeated acquire finds its hold and counts nothing, a repeated release finds none and takes nothing away,
+//! in whatever order requests of several tasks of one owner arrive.
+
+use std::collections::BTreeMap;
+
+use super::mutex::assign;
+use super::{
+    Answer, Bind, Data, Entry, Found, Holding, Kind, Now, Op, State, Verb, Wake, Whose, force, inspect,
+    is_digits, mutex, other_kind,
+};
+use crate::owner::Owner;
+use crate::planted::{Bug, planted};
+
+/// The hash of one lock.
+pub type Hash = BTreeMap<String, String>;
+
+/// The token's field.
+const FENCE: &str = "#fence";
+/// The field that counts holds that were detached and wait to be resumed.
+const DETACHED: &str = "#0";
+
+/// Runs one request.
+pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Wake>) {
+    match &op.verb {
+        Verb::Acquire { ttl_ms, hold, .. } => (acquire(state, now, &op.owner, *ttl_ms, *hold), None),
+        Verb::Renew { ttl_ms, hold, bind, .. } => (renew(state, now, &op.owner, *ttl_ms, *hold, *bind), None),
+        Verb::Release { hold, whose, .. } => release(state, now, &op.owner, *hold, *whose),
+        Verb::Refresh { .. } | Verb::Inspect => (inspect(state, now, is_own), None),
+    }
+}
+
+/// What stands at the key, as the asker sees it.
+enum Standing {
+    Nothing,
+    Mine,
+    Theirs(Answer),
+}
+
+fn standing(state: &State, now: Now, owner: &Owner) -> Standing {
+    match &state.lock {
+        None => Standing::Nothing,
+        Some(Entry { value: Data::Hash(hash), .. }) if hash.contains_key(owner.as_str()) => Standing::Mine,
+        Some(lock @ Entry { value: Data::Hash(hash), .. }) => {
+            Standing::Theirs(Answer::Busy { holder: holder(hash), left_ms: lock.left_ms(now) })
+        }
+        Some(lock) => Standing::Theirs(other_kind(lock, now)),
+    }
+}
+
+fn acquire(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, hold: u64) -> Answer {
+    match standing(state, now, owner) {
+        Standing::Theirs(answer) => return answer,
+        Standing::Mine => {}
+        Standing::Nothing => {
+            let fence = assign(state, now);
+            let hash = Hash::from([(owner.to_string(), "0".into()), (FENCE.into(), fence.to_string())]);
+            state.lock =
+                Some(Entry { value: Data::Hash(hash), expires_ms: Some(now.ms.saturating_add(ttl_ms)) });
+        }
+    }
+    if planted(Bug::ReentryBumpsToken) {
+        let fence = assign(state, now);
+        if let Some(hash) = hash_of(state) {
+            hash.insert(FENCE.into(), fence.to_string());
+        }
+    }
+    let Some(hash) = hash_of(state) else { return Answer::Free };
+    let is_new = hash.insert(field(hold), "1".into()).is_none();
+    if is_new || planted(Bug::RepeatCountsTwice) {
+        count(hash, owner, 1);
+    }
+    let fence = fence_of(hash);
+    extend(state, now, ttl_ms);
+    Answer::Held { fence }
+}
+
+fn renew(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, hold: u64, bind: Option<Bind>) -> Answer {
+    match standing(state, now, owner) {
+        Standing::Nothing => return Answer::Free,
+        Standing::Theirs(answer) => return answer,
+        Standing::Mine => {}
+    }
+    let Some(hash) = hash_of(state) else { return Answer::Free };
+    let held = match bind {
+        // Detached, a hold has no name of its own any more: whoever resumes has another.
+        Some(Bind::Lease) if hash.remove(&field(hold)).is_some() => {
+            add(hash, DETACHED, 1);
+            true
+        }
+        Some(Bind::Lease) => hash.contains_key(DETACHED),
+        Some(_) if !hash.contains_key(&field(hold)) && hash.contains_key(DETACHED) => {
+            if add(hash, DETACHED, -1) == 0 {
+                hash.remove(DETACHED);
+            }
+            hash.insert(field(hold), "1".into());
+            true
+        }
+        _ => hash.contains_key(&field(hold)),
+    };
+    if !held {
+        return Answer::Free;
+    }
+    let fence = fence_of(hash);
+    extend(state, now, ttl_ms);
+    Answer::Held { fence }
+}
+
+fn release(state: &mut State, now: Now, owner: &Owner, hold: u64, whose: Whose) -> (Answer, Option<Wake>) {
+    if whose == Whose::Anyone {
+        return force(state, now, is_own);
+    }
+    match standing(state, now, owner) {
+        Standing::Nothing => return (Answer::Free, None),
+        Standing::Theirs(answer) => return (answer, None),
+        Standing::Mine => {}
+    }
+    let Some(hash) = hash_of(state) else { return (Answer::Free, None) };
+    if hash.remove(&field(hold)).is_none() {
+        return (Answer::Free, None);
+    }
+    let left = count(hash, owner, -1);
+    if left > 0 {
+        return (Answer::Released { left }, None);
+    }
+    // Never a hash with fields of ours alone: to Redisson that is a lock that nobody holds.
+    state.lock = None;
+    (Answer::Released { left: 0 }, Some(Wake::Free { by: Some(owner.clone()) }))
+}
+
+fn is_own(data: &Data) -> bool {
+    matches!(data, Data::Hash(_))
+}
+
+/// No request ever shortens a lease: the other holds of the same owner count on it.
+fn extend(state: &mut State, now: Now, ttl_ms: u64) {
+    if planted(Bug::ReentryShortens) {
+        if let Some(lock) = &mut state.lock {
+            lock.expires_ms = Some(now.ms.saturating_add(ttl_ms));
+        }
+        return;
+    }
+    mutex::extend(state, now, ttl_ms);
+}
+
+/// The owner, the count and the token, as a listing shows them.
+pub(super) fn found(hash: &Hash, left_ms: Option<u64>) -> Found {
+    let fence = fence_of(hash);
+    let holders = hash.iter().filter(|(field, _)| !field.starts_with('#')).map(|(owner, count)| Holding {
+        value: if fence > 0 { format!("{owner}#{fence}") } else { owner.clone() },
+        left_ms,
+        weight: count.parse().unwrap_or(1),
+    });
+    Found { kind: Kind::Reentrant, capacity: None, holders: holders.collect(), waiters: Vec::new() }
+}
+
+/// Who holds, in the form of a mutex's value.
+pub(super) fn holder(hash: &Hash) -> String {
+    found(hash, None).holders.into_iter().next().map_or(String::new(), |holder| holder.value)
+}
+
+fn hash_of(state: &mut State) -> Option<&mut Hash> {
+    match &mut state.lock {
+        Some(Entry { value: Data::Hash(hash), .. }) => Some(hash),
+        _ => None,
+    }
+}
+
+fn field(hold: u64) -> String {
+    format!("#{hold:x}")
+}
+
+pub(super) fn fence_of(hash: &Hash) -> u64 {
+    hash.get(FENCE).filter(|text| is_digits(text)).and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+fn count(hash: &mut Hash, owner: &Owner, by: i64) -> u32 {
+    add(hash, owner.as_str(), by).try_into().unwrap_or(0)
+}
+
+fn add(hash: &mut Hash, field: &str, by: i64) -> i64 {
+    let value = hash.get(field).and_then(|text| text.parse().ok()).unwrap_or(0_i64).saturating_add(by).max(0);
+    hash.insert(field.into(), value.to_string());
+    value
+}

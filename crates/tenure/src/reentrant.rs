@@ -1,0 +1,120 @@
+use std::fmt;
+use std::time::Duration;
+
+use crate::engine::acquire::Wait;
+use crate::error::{Error, Result};
+use crate::face::Face;
+use crate::guard::Guard;
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::protocol::{Answer, Rule, Verb};
+
+/// One owner at a time, who may hold it several times: code that has the lock can call code that takes it.
+///
+/// The owner is yours to pass, like a span: all who ask with the same [`Owner`] share the lock, in whatever task, thread or
+/// process. Each guard is one hold; the lock is free when the last of them is released.
+///
+/// On Redis it is what Redisson's `RLock` writes, so a Java service's lock and this one exclude and wake each other.
+///
+/// # Guarantees
+/// - *Exclusion* between owners while a guard [`is_held`](Guard::is_held). Holds of one owner do not exclude each other.
+/// - *Order*: as [`Mutex`](crate::Mutex).
+/// - *Counting*: each hold counts once, however often its requests had to be repeated. No hold shortens the lease of another.
+/// - *A crash* of one who holds costs a lease of that hold, while the owner's other holds are renewed on.
+/// - *Tokens*: all holds of an owner have the token of the first; a re-entry gets no new one.
+///
+/// # Examples
+/// ```
+/// # tenure::block_on(async {
+/// use tenure::{Locks, Owner};
+///
+/// async fn inner(locks: &Locks, me: &Owner) -> tenure::Result<u32> {
+///     let lock = locks.reentrant("tree", me)?;
+///     let _guard = lock.lock().await?;
+///     lock.hold_count().await
+/// }
+///
+/// let (locks, me) = (Locks::memory(), Owner::new("walker")?);
+/// let _guard = locks.reentrant("tree", &me)?.lock().await?;
+/// assert_eq!(inner(&locks, &me).await?, 2);
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct ReentrantMutex(pub(crate) Face);
+
+impl ReentrantMutex {
+    /// The lock's name, without the prefix.
+    pub fn name(&self) -> &LockName {
+        &self.0.name
+    }
+
+    /// Waits until no other owner holds the lock. For a store that does not answer at all the limit is
+    /// [`Options::patience`](crate::Options::patience).
+    ///
+    /// # Cancel safety
+    /// Dropped, it leaves the queue; what may have been granted is released in the background, and counts for nothing.
+    ///
+    /// # Errors
+    /// `is_unreachable`, `is_refused`, or `is_mismatch` when the name is in use as another kind.
+    pub async fn lock(&self) -> Result<Guard> {
+        self.0.lock().await
+    }
+
+    /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when another owner holds it.
+    ///
+    /// # Cancel safety
+    /// As [`lock`](Self::lock).
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock).
+    pub async fn try_lock(&self) -> Result<Option<Guard>> {
+        self.0.acquire(Wait::Once).await
+    }
+
+    /// Waits for this long: `None` when another owner holds it all the time.
+    ///
+    /// # Cancel safety
+    /// As [`lock`](Self::lock).
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock); `is_unreachable` too when the store is silent at the limit.
+    pub async fn try_lock_for(&self, limit: Duration) -> Result<Option<Guard>> {
+        self.0.acquire(Wait::For(limit)).await
+    }
+
+    /// How often this owner holds it, as the store sees it; 0 when it does not.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost; it asks and changes nothing.
+    ///
+    /// # Errors
+    /// `is_unreachable`, `is_refused`, `is_mismatch`.
+    pub async fn hold_count(&self) -> Result<u32> {
+        let Face { home, options, full, owner, .. } = &self.0;
+        let (engine, Some(owner)) = (&home.engine, owner) else { return Ok(0) };
+        match engine.call(full, Rule::Reentrant, owner, Verb::Inspect, options.op_timeout).await {
+            Ok(Answer::Found(found)) => {
+                let mine =
+                    |value: &str| crate::protocol::ours(value).is_some_and(|(holder, _)| holder == *owner);
+                Ok(found.holders.iter().find(|holder| mine(&holder.value)).map_or(0, |holder| holder.weight))
+            }
+            Ok(Answer::Free) => Ok(0),
+            Ok(Answer::Mismatch { kind, capacity }) => {
+                Err(engine.mismatch(full, Rule::Reentrant, kind, capacity))
+            }
+            Ok(answer) => Err(engine.nonsense(full, &answer)),
+            Err(failure) => Err(Error::silent(Some(full), engine.store.url(), failure)),
+        }
+    }
+
+    /// Who asks.
+    pub fn owner(&self) -> &Owner {
+        self.0.owner.as_ref().expect("a reentrant face is made with an owner")
+    }
+}
+
+impl fmt::Debug for ReentrantMutex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ReentrantMutex").field(&self.0.name).finish()
+    }
+}

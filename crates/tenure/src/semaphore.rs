@@ -1,0 +1,116 @@
+use std::fmt;
+use std::time::Duration;
+
+use crate::engine::acquire::Wait;
+use crate::error::{Error, Result};
+use crate::face::Face;
+use crate::guard::Guard;
+use crate::multi::Part;
+use crate::name::LockName;
+use crate::protocol::{Rule, Seat};
+
+/// A number of permits, of which each holder has some.
+///
+/// All who use the name must agree on the number; another number at a name that is held or waited for is an error that says
+/// which one is in force.
+///
+/// # Guarantees
+/// - *At most so many*: the permits of those who hold never add up to more than there are.
+/// - *Order*: first come, first served, whatever number each asks for: who asks for many is not overtaken by those who ask for few.
+/// - *A crash* costs the holder's own lease; the others go on.
+/// - *Tokens* order the grants. **A resource must not compare them** when there is more than one permit: it would lock out those
+///   who came before.
+///
+/// # Examples
+/// ```
+/// # tenure::block_on(async {
+/// let locks = tenure::Locks::memory();
+/// let render = locks.semaphore("render", 5)?;
+/// let four = render.acquire(4).await?;
+/// assert!(render.try_acquire(2).await?.is_none());
+/// let one = render.acquire(1).await?;
+/// assert!(locks.semaphore("render", 6)?.try_acquire(1).await.unwrap_err().is_mismatch());
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Semaphore {
+    face: Face,
+    permits: u32,
+}
+
+impl Semaphore {
+    /// The most permits that a semaphore can have.
+    pub const MAX_PERMITS: u32 = 1 << 20;
+
+    pub(crate) fn new(face: Face, permits: u32) -> Self {
+        Self { face, permits }
+    }
+
+    /// The lock's name, without the prefix.
+    pub fn name(&self) -> &LockName {
+        &self.face.name
+    }
+
+    /// How many permits there are.
+    pub fn permits(&self) -> u32 {
+        self.permits
+    }
+
+    fn of(&self, permits: u32) -> Result<Face> {
+        if permits == 0 || permits > self.permits {
+            let (name, most) = (&self.face.name, self.permits);
+            return Err(Error::invalid(format!(
+                "1 to {most} permits of {name} can be asked for, and this is {permits}"
+            )));
+        }
+        Ok(self.face.with(Rule::Queue(Seat::permits(self.permits, permits))))
+    }
+
+    /// Waits until so many permits are left, and all who came before have theirs.
+    ///
+    /// # Cancel safety
+    /// Dropped, it leaves the queue; a place, once left, is gone.
+    ///
+    /// # Errors
+    /// `is_invalid` for 0 permits or more than there are; `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use
+    /// as another kind or with another number.
+    pub async fn acquire(&self, permits: u32) -> Result<Guard> {
+        self.of(permits)?.lock().await
+    }
+
+    /// Asks once: `None` when too few are left or anybody waits.
+    ///
+    /// # Cancel safety
+    /// As [`acquire`](Self::acquire).
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire(&self, permits: u32) -> Result<Option<Guard>> {
+        self.of(permits)?.acquire(Wait::Once).await
+    }
+
+    /// Waits for this long.
+    ///
+    /// # Cancel safety
+    /// As [`acquire`](Self::acquire).
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire); `is_unreachable` too when the store is silent at the limit.
+    pub async fn try_acquire_for(&self, permits: u32, limit: Duration) -> Result<Option<Guard>> {
+        self.of(permits)?.acquire(Wait::For(limit)).await
+    }
+
+    /// So many permits, as a part of a [`Multi`](crate::Multi).
+    ///
+    /// # Errors
+    /// `is_invalid` for 0 permits or more than there are.
+    pub fn for_permits(&self, permits: u32) -> Result<Part> {
+        self.of(permits).map(Part)
+    }
+}
+
+impl fmt::Debug for Semaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Semaphore").field("name", &self.face.name).field("permits", &self.permits).finish()
+    }
+}
