@@ -112,7 +112,7 @@ fn a_wait_ends_in_time_also_when_the_server_is_down_or_black_holed() {
         let started = Instant::now();
         let error = block_on(mutex.try_lock_for(limit)).expect_err("nobody answers");
         assert!(error.is_unreachable(), "{error}");
-        assert!(started.elapsed() < limit + ms(150), "{:?}", started.elapsed());
+        assert!(started.elapsed() < limit + ms(400), "{:?}", started.elapsed());
     };
     proxy.set(Fault::BlackHole);
     wait(ms(500));
@@ -126,7 +126,7 @@ fn a_wait_ends_in_time_also_when_the_server_is_down_or_black_holed() {
     wait(ms(500));
     let started = Instant::now();
     assert!(block_on(Locks::connect(&server.url())).expect_err("it is down").is_unreachable());
-    assert!(started.elapsed() < ms(1_200), "{:?}", started.elapsed());
+    assert!(started.elapsed() < ms(1_500), "{:?}", started.elapsed());
 }
 
 #[test]
