@@ -8,7 +8,7 @@
 --        inspect owner request
 -- Reply  { owner, request, answer, ... }, where the answer is one of
 --        held token            busy holder left_ms     free       released unheard
---        found kind holder left_ms unheard             mismatch kind
+--        found mutex holder left_ms unheard            mismatch kind
 --        behind ballot         ahead
 --        left_ms: -1 where there is no TTL
 --        holder:  the value, its first 1024 bytes; of what is no string the type, as (hash)
@@ -20,7 +20,7 @@ local verb, owner, request = ARGV[1], ARGV[2], ARGV[3]
 
 -- standing: what is at the key, as the asker sees it. Held: the token of a hold of its own. Theirs: the answer, if
 -- somebody else has it.
-local value, kind, held, theirs = redis.pcall('GET', lock), 'mutex', nil, nil
+local value, held, theirs = redis.pcall('GET', lock), nil, nil
 if type(value) == 'table' then
   if string.sub(value.err, 1, 9) ~= 'WRONGTYPE' then
     return value
@@ -28,8 +28,7 @@ if type(value) == 'table' then
   local type = redis.call('TYPE', lock).ok
   value = '(' .. type .. ')'
   if type == 'hash' and redis.call('HEXISTS', lock, '#fence') == 1 then
-    kind, value = 'reentrant mutex', ''
-    theirs = { owner, request, 'mismatch', kind }
+    value, theirs = nil, { owner, request, 'mismatch', 'reentrant mutex' }
   end
 elseif value and string.sub(value, 1, #owner) == owner then
   if #value == #owner then
@@ -116,10 +115,10 @@ local answer
 if by then
   answer = { owner, request, 'released' }
 elseif value then
-  answer = { owner, request, 'found', kind, value, redis.call('PTTL', lock) }
+  answer = { owner, request, 'found', 'mutex', value, redis.call('PTTL', lock) }
   by = value
 else
-  return { owner, request, 'free' }
+  return theirs or { owner, request, 'free' }
 end
 if verb == 'release' then
   redis.call('DEL', lock)

@@ -13,7 +13,7 @@ pub(super) struct Script {
 pub(super) const MUTEX: Script = Script {
     text: include_str!("../../protocol/mutex.lua"),
     // The first version.
-    sha: "f03a231e733601e7c6deda34e11bf2f97333bf5f",
+    sha: "f00d20bb0f7b9cf28aff4c10c4d94b2f87e8e048",
 };
 
 impl Script {
