@@ -20,7 +20,7 @@ pub async fn a_free_lock_is_granted_and_a_held_one_is_busy_to_everybody_else(pla
     let guard = place.mutex(&ours, "x").await.try_lock().await.expect("an answer").expect("a free lock");
     assert!(guard.is_held() && guard.fence() > 0);
     for locks in [&ours, &theirs] {
-        assert!(place.mutex(&locks, "x").await.try_lock().await.expect("an answer").is_none());
+        assert!(place.mutex(locks, "x").await.try_lock().await.expect("an answer").is_none());
     }
     assert!(place.mutex(&theirs, "y").await.try_lock().await.expect("an answer").is_some());
     guard.release().await.expect("a release");

@@ -111,7 +111,9 @@ fn acquire(
     match mine {
         Some(_) => {}
         None if wait_ms.is_none() && queue_of(state).is_some_and(|queue| !queue.lets_in(seat.weight)) => {
-            queue_of(state).map(|queue| queue.promote(granted));
+            if let Some(queue) = queue_of(state) {
+                queue.promote(granted);
+            }
             return busy(state, now);
         }
         None => {
