@@ -3,7 +3,11 @@
 //! `cargo bench -p tenure --bench redis` starts a `redis-server` of its own. The bare client's driver has a thread of its own too,
 //! as ours has: the other way to run it, on the caller's thread, is printed beside it. Rounds of both sides take turns, so that a
 //! machine that slows down slows both; a row is the median of its rounds.
-#![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "a benchmark reads the clock, sleeps and spawns")]
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a benchmark reads the clock, sleeps and spawns"
+)]
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,7 +28,8 @@ use tokio::runtime::Builder;
 const ROUNDS: usize = 9;
 const ROUND: Duration = Duration::from_millis(700);
 /// What every compare-and-delete looks like.
-const COMPARE_AND_DELETE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
+const COMPARE_AND_DELETE: &str =
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();
@@ -64,8 +69,10 @@ fn bare(url: &str) -> MultiplexedConnection {
     thread::spawn(move || {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
-            let config = AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(1_024);
-            let connection = client.get_multiplexed_async_connection_with_config(&config).await.expect("a connection");
+            let config =
+                AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(1_024);
+            let connection =
+                client.get_multiplexed_async_connection_with_config(&config).await.expect("a connection");
             sender.send(connection).expect("somebody waits");
             std::future::pending::<()>().await;
         });
@@ -84,8 +91,14 @@ async fn bare_pair(connection: &mut MultiplexedConnection, key: &str, sha: &str)
         .await
         .expect("an answer");
     assert!(set.is_some(), "nobody else takes it");
-    let deleted: i64 =
-        redis::cmd("EVALSHA").arg(sha).arg(1).arg(key).arg("b4re0wner").query_async(connection).await.expect("an answer");
+    let deleted: i64 = redis::cmd("EVALSHA")
+        .arg(sha)
+        .arg(1)
+        .arg(key)
+        .arg("b4re0wner")
+        .query_async(connection)
+        .await
+        .expect("an answer");
     assert_eq!(deleted, 1);
 }
 
@@ -123,7 +136,9 @@ fn pairs(what: &str, url: &str, tasks: usize, reach: f64) {
             }
         })
     };
-    (ours(), theirs());
+    // Warms both sides up.
+    ours();
+    theirs();
     let (mut all_ours, mut all_bare, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let (one, other) = (ours(), theirs());
@@ -132,7 +147,12 @@ fn pairs(what: &str, url: &str, tasks: usize, reach: f64) {
         ratios.push(one / other);
     }
     row(what, median(all_ours), median(all_bare), median(ratios), &format!(">= {reach}"));
-    println!("{:<66} {:>10} {:>10.1}", "    the bare client on the caller's own thread", "", on_one_thread(url, tasks));
+    println!(
+        "{:<66} {:>10} {:>10.1}",
+        "    the bare client on the caller's own thread",
+        "",
+        on_one_thread(url, tasks)
+    );
 }
 
 /// Pairs a second of so many tasks on the calling thread.
@@ -211,7 +231,8 @@ fn turns_of_a_process(url: &str, tasks: usize) {
 fn hand_overs(what: &str, url: &str, processes: usize, tasks: usize, reach: f64) {
     let (mut shares, mut spreads) = (Vec::new(), Vec::new());
     for _ in 0..3 {
-        let children: Vec<Child> = (0..processes).map(|_| start(&["turns", url, &tasks.to_string()])).collect();
+        let children: Vec<Child> =
+            (0..processes).map(|_| start(&["turns", url, &tasks.to_string()])).collect();
         let mut turns: Vec<Turn> = Vec::new();
         for child in children {
             let output = child.wait_with_output().expect("an end");
@@ -225,7 +246,8 @@ fn hand_overs(what: &str, url: &str, processes: usize, tasks: usize, reach: f64)
         // Only while all of them are there.
         let (from, to) = (turns[0].0 + 300_000_000, turns[0].0 + 1_800_000_000);
         turns.retain(|(began, ended, _)| *began >= from && *ended <= to);
-        let holds: f64 = turns.iter().map(|(began, ended, _)| (ended - began) as f64 / 1e9).sum::<f64>() / turns.len() as f64;
+        let holds: f64 = turns.iter().map(|(began, ended, _)| (ended - began) as f64 / 1e9).sum::<f64>()
+            / turns.len() as f64;
         let moved = turns.windows(2).filter(|pair| pair[0].2 != pair[1].2).count() as f64;
         shares.push(moved * holds / ((to - from) as f64 / 1e9));
         let mut each: BTreeMap<&str, f64> = BTreeMap::new();
@@ -233,13 +255,21 @@ fn hand_overs(what: &str, url: &str, processes: usize, tasks: usize, reach: f64)
             *each.entry(who).or_default() += 1.0;
         }
         let mean = turns.len() as f64 / (processes * tasks) as f64;
-        let least = if each.len() < processes * tasks { 0.0 } else { each.values().copied().fold(f64::MAX, f64::min) };
+        let least = if each.len() < processes * tasks {
+            0.0
+        } else {
+            each.values().copied().fold(f64::MAX, f64::min)
+        };
         let most = each.values().copied().fold(0.0, f64::max);
         spreads.push((most / mean - 1.0).max(1.0 - least / mean) * 100.0);
     }
     let share = median(shares);
     row(what, share, 1.0, share, &format!(">= {reach}"));
-    println!("{:<66} {:>9.0}%", "    the share of each task differs from the mean by at most", median(spreads));
+    println!(
+        "{:<66} {:>9.0}%",
+        "    the share of each task differs from the mean by at most",
+        median(spreads)
+    );
 }
 
 fn start(args: &[&str]) -> Child {
@@ -311,7 +341,8 @@ fn hop(url: &str) {
             if futures_util::StreamExt::next(&mut messages).await.is_none() {
                 return;
             }
-            let _: Option<String> = redis::cmd("GET").arg("hop").query_async(&mut connection).await.expect("an answer");
+            let _: Option<String> =
+                redis::cmd("GET").arg("hop").query_async(&mut connection).await.expect("an answer");
             println!("{}", now());
         }
     });
@@ -334,7 +365,8 @@ fn wake_up(url: &str) {
         block_on(guard.release()).expect("a release");
         ours.push((peer.hear().saturating_sub(began)) as f64 / 1e3);
         let began = now();
-        let _: i64 = block_on(redis::cmd("PUBLISH").arg("hop").arg("x").query_async(&mut connection)).expect("an answer");
+        let _: i64 = block_on(redis::cmd("PUBLISH").arg("hop").arg("x").query_async(&mut connection))
+            .expect("an answer");
         theirs.push((bare_peer.hear().saturating_sub(began)) as f64 / 1e3);
     }
     let (ours, theirs) = (median(ours), median(theirs));
@@ -355,7 +387,11 @@ fn waiting(server: &Server) {
     // The renewals of the holder and the pings of the two connections are not what waiting costs.
     let commands = || -> f64 {
         let stats = server.info_commandstats();
-        stats.iter().filter(|(name, _)| !matches!(name.as_str(), "ping" | "info" | "pexpire")).map(|(_, calls)| *calls as f64).sum()
+        stats
+            .iter()
+            .filter(|(name, _)| !matches!(name.as_str(), "ping" | "info" | "pexpire"))
+            .map(|(_, calls)| *calls as f64)
+            .sum()
     };
     let (before, started) = (commands(), Instant::now());
     thread::sleep(Duration::from_secs(20));
@@ -366,12 +402,16 @@ fn waiting(server: &Server) {
 }
 
 fn renewal(url: &str) {
-    let locks = Locks::open(url).and_then(|locks| locks.with(Options::new().ttl(Duration::from_secs(3)))).expect("a store");
+    let locks = Locks::open(url)
+        .and_then(|locks| locks.with(Options::new().ttl(Duration::from_secs(3))))
+        .expect("a store");
     drop(block_on(locks.mutex("first").expect("a name").lock()).expect("a free lock"));
     let before = resident_bytes();
     let mut guards = Vec::with_capacity(1_000);
     for number in 0..1_000 {
-        guards.push(block_on(locks.mutex(&format!("renewed:{number}")).expect("a name").lock()).expect("a free lock"));
+        guards.push(
+            block_on(locks.mutex(&format!("renewed:{number}")).expect("a name").lock()).expect("a free lock"),
+        );
     }
     let bytes = (resident_bytes() - before) / 1_000.0;
     thread::sleep(Duration::from_secs(4));
@@ -379,7 +419,10 @@ fn renewal(url: &str) {
     thread::sleep(Duration::from_secs(10));
     let cpu = cpu_seconds() - before;
     assert!(guards.iter().all(tenure::Guard::is_held));
-    println!("{:<66} {cpu:>10.3} {:>29}", "1,000 locks of 3 s renewed: client CPU seconds in 10 s", "<= 0.05");
+    println!(
+        "{:<66} {cpu:>10.3} {:>29}",
+        "1,000 locks of 3 s renewed: client CPU seconds in 10 s", "<= 0.05"
+    );
     println!("{:<66} {bytes:>10.0} {:>29}", "    memory per held guard, bytes", "<= 2048");
 }
 

@@ -1,4 +1,61 @@
 //! Distributed locks on the Redis or Valkey you already run, and on one machine with nothing at all.
+//!
+//! A **tenure** is the time for which somebody may hold something. That is all a distributed lock can give: not ownership, but a
+//! lease with an end. So every grant here has a deadline, a fencing token, and a way to hear that it was lost.
+//!
+//! ```
+//! # tenure::block_on(async {
+//! use std::time::Duration;
+//! use tenure::{Locks, Options};
+//!
+//! let locks = Locks::connect("memory:").await?; // or file:DIR, or redis://HOST
+//! let Some(guard) = locks.mutex("draw:noon")?.try_lock_for(Duration::from_secs(2)).await? else {
+//!     return Ok(()); // somebody else draws
+//! };
+//! let drawn = guard.run(async |guard| draw(guard.fence()).await).await?;
+//! # async fn draw(fence: u64) -> u64 { fence }
+//! # assert!(drawn > 0);
+//! # Ok::<(), tenure::Error>(()) }).unwrap();
+//! ```
+//!
+//! # Which kind of lock
+//!
+//! | kind | who may hold | in which order |
+//! |---|---|---|
+//! | [`Mutex`] | one | none promised: the first to ask after a release |
+//! | [`FairMutex`] | one | first come, first served |
+//! | [`ReentrantMutex`] | one owner, as often as it likes | as the mutex |
+//! | [`RwLock`] | many readers or one writer | first come, first served |
+//! | [`Semaphore`] | as many as there are permits for | first come, first served |
+//! | [`Multi`] | several of these at once, all or none | by name |
+//!
+//! All give the same [`Guard`]. A mutex is the cheapest, and the one that every other client of the `SET NX PX` family understands.
+//!
+//! # What a lock can promise, and what it cannot
+//!
+//! While [`Guard::is_held`], nobody else holds the lock, if the store loses nothing that it has acknowledged and its clock does not
+//! jump. A process that is stopped for longer than its lease has lost the lock, and hears of it at its first look; a write
+//! that it had already sent by then can only be refused by the resource itself, which is what [`Guard::fence`] is for.
+//!
+//! Rules that hold throughout:
+//!
+//! - *Busy* is `None`, never an error. *Lost* is an event on the guard. Everything else is one [`Error`].
+//! - The limit of a wait is in the method's name: `try_lock` asks once, `try_lock_for` waits that long, `lock` until it is granted.
+//! - Every future may be dropped at any time, and needs no runtime of yours: [`block_on`] is the blocking API.
+//! - A lease is renewed on a thread of the [`Locks`], from the moment on in which its guard is in your hands.
+//!
+//! # What it says about itself
+//!
+//! Events of [`tracing`](https://docs.rs/tracing) with the target `tenure`:
+//!
+//! | event | level | fields |
+//! |---|---|---|
+//! | `acquired` | debug | `lock owner fence waited_ms` |
+//! | `waiting` | debug | `lock holder left_ms` |
+//! | `released` | debug | `lock owner left`: the holds that its owner has left, absent where nothing was found to release |
+//! | `renewal failed` | warn | `lock owner failure left_ms` |
+//! | `lost` | warn | `lock owner fence reason` |
+//! | `release refused` | warn | `lock owner cause` |
 
 mod engine;
 mod error;

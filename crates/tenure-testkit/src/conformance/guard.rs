@@ -38,7 +38,7 @@ pub async fn tokens_grow_from_grant_to_grant(place: &Place) {
     let mut last = 0;
     for turn in 0..9 {
         let locks = &clients[turn % 2];
-        let guard = place.mutex(&locks, "x").await.lock().await.expect("a grant");
+        let guard = place.mutex(locks, "x").await.lock().await.expect("a grant");
         assert!(guard.fence() > last, "{} after {last}", guard.fence());
         last = guard.fence();
         match turn % 3 {

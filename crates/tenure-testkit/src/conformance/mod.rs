@@ -133,6 +133,7 @@ macro_rules! conformance {
             a_try_overtakes_nobody,
             a_head_that_died_costs_its_short_lease,
             a_forced_release_lets_the_next_in,
+            whoever_is_called_gets_a_whole_lease,
         );
         $crate::conformance_cases!($run, Mutex, reentrant, reentrant:
             an_owner_holds_as_often_as_it_likes_and_others_wait_for_the_last_release,

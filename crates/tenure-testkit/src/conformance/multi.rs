@@ -86,4 +86,11 @@ pub async fn the_same_name_twice_is_refused(place: &Place) {
     let error = twice.expect_err("one name");
     assert!(error.is_invalid() && error.to_string().contains("`a`"), "{error}");
     assert!(Multi::new([]).expect_err("nothing").is_invalid());
+    drop(
+        Multi::new([ours.mutex("a").expect("a name").into()])
+            .expect("one name")
+            .lock()
+            .await
+            .expect("a free lock"),
+    );
 }

@@ -10,12 +10,12 @@ use super::{Place, options};
 /// In one client; between clients no order is promised.
 pub async fn waiters_of_one_client_are_served_in_the_order_in_which_they_came(place: &Place) {
     let locks = place.client();
-    let guard = place.mutex(&locks, "x").await.lock().await.expect("a free lock");
+    let guard = locks.mutex("x").expect("a name").lock().await.expect("a free lock");
     let served = std::sync::Mutex::new(Vec::new());
     let (served, locks) = (&served, &locks);
     let waiters = (0..5).map(|number| async move {
         place.sleep(Duration::from_millis(10 * number)).await;
-        let guard = place.mutex(&locks, "x").await.lock().await.expect("a grant");
+        let guard = locks.mutex("x").expect("a name").lock().await.expect("a grant");
         served.lock().expect("nobody panicked").push(number);
         guard.release().await.expect("a release");
     });

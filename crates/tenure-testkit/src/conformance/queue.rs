@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
+use tenure::Renewal;
 
 use super::{Place, TTL, options};
 
@@ -75,4 +76,25 @@ pub async fn a_forced_release_lets_the_next_in(place: &Place) {
     let next = place.within(TTL, next).await.expect("a grant");
     assert!(place.within(TTL, guard.lost()).await.is_lost());
     next.verify().await.expect("still held");
+}
+
+/// Whoever is called from the queue has a short lease at first; it gets the whole one also if nothing is renewed after that.
+pub async fn whoever_is_called_gets_a_whole_lease(place: &Place) {
+    let once = options().ttl(Duration::from_secs(20)).renewal(Renewal::Off);
+    let (ours, theirs) = (place.client(), place.client_with(once));
+    let guard = ours.fair("x").expect("a name").lock().await.expect("a free lock");
+    let fair = theirs.fair("x").expect("a name");
+    let mut next = pin!(fair.lock());
+    assert!(place.unless_late(TTL / 4, &mut next).await.is_none());
+    guard.release().await.expect("a release");
+    let next = place.within(TTL, next).await.expect("a grant");
+    let whole = async {
+        while next.remaining() < Duration::from_secs(15) {
+            place.sleep(Duration::from_millis(5)).await;
+        }
+    };
+    place.within(2 * TTL, whole).await;
+    place.sleep(Duration::from_secs(6)).await;
+    next.verify().await.expect("still held");
+    assert!(ours.fair("x").expect("a name").try_lock().await.expect("an answer").is_none());
 }

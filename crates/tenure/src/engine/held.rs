@@ -78,7 +78,7 @@ pub(crate) struct Lease {
     /// When `max_hold` is over.
     end: Option<Moment>,
     renewal: Renewal,
-    /// When the request was sent that last set the lease.
+    /// When the request was sent that last set the whole lease.
     sent: AtomicU64,
     /// When the last request was sent that may have set it, answered or not.
     asked: AtomicU64,
@@ -108,7 +108,7 @@ impl Lease {
             grace: options.grace,
             end: options.max_hold.map(|hold| sent + hold),
             renewal: options.renewal,
-            sent: AtomicU64::new(if is_whole { sent.0 } else { 0 }),
+            sent: AtomicU64::new(if is_whole { sent.0 } else { UNSET.0 }),
             asked: AtomicU64::new(sent.0),
             deadline: AtomicU64::new(lease::deadline(sent, answered, first).0),
             due: AtomicU64::new(0),
@@ -142,9 +142,13 @@ impl Lease {
         Moment(self.asked.load(Ordering::Acquire)) + self.ttl
     }
 
-    /// When to renew next, unless there is nothing to renew or nothing to gain.
+    /// When to renew next, unless there is nothing to renew or nothing to gain. A grant that came with less than a whole lease is
+    /// renewed at once, also where nothing is renewed after that.
     pub(super) fn renew_at(&self) -> Option<Moment> {
         let sent = Moment(self.sent.load(Ordering::Acquire));
+        if sent == UNSET {
+            return Some(sent);
+        }
         let reaches_end = self.end.is_some_and(|end| sent + self.ttl >= end);
         (self.renewal == Renewal::Automatic && !reaches_end).then(|| lease::renew_at(sent, self.ttl))
     }
@@ -267,6 +271,9 @@ impl fmt::Debug for Lease {
         f.debug_struct("Lease").field("name", &self.name).field("owner", &self.owner).finish_non_exhaustive()
     }
 }
+
+/// No request has set the whole lease yet.
+const UNSET: Moment = Moment(0);
 
 /// What a store's silence about a hold means.
 const GONE: &str = "it is gone from the store: expired, forced open, flushed or evicted";
