@@ -35,6 +35,8 @@ pub(super) struct Line {
     flights: Mutex<Flights>,
     /// Tells the watch to look again.
     look: Notify,
+    /// The server may not know our scripts: it may be another than before, or an empty one.
+    brings_script: AtomicBool,
     closed: AtomicBool,
     hangup: Mutex<Option<oneshot::Sender<()>>>,
 }
@@ -57,9 +59,10 @@ struct Flight {
 }
 
 impl Line {
-    /// A line over a new connection, and what completes when it is over.
+    /// A line over a new connection, and what completes when it is over. `again`: there was one before.
     pub(super) fn new(
         connection: Connection,
+        again: bool,
         runtime: Arc<dyn Runtime>,
     ) -> (Arc<Self>, oneshot::Receiver<()>) {
         let Connection { pipe, peer, heard, hangup, over } = connection;
@@ -72,6 +75,7 @@ impl Line {
             runtime,
             flights: Mutex::default(),
             look: Notify::new(),
+            brings_script: AtomicBool::new(again),
             closed: AtomicBool::new(false),
             hangup: Mutex::new(Some(hangup)),
         });
@@ -103,6 +107,11 @@ impl Line {
             Poll::Pending
         })
         .await
+    }
+
+    /// Whether the next request is to bring its script along; said once.
+    pub(super) fn brings_script(&self) -> bool {
+        self.brings_script.load(Ordering::Relaxed) && self.brings_script.swap(false, Ordering::Relaxed)
     }
 
     /// Closes the connection. What is unanswered on it remains so.

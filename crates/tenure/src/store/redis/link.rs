@@ -129,7 +129,7 @@ impl Link {
         while !self.state().closed {
             match self.connector.connect(None, before.as_ref()).await {
                 Ok(connection) => {
-                    let (line, over) = Line::new(connection, Arc::clone(&runtime));
+                    let (line, over) = Line::new(connection, self.state().connects > 0, Arc::clone(&runtime));
                     let since = runtime.now();
                     before.clone_from(&line.peer);
                     if !self.connected(&line) {

@@ -196,7 +196,11 @@ impl Inner {
             }
         };
         let keys: &[&str] = if counter.is_empty() { &[lock] } else { &[lock, &counter] };
-        let mut value = line.ask(&script.by_name(keys, args), deadline).await?;
+        // The first request after a reconnect is the question whether a lock is still held, and a server that has forgotten
+        // the lock has forgotten the script: it must not take a second round trip to say so.
+        let first =
+            if line.brings_script() { script.in_full(keys, args) } else { script.by_name(keys, args) };
+        let mut value = line.ask(&first, deadline).await?;
         if let Value::ServerError(error) = &value
             && failure::is_no_script(error)
         {
