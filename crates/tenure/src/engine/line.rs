@@ -210,6 +210,8 @@ struct Server {
     ears: Option<Listener>,
     /// Questions since there was last any news: the next pause grows with it where nobody tells us.
     attempt: u32,
+    /// The foreign holder that was found last, as its value shows it.
+    foreign: String,
     /// Hand-overs inside this process since others last had a turn, and since when.
     streak: u32,
     streak_since: Moment,
@@ -227,7 +229,8 @@ enum Event {
 impl Server {
     fn new(engine: &Arc<Engine>, line: &Arc<Line>) -> Self {
         let (engine, line) = (Arc::clone(engine), Arc::clone(line));
-        Self { engine, line, ears: None, attempt: 0, streak: 0, streak_since: Moment(0), hop: Duration::ZERO }
+        let (foreign, streak_since) = (String::new(), Moment(0));
+        Self { engine, line, ears: None, attempt: 0, foreign, streak: 0, streak_since, hop: Duration::ZERO }
     }
 
     async fn run(mut self) {
@@ -301,6 +304,11 @@ impl Server {
         if known.is_some() && left_ms.is_some() && self.ears.is_some() {
             self.attempt = 1;
             return left;
+        }
+        if known.is_none() && self.foreign != holder {
+            // It changes hands without a word to us, among clients that ask often: who asks ever more seldom never gets it.
+            self.attempt = 0;
+            holder.clone_into(&mut self.foreign);
         }
         self.next_backoff().min(left)
     }
