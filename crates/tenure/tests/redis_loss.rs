@@ -277,3 +277,58 @@ fn a_killed_server_that_stays_away_costs_the_lease() {
     let seen = watch(&guard);
     assert!(seen.last_held + GRACE < lease_end && seen.why.contains("expired"), "{}", seen.why);
 }
+
+/// Takes the lock from a server that goes on: the holder hears of it at its next renewal, a third of the lease later at most.
+fn vanishes(what: &str, server: &Server, take: impl Fn()) {
+    let holders = locks(&server.url());
+    let mut overlaps = Vec::new();
+    for round in 0..5 {
+        let guard = held(&holders);
+        just_renewed(server);
+        sleep(ms(round * 30));
+        let (seen, grabbed) = scope(|scope| {
+            let seen = scope.spawn(|| watch(&guard));
+            let rival = scope.spawn(|| grab(server));
+            take();
+            (seen.join().expect("no panic"), rival.join().expect("no panic"))
+        });
+        let overlap = seen.last_held.saturating_sub(grabbed);
+        assert!(overlap < TTL / 3 + BUSY, "{what}: an overlap of {overlap:?}");
+        overlaps.push(overlap);
+        server.command(&["DEL", "x"]);
+    }
+    print(&format!("overlap, with a lease of {TTL:?}"), what, &mut overlaps);
+}
+
+#[test]
+fn an_eviction_costs_an_overlap_until_the_next_renewal() {
+    let server = Server::start();
+    // Every key of ours has an end, so this policy takes them before all that have none.
+    server.command(&["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]);
+    vanishes("evicted", &server, || {
+        server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+        eventually("the lock is evicted", SOON, || server.command(&["EXISTS", "x"]).int() == 0);
+        server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    });
+}
+
+#[test]
+fn a_step_of_the_clock_ahead_costs_an_overlap_until_the_next_renewal() {
+    let server = Server::with_clock();
+    vanishes("clock stepped ahead", &server, || server.clock().forward(TTL * 2));
+}
+
+#[test]
+fn a_step_of_the_clock_back_costs_no_lock_and_keeps_that_of_a_holder_that_is_gone() {
+    let server = Server::with_clock();
+    let locks = locks(&server.url());
+    let guard = held(&locks);
+    let fence = guard.fence();
+    server.clock().back(Duration::from_secs(60));
+    sleep(TTL * 2);
+    block_on(guard.verify()).expect("it is held as before");
+    assert!(left(&server) > Duration::from_secs(50), "nobody would get it for so long if its holder died");
+    block_on(guard.release()).expect("a release");
+    let guard = held(&locks);
+    assert!(guard.fence() > fence, "tokens grow over a step back");
+}
