@@ -130,6 +130,16 @@ fn a_wait_ends_in_time_also_when_the_server_is_down_or_black_holed() {
 }
 
 #[test]
+fn a_short_wait_says_why_nobody_can_be_asked() {
+    let server = Server::start();
+    server.kill();
+    let mutex = locks(&server.url()).mutex("x").expect("a name");
+    let error = block_on(mutex.try_lock_for(ms(500))).expect_err("nobody answers");
+    let why = std::error::Error::source(&error).expect("a reason").to_string();
+    assert!(error.is_unreachable() && why.contains("refused"), "{error}: {why}");
+}
+
+#[test]
 fn a_guard_hears_of_an_emptied_server_within_a_round_trip_of_the_reconnect() {
     let server = Server::start();
     let locks = locks(&server.url());

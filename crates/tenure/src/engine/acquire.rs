@@ -252,7 +252,7 @@ async fn in_line(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resul
     loop {
         let mut silence = None;
         if !engine.lines.has_waiters(&ask.name) {
-            match before(engine, limit, ask.once(true, ask.options.op_timeout)).await {
+            match before(engine, limit, ask.once(true, within(engine, limit, &ask))).await {
                 Some(Asked::Held(held)) if held.is_live() => return Ok(Some(held)),
                 Some(Asked::Held(held)) => {
                     drop(held);
@@ -284,7 +284,7 @@ async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resu
     let mut ask = Arc::new(ask);
     let (mut heard_at, mut attempt) = (engine.now(), 0);
     loop {
-        let place = match before(engine, limit, ask.once(true, ask.options.op_timeout)).await {
+        let place = match before(engine, limit, ask.once(true, within(engine, limit, &ask))).await {
             Some(Asked::Held(held)) if held.is_live() => return Ok(Some(held)),
             Some(Asked::Waiting(place)) => place,
             Some(Asked::Refused(error)) => return Err(error),
@@ -317,6 +317,16 @@ async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resu
         ask = Arc::new(ask.anew());
         (heard_at, attempt) = (engine.now(), 0);
     }
+}
+
+/// How long a question of a wait may take: a little less than the wait itself, so that a store that cannot be asked has the
+/// time to say why.
+fn within(engine: &Engine, limit: Option<Moment>, ask: &Ask) -> Duration {
+    let most = ask.options.op_timeout;
+    limit.map_or(most, |limit| {
+        let left = limit.since(engine.now());
+        most.min(left - left / 16).max(Duration::from_millis(1))
+    })
 }
 
 /// The future's output, unless the limit comes first. The future is looked at first, also when both are there.
