@@ -11,5 +11,6 @@ mod exits;
 mod inputs;
 mod loss;
 mod output;
+mod redis;
 mod signals;
 mod terminal;

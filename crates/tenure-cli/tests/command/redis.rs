@@ -1,0 +1,244 @@
+//! The command and a Redis server: one that fails under it, one that is busy, and what is shown of it.
+
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Pid;
+use tenure_testkit::proxy::{Fault, Proxy};
+use tenure_testkit::servers::{Config, Server};
+
+use crate::env::{Outcome, Running, TestEnv, is_alive, now};
+
+const TTL_MS: u64 = 1_500;
+const GRACE_MS: u64 = 450;
+/// Says when it is told to end, and does not.
+const STUBBORN: &str = "trap 'echo > told' TERM; READY; while :; do sleep 0.01; done";
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A stubborn script under the lock `x` of this store.
+fn start(env: &TestEnv, url: &str) -> (Running, Pid) {
+    let (ttl, grace) = (format!("{TTL_MS}ms"), format!("{GRACE_MS}ms"));
+    let options = ["--store", url, "--ttl", &ttl, "--grace", &grace];
+    let running = env.start_script(&options, "x", STUBBORN);
+    (running, env.pid("up"))
+}
+
+/// When the lease ends on the server, from below; with a renewal just behind and so none under way.
+fn lease_end(server: &Server, running: &Running) -> Duration {
+    let mut end = Duration::ZERO;
+    running.eventually("a renewal", || {
+        let asked = now();
+        let left = server.command(&["PTTL", "x"]).int() as u64;
+        end = asked + ms(left);
+        left > TTL_MS - 100
+    });
+    end
+}
+
+/// When the child was told to end, and when it was gone; both from above.
+fn watch(env: &TestEnv, running: &Running, child: Pid) -> (Duration, Duration) {
+    let (mut told, mut gone) = (None, None);
+    running.eventually("the child is gone", || {
+        if told.is_none() && env.path("told").exists() {
+            told = Some(now());
+        }
+        if !is_alive(child) {
+            gone = Some(now());
+        }
+        gone.is_some()
+    });
+    (told.expect("it was told before"), gone.expect("it is gone"))
+}
+
+/// While the lock is there and nobody can be asked, the child is gone before the lease ends; then somebody else may hold.
+fn gone_in_time(what: &str, server: &Server, url: &str, spoil: impl Fn(), restore: impl Fn()) {
+    let env = TestEnv::new();
+    let (running, child) = start(&env, url);
+    let lease_end = lease_end(server, &running);
+    spoil();
+    let (told, gone) = watch(&env, &running, child);
+    assert!(gone < lease_end, "{what}: the child outlived the lease by {:?}", gone - lease_end);
+    println!(
+        "{what}: told {:?}, gone {:?} before the lease could be somebody else's",
+        lease_end - told,
+        lease_end - gone
+    );
+    restore();
+    running.wait().exits_with(79).says_among_others("lost"); // the shell may say of its `sleep` that it was ended
+    // What was still on its way to the server costs one lease more at most.
+    let next = env.run(env.tenure(["run", "--store", &server.url(), "-w", "5", "x", "--", "true"]));
+    next.exits_with(0).says_nothing();
+}
+
+#[test]
+fn a_stopped_server_costs_the_child_its_life_before_the_lease_is_over() {
+    let server = Server::start();
+    gone_in_time("stopped", &server, &server.url(), || server.stop(), || server.cont());
+}
+
+#[test]
+fn a_network_that_swallows_everything_costs_the_child_its_life_before_the_lease_is_over() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let spoil = || proxy.set(Fault::BlackHole);
+    gone_in_time("black hole", &server, &proxy.url(), spoil, || proxy.set(Fault::None));
+}
+
+#[test]
+fn a_network_that_refuses_costs_the_child_its_life_before_the_lease_is_over() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let spoil = || {
+        proxy.set(Fault::Refuse);
+        proxy.reset();
+    };
+    gone_in_time("refused", &server, &proxy.url(), spoil, || proxy.set(Fault::None));
+}
+
+/// Where the lock itself is gone, nobody can know before being told; from then on it takes `grace` at most.
+fn gone_within_grace(what: &str, server: &Server, empty: impl Fn()) {
+    let env = TestEnv::new();
+    let (running, child) = start(&env, &server.url());
+    lease_end(server, &running);
+    empty();
+    let emptied = now();
+    let (told, gone) = watch(&env, &running, child);
+    // Told from above, gone from below: both are looked for every 2 ms.
+    assert!(gone < told + ms(GRACE_MS), "{what}: {:?} after it was told", gone - told);
+    let told = told.saturating_sub(emptied);
+    println!("{what}: told {told:?} after it was there again, gone {:?} after", gone - emptied);
+    running.wait().exits_with(79).says_among_others("lost"); // the shell may say of its `sleep` that it was ended
+}
+
+#[test]
+fn a_server_that_comes_back_empty_costs_the_child_its_life_within_the_grace() {
+    let server = Server::start();
+    gone_within_grace("restarted empty", &server, || server.restart());
+}
+
+#[test]
+fn a_server_that_was_killed_and_comes_back_costs_the_child_its_life_within_the_grace() {
+    let server = Server::start();
+    gone_within_grace("killed, and empty after 300 ms", &server, || {
+        server.kill();
+        std::thread::sleep(ms(300));
+        server.restart();
+    });
+}
+
+#[test]
+fn a_flushed_server_costs_the_child_its_life_within_the_grace() {
+    let server = Server::start();
+    gone_within_grace("flushed", &server, || drop(server.command(&["FLUSHALL"])));
+}
+
+#[test]
+fn a_wait_for_a_server_ends_in_time() {
+    let env = TestEnv::new();
+    let server = Server::start();
+    let wait = |url: &str| {
+        let said = env.tenure_run(["--store", url, "-w", "0.5", "x", "--", "touch", "ran"]);
+        assert!(said.took < ms(700) && said.took >= ms(450), "{said:?}");
+        said
+    };
+    server.command(&["SET", "x", "a foreign token", "PX", "60000"]);
+    wait(&server.url()).exits_with(75).says("busy");
+    server.command(&["DEL", "x"]);
+    let holder = start(&env, &server.url());
+    wait(&server.url()).exits_with(75).says("busy");
+    let proxy = Proxy::start(server.address());
+    proxy.set(Fault::BlackHole);
+    wait(&proxy.url()).exits_with(69).says("did not answer");
+    server.stop();
+    wait(&server.url()).exits_with(69).says("did not answer");
+    server.kill();
+    wait(&server.url()).exits_with(69).says("refused");
+    drop(holder);
+    assert!(!env.path("ran").exists());
+}
+
+#[test]
+fn status_and_list_show_holders_of_ours_and_of_others() {
+    let env = TestEnv::new();
+    let server = Server::start();
+    let url = server.url();
+    server.command(&["SET", "app:foreign", "550e8400\n", "PX", "60000"]);
+    server.command(&["SET", "app:forever", "somebody"]);
+    let (ours, _) = {
+        let options = ["--store", &url, "--prefix", "app:", "--ttl", "1h"];
+        let running = env.start_script(&options, "ours", "echo $TENURE_FENCE > fence; READY; exec sleep 30");
+        let pid = env.pid("up");
+        (running, pid)
+    };
+    let ask = |args: &[&str]| env.run(env.tenure(args.iter().chain(&["--store", &url])));
+    let pid = format!("pid {}", ours.pid().as_raw_nonzero());
+    let said = ask(&["status", "app:ours"]).exits_with(0).says_nothing();
+    for word in ["mutex", "holder: ours on host ", &pid, "59m ", "left", env.read("fence").trim()] {
+        assert!(said.stdout.contains(word), "{word}: {said:?}");
+    }
+    let said = ask(&["status", "app:foreign"]).exits_with(0).says_nothing();
+    assert_eq!(said.stdout.lines().count(), 2, "{said:?}");
+    assert!(said.stdout.contains("holder: `550e8400\\n`, 59s left"), "{said:?}");
+    let said = ask(&["status", "--prefix", "app:", "forever"]).exits_with(0).says_nothing();
+    assert!(said.stdout.contains("holder: `somebody`, without end"), "{said:?}");
+    assert_eq!(ask(&["status", "app:nobody"]).exits_with(1).says_nothing().stdout, "free\n");
+
+    // Without a prefix, no string can be told from any other that is no lock.
+    for (args, names) in [
+        (&["list"][..], &["app:ours"][..]),
+        (&["list", "app:"], &["app:foreign", "app:forever", "app:ours"]),
+        (&["list", "--prefix", "app:", "for"], &["foreign", "forever"]),
+    ] {
+        let said = ask(args).exits_with(0).says_nothing();
+        let mut found: Vec<&str> = said.stdout.lines().filter_map(|line| line.split('\t').next()).collect();
+        found.sort_unstable();
+        assert_eq!(found, names, "{said:?}");
+    }
+    let said =
+        env.tenure_run(["--store", &url, "-v", "-w", "0.2", "app:foreign", "--", "true"]).exits_with(75);
+    assert!(said.stderr.contains("waiting for `550e8400\\n`"), "{said:?}");
+}
+
+#[test]
+fn a_password_in_the_environment_is_never_shown() {
+    let env = TestEnv::new();
+    let server = Server::start_with(Config::new().password("hush-hush"));
+    let place = server.address();
+    let hidden = |said: Outcome| {
+        let shown = format!("{}{}", said.stdout, said.stderr);
+        assert!(!shown.contains("hush"), "{said:?}");
+        said
+    };
+    let with = |url: &str, mut command: Command| {
+        hidden(env.run({
+            command.env("TENURE_STORE", url);
+            command
+        }))
+    };
+    let right = format!("redis://:hush-hush@{place}");
+    with(&right, env.tenure(["run", "-v", "x", "--", "true"])).exits_with(0);
+    with(&right, env.tenure(["status", "x"])).exits_with(1);
+    with(&right, env.tenure(["run", "--help"])).exits_with(0);
+    with(&right, env.tenure(["run", "--frobnicate"])).exits_with(64);
+
+    let wrong = format!("redis://ann:hush-puppy@{place}/1");
+    let malformed = format!("redis://:hush/hush@{place}");
+    for args in [&["run", "-v", "-w", "0.3", "x", "--", "true"][..], &["status", "x"], &["list"]] {
+        with(&wrong, env.tenure(args)).exits_with(69).says("WRONGPASS");
+        with(&malformed, env.tenure(args)).exits_with(64).says("URL");
+    }
+    // Lost, and down.
+    let mut command =
+        env.tenure(["run", "--ttl", "900ms", "x", "--", "sh", "-c", "echo > up; exec sleep 30"]);
+    command.env("TENURE_STORE", &right);
+    let running = env.start(command);
+    running.eventually("it is up", || env.path("up").exists());
+    server.kill();
+    hidden(running.wait().exits_with(79)).says("lost");
+    for args in [&["run", "-v", "-w", "0.3", "x", "--", "true"][..], &["status", "x"], &["list"]] {
+        with(&right, env.tenure(args)).exits_with(69);
+    }
+}
