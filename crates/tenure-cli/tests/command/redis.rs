@@ -9,8 +9,8 @@ use tenure_testkit::servers::{Config, Server};
 
 use crate::env::{Outcome, Running, TestEnv, is_alive, now};
 
-const TTL_MS: u64 = 1_500;
-const GRACE_MS: u64 = 450;
+const TTL_MS: u64 = 3_000;
+const GRACE_MS: u64 = 1_000;
 /// Says when it is told to end, and does not.
 const STUBBORN: &str = "trap 'echo > told' TERM; READY; while :; do sleep 0.01; done";
 
