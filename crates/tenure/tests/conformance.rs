@@ -23,7 +23,7 @@ mod file {
         real(&url, flavour, case);
     }
 
-    tenure_testkit::conformance_exclusive!(crate::file::run, mutex, Mutex);
+    tenure_testkit::conformance!(crate::file::run);
 }
 
 /// In virtual time, in a few of the orders in which its tasks can run.

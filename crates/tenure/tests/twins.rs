@@ -11,7 +11,7 @@ use tenure::internals::protocol::{
 };
 use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Store};
-use tenure::{Kind, LockName, Owner, block_on};
+use tenure::{LockName, Owner, block_on};
 use tenure_testkit::servers::{Client, Server, Value};
 
 const OPERATIONS: usize = 100_000;
@@ -141,7 +141,8 @@ impl Bench {
                 let value = if fields.len() == 2 {
                     Data::Text("(hash)".into())
                 } else {
-                    Data::Other(Kind::Reentrant)
+                    let pairs = fields.chunks(2).map(|pair| (pair[0].to_owned(), pair[1].to_owned()));
+                    Data::Hash(pairs.collect())
                 };
                 self.eye.command(&["DEL", name]).expect("a reply");
                 self.eye.command(&[&["HSET", name], fields].concat()).expect("a reply");

@@ -388,8 +388,6 @@ pub enum Data {
     Hash(reentrant::Hash),
     /// A queue of tickets.
     Queue(queue::Queue),
-    /// A kind of lock of ours that this version has no machine for.
-    Other(Kind),
 }
 
 impl Data {
@@ -399,14 +397,23 @@ impl Data {
             Self::Text(_) => (Kind::Mutex, None),
             Self::Hash(_) => (Kind::Reentrant, None),
             Self::Queue(queue) => (queue.kind, Some(queue.capacity)),
-            Self::Other(kind) => (*kind, None),
         };
         Answer::Mismatch { kind, capacity }
+    }
+
+    /// Whether there is a hold, or a place in a queue, of this number: see [`end`].
+    pub fn has(&self, number: u64) -> bool {
+        match self {
+            Self::Text(value) => mutex::has(value, number),
+            Self::Hash(hash) => reentrant::has(hash, number),
+            Self::Queue(queue) => queue.has(number),
+        }
     }
 }
 
 impl<T> Entry<T> {
-    fn is_over(&self, now: Now) -> bool {
+    /// Whether its end has passed.
+    pub fn is_over(&self, now: Now) -> bool {
         self.expires_ms.is_some_and(|end| now.ms > end)
     }
 
@@ -433,8 +440,23 @@ pub fn found(state: &State, now: Now) -> Option<Found> {
         }
         Data::Hash(hash) => reentrant::found(hash, lock.left_ms(now)),
         Data::Queue(queue) => return queue.found(now),
-        Data::Other(kind) => Found { kind: *kind, capacity: None, holders: Vec::new(), waiters: Vec::new() },
     })
+}
+
+/// Ends one hold or place as if its lease had run out, for a store that can tell that whoever had it is gone.
+///
+/// Its number is the token of a mutex, the hold of a reentrant mutex, the ticket of a queue. As after a lapse, the next
+/// request lets others in and says so.
+pub fn end(state: &mut State, number: u64) {
+    let Some(lock) = &mut state.lock else { return };
+    let is_over = match &mut lock.value {
+        Data::Text(value) => mutex::has(value, number),
+        Data::Hash(hash) => reentrant::end(hash, number),
+        Data::Queue(queue) => queue.end(number),
+    };
+    if is_over {
+        state.lock = None;
+    }
 }
 
 /// Who holds it, as its own machine sees it; another machine says whose it is.

@@ -5,7 +5,9 @@
 //! acquire finds its own token whatever became of the counter beside it.
 
 use super::lease::{BALLOT_AHEAD_US, BALLOT_BEHIND_US, BALLOT_MS, FENCE_MS};
-use super::{Answer, Data, Entry, Fence, Now, Op, State, Verb, Wake, Whose, force, inspect, other_kind};
+use super::{
+    Answer, Data, Entry, Fence, Now, Op, State, Verb, Wake, Whose, force, inspect, other_kind, ours,
+};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 
@@ -140,11 +142,17 @@ fn is_own(data: &Data) -> bool {
     matches!(data, Data::Text(_))
 }
 
+/// Whether this token's grant is what stands there.
+pub(super) fn has(value: &str, fence: u64) -> bool {
+    ours(value).is_some_and(|(_, held)| held == fence)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::name::LockName;
-    use crate::protocol::{Bind, Kind, Rule, apply, ours};
+    use crate::protocol::queue::Queue;
+    use crate::protocol::{Bind, Kind, Rule, apply, end};
 
     /// One lock and a clock that a test moves.
     struct Bench {
@@ -312,11 +320,22 @@ mod tests {
     #[test]
     fn another_kind_at_the_name_is_said_and_left_alone() {
         let ((a, _), mut bench) = (owners(), Bench::new());
-        bench.state.lock = Some(Entry { value: Data::Other(Kind::Fair), expires_ms: None });
+        let queue = Queue::new(Kind::Fair, 1);
+        bench.state.lock = Some(Entry { value: Data::Queue(queue), expires_ms: None });
         let before = bench.state.clone();
         for answer in [bench.acquire(&a, 100), bench.renew(&a, 100), bench.release(&a)] {
-            assert_eq!(answer, Answer::Mismatch { kind: Kind::Fair, capacity: None });
+            assert_eq!(answer, Answer::Mismatch { kind: Kind::Fair, capacity: Some(1) });
         }
         assert_eq!(bench.state, before);
+    }
+
+    #[test]
+    fn the_hold_of_one_who_is_gone_ends_and_no_other() {
+        let ((a, b), mut bench) = (owners(), Bench::new());
+        let token = fence(bench.acquire(&a, 100));
+        end(&mut bench.state, token + 1);
+        assert!(matches!(bench.acquire(&b, 100), Answer::Busy { .. }));
+        end(&mut bench.state, token);
+        assert!(fence(bench.acquire(&b, 100)) > token);
     }
 }

@@ -286,6 +286,33 @@ impl Queue {
         self.tickets.insert(number, ticket);
     }
 
+    /// How many have a ticket.
+    pub fn owners(&self) -> usize {
+        self.numbers.len()
+    }
+
+    /// Whether there is a ticket of this number.
+    pub(super) fn has(&self, number: u64) -> bool {
+        self.tickets.contains_key(&number)
+    }
+
+    /// Ends one place; returns whether it was the last.
+    pub(super) fn end(&mut self, number: u64) -> bool {
+        self.remove(number);
+        self.tickets.is_empty()
+    }
+
+    /// The tickets that hold.
+    pub fn holding(&self) -> impl Iterator<Item = u64> {
+        self.tickets.range(..=self.mark).map(|(number, _)| *number)
+    }
+
+    /// Whether the next request would let somebody in: a holder was taken out, and nobody has asked since.
+    pub fn is_due(&self) -> bool {
+        let next = self.tickets.range(self.mark + 1..).next();
+        next.is_some_and(|(_, ticket)| self.used.saturating_add(ticket.weight) <= self.capacity)
+    }
+
     fn remove(&mut self, number: u64) {
         if let Some(ticket) = self.tickets.remove(&number) {
             if number <= self.mark {

@@ -135,6 +135,23 @@ fn is_own(data: &Data) -> bool {
     matches!(data, Data::Hash(_))
 }
 
+/// Whether this hold is counted.
+pub(super) fn has(hash: &Hash, hold: u64) -> bool {
+    field(hold) != DETACHED && hash.contains_key(&field(hold))
+}
+
+/// Ends one hold; returns whether it was the last.
+pub(super) fn end(hash: &mut Hash, hold: u64) -> bool {
+    let owner = hash.keys().find(|field| !field.starts_with('#')).cloned();
+    match owner {
+        Some(owner) if has(hash, hold) => {
+            hash.remove(&field(hold));
+            add(hash, &owner, -1) == 0
+        }
+        _ => false,
+    }
+}
+
 /// No request ever shortens a lease: the other holds of the same owner count on it.
 fn extend(state: &mut State, now: Now, ttl_ms: u64) {
     if planted(Bug::ReentryShortens) {

@@ -19,7 +19,7 @@ use rustix::io::{Errno, pread, pwrite, read, write};
 use super::fault::{failed, unusable};
 use super::record::{HolderId, Ledger, MAX_BYTES, Record, RecordId};
 use super::system::{boot_id, errno, warn_of_network};
-use crate::protocol::{Now, State};
+use crate::protocol::Now;
 use crate::store::Failure;
 
 const GUARD: &str = "guard";
@@ -140,6 +140,11 @@ impl Directory {
 
     /// The record of one lock.
     pub(super) fn read(&self, id: RecordId) -> Result<Option<Record>, Failure> {
+        Ok(self.load(id)?.map(|(record, _)| record))
+    }
+
+    /// The record of one lock, and how it is written.
+    pub(super) fn load(&self, id: RecordId) -> Result<Option<(Record, Vec<u8>)>, Failure> {
         let file = id.to_string();
         let broken = |errno| failed("read the record", &self.path.join(&file), errno);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -161,7 +166,7 @@ impl Directory {
         if RecordId::of(&record.name) != id {
             return Err(self.misplaced(id, &record));
         }
-        Ok(Some(record))
+        Ok(Some((record, bytes)))
     }
 
     /// What is said of a record that is about another lock than its file.
@@ -224,6 +229,11 @@ impl Directory {
         rustix::fs::statat(&self.dir, id.to_string(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
+    /// What is said when a lock's record has no room for another.
+    pub(super) fn full(&self, id: RecordId) -> Failure {
+        unusable(&self.path.join(id.to_string()), "is full: too many wait for this lock, or hold it")
+    }
+
     /// Says that records and time do not fit together, as in containers that were each given a boot id of their own.
     pub(super) fn other_boot(&self) -> Failure {
         unusable(
@@ -253,9 +263,9 @@ impl Inside<'_> {
     }
 
     /// Writes a record whole or not at all, over what stands at its name or where nothing does.
-    pub(super) fn write(&self, id: RecordId, record: &Record, over: Over) -> Result<(), Failure> {
+    pub(super) fn write(&self, id: RecordId, record: &str, over: Over) -> Result<(), Failure> {
         let temp = self.path.join(TEMP);
-        self.write_temp(record.encode().as_bytes()).map_err(|errno| {
+        self.write_temp(record.as_bytes()).map_err(|errno| {
             self.remove_temp();
             failed("write", &temp, errno)
         })?;
@@ -320,7 +330,7 @@ impl Inside<'_> {
         written.map(drop).map_err(|errno| failed("write", &self.path.join(TEMP), errno))
     }
 
-    /// Removes what crashed holders left behind, and some of the records whose lease is over.
+    /// Takes out what crashed holders left behind, and removes some of the records whose lease is over.
     ///
     /// A dead holder's file stays until no record names it, since a record whose holder's file is gone is good for the
     /// rest of its lease.
@@ -341,11 +351,14 @@ impl Inside<'_> {
         for id in records {
             // One that cannot be read is for whoever asks for it.
             let Ok(Some(record)) = self.read(id) else { continue };
-            let is_dead = record.holder.is_some_and(|holder| dead.binary_search(&holder).is_ok());
-            let is_over =
-                record.boot == self.boot && State { lock: Some(record.lock), fence: None }.is_over(now);
-            if is_dead || is_over {
-                self.remove(id)?;
+            let is_over = record.boot == self.boot && record.lock.is_over(now);
+            let is_dead = |holder: HolderId| dead.binary_search(&holder).is_ok();
+            if !is_over && !record.bonds.iter().any(|(holder, _)| is_dead(holder)) {
+                continue;
+            }
+            match record.without(is_dead).filter(|_| !is_over) {
+                Some(rest) => self.write(id, &rest.encode(), Over::Record)?,
+                None => self.remove(id)?,
             }
         }
         dead.into_iter().for_each(|holder| self.remove_holder(holder));

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 
+use super::bonds::Bonds;
 use super::directory::{Directory, Inside};
 use super::record::HolderId;
 use crate::name::LockName;
@@ -16,7 +17,7 @@ pub(super) struct Holders {
     process: Option<Holder>,
     /// The names whose records named the process when they were last seen.
     bound: BTreeSet<LockName>,
-    works: BTreeMap<LockName, Holder>,
+    works: BTreeMap<LockName, BTreeMap<u64, Holder>>,
 }
 
 /// An open holder file: flocked until the last process that has it open is gone.
@@ -34,7 +35,7 @@ impl Holder {
 }
 
 impl Holders {
-    /// The holder that a record must name for the hold to be bound like this; `named` is the one that it names now.
+    /// Binds a hold like this.
     ///
     /// What is made here counts for nothing until [`settle`](Self::settle) was told that the record names it.
     pub(super) fn bind(
@@ -42,10 +43,10 @@ impl Holders {
         inside: &Inside<'_>,
         runtime: &dyn Runtime,
         name: &LockName,
-        bind: Bind,
-        named: Option<HolderId>,
-    ) -> Result<Option<HolderId>, Failure> {
-        Ok(match bind {
+        (number, bind): (u64, Bind),
+        bonds: &mut Bonds,
+    ) -> Result<(), Failure> {
+        let holder = match bind {
             Bind::Lease => None,
             Bind::Process => {
                 let process = match self.process.take() {
@@ -54,40 +55,51 @@ impl Holders {
                 };
                 Some(self.process.insert(process).id)
             }
-            Bind::Work => match self.works.get(name) {
-                Some(work) if Some(work.id) == named => named,
-                _ => {
-                    let work = Holder::create(inside, runtime, true)?;
-                    let id = work.id;
-                    if let Some(old) = self.works.insert(name.clone(), work) {
-                        inside.remove_holder(old.id);
+            Bind::Work => {
+                let named = bonds.holder_of(number);
+                match self.works.get(name).and_then(|works| works.get(&number)) {
+                    Some(work) if Some(work.id) == named => named,
+                    _ => {
+                        let work = Holder::create(inside, runtime, true)?;
+                        let id = work.id;
+                        if let Some(old) = self.works.entry(name.clone()).or_default().insert(number, work) {
+                            inside.remove_holder(old.id);
+                        }
+                        Some(id)
                     }
-                    Some(id)
                 }
-            },
-        })
+            }
+        };
+        bonds.bind(number, holder);
+        Ok(())
     }
 
     /// Keeps what the lock's record names now, and lets go of the rest.
-    pub(super) fn settle(&mut self, directory: &Directory, name: &LockName, named: Option<HolderId>) {
-        if named.is_some() && named == self.process.as_ref().map(|process| process.id) {
+    pub(super) fn settle(&mut self, directory: &Directory, name: &LockName, bonds: &Bonds) {
+        if self.process.as_ref().is_some_and(|process| bonds.names(process.id)) {
             if !self.bound.contains(name) {
                 self.bound.insert(name.clone());
             }
         } else {
             self.bound.remove(name);
         }
-        if self.works.get(name).is_some_and(|work| Some(work.id) != named)
-            && let Some(work) = self.works.remove(name)
-        {
-            directory.remove_holder(work.id);
+        let Some(works) = self.works.get_mut(name) else { return };
+        works.retain(|number, work| {
+            let is_named = bonds.holder_of(*number) == Some(work.id);
+            if !is_named {
+                directory.remove_holder(work.id);
+            }
+            is_named
+        });
+        if works.is_empty() {
+            self.works.remove(name);
         }
     }
 
     /// Whether this store itself keeps that holder alive.
     pub(super) fn is_mine(&self, id: HolderId) -> bool {
         self.process.as_ref().is_some_and(|process| process.id == id)
-            || self.works.values().any(|work| work.id == id)
+            || self.works.values().flat_map(BTreeMap::values).any(|work| work.id == id)
     }
 
     /// Leaves in good order: a file that no record names is removed; the others tell that their holds have ended.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! DIR/guard           its OS lock (flock) is held during each change; it holds the boot id and the last token
-//! DIR/lock-HASH       one record per lock that is held: its name, its holder, until when
+//! DIR/lock-HASH       one record per lock that is held: its name, who holds it and who waits, until when
 //! DIR/holder-ID       flocked by whoever holds, for as long as it lives
 //! DIR/temp            the record that is being written
 //! ```
@@ -11,19 +11,25 @@
 //! the old state or the new one. Nothing is synced to the disk: a lock does not outlive the machine. Leases count on a
 //! clock that starts with the machine and name the boot they belong to, so a reboot frees everything.
 //!
-//! A hold is bound to a holder file, whose flock the system drops with the last process that has it open. So a crash frees the
-//! lock at once, in whatever pid namespace, and children that inherit the file keep it held.
+//! Each hold, and each place in a queue, is bound to a holder file, whose flock the system drops with the last process that has
+//! it open. So a crash ends what the process had at once, in whatever pid namespace, and only that; and children that inherit
+//! the file keep it.
+//!
+//! Whoever listens is told of every record that has changed. For a queue those are grants, and exact: the tickets that hold, each
+//! told once.
 //!
 //! The map: `worker` is the task that does it all on the runtime's thread; `apply` what a request does to the files;
-//! `directory` the files and their guard, `record` what they say; `holders` who is alive, `watch` who listens; `system` says
+//! `directory` the files and their guard, `record`, `value` and `bonds` what they say; `holders` who is alive, `watch` who listens; `system` says
 //! which boot and file system this is, `fault` what is said when something cannot be done.
 
 mod apply;
+mod bonds;
 mod directory;
 mod fault;
 mod holders;
 mod record;
 mod system;
+mod value;
 mod watch;
 mod worker;
 
@@ -124,11 +130,8 @@ impl Store for File {
         self.ask(within, |promise| Ask::List { prefix, from, promise }).boxed()
     }
 
-    fn supports(&self, rule: Rule) -> Result<(), &'static str> {
-        match rule {
-            Rule::Mutex => Ok(()),
-            _ => Err("it keeps no counts and no queues yet"),
-        }
+    fn supports(&self, _rule: Rule) -> Result<(), &'static str> {
+        Ok(())
     }
 
     fn interrupted(&self) -> BoxFuture<'static, ()> {

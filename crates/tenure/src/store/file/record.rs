@@ -3,19 +3,26 @@
 //! Both are text that an operator can read. Whatever is not exactly what this version writes is refused: a lock whose
 //! record cannot be read is neither free nor held.
 
-use std::fmt;
+use std::collections::BTreeSet;
+use std::fmt::{self, Write};
 use std::str::FromStr;
 
+use siphasher::sip::SipHasher13;
 use siphasher::sip128::SipHasher24;
 
+use super::bonds::Bonds;
+use super::value;
 use crate::name::LockName;
-use crate::protocol::{Data, Entry, Kind};
+use crate::protocol::{self, Data, Entry, Kind, State};
 
 const FORMAT: &str = "1";
 const RECORD: &str = "tenure lock";
+const SUM: &str = "sum ";
 const LEDGER: &str = "tenure guard";
-/// No record is longer: the longest name, and room for the value and the header.
-pub(super) const MAX_BYTES: usize = 2 * LockName::MAX_BYTES;
+/// Nobody is let into a queue whose record would be longer: some 10,000 of the longest owners, or 30,000 of usual ones.
+pub(super) const FULL_BYTES: usize = 1 << 22;
+/// No record is longer. What is in a full queue can still be renewed.
+pub(super) const MAX_BYTES: usize = 2 * FULL_BYTES;
 
 /// Which file a lock's record is in: a hash of its name. The record says the name too, so that two locks are never
 /// taken for one.
@@ -64,10 +71,9 @@ impl FromStr for HolderId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) name: LockName,
-    /// The boot in whose time the lease is counted.
+    /// The boot in whose time the leases are counted.
     pub(super) boot: String,
-    /// Whose end ends the hold too; without one only the lease does.
-    pub(super) holder: Option<HolderId>,
+    pub(super) bonds: Bonds,
     pub(super) lock: Entry<Data>,
 }
 
@@ -89,24 +95,31 @@ pub(super) enum Damage {
 
 impl Record {
     pub(super) fn encode(&self) -> String {
-        let (kind, value) = match &self.lock.value {
-            Data::Text(value) => (Kind::Mutex, value.as_str()),
-            Data::Other(kind) => (*kind, ""),
-            Data::Hash(_) | Data::Queue(_) => (Kind::Mutex, ""),
-        };
+        let (kind, value) = (value::kind(&self.lock.value), value::encode(&self.lock.value));
         let ends = self.lock.expires_ms.map_or("never".to_owned(), |end| end.to_string());
-        let holder = self.holder.map_or("none".to_owned(), |holder| holder.to_string());
-        let (boot, name) = (&self.boot, self.name.as_str());
-        format!(
-            "{RECORD} {FORMAT}\nboot {boot}\nends {ends}\nholder {holder}\nkind {kind}\nbytes {} {}\n{name}\n{value}\n",
-            name.len(),
-            value.len()
-        )
+        let (boot, name, bonds) = (&self.boot, self.name.as_str(), self.bonds.iter());
+        let mut text = format!("{RECORD} {FORMAT}\nboot {boot}\nends {ends}\nholders {}\n", bonds.len());
+        for (holder, numbers) in bonds {
+            let _ = write!(text, "{holder}");
+            for number in numbers {
+                let _ = write!(text, " {number}");
+            }
+            text.push('\n');
+        }
+        let _ = write!(text, "kind {kind}\nbytes {} {}\n{name}\n{value}\n", name.len(), value.len());
+        text.push_str(&seal_of(text.as_bytes()));
+        text
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, Damage> {
         let rest = after_format(bytes, RECORD)?;
-        Self::decode_body(rest).ok_or(Damage::Damaged)
+        let body = rest.len().checked_sub(SUM.len() + 17).and_then(|end| rest.split_at_checked(end));
+        let (body, seal) = body.ok_or(Damage::Damaged)?;
+        // What is read while it is written may be some of both, and a queue's record is believed to the letter.
+        if seal != seal_of(&bytes[..bytes.len() - seal.len()]) {
+            return Err(Damage::Damaged);
+        }
+        Self::decode_body(body).ok_or(Damage::Damaged)
     }
 
     fn decode_body(mut rest: &str) -> Option<Self> {
@@ -115,21 +128,51 @@ impl Record {
             "never" => None,
             end => Some(number(end)?),
         };
-        let holder = match field(&mut rest, "holder")? {
-            "none" => None,
-            holder => Some(holder.parse().ok()?),
-        };
+        let bonds = decode_bonds(&mut rest)?;
         let kind: Kind = field(&mut rest, "kind")?.parse().ok()?;
         let (name_bytes, value_bytes) = field(&mut rest, "bytes")?.split_once(' ')?;
         let name = take(&mut rest, number(name_bytes)?)?;
-        let value = take(&mut rest, number(value_bytes)?)?;
-        let value = match kind {
-            Kind::Mutex => Data::Text(value.to_owned()),
-            other => Data::Other(other),
-        };
+        let value = value::decode(kind, take(&mut rest, number(value_bytes)?)?)?;
         let name = LockName::new(name).ok()?;
-        rest.is_empty().then_some(Self { name, boot, holder, lock: Entry { value, expires_ms } })
+        let is_whole =
+            rest.is_empty() && bonds.iter().all(|(_, numbers)| numbers.iter().all(|n| value.has(*n)));
+        is_whole.then_some(Self { name, boot, bonds, lock: Entry { value, expires_ms } })
     }
+
+    /// What is left without what is bound to these holders, unless that is all.
+    pub(super) fn without(mut self, is_dead: impl Fn(HolderId) -> bool) -> Option<Self> {
+        let mut state = State { lock: Some(self.lock), fence: None };
+        for (_, numbers) in self.bonds.iter().filter(|(holder, _)| is_dead(*holder)) {
+            numbers.iter().for_each(|number| protocol::end(&mut state, *number));
+        }
+        self.lock = state.lock?;
+        self.bonds.retain(|number| self.lock.value.has(number));
+        Some(self)
+    }
+}
+
+/// The last line: a hash of all before it.
+fn seal_of(bytes: &[u8]) -> String {
+    format!("{SUM}{:016x}\n", SipHasher13::new().hash(bytes))
+}
+
+/// A line for each holder: its file and the holds that end with it.
+fn decode_bonds(rest: &mut &str) -> Option<Bonds> {
+    let (mut bonds, mut bound, mut last) = (Bonds::default(), BTreeSet::new(), None);
+    for _ in 0..number::<usize>(field(rest, "holders")?)? {
+        let (mut line, after) = rest.split_once('\n')?;
+        *rest = after;
+        let holder: HolderId = word(&mut line)?.parse().ok()?;
+        let mut numbers = BTreeSet::new();
+        for hold in line.split(' ') {
+            let hold: u64 = number(hold)?;
+            let is_next = numbers.last().is_none_or(|before| *before < hold) && bound.insert(hold);
+            is_next.then(|| numbers.insert(hold))?;
+        }
+        (last < Some(holder)).then(|| bonds.insert(holder, numbers))?;
+        last = Some(holder);
+    }
+    Some(bonds)
 }
 
 impl Ledger {
@@ -209,72 +252,228 @@ fn take<'a>(rest: &mut &'a str, bytes: usize) -> Option<&'a str> {
     Some(text)
 }
 
+/// The next word of a line that goes on after it.
+pub(super) fn word<'a>(line: &mut &'a str) -> Option<&'a str> {
+    let (word, after) = line.split_once(' ')?;
+    *line = after;
+    Some(word)
+}
+
 /// A number as it is printed: no sign, no leading zero.
-fn number<T: FromStr + ToString>(text: &str) -> Option<T> {
+pub(super) fn number<T: FromStr + ToString>(text: &str) -> Option<T> {
     text.parse().ok().filter(|value: &T| value.to_string() == text)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::queue::{Queue, Ticket};
 
-    fn record(name: &str, value: &str) -> Record {
+    const A: &str = "a@h:1/0123456789abcdef0123456789abcdef";
+    const B: &str = "b@h:2/0123456789abcdef0123456789abcdef";
+    const C: &str = "c@h:3/0123456789abcdef0123456789abcdef";
+
+    fn record(name: &str, value: Data) -> Record {
         Record {
             name: LockName::new(name).expect("a name"),
             boot: "b00t".to_owned(),
-            holder: Some(HolderId(7)),
-            lock: Entry { value: Data::Text(value.to_owned()), expires_ms: Some(1_234) },
+            bonds: Bonds::default(),
+            lock: Entry { value, expires_ms: Some(1_234) },
         }
+    }
+
+    /// The text that it has, under a last line that fits.
+    fn sealed(body: &str) -> String {
+        format!("{body}{}", seal_of(body.as_bytes()))
+    }
+
+    fn body(record: &Record) -> String {
+        let text = record.encode();
+        text[..text.rfind(SUM).expect("a last line")].to_owned()
+    }
+
+    /// Held by one: token 5, which ends with holder 7.
+    fn mutex() -> Record {
+        let mut record = record("name", Data::Text(format!("{A}#5")));
+        record.bonds.bind(5, Some(HolderId(7)));
+        record
+    }
+
+    /// Held three times by one: by two processes, and once detached.
+    fn reentrant() -> Record {
+        let fields = [(A, "3"), ("#fence", "5"), ("#a1", "1"), ("#b2", "1"), ("#0", "1")];
+        let hash = fields.map(|(field, value)| (field.to_owned(), value.to_owned()));
+        let mut record = record("name", Data::Hash(hash.into()));
+        record.bonds.bind(0xa1, Some(HolderId(7)));
+        record.bonds.bind(0xb2, Some(HolderId(8)));
+        record
+    }
+
+    /// Three places of a semaphore of two permits: one holds both.
+    fn semaphore() -> Record {
+        let mut queue = Queue::new(Kind::Semaphore, 2);
+        queue.mark = 5;
+        for (number, weight, owner) in [(5, 2, A), (6, 1, B), (9, 1, C)] {
+            let owner = owner.parse().expect("an owner");
+            queue.insert(number, Ticket { owner, weight, deadline_ms: 1_000 + number });
+        }
+        let mut record = record("name", Data::Queue(queue));
+        for (number, holder) in [(5, 7), (6, 8), (9, 7)] {
+            record.bonds.bind(number, Some(HolderId(holder)));
+        }
+        record
     }
 
     #[test]
     fn any_name_and_any_value_read_back() {
         let long = "ü/".repeat(20_000);
-        for name in ["x", "a\nb", "a\0b\r\n", "..", "holder none\nkind mutex\n", long.as_str()] {
+        for name in ["x", "a\nb", "a\0b\r\n", "..", "holders 0\nkind mutex\n", long.as_str()] {
             for value in ["", "a@h:1/0#5", "a\nb\n\n"] {
-                let record = record(name, value);
+                let record = record(name, Data::Text(value.into()));
                 let text = record.encode();
                 assert!(text.len() <= MAX_BYTES);
                 assert_eq!(Record::decode(text.as_bytes()), Ok(record));
             }
         }
-        let lasting = Record {
-            holder: None,
-            lock: Entry { value: Data::Text("x".into()), expires_ms: None },
-            ..record("x", "")
-        };
+        let mut lasting = record("x", Data::Text("x".into()));
+        lasting.lock.expires_ms = None;
         assert_eq!(Record::decode(lasting.encode().as_bytes()), Ok(lasting));
     }
 
     #[test]
-    fn another_kind_reads_back_whatever_it_keeps() {
-        let text = record("x", "things of its own\n").encode().replace("kind mutex", "kind fair mutex");
-        let read = Record::decode(text.as_bytes()).expect("a record");
-        assert_eq!(read.lock.value, Data::Other(Kind::Fair));
-        assert_eq!(Record::decode(read.encode().as_bytes()), Ok(read));
+    fn every_kind_reads_back() {
+        for record in [mutex(), reentrant(), semaphore()] {
+            assert_eq!(Record::decode(record.encode().as_bytes()), Ok(record));
+        }
     }
 
     #[test]
-    fn a_record_cut_short_anywhere_or_changed_in_its_shape_is_refused() {
-        let text = record("name", "value").encode();
-        for end in 0..text.len() {
-            assert_eq!(Record::decode(&text.as_bytes()[..end]), Err(Damage::Damaged), "{end}");
+    fn a_queue_of_ten_thousand_with_the_longest_names_has_room() {
+        let longest = format!("{}@{}:{}/{}", "l".repeat(64), "h".repeat(64), u32::MAX, "f".repeat(27));
+        let mut queue = Queue::new(Kind::RwLock, 1 << 20);
+        let mut record = record(&"n".repeat(LockName::MAX_BYTES), Data::Text(String::new()));
+        for number in 0..10_000 {
+            let owner = format!("{longest}{number:05}").parse().expect("an owner");
+            let number = u64::MAX - 10_000 + number;
+            queue.insert(number, Ticket { owner, weight: 1 << 20, deadline_ms: u64::MAX });
+            record.bonds.bind(number, Some(HolderId(number)));
         }
-        for (from, to) in [
-            ("tenure lock 1", "tenure lock 1 "),
-            ("ends 1234", "ends +1234"),
-            ("ends 1234", "ends 99999999999999999999"),
-            ("holder holder-0000000000000007", "holder 7"),
-            ("kind mutex", "kind monitor"),
-            ("bytes 4 5", "bytes 4 6"),
-            ("bytes 4 5", "bytes 5 4"),
-            ("name\nvalue\n", "name\nvalue\n\n"),
-        ] {
-            assert!(text.contains(from), "{from}");
-            assert_eq!(Record::decode(text.replace(from, to).as_bytes()), Err(Damage::Damaged), "{to}");
+        record.lock.value = Data::Queue(queue);
+        let text = record.encode();
+        assert!(text.len() <= FULL_BYTES, "{}", text.len());
+        assert_eq!(Record::decode(text.as_bytes()), Ok(record));
+    }
+
+    #[test]
+    fn a_record_cut_short_anywhere_or_changed_in_a_byte_is_refused() {
+        for record in [mutex(), reentrant(), semaphore()] {
+            let text = record.encode().into_bytes();
+            for end in 0..text.len() {
+                assert_eq!(Record::decode(&text[..end]), Err(Damage::Damaged), "{end}");
+                let mut changed = text.clone();
+                changed[end] ^= 1;
+                assert!(Record::decode(&changed).is_err(), "{end}");
+            }
+            assert_eq!(Record::decode(&[&text[..], b"\xff"].concat()), Err(Damage::Damaged));
         }
         assert_eq!(Record::decode(&[0; 300]), Err(Damage::Damaged));
-        assert_eq!(Record::decode(&[text.as_bytes(), b"\xff"].concat()), Err(Damage::Damaged));
+    }
+
+    #[test]
+    fn what_no_machine_would_write_is_refused() {
+        let changes: [(Record, &[(&str, &str)]); 3] = [
+            (
+                mutex(),
+                &[
+                    ("tenure lock 1", "tenure lock 1 "),
+                    ("ends 1234", "ends +1234"),
+                    ("ends 1234", "ends 99999999999999999999"),
+                    ("holders 1", "holders 0"),
+                    ("holders 1", "holders 2"),
+                    ("holders 1", "holders -1"),
+                    ("holder-0000000000000007 5", "7 5"),
+                    ("holder-0000000000000007 5", "holder-0000000000000007 6"),
+                    ("holder-0000000000000007 5", "holder-0000000000000007 5 5"),
+                    ("holder-0000000000000007 5", "holder-0000000000000007"),
+                    ("kind mutex", "kind monitor"),
+                    ("kind mutex", "kind reentrant mutex"),
+                    ("kind mutex", "kind fair mutex"),
+                    ("bytes 4 40", "bytes 4 41"),
+                    ("bytes 4 40", "bytes 40 4"),
+                    ("#5\n", "#5\n\n"),
+                ],
+            ),
+            (
+                reentrant(),
+                &[
+                    ("bytes 4 67", "bytes 4 66"),
+                    ("#a1 1", "#a1 2"),
+                    ("#a1 1", "#A1 1"),
+                    ("#a1 1", "#c1 1"),
+                    ("#b2 1", "#x2 1"),
+                    ("#b2 1", "#a1 1"),
+                    ("#fence 5", "#fence x"),
+                    ("#fence 5", "#fenc0 5"),
+                    ("abcdef 3", "abcdef 4"),
+                    ("abcdef 3", "abcdef 03"),
+                    ("a@h:1/0", "a h:1/0"),
+                    ("8 178", "8 161"),
+                ],
+            ),
+            (
+                semaphore(),
+                &[
+                    ("\n2 5\n", "\n1 5\n"),
+                    ("\n2 5\n", "\n2 6\n"),
+                    ("\n5 2 ", "\n5 0 "),
+                    ("\n5 2 ", "\n5 3 "),
+                    ("\n6 1 ", "\n5 1 "),
+                    ("\n6 1 ", "\n9 1 "),
+                    (" 1006 ", " 100x "),
+                    (" 1006 ", " 1006  "),
+                    ("b@h:2", "a@h:1"),
+                    ("b@h:2", "b@h:x"),
+                    ("8 6\n", "8 9\n"),
+                    ("7 5 9", "7 9 5"),
+                ],
+            ),
+        ];
+        for (record, changes) in changes {
+            let body = body(&record);
+            assert_eq!(Record::decode(sealed(&body).as_bytes()), Ok(record));
+            for (from, to) in changes {
+                assert!(body.contains(from), "{from:?} in {body}");
+                let changed = sealed(&body.replacen(from, to, 1));
+                assert_eq!(Record::decode(changed.as_bytes()), Err(Damage::Damaged), "{to:?}");
+            }
+        }
+        let mut empty = semaphore();
+        empty.lock.value = Data::Queue(Queue::new(Kind::Semaphore, 2));
+        empty.bonds = Bonds::default();
+        assert_eq!(Record::decode(empty.encode().as_bytes()), Err(Damage::Damaged));
+    }
+
+    #[test]
+    fn a_dead_holders_holds_end_and_no_others() {
+        let is_seven = |holder| holder == HolderId(7);
+        assert_eq!(mutex().without(is_seven), None);
+        assert_eq!(mutex().without(|_| false), Some(mutex()));
+
+        let left = reentrant().without(is_seven).expect("two holds");
+        let Data::Hash(hash) = &left.lock.value else { panic!("{left:?}") };
+        assert_eq!(
+            (hash[A].as_str(), hash.contains_key("#a1"), hash.contains_key("#b2")),
+            ("2", false, true)
+        );
+        assert!(left.bonds.names(HolderId(8)) && !left.bonds.names(HolderId(7)));
+        let left = reentrant().without(|_| true).expect("a detached hold");
+        assert!(matches!(&left.lock.value, Data::Hash(hash) if hash[A] == "1"));
+
+        let left = semaphore().without(is_seven).expect("one that waits");
+        let Data::Queue(queue) = &left.lock.value else { panic!("{left:?}") };
+        assert_eq!(queue.tickets().map(|(number, _)| number).collect::<Vec<_>>(), [6]);
+        assert!(queue.is_due() && queue.holding().next().is_none());
+        assert_eq!(semaphore().without(|_| true), None);
     }
 
     #[test]

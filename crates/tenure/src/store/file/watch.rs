@@ -1,6 +1,6 @@
 //! Who listens, and what the system says about the directory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::task::{Context, Poll};
@@ -10,44 +10,83 @@ use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 
 use super::directory::Directory;
 use super::record::{HolderId, RecordId};
 use crate::protocol::Wake;
 
-/// The listeners of this store. One that was dropped is forgotten when it is next spoken to.
+/// The listeners of this store, by lock.
 #[derive(Debug, Default)]
-pub(super) struct Ears(BTreeMap<RecordId, Vec<mpsc::Sender<Wake>>>);
+pub(super) struct Ears(BTreeMap<RecordId, Ear>);
+
+/// The listeners to one lock. One that was dropped is forgotten when the lock is next looked at.
+#[derive(Debug, Default)]
+struct Ear {
+    listeners: Vec<mpsc::Sender<Wake>>,
+    /// The tickets that hold, as was told last. Telling them again would make every change of a queue's record, and each
+    /// refresh is one, news for everybody.
+    told: BTreeSet<u64>,
+}
 
 impl Ears {
-    pub(super) fn add(&mut self, id: RecordId, sender: mpsc::Sender<Wake>) {
-        self.0.entry(id).or_default().push(sender);
+    pub(super) fn add(&mut self, id: RecordId, listener: mpsc::Sender<Wake>) {
+        self.0.entry(id).or_default().listeners.push(listener);
     }
 
+    /// Tells what a request of this store's own has done.
     pub(super) fn tell(&mut self, id: RecordId, wake: &Wake) {
-        for sender in self.0.get(&id).into_iter().flatten() {
-            // Full: it has enough to wake up for.
-            let _ = sender.try_send(wake.clone());
+        let Some(ear) = self.0.get_mut(&id) else { return };
+        if let (true, Wake::Granted { tickets }) = (ear.say(wake), wake) {
+            ear.told.extend(tickets);
+        }
+    }
+
+    /// Tells what a record says; of the tickets that hold, those that are new.
+    pub(super) fn tell_news(&mut self, id: RecordId, wake: Wake) {
+        let Some(ear) = self.0.get_mut(&id) else { return };
+        let Wake::Granted { tickets: holding } = wake else {
+            ear.say(&wake);
+            return;
+        };
+        let tickets: Vec<_> = holding.iter().copied().filter(|ticket| !ear.told.contains(ticket)).collect();
+        if tickets.is_empty() || ear.say(&Wake::Granted { tickets }) {
+            ear.told = holding.into_iter().collect();
         }
     }
 
     pub(super) fn tell_all(&mut self, wake: &Wake) {
-        for sender in self.0.values().flatten() {
-            let _ = sender.try_send(wake.clone());
+        for ear in self.0.values() {
+            ear.say(wake);
         }
+    }
+
+    pub(super) fn has(&self, id: RecordId) -> bool {
+        self.0.contains_key(&id)
     }
 
     /// What is listened to, after forgetting what no longer is.
     pub(super) fn names(&mut self) -> Vec<RecordId> {
-        self.0.retain(|_, senders| {
-            senders.retain(|sender| !sender.is_closed());
-            !senders.is_empty()
+        self.0.retain(|_, ear| {
+            ear.listeners.retain(|listener| !listener.is_closed());
+            !ear.listeners.is_empty()
         });
         self.0.keys().copied().collect()
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+}
+
+impl Ear {
+    /// Says it to all; returns whether all that are still there could take it. One that is full has enough to wake up for.
+    fn say(&self, wake: &Wake) -> bool {
+        let mut is_heard = true;
+        for listener in &self.listeners {
+            is_heard &= !matches!(listener.try_send(wake.clone()), Err(TrySendError::Full(_)));
+        }
+        is_heard
     }
 }
 
@@ -62,7 +101,7 @@ pub(super) struct Watch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
     /// A record was removed or replaced.
-    Freed(RecordId),
+    Changed(RecordId),
     /// A process that had a holder file open has closed it; the flock goes at the same time or a moment later.
     HolderClosed,
     /// The directory or its guard was moved or removed.
@@ -141,7 +180,7 @@ impl Watch {
             let Some(name) = event.file_name().and_then(|name| name.to_str().ok()) else { continue };
             if events.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
                 if let Ok(id) = name.parse() {
-                    seen.push(Seen::Freed(id));
+                    seen.push(Seen::Changed(id));
                 } else if name == "guard" {
                     seen.push(Seen::Replaced);
                 }

@@ -1,7 +1,7 @@
 //! The task that does the store's work: it takes requests in their order, waits for the guard without blocking its
 //! thread, and tells those who listen what became free.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tracing::{debug, warn};
 
-use super::apply::{apply, freed, now, page};
+use super::apply::{apply, changed as changed_to, looked, now, page};
 use super::directory::{Directory, Entered};
 use super::fault::shown;
 use super::holders::Holders;
@@ -233,13 +233,13 @@ impl Worker {
                 debug!(%failure, "the directory was not swept");
             }
         }
-        let (mut freed, mut listing) = (Vec::new(), None);
+        let (mut wakes, mut listing) = (Vec::new(), None);
         for _ in 0..BATCH {
             match self.queue.pop_front() {
                 Some(Job { ask: Ask::Call(op, promise), .. }) => {
                     let applied = apply(&mut inside, &mut self.holders, runtime, &op);
                     let reply = applied.map(|(answer, wake)| {
-                        freed.extend(wake.map(|wake| (RecordId::of(&op.name), wake)));
+                        wakes.extend(wake.map(|wake| (RecordId::of(&op.name), wake)));
                         Reply { owner: op.owner, request: op.request, answer }
                     });
                     let _ = promise.send(reply);
@@ -268,32 +268,42 @@ impl Worker {
             let _ = promise.send(page(directory, now(runtime), &prefix, &from));
         }
         if !self.ears.is_empty() {
-            self.hear(freed);
+            self.hear(wakes);
         }
         Ok(Turn::Done)
     }
 
-    /// Passes on what was seen. `freed` is what this store itself set free; the system reports that as well.
-    fn hear(&mut self, mut freed: Vec<(RecordId, Wake)>) {
+    /// Passes on what was seen. `own` is what this store's own requests have done; the system reports that as well.
+    fn hear(&mut self, own: Vec<(RecordId, Wake)>) {
+        let mut changed = BTreeSet::new();
         for seen in self.watch.as_ref().map(Watch::read).unwrap_or_default() {
             match seen {
-                // Replaced, or taken again: whoever has it now frees it again.
-                Seen::Freed(id) if self.directory.as_ref().is_some_and(|directory| directory.has(id)) => {
-                    freed.retain(|(freed, _)| *freed != id);
-                }
-                Seen::Freed(id) => {
-                    let own = freed.iter().position(|(freed, _)| *freed == id);
-                    let wake = own.map_or(Wake::Free { by: None }, |own| freed.swap_remove(own).1);
-                    self.ears.tell(id, &wake);
-                }
+                Seen::Changed(id) => drop(changed.insert(id)),
                 Seen::HolderClosed if self.look.is_some() => self.look_after(AFTER_CLOSE),
                 Seen::HolderClosed => {}
                 Seen::Replaced => self.replaced(),
                 Seen::Missed => self.ears.tell_all(&Wake::Reconnected),
             }
         }
-        for (id, wake) in freed {
-            self.ears.tell(id, &wake);
+        let Some(directory) = &self.directory else { return };
+        for (id, wake) in own {
+            match wake {
+                _ if !self.ears.has(id) => {}
+                // Taken again: whoever has it now frees it again.
+                Wake::Free { .. } if directory.has(id) => {}
+                Wake::Free { .. } => {
+                    changed.remove(&id);
+                    self.ears.tell(id, &wake);
+                }
+                wake => self.ears.tell(id, &wake),
+            }
+        }
+        let now = now(&*self.runtime);
+        changed.retain(|id| self.ears.has(*id));
+        for id in changed {
+            if let Some(wake) = changed_to(directory, now, id) {
+                self.ears.tell_news(id, wake);
+            }
         }
     }
 
@@ -317,8 +327,8 @@ impl Worker {
         }
         let now = now(&*self.runtime);
         for id in names {
-            if let Some(wake) = freed(directory, &self.holders, now, id) {
-                self.ears.tell(id, &wake);
+            if let Some(wake) = looked(directory, &self.holders, now, id) {
+                self.ears.tell_news(id, wake);
             }
         }
     }

@@ -1,0 +1,100 @@
+//! How what a lock's machine keeps is written as text, and read back. Pure, and exact: what no machine would write is refused.
+
+use std::fmt::Write;
+
+use super::record::{number, word};
+use crate::owner::Owner;
+use crate::protocol::queue::{Queue, Ticket};
+use crate::protocol::reentrant::Hash;
+use crate::protocol::{Data, Kind};
+
+/// What the `kind` line says.
+pub(super) fn kind(data: &Data) -> Kind {
+    match data {
+        Data::Text(_) => Kind::Mutex,
+        Data::Hash(_) => Kind::Reentrant,
+        Data::Queue(queue) => queue.kind,
+    }
+}
+
+/// A mutex is its value; a reentrant mutex has a line for each field, `FIELD VALUE`; a queue one for its capacity and mark, and
+/// one for each ticket, `NUMBER WEIGHT DEADLINE OWNER`.
+pub(super) fn encode(data: &Data) -> String {
+    let mut text = String::new();
+    match data {
+        Data::Text(value) => text.push_str(value),
+        Data::Hash(hash) => {
+            for (field, value) in hash {
+                let _ = writeln!(text, "{field} {value}");
+            }
+        }
+        Data::Queue(queue) => {
+            let _ = writeln!(text, "{} {}", queue.capacity, queue.mark);
+            for (number, Ticket { owner, weight, deadline_ms }) in queue.tickets() {
+                let _ = writeln!(text, "{number} {weight} {deadline_ms} {owner}");
+            }
+        }
+    }
+    text
+}
+
+/// What [`encode`] wrote.
+pub(super) fn decode(kind: Kind, text: &str) -> Option<Data> {
+    match kind {
+        Kind::Mutex => Some(Data::Text(text.to_owned())),
+        Kind::Reentrant => hash(text).map(Data::Hash),
+        Kind::Fair | Kind::RwLock | Kind::Semaphore => queue(kind, text).map(Data::Queue),
+    }
+}
+
+/// One owner, whose count is that of its holds, and the token.
+fn hash(text: &str) -> Option<Hash> {
+    let mut hash = Hash::new();
+    let (mut count, mut holds) = (None, 0_u64);
+    for line in lines(text)? {
+        let (field, value) = line.split_once(' ')?;
+        let counted: u64 = number(value)?;
+        match field.strip_prefix('#') {
+            None => {
+                let _: Owner = field.parse().ok()?;
+                // A second owner is one too many.
+                count.is_none().then(|| count = Some(counted))?;
+            }
+            Some("fence") => {}
+            Some(hold) => {
+                let hold_number = u64::from_str_radix(hold, 16).ok()?;
+                (format!("{hold_number:x}") == hold && (counted == 1 || hold_number == 0)).then_some(())?;
+                holds = holds.checked_add(counted)?;
+            }
+        }
+        let is_last = hash.last_key_value().is_none_or(|(last, _)| last.as_str() < field);
+        is_last.then(|| hash.insert(field.to_owned(), value.to_owned()))?;
+    }
+    (count == Some(holds) && holds > 0 && hash.contains_key("#fence")).then_some(hash)
+}
+
+/// Tickets in their order, each of another owner; those at or below the mark fit together.
+fn queue(kind: Kind, text: &str) -> Option<Queue> {
+    let mut lines = lines(text)?;
+    let (capacity, mark) = lines.next()?.split_once(' ')?;
+    let (capacity, mark) = (number(capacity)?, number(mark)?);
+    let mut queue = Queue::new(kind, capacity);
+    queue.mark = mark;
+    let (mut last, mut used, mut count) = (None, 0_u64, 0);
+    for mut line in lines {
+        let ticket: u64 = number(word(&mut line)?)?;
+        let weight: u32 = number(word(&mut line)?)?;
+        let deadline_ms = number(word(&mut line)?)?;
+        let owner: Owner = line.parse().ok()?;
+        used += if ticket <= mark { u64::from(weight) } else { 0 };
+        let fits = last < Some(ticket) && (1..=capacity).contains(&weight) && used <= u64::from(capacity);
+        fits.then(|| queue.insert(ticket, Ticket { owner, weight, deadline_ms }))?;
+        (last, count) = (Some(ticket), count + 1);
+    }
+    (count > 0 && queue.owners() == count).then_some(queue)
+}
+
+/// The lines of a text that ends with a line's end.
+fn lines(text: &str) -> Option<std::str::Split<'_, char>> {
+    Some(text.strip_suffix('\n')?.split('\n'))
+}
