@@ -1,9 +1,9 @@
 //! Every kind that has one holder at a time, behind one face: so that a case about that is written once.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::lock::Mutex;
 use tenure::{FairMutex, Guard, Locks, Options, Owner, Result, RwLock, Semaphore};
 
 use super::Place;
@@ -54,12 +54,13 @@ impl Place {
             Flavour::Reentrant => Lock::Reentrant(locks.clone(), name.to_owned()),
             Flavour::LastPermit => {
                 let full = format!("{}{name}", locks.options().prefix);
-                let is_taken = self.taken().contains_key(&full);
-                if !is_taken {
+                // One at a time: the next who asks for four would wait for ever.
+                let mut taken = self.taken.lock().await;
+                if !taken.contains_key(&full) {
                     let others = self.client_with(Options::new().ttl(Duration::from_secs(60)));
                     let five = others.semaphore(&full, 5).expect("a name");
                     let four = five.acquire(4).await.expect("four of five");
-                    self.taken().insert(full, four);
+                    taken.insert(full, four);
                 }
                 Lock::Permit(locks.semaphore(name, 5).expect("a name"))
             }
@@ -72,10 +73,6 @@ impl Place {
             Some(guard) => guard.release().await.is_ok(),
             None => false,
         }
-    }
-
-    fn taken(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Guard>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
