@@ -17,15 +17,21 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
 use tempfile::TempDir;
-use tenure::internals::protocol::{Answer, Bind, Fence, Kind, Op, Rule, Verb, Wake, Whose};
+use tenure::internals::protocol::{
+    Answer, Bind, Fence, Found, Kind, Op, Place, Rule, Seat, Verb, Wake, Whose,
+};
 use tenure::internals::store::file::File;
 use tenure::internals::store::{Cursor, Failure, Listener};
 use tenure::internals::{Driver, Runtime, Store};
-use tenure::{LockName, Owner, block_on};
+use tenure::{LockName, Locks, Options, Owner, block_on};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// A lease that no test outlives: what becomes free before it did so for another reason.
 const LONG_MS: u64 = 600_000;
+const FAIR: Rule = Rule::Queue(Seat::FAIR);
+const READER: Rule = Rule::Queue(Seat::READER);
+const WRITER: Rule = Rule::Queue(Seat::WRITER);
+const TWO_OF_FIVE: Rule = Rule::Queue(Seat::permits(5, 2));
 
 // ---------------------------------------------------------------------------------------------------------------
 // One client of a directory
@@ -33,19 +39,25 @@ const LONG_MS: u64 = 600_000;
 struct Client {
     store: File,
     driver: Arc<Driver>,
+    rule: Rule,
 }
 
 impl Client {
     fn new(dir: &Path) -> Self {
+        Self::of(Rule::Mutex, dir)
+    }
+
+    /// One that asks for locks of this kind.
+    fn of(rule: Rule, dir: &Path) -> Self {
         let driver = Driver::start().expect("a thread");
         let store = File::new(dir, "file:test", Arc::clone(&driver) as _);
-        Self { store, driver }
+        Self { store, driver, rule }
     }
 
     fn ask(&self, name: &str, owner: &Owner, verb: Verb, within: Duration) -> Result<Answer, Failure> {
         let op = Op {
             name: LockName::new(name).expect("a name"),
-            rule: Rule::Mutex,
+            rule: self.rule,
             owner: owner.clone(),
             request: 7,
             verb,
@@ -59,6 +71,20 @@ impl Client {
     fn try_acquire(&self, name: &str, owner: &Owner, bind: Bind, ttl_ms: u64) -> Result<Answer, Failure> {
         let verb = Verb::Acquire { ttl_ms, hold: 1, fence: Fence::Assign, wait_ms: None, bind };
         self.ask(name, owner, verb, 5 * SECOND)
+    }
+
+    /// Another hold of an owner that may have several.
+    fn enter(&self, name: &str, owner: &Owner, hold: u64) -> Answer {
+        let (fence, bind) = (Fence::Assign, Bind::Process);
+        let verb = Verb::Acquire { ttl_ms: LONG_MS, hold, fence, wait_ms: None, bind };
+        self.ask(name, owner, verb, 5 * SECOND).expect("an answer")
+    }
+
+    /// Takes a place in a queue that no test outlives.
+    fn join(&self, name: &str, owner: &Owner) -> Answer {
+        let (fence, wait_ms, bind) = (Fence::Assign, Some(LONG_MS), Bind::Process);
+        self.ask(name, owner, Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms, bind }, 5 * SECOND)
+            .expect("an answer")
     }
 
     fn acquire(&self, name: &str, owner: &Owner) -> Answer {
@@ -121,6 +147,21 @@ fn release() -> Verb {
 
 fn owner() -> Owner {
     Owner::new("test").expect("an owner")
+}
+
+/// The number of a place.
+fn ticket(answer: &Answer) -> u64 {
+    match answer {
+        Answer::Held { fence: ticket } | Answer::Waiting { ticket, .. } => *ticket,
+        other => panic!("no place: {other:?}"),
+    }
+}
+
+fn found(answer: Result<Answer, Failure>) -> Found {
+    match answer {
+        Ok(Answer::Found(found)) => found,
+        other => panic!("nobody has it: {other:?}"),
+    }
 }
 
 fn is_held(answer: &Answer) -> bool {
@@ -259,8 +300,9 @@ fn wait_for_parent() {
 fn role() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let dir = PathBuf::from(std::env::var_os(DIR).expect("a directory"));
-    let client = Client::new(&dir);
-    match role.as_str() {
+    let (role, word) = role.split_once(": ").unwrap_or((&role, ""));
+    let client = Client::of(rule(word), &dir);
+    match role {
         "hold" => {
             assert!(is_held(&client.acquire("x", &owner())));
             say("held");
@@ -288,6 +330,45 @@ fn role() {
             say(&child.id().to_string());
             wait_for_parent();
             let _ = child.kill();
+        }
+        "have a place" => {
+            say(&ticket(&client.join("x", &owner())).to_string());
+            wait_for_parent();
+        }
+        "enter again" => {
+            let client = Client::of(Rule::Reentrant, &dir);
+            let hold = u64::from(std::process::id());
+            assert!(is_held(&client.enter("x", &word.parse().expect("an owner"), hold)));
+            say("held");
+            wait_for_parent();
+        }
+        "two permits with a child" => {
+            let client = Client::of(Rule::Queue(Seat::permits(2, 1)), &dir);
+            let take =
+                || is_held(&client.try_acquire("x", &owner(), Bind::Work, LONG_MS).expect("an answer"));
+            assert!(take());
+            let child = Command::new("sleep").arg("30").spawn().expect("sleep");
+            assert!(take());
+            say(&child.id().to_string());
+            wait_for_parent();
+        }
+        "wait in line" => {
+            let guard = block_on(locks(&dir).fair("x").expect("a name").lock()).expect("a grant");
+            say("held");
+            wait_for_parent();
+            block_on(guard.release()).expect("a release");
+        }
+        "take turns in a queue" => {
+            let log = fs::OpenOptions::new().append(true).open(dir.join("turns")).expect("a log");
+            let lock = locks(&dir).fair("turn").expect("a name");
+            say("ready");
+            wait_for_parent();
+            for _ in 0..TURNS / 3 {
+                let guard = block_on(lock.lock()).expect("a grant");
+                writeln!(&log, "in {}", guard.fence()).expect("a line");
+                writeln!(&log, "out {}", guard.fence()).expect("a line");
+                block_on(guard.release()).expect("a release");
+            }
         }
         "take turns" => {
             let log = fs::OpenOptions::new().append(true).open(dir.join("turns")).expect("a log");
@@ -317,6 +398,22 @@ fn role() {
     }
 }
 
+/// What a role asks for.
+fn rule(word: &str) -> Rule {
+    match word {
+        "fair" => FAIR,
+        "reader" => READER,
+        "writer" => WRITER,
+        _ => Rule::Mutex,
+    }
+}
+
+/// The library's own handle, whose waiters are served in the background.
+fn locks(dir: &Path) -> Locks {
+    let options = Options::new().ttl(Duration::from_millis(LONG_MS));
+    Locks::open(&format!("file:{}", dir.display())).and_then(|locks| locks.with(options)).expect("a store")
+}
+
 const TURNS: usize = 300;
 
 /// Waits for the lock, then notes that it came and went, with its token.
@@ -337,9 +434,17 @@ fn take_turn(client: &Client, mut log: &fs::File) {
     assert_eq!(client.release("turn", &owner), Answer::Released { left: 0 });
 }
 
-/// Everything that changes a file, on one name.
+/// Everything that changes a file, on one name for each kind.
 fn churn(client: &Client) {
     let owner = owner();
+    let queue = |verb| {
+        let (name, rule) = (LockName::new("queue").expect("a name"), FAIR);
+        let op = Op { name, rule, owner: owner.clone(), request: 0, verb };
+        block_on(client.store.call(op, 5 * SECOND)).expect("an answer").answer
+    };
+    let (fence, wait_ms, bind) = (Fence::Assign, Some(LONG_MS), Bind::Process);
+    assert!(is_held(&queue(Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms, bind })));
+    assert_eq!(queue(release()), Answer::Released { left: 0 });
     for bind in [Bind::Process, Bind::Work] {
         if is_held(&client.try_acquire("x", &owner, bind, LONG_MS).expect("an answer")) {
             assert!(is_held(&client.renew("x", &owner, None, LONG_MS + 1)));
@@ -458,7 +563,7 @@ fn a_hold_whose_holder_file_was_removed_is_good_for_its_lease() {
 #[test]
 fn a_process_killed_at_any_moment_leaves_a_directory_that_can_be_read() {
     let dir = dir();
-    let client = Client::new(dir.path());
+    let (client, queue) = (Client::new(dir.path()), Client::of(FAIR, dir.path()));
     let owner = owner();
     for round in 0..60 {
         let mut process = Process::start("churn", dir.path());
@@ -468,11 +573,143 @@ fn a_process_killed_at_any_moment_leaves_a_directory_that_can_be_read() {
         client.list("").expect("a list");
         assert!(is_held(&client.acquire("x", &owner)), "round {round}");
         assert_eq!(client.release("x", &owner), Answer::Released { left: 0 }, "round {round}");
+        assert!(is_held(&queue.acquire("queue", &owner)), "round {round}");
+        assert_eq!(queue.release("queue", &owner), Answer::Released { left: 0 }, "round {round}");
     }
-    drop(client);
+    drop((client, queue));
     Client::new(dir.path()).inspect("x").expect("an answer");
     // The guard and a temp file, as soon as both threads have ended.
     eventually("nothing else is left", || files(dir.path(), "").len() <= 2);
+}
+
+#[test]
+fn a_killed_holder_in_a_queue_hands_on_at_once() {
+    let dir = dir();
+    let locks = locks(dir.path());
+    for looked_at in [false, true] {
+        let mut holder = Process::start("have a place: fair", dir.path());
+        holder.line();
+        let waits = std::thread::spawn({
+            let lock = locks.fair("x").expect("a name");
+            move || block_on(lock.lock()).expect("a grant")
+        });
+        let look = Client::of(FAIR, dir.path());
+        eventually("it waits", || found(look.inspect("x")).waiters.len() == 1);
+        let crash = Instant::now();
+        holder.kill();
+        if looked_at {
+            // Whoever only looks takes the dead one out, and lets nobody in.
+            assert!(found(look.inspect("x")).holders.is_empty());
+        }
+        let guard = waits.join().expect("a guard");
+        let took = crash.elapsed();
+        assert!(took < SECOND, "{took:?}");
+        println!("handed on {took:?} after the crash");
+        block_on(guard.release()).expect("a release");
+    }
+}
+
+#[test]
+fn a_killed_waiter_costs_those_behind_it_nothing() {
+    let dir = dir();
+    let (first, second) = (Client::of(FAIR, dir.path()), Client::of(FAIR, dir.path()));
+    let (a, c) = (owner(), owner());
+    first.join("x", &a);
+    let mut waiter = Process::start("have a place: fair", dir.path());
+    waiter.line();
+    let place = ticket(&second.join("x", &c));
+    assert_eq!(found(first.inspect("x")).waiters.len(), 2);
+    waiter.kill();
+    assert_eq!(found(first.inspect("x")).waiters.len(), 1);
+    let mut listener = second.listen("x");
+    assert_eq!(first.release("x", &a), Answer::Released { left: 0 });
+    let heard = second.within(SECOND, listener.next());
+    assert_eq!(heard, Some(Some(Wake::Granted { tickets: vec![place] })));
+}
+
+#[test]
+fn readers_behind_a_killed_writer_are_let_in_at_once() {
+    let dir = dir();
+    let locks = locks(dir.path());
+    let reader = block_on(locks.rwlock("x").expect("a name").read()).expect("a grant");
+    let mut writer = Process::start("have a place: writer", dir.path());
+    writer.line();
+    let second = std::thread::spawn({
+        let lock = locks.rwlock("x").expect("a name");
+        move || block_on(lock.read()).expect("a grant")
+    });
+    let look = Client::of(READER, dir.path());
+    eventually("both wait", || found(look.inspect("x")).waiters.len() == 2);
+    let crash = Instant::now();
+    writer.kill();
+    let second = second.join().expect("a guard");
+    assert!(crash.elapsed() < SECOND, "{:?}", crash.elapsed());
+    block_on(async { reader.release().await.and(second.release().await) }).expect("a release");
+}
+
+#[test]
+fn a_crashed_readers_lock_ends_and_no_others() {
+    let dir = dir();
+    let mut readers = [(); 2].map(|()| Process::start("have a place: reader", dir.path()));
+    readers.iter_mut().for_each(|reader| drop(reader.line()));
+    let writer = Client::of(WRITER, dir.path());
+    assert_eq!(found(writer.inspect("x")).holders.len(), 2);
+    readers[0].kill();
+    assert_eq!(found(writer.inspect("x")).holders.len(), 1);
+    assert!(is_busy(&writer.acquire("x", &owner())));
+    readers[1].kill();
+    assert!(is_held(&writer.acquire("x", &owner())));
+}
+
+#[test]
+fn of_two_processes_of_one_owner_a_crash_ends_one_hold() {
+    let (dir, name) = (dir(), owner());
+    let role = format!("enter again: {name}");
+    let mut holders = [(); 2].map(|()| Process::start(&role, dir.path()));
+    holders.iter_mut().for_each(|holder| drop(holder.line()));
+    let other = Client::of(Rule::Reentrant, dir.path());
+    let count = || found(other.inspect("x")).holders[0].weight;
+    assert_eq!(count(), 2);
+    holders[0].kill();
+    assert_eq!(count(), 1);
+    assert!(is_busy(&other.acquire("x", &owner())));
+    holders[1].kill();
+    assert!(is_held(&other.acquire("x", &owner())));
+}
+
+#[test]
+fn a_child_keeps_the_permits_it_has_inherited_and_no_others() {
+    let dir = dir();
+    let mut parent = Process::start("two permits with a child", dir.path());
+    let child = parent.line();
+    let client = Client::of(Rule::Queue(Seat::permits(2, 1)), dir.path());
+    let taken = owner();
+    assert!(is_busy(&client.acquire("x", &taken)));
+    parent.kill();
+    eventually("the second permit is free", || is_held(&client.acquire("x", &taken)));
+    assert!(is_busy(&client.acquire("x", &owner())), "the child that inherited the first still runs");
+    kill(&child);
+    eventually("both are free", || is_held(&client.acquire("x", &owner())));
+}
+
+#[test]
+fn each_of_an_owners_holds_can_be_passed_on() {
+    let (dir, name) = (dir(), owner());
+    let (first, second) = (Client::of(Rule::Reentrant, dir.path()), Client::of(Rule::Reentrant, dir.path()));
+    let bind = |client: &Client, hold, bind| {
+        let verb = Verb::Renew { ttl_ms: LONG_MS, hold, bind: Some(bind), weight: None };
+        client.ask("x", &name, verb, 5 * SECOND).expect("an answer")
+    };
+    assert!(is_held(&first.enter("x", &name, 1)) && is_held(&first.enter("x", &name, 2)));
+    assert!(is_held(&bind(&first, 1, Bind::Lease)));
+    drop(first);
+    let count = || found(second.inspect("x")).holders[0].weight;
+    eventually("what was not passed on has ended", || count() == 1);
+    assert!(is_held(&bind(&second, 7, Bind::Process)));
+    assert_eq!(bind(&second, 8, Bind::Process), Answer::Free);
+    drop(second);
+    let third = Client::of(Rule::Reentrant, dir.path());
+    eventually("what was bound again ends with its store", || is_held(&third.acquire("x", &owner())));
 }
 
 fn kill(pid: &str) {
@@ -484,20 +721,29 @@ fn kill(pid: &str) {
 
 #[test]
 fn four_processes_on_one_name_never_overlap_and_their_tokens_grow() {
+    never_overlap("take turns", TURNS);
+}
+
+#[test]
+fn four_processes_in_one_queue_never_overlap_and_are_served_in_the_order_of_their_tickets() {
+    never_overlap("take turns in a queue", TURNS / 3);
+}
+
+fn never_overlap(role: &str, turns: usize) {
     let dir = dir();
     fs::write(dir.path().join("turns"), "").expect("a log");
-    let mut processes: Vec<_> = (0..4).map(|_| Process::start("take turns", dir.path())).collect();
+    let mut processes: Vec<_> = (0..4).map(|_| Process::start(role, dir.path())).collect();
     for process in &mut processes {
         assert_eq!(process.line(), "ready");
     }
     let begin = Instant::now();
     processes.iter_mut().for_each(Process::go_on);
     processes.into_iter().for_each(Process::ends_well);
-    println!("{} turns of four processes in {:?}", 4 * TURNS, begin.elapsed());
+    println!("{} turns of four processes in {:?}", 4 * turns, begin.elapsed());
 
     let log = fs::read_to_string(dir.path().join("turns")).expect("the log");
     let lines: Vec<_> = log.lines().map(|line| line.split_once(' ').expect("two words")).collect();
-    assert_eq!(lines.len(), 4 * TURNS * 2);
+    assert_eq!(lines.len(), 4 * turns * 2);
     let mut last = 0;
     for turn in lines.chunks(2) {
         assert_eq!((turn[0].0, turn[1].0, turn[0].1), ("in", "out", turn[1].1), "an overlap");
@@ -539,6 +785,53 @@ fn a_release_within_a_store_wakes_once_and_says_whose_it_was() {
 }
 
 #[test]
+fn what_holds_is_told_to_another_process_by_number_and_once() {
+    let dir = dir();
+    let (first, second) = (Client::of(TWO_OF_FIVE, dir.path()), Client::of(TWO_OF_FIVE, dir.path()));
+    let owners = [(); 4].map(|()| owner());
+    let tickets = [0, 1, 2, 3].map(|n| ticket(&first.join("x", &owners[n])));
+    let mut listener = second.listen("x");
+    let refresh = || {
+        let verb =
+            Verb::Refresh { owners: Arc::new([owners[2].clone(), owners[3].clone()]), wait_ms: LONG_MS };
+        let places = first.ask("x", &owners[2], verb, 5 * SECOND).expect("an answer");
+        let waiting = [2, 3].map(|n| Place::Waiting { ticket: tickets[n] });
+        assert!(matches!(&places, Answer::Places { places, .. } if *places == waiting), "{places:?}");
+        sleep(Duration::from_millis(3));
+    };
+    refresh();
+    let all = Some(Some(Wake::Granted { tickets: tickets[..2].to_vec() }));
+    assert_eq!(second.within(SECOND, listener.next()), all);
+    // A refresh writes the record anew, and is no news.
+    (0..5).for_each(|_| refresh());
+    let early = second.within(Duration::from_millis(500), listener.next());
+    assert!(early.is_none(), "{early:?}");
+    let begin = Instant::now();
+    for (leaves, comes) in [(0, 2), (1, 3)] {
+        first.release("x", &owners[leaves]);
+        let told = Some(Some(Wake::Granted { tickets: vec![tickets[comes]] }));
+        assert_eq!(second.within(SECOND, listener.next()), told);
+    }
+    assert!(begin.elapsed() < Duration::from_millis(400), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn where_the_system_gives_no_inotify_a_place_in_a_queue_is_called_all_the_same() {
+    let dir = dir();
+    let mut holder = Process::start("have a place: fair", dir.path());
+    holder.line();
+    let script = "echo 0 > /proc/sys/user/max_inotify_instances && exec \"$@\"";
+    let before = ["unshare", "-r", "sh", "-c", script, "sh"];
+    let mut waiter = Process::start_under(&before, "wait in line", dir.path());
+    let look = Client::of(FAIR, dir.path());
+    eventually("it waits", || found(look.inspect("x")).waiters.len() == 1);
+    let begin = Instant::now();
+    holder.kill();
+    assert_eq!(waiter.line(), "held");
+    assert!(begin.elapsed() < SECOND, "{:?}", begin.elapsed());
+}
+
+#[test]
 fn where_the_system_gives_no_inotify_a_release_and_a_crash_are_noticed_all_the_same() {
     let dir = dir();
     let mut holder = Process::start("hold", dir.path());
@@ -560,11 +853,28 @@ fn a_waiter_does_not_spin() {
     holder.line();
     let mut waiter = Process::start("listen", dir.path());
     waiter.line();
-    let before = ticks(waiter.child.id());
+    does_not_spin(&[waiter]);
+}
+
+#[test]
+fn three_processes_in_one_queue_do_not_wake_each_other_all_the_time() {
+    let dir = dir();
+    let mut holder = Process::start("have a place: fair", dir.path());
+    holder.line();
+    let waiters = [(); 3].map(|()| Process::start("wait in line", dir.path()));
+    let look = Client::of(FAIR, dir.path());
+    eventually("they wait", || found(look.inspect("x")).waiters.len() == 3);
+    sleep(Duration::from_millis(300));
+    does_not_spin(&waiters);
+}
+
+fn does_not_spin(waiters: &[Process]) {
+    let used = || waiters.iter().map(|waiter| ticks(waiter.child.id())).sum::<u64>();
+    let before = used();
     sleep(2 * SECOND);
     // A tick is 10 ms: 2 % of the time at most, on a machine that does other things too.
-    let used = ticks(waiter.child.id()) - before;
-    assert!(used <= 4, "{used} ticks of processor time in two seconds");
+    let used = used() - before;
+    assert!(used <= 4 * waiters.len() as u64, "{used} ticks of processor time in two seconds");
 }
 
 /// Processor time of a process, in hundredths of a second.
@@ -703,21 +1013,36 @@ fn a_lapsed_lease_is_free_and_its_record_goes() {
 // Damage
 
 #[test]
-fn a_damaged_record_is_refused_by_name_and_never_a_second_holder() {
+fn a_damaged_record_of_any_kind_is_refused_by_name_and_never_a_second_holder() {
+    for rule in [Rule::Mutex, Rule::Reentrant, FAIR, WRITER, Rule::Queue(Seat::permits(5, 5))] {
+        damaged(rule);
+    }
+}
+
+fn damaged(rule: Rule) {
     let (dir, name) = (dir(), owner());
-    let (holder, other) = (Client::new(dir.path()), Client::new(dir.path()));
+    let (holder, other) = (Client::of(rule, dir.path()), Client::of(rule, dir.path()));
     assert!(is_held(&holder.acquire("x", &name)));
     let file = record(dir.path());
     let text = fs::read_to_string(&file).expect("a record");
     assert!(is_held(&other.acquire("untouched", &owner())));
-    let damages: [(&str, Vec<u8>, &str); 8] = [
+    let digit = text.rfind(|char: char| char.is_ascii_digit()).expect("a number");
+    let other_digit = if text.as_bytes()[digit] == b'1' { "2" } else { "1" };
+    let damages: [(&str, Vec<u8>, &str); 11] = [
         ("emptied", Vec::new(), "remove the file"),
         ("half-written", text.as_bytes()[..text.len() / 2].to_vec(), "remove the file"),
         ("without its last byte", text.as_bytes()[..text.len() - 1].to_vec(), "remove the file"),
         ("foreign text", b"pid 4711\n".to_vec(), "remove the file"),
         ("foreign bytes", vec![0xff; 5_000], "remove the file"),
-        ("huge", vec![b'x'; 1 << 20], "remove the file"),
+        ("huge", vec![b'x'; 1 << 24], "remove the file"),
         ("zeroes after a power cut", vec![0; text.len()], "remove the file"),
+        (
+            "with another digit",
+            [&text[..digit], other_digit, &text[digit + 1..]].concat().into(),
+            "remove the file",
+        ),
+        ("with another owner", text.replacen("test@", "tess@", 1).into(), "remove the file"),
+        ("twice", text.repeat(2).into(), "remove the file"),
         ("of a later version", text.replace("tenure lock 1", "tenure lock 2").into(), "format 2"),
     ];
     for (what, bytes, advice) in damages {
@@ -795,16 +1120,68 @@ fn a_damaged_guard_is_refused_and_lets_nobody_in() {
 
 #[test]
 fn another_kind_of_lock_is_said_and_its_record_left_alone() {
-    let (dir, name) = (dir(), owner());
-    let client = Client::new(dir.path());
-    client.try_acquire("x", &name, Bind::Lease, LONG_MS).expect("an answer");
-    let file = record(dir.path());
-    let text = fs::read_to_string(&file).expect("a record").replace("kind mutex", "kind fair mutex");
-    fs::write(&file, &text).expect("written");
-    assert_eq!(client.acquire("x", &name), Answer::Mismatch { kind: Kind::Fair, capacity: None });
-    assert_eq!(client.release("x", &name), Answer::Mismatch { kind: Kind::Fair, capacity: None });
-    assert_eq!(fs::read_to_string(&file).expect("a record"), text);
-    assert_eq!(client.list("").expect("a list"), ["x"]);
+    let kinds = [
+        (Rule::Mutex, Kind::Mutex, None),
+        (Rule::Reentrant, Kind::Reentrant, None),
+        (FAIR, Kind::Fair, Some(1)),
+        (WRITER, Kind::RwLock, Some(1 << 20)),
+        (TWO_OF_FIVE, Kind::Semaphore, Some(5)),
+        (Rule::Queue(Seat::permits(6, 2)), Kind::Semaphore, Some(6)),
+    ];
+    for (rule, kind, capacity) in kinds {
+        let (dir, name) = (dir(), owner());
+        let holder = Client::of(rule, dir.path());
+        assert!(is_held(&holder.acquire("x", &name)));
+        let text = fs::read_to_string(record(dir.path())).expect("a record");
+        for (other, ..) in kinds.into_iter().filter(|(other, ..)| *other != rule) {
+            let client = Client::of(other, dir.path());
+            assert_eq!(client.acquire("x", &name), Answer::Mismatch { kind, capacity });
+            assert_eq!(client.release("x", &name), Answer::Mismatch { kind, capacity });
+        }
+        assert_eq!(fs::read_to_string(record(dir.path())).expect("a record"), text);
+        assert_eq!(holder.list("").expect("a list"), ["x"]);
+        assert_eq!(holder.release("x", &name), Answer::Released { left: 0 });
+    }
+}
+
+/// The record of a queue with this many more places in it, each of an owner of its own.
+fn lengthen(file: &Path, by: usize) {
+    let text = fs::read_to_string(file).expect("a record");
+    let (head, body) = text.split_once("bytes ").expect("a header");
+    let (body, _) = body.rsplit_once("sum ").expect("a last line");
+    let (name, value) = body.split_once('\n').and_then(|(_, body)| body.split_once('\n')).expect("a name");
+    let mut value = value.strip_suffix('\n').expect("a line's end").to_owned();
+    let last = value.lines().last().expect("a ticket").to_owned();
+    let words: Vec<_> = last.split(' ').collect();
+    let (ticket, random): (u64, _) = (words[0].parse().expect("a number"), words[3].len() - 8);
+    for n in 1..=by {
+        let (weight, deadline, owner) = (words[1], words[2], &words[3][..random]);
+        value += &format!("{} {weight} {deadline} {owner}{n:08x}\n", ticket + n as u64);
+    }
+    let text = format!("{head}bytes {} {}\n{name}\n{value}\n", name.len(), value.len());
+    let sum = siphasher::sip::SipHasher13::new().hash(text.as_bytes());
+    fs::write(file, format!("{text}sum {sum:016x}\n")).expect("written");
+}
+
+#[test]
+fn a_queue_of_ten_thousand_is_kept_and_a_full_one_lets_nobody_more_in() {
+    let (dir, names) = (dir(), [owner(), owner(), owner(), owner()]);
+    let client = Client::of(FAIR, dir.path());
+    client.join("x", &names[0]);
+    client.join("x", &names[1]);
+    lengthen(&record(dir.path()), 10_000);
+    let begin = Instant::now();
+    client.join("x", &names[2]);
+    assert_eq!(found(client.inspect("x")).waiters.len(), 10_002);
+    println!("a place behind ten thousand, and a look at them: {:?}", begin.elapsed());
+    lengthen(&record(dir.path()), 50_000);
+    let (fence, wait_ms, bind) = (Fence::Assign, Some(LONG_MS), Bind::Process);
+    let late = Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms, bind };
+    let text = refusal(client.ask("x", &names[3], late, 5 * SECOND), &record(dir.path()));
+    assert!(text.contains("full"), "{text}");
+    assert!(is_held(&client.renew("x", &names[0], None, LONG_MS + 1)));
+    assert_eq!(client.release("x", &names[1]), Answer::Released { left: 0 });
+    assert_eq!(client.release("x", &names[0]), Answer::Released { left: 0 });
 }
 
 #[test]
