@@ -9,6 +9,7 @@
 mod env;
 mod exits;
 mod inputs;
+mod kinds;
 mod loss;
 mod output;
 mod redis;
