@@ -132,6 +132,7 @@ macro_rules! conformance {
             callers_of_several_clients_are_served_in_the_order_in_which_they_came,
             a_try_overtakes_nobody,
             a_head_that_died_costs_its_short_lease,
+            a_long_grace_keeps_nobody_out,
             a_forced_release_lets_the_next_in,
             whoever_is_called_gets_a_whole_lease,
         );

@@ -62,6 +62,20 @@ pub async fn a_head_that_died_costs_its_short_lease(place: &Place) {
     drop(head);
 }
 
+/// The time for which a place is kept is no longer than the grace: what is left of it is not enough to return with.
+pub async fn a_long_grace_keeps_nobody_out(place: &Place) {
+    let options = options().ttl(Duration::from_secs(15)).grace(Duration::from_secs(5));
+    let (ours, theirs) = (place.client_with(options.clone()), place.client_with(options));
+    let guard = ours.fair("x").expect("a name").lock().await.expect("a free lock");
+    let fair = theirs.fair("x").expect("a name");
+    let mut waits = pin!(fair.lock());
+    assert!(place.unless_late(TTL / 4, &mut waits).await.is_none());
+    guard.release().await.expect("a release");
+    let next = place.within(Duration::from_secs(1), waits).await.expect("a grant");
+    assert!(next.is_held());
+    next.release().await.expect("a release");
+}
+
 /// The next one holds at once; who was forced out is told.
 pub async fn a_forced_release_lets_the_next_in(place: &Place) {
     let (ours, theirs) = (place.client(), place.client());

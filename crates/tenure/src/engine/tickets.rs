@@ -145,6 +145,10 @@ impl Desk {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn ask_of(&self, ticket: u64) -> Option<Arc<Ask>> {
+        self.queue().waiters.get(&ticket).map(|waiter| Arc::clone(&waiter.ask))
+    }
+
     fn take(&self, ticket: u64) -> Option<Waiter> {
         self.queue().waiters.remove(&ticket)
     }
@@ -353,7 +357,10 @@ impl Server {
                 }
                 for (ticket, place) in tickets.into_iter().zip(places) {
                     match place {
-                        Place::Held { fence } if fence == ticket => self.grant(ticket, sent, first),
+                        Place::Held { fence } if fence == ticket => {
+                            let ask = self.desk.ask_of(ticket);
+                            ask.into_iter().for_each(|ask| self.call(ticket, &ask, sent, first));
+                        }
                         Place::Waiting { ticket: same } if same == ticket => self.note(ticket, sent, first),
                         _ => self.lose(ticket),
                     }
@@ -448,9 +455,16 @@ impl Server {
             return self.early.push_back(ticket);
         };
         let counted_from = if planted(Bug::PushFromReceipt) { now } else { sent };
-        let left = lease::deadline(counted_from, now, wait).since(now);
-        if left >= wait / 2 {
-            self.grant(ticket, counted_from, wait);
+        self.call(ticket, &ask, counted_from, wait);
+    }
+
+    /// It is called: it holds, for `wait` from `sent` on. It returns at once with that if enough of it is left; the grace, which
+    /// may be as long, is not.
+    fn call(&mut self, ticket: u64, ask: &Ask, sent: Moment, wait: Duration) {
+        let now = self.engine.now();
+        let left = lease::deadline(sent, now, wait).since(now);
+        if left >= wait / 2 + ask.options.grace {
+            self.grant(ticket, sent, wait);
         } else if self.asked.insert(ticket, ()).is_none() {
             // Too little is left to return with: the whole lease first.
             let (ttl, within) = (ask.options.lease(), ask.options.op_timeout);
