@@ -170,7 +170,7 @@ Environment of CMD:
   TENURE_OWNER   who holds it: this run, as text
   TENURE_FENCE   the fencing token: grows with each grant; a resource that keeps the largest it has seen can refuse the rest
   TENURE_TTL_MS  the lease in milliseconds
-  With a `file:` store CMD inherits one descriptor besides its streams: it tells others that the work is still going on.
+  With a `file:` store CMD inherits one descriptor for each lock besides its streams: it tells others that the work is still going on.
 
 Signals:
   INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to CMD, once, and so is WINCH. CMD runs in a process group of its own

@@ -16,7 +16,8 @@ use crate::name::LockName;
 /// - *Order*: callers are served in the order in which the store first saw them, as long as they keep waiting. A caller that
 ///   was not heard of for 5 seconds has lost its place, and goes to the end. [`try_lock`](Self::try_lock) overtakes nobody: it is
 ///   refused while anybody waits.
-/// - *A crash* of the holder costs one lease; that of a waiter at most 5 seconds, and only once it is first.
+/// - *A crash* of the holder costs one lease; that of a waiter at most 5 seconds, and only once it is first. On
+///   the `file:` store neither costs anything.
 /// - *Tokens* ([`Guard::fence`]) grow from grant to grant.
 ///
 /// # Examples

@@ -20,7 +20,8 @@ use crate::protocol::{Answer, Rule, Verb};
 /// - *Exclusion* between owners while a guard [`is_held`](Guard::is_held). Holds of one owner do not exclude each other.
 /// - *Order*: as [`Mutex`](crate::Mutex).
 /// - *Counting*: each hold counts once, however often its requests had to be repeated. No hold shortens the lease of another.
-/// - *A crash* of one who holds costs a lease of that hold, while the owner's other holds are renewed on.
+/// - *A crash* of one who holds costs a lease of that hold, and on the `file:` store nothing, while the owner's other holds
+///   are renewed on.
 /// - *Tokens*: all holds of an owner have the token of the first; a re-entry gets no new one.
 ///
 /// # Examples

@@ -17,6 +17,7 @@ use crate::protocol::{Rule, Seat};
 ///   together in the queue are let in together. [`try_read`](Self::try_read) and [`try_write`](Self::try_write) overtake nobody.
 /// - *A crash* of a reader costs its own lease, and only those who wait for it: each reader has a lease of its own, and a
 ///   release touches nobody else's. Leases of readers and writers may differ: see [`Locks::with`](crate::Locks::with).
+///   On the `file:` store a crash costs nothing.
 /// - *Tokens* grow from grant to grant. **Only a writer's token may raise the mark that a resource compares.** A reader's tells it
 ///   from other readers; a resource that let it raise the mark would lock out the readers that came before.
 ///

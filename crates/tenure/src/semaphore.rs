@@ -17,7 +17,7 @@ use crate::protocol::{Rule, Seat};
 /// # Guarantees
 /// - *At most so many*: the permits of those who hold never add up to more than there are.
 /// - *Order*: first come, first served, whatever number each asks for: who asks for many is not overtaken by those who ask for few.
-/// - *A crash* costs the holder's own lease; the others go on.
+/// - *A crash* costs the holder's own lease, and on the `file:` store nothing; the others go on.
 /// - *Tokens* order the grants. **A resource must not compare them** when there is more than one permit: it would lock out those
 ///   who came before.
 ///
