@@ -176,6 +176,7 @@ impl Guard {
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub async fn detach(mut self) -> Result<Owner> {
+        self.lease().detaches();
         self.set_lease(Some(Bind::Lease), None).await?;
         let owner = self.owner().clone();
         if let Some(held) = self.held.take() {

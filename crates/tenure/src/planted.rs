@@ -49,7 +49,7 @@ pub enum Bug {
     PushFromReceipt,
     /// A pushed grant is believed by whoever waits, whatever its number.
     PushOfAnotherLife,
-    /// Those who wait are told before the lock is free.
+    /// Those who wait are told before the lock is free: when its release is queued, and not when it is sent.
     WakeBeforeWrite,
 }
 

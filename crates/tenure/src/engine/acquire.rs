@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::future::{Either, pending, select};
 
 use super::held::{Grant, Held, Lease, announce, bind};
+use super::line::Key;
 use super::release::Farewell;
 use super::tickets::{Turn, Waiting};
 use super::{Engine, backoff};
@@ -97,6 +98,11 @@ impl Ask {
         anew
     }
 
+    /// Where its process waits for it.
+    pub(super) fn line(&self) -> Key {
+        (self.name.clone(), (self.rule == Rule::Reentrant).then(|| self.owner.clone()))
+    }
+
     /// Asks once; again only when the grant took so long to arrive that too little of it is left. `within` is for all of it.
     /// `wait` keeps a place, where the kind has a queue.
     pub(super) async fn once(&self, wait: bool, within: Duration) -> Asked {
@@ -116,7 +122,7 @@ impl Ask {
             // What is known now: with an answer, that there is nothing but what it says; without, no more than before.
             let (asked, maybe) = match answer {
                 Ok(Answer::Held { .. }) if asks_again => continue,
-                Ok(Answer::Held { fence }) => return Asked::Held(self.granted(fence, sent, ttl)),
+                Ok(Answer::Held { fence }) => return Asked::Held(self.granted(fence, sent, sent, ttl)),
                 Ok(Answer::Busy { holder, left_ms }) => (Asked::Busy { holder, left_ms }, false),
                 Ok(Answer::Waiting { ticket, retry_in_ms }) => {
                     let retry_at = retry_in_ms.map(|retry_in_ms| sent + Duration::from_millis(retry_in_ms));
@@ -144,7 +150,7 @@ impl Ask {
         let verb = Verb::Renew { ttl_ms, hold, bind, weight: None };
         match engine.call(&self.name, self.rule, &self.owner, verb, self.options.op_timeout).await {
             Ok(Answer::Held { fence }) => {
-                let held = self.granted(fence, sent, ttl);
+                let held = self.granted(fence, sent, sent, ttl);
                 if !held.is_live() {
                     // The answer was on its way for longer than the lease: nobody gets a guard that is lost already.
                     return Ok(Resumed::Over);
@@ -159,10 +165,11 @@ impl Ask {
         }
     }
 
-    /// What the store has granted: its lease was set to `first` by a request that was sent at `sent`, and is known now.
-    pub(super) fn granted(&self, fence: u64, sent: Moment, first: Duration) -> Held {
+    /// What the store has granted: its lease was set to `first` by a request that was sent at `sent`, and is known now. It has been
+    /// of use since `begun`.
+    pub(super) fn granted(&self, fence: u64, begun: Moment, sent: Moment, first: Duration) -> Held {
         let Self { engine, name, rule, owner, hold, options, .. } = self;
-        let grant = Grant { name, rule: *rule, owner, fence, hold: *hold, options };
+        let grant = Grant { name, rule: *rule, owner, fence, hold: *hold, begun, options };
         let held = Held::new(Arc::clone(engine), Arc::new(Lease::granted(grant, sent, engine.now(), first)));
         self.maybe.store(false, Ordering::Release);
         held
@@ -251,7 +258,7 @@ async fn in_line(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resul
     let mut ask = Arc::new(ask);
     loop {
         let mut silence = None;
-        if !engine.lines.has_waiters(&ask.name) {
+        if !engine.lines.has_waiters(&ask.line()) {
             match before(engine, limit, ask.once(true, within(engine, limit, &ask))).await {
                 Some(Asked::Held(held)) if held.is_live() => return Ok(Some(held)),
                 Some(Asked::Held(held)) => {
@@ -292,7 +299,11 @@ async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resu
             Some(unheard) => {
                 let failure = match unheard {
                     Asked::Silent(failure) => failure,
-                    _ => too_slow(),
+                    // A grant that came too late is being released, so it is not asked for again under the same owner.
+                    _ => {
+                        ask = Arc::new(ask.anew());
+                        too_slow()
+                    }
                 };
                 let until = engine.now() + engine.jittered(backoff(attempt));
                 attempt += 1;

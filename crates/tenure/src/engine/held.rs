@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -78,6 +78,8 @@ pub(crate) struct Lease {
     /// When `max_hold` is over.
     end: Option<Moment>,
     renewal: Renewal,
+    /// It was asked to be detached, and may be.
+    detaches: AtomicBool,
     /// When the request was sent that last set the whole lease.
     sent: AtomicU64,
     /// When the last request was sent that may have set it, answered or not.
@@ -95,7 +97,7 @@ impl Lease {
     /// A grant whose lease was last set, to `first`, by a request that was sent at `sent` and answered at `answered`. A first
     /// lease that is shorter than it should be is renewed at once.
     pub(super) fn granted(grant: Grant<'_>, sent: Moment, answered: Moment, first: Duration) -> Self {
-        let Grant { name, rule, owner, fence, hold, options } = grant;
+        let Grant { name, rule, owner, fence, hold, begun, options } = grant;
         let is_whole = first >= options.lease();
         Self {
             name: name.clone(),
@@ -106,8 +108,9 @@ impl Lease {
             op_timeout: options.op_timeout,
             ttl: options.ttl,
             grace: options.grace,
-            end: options.max_hold.map(|hold| sent + hold),
+            end: options.max_hold.map(|hold| begun + hold),
             renewal: options.renewal,
+            detaches: AtomicBool::new(false),
             sent: AtomicU64::new(if is_whole { sent.0 } else { UNSET.0 }),
             asked: AtomicU64::new(sent.0),
             deadline: AtomicU64::new(lease::deadline(sent, answered, first).0),
@@ -162,6 +165,16 @@ impl Lease {
     /// `max_hold` clips each lease.
     fn ttl_from(&self, now: Moment) -> Duration {
         self.end.map_or(self.ttl, |end| self.ttl.min(end.since(now)))
+    }
+
+    /// A request is about to be sent that lets go of it without releasing.
+    pub(crate) fn detaches(&self) {
+        self.detaches.store(true, Ordering::Release);
+    }
+
+    /// Whether what was counted for it may be counted for nobody now: where one owner may hold several times.
+    pub(super) fn may_be_detached(&self) -> bool {
+        self.rule == Rule::Reentrant && self.detaches.load(Ordering::Acquire)
     }
 
     /// The request that sets the lease anew.
@@ -285,6 +298,8 @@ pub(super) struct Grant<'a> {
     pub(super) owner: &'a Owner,
     pub(super) fence: u64,
     pub(super) hold: u64,
+    /// From when `max_hold` counts.
+    pub(super) begun: Moment,
     pub(super) options: &'a Options,
 }
 

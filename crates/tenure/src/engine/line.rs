@@ -3,6 +3,9 @@
 //! Only the first of them is asked for, by one task a name, so a thousand waiters cost the store what one costs. That
 //! task listens, asks, and sleeps until it is told, until the holder's lease is over, or until a cap. A wake-up is a
 //! hint to the task, never a permit of a waiter's: a waiter that leaves takes nothing with it.
+//!
+//! Where an owner may hold several times, each owner has a line of its own: its re-entry must not stand behind somebody who
+//! waits for it to let go.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
@@ -22,7 +25,7 @@ use crate::error::Result;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Wake, ours};
+use crate::protocol::{Rule, Wake, ours};
 use crate::runtime::Moment;
 use crate::store::{Failure, Listener};
 
@@ -34,16 +37,19 @@ const STREAK_TIME: Duration = Duration::from_millis(50);
 /// The least time that others get for a turn.
 const TURN: Duration = Duration::from_micros(200);
 
-/// The lines of one engine, by full name.
+/// A full name, and the owner where it is one that may hold several times.
+pub(super) type Key = (LockName, Option<Owner>);
+
+/// The lines of one engine.
 #[derive(Default)]
 pub(super) struct Lines {
-    lines: Mutex<BTreeMap<LockName, Arc<Line>>>,
+    lines: Mutex<BTreeMap<Key, Arc<Line>>>,
 }
 
 impl Lines {
     /// Whether a newcomer would overtake somebody by asking at once.
-    pub(super) fn has_waiters(&self, name: &LockName) -> bool {
-        self.find(name).is_some_and(|line| !line.queue().waiters.is_empty())
+    pub(super) fn has_waiters(&self, key: &Key) -> bool {
+        self.lines().get(key).is_some_and(|line| !line.queue().waiters.is_empty())
     }
 
     /// Takes a place at the end. `silence`: the newcomer has asked already, and this is why there was no answer.
@@ -51,9 +57,9 @@ impl Lines {
         let (sender, receiver) = oneshot::channel();
         let id = engine.id();
         let mut lines = self.lines();
-        let line = lines.entry(ask.name.clone()).or_insert_with(|| {
-            let line =
-                Arc::new(Line { name: ask.name.clone(), queue: Mutex::default(), bell: Notify::new() });
+        let key = ask.line();
+        let line = lines.entry(key.clone()).or_insert_with(|| {
+            let line = Arc::new(Line { key, queue: Mutex::default(), bell: Notify::new() });
             engine.runtime.spawn(Server::new(engine, &line).run().boxed());
             line
         });
@@ -71,10 +77,11 @@ impl Lines {
 
     /// A hold of this name has ended, here, by a release of `by`, or was found lost: the first in line may try.
     pub(super) fn nudge(&self, name: &LockName, by: Option<&Owner>) {
-        if let Some(line) = self.find(name) {
+        let lines = self.lines();
+        for (_, line) in lines.range((name.clone(), None)..).take_while(|((known, _), _)| known == name) {
             let mut queue = line.queue();
             if queue.waiters.is_empty() {
-                return;
+                continue;
             }
             queue.nudged = true;
             if by.is_some() {
@@ -97,23 +104,19 @@ impl Lines {
     fn retire(&self, line: &Arc<Line>) -> bool {
         let mut lines = self.lines();
         let idle = line.queue().waiters.is_empty();
-        if idle && lines.get(&line.name).is_some_and(|known| Arc::ptr_eq(known, line)) {
-            lines.remove(&line.name);
+        if idle && lines.get(&line.key).is_some_and(|known| Arc::ptr_eq(known, line)) {
+            lines.remove(&line.key);
         }
         idle
     }
 
-    fn find(&self, name: &LockName) -> Option<Arc<Line>> {
-        self.lines().get(name).map(Arc::clone)
-    }
-
-    fn lines(&self) -> MutexGuard<'_, BTreeMap<LockName, Arc<Line>>> {
+    fn lines(&self) -> MutexGuard<'_, BTreeMap<Key, Arc<Line>>> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 pub(super) struct Line {
-    name: LockName,
+    key: Key,
     queue: Mutex<Queue>,
     bell: Notify,
 }
@@ -137,6 +140,10 @@ struct Waiter {
 }
 
 impl Line {
+    fn name(&self) -> &LockName {
+        &self.key.0
+    }
+
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -171,7 +178,7 @@ impl Line {
         let (out, in_line): (Vec<_>, _) = waiters.partition(|waiter| is_out(&waiter.ask));
         queue.waiters = in_line.into();
         drop(queue);
-        debug!(target: "tenure", lock = %self.name, %failure, given_up = out.len(), "no answer");
+        debug!(target: "tenure", lock = %self.name(), %failure, given_up = out.len(), "no answer");
         for waiter in out {
             let _ = waiter.grant.send(Err(waiter.ask.silent(failure.clone())));
         }
@@ -269,8 +276,13 @@ impl Server {
             Asked::Held(held) => {
                 self.note_turn();
                 let left = held.lease.lapses_at().since(self.engine.now());
+                let may_hold_again = ask.rule == Rule::Reentrant;
                 if !self.line.answer(id, Ok(held)) && planted(Bug::WakeSwallowed) {
                     return self.engine.runtime.sleep_until(self.engine.now() + CAP).await;
+                }
+                if may_hold_again {
+                    // All in this line are one owner, and it holds.
+                    return;
                 }
                 left.min(CAP)
             }
@@ -323,9 +335,11 @@ impl Server {
     /// nobody subscribe, asking again and again has to do.
     async fn listen(&mut self, ask: &Ask) {
         if self.ears.is_none() {
-            match self.engine.store.listen(&self.line.name, ask.rule, ask.options.op_timeout).await {
+            match self.engine.store.listen(self.line.name(), ask.rule, ask.options.op_timeout).await {
                 Ok(ears) => self.ears = Some(ears),
-                Err(failure) => debug!(target: "tenure", lock = %self.line.name, %failure, "not subscribed"),
+                Err(failure) => {
+                    debug!(target: "tenure", lock = %self.line.name(), %failure, "not subscribed")
+                }
             }
         }
     }

@@ -16,9 +16,14 @@ use super::{Engine, backoff};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Fence, Rule, Verb, Whose};
+use crate::planted::{Bug, planted};
+use crate::protocol::{Answer, Bind, Fence, Rule, Verb, Whose};
 use crate::runtime::Moment;
 use crate::store::Failure;
+
+/// How long at least a hold is released that counts on when its own lease is over, because its owner's other holds are
+/// renewed: as long as a store may be silent.
+const OTHERS: Duration = Duration::from_secs(60);
 
 /// Releases a lock and says how it went.
 ///
@@ -85,6 +90,8 @@ pub(super) struct Farewell {
     /// When there is nothing left to release.
     over_at: Moment,
     attempts: u32,
+    /// The hold may have been detached: it is taken back first, because only a hold that has its name can be released.
+    rebinds: bool,
     /// An attempt was sent whose outcome is unknown.
     unknown: bool,
     done: bool,
@@ -92,7 +99,13 @@ pub(super) struct Farewell {
 
 impl Farewell {
     fn to(engine: &Arc<Engine>, lease: &Lease) -> Self {
-        Self::new(engine, &lease.name, lease.rule, &lease.owner, lease.hold, lease.over_at())
+        let mut farewell =
+            Self::new(engine, &lease.name, lease.rule, &lease.owner, lease.hold, lease.over_at());
+        farewell.rebinds = lease.may_be_detached();
+        if planted(Bug::WakeBeforeWrite) {
+            farewell.nudge();
+        }
+        farewell
     }
 
     pub(super) fn new(
@@ -104,7 +117,19 @@ impl Farewell {
         over_at: Moment,
     ) -> Self {
         let (engine, name, owner) = (Arc::clone(engine), name.clone(), owner.clone());
-        Self { engine, name, rule, owner, hold, over_at, attempts: 0, unknown: false, done: false }
+        let over_at = match rule {
+            Rule::Reentrant => over_at.max(engine.now() + OTHERS),
+            Rule::Mutex | Rule::Queue(_) => over_at,
+        };
+        let (attempts, rebinds, unknown, done) = (0, false, false, false);
+        Self { engine, name, rule, owner, hold, over_at, attempts, rebinds, unknown, done }
+    }
+
+    /// Tells who waits in this process that it may be its turn. What the store will say of it is no news then, unless the
+    /// owner has further holds: their end will be told in the same words.
+    fn nudge(&self) {
+        let by = (self.rule != Rule::Reentrant).then_some(&self.owner);
+        self.engine.lines.nudge(&self.name, by);
     }
 
     fn was_repeated(&self) -> bool {
@@ -113,12 +138,24 @@ impl Farewell {
 
     /// Asks once. The next local waiter asks right behind it: one trip for both.
     async fn attempt(&mut self, within: Duration) -> Result<Answer, Failure> {
+        if self.rebinds {
+            let (bind, weight) = (Some(Bind::Process), None);
+            let verb = Verb::Renew { ttl_ms: 1, hold: self.hold, bind, weight };
+            let answer = self.engine.call(&self.name, self.rule, &self.owner, verb, within).await;
+            if let Err(failure) = answer {
+                self.attempts += 1;
+                return Err(failure);
+            }
+            self.rebinds = false;
+        }
         let verb = Verb::Release { hold: self.hold, fence: Fence::Assign, whose: Whose::Mine };
         let unknown_before = std::mem::replace(&mut self.unknown, true);
         let answer = {
             let mut call = pin!(self.engine.call(&self.name, self.rule, &self.owner, verb, within));
             let sent = poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
-            self.engine.lines.nudge(&self.name, Some(&self.owner));
+            if !planted(Bug::WakeBeforeWrite) {
+                self.nudge();
+            }
             match sent {
                 Poll::Ready(answer) => answer,
                 Poll::Pending => call.await,
@@ -169,7 +206,7 @@ impl Drop for Farewell {
         let mut rest = Self::new(&self.engine, &self.name, self.rule, &self.owner, self.hold, self.over_at);
         // The task may be dropped where it stands, even before it first runs, with its runtime: then it must not spawn
         // itself anew, which on a runtime that has ended would go on until the stack is full.
-        (rest.attempts, rest.done) = (self.attempts, true);
+        (rest.attempts, rest.rebinds, rest.done) = (self.attempts, self.rebinds, true);
         let pending = self.engine.outbox.add(&self.engine);
         self.engine.runtime.spawn(rest.persist(pending).boxed());
     }

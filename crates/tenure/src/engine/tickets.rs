@@ -145,10 +145,6 @@ impl Desk {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask_of(&self, ticket: u64) -> Option<Arc<Ask>> {
-        self.queue().waiters.get(&ticket).map(|waiter| Arc::clone(&waiter.ask))
-    }
-
     fn take(&self, ticket: u64) -> Option<Waiter> {
         self.queue().waiters.remove(&ticket)
     }
@@ -357,10 +353,7 @@ impl Server {
                 }
                 for (ticket, place) in tickets.into_iter().zip(places) {
                     match place {
-                        Place::Held { fence } if fence == ticket => {
-                            let ask = self.desk.ask_of(ticket);
-                            ask.into_iter().for_each(|ask| self.call(ticket, &ask, sent, first));
-                        }
+                        Place::Held { fence } if fence == ticket => self.call(ticket, sent, first),
                         Place::Waiting { ticket: same } if same == ticket => self.note(ticket, sent, first),
                         _ => self.lose(ticket),
                     }
@@ -446,27 +439,29 @@ impl Server {
             false => ticket,
         };
         let now = self.engine.now();
-        let known = |waiter: &Waiter| (waiter.sent, waiter.wait, Arc::clone(&waiter.ask));
+        let known = |waiter: &Waiter| (waiter.sent, waiter.wait);
         let found = self.desk.queue().waiters.get(&ticket).map(known);
-        let Some((sent, wait, ask)) = found else {
+        let Some((sent, wait)) = found else {
             if self.early.len() == EARLY {
                 self.early.pop_front();
             }
             return self.early.push_back(ticket);
         };
         let counted_from = if planted(Bug::PushFromReceipt) { now } else { sent };
-        self.call(ticket, &ask, counted_from, wait);
+        self.call(ticket, counted_from, wait);
     }
 
-    /// It is called: it holds, for `wait` from `sent` on. It returns at once with that if enough of it is left; the grace, which
-    /// may be as long, is not.
-    fn call(&mut self, ticket: u64, ask: &Ask, sent: Moment, wait: Duration) {
+    /// It holds, and its place was last refreshed, for `wait`, by a request that was sent at `sent`. What is left of that is
+    /// what it returns with, unless that is too little, or less than the time by which it must hear of its loss.
+    fn call(&mut self, ticket: u64, sent: Moment, wait: Duration) {
         let now = self.engine.now();
+        let known = self.desk.queue().waiters.get(&ticket).map(|waiter| Arc::clone(&waiter.ask));
+        let Some(ask) = known else { return };
         let left = lease::deadline(sent, now, wait).since(now);
         if left >= wait / 2 + ask.options.grace {
             self.grant(ticket, sent, wait);
         } else if self.asked.insert(ticket, ()).is_none() {
-            // Too little is left to return with: the whole lease first.
+            // The whole lease first.
             let (ttl, within) = (ask.options.lease(), ask.options.op_timeout);
             let verb = Verb::Renew { ttl_ms: lease::millis(ttl), hold: ask.hold, bind: None, weight: None };
             self.ask(vec![ticket], ask.rule, ask.owner.clone(), verb, ttl, within);
@@ -482,7 +477,7 @@ impl Server {
     /// Its lease was set to `first` by a request that was sent at `sent`.
     fn grant(&self, ticket: u64, sent: Moment, first: Duration) {
         if let Some(waiter) = self.desk.take(ticket) {
-            let held = waiter.ask.granted(ticket, sent, first);
+            let held = waiter.ask.granted(ticket, self.engine.now(), sent, first);
             // Whoever has left does not take it, and then it finds its way back by itself.
             let _ = waiter.turn.send(Ok(Turn::Held(held)));
         }
