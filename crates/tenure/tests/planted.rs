@@ -4,21 +4,34 @@ use tenure::internals::planted::{Bug, plant};
 use tenure_testkit::sim::world::run;
 
 /// Within how many schedules each bug is caught.
-const WITHIN: [(Bug, u64); 10] = [
-    (Bug::DeadlineFromReply, 2_000),
-    (Bug::ElapsedIgnored, 2_000),
-    (Bug::NoMargin, 2_000),
-    (Bug::ReleaseWithoutCompare, 2_000),
-    (Bug::RenewalRecreates, 2_000),
-    (Bug::ListenAfterAsking, 2_000),
-    (Bug::FailedRenewalExtends, 2_000),
-    (Bug::WakeSwallowed, 2_000),
-    (Bug::DropLeaves, 2_000),
-    (Bug::LossUnannounced, 2_000),
+const WITHIN: [(Bug, u64); Bug::ALL.len()] = [
+    (Bug::DeadlineFromReply, 20_000),
+    (Bug::ElapsedIgnored, 20_000),
+    (Bug::NoMargin, 20_000),
+    (Bug::ReleaseWithoutCompare, 20_000),
+    (Bug::RenewalRecreates, 20_000),
+    (Bug::ListenAfterAsking, 20_000),
+    (Bug::FailedRenewalExtends, 20_000),
+    (Bug::WakeSwallowed, 20_000),
+    (Bug::DropLeaves, 20_000),
+    (Bug::LossUnannounced, 20_000),
+    (Bug::ReentryBumpsToken, 20_000),
+    (Bug::RepeatCountsTwice, 20_000),
+    (Bug::ReentryShortens, 20_000),
+    (Bug::RankOffByOne, 20_000),
+    (Bug::ReleaseOfAnother, 20_000),
+    (Bug::LapsedWaiterRevived, 20_000),
+    (Bug::LeaverPromotesNobody, 20_000),
+    (Bug::WeightIgnored, 20_000),
+    (Bug::DowngradeWakesNobody, 20_000),
+    (Bug::PushFromReceipt, 20_000),
+    (Bug::PushOfAnotherLife, 20_000),
+    (Bug::WakeBeforeWrite, 20_000),
 ];
 
 #[test]
 fn every_planted_bug_is_caught() {
+    assert_eq!(WITHIN.map(|(bug, _)| bug), Bug::ALL);
     let mut missed = Vec::new();
     for (bug, within) in WITHIN {
         plant(Some(bug));

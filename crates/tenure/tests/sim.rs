@@ -52,14 +52,18 @@ fn no_schedule_violates_a_promise() {
         all.schedules as f64 / took
     );
     all.violations.sort_by_key(|report| report.seed);
-    let mut kinds: BTreeMap<(&str, String), u64> = BTreeMap::new();
+    let mut kinds: BTreeMap<(&str, String), (String, u64)> = BTreeMap::new();
     for report in &all.violations {
         let invariant = report.violation.as_ref().map_or("", |violation| violation.invariant);
-        *kinds.entry((invariant, format!("{:?}", report.plan.regime))).or_default() += 1;
+        let sorts = &report.plan.kinds[..report.plan.names as usize];
+        let what = report.violation.as_ref().map_or("", |violation| &violation.what);
+        let case = format!("{:?} of {sorts:?}, first {}: {what}", report.plan.regime, report.seed);
+        let key = format!("{:?} {sorts:?}", report.plan.regime);
+        kinds.entry((invariant, key)).or_insert((case, 0)).1 += 1;
     }
     if let Some(report) = all.violations.first() {
-        for ((invariant, regime), count) in kinds {
-            println!("{count} × {invariant} in {regime}");
+        for ((invariant, _), (case, count)) in kinds {
+            println!("{count} × {invariant} in {case}");
         }
         panic!(
             "seed {} ({:?}): {}\nto see it: TENURE_SEED={} cargo test -p tenure --test sim replay -- --nocapture",

@@ -17,7 +17,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use tenure::LockName;
 use tenure::internals::Store;
-use tenure::internals::protocol::{Op, Reply, Rule, Verb, Wake};
+use tenure::internals::protocol::{Kind, Op, Reply, Rule, Verb, Wake};
 use tenure::internals::store::{Cursor, Failure, Listener, Page};
 use tokio::sync::mpsc;
 
@@ -86,6 +86,7 @@ struct Ear {
     id: u64,
     process: ProcessId,
     name: LockName,
+    kind: Kind,
     sender: mpsc::Sender<Wake>,
     /// The server knows of it.
     is_open: bool,
@@ -204,6 +205,12 @@ impl Network {
             self.cut(process);
             self.deafen(process);
         }
+    }
+
+    /// An operator deletes a lock's key.
+    pub fn delete(&self, name: &LockName) {
+        self.inner().server.delete(name);
+        self.oracle.deleted(name);
     }
 
     /// The process is gone: it sends and hears nothing any more. What it has sent may still arrive.
@@ -325,9 +332,9 @@ impl Network {
         self.sim.mark(now ^ process as u64);
         self.sim.note(|| format!("server: p{process}: {} -> {answer:?}", Shown(&op)));
         let after = inner.server.standing(now, &op.name);
-        self.oracle.executed(&Executed { process, op: &op, answer: &answer, after });
+        self.oracle.executed(&Executed { process, op: &op, answer: &answer, wake: wake.as_ref(), after });
         if let Some(wake) = wake {
-            self.tell(&mut inner, &op.name, &wake);
+            self.tell(&mut inner, &op, &wake);
         }
         let latency = inner.delay(&self.sim, &op.name, now);
         let connection = &mut inner.connections[number];
@@ -346,13 +353,16 @@ impl Network {
         });
     }
 
-    fn tell(&self, inner: &mut Inner, name: &LockName, wake: &Wake) {
-        let now = self.sim.now();
+    /// Tells all who listen to this kind of lock of this name.
+    fn tell(&self, inner: &mut Inner, op: &Op, wake: &Wake) {
+        let (now, name) = (self.sim.now(), &op.name);
         let faults = inner.faults;
-        let ears = inner
-            .ears
-            .iter()
-            .filter(|ear| ear.is_open && ear.name == *name && inner.ends[ear.process].hears_from <= now);
+        let ears = inner.ears.iter().filter(|ear| {
+            ear.is_open
+                && ear.name == *name
+                && ear.kind == op.rule.kind()
+                && inner.ends[ear.process].hears_from <= now
+        });
         let ears: Vec<_> = ears.map(|ear| (ear.process, ear.sender.clone())).collect();
         for (process, ear) in ears {
             if self.sim.chance(faults.lose_wake) {
@@ -361,8 +371,15 @@ impl Network {
             }
             for _ in 0..=u32::from(self.sim.chance(faults.repeat_wake)) {
                 let (ear, wake) = (ear.clone(), wake.clone());
-                let heard_at = now + inner.delay(&self.sim, name, now);
-                self.sim.at(heard_at, move || drop(ear.try_send(wake)));
+                let mut heard_at = now + inner.delay(&self.sim, name, now);
+                if self.sim.chance(faults.late_wake.0) {
+                    heard_at += self.sim.between(MS, faults.late_wake.1);
+                }
+                let sim = self.sim.clone();
+                self.sim.at(heard_at, move || {
+                    sim.note(|| format!("p{process}: hears {wake:?}"));
+                    drop(ear.try_send(wake));
+                });
             }
         }
     }
@@ -389,7 +406,7 @@ impl Inner {
     fn delay(&self, sim: &Sim, name: &LockName, now: TrueTime) -> TrueTime {
         if self.faults.edge > 0
             && sim.chance(self.faults.edge)
-            && let Some(lapses) = self.server.standing(now, name).and_then(|standing| standing.lapses)
+            && let Some(lapses) = self.server.standing(now, name).and_then(|standing| standing.edge())
             && lapses < now + NEAR
         {
             return (lapses + sim.between(0, 6 * MS)).saturating_sub(now + 3 * MS);
@@ -426,11 +443,11 @@ impl Store for SimStore {
     fn listen(
         &self,
         name: &LockName,
-        _: Rule,
+        rule: Rule,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let (network, process, name) = (self.network.clone(), self.process, name.clone());
-        async move { network.listen(process, &name, within).await }.boxed()
+        async move { network.listen(process, &name, rule.kind(), within).await }.boxed()
     }
 
     fn list(&self, prefix: &str, _: Cursor, _: Duration) -> BoxFuture<'static, Result<Page, Failure>> {
@@ -470,6 +487,7 @@ impl Network {
         &self,
         process: ProcessId,
         name: &LockName,
+        kind: Kind,
         within: Duration,
     ) -> Result<Listener, Failure> {
         let now = self.sim.now();
@@ -485,7 +503,7 @@ impl Network {
             (inner.next_ear, opens_at, confirmed_at, out_of_time_at, is_lost)
         };
         let listener = Listener::new(|sender| {
-            let ear = Ear { id, process, name: name.clone(), sender, is_open: false };
+            let ear = Ear { id, process, name: name.clone(), kind, sender, is_open: false };
             self.inner().ears.push(ear);
             Box::new(Subscription { network: self.clone(), id }) as Box<dyn Any + Send>
         });
@@ -586,11 +604,20 @@ impl fmt::Display for Shown<'_> {
         let owner = &owner.as_str()[owner.as_str().len() - 6..];
         let (name, request) = (name.as_str(), request & 0xffff);
         match verb {
-            Verb::Acquire { ttl_ms, .. } => {
-                write!(f, "acquire {name} by …{owner} for {ttl_ms} ms [{request}]")
+            Verb::Acquire { ttl_ms, wait_ms, hold, .. } => {
+                let hold = hold & 0xffff;
+                write!(f, "acquire {name} by …{owner} for {ttl_ms} ms, hold {hold} [{request}]")?;
+                wait_ms.map_or(Ok(()), |wait_ms| write!(f, ", or a place for {wait_ms} ms"))
             }
-            Verb::Renew { ttl_ms, .. } => write!(f, "renew {name} by …{owner} for {ttl_ms} ms [{request}]"),
-            Verb::Release { whose, .. } => write!(f, "release {name} by …{owner} of {whose:?} [{request}]"),
+            Verb::Renew { ttl_ms, bind, weight, .. } => {
+                write!(f, "renew {name} by …{owner} for {ttl_ms} ms [{request}]")?;
+                bind.map_or(Ok(()), |bind| write!(f, " bound to {bind:?}"))?;
+                weight.map_or(Ok(()), |weight| write!(f, " at weight {weight}"))
+            }
+            Verb::Release { whose, hold, .. } => {
+                let hold = hold & 0xffff;
+                write!(f, "release {name} by …{owner} of {whose:?}, hold {hold} [{request}]")
+            }
             Verb::Refresh { owners, wait_ms } => {
                 write!(f, "refresh {name} by {} for {wait_ms} ms [{request}]", owners.len())
             }

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use tenure::internals::protocol::{Seat, lease};
+
 use super::clock::{MS, SECOND, TrueTime};
 use super::executor::Sim;
 
@@ -25,7 +27,7 @@ pub enum Regime {
     Tiny,
     /// Everything at once.
     Storm,
-    /// The server forgets everything now and then. Exclusion is not promised then; the rest is.
+    /// The server forgets everything now and then, or an operator deletes a key. Exclusion is not promised then; the rest is.
     Forgetting,
 }
 
@@ -65,6 +67,8 @@ pub struct Faults {
     pub lose_wake: u32,
     /// Wake-ups that come twice.
     pub repeat_wake: u32,
+    /// How many wake-ups come late, and how much at most: the server may have forgotten everything by then.
+    pub late_wake: (u32, TrueTime),
 }
 
 impl Faults {
@@ -79,6 +83,7 @@ impl Faults {
         impatient: 0,
         lose_wake: 0,
         repeat_wake: 0,
+        late_wake: (0, 0),
     };
 }
 
@@ -99,6 +104,44 @@ pub struct Blows {
     pub stall: u32,
     /// The server starts again with nothing.
     pub forget: u32,
+    /// An operator deletes a lock's key.
+    pub delete: u32,
+}
+
+/// The kind of a lock, and its numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sort {
+    /// One holder.
+    Mutex,
+    /// One holder, in order.
+    Fair,
+    /// Readers or a writer.
+    RwLock,
+    /// So many permits.
+    Semaphore(u32),
+    /// One of two owners, several times.
+    Reentrant,
+}
+
+impl Sort {
+    fn draw(sim: &Sim) -> Self {
+        match sim.choose(6) {
+            0 | 1 => Self::Mutex,
+            2 => Self::Fair,
+            3 => Self::RwLock,
+            4 => Self::Semaphore(2 + sim.choose(4)),
+            _ => Self::Reentrant,
+        }
+    }
+
+    /// How much weight may hold at once.
+    pub const fn capacity(self) -> u32 {
+        match self {
+            Self::Mutex | Self::Fair | Self::Reentrant => 1,
+            Self::RwLock => Seat::WRITER.capacity,
+            Self::Semaphore(permits) => permits,
+        }
+    }
 }
 
 /// The numbers of one schedule.
@@ -120,6 +163,10 @@ pub struct Plan {
     pub tasks: u32,
     /// How many locks there are.
     pub names: u32,
+    /// What kinds of locks they are.
+    pub kinds: [Sort; 2],
+    /// How many of a thousand acquisitions are of both locks at once.
+    pub both: u32,
     /// How often a task acquires at most.
     pub rounds: u32,
     /// How many of a thousand acquisitions, renewals and releases are dropped before they end.
@@ -150,6 +197,11 @@ impl Plan {
         self.ttl.as_nanos() as TrueTime / 1_000 * 2 * TrueTime::from(self.ppm) / 1_000
     }
 
+    /// For how long a place in a queue is kept, in true time.
+    pub fn wait(&self) -> TrueTime {
+        lease::wait(self.ttl).as_nanos() as TrueTime + self.drift()
+    }
+
     /// Draws the numbers of a schedule in one regime.
     pub fn draw(sim: &Sim, regime: Regime) -> Self {
         let ttl = |low, high| Duration::from_nanos(sim.between(low, high) / MS * MS);
@@ -161,7 +213,9 @@ impl Plan {
             ppm: 100,
             processes: 1 + sim.choose(3) as usize,
             tasks: 3,
-            names: 1 + u32::from(sim.chance(200)),
+            names: 1,
+            kinds: [Sort::Mutex; 2],
+            both: 0,
             rounds: 3,
             cancel: 250,
             unrenewed: 150,
@@ -169,6 +223,12 @@ impl Plan {
             heals_at: 0,
             strict_from: 0,
         };
+        if sim.chance(200) {
+            (plan.names, plan.both) = (2, 300 * sim.choose(2));
+        }
+        for sort in plan.kinds.iter_mut().take(plan.names as usize) {
+            *sort = Sort::draw(sim);
+        }
         let near = sim.between(MS / 50, 5 * MS);
         plan.faults.latency = (near, 2 * near);
         plan.faults.impatient = if regime == Regime::Quiet { 0 } else { 500 };
@@ -179,6 +239,7 @@ impl Plan {
                 let (lose_request, lose_reply, refuse, lose_wake, repeat_wake) = (40, 40, 30, 200, 50);
                 plan.faults =
                     Faults { lose_request, lose_reply, refuse, lose_wake, repeat_wake, edge: 20, ..quiet };
+                plan.faults.late_wake = (50, 3 * SECOND);
                 plan.blows = Blows { most: 4, cut: 3, deafen: 2, ..none };
             }
             Regime::Slow => {
@@ -218,11 +279,13 @@ impl Plan {
                 let (lose_request, lose_reply, refuse, lose_wake, repeat_wake) = (20, 20, 20, 100, 30);
                 let storm = Faults { latency, late, lose_request, lose_reply, refuse, ..quiet };
                 plan.faults = Faults { edge: 50, lose_wake, repeat_wake, ..storm };
-                plan.blows = Blows { most: 6, pause: 3, kill: 1, cut: 2, deafen: 2, stall: 2, forget: 0 };
+                plan.blows = Blows { most: 6, pause: 3, kill: 1, cut: 2, deafen: 2, stall: 2, ..none };
+                plan.faults.late_wake = (100, 3 * SECOND);
                 (plan.unrenewed, plan.overstay) = (250, 250);
             }
             Regime::Forgetting => {
-                plan.blows = Blows { most: 3, forget: 3, cut: 1, ..none };
+                plan.faults.late_wake = (300, 2 * SECOND);
+                plan.blows = Blows { most: 4, forget: 3, delete: 3, cut: 1, ..none };
             }
         }
         if regime != Regime::Quiet {

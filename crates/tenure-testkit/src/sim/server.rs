@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use tenure::LockName;
 use tenure::internals::protocol::{self, Answer, Data, Found, Now, Op, State, Wake};
+use tenure::{LockName, Owner};
 
 use super::clock::{Clock, MS, TrueTime};
 
@@ -18,12 +18,57 @@ pub struct Server {
 }
 
 /// What stands at a lock's key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Standing<'a> {
-    /// As it is written there.
-    pub value: &'a str,
-    /// The first moment of true time at which it is gone, unless it has no end.
+    data: &'a Data,
+    clock: Clock,
+    /// The first moment of true time at which the key is gone, unless it has no end.
     pub lapses: Option<TrueTime>,
+}
+
+/// What one owner has there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The first moment of true time at which it is over, unless it has no end.
+    pub lapses: Option<TrueTime>,
+    /// How much of the capacity it takes; for the reentrant kind, how many holds are counted.
+    pub weight: u32,
+}
+
+impl Standing<'_> {
+    /// What this owner has, as it is written there: also what has lapsed since and was not swept.
+    pub fn share(&self, owner: &Owner) -> Option<Share> {
+        match self.data {
+            Data::Text(value) => {
+                value.starts_with(owner.as_str()).then_some(Share { lapses: self.lapses, weight: 1 })
+            }
+            Data::Hash(hash) => {
+                let weight = hash.get(owner.as_str())?.parse().ok()?;
+                Some(Share { lapses: self.lapses, weight })
+            }
+            Data::Queue(queue) => {
+                let (_, ticket) = queue.tickets().find(|(_, ticket)| ticket.owner == *owner)?;
+                Some(Share { lapses: Some(over(self.clock, ticket.deadline_ms)), weight: ticket.weight })
+            }
+            _ => None,
+        }
+    }
+
+    /// The moment at which the first of what stands there is over.
+    pub fn edge(&self) -> Option<TrueTime> {
+        match self.data {
+            Data::Queue(queue) => {
+                let first = queue.tickets().map(|(_, ticket)| ticket.deadline_ms).min()?;
+                Some(over(self.clock, first))
+            }
+            _ => self.lapses,
+        }
+    }
+}
+
+/// Alive up to and including this millisecond: the first moment after it.
+fn over(clock: Clock, deadline_ms: u64) -> TrueTime {
+    clock.when((deadline_ms + 1) * MS)
 }
 
 impl Server {
@@ -50,12 +95,9 @@ impl Server {
     /// What stands at a lock's key.
     pub fn standing(&self, at: TrueTime, name: &LockName) -> Option<Standing<'_>> {
         let lock = self.locks.get(name)?.lock.as_ref()?;
-        // Alive up to and including its last millisecond.
-        let lapses = lock.expires_ms.map(|end| self.clock.when((end + 1) * MS));
-        match &lock.value {
-            Data::Text(value) if lapses.is_none_or(|end| at < end) => Some(Standing { value, lapses }),
-            _ => None,
-        }
+        let lapses = lock.expires_ms.map(|end| over(self.clock, end));
+        let lives = lapses.is_none_or(|end| at < end);
+        lives.then_some(Standing { data: &lock.value, clock: self.clock, lapses })
     }
 
     /// Every lock that is held.
@@ -63,6 +105,13 @@ impl Server {
         let now = self.now(at);
         let ours = self.locks.iter().filter(|(name, _)| name.as_str().starts_with(prefix));
         ours.filter_map(|(name, state)| Some((name.clone(), protocol::found(state, now)?))).collect()
+    }
+
+    /// An operator deletes a lock's key; the counter of its tokens stays.
+    pub fn delete(&mut self, name: &LockName) {
+        if let Some(state) = self.locks.get_mut(name) {
+            state.lock = None;
+        }
     }
 
     /// Starts again with nothing.

@@ -6,14 +6,17 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tenure::internals::Runtime;
+use tenure::internals::protocol::lease;
 use tenure::{Error, Guard, LockName, Locks, Options, Owner, Renewal};
 
 use super::clock::{MS, TrueTime};
 use super::executor::{Process, Sim, lock};
 use super::oracle::honesty::{Holding, Said, Told};
 use super::oracle::{Claim, Oracle};
-use super::regime::{Plan, Regime};
+use super::regime::{Plan, Regime, Sort};
+use super::wish::{Got, Hand, OneOf, Wish};
 
 impl Claim for Guard {
     fn is_held(&self) -> bool {
@@ -28,6 +31,9 @@ impl Claim for Guard {
 /// More than a question and its answer take where nothing fails.
 const ROUND_TRIP: Duration = Duration::from_millis(30);
 
+/// A re-entry waits for nobody; this is for its trip, and for those of others before it.
+const AT_ONCE: TrueTime = 150 * MS;
+
 const API: &str = "the API's word";
 
 /// What all tasks of a schedule share.
@@ -41,6 +47,8 @@ pub struct Workload {
     pub plan: Plan,
     /// The locks.
     pub names: Vec<LockName>,
+    /// Who may have a reentrant lock, by lock: several tasks, of several processes, are one owner.
+    pub owners: Vec<Vec<Owner>>,
     /// Owners that were detached and not taken over yet.
     pub board: Mutex<Vec<(LockName, Owner)>>,
     /// How many tasks have not ended.
@@ -123,11 +131,20 @@ impl Task {
 
     /// One acquisition and what follows.
     async fn round(&self) -> Result<(), Error> {
-        let name = self.workload.names[self.sim().choose(self.workload.plan.names) as usize].clone();
+        let (sim, plan) = (self.sim(), self.workload.plan);
+        if sim.chance(plan.both) {
+            return self.round_of_both().await;
+        }
         let options = self.options();
         let locks = self.locks.with(options.clone())?;
-        let asked_at = self.sim().now();
-        let taken = self.take_over(&name);
+        let index = sim.choose(plan.names) as usize;
+        let name = &self.workload.names[index];
+        if plan.regime == Regime::Forgetting && sim.chance(30) {
+            // An operator's hand; whoever held hears of it when it asks next.
+            drop(self.cut_short(self.cut(), locks.force_release(name.as_str())).await);
+        }
+        let asked_at = sim.now();
+        let taken = self.take_over(name);
         let (is_resumed, cut) = (taken.is_some(), self.cut());
         let guard = match taken {
             Some(owner) => match self.cut_short(cut, locks.resume(name.as_str(), &owner)).await {
@@ -136,22 +153,83 @@ impl Task {
                 Some(Err(error)) => return Err(error),
                 None => return Ok(()),
             },
-            None => self.acquire(&locks, &name, cut).await?,
+            None => {
+                let wish = self.wish(&locks, index)?;
+                match self.acquire(&locks, &wish, Some(name), cut).await? {
+                    Some(Got::One(guard)) => Some(guard),
+                    _ => None,
+                }
+            }
         };
         let Some(guard) = guard else { return Ok(()) };
+        let told = self.told(&options, cut, asked_at, is_resumed);
+        self.live_with(guard, index, &locks, &options, told).await;
+        Ok(())
+    }
+
+    fn wish(&self, locks: &Locks, index: usize) -> Result<Wish, Error> {
+        let (name, owners) = (&self.workload.names[index], &self.workload.owners[index]);
+        Wish::draw(self.sim(), locks, name, self.workload.plan.kinds[index], owners)
+    }
+
+    /// All locks at once: held until it is enough or one of them is lost.
+    async fn round_of_both(&self) -> Result<(), Error> {
+        // The first is held, and renewed, while the second is waited for.
+        let mut options = self.options();
+        (options.renewal, options.max_hold) = (Renewal::Automatic, None);
+        let (locks, options) = (&self.locks.with(options.clone())?, &options);
+        let (sim, plan, cut) = (self.sim(), self.workload.plan, self.cut());
+        let names = &self.workload.names;
+        let wishes: Result<Vec<Wish>, Error> =
+            (0..names.len()).map(|index| self.wish(locks, index)).collect();
+        let (wish, asked_at) = (Wish::both(wishes?)?, sim.now());
+        let got = match self.acquire(locks, &wish, None, cut).await {
+            // One was lost while the other was waited for.
+            Err(error) if error.is_lost() => return Ok(()),
+            got => got?,
+        };
+        let Some(Got::Both(guards)) = got else { return Ok(()) };
+        let guards = Arc::new(guards);
+        let claims: Vec<Arc<OneOf>> =
+            (0..guards.len()).map(|index| Arc::new(OneOf(Arc::clone(&guards), index))).collect();
+        // The first may have got old while the second was waited for.
+        let told = Told { is_fresh: false, ..self.told(options, cut, asked_at, false) };
+        let granted = |(name, claim): (&LockName, &Arc<OneOf>)| {
+            self.granted(name, claim.guard(), Arc::clone(claim) as _, told)
+        };
+        let holdings: Vec<Holding> = names.iter().zip(&claims).map(granted).collect();
+        let time = sim.between(0, 3 * plan.ttl.as_nanos() as TrueTime / 2);
+        self.stay(&*guards, &holdings, time).await;
+        drop((holdings, claims));
+        let Some(guards) = Arc::into_inner(guards) else { return Ok(()) };
+        if sim.choose(3) == 0 {
+            drop(guards);
+        } else {
+            drop(self.cut_short(self.cut(), guards.release()).await);
+        }
+        Ok(())
+    }
+
+    /// What the oracle is told of a grant.
+    fn told(&self, options: &Options, cut: Cut, asked_at: TrueTime, is_resumed: bool) -> Told {
         let (lease, grace) = (options.ttl.min(options.max_hold.unwrap_or(options.ttl)), options.grace);
-        let told = Told {
+        let (margin, wait) = (lease / 100 + Duration::from_millis(3), lease::wait(lease));
+        Told {
             asked_at,
             is_resumed,
-            remaining: guard.remaining(),
-            // What the margin takes, and a third for the way. What nobody looks at for a while gets old.
+            remaining: Duration::ZERO,
+            // What nobody looks at for a while gets old.
             is_fresh: !is_resumed && !matches!(cut, Cut::Neglect(..)),
-            fresh: (lease - lease / 3).saturating_sub(lease / 100 + grace + Duration::from_millis(3)),
+            // What the margin takes, and a third for the way.
+            fresh: (lease - lease / 3).saturating_sub(margin + grace),
+            // Who was called begins with what its place has left.
+            fresh_if_called: (wait / 2).saturating_sub(margin),
             grace: grace.as_nanos() as TrueTime,
-        };
-        let guard = Arc::new(guard);
-        let claim: Arc<dyn Claim> = Arc::clone(&guard) as _;
-        let holding = self.oracle().granted(self.process.id(), &name, guard.owner(), claim, told);
+        }
+    }
+
+    fn granted(&self, name: &LockName, guard: &Guard, claim: Arc<dyn Claim>, told: Told) -> Holding {
+        let told = Told { remaining: guard.remaining(), ..told };
         self.sim().note(|| {
             let (process, owner) = (self.process.id(), guard.owner().as_str());
             let end = &owner[owner.len() - 6..];
@@ -162,9 +240,86 @@ impl Task {
                 told.remaining
             )
         });
-        self.hold(&guard, &holding, &options).await;
-        self.part(guard, holding, &name).await;
-        Ok(())
+        self.oracle().granted(self.process.id(), name, guard.owner(), claim, told)
+    }
+
+    /// From the grant to the end of a hold.
+    async fn live_with(&self, guard: Guard, index: usize, locks: &Locks, options: &Options, told: Told) {
+        let name = &self.workload.names[index];
+        let guard = Arc::new(guard);
+        let holding = self.granted(name, &guard, Arc::clone(&guard) as _, told);
+        let lightens = self.workload.plan.kinds[index] == Sort::RwLock && self.sim().chance(400);
+        let (guard, holding) = match lightens {
+            false => (guard, holding),
+            true => match self.downgrade(guard, holding, index, locks, told).await {
+                Some(both) => both,
+                None => return,
+            },
+        };
+        self.hold(&guard, &holding, index, locks, options).await;
+        self.part(guard, holding, index).await;
+    }
+
+    /// Makes a writer a reader, sooner or later. The guard is not looked at meanwhile: whoever changes it has it alone.
+    async fn downgrade(
+        &self,
+        guard: Arc<Guard>,
+        holding: Holding,
+        index: usize,
+        locks: &Locks,
+        told: Told,
+    ) -> Option<(Arc<Guard>, Holding)> {
+        let name = &self.workload.names[index];
+        let time = self.sim().between(0, self.workload.plan.ttl.as_nanos() as TrueTime);
+        self.stay(&*guard, std::slice::from_ref(&holding), time).await;
+        drop(holding);
+        let mut guard = Arc::into_inner(guard)?;
+        let since = self.sim().now();
+        let Ok(lock) = locks.rwlock(name.as_str()) else { return None };
+        let outcome = self.cut_short(self.cut(), lock.downgrade(&mut guard)).await;
+        if let Some(outcome) = outcome {
+            self.oracle().said_held(guard.owner(), since, said(&outcome));
+        }
+        if !guard.is_held() {
+            return None;
+        }
+        let guard = Arc::new(guard);
+        let told = Told { is_resumed: true, is_fresh: false, ..told };
+        let holding = self.granted(name, &guard, Arc::clone(&guard) as _, told);
+        // Whatever became of the request: it may yet be carried out.
+        holding.lighten(1);
+        Some((guard, holding))
+    }
+
+    /// Takes again what its owner has: at once, whoever waits.
+    fn reenter<'a>(&'a self, outer: &'a Guard, index: usize, locks: &'a Locks) -> BoxFuture<'a, ()> {
+        let task = async move {
+            let (sim, name, options) = (self.sim(), &self.workload.names[index], self.options());
+            let (Ok(locks), true) = (locks.with(options.clone()), outer.is_held()) else { return };
+            let Ok(lock) = locks.reentrant(name.as_str(), outer.owner()) else { return };
+            let before = self.oracle().held_by(name, outer.owner());
+            if let Ok(count) = lock.hold_count().await {
+                let held = before.min(self.oracle().held_by(name, outer.owner()));
+                self.oracle().said_count(name, outer.owner(), count, held);
+            }
+            let (cut, asked_at) = (self.cut(), sim.now());
+            let guard = match self.acquire(&locks, &Wish::Reentrant(lock), Some(name), cut).await {
+                Ok(Some(Got::One(guard))) => guard,
+                Ok(_) => return,
+                Err(error) => return self.refuse(&error),
+            };
+            let is_strict = asked_at >= self.workload.plan.strict_from && outer.is_held();
+            if is_strict
+                && sim.now() > asked_at + AT_ONCE
+                && sim.ran_since(self.process.id(), asked_at)
+                && !matches!(cut, Cut::Neglect(..))
+            {
+                self.accuse(format!("a re-entry took {} ms", (sim.now() - asked_at) / MS));
+            }
+            let told = self.told(&options, cut, asked_at, false);
+            self.live_with(guard, index, &locks, &options, told).await;
+        };
+        Box::pin(task)
     }
 
     fn take_over(&self, name: &LockName) -> Option<Owner> {
@@ -253,9 +408,14 @@ impl Task {
     }
 
     /// Acquires, in one of the three ways, and checks what each of them promises.
-    async fn acquire(&self, locks: &Locks, name: &LockName, cut: Cut) -> Result<Option<Guard>, Error> {
+    async fn acquire(
+        &self,
+        locks: &Locks,
+        wish: &Wish,
+        name: Option<&LockName>,
+        cut: Cut,
+    ) -> Result<Option<Got>, Error> {
         let (sim, plan) = (self.sim(), self.workload.plan);
-        let mutex = locks.mutex(name.as_str())?;
         let (since, begun) = (sim.now(), self.process.now());
         match sim.choose(8) {
             0..5 => {
@@ -265,19 +425,22 @@ impl Task {
                 };
                 let lock = async {
                     let _waiting = waiting;
-                    mutex.lock().await
+                    wish.lock().await
                 };
                 let Some(outcome) = self.cut_short(cut, lock).await else { return Ok(None) };
                 let patience = locks.options().patience;
-                if outcome.is_err() && self.process.now().since(begun) < patience {
+                let gave_up = outcome.as_ref().is_err_and(|error| !error.is_lost());
+                if gave_up && self.process.now().since(begun) < patience {
                     self.accuse(format!("`lock` gave up before {patience:?}: {:?}", outcome.as_ref().err()));
                 }
                 outcome.map(Some)
             }
             5 => {
-                let Some(outcome) = self.cut_short(cut, mutex.try_lock()).await else { return Ok(None) };
-                self.check_in_time(cut, since, begun, locks.options().op_timeout);
-                if matches!(outcome, Ok(None)) {
+                let Some(outcome) = self.cut_short(cut, wish.try_lock()).await else { return Ok(None) };
+                // Several are asked one after the other, and given back the same way.
+                let times = if name.is_some() { 1 } else { 2 * plan.names };
+                self.check_in_time(cut, since, begun, locks.options().op_timeout * times);
+                if let (Ok(None), Some(name)) = (&outcome, name) {
                     self.oracle().said_busy(name, since);
                 }
                 outcome
@@ -285,10 +448,11 @@ impl Task {
             _ => {
                 let limit = Duration::from_nanos(sim.between(0, 2 * plan.ttl.as_nanos() as TrueTime));
                 let most = if limit.is_zero() { locks.options().op_timeout } else { limit };
-                let Some(outcome) = self.cut_short(cut, mutex.try_lock_for(limit)).await else {
+                let Some(outcome) = self.cut_short(cut, wish.try_lock_for(limit)).await else {
                     return Ok(None);
                 };
-                self.check_in_time(cut, since, begun, most);
+                let giving_back = if name.is_some() { 0 } else { plan.names };
+                self.check_in_time(cut, since, begun, most + locks.options().op_timeout * giving_back);
                 match outcome {
                     // No answer can have come by then.
                     Err(error) if error.is_unreachable() && limit < ROUND_TRIP => Ok(None),
@@ -308,23 +472,27 @@ impl Task {
     }
 
     /// Holds for a while, and does what holders do.
-    async fn hold(&self, guard: &Guard, holding: &Holding, options: &Options) {
+    async fn hold(&self, guard: &Guard, holding: &Holding, index: usize, locks: &Locks, options: &Options) {
         let (sim, plan) = (self.sim(), self.workload.plan);
         let begun = self.process.now();
         if sim.chance(plan.overstay) {
             let edge = guard.remaining().as_nanos() as TrueTime + sim.between(0, 6 * MS);
             let time = if sim.chance(500) { edge.saturating_sub(3 * MS) } else { 2 * edge };
-            self.stay(guard, holding, time).await;
+            self.stay(guard, std::slice::from_ref(holding), time).await;
             return;
         }
         for _ in 0..=sim.choose(3) {
             let time = sim.between(0, 3 * plan.ttl.as_nanos() as TrueTime / 2);
-            if self.stay(guard, holding, time).await.is_some() {
+            if self.stay(guard, std::slice::from_ref(holding), time).await.is_some() {
                 return;
             }
             if options.max_hold.is_some_and(|most| guard.is_held() && self.process.now().since(begun) > most)
             {
                 self.accuse(format!("a guard holds for longer than its max_hold {:?}", options.max_hold));
+            }
+            if plan.kinds[index] == Sort::Reentrant && sim.chance(400) {
+                self.reenter(guard, index, locks).await;
+                continue;
             }
             let since = sim.now();
             let outcome = match sim.choose(6) {
@@ -342,21 +510,23 @@ impl Task {
         }
     }
 
-    /// Stays for this long on its own clock, or until the lock is lost, and looks each time that it is woken.
-    async fn stay(&self, guard: &Guard, holding: &Holding, time: TrueTime) -> Option<Error> {
+    /// Stays for this long on its own clock, or until a lock is lost, and looks each time that it is woken.
+    async fn stay(&self, hand: &impl Hand, holdings: &[Holding], time: TrueTime) -> Option<Error> {
         let mut end = pin!(self.process.sleep_until(self.process.now() + Duration::from_nanos(time)));
-        let mut lost = pin!(guard.lost());
-        holding.watch(true);
+        let mut lost = pin!(hand.lost());
+        // Of several, the loss of one is enough.
+        let is_watched = holdings.len() == 1;
+        holdings.iter().for_each(|holding| holding.watch(is_watched));
         let lost = poll_fn(|cx| {
-            let is_held = holding.look();
+            let are_held = holdings.iter().filter(|holding| holding.look()).count() == holdings.len();
             match lost.as_mut().poll(cx) {
                 Poll::Ready(error) => {
-                    if is_held || !error.is_lost() {
-                        self.accuse(format!("`lost` resolved, held: {is_held}: {error}"));
+                    if are_held || !error.is_lost() {
+                        self.accuse(format!("`lost` resolved, held: {are_held}: {error}"));
                     }
                     return Poll::Ready(Some(error));
                 }
-                Poll::Pending if !is_held => {
+                Poll::Pending if !are_held => {
                     self.accuse("the guard does not hold, and `lost` is silent".into())
                 }
                 Poll::Pending => {}
@@ -364,13 +534,14 @@ impl Task {
             end.as_mut().poll(cx).map(|()| None)
         })
         .await;
-        holding.watch(false);
+        holdings.iter().for_each(|holding| holding.watch(false));
         lost
     }
 
     /// Gives the guard away, in one of the ways in which that can happen.
-    async fn part(&self, guard: Arc<Guard>, holding: Holding, name: &LockName) {
-        let sim = self.sim();
+    async fn part(&self, guard: Arc<Guard>, holding: Holding, index: usize) {
+        let (sim, name) = (self.sim(), &self.workload.names[index]);
+        let is_one_of_many = self.workload.plan.kinds[index] == Sort::Reentrant;
         let owner = guard.owner().clone();
         let was_held = holding.look();
         // From here on nothing is claimed any more.
@@ -393,7 +564,7 @@ impl Task {
                 let outcome = self.cut_short(self.cut(), guard.release()).await;
                 if let Some(outcome) = outcome {
                     self.sim().note(|| format!("p{}: release said {outcome:?}", self.process.id()));
-                    self.oracle().said_released(&owner, was_held, said(&outcome));
+                    self.oracle().said_released(&owner, was_held, is_one_of_many, said(&outcome));
                     if outcome.is_err_and(|error| !error.is_lost() && !error.is_unknown()) {
                         self.accuse("a release ended neither well, nor lost, nor unknown".into());
                     }

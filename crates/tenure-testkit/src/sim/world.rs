@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use tenure::internals::locks;
-use tenure::{LockName, Options};
+use tenure::{LockName, Options, Owner};
 
 use super::chooser::{Chooser, Rng};
 use super::clock::{Clock, MS, SECOND, TrueTime};
@@ -88,14 +88,26 @@ impl World {
 
     fn run(self) -> Report {
         let names = ["x", "y"].iter().take(self.plan.names as usize);
-        let names = names.map(|name| LockName::new(name).expect("a name")).collect();
-        let (sim, oracle, plan) = (self.sim.clone(), self.oracle.clone(), self.plan);
-        let workload =
-            Arc::new(Workload { sim, oracle, plan, names, board: Mutex::default(), left: Mutex::new(0) });
+        let names = names.map(|name| LockName::new(name).expect("a name"));
+        let names: Vec<LockName> = names.collect();
+        for (name, sort) in names.iter().zip(self.plan.kinds) {
+            self.oracle.knows(name, sort);
+        }
+        let owners = (0..names.len()).map(|lock| (0..2).map(|number| owner(2 * lock + number)).collect());
+        let workload = Workload {
+            sim: self.sim.clone(),
+            oracle: self.oracle.clone(),
+            plan: self.plan,
+            owners: owners.collect(),
+            names,
+            board: Mutex::default(),
+            left: Mutex::new(0),
+        };
+        let workload = Arc::new(workload);
         let blows = Blower {
             sim: self.sim.clone(),
             network: self.network.clone(),
-            plan,
+            plan: self.plan,
             workload: Arc::clone(&workload),
         };
         self.people(&workload);
@@ -138,7 +150,7 @@ impl World {
     fn see_through(&self, workload: &Workload) {
         let tasks = u64::from(*lock(&workload.left));
         let rounds = tasks * u64::from(self.plan.rounds);
-        let horizon = self.plan.strict_from + rounds * (7 * self.plan.lease() + SECOND);
+        let horizon = self.plan.strict_from + rounds * (14 * self.plan.lease() + SECOND);
         match self.sim.run(horizon, STEPS) {
             Stop::Halted => {}
             Stop::Idle if *lock(&workload.left) == 0 => {}
@@ -167,6 +179,11 @@ impl World {
     fn accuse(&self, what: String) {
         self.oracle.accuse(ENDING, what);
     }
+}
+
+/// The owner of this number. Not a random one: a seed must replay.
+fn owner(number: usize) -> Owner {
+    format!("o{number}@sim:1/{number:032x}").parse().expect("an owner")
 }
 
 /// A clock's error: none, some, or as much as there may be.
@@ -208,7 +225,8 @@ impl Blower {
         let process = processes[self.sim.choose(processes.len() as u32) as usize];
         let blows = self.plan.blows;
         let mut chosen = self.sim.choose(
-            (blows.pause + blows.kill + blows.cut + blows.deafen + blows.stall + blows.forget).max(1),
+            (blows.pause + blows.kill + blows.cut + blows.deafen + blows.stall + blows.forget + blows.delete)
+                .max(1),
         );
         let mut falls = |weight: u32| {
             let falls = chosen < weight;
@@ -242,6 +260,11 @@ impl Blower {
         } else if falls(blows.forget) {
             self.sim.note(|| "server: forgets everything".into());
             self.network.forget();
+        } else if falls(blows.delete) {
+            let names = &self.workload.names;
+            let name = &names[self.sim.choose(names.len() as u32) as usize];
+            self.sim.note(|| format!("server: an operator deletes {}", name.as_str()));
+            self.network.delete(name);
         }
     }
 

@@ -1,35 +1,74 @@
-//! Nobody thinks to hold what somebody else may have, and no request touches another's hold.
+//! Those who think to hold never take more than there is, and no request touches another's hold.
 
 use tenure::internals::protocol::{Answer, Verb, Whose};
 use tenure::{LockName, Owner};
 
-use super::{Book, Executed, Hold};
+use super::book::Book;
+use super::{Executed, Hold};
 use crate::sim::clock::TrueTime;
+use crate::sim::regime::Sort;
 
-/// Two never believe to hold at one moment.
+/// Those who believe to hold at one moment fit in together.
 const EXCLUSION: &str = "exclusion within validity";
 /// A request of one owner never changes another's hold, nor revives its own.
 const UNTOUCHED: &str = "no stale release, no revival";
 
 impl Book {
-    /// The server granted a lock: no guard of anybody else may say that it holds, from this moment on and not only from when the new
-    /// holder hears of it.
-    pub(super) fn check_nobody_else(&mut self, at: TrueTime, name: &LockName, owner: &Owner) {
-        let other = self.holds.iter().find(|hold| {
-            hold.name == *name && hold.owner != *owner && !self.is_forced(&hold.owner) && hold.is_held()
-        });
-        if let Some(other) = other {
+    /// Somebody holds from this moment on, and not only from when it hears of it: together with the guards that say that they
+    /// hold, that is not more than there is.
+    pub(super) fn check_room(&mut self, at: TrueTime, name: &LockName, owner: &Owner, weight: u32) {
+        let Some(lock) = self.locks.get(name) else { return };
+        let most = u64::from(lock.sort.capacity());
+        let others = || {
+            self.holds.iter().filter(|hold| {
+                hold.name == *name && hold.owner != *owner && !hold.is_forced && hold.is_held()
+            })
+        };
+        let used: u64 = others().map(|hold| u64::from(hold.weight)).sum();
+        if used + u64::from(weight) > most
+            && let Some(other) = others().next()
+        {
             let what = format!(
-                "{name} was granted to {owner} while a guard of {} in process {} said that it holds",
-                other.owner, other.process
+                "{owner} holds {weight} of {name} while a guard of {} in process {} says that it holds: {} of {most}",
+                other.owner,
+                other.process,
+                used + u64::from(weight),
             );
             self.accuse(at, EXCLUSION, what);
         }
     }
 
-    /// A lease is over in true time: its guard must have known.
-    pub(super) fn check_unheld(&mut self, at: TrueTime, owner: &Owner) {
-        if let Some(hold) = self.holds.iter().find(|hold| hold.owner == *owner && hold.is_held()) {
+    /// The server granted a lock: it fits, by what was granted before and by what is believed, its token is above all that were
+    /// given, and it was its turn.
+    pub(super) fn check_granted(&mut self, at: TrueTime, name: &LockName, owner: &Owner, token: u64) {
+        let Some(lock) = self.locks.get(name) else { return };
+        let (used, most) = (lock.used(), u64::from(lock.sort.capacity()));
+        let weight = lock.place(owner).map_or(1, |place| place.weight);
+        if used > most {
+            self.accuse(
+                at,
+                EXCLUSION,
+                format!("{name}: {owner} was let in, and {used} of {most} are in use"),
+            );
+        }
+        self.check_room(at, name, owner, weight);
+        self.check_grown(at, name, token);
+        self.check_turn(at, name, owner);
+    }
+
+    /// The guards that an owner's lease is for: not those of an earlier life, which was ended for it.
+    pub(super) fn guards_of<'a>(&'a self, owner: &'a Owner) -> impl Iterator<Item = &'a Hold> {
+        let token = self.owners.get(owner).map(|owned| owned.token);
+        self.holds
+            .iter()
+            .filter(move |hold| hold.owner == *owner && !(hold.is_forced && token != Some(hold.token)))
+    }
+
+    /// A lease is over in true time: its guards must have known. `only`: one of them.
+    pub(super) fn check_unheld(&mut self, at: TrueTime, owner: &Owner, only: Option<u64>) {
+        let is_wrong = |hold: &&Hold| only.is_none_or(|id| id == hold.id) && hold.is_held();
+        let found = self.guards_of(owner).find(is_wrong);
+        if let Some(hold) = found {
             let what = format!(
                 "the guard of {owner} in process {} says that it holds {} when its lease is over",
                 hold.process, hold.name
@@ -47,6 +86,10 @@ impl Book {
                 format!("a guard of {} that the server never saw", hold.owner),
             );
         };
+        if owned.waits {
+            let what = format!("a guard of {} that the server has never let in", hold.owner);
+            return self.accuse(at, EXCLUSION, what);
+        }
         if owned.lapses <= at && owned.ended.is_none() {
             let what = format!(
                 "the guard of {} in process {} says that it holds {}, whose lease ended {} µs ago",
@@ -59,27 +102,65 @@ impl Book {
         }
     }
 
-    /// What a request may do to the hold that stood before it.
+    /// What a request may do to the places that were there before it: those of others stay as they are, its own are
+    /// never shortened.
     pub(super) fn check_untouched(&mut self, at: TrueTime, executed: &Executed<'_>) {
-        let Executed { op, answer, after, .. } = executed;
-        let before = self.locks.get(&op.name).and_then(|lock| lock.holder.as_ref());
-        let stands =
-            after.is_some_and(|after| before.is_some_and(|before| after.value.starts_with(before.as_str())));
-        let wrong = match (before, &op.verb) {
-            (_, Verb::Release { whose: Whose::Anyone, .. }) => return,
-            (Some(before), _) if *before != op.owner && !stands => {
-                format!("a request of {} ended the hold of {before}: {:?}", op.owner, op.verb)
-            }
-            (Some(before), Verb::Acquire { .. } | Verb::Renew { .. })
-                if *before != op.owner && matches!(answer, Answer::Held { .. }) =>
-            {
-                format!("{} was told that it holds what {before} has", op.owner)
-            }
-            (None, Verb::Renew { .. }) if after.is_some() => {
-                format!("a renewal of {} made a hold where there was none", op.owner)
-            }
-            _ => return,
+        let Executed { op, after, .. } = executed;
+        if matches!(op.verb, Verb::Release { whose: Whose::Anyone, .. }) {
+            return;
+        }
+        let asked = |owner: &Owner| match &op.verb {
+            Verb::Refresh { owners, .. } => owners.contains(owner),
+            _ => op.owner == *owner,
         };
-        self.accuse(at, UNTOUCHED, format!("{}: {wrong}", op.name));
+        let is_released = matches!(executed.answer, Answer::Released { left: 0 });
+        let Some(lock) = self.locks.get(&op.name) else { return };
+        let wrong = lock.places.iter().find_map(|place| {
+            let share = after.and_then(|after| after.share(&place.owner));
+            let lapses = share.and_then(|share| share.lapses);
+            let weight = share.map_or(0, |share| share.weight);
+            let count = if lock.sort == Sort::Reentrant { place.count() } else { place.weight };
+            let (by, of) = (&op.owner, &place.owner);
+            match lapses {
+                _ if asked(of) && is_released => None,
+                None => Some(format!("a request of {by} ended the place of {of}: {:?}", op.verb)),
+                Some(lapses) if lapses < place.lapses => {
+                    let less = (place.lapses - lapses) / 1_000;
+                    Some(format!("a request of {by} shortened the lease of {of} by {less} µs: {:?}", op.verb))
+                }
+                Some(lapses) if !asked(of) && (lapses != place.lapses || weight != count) => {
+                    Some(format!("a request of {by} changed the place of {of}: {:?}", op.verb))
+                }
+                Some(_) => None,
+            }
+        });
+        if let Some(wrong) = wrong {
+            self.accuse(at, UNTOUCHED, format!("{}: {wrong}", op.name));
+        }
+    }
+
+    /// A place appeared: only an acquisition makes one.
+    pub(super) fn check_made(&mut self, at: TrueTime, executed: &Executed<'_>, owner: &Owner) {
+        if !matches!(executed.op.verb, Verb::Acquire { .. }) {
+            let what = format!("{}: {owner} has a place again that was gone", executed.op.name);
+            self.accuse(at, UNTOUCHED, what);
+        }
+    }
+
+    /// Somebody was told that it has nothing.
+    pub(super) fn check_gone(&mut self, at: TrueTime, executed: &Executed<'_>, owner: &Owner) {
+        let name = &executed.op.name;
+        let Some(lock) = self.locks.get(name) else { return };
+        let Some(place) = lock.place(owner) else { return };
+        // Of a reentrant owner, one hold may be gone while others are there.
+        let counts = |hold: &u64| lock.sort != Sort::Reentrant || place.live.contains(hold);
+        let is_wrong = match &executed.op.verb {
+            Verb::Renew { hold, .. } | Verb::Release { hold, .. } => counts(hold),
+            _ => true,
+        };
+        if is_wrong {
+            let what = format!("{name}: {owner} was told that it has nothing, and has a place");
+            self.accuse(at, UNTOUCHED, what);
+        }
     }
 }

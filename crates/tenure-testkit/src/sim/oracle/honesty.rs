@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tenure::{LockName, Owner};
 
-use super::{Book, Claim, End, Hold, Oracle};
+use super::book::{Book, End};
+use super::{Claim, Hold, Oracle};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{ProcessId, Sim, lock};
 
@@ -35,6 +36,8 @@ pub struct Told {
     pub is_fresh: bool,
     /// The least that is left of a fresh grant.
     pub fresh: Duration,
+    /// The least that is left for one who waited in a queue and was called.
+    pub fresh_if_called: Duration,
     /// How long before the end of the lease its loss is announced.
     pub grace: TrueTime,
 }
@@ -45,8 +48,12 @@ const ROUNDS: u32 = 3;
 impl Book {
     /// A guard was handed out: it has most of its lease before it, unless that was tried several times.
     fn check_fresh(&mut self, at: TrueTime, owner: &Owner, told: &Told) {
-        let rounds = self.owners.get(owner).map_or(0, |owned| owned.grants);
-        if told.remaining < told.fresh && rounds < ROUNDS {
+        let Some(owned) = self.owners.get(owner) else { return };
+        // Who was called, and had too little left to return with, has renewed it first, once.
+        let rounds = if owned.was_called && owned.told_at.is_some() { ROUNDS } else { owned.grants };
+        // Whoever was called was not granted what it asked for, but something later.
+        let least = if owned.was_called { told.fresh.min(told.fresh_if_called) } else { told.fresh };
+        if told.remaining < least && rounds < ROUNDS {
             let what = format!(
                 "{owner} was handed a guard with {:?} left, asked for {rounds} times",
                 told.remaining
@@ -57,9 +64,9 @@ impl Book {
 
     /// A lease is over in true time: whoever waits for its loss was told before, unless its process stands still.
     pub(super) fn check_told(&mut self, at: TrueTime, owner: &Owner, sim: &Sim) {
-        let waits = self.holds.iter().find(|hold| {
-            hold.owner == *owner && hold.is_watched && sim.ran_since(hold.process, at.saturating_sub(MS))
-        });
+        let waits = self
+            .guards_of(owner)
+            .find(|hold| hold.is_watched && sim.ran_since(hold.process, at.saturating_sub(MS)));
         if let Some(hold) = waits {
             let what = format!(
                 "`lost` of {owner} in process {} had not resolved when the lease was over",
@@ -86,7 +93,9 @@ impl Oracle {
         book.grants += 1;
         book.next_id += 1;
         let id = book.next_id;
-        book.check_reported(at, name, owner, token, told.is_resumed);
+        let place = book.locks.get(name).and_then(|lock| lock.place(owner));
+        let weight = place.map_or(1, |place| place.weight);
+        book.check_reported(at, name, owner, token, weight, told.is_resumed);
         if told.remaining.is_zero() {
             book.accuse(at, HONESTY, format!("{owner} was handed a guard that is lost already"));
         }
@@ -94,11 +103,13 @@ impl Oracle {
             book.check_fresh(at, owner, &told);
         }
         let grace = told.grace;
+        let mut is_forced = book.is_forced(owner);
         if let Some(owned) = book.owners.get_mut(owner) {
-            (owned.is_detached, owned.let_go_at, owned.grace) = (false, None, grace);
-            let (oracle, owner, lapses) = (self.clone(), owner.clone(), owned.lapses);
+            owned.detached = owned.detached.saturating_sub(u32::from(told.is_resumed));
+            (owned.told_at, owned.let_go_at) = (Some(at), None);
+            is_forced |= owned.taken.contains(&token);
             if grace > 0 {
-                self.sim.at(lapses.saturating_sub(grace), move || oracle.warned(&owner, lapses, grace));
+                self.warns(id, owner, owned.lapses, grace);
             }
         }
         let (name, owner, weak) = (name.clone(), owner.clone(), Arc::downgrade(&claim));
@@ -108,6 +119,9 @@ impl Oracle {
             name,
             owner: owner.clone(),
             token,
+            weight,
+            grace,
+            is_forced,
             process,
             claim: weak,
             was_lost,
@@ -123,22 +137,23 @@ impl Oracle {
     pub fn said_busy(&self, name: &LockName, since: TrueTime) {
         let at = self.sim.now();
         let mut book = lock(&self.book);
-        book.settle(at, name);
+        book.settle(at, name, &self.sim);
         let was_held =
-            book.locks.get(name).is_some_and(|lock| lock.holder.is_some() || lock.free_since >= since);
+            book.locks.get(name).is_some_and(|lock| !lock.places.is_empty() || lock.free_since >= since);
         if !was_held {
             book.accuse(at, HONESTY, format!("{name} was called busy, and nobody held it"));
         }
     }
 
     /// A release of a guard that held or did not ended and said this.
-    pub fn said_released(&self, owner: &Owner, was_held: bool, said: Said) {
+    pub fn said_released(&self, owner: &Owner, was_held: bool, is_one_of_many: bool, said: Said) {
         let at = self.sim.now();
         let mut book = lock(&self.book);
         let Some(owned) = book.owners.get(owner) else { return };
         let wrong = match said {
-            Said::Yes => owned.ended.is_none() && owned.lapses > at,
-            Said::Lost => was_held && matches!(owned.ended, Some((_, End::Released))),
+            // Of a reentrant owner, another hold may be there still.
+            Said::Yes => owned.ended.is_none() && owned.lapses > at && !is_one_of_many,
+            Said::Lost => was_held && !is_one_of_many && matches!(owned.ended, Some((_, End::Released))),
             Said::Unknown => false,
         };
         if wrong {
@@ -151,7 +166,8 @@ impl Oracle {
     pub fn detached(&self, owner: &Owner, is_detached: bool) {
         let at = self.sim.now();
         if let Some(owned) = lock(&self.book).owners.get_mut(owner) {
-            (owned.is_detached, owned.let_go_at) = (is_detached, Some(at));
+            owned.detached = if is_detached { owned.detached + 1 } else { owned.detached.saturating_sub(1) };
+            owned.let_go_at = Some(at);
         }
     }
 
@@ -188,10 +204,9 @@ impl Holding {
             if hold.was_lost {
                 book.accuse(at, HONESTY, format!("a guard of {} was lost, and holds again", self.owner));
             }
-            if !book.is_forced(&hold.owner) {
+            if !hold.is_forced {
                 book.check_covered(at, &hold);
-                let name = hold.name.clone();
-                book.check_nobody_else(at, &name, &self.owner);
+                book.check_room(at, &hold.name, &self.owner, hold.weight);
             }
         }
         if hold.claim.upgrade().is_some_and(|claim| claim.fence() != hold.token) {
@@ -200,6 +215,14 @@ impl Holding {
         hold.was_lost |= !is_held;
         book.holds.push(hold);
         is_held
+    }
+
+    /// The task will be content with less from now on.
+    pub fn lighten(&self, weight: u32) {
+        let mut book = lock(&self.oracle.book);
+        if let Some(hold) = book.holds.iter_mut().find(|hold| hold.id == self.id) {
+            hold.weight = hold.weight.min(weight);
+        }
     }
 
     /// A task waits for the guard's loss from now on, or no longer does.

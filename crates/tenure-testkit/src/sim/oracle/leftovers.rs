@@ -2,7 +2,8 @@
 
 use tenure::Owner;
 
-use super::{Book, Executed, Oracle};
+use super::book::Book;
+use super::{Executed, Oracle};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{Sim, lock};
 
@@ -13,14 +14,19 @@ const ORPHAN: &str = "nothing is left behind";
 const GIVING_BACK: TrueTime = 200 * MS;
 
 impl Book {
-    /// A hold has an end, and none later than the lease that was asked for. Returns that end.
-    pub(super) fn check_end(&mut self, at: TrueTime, executed: &Executed<'_>) -> Option<TrueTime> {
+    /// A place has an end, and none later than the lease that was asked for. Returns that end, and its weight.
+    pub(super) fn check_end(
+        &mut self,
+        at: TrueTime,
+        executed: &Executed<'_>,
+        owner: &Owner,
+    ) -> Option<(TrueTime, u32)> {
         let name = &executed.op.name;
-        let Some(after) = executed.after else {
+        let Some(share) = executed.after.and_then(|after| after.share(owner)) else {
             self.accuse(at, ENDLESS, format!("{name} was granted, and nothing stands at its key"));
             return None;
         };
-        let Some(lapses) = after.lapses else {
+        let Some(lapses) = share.lapses else {
             self.accuse(at, ENDLESS, format!("{name} is held without an end"));
             return None;
         };
@@ -29,23 +35,31 @@ impl Book {
         if lapses > at + longest + longest / 100 {
             self.accuse(at, ENDLESS, format!("{name} is held for {} ms", (lapses - at) / MS));
         }
-        Some(lapses)
+        Some((lapses, share.weight))
     }
 
     /// A lease ran out by itself. When nothing fails that happens only to those who chose it: to a guard that is still in
-    /// somebody's hands, a process that died or stood still, an owner that was passed on.
+    /// somebody's hands, a process that died or stood still, an owner that was passed on. A place of one who waits is refreshed
+    /// for as long as it waits, and then left.
     pub(super) fn check_given_back(&mut self, at: TrueTime, owner: &Owner, sim: &Sim) {
         let Some(owned) = self.owners.get(owner) else { return };
-        let unused = owned.let_go_at.unwrap_or(owned.granted_at).max(self.strict_from);
+        let unused = if owned.waits {
+            owned.set_at
+        } else {
+            owned.let_go_at.unwrap_or(owned.granted_at).max(owned.granted_at)
+        };
+        let unused = unused.max(self.plan.strict_from);
+        let processes = || (0..64).filter(|process| owned.processes & 1 << process != 0);
         let is_excused = owned.ended.is_some()
-            || owned.is_detached
-            || at < unused + GIVING_BACK
-            || sim.is_dead(owned.process)
-            || sim.resumed_at(owned.process) > unused
+            || owned.detached > 0
+            || !owned.waits && at < unused + GIVING_BACK
+            || owned.waits && owned.set_at < self.plan.strict_from
+            || processes().any(|process| sim.is_dead(process) || sim.resumed_at(process) > unused)
             || self.holds.iter().any(|hold| hold.owner == *owner);
         if !is_excused {
             let what = format!(
-                "the hold of {owner} in process {} ran out, {} ms after it was of no use to anybody",
+                "the {} of {owner} in process {} ran out, {} ms after it was of no use to anybody",
+                if owned.waits { "place" } else { "hold" },
                 owned.process,
                 (at - unused) / MS
             );
@@ -59,10 +73,14 @@ impl Oracle {
     pub fn check_empty(&self) {
         let at = self.sim.now();
         let mut book = lock(&self.book);
-        let left = book.locks.iter().find_map(|(name, lock)| {
-            let owner = lock.holder.as_ref().filter(|_| lock.lapses > at)?;
+        let mut places = book.locks.iter().flat_map(|(name, lock)| {
+            let alive = lock.places.iter().filter(|place| place.lapses > at);
+            alive.map(move |place| (name, &place.owner))
+        });
+        let left = places.find_map(|(name, owner)| {
             let owned = book.owners.get(owner)?;
-            let is_excused = owned.is_detached || self.sim.is_dead(owned.process);
+            let mut processes = (0..64).filter(|process| owned.processes & 1 << process != 0);
+            let is_excused = owned.detached > 0 || processes.any(|process| self.sim.is_dead(process));
             (!is_excused).then(|| format!("{owner} in process {} still has {name}", owned.process))
         });
         if let Some(what) = left {

@@ -1,8 +1,9 @@
-//! A free lock does not stay free while somebody waits.
+//! Nobody waits for what is free.
 
-use tenure::LockName;
+use tenure::{LockName, Owner};
 
-use super::{Book, Oracle, Wait};
+use super::book::Book;
+use super::{Oracle, Wait};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{ProcessId, Sim, lock};
 
@@ -11,18 +12,20 @@ const PROGRESS: &str = "progress";
 /// How long a lock may stay free while somebody waits for it, when nothing fails: the message, the question, and the turn that
 /// busy processes leave to one another.
 const HAND_OVER: TrueTime = 150 * MS;
+/// How long it may take until somebody who was let in has its guard, or has given it back.
+pub(super) const TELLING: TrueTime = 200 * MS;
 
 impl Book {
     /// The server granted a lock: nobody waited for it all the while that it was free, unless that was short.
-    pub(super) fn check_prompt(&mut self, at: TrueTime, name: &LockName, sim: &Sim) {
-        let free_since = self.locks.get(name).map_or(0, |lock| lock.free_since).max(self.strict_from);
-        let most = HAND_OVER + self.drift;
-        if at <= free_since + most {
+    pub(super) fn check_prompt(&mut self, at: TrueTime, name: &LockName, free_since: TrueTime, sim: &Sim) {
+        let free_since = free_since.max(self.plan.strict_from);
+        let most = HAND_OVER + self.plan.drift();
+        if at <= free_since + most || self.locks.get(name).is_some_and(|lock| lock.places.len() > 1) {
             return;
         }
         let waited = self.waits.iter().find(|wait| {
             let since = free_since.max(wait.since);
-            wait.name == *name && at > since + most && sim.ran_since(wait.process, since)
+            wait.name.as_ref() == Some(name) && at > since + most && sim.ran_since(wait.process, since)
         });
         if let Some(wait) = waited {
             let what = format!(
@@ -33,17 +36,54 @@ impl Book {
             self.accuse(at, PROGRESS, what);
         }
     }
+
+    /// The first in a queue could be let in, because somebody's lease is over, and nobody has asked: for no longer than until
+    /// the next of those who wait refreshes its place. So a dead head costs its own lease and that.
+    pub(super) fn check_let_in(&mut self, at: TrueTime, name: &LockName, sim: &Sim) {
+        let Some(lock) = self.locks.get(name) else { return };
+        let Some(open_since) = lock.open_since else { return };
+        let since = open_since.max(self.plan.strict_from);
+        let most = HAND_OVER + self.plan.wait() / 2 + self.plan.drift();
+        let waits = |process: ProcessId| sim.ran_since(process, since);
+        let waiter = lock.places.iter().find(|place| !place.holds && waits(place.process));
+        if let Some(waiter) = waiter.filter(|_| at > since + most) {
+            let what = format!(
+                "{} could have been let in to {name} for {} ms, and nobody asked",
+                waiter.owner,
+                (at - since) / MS
+            );
+            self.accuse(at, PROGRESS, what);
+        }
+    }
 }
 
 impl Oracle {
     /// A task begins to wait for a lock, without a limit; it ends when the answer is dropped.
-    pub fn waits(&self, process: ProcessId, name: &LockName) -> Waiting {
+    pub fn waits(&self, process: ProcessId, name: Option<&LockName>) -> Waiting {
         let since = self.sim.now();
         let mut book = lock(&self.book);
         book.next_id += 1;
         let id = book.next_id;
-        book.waits.push(Wait { id, name: name.clone(), process, since });
+        book.waits.push(Wait { id, name: name.cloned(), process, since });
         Waiting { oracle: self.clone(), id }
+    }
+
+    /// Somebody was let in by another's request a while ago: by now it has its guard, or has left.
+    pub(super) fn told(&self, owner: &Owner, let_in_at: TrueTime) {
+        let at = self.sim.now();
+        let mut book = lock(&self.book);
+        let Some(owned) = book.owners.get(owner) else { return };
+        // Who asks for several at once keeps the first for itself while it waits for the next.
+        let is_excused = book.plan.both > 0
+            || owned.let_in_at != Some(let_in_at)
+            || owned.ended.is_some()
+            || owned.lapses <= at
+            || owned.told_at.is_some_and(|told_at| told_at >= let_in_at)
+            || !self.sim.ran_since(owned.process, let_in_at);
+        if !is_excused {
+            let what = format!("{owner} was let in {} ms ago and has not heard of it", (at - let_in_at) / MS);
+            book.accuse(at, PROGRESS, what);
+        }
     }
 
     /// The schedule is over and was long enough for everything in it: nobody may still wait.
@@ -53,7 +93,7 @@ impl Oracle {
         let waits = book.waits.iter().find(|wait| self.sim.runs(wait.process));
         if let Some(wait) = waits {
             let what = format!(
-                "a task of process {} waits for {} since {:.3} s",
+                "a task of process {} waits for {:?} since {:.3} s",
                 wait.process,
                 wait.name,
                 wait.since as f64 / 1e9

@@ -2,15 +2,18 @@
 
 use tenure::{LockName, Owner};
 
-use super::Book;
+use super::book::Book;
 use crate::sim::clock::TrueTime;
+use crate::sim::regime::Sort;
 
 const TOKENS: &str = "token order";
 
 impl Book {
     /// The server granted a lock anew: its token is above all that it gave before.
     pub(super) fn check_grown(&mut self, at: TrueTime, name: &LockName, token: u64) {
-        let last = self.locks.get(name).map_or(0, |lock| lock.last_token);
+        let Some(lock) = self.locks.get_mut(name) else { return };
+        let last = lock.last_token;
+        lock.last_token = last.max(token);
         if token <= last {
             self.accuse(at, TOKENS, format!("{name} was granted with token {token} after {last}"));
         }
@@ -26,16 +29,23 @@ impl Book {
         }
     }
 
-    /// A task got a guard: its token is what the server gave its owner, and above that of every guard handed out before.
+    /// A task got a guard: its token is what the server gave its owner, and above that of every exclusive guard handed out before; an
+    /// exclusive one is above all.
     pub(super) fn check_reported(
         &mut self,
         at: TrueTime,
         name: &LockName,
         owner: &Owner,
         token: u64,
+        weight: u32,
         again: bool,
     ) {
-        let given = self.owners.get(owner).map(|owned| owned.token);
+        let owned = self.owners.get(owner);
+        let given = owned.map(|owned| owned.token);
+        if self.is_forced(owner) || owned.is_some_and(|owned| owned.taken.contains(&token)) {
+            // It comes late, after the grant of somebody who was let in beside it.
+            return;
+        }
         if given != Some(token) {
             return self.accuse(
                 at,
@@ -43,14 +53,14 @@ impl Book {
                 format!("a guard of {owner} has token {token}, the server gave {given:?}"),
             );
         }
-        if self.is_forced(owner) {
-            // It comes late, after the grant of somebody who was let in beside it.
-            return;
-        }
         let Some(lock) = self.locks.get_mut(name) else { return };
-        let last = lock.last_reported;
-        lock.last_reported = last.max(token);
-        if token < last || (token == last && !again) {
+        let is_exclusive = weight == lock.sort.capacity();
+        let last = if is_exclusive { lock.last_reported } else { lock.last_exclusive };
+        lock.last_reported = lock.last_reported.max(token);
+        if is_exclusive {
+            lock.last_exclusive = lock.last_exclusive.max(token);
+        }
+        if token < last || (token == last && !again && lock.sort != Sort::Reentrant) {
             self.accuse(
                 at,
                 TOKENS,

@@ -1,0 +1,51 @@
+//! Each hold of a reentrant owner counts once, however often its requests are repeated.
+
+use tenure::{LockName, Owner};
+
+use super::book::Book;
+use super::{Executed, Oracle};
+use crate::sim::clock::TrueTime;
+use crate::sim::executor::lock;
+use crate::sim::regime::Sort;
+
+const COUNT: &str = "each hold counts once";
+
+impl Book {
+    /// What is counted at the key is what the owner has.
+    pub(super) fn check_count(&mut self, at: TrueTime, executed: &Executed<'_>, owner: &Owner) {
+        let name = &executed.op.name;
+        let Some(lock) = self.locks.get(name).filter(|lock| lock.sort == Sort::Reentrant) else { return };
+        let Some(count) = lock.place(owner).map(|place| place.count()) else { return };
+        let counted = executed.after.and_then(|after| after.share(owner)).map_or(0, |share| share.weight);
+        if counted != count {
+            let what = format!("{name}: {owner} has {count} holds, and {counted} are counted");
+            self.accuse(at, COUNT, what);
+        }
+    }
+
+    /// A release said how many are left.
+    pub(super) fn check_left(&mut self, at: TrueTime, name: &LockName, owner: &Owner, count: u32, left: u32) {
+        if count != left {
+            let what = format!("{name}: {owner} was told that {left} holds are left, and has {count}");
+            self.accuse(at, COUNT, what);
+        }
+    }
+}
+
+impl Oracle {
+    /// How many guards of an owner say that they hold, and that nobody took from it.
+    pub fn held_by(&self, name: &LockName, owner: &Owner) -> u32 {
+        let book = lock(&self.book);
+        let guards = book.holds.iter().filter(|hold| hold.owner == *owner && hold.name == *name);
+        guards.filter(|hold| !hold.is_forced && hold.is_held()).count() as u32
+    }
+
+    /// `hold_count` said this; so many guards held before it was asked, and hold still.
+    pub fn said_count(&self, name: &LockName, owner: &Owner, said: u32, held: u32) {
+        if said < held {
+            let at = self.sim.now();
+            let what = format!("{owner} was told that it has {name} {said} times, and has {held} guards");
+            lock(&self.book).accuse(at, COUNT, what);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! First come, first served, and whoever fits is let in at once.
+
+use tenure::internals::protocol::Verb;
+use tenure::{LockName, Owner};
+
+use super::Executed;
+use super::book::Book;
+use crate::sim::clock::TrueTime;
+use crate::sim::regime::Sort;
+
+const ORDER: &str = "first come, first served";
+const OPEN: &str = "whoever fits is let in";
+
+impl Book {
+    /// Somebody was let in: nobody who came before still waits.
+    pub(super) fn check_turn(&mut self, at: TrueTime, name: &LockName, owner: &Owner) {
+        let Some(lock) = self.locks.get(name) else { return };
+        let Some(place) = lock.place(owner) else { return };
+        let passed = lock.places.iter().find(|other| !other.holds && other.number < place.number);
+        if let Some(passed) = passed {
+            let what = format!("{name}: {owner} was let in before {}, who came first", passed.owner);
+            self.accuse(at, ORDER, what);
+        }
+    }
+
+    /// Somebody got a place: its number is above all before.
+    pub(super) fn check_numbered(&mut self, at: TrueTime, name: &LockName, number: u64) {
+        let Some(lock) = self.locks.get_mut(name) else { return };
+        let last = std::mem::replace(&mut lock.last_number, number);
+        if number <= last {
+            self.accuse(at, ORDER, format!("{name}: place {number} was given after {last}"));
+        }
+    }
+
+    /// A place stays what it is.
+    pub(super) fn check_place_kept(&mut self, at: TrueTime, name: &LockName, owner: &Owner, number: u64) {
+        let Some(place) = self.locks.get(name).and_then(|lock| lock.place(owner)) else { return };
+        let (known, holds) = (place.number, place.holds);
+        if known != number || holds {
+            let what =
+                format!("{name}: {owner} has place {known}, held: {holds}, and is told to wait as {number}");
+            self.accuse(at, ORDER, what);
+        }
+    }
+
+    /// A message named somebody who does not wait.
+    pub(super) fn check_told_number(&mut self, at: TrueTime, name: &LockName, number: u64) {
+        self.accuse(at, ORDER, format!("{name}: {number} was told that it holds, and nobody waits as that"));
+    }
+
+    /// After each request that may change something: the first who waits cannot be let in.
+    pub(super) fn check_head(&mut self, at: TrueTime, name: &LockName) {
+        let Some(lock) = self.locks.get(name).filter(|lock| lock.is_open()) else { return };
+        let Some(head) = lock.head() else { return };
+        let what = format!(
+            "{name}: {} waits for {} of {}, of which {} are in use",
+            head.owner,
+            head.weight,
+            lock.sort.capacity(),
+            lock.used()
+        );
+        self.accuse(at, OPEN, what);
+    }
+
+    /// Who asked without a wait was refused: rightly, somebody holds too much or waits.
+    pub(super) fn check_refused(&mut self, at: TrueTime, executed: &Executed<'_>) {
+        let (name, owner) = (&executed.op.name, &executed.op.owner);
+        let Some(lock) = self.locks.get(name) else { return };
+        let is_queue = !matches!(lock.sort, Sort::Mutex | Sort::Reentrant);
+        let weight = match executed.op.rule {
+            tenure::internals::protocol::Rule::Queue(seat) => seat.weight,
+            _ => 1,
+        };
+        let is_mine = lock.place(owner).is_some();
+        let is_wrong = is_mine || lock.head().is_none() && lock.fits(weight);
+        if is_wrong {
+            let waits = matches!(executed.op.verb, Verb::Acquire { wait_ms: Some(_), .. }) && is_queue;
+            let what = format!("{name}: {owner} was refused what it could have had, waits: {waits}");
+            self.accuse(at, OPEN, what);
+        }
+    }
+}
