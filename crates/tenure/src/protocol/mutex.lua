@@ -8,10 +8,10 @@
 --        inspect owner request
 -- Reply  { owner, request, answer, ... }, where the answer is one of
 --        held token            busy holder left_ms     free       released unheard
---        found mutex holder left_ms unheard            mismatch kind
+--        found mutex holder left_ms unheard            mismatch kind [capacity]
 --        behind ballot         ahead
 --        left_ms: -1 where there is no TTL
---        holder:  the value, its first 1024 bytes; of what is no string the type, as (hash)
+--        holder:  the value, its first 1024 bytes; of a hash its only field; of anything else the type, as (list)
 --        unheard: '', or why those who wait could not be told; only where a hold has ended
 -- Message on the channel: the owner, or the value, whose hold has ended.
 
@@ -25,10 +25,21 @@ if type(value) == 'table' then
   if string.sub(value.err, 1, 9) ~= 'WRONGTYPE' then
     return value
   end
-  local type = redis.call('TYPE', lock).ok
+  -- other_kind: a mismatch where it is ours, busy where it is foreign. Whoever looks, or ends it, asks again by its kind.
+  local type, other, capacity = redis.call('TYPE', lock).ok, nil, nil
   value = '(' .. type .. ')'
-  if type == 'hash' and redis.call('HEXISTS', lock, '#fence') == 1 then
-    value, theirs = nil, { owner, request, 'mismatch', 'reentrant mutex' }
+  if type == 'zset' then
+    other, capacity = string.match(redis.call('ZRANGE', lock, 0, 0)[1], '^#1:([%a -]+):(%d+)$')
+  elseif type == 'hash' then
+    if verb == 'inspect' or ARGV[5] == 'anyone' or (tonumber(redis.call('HGET', lock, '#fence') or '') or 0) > 0 then
+      other = 'reentrant mutex'
+    elseif redis.call('HLEN', lock) == 1 then
+      local field = redis.call('HKEYS', lock)[1]
+      value = string.sub(field, 1, 1) ~= '#' and field or value
+    end
+  end
+  if other then
+    value, theirs = nil, { owner, request, 'mismatch', other, capacity }
   end
 elseif value and string.sub(value, 1, #owner) == owner then
   if #value == #owner then

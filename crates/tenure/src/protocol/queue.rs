@@ -79,14 +79,17 @@ pub fn apply(state: &mut State, now: Now, op: &Op, seat: Seat) -> (Answer, Optio
 }
 
 /// What stands at the name, if it is not a queue of this kind and capacity. Looking is free to all.
-fn mismatch(state: &State, now: Now, seat: Seat, verb: &Verb) -> Option<Answer> {
+fn mismatch(state: &mut State, now: Now, seat: Seat, verb: &Verb) -> Option<Answer> {
     let looks = matches!(verb, Verb::Inspect | Verb::Release { whose: Whose::Anyone, .. });
     let lock = state.lock.as_ref()?;
     match &lock.value {
-        Data::Queue(queue) => {
-            let differs = queue.kind != seat.kind || queue.capacity != seat.capacity;
-            (differs && !looks && !queue.is_over(now)).then(|| lock.value.mismatch())
+        Data::Queue(queue) if looks || (queue.kind == seat.kind && queue.capacity == seat.capacity) => None,
+        Data::Queue(queue) if queue.is_over(now) => {
+            // All of it has lapsed: the newcomer's kind and capacity are in force.
+            state.lock = None;
+            None
         }
+        Data::Queue(_) => Some(lock.value.mismatch()),
         other if looks => Some(other.mismatch()),
         _ => Some(other_kind(lock, now)),
     }
@@ -101,32 +104,30 @@ fn acquire(
     wait_ms: Option<u64>,
     granted: &mut Vec<u64>,
 ) -> Answer {
-    let mine = match queue_of(state) {
-        Some(queue) => {
-            queue.sweep(now);
-            queue.number_of(owner, now)
-        }
-        None => None,
-    };
-    match mine {
-        Some(_) => {}
-        None if wait_ms.is_none() && queue_of(state).is_some_and(|queue| !queue.lets_in(seat.weight)) => {
-            if let Some(queue) = queue_of(state) {
-                queue.promote(granted);
-            }
-            return busy(state, now);
-        }
+    let mut fits = seat.weight <= seat.capacity;
+    let mut mine = None;
+    if let Some(queue) = queue_of(state) {
+        queue.sweep(now);
+        mine = queue.number_of(owner, now);
+        queue.promote(granted);
+        fits = queue.lets_in(seat.weight);
+    }
+    let number = match mine {
+        Some(number) => number,
+        None if wait_ms.is_none() && !fits => return busy(state, now),
         None => {
             let above = queue_of(state).map_or(0, |queue| queue.last());
             let number = assign_above(state, now, above);
             let queue = queue_or_new(state, seat);
             // Its lease is set below, once it is known whether it holds or waits: no request could shorten it then.
             queue.insert(number, Ticket { owner: owner.clone(), weight: seat.weight, deadline_ms: now.ms });
+            if fits {
+                queue.let_in(number, seat.weight);
+            }
+            number
         }
-    }
+    };
     let Some(queue) = queue_of(state) else { return Answer::Free };
-    let Some(number) = queue.numbers.get(owner).copied() else { return Answer::Free };
-    queue.promote(granted);
     granted.retain(|ticket| *ticket != number);
     if queue.holds(number) {
         queue.extend(number, now.ms.saturating_add(ttl_ms));
@@ -237,12 +238,15 @@ fn busy(state: &mut State, now: Now) -> Answer {
     }
 }
 
-/// Forgets an empty queue, and lets the key live as long as its last ticket.
+/// Forgets an empty queue, and lets the key live as long as the ticket that meant to stay longest.
 fn settle(state: &mut State) {
     let Some(lock) = &mut state.lock else { return };
     if let Data::Queue(queue) = &lock.value {
         match queue.deadlines.last() {
-            Some((deadline_ms, _)) => lock.expires_ms = Some(deadline_ms + TAIL_MS),
+            Some((deadline_ms, _)) => {
+                let end = deadline_ms + TAIL_MS;
+                lock.expires_ms = Some(lock.expires_ms.map_or(end, |old| old.max(end)));
+            }
             None => state.lock = None,
         }
     }
@@ -340,10 +344,15 @@ impl Queue {
             if self.used.saturating_add(weight) > self.capacity {
                 return;
             }
-            self.used += ticket.weight;
-            self.mark = *number;
-            granted.push(*number);
+            let (number, weight) = (*number, ticket.weight);
+            self.let_in(number, weight);
+            granted.push(number);
         }
+    }
+
+    fn let_in(&mut self, number: u64, weight: u32) {
+        self.used += weight;
+        self.mark = number;
     }
 
     /// The owner's ticket, unless it has lapsed: that one is dead, also when the sweep did not get to it.

@@ -163,20 +163,21 @@ fn extend(state: &mut State, now: Now, ttl_ms: u64) {
     mutex::extend(state, now, ttl_ms);
 }
 
-/// The owner, the count and the token, as a listing shows them.
+/// The owner, the count and the token, as a listing shows them. A foreign hash with more than one field is no lock of
+/// Redisson's: of that, the type.
 pub(super) fn found(hash: &Hash, left_ms: Option<u64>) -> Found {
     let fence = fence_of(hash);
-    let holders = hash.iter().filter(|(field, _)| !field.starts_with('#')).map(|(owner, count)| Holding {
-        value: if fence > 0 { format!("{owner}#{fence}") } else { owner.clone() },
-        left_ms,
-        weight: count.parse().unwrap_or(1),
-    });
-    Found { kind: Kind::Reentrant, capacity: None, holders: holders.collect(), waiters: Vec::new() }
+    let known = fence > 0 || hash.len() == 1;
+    let holder = hash.iter().find(|(field, _)| known && !field.starts_with('#'));
+    let (name, count) = holder.map_or(("(hash)", "1"), |(owner, count)| (owner, count));
+    let value = if fence > 0 { format!("{name}#{fence}") } else { name.to_owned() };
+    let holders = vec![Holding { value, left_ms, weight: count.parse().unwrap_or(1) }];
+    Found { kind: Kind::Reentrant, capacity: None, holders, waiters: Vec::new() }
 }
 
 /// Who holds, in the form of a mutex's value.
 pub(super) fn holder(hash: &Hash) -> String {
-    found(hash, None).holders.into_iter().next().map_or(String::new(), |holder| holder.value)
+    found(hash, None).holders.swap_remove(0).value
 }
 
 fn hash_of(state: &mut State) -> Option<&mut Hash> {

@@ -16,8 +16,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 const REPLY_MAX: u64 = 16 * 1024 * 1024;
 /// A line may be this long: errors and numbers, not data.
 const LINE_MAX: u64 = 16 * 1024;
-/// A list may promise this many elements.
-const LIST_MAX: u64 = 64 * 1024;
+/// A list may promise this many elements: three for each who waits in a long queue.
+const LIST_MAX: u64 = 512 * 1024;
 
 /// A stream whose input is checked and counted.
 pub(super) struct Checked<S> {

@@ -3,14 +3,21 @@
 //! Two names never share a side key, and on a cluster a lock and its side key share a slot. Neither wrapping nor appending
 //! alone does that: `x` and `{x}` would share `{x}:fence`, and `a}b` would be torn from its own.
 
+use crate::protocol::Rule;
+
 /// The key of a lock's token counter.
 pub(super) fn fence(key: &str) -> String {
     beside("tenure:fence:", key)
 }
 
-/// The channel on which a lock's end is said. Channels are common to all databases of a server, so it names the database.
-pub(super) fn channel(db: u32, key: &str) -> String {
-    beside(&format!("tenure:wake:{db}:"), key)
+/// The channel on which a lock's end is said. Channels are common to all databases of a server, so it names the database;
+/// that of the reentrant kind is named by Redisson's own rule.
+pub(super) fn channel(db: u32, rule: Rule, key: &str) -> String {
+    match rule {
+        Rule::Reentrant if key.contains('{') => format!("redisson_lock__channel:{key}"),
+        Rule::Reentrant => format!("redisson_lock__channel:{{{key}}}"),
+        Rule::Mutex | Rule::Queue(_) => beside(&format!("tenure:wake:{db}:"), key),
+    }
 }
 
 fn beside(prefix: &str, key: &str) -> String {
@@ -65,8 +72,10 @@ mod tests {
 
     #[test]
     fn two_names_never_share_a_side_key() {
-        let all: BTreeSet<_> =
-            ODD.iter().flat_map(|key| [fence(key), channel(0, key), channel(1, key)]).collect();
+        let all: BTreeSet<_> = ODD
+            .iter()
+            .flat_map(|key| [fence(key), channel(0, Rule::Mutex, key), channel(1, Rule::Mutex, key)])
+            .collect();
         assert_eq!(all.len(), 3 * ODD.len());
     }
 
@@ -79,7 +88,9 @@ mod tests {
             }
         }
         assert_eq!(fence("orders"), "tenure:fence:{orders}");
-        assert_eq!(channel(3, "{shop}:orders"), "tenure:wake:3:={shop}:orders");
+        assert_eq!(channel(3, Rule::Mutex, "{shop}:orders"), "tenure:wake:3:={shop}:orders");
+        assert_eq!(channel(3, Rule::Reentrant, "{shop}:orders"), "redisson_lock__channel:{shop}:orders");
+        assert_eq!(channel(3, Rule::Reentrant, "orders"), "redisson_lock__channel:{orders}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod keys;
 mod line;
 mod link;
 mod reply;
+mod request;
 mod script;
 mod url;
 mod wake;
@@ -28,15 +29,14 @@ pub use url::{Address, Target};
 use super::{Cursor, Failure, Listener, Page, Store};
 use crate::error::Result;
 use crate::name::LockName;
-use crate::protocol::{Fence, Found, Kind, Op, Reply, Rule, Verb, Whose, ours};
+use crate::owner::Owner;
+use crate::protocol::{Answer, Found, Holding, Kind, Op, Reply, Rule, Seat, Verb, ours};
 use crate::runtime::{Moment, Runtime};
 use connect::{Connector, Network, command};
 use line::Line;
 use link::Link;
+use request::Request;
 use wake::Ears;
-
-/// Why other kinds are refused.
-const ONE_MACHINE: &str = "it knows the mutex only";
 
 /// A store on a Redis or Valkey server. Clones share its connections.
 #[derive(Clone)]
@@ -84,15 +84,15 @@ impl Store for Redis {
     fn listen(
         &self,
         name: &LockName,
-        _rule: Rule,
+        rule: Rule,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        let (inner, channel) = (Arc::clone(&self.0), keys::channel(self.0.db, name.as_str()));
-        async move { inner.ears.listen(channel, inner.runtime.now() + within).await }.boxed()
+        let (inner, channel) = (Arc::clone(&self.0), keys::channel(self.0.db, rule, name.as_str()));
+        async move { inner.ears.listen(channel, rule, inner.runtime.now() + within).await }.boxed()
     }
 
     /// Walks over the whole database, a few hundred keys at a time, whatever the prefix: the server has no index of names.
-    /// A lock may be told twice. Strings of other programs are told only where a prefix is given.
+    /// A lock may be told twice. What other programs wrote is told only where a prefix is given.
     fn list(
         &self,
         prefix: &str,
@@ -103,11 +103,8 @@ impl Store for Redis {
         async move { inner.list(&prefix, &from, within).await }.boxed()
     }
 
-    fn supports(&self, rule: Rule) -> Result<(), &'static str> {
-        match rule {
-            Rule::Mutex => Ok(()),
-            _ => Err(ONE_MACHINE),
-        }
+    fn supports(&self, _rule: Rule) -> Result<(), &'static str> {
+        Ok(())
     }
 
     fn interrupted(&self) -> BoxFuture<'static, ()> {
@@ -140,7 +137,7 @@ impl Inner {
         match reply::read(&value, &op) {
             Ok(reply::Read { answer, unheard }) => {
                 if let Some(why) = unheard {
-                    tracing::warn!(target: "tenure", lock = %op.name, store = %self.url, why, "released, but those who wait could not be woken");
+                    tracing::warn!(target: "tenure", lock = %op.name, store = %self.url, why, "those who wait could not be woken");
                 }
                 Ok(Reply { owner: op.owner, request: op.request, answer })
             }
@@ -155,105 +152,98 @@ impl Inner {
 
     /// Runs the script that answers `op`.
     async fn run(&self, line: &Line, op: &Op, deadline: Moment) -> Result<Value, Failure> {
-        let script = match op.rule {
-            Rule::Mutex => script::MUTEX,
-            _ => return Err(Failure::Refused(Failure::cause(ONE_MACHINE))),
-        };
-        let lock = op.name.as_str();
-        let (owner, request) = (op.owner.as_str(), op.request.to_string());
-        let mut counter = String::new();
-        let args: [&str; 6];
-        // The counter is named only where it is needed: a request about one key is never torn by a slot that moves.
-        let (ttl, ballot, channel);
-        let args: &[&str] = match op.verb {
-            Verb::Acquire { ttl_ms, fence, .. } => {
-                counter = keys::fence(lock);
-                (ttl, ballot) = (ttl_ms.to_string(), proposed(fence));
-                args = ["acquire", owner, &request, &ttl, &ballot, ""];
-                &args[..5]
-            }
-            Verb::Renew { ttl_ms, .. } => {
-                ttl = ttl_ms.to_string();
-                args = ["renew", owner, &request, &ttl, "", ""];
-                &args[..4]
-            }
-            Verb::Release { fence, whose, .. } => {
-                if let Fence::Ballot(_) = fence {
-                    counter = keys::fence(lock);
-                }
-                ballot = proposed(fence);
-                channel = keys::channel(self.db, lock);
-                let whose = match whose {
-                    Whose::Mine => "mine",
-                    Whose::Anyone => "anyone",
-                };
-                args = ["release", owner, &request, &ballot, whose, &channel];
-                &args
-            }
-            Verb::Refresh { .. } | Verb::Inspect => {
-                args = ["inspect", owner, &request, "", "", ""];
-                &args[..3]
-            }
-        };
-        let keys: &[&str] = if counter.is_empty() { &[lock] } else { &[lock, &counter] };
+        let request = Request::new(op, self.db);
         // The first request after a reconnect is the question whether a lock is still held, and a server that has forgotten
         // the lock has forgotten the script: it must not take a second round trip to say so.
-        let first =
-            if line.brings_script() { script.in_full(keys, args) } else { script.by_name(keys, args) };
+        let first = if line.brings_script() { request.in_full() } else { request.by_name() };
         let mut value = line.ask(&first, deadline).await?;
         if let Value::ServerError(error) = &value
             && failure::is_no_script(error)
         {
-            value = line.ask(&script.in_full(keys, args), deadline).await?;
+            value = line.ask(&request.in_full(), deadline).await?;
         }
-        match value {
-            Value::ServerError(error) => Err(refused(line, &error)),
-            value => Ok(value),
-        }
+        answered(line, value)
     }
 
     async fn list(&self, prefix: &str, from: &Cursor, within: Duration) -> Result<Page, Failure> {
         let deadline = self.runtime.now() + within;
         let line = self.link.line(deadline).await?;
-        let cursor = if from.0.is_empty() { "0" } else { &from.0 };
+        // One type after the other, each with the server's own cursor.
+        let (kind, cursor) = from.0.split_once(' ').unwrap_or((TYPES[0].0, "0"));
+        let at = TYPES.iter().position(|(name, _)| *name == kind).unwrap_or(0);
+        let (kind, rule) = TYPES[at];
         let pattern = keys::pattern(prefix);
-        let scan = ["SCAN", cursor, "MATCH", &pattern, "COUNT", "250", "TYPE", "string"];
+        let scan = ["SCAN", cursor, "MATCH", &pattern, "COUNT", "250", "TYPE", kind];
         let value = answered(&line, line.ask(&command(&scan), deadline).await?)?;
         let Some((next, names)) = scanned(&value) else {
             line.hang_up();
             return Err(Failure::Unknown(Failure::cause("a reply to SCAN that is none")));
         };
-        let mut page = Page { locks: Vec::new(), next: (next != "0").then(|| Cursor(next.to_owned())) };
-        let looks = names.iter().map(|name| look(&line, name, deadline));
+        let next = match (next, TYPES.get(at + 1)) {
+            ("0", None) => None,
+            ("0", Some((kind, _))) => Some(Cursor(format!("{kind} 0"))),
+            (next, _) => Some(Cursor(format!("{kind} {next}"))),
+        };
+        let mut page = Page { locks: Vec::new(), next };
+        let looks = names.iter().map(|name| self.look(&line, name, rule, deadline));
         for (name, found) in names.iter().zip(join_all(looks).await) {
+            let is_ours = |holding: &Holding| ours(&holding.value).is_some();
             if let Some(found) = found?
-                && (!prefix.is_empty() || ours(&found.holders[0].value).is_some())
+                && (!prefix.is_empty() || found.holders.iter().chain(&found.waiters).any(is_ours))
             {
                 page.locks.push((name.clone(), found));
             }
         }
         Ok(page)
     }
+
+    /// Who holds a lock, where something of this rule's type stands at its name.
+    async fn look(
+        &self,
+        line: &Line,
+        name: &LockName,
+        rule: Rule,
+        deadline: Moment,
+    ) -> Result<Option<Found>, Failure> {
+        if rule == Rule::Mutex {
+            return look_at_text(line, name, deadline).await;
+        }
+        let owner = Owner::fresh("", &*self.runtime);
+        let op = Op { name: name.clone(), rule, owner, request: 0, verb: Verb::Inspect };
+        let value = self.run(line, &op, deadline).await?;
+        Ok(match reply::read(&value, &op) {
+            // A hash that is no lock's.
+            Ok(reply::Read { answer: Answer::Found(found), .. }) if found.holders.iter().any(is_no_lock) => {
+                None
+            }
+            Ok(reply::Read { answer: Answer::Found(found), .. }) => Some(found),
+            // Gone by now, or something else stands there by now.
+            _ => None,
+        })
+    }
 }
 
-/// Who holds a lock, where a string stands at its name.
-async fn look(line: &Line, name: &LockName, deadline: Moment) -> Result<Option<Found>, Failure> {
+/// The types of the keys at which locks stand.
+const TYPES: [(&str, Rule); 3] =
+    [("string", Rule::Mutex), ("hash", Rule::Reentrant), ("zset", Rule::Queue(Seat::FAIR))];
+
+fn is_no_lock(holding: &Holding) -> bool {
+    holding.value == "(hash)"
+}
+
+/// The same for a string. By plain commands, because a script would read the whole of what may be somebody's film.
+async fn look_at_text(line: &Line, name: &LockName, deadline: Moment) -> Result<Option<Found>, Failure> {
     let (value, left) = (["GETRANGE", name.as_str(), "0", "1023"], ["PTTL", name.as_str()]);
     let (value, left) = (command(&value), command(&left));
     let (value, left) = join(line.ask(&value, deadline), line.ask(&left, deadline)).await;
     // Empty: gone by now. An error: something else stands there by now.
     let value = reply::text(&value?).filter(|value| !value.is_empty());
     Ok(match (value, reply::left(&answered(line, left?)?)) {
-        (Some(value), Some(left_ms)) => Some(reply::found(Kind::Mutex, value, left_ms)),
+        (Some(value), Some(left_ms)) => {
+            Some(reply::found(Kind::Mutex, Holding { value, left_ms, weight: 1 }))
+        }
         _ => None,
     })
-}
-
-fn proposed(fence: Fence) -> String {
-    match fence {
-        Fence::Assign => String::new(),
-        Fence::Ballot(ballot) => ballot.to_string(),
-    }
 }
 
 fn answered(line: &Line, value: Value) -> Result<Value, Failure> {

@@ -2,7 +2,7 @@
 
 use redis::Value;
 
-use crate::protocol::{Answer, Found, Holding, Kind, Op};
+use crate::protocol::{Answer, Found, Holding, Kind, Op, Place, Rule, Verb};
 
 /// A reply taken apart.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,40 +24,113 @@ pub(super) fn read(value: &Value, op: &Op) -> Result<Read, &'static str> {
         return Err("a reply to another request");
     }
     let answer = bytes(answer).ok_or("a reply without an answer")?;
-    read_answer(answer, rest).ok_or("an answer that is none")
+    match op.rule {
+        Rule::Queue(_) => read_queue(answer, rest, op),
+        Rule::Mutex | Rule::Reentrant => read_answer(answer, rest),
+    }
+    .ok_or("an answer that is none")
 }
 
+/// What the mutex and the reentrant machine answer.
 fn read_answer(answer: &[u8], rest: &[Value]) -> Option<Read> {
     let (answer, unheard) = match (answer, rest) {
-        (b"held", [token]) => (Answer::Held { fence: number(token)? }, None),
-        (b"busy", [holder, left_ms]) => {
-            (Answer::Busy { holder: text(holder)?, left_ms: left(left_ms)? }, None)
-        }
-        (b"free", []) => (Answer::Free, None),
         (b"released", [unheard]) => (Answer::Released { left: 0 }, Some(text(unheard)?)),
+        (b"released", [left, unheard]) => (Answer::Released { left: int(left)? }, Some(text(unheard)?)),
         (b"found", [kind, holder, left_ms, rest @ ..]) => {
+            let (weight, rest) = match (self::kind(kind)?, rest) {
+                (Kind::Mutex, rest) => (1, rest),
+                (Kind::Reentrant, [count, rest @ ..]) => (number(count)?.try_into().unwrap_or(1), rest),
+                _ => return None,
+            };
             let unheard = match rest {
                 [] => None,
                 [unheard] => Some(text(unheard)?),
                 _ => return None,
             };
-            (Answer::Found(found(self::kind(kind)?, text(holder)?, left(left_ms)?)), unheard)
+            let holding = Holding { value: text(holder)?, left_ms: left(left_ms)?, weight };
+            (Answer::Found(found(self::kind(kind)?, holding)), unheard)
         }
-        (b"mismatch", [kind]) => (Answer::Mismatch { kind: self::kind(kind)?, capacity: None }, None),
-        (b"behind", [ballot]) => (Answer::Behind { ballot: number(ballot)? }, None),
-        (b"ahead", []) => (Answer::Ahead, None),
-        _ => return None,
+        (answer, rest) => (read_common(answer, rest)?, None),
     };
     Some(Read { answer, unheard: unheard.filter(|why| !why.is_empty()) })
 }
 
-/// What stands at a name; without a holder where its kind has no machine yet.
-pub(super) fn found(kind: Kind, holder: String, left_ms: Option<u64>) -> Found {
-    let holders = match kind {
-        Kind::Mutex => vec![Holding { value: holder, left_ms, weight: 1 }],
-        _ => Vec::new(),
+/// What the queue answers. It may let somebody in whatever it was asked, so each answer may end with why those were not told.
+fn read_queue(answer: &[u8], rest: &[Value], op: &Op) -> Option<Read> {
+    let places = match &op.verb {
+        Verb::Refresh { owners, .. } => owners.len(),
+        _ => 0,
     };
-    Found { kind, capacity: None, holders, waiters: Vec::new() }
+    let own = match answer {
+        b"held" => 1,
+        b"waiting" | b"busy" => 2,
+        b"found" => 4,
+        b"places" => 2 + places,
+        b"mismatch" => rest.len(),
+        _ => 0,
+    };
+    let (rest, unheard) = match rest.split_at_checked(own)? {
+        (rest, []) => (rest, None),
+        (rest, [unheard]) => (rest, Some(text(unheard)?)),
+        _ => return None,
+    };
+    let answer = match (answer, rest) {
+        (b"released", []) => Answer::Released { left: 0 },
+        (b"waiting", [ticket, retry_in_ms]) => {
+            Answer::Waiting { ticket: number(ticket)?, retry_in_ms: left(retry_in_ms)? }
+        }
+        (b"places", [mark, retry_in_ms, tickets @ ..]) => {
+            let mark = number(mark)?;
+            let places = tickets.iter().map(|ticket| place(ticket, mark)).collect::<Option<_>>()?;
+            Answer::Places { places, retry_in_ms: left(retry_in_ms)? }
+        }
+        (b"found", [kind, capacity, holders, waiters]) => {
+            let (kind, capacity) = (self::kind(kind)?, Some(number(capacity)?.try_into().ok()?));
+            let (holders, waiters) = (holdings(holders)?, holdings(waiters)?);
+            Answer::Found(Found { kind, capacity, holders, waiters })
+        }
+        (answer, rest) => read_common(answer, rest)?,
+    };
+    Some(Read { answer, unheard })
+}
+
+/// What all machines answer.
+fn read_common(answer: &[u8], rest: &[Value]) -> Option<Answer> {
+    Some(match (answer, rest) {
+        (b"held", [token]) => Answer::Held { fence: number(token)? },
+        (b"busy", [holder, left_ms]) => Answer::Busy { holder: text(holder)?, left_ms: left(left_ms)? },
+        (b"free", []) => Answer::Free,
+        (b"mismatch", [kind]) => Answer::Mismatch { kind: self::kind(kind)?, capacity: None },
+        (b"mismatch", [kind, capacity]) => {
+            Answer::Mismatch { kind: self::kind(kind)?, capacity: Some(number(capacity)?.try_into().ok()?) }
+        }
+        (b"behind", [ballot]) => Answer::Behind { ballot: number(ballot)? },
+        (b"ahead", []) => Answer::Ahead,
+        _ => return None,
+    })
+}
+
+fn place(ticket: &Value, mark: u64) -> Option<Place> {
+    if bytes(ticket)?.is_empty() {
+        return Some(Place::Gone);
+    }
+    let ticket = number(ticket)?;
+    Some(if ticket <= mark { Place::Held { fence: ticket } } else { Place::Waiting { ticket } })
+}
+
+fn holdings(value: &Value) -> Option<Vec<Holding>> {
+    let Value::Array(parts) = value else { return None };
+    let (each, []) = parts.as_chunks::<3>() else { return None };
+    each.iter()
+        .map(|[value, left_ms, weight]| {
+            Some(Holding { value: text(value)?, left_ms: left(left_ms)?, weight: int(weight)? })
+        })
+        .collect()
+}
+
+/// What stands at a name that has one holder.
+pub(super) fn found(kind: Kind, holding: Holding) -> Found {
+    Found { kind, capacity: None, holders: vec![holding], waiters: Vec::new() }
 }
 
 pub(super) fn bytes(value: &Value) -> Option<&[u8]> {
@@ -75,6 +148,13 @@ pub(super) fn text(value: &Value) -> Option<String> {
 fn number(value: &Value) -> Option<u64> {
     let digits = std::str::from_utf8(bytes(value)?).ok()?;
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
+}
+
+fn int(value: &Value) -> Option<u32> {
+    match value {
+        Value::Int(int) => u32::try_from(*int).ok(),
+        _ => None,
+    }
 }
 
 fn kind(value: &Value) -> Option<Kind> {
@@ -96,7 +176,6 @@ mod tests {
     use super::*;
     use crate::name::LockName;
     use crate::owner::Owner;
-    use crate::protocol::{Rule, Verb};
 
     fn op() -> Op {
         let owner = Owner::new("a").expect("an owner");
@@ -115,7 +194,9 @@ mod tests {
     #[test]
     fn each_answer_is_read() {
         let op = op();
-        let found = |holder: &str, left_ms| Answer::Found(found(Kind::Mutex, holder.into(), left_ms));
+        let found = |value: &str, left_ms| {
+            Answer::Found(found(Kind::Mutex, Holding { value: value.into(), left_ms, weight: 1 }))
+        };
         for (rest, answer) in [
             (vec![bulk("held"), bulk("17")], Answer::Held { fence: 17 }),
             (

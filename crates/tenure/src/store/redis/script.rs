@@ -1,43 +1,32 @@
 //! Scripts: named by their SHA-1, sent in full only where the server does not know them.
 
-use redis::Cmd;
-
 /// A script and its name.
 pub(super) struct Script {
-    text: &'static str,
+    pub(super) text: &'static str,
     /// Pinned by a test; two versions of a client are alive at once during an upgrade, so a change is a decision.
-    sha: &'static str,
+    pub(super) sha: &'static str,
 }
 
 /// The mutex machine.
-pub(super) const MUTEX: Script = Script {
+pub(super) static MUTEX: Script = Script {
     text: include_str!("../../protocol/mutex.lua"),
     // The first version.
-    sha: "f00d20bb0f7b9cf28aff4c10c4d94b2f87e8e048",
+    sha: "928b3bb6331adae1e297e3f4a2788fd883166471",
 };
 
-impl Script {
-    /// The command that names the script.
-    pub(super) fn by_name(&self, keys: &[&str], args: &[&str]) -> Cmd {
-        Self::command("EVALSHA", self.sha, keys, args)
-    }
+/// The reentrant machine.
+pub(super) static REENTRANT: Script = Script {
+    text: include_str!("../../protocol/reentrant.lua"),
+    // The first version.
+    sha: "f4a58916cb22fce25107515c16f8665a42571ab9",
+};
 
-    /// The command that brings the script along.
-    pub(super) fn in_full(&self, keys: &[&str], args: &[&str]) -> Cmd {
-        Self::command("EVAL", self.text, keys, args)
-    }
-
-    fn command(verb: &str, script: &str, keys: &[&str], args: &[&str]) -> Cmd {
-        let bytes: usize = keys.iter().chain(args).map(|text| text.len()).sum();
-        let mut command =
-            Cmd::with_capacity(3 + keys.len() + args.len(), verb.len() + script.len() + 4 + bytes);
-        command.arg(verb).arg(script).arg(keys.len());
-        for text in keys.iter().chain(args) {
-            command.arg(*text);
-        }
-        command
-    }
-}
+/// The queue machine.
+pub(super) static QUEUE: Script = Script {
+    text: include_str!("../../protocol/queue.lua"),
+    // The first version.
+    sha: "1a0e3a1d2e3063a4958b08a088e04f2fdad8067c",
+};
 
 #[cfg(test)]
 mod tests {
@@ -45,7 +34,9 @@ mod tests {
 
     #[test]
     fn a_script_is_named_by_its_sha() {
-        assert_eq!(MUTEX.sha, sha1(MUTEX.text.as_bytes()));
+        for script in [&MUTEX, &REENTRANT, &QUEUE] {
+            assert_eq!(script.sha, sha1(script.text.as_bytes()));
+        }
         assert_eq!(sha1(b"abc"), "a9993e364706816aba3e25717850c26c9cd0d89d");
     }
 

@@ -19,7 +19,7 @@ use super::connect::{Connection, Connector, Ear, by, command};
 use super::failure;
 use super::link::pause;
 use super::reply::{bytes, text};
-use crate::protocol::{Wake, ours};
+use crate::protocol::{Rule, Wake, ours};
 use crate::runtime::Moment;
 use crate::store::{Failure, Listener};
 
@@ -53,7 +53,8 @@ struct State {
 }
 
 struct Channel {
-    listeners: BTreeMap<u64, mpsc::Sender<Wake>>,
+    /// With the rule of the lock that each of them waits for.
+    listeners: BTreeMap<u64, (Rule, mpsc::Sender<Wake>)>,
     /// When the last listener left.
     left: Option<Moment>,
     standing: Standing,
@@ -82,10 +83,12 @@ impl Ears {
     pub(super) async fn listen(
         self: &Arc<Self>,
         channel: String,
+        rule: Rule,
         deadline: Moment,
     ) -> Result<Listener, Failure> {
         let name = channel.clone();
-        let listener = Listener::new(|sender| Box::new(self.enter(channel, sender)) as Box<dyn Any + Send>);
+        let listener =
+            Listener::new(|sender| Box::new(self.enter(channel, rule, sender)) as Box<dyn Any + Send>);
         let confirmed = async {
             loop {
                 let mut told = pin!(self.told.notified());
@@ -106,7 +109,7 @@ impl Ears {
     }
 
     /// Adds a listener, and starts the connection's task if it does not run.
-    fn enter(self: &Arc<Self>, name: String, sender: mpsc::Sender<Wake>) -> Subscription {
+    fn enter(self: &Arc<Self>, name: String, rule: Rule, sender: mpsc::Sender<Wake>) -> Subscription {
         let mut state = self.state();
         let id = state.next;
         state.next += 1;
@@ -116,7 +119,7 @@ impl Ears {
             standing: Standing::New,
             was_heard: false,
         });
-        channel.listeners.insert(id, sender);
+        channel.listeners.insert(id, (rule, sender));
         channel.left = None;
         if let Standing::Refused(_) = channel.standing {
             channel.standing = Standing::New;
@@ -279,7 +282,7 @@ impl Ears {
                 Ok(()) => {
                     channel.standing = Standing::Confirmed;
                     if std::mem::take(&mut channel.was_heard) {
-                        tell(channel, &Wake::Reconnected);
+                        tell(channel, |_| Wake::Reconnected);
                     }
                 }
                 Err(error) => match failure::said(error) {
@@ -302,7 +305,7 @@ impl Ears {
                     if let Some(channel) =
                         std::str::from_utf8(channel).ok().and_then(|name| state.channels.get(name))
                     {
-                        tell(channel, &Wake::Free { by: ours(&message).map(|(owner, _)| owner) });
+                        tell(channel, |rule| meant(&message, rule));
                     }
                     return;
                 }
@@ -356,10 +359,20 @@ impl Todo {
     }
 }
 
-fn tell(channel: &Channel, wake: &Wake) {
-    for listener in channel.listeners.values() {
+/// What a message says to those who wait for a lock of this rule.
+fn meant(message: &str, rule: Rule) -> Wake {
+    if let Rule::Queue(_) = rule
+        && let Ok(tickets) = message.split(',').map(str::parse).collect()
+    {
+        return Wake::Granted { tickets };
+    }
+    Wake::Free { by: ours(message).map(|(owner, _)| owner) }
+}
+
+fn tell(channel: &Channel, wake: impl Fn(Rule) -> Wake) {
+    for (rule, listener) in channel.listeners.values() {
         // Full: it has enough to wake up for.
-        let _ = listener.try_send(wake.clone());
+        let _ = listener.try_send(wake(*rule));
     }
 }
 

@@ -1,0 +1,378 @@
+-- The queue machine: tickets in one sorted set, with a TTL. Twin of queue.rs: its functions as sections, in the order in
+-- which a request passes them, because on the server to define a function costs as much as to call a command.
+--
+-- The set, by its scores. Nothing is read that grows with the queue, except by inspect and for a release of anyone.
+--   up to 0        with the sign turned: #1:KIND:CAPACITY, the mark; #used, the weight of those that hold; #next, a moment
+--                  before which nothing lapses, or absent
+--   below 1e10     +OWNER: the weight of its ticket, where it is not 1
+--   below 1e14     !OWNER: until when its ticket lives, in milliseconds
+--   from there on  OWNER: the number of its ticket. It holds if that is at or below the mark
+--
+-- KEYS   1 the lock   2 its counter: for acquire
+-- ARGV   acquire owner request header capacity channel ttl_ms weight wait_ms   wait_ms: '' asks once
+--        renew   owner request header capacity channel ttl_ms weight           weight: '' leaves it
+--        refresh owner request header capacity channel wait_ms owner...
+--        release owner request header capacity channel whose                   whose: mine | anyone
+--        inspect owner request header capacity channel
+--        header: #1:KIND:CAPACITY, where KIND is fair mutex, read-write lock or semaphore
+-- Reply  { owner, request, answer, ... }, where the answer is one of
+--        held token            waiting ticket retry_in_ms      busy holder left_ms        free        released
+--        places mark retry_in_ms ticket...                     mismatch kind [capacity]
+--        found kind capacity { holder, left_ms, weight ... } { waiter, left_ms, weight ... }
+--        behind each of them but mismatch, and only if it is so: why those who hold now could not be told
+--        ticket:      '' where it is gone
+--        retry_in_ms: -1 for all but the first in line
+--        left_ms:     -1 where there is no TTL
+-- Message on the channel: the tickets that hold now, with commas.
+
+local lock, counter, call = KEYS[1], KEYS[2], redis.call
+local verb, owner, request, header, capacity = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
+local looks = verb == 'inspect' or ARGV[7] == 'anyone'
+local ends = '!' .. owner
+
+local time = call('TIME')
+local now_us = time[1] * 1000000 + time[2]
+local now = (now_us - now_us % 1000) / 1000
+local scores = redis.pcall('ZMSCORE', lock, header, '#used', '#next', owner, ends)
+
+-- mismatch: what stands at the name, if it is not a queue of this kind and capacity. Looking is free to all.
+if not scores[1] and (scores.err or call('EXISTS', lock) == 1) then
+  if scores.err and string.sub(scores.err, 1, 9) ~= 'WRONGTYPE' then
+    return scores
+  end
+  local type, kind, holder = call('TYPE', lock).ok, 'mutex', nil
+  if type == 'zset' then
+    local own, of = string.match(call('ZRANGE', lock, 0, 0)[1], '^#1:([%a -]+):(%d+)$')
+    if not own then
+      holder = '(zset)'
+    elseif looks then
+      header, capacity = '#1:' .. own .. ':' .. of, tonumber(of)
+      scores = call('ZMSCORE', lock, header, '#used', '#next')
+    else
+      local longest = call('ZRANGE', lock, '(1e14', '1e10', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')
+      if longest[2] and tonumber(longest[2]) >= now then
+        return { owner, request, 'mismatch', own, of }
+      end
+      -- All of it has lapsed: the newcomer's kind and capacity are in force.
+      call('UNLINK', lock)
+    end
+  elseif type == 'string' then
+    holder = call('GETRANGE', lock, 0, 1023)
+    local label, host, random, rest = string.match(holder, '^([%w._-]*)@([%w._-]*):%d+/([0-9a-f]+)(.*)$')
+    if label and #label <= 64 and #host <= 64 and #random == 32 and (rest == '' or string.match(rest, '^#%d+$')) then
+      holder = nil
+    end
+  elseif type == 'hash' then
+    kind = 'reentrant mutex'
+    if (tonumber(call('HGET', lock, '#fence') or '') or 0) == 0 then
+      local field = call('HLEN', lock) == 1 and call('HKEYS', lock)[1] or '#'
+      holder = string.sub(field, 1, 1) ~= '#' and field or '(hash)'
+    end
+  else
+    holder = '(' .. type .. ')'
+  end
+  if holder and not looks then
+    return { owner, request, 'busy', holder, call('PTTL', lock) }
+  elseif type ~= 'zset' or holder then
+    return { owner, request, 'mismatch', kind }
+  end
+end
+
+-- What the set says. Absent, it is an empty queue.
+local is_new, mark, used, next, number = not scores[1], 0, 0, 0, nil
+if not is_new then
+  mark, used, next = 0 - scores[1], 0 - scores[2], 0 - (scores[3] or 0)
+  if not looks and verb ~= 'refresh' then
+    number = scores[4]
+  end
+end
+
+-- found: who holds and who waits, without what has lapsed.
+local answer = { owner, request, 'free' }
+if looks and not is_new then
+  local deadlines, weights, holders, waiters = {}, {}, {}, {}
+  local all = call('ZRANGE', lock, '1e10', '(1e14', 'BYSCORE', 'WITHSCORES')
+  for i = 1, #all, 2 do
+    deadlines[string.sub(all[i], 2)] = tonumber(all[i + 1])
+  end
+  all = call('ZRANGE', lock, 1, '(1e10', 'BYSCORE', 'WITHSCORES')
+  for i = 1, #all, 2 do
+    weights[string.sub(all[i], 2)] = tonumber(all[i + 1])
+  end
+  all = call('ZRANGE', lock, '1e14', '+inf', 'BYSCORE', 'WITHSCORES')
+  for i = 1, #all, 2 do
+    local who, ticket = all[i], all[i + 1]
+    local deadline = deadlines[who]
+    if deadline and deadline >= now then
+      local list = tonumber(ticket) <= mark and holders or waiters
+      local n = #list
+      list[n + 1], list[n + 2], list[n + 3] = who .. '#' .. ticket, deadline - now, weights[who] or 1
+    end
+  end
+  if #holders + #waiters > 0 then
+    local kind, of = string.match(header, '^#1:(.+):(%d+)$')
+    answer = { owner, request, 'found', kind, of, holders, waiters }
+  end
+end
+if verb == 'inspect' then
+  return answer
+end
+if number and verb == 'release' and call('ZCARD', lock) < (scores[3] and 7 or 6) then
+  -- Nobody else is there: but for the header, two or three members are its own.
+  call('DEL', lock)
+  answer[3] = tonumber(scores[5]) >= now and 'released' or 'free'
+  return answer
+end
+
+-- sweep: removes what has lapsed. What it leaves because of its bound, the next request removes.
+local mark_was, used_was, next_was, thinned, first = mark, used, next, false, nil
+if not is_new and next < now then
+  first = call('ZRANGE', lock, '1e10', '(1e14', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
+  if first[2] and tonumber(first[2]) < now then
+    local dead, names = call('ZRANGE', lock, '1e10', '(' .. now, 'BYSCORE', 'LIMIT', '0', '64'), {}
+    for i = 1, #dead do
+      local who = string.sub(dead[i], 2)
+      names[2 * i - 1], names[2 * i] = who, '+' .. who
+    end
+    local known = call('ZMSCORE', lock, unpack(names))
+    for i = 1, #names, 2 do
+      if known[i] and tonumber(known[i]) <= mark then
+        used = used - (known[i + 1] or 1)
+      end
+    end
+    call('ZREM', lock, unpack(dead))
+    call('ZREM', lock, unpack(names))
+    thinned = true
+    -- number_of: a ticket that has lapsed is dead, also when the sweep did not get to it.
+    if number and tonumber(scores[5]) < now then
+      local weight = call('ZSCORE', lock, '+' .. owner) or 1
+      if call('ZREM', lock, owner, ends, '+' .. owner) > 0 and tonumber(number) <= mark then
+        used = used - weight
+      end
+      number = nil
+    end
+    first = call('ZRANGE', lock, '1e10', '(1e14', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
+  end
+  if first[2] then
+    next = tonumber(first[2])
+    if used ~= used_was then
+      -- At once: what comes below may fail where the user has no right to the counter.
+      call('ZADD', lock, -used, '#used')
+      used_was = used
+    end
+  else
+    -- Swept empty, it is nobody's; its numbers go on.
+    call('DEL', lock)
+    is_new, used = true, 0
+  end
+end
+if is_new and verb ~= 'acquire' then
+  if verb == 'refresh' then
+    answer = { owner, request, 'places', '0', -1 }
+    for i = 8, #ARGV do
+      answer[#answer + 1] = ''
+    end
+  end
+  return answer
+end
+
+-- What makes room: to be lighter, or to leave. Places that are refreshed are so before anybody is let in.
+local lease_ms, due, mine = tonumber(ARGV[7]), nil, nil
+if verb == 'renew' then
+  -- lighten
+  local weight = ARGV[8] ~= '' and number and tonumber(number) <= mark and tonumber(ARGV[8])
+  local old = weight and tonumber(call('ZSCORE', lock, '+' .. owner) or 1)
+  if weight and weight < old then
+    used = used - (old - weight)
+    if weight == 1 then
+      call('ZREM', lock, '+' .. owner)
+    else
+      call('ZADD', lock, weight, '+' .. owner)
+    end
+  end
+elseif verb == 'refresh' then
+  local names, longer, until_ms = {}, {}, now + lease_ms
+  for i = 8, #ARGV do
+    names[#names + 1] = ARGV[i]
+    names[#names + 1] = '!' .. ARGV[i]
+  end
+  local known = call('ZMSCORE', lock, unpack(names))
+  answer = { owner, request, 'places', '0', -1 }
+  mine = {}
+  for i = 1, #names, 2 do
+    local who, ticket, deadline = names[i], known[i], tonumber(known[i + 1])
+    if ticket and deadline < now then
+      -- number_of
+      local weight = call('ZSCORE', lock, '+' .. who) or 1
+      if call('ZREM', lock, who, '!' .. who, '+' .. who) > 0 and tonumber(ticket) <= mark then
+        used = used - weight
+      end
+      ticket, thinned = false, true
+    elseif ticket and deadline < until_ms then
+      longer[#longer + 1] = until_ms
+      longer[#longer + 1] = '!' .. who
+    end
+    answer[#answer + 1] = ticket or ''
+    mine[ticket or ''] = true
+  end
+  if #longer > 0 then
+    due = until_ms
+    call('ZADD', lock, unpack(longer))
+  end
+elseif verb == 'release' and looks then
+  local holders = call('ZRANGE', lock, '1e14', string.format('%.0f', mark), 'BYSCORE')
+  for i = 1, #holders, 1000 do
+    local names = {}
+    for j = i, math.min(i + 999, #holders) do
+      local n = #names
+      names[n + 1], names[n + 2], names[n + 3] = holders[j], '!' .. holders[j], '+' .. holders[j]
+    end
+    call('ZREM', lock, unpack(names))
+  end
+  used, thinned = 0, true
+elseif verb == 'release' and number then
+  local weight = capacity > 1 and call('ZSCORE', lock, '+' .. owner) or 1
+  call('ZREM', lock, owner, ends, '+' .. owner)
+  if tonumber(number) <= mark then
+    used = used - weight
+  end
+  answer[3] = 'released'
+end
+
+-- promote: lets in from the front while it fits. The first alone, since mostly nobody fits behind it.
+local granted, room = {}, math.min(1, capacity - used)
+while room > 0 and not is_new do
+  local waiting = call('ZRANGE', lock, '(' .. string.format('%.0f', mark), '+inf', 'BYSCORE', 'LIMIT', '0', room, 'WITHSCORES')
+  local n, names, fits = #waiting / 2, {}, 0
+  for i = 1, n do
+    names[i] = '+' .. waiting[2 * i - 1]
+  end
+  local weights = n > 0 and capacity > 1 and call('ZMSCORE', lock, unpack(names)) or {}
+  for i = 1, n do
+    local weight = weights[i] or 1 -- of a capacity of 1 nobody asks for more
+    if used + weight > capacity then
+      break
+    end
+    used, mark, fits = used + weight, tonumber(waiting[2 * i]), i
+    granted[#granted + 1] = waiting[2 * i]
+  end
+  room = fits == room and math.min(64 - #granted, capacity - used) or 0
+end
+
+-- acquire: a ticket of its own, unless it has one, or asks once and is not let in at once.
+local is_first, inserted = false, false
+if verb == 'acquire' and not number then
+  local weight, wait_ms = tonumber(ARGV[8]), tonumber(ARGV[9])
+  local waits = not is_new and call('ZCOUNT', lock, string.format('(%.0f', mark), '+inf') > 0
+  local lets_in = not waits and used + weight <= capacity
+  if lets_in or wait_ms then
+    -- assign: above the last token, which is above each number here while it is kept, and not below the clock. Written
+    -- before the ticket, and as an integer, where Lua would write 1.8e+15.
+    local ticket = now_us
+    number = string.format('%.0f', ticket)
+    local last = tonumber(call('SET', counter, number, 'PX', '3600000', 'GET') or '')
+    if not last and not is_new then
+      last = tonumber(call('ZRANGE', lock, '0', '0', 'REV', 'WITHSCORES')[2])
+    end
+    last = math.max(last or 0, mark)
+    if last >= ticket then
+      ticket = last + 1
+      number = string.format('%.0f', ticket)
+      call('SET', counter, number, 'PX', '3600000')
+    end
+    due = now + (lets_in and lease_ms or wait_ms)
+    if lets_in then
+      mark, used = ticket, used + weight
+    end
+    if weight ~= 1 then
+      call('ZADD', lock, weight, '+' .. owner)
+    end
+    if is_new or lets_in then
+      call('ZADD', lock, -mark, header, -used, '#used', number, owner, due, ends)
+      mark_was, used_was = mark, used
+    else
+      call('ZADD', lock, number, owner, due, ends)
+    end
+    if is_new or due < next then
+      next = due
+    end
+    is_first, inserted = not waits and not lets_in, true
+    answer[3], answer[4] = lets_in and 'held' or 'waiting', number
+  else
+    -- busy: the first holder, as a mutex would show it.
+    local first = call('ZRANGE', lock, '1e14', '+inf', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
+    if first[1] then
+      local left_ms = call('ZSCORE', lock, '!' .. first[1]) - now
+      answer[3], answer[4], answer[5] = 'busy', first[1] .. '#' .. first[2], left_ms > 0 and left_ms or 0
+    end
+  end
+elseif number and (verb == 'acquire' or verb == 'renew') then
+  -- extend: no request ever shortens a lease. A renewal gives one that waits nothing.
+  local holds = tonumber(number) <= mark
+  local term_ms = holds and lease_ms or verb == 'acquire' and tonumber(ARGV[9])
+  if term_ms and now + term_ms > tonumber(scores[5]) then
+    due = now + term_ms
+    call('ZADD', lock, due, ends)
+  end
+  is_first = not holds
+  answer[3], answer[4] = holds and 'held' or 'waiting', number
+elseif mine then
+  answer[4] = string.format('%.0f', mark)
+  is_first = true
+end
+
+-- settle: forgets an empty queue, and lets the key live as long as the ticket that meant to stay longest.
+if is_new and not due then
+  return answer
+end
+if thinned and call('ZCARD', lock) <= 3 then
+  call('DEL', lock)
+  return answer
+end
+if mark ~= mark_was or used ~= used_was then
+  call('ZADD', lock, -mark, header, -used, '#used')
+end
+if next ~= next_was and (scores[3] or inserted and not is_first) and not is_new then
+  -- Worth its place only where there is a queue.
+  call('ZADD', lock, -next, '#next')
+end
+if is_new then
+  -- By pcall: no key is left without an end.
+  local set = redis.pcall('PEXPIREAT', lock, due + 1000)
+  if type(set) == 'table' then
+    call('DEL', lock)
+    return set
+  end
+elseif due and call('PTTL', lock) < due + 1000 - now then
+  call('PEXPIREAT', lock, due + 1000)
+end
+
+-- retry_in_ms: when the first in line should ask again if it hears nothing: when the next ticket lapses. Others need not.
+if is_first and not inserted then
+  local head = call('ZRANGE', lock, '(' .. string.format('%.0f', mark), '+inf', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
+  is_first = head[2] and (head[2] == number or mine and mine[head[2]])
+end
+if is_first then
+  if not (inserted and first) then
+    first = call('ZRANGE', lock, '1e10', '(1e14', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
+  end
+  answer[5] = math.max(0, math.min(first[2], inserted and due or first[2]) - now) + 1
+elseif answer[3] == 'waiting' then
+  answer[5] = -1
+end
+
+-- Those who hold now are told, but for the one who is answered. By pcall: what has happened stays so where the user has no
+-- right to the channel.
+if #granted > 0 then
+  local others = {}
+  for i = 1, #granted do
+    if granted[i] ~= number and not (mine and mine[granted[i]]) then
+      others[#others + 1] = granted[i]
+    end
+  end
+  local told = #others > 0 and redis.pcall('PUBLISH', ARGV[6], table.concat(others, ','))
+  if type(told) == 'table' then
+    answer[#answer + 1] = told.err
+  end
+end
+return answer

@@ -1,0 +1,146 @@
+-- The reentrant machine: one hash, owner -> hold count, with a TTL, as Redisson's RLock writes it. Twin of reentrant.rs: its
+-- functions in the same order, as sections.
+--
+-- The hash: OWNER, how often it holds; and fields of ours, which begin with #: #fence, the token; #HOLD, a hold that is counted;
+-- #0, how many holds are detached. It is never left with fields of ours alone.
+--
+-- KEYS   1 the lock   2 its counter: for acquire
+-- ARGV   acquire owner request hold ttl_ms
+--        renew   owner request hold ttl_ms bind      bind: detach | resume | ''
+--        release owner request hold whose channel    whose: mine | anyone
+--        inspect owner request
+--        hold: a number in lower-case hexadecimal, not 0
+-- Reply  { owner, request, answer, ... }, where the answer is one of
+--        held token        busy holder left_ms        free        released left unheard
+--        found reentrant mutex holder left_ms count unheard            mismatch kind [capacity]
+--        holder:  owner#token; a foreign client's only field; of what is neither the type, as (hash)
+--        left_ms: -1 where there is no TTL
+--        unheard: '', or why those who wait could not be told; only where a hold has ended
+-- Message on the channel: 0, where a lock has become free.
+
+local lock, counter, call = KEYS[1], KEYS[2], redis.call
+local verb, owner, request, hold = ARGV[1], ARGV[2], ARGV[3], '#' .. (ARGV[4] or '')
+local looks = verb == 'inspect' or ARGV[5] == 'anyone'
+
+-- standing: what is at the key, as the asker sees it. Count: how often it holds. Found: who does, if others are meant as well;
+-- busy or mismatch, if somebody else has it.
+local fields, left_ms = redis.pcall('HMGET', lock, owner, hold, '#fence', '#0'), -1
+local count, fence, found, theirs = tonumber(fields[1]), fields[3], nil, nil
+if not count or looks then
+  if fields.err and string.sub(fields.err, 1, 9) ~= 'WRONGTYPE' then
+    return fields
+  end
+  left_ms = call('PTTL', lock)
+  local type = fields.err and call('TYPE', lock).ok or 'hash'
+  if left_ms == -2 then
+    if verb ~= 'acquire' then
+      return { owner, request, 'free' }
+    end
+  elseif type == 'hash' then
+    -- found, holder: who holds, in the form of a mutex's value; of what is no lock of Redisson's either, the type.
+    local holder, times, ours = '(hash)', '1', (tonumber(fence) or 0) > 0
+    if ours or call('HLEN', lock) == 1 then
+      local all = call('HGETALL', lock)
+      for i = 1, #all, 2 do
+        if string.sub(all[i], 1, 1) ~= '#' then
+          holder, times = all[i], string.match(all[i + 1], '^%d+$') or '1'
+        end
+      end
+      holder = ours and holder .. '#' .. fence or holder
+    end
+    found = { owner, request, 'found', 'reentrant mutex', holder, left_ms, times }
+    theirs = { owner, request, 'busy', holder, left_ms }
+  else
+    -- other_kind: a mismatch where it is ours, busy where it is foreign. Whoever looks, or ends it, asks again by its kind.
+    local kind, capacity, holder = 'mutex', nil, '(' .. type .. ')'
+    if type == 'zset' then
+      kind, capacity = string.match(call('ZRANGE', lock, 0, 0)[1], '^#1:([%a -]+):(%d+)$')
+      kind, holder = kind or 'mutex', not kind and holder
+    elseif type == 'string' then
+      holder = call('GETRANGE', lock, 0, 1023)
+      local label, host, random, rest = string.match(holder, '^([%w._-]*)@([%w._-]*):%d+/([0-9a-f]+)(.*)$')
+      if label and #label <= 64 and #host <= 64 and #random == 32 and (rest == '' or string.match(rest, '^#%d+$')) then
+        holder = nil
+      end
+    end
+    if holder and not looks then
+      return { owner, request, 'busy', holder, left_ms }
+    end
+    return { owner, request, 'mismatch', kind, capacity }
+  end
+end
+
+if verb == 'acquire' then
+  if theirs then
+    return theirs
+  elseif not count then
+    -- assign: above the last token and not below the clock. Written before the lock itself, and as an integer, where Lua
+    -- would write 1.8e+15.
+    local time = call('TIME')
+    local next = time[1] * 1000000 + time[2]
+    fence = string.format('%.0f', next)
+    local last = call('SET', counter, fence, 'PX', '3600000', 'GET')
+    if last and (tonumber(last) or 0) >= next then
+      fence = string.format('%.0f', last + 1)
+      call('SET', counter, fence, 'PX', '3600000')
+    end
+    call('HSET', lock, owner, '1', hold, '1', '#fence', fence)
+    -- By pcall: no key is left without an end.
+    local set = redis.pcall('PEXPIRE', lock, ARGV[5])
+    if type(set) == 'table' then
+      call('DEL', lock)
+      return set
+    end
+    return { owner, request, 'held', fence }
+  elseif not fields[2] then
+    call('HSET', lock, owner, count + 1, hold, '1')
+  end
+elseif verb == 'renew' then
+  local bind, detached = ARGV[6], tonumber(fields[4])
+  if theirs then
+    return theirs
+  elseif bind == 'detach' and fields[2] then
+    -- Detached, a hold has no name of its own any more: whoever resumes has another.
+    call('HDEL', lock, hold)
+    call('HSET', lock, '#0', (detached or 0) + 1)
+  elseif bind == 'resume' and not fields[2] and detached then
+    if detached > 1 then
+      call('HSET', lock, '#0', detached - 1, hold, '1')
+    else
+      call('HDEL', lock, '#0')
+      call('HSET', lock, hold, '1')
+    end
+  elseif not fields[2] and not (bind == 'detach' and detached) then
+    return { owner, request, 'free' }
+  end
+end
+
+if verb == 'acquire' or verb == 'renew' then
+  -- extend: no request ever shortens a lease: the other holds of the same owner count on it.
+  if call('PTTL', lock) < tonumber(ARGV[5]) then
+    call('PEXPIRE', lock, ARGV[5])
+  end
+  return { owner, request, 'held', fence or '0' }
+end
+
+-- release, and what inspect finds.
+local answer = found
+if verb == 'inspect' then
+  return answer
+elseif not looks then
+  if theirs then
+    return theirs
+  elseif not fields[2] then
+    return { owner, request, 'free' }
+  elseif count > 1 then
+    call('HDEL', lock, hold)
+    call('HSET', lock, owner, count - 1)
+    return { owner, request, 'released', count - 1, '' }
+  end
+  answer = { owner, request, 'released', 0 }
+end
+call('DEL', lock)
+-- By pcall: a release stays a release where the user has no right to the channel.
+local told = redis.pcall('PUBLISH', ARGV[6], '0')
+answer[#answer + 1] = type(told) == 'table' and told.err or ''
+return answer

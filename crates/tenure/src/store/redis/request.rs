@@ -1,0 +1,177 @@
+//! What is sent for a request: which script, with which keys and arguments. The heads of the scripts list them.
+
+use std::borrow::Cow;
+
+use super::keys;
+use super::script::{MUTEX, QUEUE, REENTRANT, Script};
+use crate::protocol::{Bind, Fence, Op, Rule, Seat, Verb, Whose};
+
+/// A script with its arguments.
+pub(super) struct Request<'a> {
+    pub(super) script: &'static Script,
+    keys: (&'a str, Option<String>),
+    args: Vec<Cow<'a, str>>,
+}
+
+impl<'a> Request<'a> {
+    /// The request that asks `op` in this database.
+    pub(super) fn new(op: &'a Op, db: u32) -> Self {
+        let mut request = Self {
+            script: match op.rule {
+                Rule::Mutex => &MUTEX,
+                Rule::Reentrant => &REENTRANT,
+                Rule::Queue(_) => &QUEUE,
+            },
+            keys: (op.name.as_str(), None),
+            args: Vec::with_capacity(9),
+        };
+        request.text(match op.verb {
+            Verb::Acquire { .. } => "acquire",
+            Verb::Renew { .. } => "renew",
+            Verb::Release { .. } => "release",
+            Verb::Refresh { .. } if matches!(op.rule, Rule::Queue(_)) => "refresh",
+            Verb::Refresh { .. } | Verb::Inspect => "inspect",
+        });
+        request.text(op.owner.as_str()).number(op.request);
+        match op.rule {
+            Rule::Mutex => request.mutex(op, db),
+            Rule::Reentrant => request.reentrant(op, db),
+            Rule::Queue(seat) => request.queue(op, seat, db),
+        }
+        request
+    }
+
+    fn mutex(&mut self, op: &'a Op, db: u32) {
+        match &op.verb {
+            Verb::Acquire { ttl_ms, fence, .. } => {
+                self.with_counter();
+                self.number(*ttl_ms).ballot(*fence);
+            }
+            Verb::Renew { ttl_ms, .. } => {
+                self.number(*ttl_ms);
+            }
+            Verb::Release { fence, whose, .. } => {
+                if let Fence::Ballot(_) = fence {
+                    self.with_counter();
+                }
+                self.ballot(*fence).whose(*whose).channel(op.rule, db);
+            }
+            Verb::Refresh { .. } | Verb::Inspect => {}
+        }
+    }
+
+    fn reentrant(&mut self, op: &'a Op, db: u32) {
+        match &op.verb {
+            Verb::Acquire { ttl_ms, hold, .. } => {
+                self.with_counter();
+                self.hold(*hold).number(*ttl_ms);
+            }
+            Verb::Renew { ttl_ms, hold, bind, .. } => {
+                self.hold(*hold).number(*ttl_ms).text(match bind {
+                    None => "",
+                    Some(Bind::Lease) => "detach",
+                    Some(Bind::Process | Bind::Work) => "resume",
+                });
+            }
+            Verb::Release { hold, whose, .. } => {
+                self.hold(*hold).whose(*whose).channel(op.rule, db);
+            }
+            Verb::Refresh { .. } | Verb::Inspect => {}
+        }
+    }
+
+    fn queue(&mut self, op: &'a Op, seat: Seat, db: u32) {
+        self.owned(format!("#1:{}:{}", seat.kind, seat.capacity)).number(seat.capacity).channel(op.rule, db);
+        match &op.verb {
+            Verb::Acquire { ttl_ms, wait_ms, .. } => {
+                self.with_counter();
+                self.number(*ttl_ms).number(seat.weight).maybe(*wait_ms);
+            }
+            Verb::Renew { ttl_ms, weight, .. } => {
+                self.number(*ttl_ms).maybe(*weight);
+            }
+            Verb::Refresh { owners, wait_ms } => {
+                self.number(*wait_ms);
+                self.args.extend(owners.iter().map(|owner| Cow::Borrowed(owner.as_str())));
+            }
+            Verb::Release { whose, .. } => {
+                self.whose(*whose);
+            }
+            Verb::Inspect => {}
+        }
+    }
+
+    /// The counter is named only where it is needed: a request about one key is never torn by a slot that moves.
+    fn with_counter(&mut self) {
+        self.keys.1 = Some(keys::fence(self.keys.0));
+    }
+
+    fn text(&mut self, text: &'a str) -> &mut Self {
+        self.args.push(Cow::Borrowed(text));
+        self
+    }
+
+    fn owned(&mut self, text: String) -> &mut Self {
+        self.args.push(Cow::Owned(text));
+        self
+    }
+
+    fn number(&mut self, number: impl Into<u64>) -> &mut Self {
+        self.owned(number.into().to_string())
+    }
+
+    fn maybe(&mut self, number: Option<impl Into<u64>>) -> &mut Self {
+        match number {
+            Some(number) => self.number(number),
+            None => self.text(""),
+        }
+    }
+
+    fn hold(&mut self, hold: u64) -> &mut Self {
+        self.owned(format!("{hold:x}"))
+    }
+
+    fn ballot(&mut self, fence: Fence) -> &mut Self {
+        match fence {
+            Fence::Assign => self.text(""),
+            Fence::Ballot(ballot) => self.number(ballot),
+        }
+    }
+
+    fn whose(&mut self, whose: Whose) -> &mut Self {
+        self.text(match whose {
+            Whose::Mine => "mine",
+            Whose::Anyone => "anyone",
+        })
+    }
+
+    fn channel(&mut self, rule: Rule, db: u32) -> &mut Self {
+        self.owned(keys::channel(db, rule, self.keys.0))
+    }
+
+    /// The command that names the script.
+    pub(super) fn by_name(&self) -> redis::Cmd {
+        self.command("EVALSHA", self.script.sha)
+    }
+
+    /// The command that brings the script along.
+    pub(super) fn in_full(&self) -> redis::Cmd {
+        self.command("EVAL", self.script.text)
+    }
+
+    fn command(&self, verb: &str, script: &str) -> redis::Cmd {
+        let (lock, counter) = (self.keys.0, self.keys.1.as_deref());
+        let keys = 1 + usize::from(counter.is_some());
+        let bytes: usize = self.args.iter().map(|text| text.len()).sum();
+        let bytes = bytes + lock.len() + counter.map_or(0, str::len) + verb.len() + script.len() + 4;
+        let mut command = redis::Cmd::with_capacity(3 + keys + self.args.len(), bytes);
+        command.arg(verb).arg(script).arg(keys).arg(lock);
+        if let Some(counter) = counter {
+            command.arg(counter);
+        }
+        for text in &self.args {
+            command.arg(&**text);
+        }
+        command
+    }
+}
