@@ -65,7 +65,7 @@ mod redis {
         real(&server.url(), flavour, case);
     }
 
-    tenure_testkit::conformance_exclusive!(crate::redis::run, mutex, Mutex);
+    tenure_testkit::conformance!(crate::redis::run);
 }
 
 /// In real time.

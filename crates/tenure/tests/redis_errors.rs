@@ -226,7 +226,8 @@ fn what_is_no_string_is_a_foreign_holder_and_at_the_counter_an_error() {
         (&["RPUSH", "list", "a"][..], "(list)"),
         (&["ZADD", "zset", "1", "a"], "(zset)"),
         (&["SADD", "set", "a"], "(set)"),
-        (&["HSET", "hash", "a", "1"], "(hash)"),
+        (&["HSET", "hash", "a", "1"], "a"), // as Redisson has it
+        (&["HSET", "table", "a", "1", "b", "2"], "(hash)"),
         (&["XADD", "stream", "*", "a", "1"], "(stream)"),
     ] {
         server.command(create);

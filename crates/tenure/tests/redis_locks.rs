@@ -66,7 +66,8 @@ fn foreign_holders_are_shown_and_can_be_forced() {
     let locks = locks(&server.url());
     server.command(&["SET", "app:foreign", "550e8400", "PX", "60000"]);
     server.command(&["SET", "app:for*ever", "token"]);
-    server.command(&["HSET", "app:hash", "field", "1"]);
+    server.command(&["HSET", "app:hash", "field", "1", "another", "2"]);
+    server.command(&["HSET", "app:redisson", "550e8400:1", "1"]);
     server.command(&["SET", "elsewhere", "token"]);
     let own = block_on(locks.mutex("app:own").expect("a name").lock()).expect("a free lock");
     let names = |prefix: &str| {
@@ -78,7 +79,7 @@ fn foreign_holders_are_shown_and_can_be_forced() {
         names.sort();
         names
     };
-    assert_eq!(names("app:"), ["app:for*ever", "app:foreign", "app:own"]);
+    assert_eq!(names("app:"), ["app:for*ever", "app:foreign", "app:own", "app:redisson"]);
     assert_eq!(names("app:for*"), ["app:for*ever"]);
     assert_eq!(names(""), ["app:own"]);
     let held = block_on(locks.mutex("app:foreign").expect("a name").try_lock()).expect("an answer");

@@ -1,13 +1,14 @@
 //! The machines in Rust and in Lua are twins: the same requests at the same moments get the same answers and leave the same
 //! behind.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use tenure::internals::protocol::{
-    self, Bind, Data, Entry, Fence, Now, Op, Rule, State, Verb, Wake, Whose, lease, ours,
+    self, Answer, Bind, Data, Entry, Fence, Now, Op, Rule, Seat, State, Verb, Wake, Whose, lease, ours,
+    queue::Queue,
 };
 use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Store};
@@ -23,16 +24,41 @@ const KEYS: [&str; 6] = ["plain", "{tag}ged", "a}b", "sp ace", "ümlaut", "{}"];
 
 #[test]
 fn the_mutex_in_lua_answers_as_the_one_in_rust() {
-    let mut bench = Bench::new(7);
-    let mut asked = 0;
-    while asked < OPERATIONS {
-        bench.pass_time();
-        bench.interfere();
-        asked += bench.batch();
-        bench.compare();
-    }
-    let all = ["Ahead", "Behind", "Busy", "Found", "Free", "Held", "Mismatch", "Released"];
-    assert!(bench.seen.iter().map(String::as_str).eq(all), "each answer was given: {:?}", bench.seen);
+    let mut bench = Bench::new(Subject::Mutex, 4, 7);
+    bench.run();
+    bench.has_seen(&["Ahead", "Behind", "Busy", "Found", "Free", "Held", "Mismatch", "Released"]);
+}
+
+#[test]
+fn the_reentrant_machine_in_lua_answers_as_the_one_in_rust() {
+    let mut bench = Bench::new(Subject::Reentrant, 3, 11);
+    bench.run();
+    bench.has_seen(&["Busy", "Found", "Free", "Held", "Mismatch", "Released", "Released 1"]);
+}
+
+#[test]
+fn the_queue_in_lua_answers_as_the_one_in_rust() {
+    let mut bench = Bench::new(Subject::Queue, 9, 13);
+    bench.run();
+    let all = ["Busy", "Found", "Free", "Granted", "Held", "Mismatch", "Places", "Released", "Waiting"];
+    bench.has_seen(&all);
+}
+
+/// So many that what one request may sweep and let in is not all.
+#[test]
+fn a_long_queue_in_lua_answers_as_the_one_in_rust() {
+    let mut bench = Bench::new(Subject::Queue, 400, 17);
+    bench.run();
+    let all = ["Busy", "Found", "Free", "Granted", "Granted 64", "Held", "Left by the sweep", "Places"];
+    bench.has_seen(&all);
+}
+
+/// Which machine is asked most.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Subject {
+    Mutex,
+    Reentrant,
+    Queue,
 }
 
 /// Both machines, and a clock that moves both.
@@ -45,6 +71,7 @@ struct Bench {
     eye: Client,
     random: u64,
     now_us: u64,
+    subject: Subject,
     owners: Vec<Owner>,
     states: Vec<State>,
     requests: u64,
@@ -53,17 +80,19 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(seed: u64) -> Self {
+    fn new(subject: Subject, owners: usize, seed: u64) -> Self {
         let server = Server::with_clock();
         let now_us = 1_800_000_000_000_000;
         server.clock().freeze_us(now_us);
         let store = Redis::open(&server.url(), Driver::start().expect("a thread")).expect("a store");
         let mut ear = server.client().expect("a connection");
         for key in KEYS {
-            ear.command(&["SUBSCRIBE", &side("tenure:wake:0:", key)]).expect("a subscription");
+            for rule in [Rule::Mutex, Rule::Reentrant] {
+                ear.command(&["SUBSCRIBE", &channel(rule, key)]).expect("a subscription");
+            }
         }
         let eye = server.client().expect("a connection");
-        let owners = (0..4).map(|_| Owner::new("twin").expect("an owner")).collect();
+        let owners = (0..owners).map(|_| Owner::new("twin").expect("an owner")).collect();
         let states = KEYS.iter().map(|_| State::default()).collect();
         let mut bench = Self {
             server,
@@ -72,15 +101,34 @@ impl Bench {
             eye,
             random: seed,
             now_us,
+            subject,
             owners,
             states,
             requests: 0,
             seen: BTreeSet::new(),
         };
-        // From here on the server knows the script, so requests are carried out in the order in which they were sent.
-        let warm_up = bench.op(0, 0, Verb::Inspect);
-        block_on(bench.store.call(warm_up, WITHIN)).expect("an answer");
+        // From here on the server knows the scripts, so requests are carried out in the order in which they were sent.
+        for rule in [Rule::Mutex, Rule::Reentrant, Rule::Queue(Seat::FAIR)] {
+            let warm_up = bench.op(0, 0, rule, Verb::Inspect);
+            block_on(bench.store.call(warm_up, WITHIN)).expect("an answer");
+        }
         bench
+    }
+
+    fn run(&mut self) {
+        let mut asked = 0;
+        while asked < OPERATIONS {
+            self.pass_time();
+            self.interfere();
+            asked += self.batch();
+            self.compare();
+        }
+    }
+
+    fn has_seen(&self, all: &[&str]) {
+        for what in all {
+            assert!(self.seen.contains(*what), "{what} was never seen, only {:?}", self.seen);
+        }
     }
 
     /// A number below `bound`.
@@ -96,15 +144,45 @@ impl Bench {
         Now { ms: self.now_us / 1_000, unix_us: self.now_us }
     }
 
-    fn op(&mut self, key: usize, owner: usize, verb: Verb) -> Op {
+    fn op(&mut self, key: usize, owner: usize, rule: Rule, verb: Verb) -> Op {
         self.requests += 1;
         let name = LockName::new(KEYS[key]).expect("a name");
-        Op { name, rule: Rule::Mutex, owner: self.owners[owner].clone(), request: self.requests, verb }
+        Op { name, rule, owner: self.owners[owner].clone(), request: self.requests, verb }
+    }
+
+    /// Mostly the subject; for the queue, a kind that is this key's more often than not.
+    fn rule(&mut self, key: usize) -> Rule {
+        let subject = match self.below(40) {
+            0 => Subject::Mutex,
+            1 => Subject::Reentrant,
+            2 => Subject::Queue,
+            _ => self.subject,
+        };
+        match subject {
+            Subject::Mutex => Rule::Mutex,
+            Subject::Reentrant => Rule::Reentrant,
+            Subject::Queue => {
+                let kind = if self.below(50) == 0 { self.below(7) } else { key as u64 };
+                Rule::Queue(match kind {
+                    0 | 1 => Seat::FAIR,
+                    2 | 3 if self.below(if self.is_long() { 60 } else { 4 }) == 0 => Seat::WRITER,
+                    2 | 3 => Seat::READER,
+                    4 | 5 => Seat::permits(5, 1 + self.below(3) as u32),
+                    _ => Seat::permits(3, 1 + self.below(5) as u32),
+                })
+            }
+        }
     }
 
     fn pass_time(&mut self) {
         let (hour, day) = (3_600_000_000, 86_400_000_000);
         match self.below(100) {
+            _ if self.is_long() => {
+                self.now_us += match self.below(250) {
+                    0 => 20_000_000 + self.below(40_000_000),
+                    _ => self.below(60_000),
+                }
+            }
             0..60 => self.now_us += self.below(700_000),
             60..90 => self.now_us += self.below(5_000_000),
             90..94 => {}
@@ -122,7 +200,7 @@ impl Bench {
         let ttl_ms = self.below(3_000) + 1;
         let expires_ms = Some(self.now().ms + ttl_ms);
         let text = |text: &str, expires_ms| Some(Entry { value: Data::Text(text.to_owned()), expires_ms });
-        match self.below(20) {
+        match self.below(self.calm()) {
             0 => self.plant(key, "somebody else", text("somebody else", expires_ms), Some(ttl_ms)),
             1 => self.plant(key, "for ever", text("for ever", None), None),
             2 => self.plant(key, mine.as_str(), text(mine.as_str(), expires_ms), Some(ttl_ms)),
@@ -136,18 +214,27 @@ impl Bench {
                 self.plant(key, &broken, text(&broken, expires_ms), Some(ttl_ms));
             }
             6 | 7 => {
-                let fields: &[&str] =
-                    if self.below(2) == 0 { &["a", "1"] } else { &["#fence", "1", "a", "1"] };
-                let value = if fields.len() == 2 {
-                    Data::Text("(hash)".into())
-                } else {
-                    let pairs = fields.chunks(2).map(|pair| (pair[0].to_owned(), pair[1].to_owned()));
-                    Data::Hash(pairs.collect())
+                let fields: &[&str] = match self.below(4) {
+                    0 => &["#fence", "1", "a", "1"],
+                    1 => &["mode", "read", "550e8400-e29b-41d4-a716-446655440000:1", "1"],
+                    2 => &["#odd", "1"],
+                    _ => &["550e8400-e29b-41d4-a716-446655440000:1", "2"],
                 };
                 self.eye.command(&["DEL", name]).expect("a reply");
                 self.eye.command(&[&["HSET", name], fields].concat()).expect("a reply");
                 self.eye.command(&["PEXPIRE", name, &ttl_ms.to_string()]).expect("a reply");
-                self.states[key].lock = Some(Entry { value, expires_ms });
+                let hash = fields.chunks(2).map(|pair| (pair[0].to_owned(), pair[1].to_owned()));
+                self.states[key].lock = Some(Entry { value: Data::Hash(hash.collect()), expires_ms });
+            }
+            11 | 12 => {
+                let (value, command): (_, &[&str]) = match self.below(2) {
+                    0 => ("(zset)", &["ZADD", name, "-5", "somebody", "1800000000000000", "somebody else"]),
+                    _ => ("(list)", &["RPUSH", name, "somebody"]),
+                };
+                self.eye.command(&["DEL", name]).expect("a reply");
+                self.eye.command(command).expect("a reply");
+                self.eye.command(&["PEXPIRE", name, &ttl_ms.to_string()]).expect("a reply");
+                self.states[key].lock = text(value, expires_ms);
             }
             8 | 9 => {
                 self.eye.command(&["DEL", name]).expect("a reply");
@@ -168,10 +255,24 @@ impl Bench {
         self.states[key].lock = entry;
     }
 
-    fn verb(&mut self) -> Verb {
-        let ttl_ms = 1 + self.below(4_000);
-        let fence = match self.below(4) {
-            0 => Fence::Ballot(match self.below(8) {
+    fn is_long(&self) -> bool {
+        self.owners.len() > 100
+    }
+
+    /// How seldom others interfere: a queue grows only where it is left alone for a while.
+    fn calm(&self) -> u64 {
+        match self.subject {
+            Subject::Queue if self.is_long() => 1_000,
+            Subject::Queue => 60,
+            _ => 20,
+        }
+    }
+
+    fn verb(&mut self, rule: Rule) -> Verb {
+        let is_long = self.is_long();
+        let ttl_ms = 1 + self.below(if is_long { 20_000 } else { 4_000 });
+        let fence = match (rule, self.below(4)) {
+            (Rule::Mutex, 0) => Fence::Ballot(match self.below(8) {
                 0 => self.below(1_000),
                 1 => self.now_us + 40_000_000_000_000,
                 2 => self.now_us + self.below(31_000_000_000_000),
@@ -179,12 +280,41 @@ impl Bench {
             }),
             _ => Fence::Assign,
         };
-        match self.below(10) {
-            0..5 => Verb::Acquire { ttl_ms, hold: 1, fence, wait_ms: None, bind: Bind::Process },
-            5 | 6 => Verb::Renew { ttl_ms, hold: 1, bind: None, weight: None },
-            7 | 8 => Verb::Release { hold: 1, fence, whose: Whose::Mine },
-            _ if self.below(4) == 0 => Verb::Release { hold: 1, fence, whose: Whose::Anyone },
-            _ => Verb::Inspect,
+        let hold = match rule {
+            Rule::Reentrant => 1 + self.below(3),
+            _ => 1,
+        };
+        let is_queue = matches!(rule, Rule::Queue(_));
+        match self.below(if is_queue { 16 } else { 10 }) {
+            n @ 0..5 => {
+                let wait_ms =
+                    (is_queue && n > 0).then(|| 1 + self.below(if is_long { 30_000 } else { 3_000 }));
+                Verb::Acquire { ttl_ms, hold, fence, wait_ms, bind: Bind::Process }
+            }
+            5 | 6 => {
+                let weight = (is_queue && self.below(3) == 0).then(|| 1 + self.below(2) as u32);
+                let bind = match self.below(6) {
+                    0 => Some(Bind::Lease),
+                    1 => Some(Bind::Process),
+                    _ => None,
+                };
+                Verb::Renew { ttl_ms, hold, bind, weight }
+            }
+            7 | 8 => Verb::Release { hold, fence, whose: Whose::Mine },
+            9 if self.below(if is_long { 60 } else { 4 }) == 0 => {
+                Verb::Release { hold, fence, whose: Whose::Anyone }
+            }
+            9 => Verb::Inspect,
+            10..12 if is_long => {
+                Verb::Acquire { ttl_ms, hold, fence, wait_ms: Some(20_000 + ttl_ms), bind: Bind::Process }
+            }
+            _ => {
+                let count = 1 + self.below(if is_long { 100 } else { 6 });
+                let owners = (0..count).map(|_| self.below(self.owners.len() as u64) as usize);
+                let owners: Vec<_> = owners.collect();
+                let owners = owners.into_iter().map(|owner| self.owners[owner].clone()).collect();
+                Verb::Refresh { owners, wait_ms: ttl_ms }
+            }
         }
     }
 
@@ -193,9 +323,11 @@ impl Bench {
         let count = 1 + self.below(BATCH);
         let ops: Vec<_> = (0..count)
             .map(|_| {
-                let (key, owner) = (self.below(KEYS.len() as u64) as usize, self.below(4) as usize);
-                let verb = self.verb();
-                (key, self.op(key, owner, verb))
+                let key = self.below(KEYS.len() as u64) as usize;
+                let owner = self.below(self.owners.len() as u64) as usize;
+                let rule = self.rule(key);
+                let verb = self.verb(rule);
+                (key, self.op(key, owner, rule, verb))
             })
             .collect();
         let store = Arc::new(self.store.clone());
@@ -207,43 +339,64 @@ impl Bench {
             let reply = reply.expect("an answer");
             assert_eq!((&reply.owner, reply.request), (&op.owner, op.request));
             assert_eq!(reply.answer, answer, "{op:?} at {now:?} on {before:?}");
-            let kind = format!("{answer:?}");
-            self.seen.insert(kind.split([' ', '(']).next().unwrap_or_default().to_owned());
-            if let Some(Wake::Free { by }) = wake {
-                let message = self.ear.receive().expect("a message");
-                let [_, channel, said] = message.items() else { panic!("not a message: {message:?}") };
-                assert_eq!(channel.text(), side("tenure:wake:0:", KEYS[*key]));
-                let Value::Bytes(said) = said else { panic!("not a message: {message:?}") };
-                assert_eq!(ours(&String::from_utf8_lossy(said)).map(|(owner, _)| owner), by, "{op:?}");
+            self.note(*key, &answer, wake.as_ref());
+            let Some(wake) = wake else { continue };
+            let message = self.ear.receive().expect("a message");
+            let [_, heard, said] = message.items() else { panic!("not a message: {message:?}") };
+            assert_eq!(heard.text(), channel(op.rule, KEYS[*key]));
+            let Value::Bytes(said) = said else { panic!("not a message: {message:?}") };
+            let said = String::from_utf8_lossy(said);
+            match (wake, op.rule) {
+                (Wake::Free { .. }, Rule::Reentrant) => assert_eq!(said, "0"),
+                (Wake::Free { by }, _) => assert_eq!(ours(&said).map(|(owner, _)| owner), by, "{op:?}"),
+                (Wake::Granted { tickets }, _) => {
+                    let tickets: Vec<_> = tickets.iter().map(u64::to_string).collect();
+                    assert_eq!(said, tickets.join(","), "{op:?}");
+                }
+                (other, _) => panic!("no machine says {other:?}"),
             }
         }
         ops.len()
+    }
+
+    /// Notes what has been seen.
+    fn note(&mut self, key: usize, answer: &Answer, wake: Option<&Wake>) {
+        let kind = format!("{answer:?}");
+        self.seen.insert(kind.split([' ', '(']).next().unwrap_or_default().to_owned());
+        if let Answer::Released { left: 1 } = answer {
+            self.seen.insert("Released 1".to_owned());
+        }
+        if let Some(Wake::Granted { tickets }) = wake {
+            self.seen.insert("Granted".to_owned());
+            self.seen.insert(format!("Granted {}", tickets.len()));
+        }
+        if let (Answer::Places { .. }, Some(Entry { value: Data::Queue(queue), .. })) =
+            (answer, &self.states[key].lock)
+            && queue.tickets().any(|(_, ticket)| ticket.deadline_ms < self.now().ms)
+        {
+            self.seen.insert("Left by the sweep".to_owned());
+        }
     }
 
     /// What is left at the keys is what the machine in Rust has, to the millisecond.
     fn compare(&mut self) {
         for key in KEYS {
             let side = side("tenure:fence:", key);
-            for command in [["TYPE", key], ["GET", key], ["PTTL", key], ["GET", &side], ["PTTL", &side]] {
-                self.eye.send(&command).expect("a connection");
+            for command in [&["TYPE", key][..], &["PTTL", key], &["GET", &side], &["PTTL", &side]] {
+                self.eye.send(command).expect("a connection");
             }
         }
         let now = self.now();
+        let mut types = Vec::new();
         for (key, state) in KEYS.iter().zip(&mut self.states) {
             // The server deletes what has lapsed when it is looked at, so a clock that steps back does not revive it.
             state.lock.take_if(|lock| lock.expires_ms.is_some_and(|end| end < now.ms));
             state.fence.take_if(|fence| fence.expires_ms.is_some_and(|end| end < now.ms));
-            let [kind, value, left, fence, fence_left] =
-                [(); 5].map(|()| self.eye.receive().expect("a reply"));
+            let [kind, left, fence, fence_left] = [(); 4].map(|()| self.eye.receive().expect("a reply"));
+            types.push(kind.text().to_owned());
             let lock = state.lock.as_ref();
-            match lock.map(|lock| &lock.value) {
-                None => assert_eq!(kind.text(), "none", "{key}: {value:?}"),
-                Some(Data::Text(text)) if kind.text() == "string" => assert_eq!(value.text(), text, "{key}"),
-                Some(_) => assert_eq!(kind.text(), "hash", "{key}"),
-            }
-            assert_eq!(left.int(), lock.map_or(-2, |lock| left_ms(lock.expires_ms, now)), "{key}");
-            let counter =
-                state.fence.as_ref().filter(|fence| fence.expires_ms.is_none_or(|end| end >= now.ms));
+            assert_eq!(left.int(), lock.map_or(-2, |lock| left_ms(lock.expires_ms, now)), "{key}: {lock:?}");
+            let counter = state.fence.as_ref();
             assert_eq!(fence_left.int(), counter.map_or(-2, |fence| left_ms(fence.expires_ms, now)), "{key}");
             if let Some(counter) = counter {
                 assert_eq!(fence.text(), counter.value.to_string(), "{key}");
@@ -253,6 +406,68 @@ impl Bench {
                 );
             }
         }
+        for ((key, state), kind) in KEYS.iter().zip(&self.states).zip(types) {
+            let Some(lock) = &state.lock else {
+                assert_eq!(kind, "none", "{key}");
+                continue;
+            };
+            match &lock.value {
+                Data::Text(text) if kind == "string" => {
+                    assert_eq!(self.eye.command(&["GET", key]).expect("a reply").text(), text, "{key}");
+                }
+                Data::Text(text) => assert_eq!(format!("({kind})"), *text, "{key}"),
+                Data::Hash(hash) => {
+                    let all = self.eye.command(&["HGETALL", key]).expect("a reply");
+                    assert_eq!(pairs(&all).into_iter().collect::<BTreeMap<_, _>>(), *hash, "{key}");
+                }
+                Data::Queue(queue) => {
+                    let all = self.eye.command(&["ZRANGE", key, "0", "-1", "WITHSCORES"]).expect("a reply");
+                    compare_queue(&pairs(&all), queue);
+                }
+                other => panic!("no machine keeps {other:?}"),
+            }
+        }
+    }
+}
+
+/// The set of docs/protocol.md holds these tickets, and nothing else.
+fn compare_queue(all: &[(String, String)], queue: &Queue) {
+    let mut expected = BTreeMap::new();
+    let mut next = u64::MAX;
+    let mut used = 0;
+    for (number, ticket) in queue.tickets() {
+        expected.insert(ticket.owner.to_string(), number.to_string());
+        expected.insert(format!("!{}", ticket.owner), ticket.deadline_ms.to_string());
+        if ticket.weight != 1 {
+            expected.insert(format!("+{}", ticket.owner), ticket.weight.to_string());
+        }
+        if number <= queue.mark {
+            used += u64::from(ticket.weight);
+        }
+        next = next.min(ticket.deadline_ms);
+    }
+    expected.insert(format!("#1:{}:{}", queue.kind, queue.capacity), negative(queue.mark));
+    expected.insert("#used".to_owned(), negative(used));
+    let mut found: BTreeMap<_, _> = all.iter().cloned().collect();
+    if let Some(bound) = found.remove("#next") {
+        assert!(bound[1..].parse::<u64>().expect("a number") <= next, "{bound} is after {next}");
+    }
+    assert_eq!(found, expected);
+}
+
+fn negative(number: u64) -> String {
+    if number == 0 { "0".to_owned() } else { format!("-{number}") }
+}
+
+fn pairs(list: &Value) -> Vec<(String, String)> {
+    list.items().chunks(2).map(|pair| (pair[0].text().to_owned(), pair[1].text().to_owned())).collect()
+}
+
+fn channel(rule: Rule, key: &str) -> String {
+    match rule {
+        Rule::Reentrant if key.contains('{') => format!("redisson_lock__channel:{key}"),
+        Rule::Reentrant => format!("redisson_lock__channel:{{{key}}}"),
+        _ => side("tenure:wake:0:", key),
     }
 }
 

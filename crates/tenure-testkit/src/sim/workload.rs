@@ -299,7 +299,8 @@ impl Task {
             let Ok(lock) = locks.reentrant(name.as_str(), outer.owner()) else { return };
             let before = self.oracle().held_by(name, outer.owner());
             if let Ok(count) = lock.hold_count().await {
-                self.oracle().said_count(name, outer.owner(), count, &before);
+                let held = before.min(self.oracle().held_by(name, outer.owner()));
+                self.oracle().said_count(name, outer.owner(), count, held);
             }
             let (cut, asked_at) = (self.cut(), sim.now());
             let guard = match self.acquire(&locks, &Wish::Reentrant(lock), Some(name), cut).await {
