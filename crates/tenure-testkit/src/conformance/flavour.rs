@@ -1,6 +1,7 @@
 //! Every kind that has one holder at a time, behind one face: so that a case about that is written once.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 use futures_util::lock::Mutex;
@@ -56,11 +57,10 @@ impl Place {
                 let full = format!("{}{name}", locks.options().prefix);
                 // One at a time: the next who asks for four would wait for ever.
                 let mut taken = self.taken.lock().await;
-                if !taken.contains_key(&full) {
+                if let Entry::Vacant(four) = taken.entry(full) {
                     let others = self.client_with(Options::new().ttl(Duration::from_secs(60)));
-                    let five = others.semaphore(&full, 5).expect("a name");
-                    let four = five.acquire(4).await.expect("four of five");
-                    taken.insert(full, four);
+                    let five = others.semaphore(four.key(), 5).expect("a name");
+                    four.insert(five.acquire(4).await.expect("four of five"));
                 }
                 Lock::Permit(locks.semaphore(name, 5).expect("a name"))
             }

@@ -24,6 +24,6 @@ pub mod network;
 pub mod oracle;
 pub mod regime;
 pub mod server;
-pub mod wish;
+mod wish;
 pub mod workload;
 pub mod world;

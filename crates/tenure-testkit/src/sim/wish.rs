@@ -14,7 +14,7 @@ use super::regime::Sort;
 
 /// A lock as one task asks for it.
 #[derive(Debug)]
-pub enum Wish {
+pub(super) enum Wish {
     /// The mutex.
     Mutex(Mutex),
     /// The fair mutex.
@@ -33,7 +33,7 @@ pub enum Wish {
 
 /// What was granted.
 #[derive(Debug)]
-pub enum Got {
+pub(super) enum Got {
     /// One lock.
     One(Guard),
     /// Several.
@@ -42,7 +42,7 @@ pub enum Got {
 
 impl Wish {
     /// Draws what is asked of one lock.
-    pub fn draw(
+    pub(super) fn draw(
         sim: &Sim,
         locks: &Locks,
         name: &LockName,
@@ -66,7 +66,7 @@ impl Wish {
     }
 
     /// All of these at once.
-    pub fn both(wishes: impl IntoIterator<Item = Self>) -> Result<Self, Error> {
+    pub(super) fn both(wishes: impl IntoIterator<Item = Self>) -> Result<Self, Error> {
         let parts: Result<Vec<Part>, Error> = wishes.into_iter().map(Self::part).collect();
         Multi::new(parts?).map(Self::Both)
     }
@@ -84,7 +84,7 @@ impl Wish {
     }
 
     /// Waits for it.
-    pub async fn lock(&self) -> Result<Got, Error> {
+    pub(super) async fn lock(&self) -> Result<Got, Error> {
         Ok(Got::One(match self {
             Self::Mutex(lock) => lock.lock().await?,
             Self::Fair(lock) => lock.lock().await?,
@@ -97,7 +97,7 @@ impl Wish {
     }
 
     /// Asks once.
-    pub async fn try_lock(&self) -> Result<Option<Got>, Error> {
+    pub(super) async fn try_lock(&self) -> Result<Option<Got>, Error> {
         let guard = match self {
             Self::Mutex(lock) => lock.try_lock().await?,
             Self::Fair(lock) => lock.try_lock().await?,
@@ -111,7 +111,7 @@ impl Wish {
     }
 
     /// Waits for this long.
-    pub async fn try_lock_for(&self, limit: Duration) -> Result<Option<Got>, Error> {
+    pub(super) async fn try_lock_for(&self, limit: Duration) -> Result<Option<Got>, Error> {
         let guard = match self {
             Self::Mutex(lock) => lock.try_lock_for(limit).await?,
             Self::Fair(lock) => lock.try_lock_for(limit).await?,
@@ -127,11 +127,11 @@ impl Wish {
 
 /// One of several guards that are held together, as the oracle looks at it.
 #[derive(Debug)]
-pub struct OneOf(pub Arc<MultiGuard>, pub usize);
+pub(super) struct OneOf(pub(super) Arc<MultiGuard>, pub(super) usize);
 
 impl OneOf {
     /// The guard.
-    pub fn guard(&self) -> &Guard {
+    pub(super) fn guard(&self) -> &Guard {
         &self.0[self.1]
     }
 }
@@ -147,7 +147,7 @@ impl Claim for OneOf {
 }
 
 /// What a task has in its hands while it holds: one guard or several.
-pub trait Hand {
+pub(super) trait Hand {
     /// Resolves when one of them is no longer held.
     fn lost(&self) -> Lost;
 }

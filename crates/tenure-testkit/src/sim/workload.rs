@@ -299,8 +299,7 @@ impl Task {
             let Ok(lock) = locks.reentrant(name.as_str(), outer.owner()) else { return };
             let before = self.oracle().held_by(name, outer.owner());
             if let Ok(count) = lock.hold_count().await {
-                let held = before.min(self.oracle().held_by(name, outer.owner()));
-                self.oracle().said_count(name, outer.owner(), count, held);
+                self.oracle().said_count(name, outer.owner(), count, &before);
             }
             let (cut, asked_at) = (self.cut(), sim.now());
             let guard = match self.acquire(&locks, &Wish::Reentrant(lock), Some(name), cut).await {

@@ -11,7 +11,7 @@ use super::clock::{Clock, MS, SECOND, TrueTime};
 use super::executor::{OUTSIDE, Process, Sim, Stop, lock};
 use super::network::Network;
 use super::oracle::{Oracle, Violation};
-use super::regime::{Plan, RECOVERY, Regime};
+use super::regime::{Plan, RECOVERY, Regime, Sort};
 use super::workload::{Present, Task, Workload};
 
 /// So many polls, and something turns in circles.
@@ -54,12 +54,17 @@ pub fn regime(seed: u64) -> Regime {
 
 /// Runs the schedule of a seed.
 pub fn run(seed: u64) -> Report {
-    World::new(seed, false).run()
+    World::new(seed, None, false).run()
+}
+
+/// Runs a schedule of a seed in which all locks are of one kind.
+pub fn run_of(sort: Sort, seed: u64) -> Report {
+    World::new(seed, Some(sort), false).run()
 }
 
 /// Runs the schedule of a seed and writes down what happens.
 pub fn replay(seed: u64) -> Report {
-    World::new(seed, true).run()
+    World::new(seed, None, true).run()
 }
 
 struct World {
@@ -72,12 +77,15 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u64, keep_log: bool) -> Self {
+    fn new(seed: u64, only: Option<Sort>, keep_log: bool) -> Self {
         let sim = Sim::new(Chooser::seeded(Rng::new(seed).next()));
         if keep_log {
             sim.keep_log();
         }
-        let plan = Plan::draw(&sim, regime(seed));
+        let mut plan = Plan::draw(&sim, regime(seed));
+        if let Some(sort) = only {
+            (plan.kinds, plan.both) = ([sort; 2], 0);
+        }
         sim.note(|| format!("{plan:?}"));
         let clock = || Clock { offset: sim.between(0, 100_000 * SECOND), ppm: drift(&sim, plan.ppm) };
         let oracle = Oracle::new(&sim, &plan);

@@ -33,16 +33,17 @@ impl Book {
 }
 
 impl Oracle {
-    /// How many guards of an owner say that they hold, and that nobody took from it.
-    pub fn held_by(&self, name: &LockName, owner: &Owner) -> u32 {
+    /// The guards of an owner that say that they hold, and that nobody took from it.
+    pub fn held_by(&self, name: &LockName, owner: &Owner) -> Vec<u64> {
         let book = lock(&self.book);
         let guards = book.holds.iter().filter(|hold| hold.owner == *owner && hold.name == *name);
-        guards.filter(|hold| !hold.is_forced && hold.is_held()).count() as u32
+        guards.filter(|hold| !hold.is_forced && hold.is_held()).map(|hold| hold.id).collect()
     }
 
-    /// `hold_count` said this; so many guards held before it was asked, and hold still.
-    pub fn said_count(&self, name: &LockName, owner: &Owner, said: u32, held: u32) {
-        if said < held {
+    /// `hold_count` said this; these guards held before it was asked, and some of them still do.
+    pub fn said_count(&self, name: &LockName, owner: &Owner, said: u32, before: &[u64]) {
+        let held = self.held_by(name, owner).iter().filter(|guard| before.contains(guard)).count();
+        if (said as usize) < held {
             let at = self.sim.now();
             let what = format!("{owner} was told that it has {name} {said} times, and has {held} guards");
             lock(&self.book).accuse(at, COUNT, what);
