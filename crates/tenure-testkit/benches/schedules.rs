@@ -1,0 +1,42 @@
+//! How many whole schedules one core runs in a second: a new world each, with its processes, tasks, faults and checks.
+//!
+//! `cargo bench -p tenure-testkit --bench schedules`
+
+use tenure_testkit::sim::regime::Sort;
+use tenure_testkit::sim::world::{Report, run, run_of};
+
+/// A few seconds' worth.
+const SCHEDULES: u64 = 30_000;
+
+fn main() {
+    count("mutex over memory", |seed| run_of(Sort::Mutex, seed));
+    count("every kind", run);
+}
+
+fn count(what: &str, schedule: impl Fn(u64) -> Report) {
+    let (mut polls, mut grants, mut lasted) = (0, 0, 0);
+    let before = on_core();
+    for seed in 0..SCHEDULES {
+        let report = schedule(seed);
+        assert!(report.violation.is_none(), "seed {seed}: {:?}", report.violation);
+        polls += report.steps;
+        grants += report.grants;
+        lasted += report.lasted;
+    }
+    // Of one core, not of the clock on the wall, which counts whatever else runs here.
+    let each = SCHEDULES as f64;
+    println!(
+        "{what}: {:.0} schedules per second of one core; each {:.0} polls, {:.1} grants, {:.0} virtual s",
+        each / (on_core() - before),
+        polls as f64 / each,
+        grants as f64 / each,
+        lasted as f64 / each / 1e9
+    );
+}
+
+/// For how long this thread had a core, in seconds.
+fn on_core() -> f64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux says what a thread took");
+    let nanos = text.split(' ').next().and_then(|text| text.parse::<f64>().ok()).expect("a number first");
+    nanos / 1e9
+}
