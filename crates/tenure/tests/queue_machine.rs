@@ -1,13 +1,17 @@
 //! The queue machine against what it promises, on random histories: judged from its replies alone, by a list that a person could
-//! keep on paper.
+//! keep on paper. The machine in Rust, and on fewer histories its twin on a server.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tenure::internals::protocol::{
     Answer, Bind, Fence, Now, Op, Place, Rule, Seat, State, Verb, Wake, Whose, apply,
 };
-use tenure::{LockName, Owner};
+use tenure::internals::store::redis::Redis;
+use tenure::internals::{Driver, Store};
+use tenure::{LockName, Owner, block_on};
+use tenure_testkit::servers::{Client, Server, Value};
 
 /// A small generator: the same seed gives the same history.
 struct Dice(u64);
@@ -31,8 +35,64 @@ struct Told {
     holds: bool,
 }
 
-struct Bench {
-    state: State,
+/// Who answers.
+trait Machine {
+    fn ask(&mut self, now: Now, op: &Op) -> (Answer, Option<Wake>);
+}
+
+impl Machine for State {
+    fn ask(&mut self, now: Now, op: &Op) -> (Answer, Option<Wake>) {
+        apply(self, now, op)
+    }
+}
+
+/// The script, on a server whose clock is the history's.
+struct Served {
+    server: Server,
+    store: Redis,
+    ear: Client,
+    now: Option<Now>,
+}
+
+impl Served {
+    fn new() -> Self {
+        let server = Server::with_clock();
+        let store = Redis::open(&server.url(), Driver::start().expect("a thread")).expect("a store");
+        let mut ear = server.client().expect("a connection");
+        ear.command(&["SUBSCRIBE", "tenure:wake:0:{x}"]).expect("a subscription");
+        Self { server, store, ear, now: None }
+    }
+
+    fn forget(&self) {
+        self.server.command(&["FLUSHALL"]);
+    }
+}
+
+impl Machine for &mut Served {
+    fn ask(&mut self, now: Now, op: &Op) -> (Answer, Option<Wake>) {
+        if self.now != Some(now) {
+            self.server.clock().freeze_us(now.unix_us);
+            self.now = Some(now);
+        }
+        let reply = block_on(self.store.call(op.clone(), Duration::from_secs(10))).expect("an answer");
+        self.ear.send(&["PING"]).expect("a connection");
+        let mut wake = None;
+        loop {
+            match self.ear.receive().expect("a message") {
+                Value::Array(message) | Value::Push(message) if message.len() == 3 => {
+                    let numbers =
+                        message[2].text().split(',').map(|number| number.parse().expect("a number"));
+                    wake = Some(Wake::Granted { tickets: numbers.collect() });
+                }
+                // The answer to the question whether there is more.
+                _ => return (reply.answer, wake),
+            }
+        }
+    }
+}
+
+struct Bench<M> {
+    machine: M,
     now: Now,
     owners: Vec<Owner>,
     seat: Seat,
@@ -47,12 +107,12 @@ struct Bench {
 const TTL_MS: u64 = 300;
 const WAIT_MS: u64 = 90;
 
-impl Bench {
-    fn new(seat: Seat, owners: usize) -> Self {
+impl<M: Machine> Bench<M> {
+    fn new(machine: M, seat: Seat, owners: usize) -> Self {
         let owners = (0..owners).map(|n| Owner::new(&format!("o{n}")).expect("an owner")).collect();
-        let now = Now { ms: 10_000, unix_us: 1_700_000_000_000_000 };
+        let now = Now { ms: 1_700_000_000_000, unix_us: 1_700_000_000_000_000 };
         Self {
-            state: State::default(),
+            machine,
             now,
             owners,
             seat,
@@ -71,7 +131,7 @@ impl Bench {
     fn ask(&mut self, owner: usize, seat: Seat, verb: Verb) -> Answer {
         let name = LockName::new("x").expect("a name");
         let op = Op { name, rule: Rule::Queue(seat), owner: self.owners[owner].clone(), request: 0, verb };
-        let (answer, wake) = apply(&mut self.state, self.now, &op);
+        let (answer, wake) = self.machine.ask(self.now, &op);
         // What has lapsed is dead before anything else happens.
         let now = self.now.ms;
         self.tickets.retain(|_, told| now <= told.deadline_ms);
@@ -213,9 +273,9 @@ impl Bench {
     }
 }
 
-fn history(seed: u64, seat: Seat, steps: u32) {
+fn history(machine: impl Machine, seed: u64, seat: Seat, steps: u32) {
     let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
-    let mut bench = Bench::new(seat, 9);
+    let mut bench = Bench::new(machine, seat, 9);
     for _ in 0..steps {
         let owner = dice.below(9) as usize;
         let asked = match seat.kind {
@@ -244,15 +304,26 @@ fn history(seed: u64, seat: Seat, steps: u32) {
 
 #[test]
 fn a_fair_mutex_keeps_its_promises_on_random_histories() {
-    (1..300).for_each(|seed| history(seed, Seat::FAIR, 400));
+    (1..300).for_each(|seed| history(State::default(), seed, Seat::FAIR, 400));
 }
 
 #[test]
 fn a_read_write_lock_keeps_its_promises_on_random_histories() {
-    (1..300).for_each(|seed| history(seed, Seat::WRITER, 400));
+    (1..300).for_each(|seed| history(State::default(), seed, Seat::WRITER, 400));
 }
 
 #[test]
 fn a_semaphore_keeps_its_promises_on_random_histories() {
-    (1..300).for_each(|seed| history(seed, Seat::permits(5, 1), 400));
+    (1..300).for_each(|seed| history(State::default(), seed, Seat::permits(5, 1), 400));
+}
+
+#[test]
+fn on_a_server_each_kind_keeps_its_promises_on_random_histories() {
+    let mut served = Served::new();
+    for seed in 1_000..1_030 {
+        for seat in [Seat::FAIR, Seat::WRITER, Seat::permits(5, 1)] {
+            served.forget();
+            history(&mut served, seed, seat, 400);
+        }
+    }
 }

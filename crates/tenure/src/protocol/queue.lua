@@ -2,11 +2,11 @@
 -- which a request passes them, because on the server to define a function costs as much as to call a command.
 --
 -- The set, by its scores. Nothing is read that grows with the queue, except by inspect and for a release of anyone.
---   up to 0        with the sign turned: #1:KIND:CAPACITY, the mark; #used, the weight of those that hold; #next, a moment
---                  before which nothing lapses, or absent
---   below 1e10     +OWNER: the weight of its ticket, where it is not 1
---   below 1e14     !OWNER: until when its ticket lives, in milliseconds
---   from there on  OWNER: the number of its ticket. It holds if that is at or below the mark
+--   up to 0    with the sign turned: #1:KIND:CAPACITY, the mark; and #used, the weight of those that hold. So these two come
+--              first, and behind them the ticket that lapses next
+--   from 1e10  !OWNER: until when its ticket lives, in milliseconds
+--   from 1e14  OWNER: the number of its ticket. It holds if that is at or below the mark
+--   from 8e15  +OWNER: 8e15 and the weight of its ticket, where that is not 1
 --
 -- KEYS   1 the lock   2 its counter: for acquire
 -- ARGV   acquire owner request header capacity channel ttl_ms weight wait_ms   wait_ms: '' asks once
@@ -33,28 +33,40 @@ local ends = '!' .. owner
 local time = call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local now = (now_us - now_us % 1000) / 1000
-local scores = redis.pcall('ZMSCORE', lock, header, '#used', '#next', owner, ends)
+
+-- release, by the only one there.
+local own
+if verb == 'release' and not looks then
+  own = redis.pcall('ZMSCORE', lock, owner, ends, header)
+  if own[1] and own[3] and call('ZCARD', lock) < 6 then
+    -- Behind the two members of the header, two or three are its own.
+    call('DEL', lock)
+    return { owner, request, tonumber(own[2]) >= now and 'released' or 'free' }
+  end
+end
+
+local top = redis.pcall('ZRANGE', lock, '0', '2', 'WITHSCORES')
 
 -- mismatch: what stands at the name, if it is not a queue of this kind and capacity. Looking is free to all.
-if not scores[1] and (scores.err or call('EXISTS', lock) == 1) then
-  if scores.err and string.sub(scores.err, 1, 9) ~= 'WRONGTYPE' then
-    return scores
+if top[1] ~= header and (top[1] or top.err) then
+  if top.err and string.sub(top.err, 1, 9) ~= 'WRONGTYPE' then
+    return top
   end
   local type, kind, holder = call('TYPE', lock).ok, 'mutex', nil
   if type == 'zset' then
-    local own, of = string.match(call('ZRANGE', lock, 0, 0)[1], '^#1:([%a -]+):(%d+)$')
-    if not own then
+    local ours, of = string.match(top[1], '^#1:([%a -]+):(%d+)$')
+    if not ours then
       holder = '(zset)'
     elseif looks then
-      header, capacity = '#1:' .. own .. ':' .. of, tonumber(of)
-      scores = call('ZMSCORE', lock, header, '#used', '#next')
+      header, capacity = top[1], tonumber(of)
     else
       local longest = call('ZRANGE', lock, '(1e14', '1e10', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')
       if longest[2] and tonumber(longest[2]) >= now then
-        return { owner, request, 'mismatch', own, of }
+        return { owner, request, 'mismatch', ours, of }
       end
       -- All of it has lapsed: the newcomer's kind and capacity are in force.
       call('UNLINK', lock)
+      top = {}
     end
   elseif type == 'string' then
     holder = call('GETRANGE', lock, 0, 1023)
@@ -78,12 +90,16 @@ if not scores[1] and (scores.err or call('EXISTS', lock) == 1) then
   end
 end
 
--- What the set says. Absent, it is an empty queue.
-local is_new, mark, used, next, number = not scores[1], 0, 0, 0, nil
+-- What the set says. Absent, it is an empty queue. First: when the next ticket lapses.
+local is_new, mark, used, first, number, deadline = not top[1], 0, 0, nil, nil, nil
 if not is_new then
-  mark, used, next = 0 - scores[1], 0 - scores[2], 0 - (scores[3] or 0)
-  if not looks and verb ~= 'refresh' then
-    number = scores[4]
+  mark, used, first = 0 - top[2], 0 - top[4], tonumber(top[6])
+  if verb == 'acquire' then
+    number = call('ZSCORE', lock, owner)
+    deadline = number and tonumber(call('ZSCORE', lock, ends))
+  elseif not looks and verb ~= 'refresh' then
+    own = own or call('ZMSCORE', lock, owner, ends)
+    number, deadline = own[1], tonumber(own[2])
   end
 end
 
@@ -95,18 +111,18 @@ if looks and not is_new then
   for i = 1, #all, 2 do
     deadlines[string.sub(all[i], 2)] = tonumber(all[i + 1])
   end
-  all = call('ZRANGE', lock, 1, '(1e10', 'BYSCORE', 'WITHSCORES')
+  all = call('ZRANGE', lock, '8e15', '+inf', 'BYSCORE', 'WITHSCORES')
   for i = 1, #all, 2 do
-    weights[string.sub(all[i], 2)] = tonumber(all[i + 1])
+    weights[string.sub(all[i], 2)] = all[i + 1] - 8e15
   end
-  all = call('ZRANGE', lock, '1e14', '+inf', 'BYSCORE', 'WITHSCORES')
+  all = call('ZRANGE', lock, '1e14', '(8e15', 'BYSCORE', 'WITHSCORES')
   for i = 1, #all, 2 do
     local who, ticket = all[i], all[i + 1]
-    local deadline = deadlines[who]
-    if deadline and deadline >= now then
+    local till = deadlines[who]
+    if till and till >= now then
       local list = tonumber(ticket) <= mark and holders or waiters
       local n = #list
-      list[n + 1], list[n + 2], list[n + 3] = who .. '#' .. ticket, deadline - now, weights[who] or 1
+      list[n + 1], list[n + 2], list[n + 3] = who .. '#' .. ticket, till - now, weights[who] or 1
     end
   end
   if #holders + #waiters > 0 then
@@ -117,53 +133,41 @@ end
 if verb == 'inspect' then
   return answer
 end
-if number and verb == 'release' and call('ZCARD', lock) < (scores[3] and 7 or 6) then
-  -- Nobody else is there: but for the header, two or three members are its own.
-  call('DEL', lock)
-  answer[3] = tonumber(scores[5]) >= now and 'released' or 'free'
-  return answer
-end
 
 -- sweep: removes what has lapsed. What it leaves because of its bound, the next request removes.
-local mark_was, used_was, next_was, thinned, first = mark, used, next, false, nil
-if not is_new and next < now then
-  first = call('ZRANGE', lock, '1e10', '(1e14', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
-  if first[2] and tonumber(first[2]) < now then
-    local dead, names = call('ZRANGE', lock, '1e10', '(' .. now, 'BYSCORE', 'LIMIT', '0', '64'), {}
-    for i = 1, #dead do
-      local who = string.sub(dead[i], 2)
-      names[2 * i - 1], names[2 * i] = who, '+' .. who
-    end
-    local known = call('ZMSCORE', lock, unpack(names))
-    for i = 1, #names, 2 do
-      if known[i] and tonumber(known[i]) <= mark then
-        used = used - (known[i + 1] or 1)
-      end
-    end
-    call('ZREM', lock, unpack(dead))
-    call('ZREM', lock, unpack(names))
-    thinned = true
-    -- number_of: a ticket that has lapsed is dead, also when the sweep did not get to it.
-    if number and tonumber(scores[5]) < now then
-      local weight = call('ZSCORE', lock, '+' .. owner) or 1
-      if call('ZREM', lock, owner, ends, '+' .. owner) > 0 and tonumber(number) <= mark then
-        used = used - weight
-      end
-      number = nil
-    end
-    first = call('ZRANGE', lock, '1e10', '(1e14', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
+local mark_was, used_was, thinned = mark, used, false
+if first and first < now then
+  local dead, names = call('ZRANGE', lock, '1e10', '(' .. now, 'BYSCORE', 'LIMIT', '0', '64'), {}
+  for i = 1, #dead do
+    local who = string.sub(dead[i], 2)
+    names[2 * i - 1], names[2 * i] = who, '+' .. who
   end
-  if first[2] then
-    next = tonumber(first[2])
-    if used ~= used_was then
-      -- At once: what comes below may fail where the user has no right to the counter.
-      call('ZADD', lock, -used, '#used')
-      used_was = used
+  local known = call('ZMSCORE', lock, unpack(names))
+  for i = 1, #names, 2 do
+    if known[i] and tonumber(known[i]) <= mark then
+      used = used - (known[i + 1] and known[i + 1] - 8e15 or 1)
     end
-  else
+  end
+  call('ZREM', lock, unpack(dead))
+  call('ZREM', lock, unpack(names))
+  thinned = true
+  -- number_of: a ticket that has lapsed is dead, also when the sweep did not get to it.
+  if number and deadline < now then
+    local weight = call('ZSCORE', lock, '+' .. owner)
+    if call('ZREM', lock, owner, ends, '+' .. owner) > 0 and tonumber(number) <= mark then
+      used = used - (weight and weight - 8e15 or 1)
+    end
+    number = nil
+  end
+  first = tonumber(call('ZRANGE', lock, '2', '2', 'WITHSCORES')[2])
+  if not first then
     -- Swept empty, it is nobody's; its numbers go on.
     call('DEL', lock)
     is_new, used = true, 0
+  elseif used ~= used_was then
+    -- At once: what comes below may fail where the user has no right to the counter.
+    call('ZADD', lock, -used, '#used')
+    used_was = used
   end
 end
 if is_new and verb ~= 'acquire' then
@@ -177,17 +181,18 @@ if is_new and verb ~= 'acquire' then
 end
 
 -- What makes room: to be lighter, or to leave. Places that are refreshed are so before anybody is let in.
-local lease_ms, due, mine = tonumber(ARGV[7]), nil, nil
+local lease_ms, due, mine, lasts = tonumber(ARGV[7]), nil, nil, first or 0
 if verb == 'renew' then
   -- lighten
   local weight = ARGV[8] ~= '' and number and tonumber(number) <= mark and tonumber(ARGV[8])
-  local old = weight and tonumber(call('ZSCORE', lock, '+' .. owner) or 1)
+  local old = weight and call('ZSCORE', lock, '+' .. owner)
+  old = old and old - 8e15 or 1
   if weight and weight < old then
     used = used - (old - weight)
     if weight == 1 then
       call('ZREM', lock, '+' .. owner)
     else
-      call('ZADD', lock, weight, '+' .. owner)
+      call('ZADD', lock, weight + 8e15, '+' .. owner)
     end
   end
 elseif verb == 'refresh' then
@@ -200,15 +205,15 @@ elseif verb == 'refresh' then
   answer = { owner, request, 'places', '0', -1 }
   mine = {}
   for i = 1, #names, 2 do
-    local who, ticket, deadline = names[i], known[i], tonumber(known[i + 1])
-    if ticket and deadline < now then
+    local who, ticket, till = names[i], known[i], tonumber(known[i + 1])
+    if ticket and till < now then
       -- number_of
-      local weight = call('ZSCORE', lock, '+' .. who) or 1
+      local weight = call('ZSCORE', lock, '+' .. who)
       if call('ZREM', lock, who, '!' .. who, '+' .. who) > 0 and tonumber(ticket) <= mark then
-        used = used - weight
+        used = used - (weight and weight - 8e15 or 1)
       end
       ticket, thinned = false, true
-    elseif ticket and deadline < until_ms then
+    elseif ticket and till < until_ms then
       longer[#longer + 1] = until_ms
       longer[#longer + 1] = '!' .. who
     end
@@ -231,29 +236,30 @@ elseif verb == 'release' and looks then
   end
   used, thinned = 0, true
 elseif verb == 'release' and number then
-  local weight = capacity > 1 and call('ZSCORE', lock, '+' .. owner) or 1
+  local weight = capacity > 1 and call('ZSCORE', lock, '+' .. owner)
   call('ZREM', lock, owner, ends, '+' .. owner)
   if tonumber(number) <= mark then
-    used = used - weight
+    used = used - (weight and weight - 8e15 or 1)
   end
   answer[3] = 'released'
 end
 
 -- promote: lets in from the front while it fits. The first alone, since mostly nobody fits behind it.
-local granted, room = {}, math.min(1, capacity - used)
+local granted, room = nil, used < capacity and 1 or 0
 while room > 0 and not is_new do
-  local waiting = call('ZRANGE', lock, '(' .. string.format('%.0f', mark), '+inf', 'BYSCORE', 'LIMIT', '0', room, 'WITHSCORES')
+  local waiting = call('ZRANGE', lock, string.format('(%.0f', mark), '(8e15', 'BYSCORE', 'LIMIT', '0', room, 'WITHSCORES')
   local n, names, fits = #waiting / 2, {}, 0
   for i = 1, n do
     names[i] = '+' .. waiting[2 * i - 1]
   end
   local weights = n > 0 and capacity > 1 and call('ZMSCORE', lock, unpack(names)) or {}
   for i = 1, n do
-    local weight = weights[i] or 1 -- of a capacity of 1 nobody asks for more
+    local weight = weights[i] and weights[i] - 8e15 or 1 -- of a capacity of 1 nobody asks for more
     if used + weight > capacity then
       break
     end
     used, mark, fits = used + weight, tonumber(waiting[2 * i]), i
+    granted = granted or {}
     granted[#granted + 1] = waiting[2 * i]
   end
   room = fits == room and math.min(64 - #granted, capacity - used) or 0
@@ -263,7 +269,13 @@ end
 local is_first, inserted = false, false
 if verb == 'acquire' and not number then
   local weight, wait_ms = tonumber(ARGV[8]), tonumber(ARGV[9])
-  local waits = not is_new and call('ZCOUNT', lock, string.format('(%.0f', mark), '+inf') > 0
+  local waits = false
+  if capacity == 1 and not is_new then
+    -- Behind the header, two members are the holder's.
+    waits = call('ZCARD', lock) > 4
+  elseif not is_new then
+    waits = call('ZCOUNT', lock, string.format('(%.0f', mark), '(8e15') > 0
+  end
   local lets_in = not waits and used + weight <= capacity
   if lets_in or wait_ms then
     -- assign: above the last token, which is above each number here while it is kept, and not below the clock. Written
@@ -272,7 +284,7 @@ if verb == 'acquire' and not number then
     number = string.format('%.0f', ticket)
     local last = tonumber(call('SET', counter, number, 'PX', '3600000', 'GET') or '')
     if not last and not is_new then
-      last = tonumber(call('ZRANGE', lock, '0', '0', 'REV', 'WITHSCORES')[2])
+      last = tonumber(call('ZRANGE', lock, '(8e15', '1e14', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')[2])
     end
     last = math.max(last or 0, mark)
     if last >= ticket then
@@ -285,7 +297,7 @@ if verb == 'acquire' and not number then
       mark, used = ticket, used + weight
     end
     if weight ~= 1 then
-      call('ZADD', lock, weight, '+' .. owner)
+      call('ZADD', lock, weight + 8e15, '+' .. owner)
     end
     if is_new or lets_in then
       call('ZADD', lock, -mark, header, -used, '#used', number, owner, due, ends)
@@ -293,24 +305,24 @@ if verb == 'acquire' and not number then
     else
       call('ZADD', lock, number, owner, due, ends)
     end
-    if is_new or due < next then
-      next = due
+    if is_new or due < first then
+      first = due
     end
     is_first, inserted = not waits and not lets_in, true
     answer[3], answer[4] = lets_in and 'held' or 'waiting', number
   else
     -- busy: the first holder, as a mutex would show it.
-    local first = call('ZRANGE', lock, '1e14', '+inf', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
-    if first[1] then
-      local left_ms = call('ZSCORE', lock, '!' .. first[1]) - now
-      answer[3], answer[4], answer[5] = 'busy', first[1] .. '#' .. first[2], left_ms > 0 and left_ms or 0
+    local one = call('ZRANGE', lock, '1e14', '(8e15', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
+    if one[1] then
+      local left_ms = call('ZSCORE', lock, '!' .. one[1]) - now
+      answer[3], answer[4], answer[5] = 'busy', one[1] .. '#' .. one[2], left_ms > 0 and left_ms or 0
     end
   end
 elseif number and (verb == 'acquire' or verb == 'renew') then
   -- extend: no request ever shortens a lease. A renewal gives one that waits nothing.
   local holds = tonumber(number) <= mark
   local term_ms = holds and lease_ms or verb == 'acquire' and tonumber(ARGV[9])
-  if term_ms and now + term_ms > tonumber(scores[5]) then
+  if term_ms and now + term_ms > deadline then
     due = now + term_ms
     call('ZADD', lock, due, ends)
   end
@@ -325,16 +337,12 @@ end
 if is_new and not due then
   return answer
 end
-if thinned and call('ZCARD', lock) <= 3 then
+if thinned and call('ZCARD', lock) == 2 then
   call('DEL', lock)
   return answer
 end
 if mark ~= mark_was or used ~= used_was then
   call('ZADD', lock, -mark, header, -used, '#used')
-end
-if next ~= next_was and (scores[3] or inserted and not is_first) and not is_new then
-  -- Worth its place only where there is a queue.
-  call('ZADD', lock, -next, '#next')
 end
 if is_new then
   -- By pcall: no key is left without an end.
@@ -343,27 +351,27 @@ if is_new then
     call('DEL', lock)
     return set
   end
-elseif due and call('PTTL', lock) < due + 1000 - now then
+elseif due and due > lasts and call('PTTL', lock) < due + 1000 - now then
   call('PEXPIREAT', lock, due + 1000)
 end
 
 -- retry_in_ms: when the first in line should ask again if it hears nothing: when the next ticket lapses. Others need not.
 if is_first and not inserted then
-  local head = call('ZRANGE', lock, '(' .. string.format('%.0f', mark), '+inf', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
+  local head = call('ZRANGE', lock, string.format('(%.0f', mark), '(8e15', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
   is_first = head[2] and (head[2] == number or mine and mine[head[2]])
 end
 if is_first then
-  if not (inserted and first) then
-    first = call('ZRANGE', lock, '1e10', '(1e14', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
+  if not inserted then
+    first = tonumber(call('ZRANGE', lock, '2', '2', 'WITHSCORES')[2])
   end
-  answer[5] = math.max(0, math.min(first[2], inserted and due or first[2]) - now) + 1
+  answer[5] = first > now and first - now + 1 or 1
 elseif answer[3] == 'waiting' then
   answer[5] = -1
 end
 
 -- Those who hold now are told, but for the one who is answered. By pcall: what has happened stays so where the user has no
 -- right to the channel.
-if #granted > 0 then
+if granted then
   local others = {}
   for i = 1, #granted do
     if granted[i] ~= number and not (mine and mine[granted[i]]) then

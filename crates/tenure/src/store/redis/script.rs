@@ -25,7 +25,7 @@ pub(super) static REENTRANT: Script = Script {
 pub(super) static QUEUE: Script = Script {
     text: include_str!("../../protocol/queue.lua"),
     // The first version.
-    sha: "1a0e3a1d2e3063a4958b08a088e04f2fdad8067c",
+    sha: "a5ae80c2669b00debc68c9023c297df1d18acbde",
 };
 
 #[cfg(test)]
