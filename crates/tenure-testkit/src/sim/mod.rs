@@ -13,7 +13,7 @@
 //! | [`server`] | the one store behind it, and the checks that only it can make |
 //! | [`regime`] | which faults a schedule has, and how many |
 //! | [`oracle`] | what must never happen, judged in true time and from outside |
-//! | [`wish`] | what a task may ask for: a lock of any kind |
+//! | `wish` | what a task may ask for: a lock of any kind |
 //! | [`workload`] | what the tasks do |
 //! | [`world`] | one schedule from its seed to its verdict |
 
