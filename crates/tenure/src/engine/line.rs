@@ -34,7 +34,8 @@ const CAP: Duration = Duration::from_secs(30);
 /// After so many hand-overs inside this process, or so much time, one turn is left to others.
 const STREAK: u32 = 16;
 const STREAK_TIME: Duration = Duration::from_millis(50);
-/// The least time that others get for a turn.
+/// The least time that others get for a turn. They get two hops, and never more than `STREAK_TIME`: the last hop may have been
+/// one through a server that stood still.
 const TURN: Duration = Duration::from_micros(200);
 
 /// A full name, and the owner where it is one that may hold several times.
@@ -359,7 +360,7 @@ impl Server {
         let long = self.streak >= STREAK || (self.streak > 0 && now.since(self.streak_since) >= STREAK_TIME);
         if released_here && long {
             self.streak = 0;
-            self.engine.runtime.sleep_until(now + (2 * self.hop).max(TURN)).await;
+            self.engine.runtime.sleep_until(now + (2 * self.hop).clamp(TURN, STREAK_TIME)).await;
         }
     }
 
