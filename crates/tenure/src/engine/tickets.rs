@@ -183,7 +183,7 @@ struct Server {
     under_way: FuturesUnordered<BoxFuture<'static, Refreshed>>,
     /// Tickets that are being refreshed.
     asked: BTreeMap<u64, ()>,
-    /// Grants that were heard before their waiter was here.
+    /// Grants that were heard before their waiter was here, or while it was being refreshed.
     early: VecDeque<u64>,
     /// When to try again to subscribe.
     listen_at: Moment,
@@ -246,7 +246,10 @@ impl Server {
                 Event::Time => {}
                 Event::Message(Some(message)) => self.hear(message),
                 Event::Message(None) => self.ears = None,
-                Event::Refreshed(refreshed) => self.judge(refreshed),
+                Event::Refreshed(refreshed) => {
+                    self.judge(refreshed);
+                    self.hand_out_early();
+                }
             }
         }
     }
@@ -441,12 +444,7 @@ impl Server {
         let now = self.engine.now();
         let known = |waiter: &Waiter| (waiter.sent, waiter.wait);
         let found = self.desk.queue().waiters.get(&ticket).map(known);
-        let Some((sent, wait)) = found else {
-            if self.early.len() == EARLY {
-                self.early.pop_front();
-            }
-            return self.early.push_back(ticket);
-        };
+        let Some((sent, wait)) = found else { return self.remember(ticket) };
         let counted_from = if planted(Bug::PushFromReceipt) { now } else { sent };
         self.call(ticket, counted_from, wait);
     }
@@ -465,7 +463,17 @@ impl Server {
             let (ttl, within) = (ask.options.lease(), ask.options.op_timeout);
             let verb = Verb::Renew { ttl_ms: lease::millis(ttl), hold: ask.hold, bind: None, weight: None };
             self.ask(vec![ticket], ask.rule, ask.owner.clone(), verb, ttl, within);
+        } else {
+            // A refresh is under way that may have been carried out before the grant, and then says nothing of it.
+            self.remember(ticket);
         }
+    }
+
+    fn remember(&mut self, ticket: u64) {
+        if self.early.len() == EARLY {
+            self.early.pop_front();
+        }
+        self.early.push_back(ticket);
     }
 
     fn hand_out_early(&mut self) {
