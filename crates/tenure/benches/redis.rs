@@ -102,6 +102,17 @@ async fn bare_pair(connection: &mut MultiplexedConnection, key: &str, sha: &str)
     assert_eq!(deleted, 1);
 }
 
+/// Pairs on a key of its own until then.
+async fn bare_pairs(mut connection: MultiplexedConnection, sha: String, task: usize, until: Instant) -> u32 {
+    let key = format!("bare:{task}");
+    let mut pairs = 0;
+    while Instant::now() < until {
+        bare_pair(&mut connection, &key, &sha).await;
+        pairs += 1;
+    }
+    pairs
+}
+
 async fn load(connection: &mut MultiplexedConnection) -> String {
     redis::cmd("SCRIPT").arg("LOAD").arg(COMPARE_AND_DELETE).query_async(connection).await.expect("a SHA")
 }
@@ -123,19 +134,7 @@ fn pairs(what: &str, url: &str, tasks: usize, reach: f64) {
             }
         })
     };
-    let theirs = || {
-        count(tasks, |task, until| {
-            let (mut connection, sha, key) = (connection.clone(), sha.clone(), format!("bare:{task}"));
-            async move {
-                let mut pairs = 0_u32;
-                while Instant::now() < until {
-                    bare_pair(&mut connection, &key, &sha).await;
-                    pairs += 1;
-                }
-                pairs
-            }
-        })
-    };
+    let theirs = || count(tasks, |task, until| bare_pairs(connection.clone(), sha.clone(), task, until));
     // Warms both sides up.
     ours();
     theirs();
@@ -171,17 +170,7 @@ fn on_one_thread(url: &str, tasks: usize) -> f64 {
         let sha = load(&mut connection).await;
         let started = Instant::now();
         let until = started + ROUND;
-        let all = (0..tasks).map(|number| {
-            let (mut connection, sha, key) = (connection.clone(), sha.clone(), format!("bare:{number}"));
-            async move {
-                let mut pairs = 0_u32;
-                while Instant::now() < until {
-                    bare_pair(&mut connection, &key, &sha).await;
-                    pairs += 1;
-                }
-                pairs
-            }
-        });
+        let all = (0..tasks).map(|number| bare_pairs(connection.clone(), sha.clone(), number, until));
         let pairs: u32 = join_all(all).await.into_iter().sum();
         f64::from(pairs) / started.elapsed().as_secs_f64()
     })

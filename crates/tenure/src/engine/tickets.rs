@@ -7,7 +7,7 @@
 //! waiter's own and the place cannot have lapsed, counted from when its last **answered** refresh was sent. A message may have
 //! lain in a socket for a minute; the place has not.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -182,7 +182,7 @@ struct Server {
     ears: Option<Listener>,
     under_way: FuturesUnordered<BoxFuture<'static, Refreshed>>,
     /// Tickets that are being refreshed.
-    asked: BTreeMap<u64, ()>,
+    asked: BTreeSet<u64>,
     /// Grants that were heard before their waiter was here, or while it was being refreshed.
     early: VecDeque<u64>,
     /// When to try again to subscribe.
@@ -212,7 +212,7 @@ impl Server {
             desk: Arc::clone(desk),
             ears: None,
             under_way: FuturesUnordered::new(),
-            asked: BTreeMap::new(),
+            asked: BTreeSet::new(),
             early: VecDeque::new(),
             listen_at: Moment(0),
             attempt: 0,
@@ -287,7 +287,7 @@ impl Server {
             let mut next = Moment(u64::MAX);
             for (ticket, waiter) in &queue.waiters {
                 let at = waiter.refresh_at();
-                if (all || at <= now + waiter.wait / 6) && !self.asked.contains_key(ticket) {
+                if (all || at <= now + waiter.wait / 6) && !self.asked.contains(ticket) {
                     due.push(*ticket);
                 } else {
                     next = next.min(at.max(now + waiter.wait / 12));
@@ -298,7 +298,7 @@ impl Server {
         if queue.retry_at.is_some_and(|at| now >= at) {
             queue.retry_at = None;
             let head = queue.waiters.keys().next().copied();
-            due.extend(head.filter(|head| !self.asked.contains_key(head) && !due.contains(head)));
+            due.extend(head.filter(|head| !self.asked.contains(head) && !due.contains(head)));
         }
         let until = earlier(Some(queue.refresh_at), queue.retry_at).unwrap_or(queue.refresh_at);
         let batches: Vec<_> = due
@@ -313,7 +313,7 @@ impl Server {
             .collect();
         drop(queue);
         for (tickets, owners, rule, wait, within) in batches {
-            self.asked.extend(tickets.iter().map(|ticket| (*ticket, ())));
+            self.asked.extend(&tickets);
             let verb = Verb::Refresh { owners: Arc::clone(&owners), wait_ms: lease::millis(wait) };
             self.ask(tickets, rule, owners[0].clone(), verb, wait, within);
         }
@@ -458,7 +458,7 @@ impl Server {
         let left = lease::deadline(sent, now, wait).since(now);
         if left >= wait / 2 + ask.options.grace {
             self.grant(ticket, sent, wait);
-        } else if self.asked.insert(ticket, ()).is_none() {
+        } else if self.asked.insert(ticket) {
             // The whole lease first.
             let (ttl, within) = (ask.options.lease(), ask.options.op_timeout);
             let verb = Verb::Renew { ttl_ms: lease::millis(ttl), hold: ask.hold, bind: None, weight: None };
