@@ -20,7 +20,7 @@ use crate::status::{Listing, Status};
 use crate::store::Store;
 use crate::store::file::File;
 use crate::store::memory::Memory;
-use crate::store::redis::Redis;
+use crate::store::redis::{Redis, Topology};
 
 /// A store of locks, and the only handle that a program needs. Cheap to clone.
 ///
@@ -277,9 +277,7 @@ fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
             }
             Arc::new(File::new(Path::new(path), url, runtime()))
         }
-        Some(("redis" | "valkey" | "redis+unix" | "valkey+unix", _)) => {
-            Arc::new(Redis::open(url, runtime())?)
-        }
+        Some((scheme, _)) if Topology::knows(scheme) => Arc::new(Redis::open(url, runtime())?),
         _ => {
             let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
             return Err(Error::invalid(format!(

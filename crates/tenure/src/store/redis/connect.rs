@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 
 use super::failure;
 use super::frame::Checked;
-use super::url::{Address, Target};
+use super::topology::{Address, Target};
 use crate::runtime::{Moment, Runtime};
 use crate::store::Failure;
 
@@ -150,10 +150,10 @@ impl Connector {
     fn login(&self) -> RedisConnectionInfo {
         let mut info =
             RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP3).set_skip_set_lib_name();
-        if let Some(user) = &self.target.user {
+        if let Some(user) = &self.target.access.user {
             info = info.set_username(user);
         }
-        if let Some(password) = &self.target.password {
+        if let Some(password) = &self.target.access.password {
             info = info.set_password(password);
         }
         info
@@ -161,8 +161,8 @@ impl Connector {
 
     /// Says who we are, chooses the database, and asks what the server calls this connection.
     async fn greet(&self, pipe: &mut MultiplexedConnection) -> Result<Option<Peer>, Failure> {
-        if self.target.db != 0 {
-            done(pipe.send_packed_command(&command(&["SELECT", &self.target.db.to_string()])).await)?;
+        if self.target.access.db != 0 {
+            done(pipe.send_packed_command(&command(&["SELECT", &self.target.access.db.to_string()])).await)?;
         }
         // Neither is needed; a user without the right to them can lock all the same.
         let _ = ask(pipe, &["CLIENT", "SETNAME", "tenure"]).await?;
@@ -191,7 +191,7 @@ impl Connector {
             if !self.warned.swap(true, Ordering::Relaxed) {
                 tracing::warn!(
                     target: "tenure",
-                    store = %self.target.shown,
+                    store = %self.target.shown(),
                     error = error.details().unwrap_or(error.code()),
                     "an old connection cannot be ended: a request that was lost with it may still be carried out"
                 );

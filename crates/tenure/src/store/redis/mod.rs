@@ -13,6 +13,7 @@ mod link;
 mod reply;
 mod request;
 mod script;
+mod topology;
 mod url;
 mod wake;
 
@@ -24,10 +25,10 @@ use futures_util::future::{BoxFuture, FutureExt, join, join_all};
 use redis::Value;
 
 pub use connect::{Dial, Stream};
-pub use url::{Address, Target};
+pub use topology::{Access, Address, Sentinels, Target, Topology};
 
 use super::{Cursor, Failure, Listener, Page, Store};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{Answer, Found, Holding, Kind, Op, Reply, Rule, Seat, Verb, ours};
@@ -54,14 +55,29 @@ impl Redis {
     /// A store on the server that a URL names; nothing is sent before its first use.
     ///
     /// # Errors
-    /// `is_invalid`, with the part of the URL that is wrong.
+    /// `is_invalid`, with the part of the URL that is wrong; `is_unsupported` for what is more than one server.
     pub fn open(url: &str, runtime: Arc<dyn Runtime>) -> Result<Self> {
-        Ok(Self::over(Target::parse(url)?, Arc::new(Network), runtime))
+        let topology = Topology::parse(url)?;
+        let shown = topology.shown();
+        let cannot =
+            |why: &str| Error::unsupported(&shown, format!("store {shown} cannot be used yet: {why}"));
+        match topology {
+            Topology::Server(target) if target.access.tls.is_some() => Err(cannot("there is no TLS")),
+            Topology::Server(target) => Ok(Self::at(target, runtime)),
+            Topology::Sentinel(_) => Err(cannot("sentinels are not asked")),
+            Topology::Cluster(_) => Err(cannot("slots are not known")),
+            Topology::Quorum(_) => Err(cannot("votes are not counted")),
+        }
+    }
+
+    /// A store on one server.
+    pub fn at(target: Target, runtime: Arc<dyn Runtime>) -> Self {
+        Self::over(target, Arc::new(Network), runtime)
     }
 
     /// A store whose connections are opened by `dial`.
     pub fn over(target: Target, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
-        let (db, url) = (target.db, Arc::clone(&target.shown));
+        let (db, url) = (target.access.db, target.shown());
         let connector = Arc::new(Connector::new(Arc::clone(&runtime), dial, target));
         let (link, ears) = (Link::new(Arc::clone(&connector)), Ears::new(connector));
         Self(Arc::new(Inner { runtime, link, ears, db, url }))

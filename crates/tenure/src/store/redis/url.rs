@@ -1,41 +1,67 @@
-//! Where a server is and how to log in, read from a URL.
+//! Where the servers are and how to log in, read from a URL.
 //!
-//! `redis://[[user]:password@]host[:port][/database]`, the same as `valkey://`, and
-//! `redis+unix:///path/to/socket[?db=…&user=…&password=…]`. User, password and path may be percent-encoded.
-
-use std::fmt;
-use std::path::PathBuf;
-use std::sync::Arc;
+//! | URL | servers |
+//! |---|---|
+//! | `redis://[[user]:password@]host[:port][/database]` | one |
+//! | `redis+unix:///path/to/socket[?db=…&user=…&password=…]` | one, by its socket |
+//! | `redis-sentinel://[[user]:password@]host[:port],…/service[/database][?sentinel-user=…&sentinel-password=…]` | sentinels |
+//! | `redis-cluster://[[user]:password@]host[:port],…` | some of a cluster |
+//! | `redis-quorum://[[user]:password@]host[:port],…[/database]` | each for itself |
+//!
+//! `valkey` in place of `redis` means the same. With `rediss` or `valkeys` the talk is encrypted, and the query may have `ca`, `cert`
+//! and `key`, the paths of files in PEM form. User, password, service, paths and the values of a query may be percent-encoded.
 
 use crate::error::{Error, Result};
 use crate::name::Quoted;
 
-/// Where a connection goes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
-    /// A host, by name or address, and a port.
-    Tcp(String, u16),
-    /// A socket of this machine.
-    Unix(PathBuf),
-}
-
-/// A server, a database on it, and how to log in.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Target {
-    /// Where.
-    pub address: Address,
-    /// Which of the server's databases.
-    pub db: u32,
-    /// Who logs in; the server's default user if none.
-    pub(super) user: Option<String>,
-    pub(super) password: Option<String>,
-    /// The URL without credentials.
-    pub(super) shown: Arc<str>,
-}
+use super::topology::{Access, Address, Sentinels, Target, Tls, Topology};
 
 const PORT: u16 = 6379;
+const SENTINEL_PORT: u16 = 26379;
 
-impl Target {
+/// What stands before `://`.
+struct Scheme {
+    form: Form,
+    tls: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Server,
+    Unix,
+    Sentinel,
+    Cluster,
+    Quorum,
+}
+
+impl Scheme {
+    fn read(scheme: &str) -> Option<Self> {
+        let at = scheme.find(['-', '+']).unwrap_or(scheme.len());
+        let (base, form) = scheme.split_at(at);
+        let tls = match base {
+            "redis" | "valkey" => false,
+            "rediss" | "valkeys" => true,
+            _ => return None,
+        };
+        let form = match form {
+            "" => Form::Server,
+            // Nobody listens on the way to a socket.
+            "+unix" if !tls => Form::Unix,
+            "-sentinel" => Form::Sentinel,
+            "-cluster" => Form::Cluster,
+            "-quorum" => Form::Quorum,
+            _ => return None,
+        };
+        Some(Self { form, tls })
+    }
+}
+
+impl Topology {
+    /// Whether a URL that begins like this is one of ours.
+    pub fn knows(scheme: &str) -> bool {
+        Scheme::read(scheme).is_some()
+    }
+
     /// Reads a URL. What it complains of, it names; it never shows what may hold a password.
     ///
     /// # Errors
@@ -44,42 +70,105 @@ impl Target {
         let (scheme, rest) = url
             .split_once("://")
             .ok_or_else(|| wrong("it has no scheme: redis://HOST, redis+unix:///PATH"))?;
-        match scheme {
-            "redis" | "valkey" => tcp(rest),
-            "redis+unix" | "valkey+unix" => unix(rest),
-            _ => Err(wrong(&format!("its scheme {} is not known", Quoted(scheme)))),
+        let Some(Scheme { form, tls }) = Scheme::read(scheme) else {
+            return Err(wrong(&format!("its scheme {} is not known", Quoted(scheme))));
+        };
+        let (rest, query) = split(rest, '?');
+        let mut query = Query::read(query.unwrap_or_default())?;
+        if form == Form::Unix {
+            return unix(rest, query).map(Self::Server);
+        }
+        let (authority, path) = split(rest, '/');
+        let (user, password, places) = login(authority)?;
+        let tls = if tls { Some(query.tls()?) } else { None };
+        let access = |path: Option<&str>| {
+            let db = path.filter(|path| !path.is_empty()).map_or(Ok(0), database)?;
+            Ok::<_, Error>(Access { db, user, password, tls: tls.clone() })
+        };
+        let topology = match form {
+            Form::Server | Form::Unix => {
+                let [place] = places[..] else {
+                    return Err(wrong(
+                        "it has several hosts: redis-sentinel://, redis-cluster:// or redis-quorum:// says what they are to each other",
+                    ));
+                };
+                Self::Server(Target { address: host_and_port(place, PORT)?, access: access(path)? })
+            }
+            Form::Sentinel => {
+                let (service, path) = split(path.unwrap_or_default(), '/');
+                let service = some(decoded(service, "service")?)
+                    .ok_or_else(|| wrong("its service is missing: redis-sentinel://HOST,HOST/SERVICE"))?;
+                let master = access(path)?;
+                let (user, password) = query.login("sentinel-user", "sentinel-password")?;
+                let access = Access { db: 0, user, password, tls: master.tls.clone() };
+                Self::Sentinel(Sentinels { at: targets(&places, SENTINEL_PORT, &access)?, service, master })
+            }
+            Form::Cluster => {
+                let access = access(path)?;
+                if access.db != 0 {
+                    return Err(wrong("its database is not 0, and a cluster has no other"));
+                }
+                Self::Cluster(targets(&places, PORT, &access)?)
+            }
+            Form::Quorum => Self::Quorum(targets(&places, PORT, &access(path)?)?),
+        };
+        query.end(scheme)?;
+        Ok(topology)
+    }
+}
+
+impl Target {
+    /// Reads the URL of one server.
+    ///
+    /// # Errors
+    /// As [`Topology::parse`].
+    pub fn parse(url: &str) -> Result<Self> {
+        match Topology::parse(url)? {
+            Topology::Server(target) => Ok(target),
+            _ => Err(wrong("it names several servers, and one is wanted")),
         }
     }
 }
 
-fn tcp(rest: &str) -> Result<Target> {
-    let (rest, query) = split(rest, '?');
-    if query.is_some_and(|query| !query.is_empty()) {
-        return Err(wrong("it has a query, and redis:// takes none"));
-    }
-    let (authority, path) = split(rest, '/');
-    let (login, place) = match authority.rsplit_once('@') {
-        Some((login, place)) => (Some(login), place),
+type Login<'a> = (Option<String>, Option<String>, Vec<&'a str>);
+
+/// User, password, and the hosts after them.
+fn login(authority: &str) -> Result<Login<'_>> {
+    let (login, places) = match authority.rsplit_once('@') {
+        Some((login, places)) => (Some(login), places),
         None => (None, authority),
     };
+    let places: Vec<_> = places.split(',').collect();
     let (user, password) = match login.map(|login| split(login, ':')) {
         None => (None, None),
+        // What one writes who thinks that each host has its own.
+        Some((_, Some(password))) if password.contains('@') && password.contains(',') => {
+            return Err(wrong(
+                "it has an @ after its first host: user and password stand once, before all hosts, and in a password @ is %40",
+            ));
+        }
         Some((_, None)) => return Err(wrong("it has a user but no password: USER:PASSWORD@, or :PASSWORD@")),
         Some((user, Some(password))) => (some(decoded(user, "user")?), some(decoded(password, "password")?)),
     };
     if user.is_some() && password.is_none() {
         return Err(wrong("it has a user, and its password is empty"));
     }
-    let (host, port) = host_and_port(place)?;
-    let db = path.filter(|path| !path.is_empty()).map_or(Ok(0), database)?;
-    let shown = format!(
-        "redis://{}:{port}/{db}",
-        if host.contains(':') { format!("[{host}]") } else { host.clone() }
-    );
-    Ok(Target { address: Address::Tcp(host, port), db, user, password, shown: shown.into() })
+    Ok((user, password, places))
 }
 
-fn host_and_port(place: &str) -> Result<(String, u16)> {
+fn targets(places: &[&str], port: u16, access: &Access) -> Result<Vec<Target>> {
+    let mut targets: Vec<Target> = Vec::with_capacity(places.len());
+    for place in places {
+        let address = host_and_port(place, port)?;
+        if targets.iter().any(|target| target.address == address) {
+            return Err(wrong("it has one host twice"));
+        }
+        targets.push(Target { address, access: access.clone() });
+    }
+    Ok(targets)
+}
+
+fn host_and_port(place: &str, default: u16) -> Result<Address> {
     let (host, port) = match place.strip_prefix('[') {
         Some(rest) => {
             let (host, rest) =
@@ -103,37 +192,98 @@ fn host_and_port(place: &str) -> Result<(String, u16)> {
         ));
     }
     let port = match port {
-        None => PORT,
+        None => default,
         Some(port) => port
             .parse()
             .ok()
             .filter(|port| *port != 0)
             .ok_or_else(|| wrong("its port is not a number from 1 to 65535"))?,
     };
-    Ok((host.to_owned(), port))
+    Ok(Address::Tcp(host.to_owned(), port))
 }
 
-fn unix(rest: &str) -> Result<Target> {
-    let (path, query) = split(rest, '?');
+fn unix(path: &str, mut query: Query) -> Result<Target> {
     if !path.starts_with('/') {
         return Err(wrong("its path is not absolute: redis+unix:///PATH, with three slashes"));
     }
     let path = decoded(path, "path")?;
-    let (mut db, mut user, mut password) = (0, None, None);
-    for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        match key {
-            "db" => db = database(value)?,
-            "user" => user = some(decoded(value, "user")?),
-            "password" | "pass" => password = some(decoded(value, "password")?),
-            _ => return Err(wrong("its query has something other than db, user and password")),
+    let db = query.take("db").map_or(Ok(0), |db| database(&db))?;
+    let (user, password) = query.login("user", "password")?;
+    query.end("redis+unix")?;
+    let access = Access { db, user, password, tls: None };
+    Ok(Target { address: Address::Unix(path.into()), access })
+}
+
+/// What stands after the `?`.
+struct Query(Vec<(&'static str, String)>);
+
+impl Query {
+    /// All that any URL may have. What is not among them is not shown: it may be the rest of a password.
+    const KEYS: [&str; 8] =
+        ["db", "user", "password", "sentinel-user", "sentinel-password", "ca", "cert", "key"];
+
+    fn read(text: &str) -> Result<Self> {
+        let mut pairs: Vec<(&'static str, String)> = Vec::new();
+        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let key = match key {
+                "pass" => Some("password"),
+                key => Self::KEYS.into_iter().find(|known| *known == key),
+            };
+            let Some(key) = key else {
+                return Err(wrong(&format!(
+                    "its query has something other than {}; in a password, ? is %3F",
+                    Self::KEYS.join(", ")
+                )));
+            };
+            if pairs.iter().any(|(known, _)| *known == key) {
+                return Err(wrong(&format!("its query has `{key}` twice")));
+            }
+            pairs.push((key, decoded(value, key)?));
+        }
+        Ok(Self(pairs))
+    }
+
+    fn take(&mut self, key: &str) -> Option<String> {
+        let at = self.0.iter().position(|(known, _)| *known == key)?;
+        Some(self.0.swap_remove(at).1)
+    }
+
+    fn login(&mut self, user: &str, password: &str) -> Result<(Option<String>, Option<String>)> {
+        let login = (self.take(user).and_then(some), self.take(password).and_then(some));
+        match login {
+            (Some(_), None) => Err(wrong(&format!("its query has `{user}` but no `{password}`"))),
+            login => Ok(login),
         }
     }
-    if user.is_some() && password.is_none() {
-        return Err(wrong("it has a user but no password"));
+
+    fn tls(&mut self) -> Result<Tls> {
+        let mut path = |key: &str| match self.take(key) {
+            Some(path) if path.is_empty() => {
+                Err(wrong(&format!("its query has `{key}` without the path of a file")))
+            }
+            path => Ok(path),
+        };
+        let (ca, cert, key) = (path("ca")?, path("cert")?, path("key")?);
+        let identity = match (cert, key) {
+            (Some(cert), Some(key)) => Some((cert.into(), key.into())),
+            (None, None) => None,
+            (Some(_), None) => return Err(wrong("its query has `cert` but no `key`")),
+            (None, Some(_)) => return Err(wrong("its query has `key` but no `cert`")),
+        };
+        Ok(Tls { ca: ca.map(Into::into), identity })
     }
-    let shown = format!("redis+unix://{path}?db={db}");
-    Ok(Target { address: Address::Unix(path.into()), db, user, password, shown: shown.into() })
+
+    /// Nothing may be left over.
+    fn end(self, scheme: &str) -> Result<()> {
+        match self.0.first() {
+            None => Ok(()),
+            Some(("ca" | "cert" | "key", _)) if !scheme.contains("+unix") => {
+                Err(wrong("its query names a certificate or key, and only rediss:// and its like use them"))
+            }
+            Some((key, _)) => Err(wrong(&format!("its query has `{key}`, which {scheme}:// does not take"))),
+        }
+    }
 }
 
 fn database(text: &str) -> Result<u32> {
@@ -174,13 +324,6 @@ fn wrong(what: &str) -> Error {
     Error::invalid(format!("the store's URL cannot be used: {what}"))
 }
 
-/// Without the password.
-impl fmt::Debug for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Target({})", self.shown)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -189,26 +332,81 @@ mod tests {
         Target::parse(url).expect("a URL")
     }
 
+    fn several(url: &str) -> Topology {
+        Topology::parse(url).unwrap_or_else(|error| panic!("{url}: {error}"))
+    }
+
+    fn login(access: &Access) -> (u32, Option<&str>, Option<&str>) {
+        (access.db, access.user.as_deref(), access.password.as_deref())
+    }
+
+    fn tcp(host: &str, port: u16) -> Address {
+        Address::Tcp(host.into(), port)
+    }
+
     #[test]
     fn a_url_says_where_which_database_and_who() {
         let target = parsed("redis://ann:p%40ss%2F@example.org:7000/3");
-        assert_eq!(target.address, Address::Tcp("example.org".into(), 7000));
-        assert_eq!(
-            (target.db, target.user.as_deref(), target.password.as_deref()),
-            (3, Some("ann"), Some("p@ss/"))
-        );
-        assert_eq!(&*target.shown, "redis://example.org:7000/3");
+        assert_eq!(target.address, tcp("example.org", 7000));
+        assert_eq!(login(&target.access), (3, Some("ann"), Some("p@ss/")));
+        assert_eq!(&*target.shown(), "redis://example.org:7000/3");
         let target = parsed("valkey://:secret@[::1]");
-        assert_eq!(target.address, Address::Tcp("::1".into(), PORT));
-        assert_eq!((target.user, target.password.as_deref()), (None, Some("secret")));
-        assert_eq!(&*target.shown, "redis://[::1]:6379/0");
+        assert_eq!(target.address, tcp("::1", PORT));
+        assert_eq!(login(&target.access), (0, None, Some("secret")));
+        assert_eq!(&*target.shown(), "redis://[::1]:6379/0");
         let target = parsed("redis+unix:///run/my%20redis.sock?db=2&user=ann&password=a%26b");
         assert_eq!(target.address, Address::Unix("/run/my redis.sock".into()));
-        assert_eq!(
-            (target.db, target.user.as_deref(), target.password.as_deref()),
-            (2, Some("ann"), Some("a&b"))
-        );
-        assert_eq!(parsed("redis://h").shown, parsed("valkey://h:6379/0").shown);
+        assert_eq!(login(&target.access), (2, Some("ann"), Some("a&b")));
+        assert_eq!(&*target.shown(), "redis+unix:///run/my redis.sock?db=2");
+        assert_eq!(parsed("redis://h"), parsed("valkey://h:6379/0"));
+    }
+
+    #[test]
+    fn user_password_and_database_are_for_all_hosts() {
+        for url in ["redis-quorum://ann:x@a:1,b,[::1]:3/2", "valkey-quorum://ann:x@a:1,b:6379,[::1]:3/2"] {
+            let Topology::Quorum(at) = several(url) else { panic!("{url}") };
+            let addresses: Vec<_> = at.iter().map(|target| target.address.clone()).collect();
+            assert_eq!(addresses, [tcp("a", 1), tcp("b", 6379), tcp("::1", 3)]);
+            assert!(at.iter().all(|target| login(&target.access) == (2, Some("ann"), Some("x"))));
+            assert_eq!(&*several(url).shown(), "redis-quorum://a:1,b:6379,[::1]:3/2");
+        }
+        let Topology::Cluster(at) = several("rediss-cluster://:x@a,b:7/") else { panic!("no cluster") };
+        assert_eq!(at.len(), 2);
+        let moved = at[0].at(tcp("c", 9));
+        assert_eq!((login(&moved.access), &*moved.shown()), ((0, None, Some("x")), "rediss://c:9/0"));
+        assert_eq!(&*several("valkeys-cluster://a/0").shown(), "rediss-cluster://a:6379");
+    }
+
+    #[test]
+    fn sentinels_and_their_master_have_logins_of_their_own() {
+        let url = "redis-sentinel://ann:x@a,b:7/my%2Fmaster/3?sentinel-user=guard&sentinel-password=p%26q%3D";
+        let Topology::Sentinel(sentinels) = several(url) else { panic!("no sentinels") };
+        let addresses: Vec<_> = sentinels.at.iter().map(|target| target.address.clone()).collect();
+        assert_eq!(addresses, [tcp("a", 26379), tcp("b", 7)]);
+        assert!(sentinels.at.iter().all(|target| login(&target.access) == (0, Some("guard"), Some("p&q="))));
+        assert_eq!(login(&sentinels.master), (3, Some("ann"), Some("x")));
+        assert_eq!(sentinels.service, "my/master");
+        assert_eq!(&*several("valkey-sentinel://a/s").shown(), "redis-sentinel://a:26379/s/0");
+        // The sentinels do not ask who the servers' user is.
+        let Topology::Sentinel(sentinels) = several("redis-sentinel://ann:x@a/s") else { panic!("none") };
+        assert_eq!(login(&sentinels.at[0].access), (0, None, None));
+    }
+
+    #[test]
+    fn certificates_are_named_where_the_talk_is_encrypted() {
+        assert_eq!(parsed("redis://h").access.tls, None);
+        let tls = Tls::default();
+        assert_eq!(parsed("rediss://h").access.tls, Some(tls));
+        assert_eq!(parsed("rediss://h").shown(), parsed("valkeys://h").shown());
+        let tls = Tls { ca: Some("/a b/ca.pem".into()), identity: Some(("c".into(), "k".into())) };
+        let query = "?ca=/a%20b/ca.pem&cert=c&key=k";
+        assert_eq!(parsed(&format!("rediss://h:1/2{query}")).access.tls, Some(tls.clone()));
+        let Topology::Sentinel(sentinels) = several(&format!("valkeys-sentinel://a,b/s{query}")) else {
+            panic!("no sentinels")
+        };
+        // One way of talking with all of them.
+        assert_eq!(sentinels.master.tls, Some(tls));
+        assert!(sentinels.at.iter().all(|target| target.access.tls == sentinels.master.tls));
     }
 
     #[test]
@@ -216,39 +414,77 @@ mod tests {
         for (url, part) in [
             ("localhost", "scheme"),
             ("http://localhost", "scheme"),
+            ("redis-ring://a", "scheme"),
+            ("rediss+unix:///s", "scheme"),
             ("redis://", "host"),
             ("redis://:6379", "host"),
             ("redis://a b", "host"),
             ("redis://[::1", "host"),
             ("redis://[::1]x", "host"),
+            ("redis://a,b", "several hosts"),
             ("redis://h:port", "port"),
             ("redis://h:0", "port"),
             ("redis://h:65536", "port"),
             ("redis://h/first", "database"),
             ("redis://h/-1", "database"),
             ("redis://h/1/2", "database"),
-            ("redis://h?db=1", "query"),
+            ("redis://h?db=1", "`db`"),
             ("redis://ann@h", "password"),
             ("redis://ann:@h", "password"),
             ("redis://:%4@h", "password"),
             ("redis://%ff:x@h", "user"),
             ("redis+unix://run/redis.sock", "path"),
             ("redis+unix:///s?database=1", "query"),
+            ("redis+unix:///s?ca=x", "`ca`"),
             ("redis+unix:///s?user=ann", "password"),
+            ("redis+unix:///s?db=1&db=2", "`db` twice"),
+            ("redis://h?ca=x", "rediss://"),
+            ("rediss://h?ca=", "`ca`"),
+            ("rediss://h?cert=c", "`key`"),
+            ("rediss://h?key=k", "`cert`"),
+            ("rediss://h?sentinel-user=k", "`sentinel-user`"),
+            ("redis-sentinel://a,b", "service"),
+            ("redis-sentinel://a,b/", "service"),
+            ("redis-sentinel://a,b/s/x", "database"),
+            ("redis-sentinel://a,,b/s", "host"),
+            ("redis-sentinel://a,a:26379/s", "twice"),
+            ("redis-sentinel://a/s?sentinel-user=x", "`sentinel-password`"),
+            ("redis-cluster://a,b/1", "database"),
+            ("redis-cluster://a,b:", "port"),
+            ("redis-quorum://a,b,A b", "host"),
+            ("redis-quorum://:x@a,:x@b", "once"),
         ] {
-            let error = Target::parse(url).expect_err(url);
+            let error = Topology::parse(url).expect_err(url);
             assert!(error.is_invalid() && error.to_string().contains(part), "{url}: {error}");
         }
+        assert!(Target::parse("redis-quorum://a,b,c").expect_err("one").is_invalid());
     }
 
     #[test]
     fn a_password_is_never_shown() {
-        let target = parsed("redis://ann:hush@h/1");
-        assert!(!format!("{target:?} {}", target.shown).contains("hush"));
-        for url in
-            ["redis://:hu/sh@h", "redis://:hu?sh@h", "redis://:hu#sh@h:x", "redis://ann:hu@sh@h:x/", "hush"]
-        {
-            let error = Target::parse(url).expect_err(url).to_string();
+        for url in [
+            "redis://ann:hush@h/1",
+            "redis+unix:///s?user=ann&password=hush",
+            "redis-quorum://ann:hush@a,b",
+            "rediss-cluster://ann:hush@a,b",
+            "redis-sentinel://ann:hush@a,b/s?sentinel-password=hush",
+        ] {
+            let topology = several(url);
+            assert!(!format!("{topology:?} {topology:#?} {}", topology.shown()).contains("hush"), "{url}");
+        }
+        assert!(!format!("{:?}", parsed("redis://:hush@h").access).contains("hush"));
+        for url in [
+            "redis://:hu/sh@h",
+            "redis://:hu?sh@h",
+            "redis://:hu#sh@h:x",
+            "redis://ann:hu@sh@h:x/",
+            "redis-quorum://:hu@a,:sh@b",
+            "redis-sentinel://a/s?sentinel-user=hu&sentinel-passwort=hush",
+            "redis-sentinel://a/s?sentinel-password=hush%",
+            "redis://h?password=hush",
+            "hush",
+        ] {
+            let error = Topology::parse(url).expect_err(url).to_string();
             assert!(!error.contains("hu") && !error.contains("sh@"), "{url}: {error}");
         }
     }

@@ -1,0 +1,145 @@
+//! Which servers keep the locks, how they belong together, and how to come in.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Servers that keep locks together, or one alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Topology {
+    /// One server.
+    Server(Target),
+    /// The server that sentinels call the master.
+    Sentinel(Sentinels),
+    /// Some servers of a cluster, which know the others. Their database is 0.
+    Cluster(Vec<Target>),
+    /// Servers that know nothing of each other.
+    Quorum(Vec<Target>),
+}
+
+/// Where a connection goes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Address {
+    /// A host, by name or address, and a port.
+    Tcp(String, u16),
+    /// A socket of this machine.
+    Unix(PathBuf),
+}
+
+/// A server, and how to come in.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Target {
+    /// Where.
+    pub address: Address,
+    /// How.
+    pub access: Access,
+}
+
+/// How to come in: which database, who logs in, and whether the talk is encrypted.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Which of the server's databases.
+    pub db: u32,
+    /// Who logs in; the server's default user if none.
+    pub(super) user: Option<String>,
+    pub(super) password: Option<String>,
+    /// Spoken in the clear if none.
+    pub(super) tls: Option<Tls>,
+}
+
+/// Whom to trust, and who we are. The files are read at each dial: a renewed certificate needs no restart.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tls {
+    /// The authorities that may vouch for the server; the system's if none.
+    pub(super) ca: Option<PathBuf>,
+    /// Our certificate and its key.
+    pub(super) identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// Who is asked for the master.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Sentinels {
+    /// The sentinels.
+    pub at: Vec<Target>,
+    /// What they call the master and its replicas.
+    pub service: String,
+    /// How to come in at the master.
+    pub(super) master: Access,
+}
+
+impl Topology {
+    /// The URL without credentials.
+    pub fn shown(&self) -> Arc<str> {
+        let of = |what: &str, at: &[Target], rest: &dyn fmt::Display| {
+            let hosts: Vec<_> = at.iter().map(|target| target.address.to_string()).collect();
+            let scheme = at.first().map_or("redis", |target| target.access.scheme());
+            format!("{scheme}-{what}://{}{rest}", hosts.join(",")).into()
+        };
+        match self {
+            Self::Server(target) => target.shown(),
+            Self::Sentinel(Sentinels { at, service, master }) => {
+                of("sentinel", at, &format_args!("/{service}/{}", master.db))
+            }
+            Self::Cluster(at) => of("cluster", at, &""),
+            Self::Quorum(at) => {
+                let db = at.first().map_or(0, |target| target.access.db);
+                of("quorum", at, &format_args!("/{db}"))
+            }
+        }
+    }
+}
+
+impl Target {
+    /// The URL without credentials.
+    pub fn shown(&self) -> Arc<str> {
+        let (address, db, scheme) = (&self.address, self.access.db, self.access.scheme());
+        match address {
+            Address::Tcp(..) => format!("{scheme}://{address}/{db}").into(),
+            Address::Unix(_) => format!("{scheme}+unix://{address}?db={db}").into(),
+        }
+    }
+
+    /// Another server that lets us in the same way.
+    #[must_use]
+    pub fn at(&self, address: Address) -> Self {
+        Self { address, access: self.access.clone() }
+    }
+}
+
+impl Access {
+    fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "rediss" } else { "redis" }
+    }
+}
+
+/// As in a URL.
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// Without the password.
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Target({})", self.shown())
+    }
+}
+
+/// Without the password.
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Access").field("db", &self.db).field("tls", &self.tls).finish_non_exhaustive()
+    }
+}
+
+/// Without the passwords.
+impl fmt::Debug for Sentinels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Sentinels").field(&self.service).field(&self.at).finish()
+    }
+}
