@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use tenure::{Locks, Options, block_on};
+use tenure::{Guard, Locks, Options, Owner, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::Server;
 
@@ -38,17 +38,30 @@ fn an_uncontended_pair_costs_two_scripts_and_what_they_call() {
 
 #[test]
 fn however_many_wait_in_a_process_they_ask_at_most_twice_a_lease() {
+    let mutex = |locks: &Locks, wait| {
+        let mutex = locks.mutex("x").expect("a name");
+        block_on(mutex.try_lock_for(wait)).expect("an answer")
+    };
+    // Each caller is another owner.
+    let reentrant = |locks: &Locks, wait| {
+        let owner = Owner::new("waiter").expect("an owner");
+        let reentrant = locks.reentrant("x", &owner).expect("a name");
+        block_on(reentrant.try_lock_for(wait)).expect("an answer")
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| fifty_wait(mutex));
+        scope.spawn(|| fifty_wait(reentrant));
+    });
+}
+
+fn fifty_wait(lock: impl Fn(&Locks, Duration) -> Option<Guard> + Sync) {
     let server = Server::start();
     let holder = locks(&server.url()).with(Options::new().ttl(ms(1_000))).expect("options");
     let waiters = locks(&server.url());
-    let guard = block_on(holder.mutex("x").expect("a name").lock()).expect("a free lock");
-    let mutex = waiters.mutex("x").expect("a name");
+    let guard = lock(&holder, ms(0)).expect("a free lock");
     std::thread::scope(|scope| {
         for _ in 0..50 {
-            let mutex = mutex.clone();
-            scope.spawn(move || {
-                assert!(block_on(mutex.try_lock_for(ms(4_500))).expect("an answer").is_none())
-            });
+            scope.spawn(|| assert!(lock(&waiters, ms(4_500)).is_none()));
         }
         std::thread::sleep(ms(500));
         server.command(&["CONFIG", "RESETSTAT"]);

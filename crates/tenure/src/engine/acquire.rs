@@ -9,7 +9,6 @@ use std::time::Duration;
 use futures_util::future::{Either, pending, select};
 
 use super::held::{Grant, Held, Lease, announce, bind};
-use super::line::Key;
 use super::release::Farewell;
 use super::tickets::{Turn, Waiting};
 use super::{Engine, backoff};
@@ -96,11 +95,6 @@ impl Ask {
         let mut anew = Self::new(&self.engine, self.name.clone(), self.rule, owner, &self.options);
         anew.since = self.since;
         anew
-    }
-
-    /// Where its process waits for it.
-    pub(super) fn line(&self) -> Key {
-        (self.name.clone(), (self.rule == Rule::Reentrant).then(|| self.owner.clone()))
     }
 
     /// Asks once; again only when the grant took so long to arrive that too little of it is left. `within` is for all of it.
@@ -258,7 +252,7 @@ async fn in_line(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resul
     let mut ask = Arc::new(ask);
     loop {
         let mut silence = None;
-        if !engine.lines.has_waiters(&ask.line()) {
+        if engine.lines.may_ask(&ask) {
             match before(engine, limit, ask.once(true, within(engine, limit, &ask))).await {
                 Some(Asked::Held(held)) if held.is_live() => return Ok(Some(held)),
                 Some(Asked::Held(held)) => {

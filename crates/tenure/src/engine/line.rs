@@ -4,8 +4,8 @@
 //! task listens, asks, and sleeps until it is told, until the holder's lease is over, or until a cap. A wake-up is a
 //! hint to the task, never a permit of a waiter's: a waiter that leaves takes nothing with it.
 //!
-//! Where an owner may hold several times, each owner has a line of its own: its re-entry must not stand behind somebody who
-//! waits for it to let go.
+//! Where an owner may hold several times, one that holds already is asked for before the first in line: its re-entry must not
+//! stand behind somebody who waits for it to let go. Who holds is known from the last answer; no other owner's waiters ask.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
@@ -25,7 +25,7 @@ use crate::error::Result;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Rule, Wake, ours};
+use crate::protocol::{Kind, Rule, Wake, ours};
 use crate::runtime::Moment;
 use crate::store::{Failure, Listener};
 
@@ -38,8 +38,8 @@ const STREAK_TIME: Duration = Duration::from_millis(50);
 /// one through a server that stood still.
 const TURN: Duration = Duration::from_micros(200);
 
-/// A full name, and the owner where it is one that may hold several times.
-pub(super) type Key = (LockName, Option<Owner>);
+/// A full name, and the kind that is meant.
+type Key = (LockName, Kind);
 
 /// The lines of one engine.
 #[derive(Default)]
@@ -48,9 +48,12 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Whether a newcomer would overtake somebody by asking at once.
-    pub(super) fn has_waiters(&self, key: &Key) -> bool {
-        self.lines().get(key).is_some_and(|line| !line.queue().waiters.is_empty())
+    /// Whether a newcomer overtakes nobody by asking at once.
+    pub(super) fn may_ask(&self, ask: &Ask) -> bool {
+        self.lines().get(&key(ask)).is_none_or(|line| {
+            let queue = line.queue();
+            queue.waiters.is_empty() || queue.may_reenter(ask)
+        })
     }
 
     /// Takes a place at the end. `silence`: the newcomer has asked already, and this is why there was no answer.
@@ -58,7 +61,7 @@ impl Lines {
         let (sender, receiver) = oneshot::channel();
         let id = engine.id();
         let mut lines = self.lines();
-        let key = ask.line();
+        let key = key(ask);
         let line = lines.entry(key.clone()).or_insert_with(|| {
             let line = Arc::new(Line { key, queue: Mutex::default(), bell: Notify::new() });
             engine.runtime.spawn(Server::new(engine, &line).run().boxed());
@@ -69,7 +72,7 @@ impl Lines {
             queue.silence.get_or_insert((engine.now(), failure));
         }
         queue.waiters.push_back(Waiter { id, ask: Arc::clone(ask), grant: sender });
-        if queue.waiters.len() == 1 {
+        if queue.waiters.len() == 1 || queue.may_reenter(ask) {
             line.bell.notify_one();
         }
         drop(queue);
@@ -79,12 +82,15 @@ impl Lines {
     /// A hold of this name has ended, here, by a release of `by`, or was found lost: the first in line may try.
     pub(super) fn nudge(&self, name: &LockName, by: Option<&Owner>) {
         let lines = self.lines();
-        for (_, line) in lines.range((name.clone(), None)..).take_while(|((known, _), _)| known == name) {
+        for (_, line) in
+            lines.range((name.clone(), Kind::Mutex)..).take_while(|((known, _), _)| known == name)
+        {
             let mut queue = line.queue();
             if queue.waiters.is_empty() {
                 continue;
             }
             queue.nudged = true;
+            queue.holder = None;
             if by.is_some() {
                 queue.departed = by.cloned();
             }
@@ -116,6 +122,11 @@ impl Lines {
     }
 }
 
+/// Where its process waits for it.
+fn key(ask: &Ask) -> Key {
+    (ask.name.clone(), ask.rule.kind())
+}
+
 pub(super) struct Line {
     key: Key,
     queue: Mutex<Queue>,
@@ -131,7 +142,15 @@ struct Queue {
     nudged: bool,
     /// Whose it was: the store's message about the same is no news.
     departed: Option<Owner>,
+    /// Who has it, as the store last said, where its owner may come in again.
+    holder: Option<Owner>,
     closed: bool,
+}
+
+impl Queue {
+    fn may_reenter(&self, ask: &Ask) -> bool {
+        ask.rule == Rule::Reentrant && self.holder.as_ref() == Some(&ask.owner)
+    }
 }
 
 struct Waiter {
@@ -149,8 +168,21 @@ impl Line {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn head(&self) -> Option<(u64, Arc<Ask>)> {
-        self.queue().waiters.front().map(|waiter| (waiter.id, Arc::clone(&waiter.ask)))
+    /// Who is asked for next: whoever may come in again, else the first.
+    fn next(&self) -> Option<(u64, Arc<Ask>)> {
+        let queue = self.queue();
+        let again = queue.waiters.iter().find(|waiter| queue.may_reenter(&waiter.ask));
+        again.or(queue.waiters.front()).map(|waiter| (waiter.id, Arc::clone(&waiter.ask)))
+    }
+
+    /// Notes who has it. Whether somebody waits who may come in again.
+    fn held_by(&self, rule: Rule, holder: Option<Owner>) -> bool {
+        if rule != Rule::Reentrant {
+            return false;
+        }
+        let mut queue = self.queue();
+        queue.holder = holder;
+        queue.waiters.iter().any(|waiter| queue.may_reenter(&waiter.ask))
     }
 
     /// Gives a waiter its answer. Whoever has left gets none, and a grant then finds its way back by itself.
@@ -243,7 +275,7 @@ impl Server {
 
     async fn run(mut self) {
         loop {
-            match self.line.head() {
+            match self.line.next() {
                 Some((id, ask)) => self.serve(id, &ask).await,
                 None if self.lingers().await => {}
                 None => return,
@@ -251,7 +283,7 @@ impl Server {
         }
     }
 
-    /// One question for the first in line, and the sleep after it.
+    /// One question for one of the line, and the sleep after it.
     async fn serve(&mut self, id: u64, ask: &Ask) {
         if !planted(Bug::ListenAfterAsking) {
             self.listen(ask).await;
@@ -277,18 +309,20 @@ impl Server {
             Asked::Held(held) => {
                 self.note_turn();
                 let left = held.lease.lapses_at().since(self.engine.now());
-                let may_hold_again = ask.rule == Rule::Reentrant;
                 if !self.line.answer(id, Ok(held)) && planted(Bug::WakeSwallowed) {
                     return self.engine.runtime.sleep_until(self.engine.now() + CAP).await;
                 }
-                if may_hold_again {
-                    // All in this line are one owner, and it holds.
+                if self.line.held_by(ask.rule, Some(ask.owner.clone())) {
                     return;
                 }
                 left.min(CAP)
             }
             Asked::Busy { holder, left_ms } => {
                 self.streak = 0;
+                let owner = ours(&holder).map(|(owner, _)| owner).filter(|owner| *owner != ask.owner);
+                if self.line.held_by(ask.rule, owner) {
+                    return;
+                }
                 self.pause(ask, &holder, left_ms)
             }
             // Only kinds that keep no queue are asked for here.
