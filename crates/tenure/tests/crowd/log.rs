@@ -1,0 +1,78 @@
+//! What a process of a crowd was told.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// A log that is written line by line, each of the same length and at once: a killed process leaves whole lines, and they can be
+/// counted by the file's size.
+pub(crate) struct Log(File);
+
+const LINE: usize = 64;
+
+/// What a line says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// The task held.
+    Held,
+    /// It still did, and released.
+    Released,
+    /// It did not any more.
+    Lost,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Line {
+    pub(crate) what: What,
+    /// In nanoseconds, on a clock that all processes of a machine have in common.
+    pub(crate) time: u64,
+    pub(crate) task: usize,
+    pub(crate) weight: u32,
+    pub(crate) fence: u64,
+}
+
+impl Log {
+    pub(crate) fn open(path: &Path) -> Self {
+        Self(OpenOptions::new().append(true).create(true).open(path).expect("a log"))
+    }
+
+    pub(crate) fn note(&self, line: Line) {
+        let Line { what, time, task, weight, fence } = line;
+        let what = match what {
+            What::Held => 'H',
+            What::Released => 'R',
+            What::Lost => 'L',
+        };
+        let line = format!("{what} {time} {task} {weight} {fence}");
+        writeln!(&self.0, "{line:<width$}", width = LINE - 1).expect("a line in the log");
+    }
+}
+
+/// How many lines there are.
+pub(crate) fn count(path: &Path) -> usize {
+    fs::metadata(path).map_or(0, |log| log.len() as usize) / LINE
+}
+
+pub(crate) fn read(path: &Path) -> Vec<Line> {
+    let text = fs::read_to_string(path).expect("a log");
+    let line = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [what, time, task, weight, fence] = words[..] else { return None };
+        let what = match what {
+            "H" => What::Held,
+            "R" => What::Released,
+            "L" => What::Lost,
+            _ => return None,
+        };
+        let (time, task) = (time.parse().ok()?, task.parse().ok()?);
+        Some(Line { what, time, task, weight: weight.parse().ok()?, fence: fence.parse().ok()? })
+    };
+    text.lines().map(|text| line(text).unwrap_or_else(|| panic!("no line of a log: {text}"))).collect()
+}
+
+pub(crate) fn now() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

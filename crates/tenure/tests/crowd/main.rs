@@ -1,0 +1,75 @@
+//! Crowds of real processes at one lock on a real server. What each task was told goes into a log, and the logs are judged when all is
+//! over.
+//!
+//! A process of a crowd is this same program, started again with arguments of its own: so the tests have a `main` here. Otherwise
+//! arguments choose among them by parts of their names, as usual.
+#![expect(clippy::disallowed_methods, reason = "real processes take real time")]
+
+use std::panic::catch_unwind;
+use std::process::ExitCode;
+use std::thread;
+
+mod killed;
+mod log;
+mod member;
+mod ten_thousand;
+
+#[derive(Clone, Copy)]
+struct Test {
+    name: &'static str,
+    run: fn(),
+}
+
+/// Side by side: a crowd that waits for the lease of somebody who was killed leaves the processors to the other.
+const HALVES: [&[Test]; 2] = [
+    &[
+        Test {
+            name: "a_fair_mutex_survives_a_crowd_some_of_which_are_killed",
+            run: || killed::crowd("fair"),
+        },
+        Test {
+            name: "a_semaphore_survives_a_crowd_some_of_which_are_killed",
+            run: || killed::crowd("semaphore"),
+        },
+    ],
+    &[
+        Test { name: "a_mutex_survives_a_crowd_some_of_which_are_killed", run: || killed::crowd("mutex") },
+        Test {
+            name: "a_reentrant_mutex_survives_a_crowd_some_of_which_are_killed",
+            run: || killed::crowd("reentrant"),
+        },
+        Test {
+            name: "a_read_write_lock_survives_a_crowd_some_of_which_are_killed",
+            run: || killed::crowd("rwlock"),
+        },
+    ],
+];
+
+/// By itself: it counts what a hand-over costs.
+const ALONE: &[Test] = &[Test {
+    name: "ten_thousand_who_wait_for_a_fair_mutex_get_it_in_order_for_two_scripts_a_turn",
+    run: ten_thousand::drain,
+}];
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.first().is_some_and(|first| first == member::MARK) {
+        member::run(&args[1..]);
+        return ExitCode::SUCCESS;
+    }
+    let parts: Vec<&str> = args.iter().map(String::as_str).filter(|arg| !arg.starts_with('-')).collect();
+    let is_meant = |name: &str| parts.is_empty() || parts.iter().any(|part| name.contains(part));
+    let failed = |tests: &[Test]| tests.iter().filter(|test| is_meant(test.name) && !passes(test)).count();
+    let failures = thread::scope(|scope| {
+        let halves = HALVES.map(|half| scope.spawn(move || failed(half)));
+        halves.map(|half| half.join().expect("a panic of a test is caught")).iter().sum::<usize>()
+    }) + failed(ALONE);
+    println!("{}", if failures == 0 { "test result: ok" } else { "test result: FAILED" });
+    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn passes(test: &Test) -> bool {
+    let passed = catch_unwind(test.run).is_ok();
+    println!("test {} ... {}", test.name, if passed { "ok" } else { "FAILED" });
+    passed
+}
