@@ -44,6 +44,12 @@
 //! - Every future may be dropped at any time, and needs no runtime of yours: [`block_on`] is the blocking API.
 //! - A lease is renewed on a thread of the [`Locks`], from the moment on in which its guard is in your hands.
 //!
+//! # Features
+//!
+//! | feature | default | |
+//! |---|---|---|
+//! | `tls` | yes | `rediss://` and its like, with rustls and ring; without it such a URL is an error that says so |
+//!
 //! # What it says about itself
 //!
 //! Events of [`tracing`](https://docs.rs/tracing) with the target `tenure`:

@@ -53,11 +53,16 @@ impl Locks {
     /// | `memory:NAME` | in this process; the same name is the same store |
     /// | `file:DIR` | in this directory, for all processes of this machine |
     /// | `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`, also `valkey://` | on this server |
+    /// | `rediss://…[?ca=FILE][&cert=FILE&key=FILE]`, also `valkeys://` | on this server, spoken to over TLS |
     /// | `redis+unix:///SOCKET[?db=…&user=…&password=…]`, also `valkey+unix://` | on this server, by its socket |
     ///
+    /// The files of a `rediss://` URL are in PEM form: `ca` has the authorities to trust in place of the system's (which
+    /// `SSL_CERT_FILE` and `SSL_CERT_DIR` move), `cert` and `key` are who we are. They are read at each dial.
+    ///
     /// # Errors
-    /// `is_invalid` when the URL cannot be right; `is_unreachable` when nobody answers within
-    /// [`op_timeout`](Options::op_timeout); `is_refused` when the store may not be used.
+    /// `is_invalid` when the URL cannot be right; `is_unsupported` when this build cannot do what it asks for;
+    /// `is_unreachable` when nobody answers within [`op_timeout`](Options::op_timeout); `is_refused` when the store may not be
+    /// used, or a certificate is not accepted.
     pub async fn connect(url: &str) -> Result<Self> {
         let locks = Self::open(url)?;
         let store = &locks.home.engine.store;
@@ -70,7 +75,8 @@ impl Locks {
     /// Opens a store without I/O: the first use dials. For statics, and for programs that start before their store.
     ///
     /// # Errors
-    /// `is_invalid` when the URL cannot be right; `is_unreachable` when the system starts no thread.
+    /// `is_invalid` when the URL cannot be right; `is_unsupported` when this build cannot do what it asks for;
+    /// `is_unreachable` when the system starts no thread.
     pub fn open(url: &str) -> Result<Self> {
         let driver = Driver::start().map_err(|error| Error::no_thread(url, error))?;
         let store = open_store(url, &driver)?;

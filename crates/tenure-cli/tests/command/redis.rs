@@ -1,11 +1,12 @@
 //! The command and a Redis server: one that fails under it, one that is busy, and what is shown of it.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::Pid;
 use tenure_testkit::proxy::{Fault, Proxy};
-use tenure_testkit::servers::{Config, Server};
+use tenure_testkit::servers::{Authority, Config, Server};
 
 use crate::env::{Outcome, Running, TestEnv, is_alive, now};
 
@@ -133,6 +134,26 @@ fn a_server_that_was_killed_and_comes_back_costs_the_child_its_life_within_the_g
 fn a_flushed_server_costs_the_child_its_life_within_the_grace() {
     let server = Server::start();
     gone_within_grace("flushed", &server, || drop(server.command(&["FLUSHALL"])));
+}
+
+#[test]
+fn the_systems_authorities_are_those_that_ssl_cert_file_names() {
+    let env = TestEnv::new();
+    let authority = Authority::new();
+    let config = Config::new().tls(&authority, &authority.certify("127.0.0.1")).set("tls-auth-clients", "no");
+    let server = Server::start_with(config);
+    let url = server.url();
+    let run = |trusted: PathBuf| {
+        let mut command = env.tenure_run_command(["--store", &url, "x", "--", "touch", "ran"]);
+        command.env("SSL_CERT_FILE", trusted).env_remove("SSL_CERT_DIR");
+        env.run(command)
+    };
+    run(Authority::new().ca()).exits_with(69).says_among_others("ca=FILE");
+    let other = Authority::new();
+    run(other.ca()).exits_with(69).says_among_others("UnknownIssuer");
+    assert!(!env.path("ran").exists());
+    run(authority.ca()).exits_with(0).says_nothing();
+    assert!(env.path("ran").exists());
 }
 
 #[test]

@@ -3,6 +3,8 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use super::{Authority, Certificate};
+
 /// The settings of a server beyond the defaults of the kit: no persistence, a free loopback port and a unix socket.
 ///
 /// ```
@@ -15,6 +17,7 @@ pub struct Config {
     lines: Vec<String>,
     pub(super) clock: bool,
     pub(super) keeps_data: bool,
+    pub(super) tls: bool,
 }
 
 impl Config {
@@ -57,10 +60,21 @@ impl Config {
         self
     }
 
+    /// The port speaks TLS only, with this certificate. Clients need one of the same authority, unless `tls-auth-clients no` is
+    /// set too.
+    #[must_use]
+    pub fn tls(mut self, authority: &Authority, certificate: &Certificate) -> Self {
+        self.tls = true;
+        self.set("tls-ca-cert-file", &authority.ca().display().to_string())
+            .set("tls-cert-file", &certificate.cert.display().to_string())
+            .set("tls-key-file", &certificate.key.display().to_string())
+    }
+
     /// The text of `redis.conf`.
     pub(super) fn file(&self, dir: &Path, port: u16, socket: &Path) -> String {
+        let port = if self.tls { format!("port 0\ntls-port {port}") } else { format!("port {port}") };
         let mut file = format!(
-            "bind 127.0.0.1\nport {port}\nunixsocket {}\ndir {}\nsave \"\"\nappendonly no\nuser {INSPECTOR} on nopass ~* &* +@all\n",
+            "bind 127.0.0.1\n{port}\nunixsocket {}\ndir {}\nsave \"\"\nappendonly no\nuser {INSPECTOR} on nopass ~* &* +@all\n",
             socket.display(),
             dir.display()
         );

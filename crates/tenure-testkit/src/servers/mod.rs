@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+mod authority;
 mod client;
 mod clock;
 mod config;
@@ -37,6 +38,7 @@ pub(crate) mod port;
 mod process;
 pub(crate) mod resp;
 
+pub use authority::{Authority, Certificate};
 pub use client::Client;
 pub use clock::Clock;
 pub use config::Config;
@@ -97,9 +99,9 @@ impl Server {
         Self { running: Mutex::new(running), port, clock, dir }
     }
 
-    /// `redis://127.0.0.1:PORT`, without a user.
+    /// `redis://127.0.0.1:PORT`, without a user; `rediss://` where the port speaks TLS.
     pub fn url(&self) -> String {
-        format!("redis://{}", self.address())
+        format!("{}://{}", if self.running().config.tls { "rediss" } else { "redis" }, self.address())
     }
 
     /// `redis+unix://` and the path of the server's socket.

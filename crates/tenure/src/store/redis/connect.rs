@@ -4,8 +4,8 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, select};
@@ -17,6 +17,8 @@ use tokio::sync::oneshot;
 
 use super::failure;
 use super::frame::Checked;
+#[cfg(feature = "tls")]
+use super::tls;
 use super::topology::{Address, Target};
 use crate::runtime::{Moment, Runtime};
 use crate::store::Failure;
@@ -53,6 +55,7 @@ impl Dial for Network {
     }
 }
 
+const DIALS: &str = "it has not been reached";
 /// How long a connection may take until it can be used.
 const DIAL: Duration = Duration::from_secs(2);
 /// So many requests may be on their way into a connection before further ones wait.
@@ -68,6 +71,8 @@ pub(super) struct Connector {
     target: Target,
     /// Whether it was said that old connections cannot be ended.
     warned: AtomicBool,
+    /// How far the connection for requests is that is being made: for those who cannot wait for it any longer.
+    stage: Mutex<&'static str>,
 }
 
 /// An open connection, logged in.
@@ -92,7 +97,7 @@ pub(super) struct Peer {
 
 impl Connector {
     pub(super) fn new(runtime: Arc<dyn Runtime>, dial: Arc<dyn Dial>, target: Target) -> Self {
-        Self { runtime, dial, target, warned: AtomicBool::new(false) }
+        Self { runtime, dial, target, warned: AtomicBool::new(false), stage: Mutex::new(DIALS) }
     }
 
     /// Dials and logs in. If there was a connection before, it is ended on the server before this one can be used: a request
@@ -103,10 +108,23 @@ impl Connector {
         before: Option<&Peer>,
     ) -> Result<Connection, Failure> {
         let deadline = self.runtime.now() + DIAL;
-        let stream = match self.by(deadline, self.dial.dial(&self.target.address)).await? {
-            Ok(stream) => stream,
-            Err(error) => return Err(Failure::NotSent(Arc::new(error))),
+        let stage = |stage| {
+            if ear.is_none() {
+                *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+            }
         };
+        stage(DIALS);
+        let dialled = self.by(deadline, self.dial.dial(&self.target.address)).await?;
+        let stream = dialled.map_err(|error| Failure::NotSent(Arc::new(error)))?;
+        #[cfg(feature = "tls")]
+        let stream = match (&self.target.access.tls, &self.target.address) {
+            (Some(tls), Address::Tcp(host, _)) => {
+                stage("it has not answered the TLS handshake; one without TLS is redis://");
+                self.by(deadline, tls::encrypt(stream, host, tls)).await??
+            }
+            _ => stream,
+        };
+        stage("it has not answered the login");
         let heard = Arc::new(AtomicU64::new(0));
         let stream = Checked::new(stream, Arc::clone(&heard), ear.is_some());
         let mut config = AsyncConnectionConfig::new()
@@ -121,7 +139,17 @@ impl Connector {
         }
         let login = self.login();
         let opened = MultiplexedConnection::new_with_config(&login, stream, config);
-        let (mut pipe, driver) = self.by(deadline, opened).await?.map_err(refusal)?;
+        let (mut pipe, driver) = self.by(deadline, opened).await?.map_err(|error| {
+            let silent = heard.load(Ordering::Relaxed) == 0;
+            match refusal(error) {
+                Failure::NotSent(cause) if silent && self.target.access.tls.is_none() => {
+                    Failure::NotSent(Failure::cause(format!(
+                        "it hung up before it said anything; one that speaks TLS is rediss:// ({cause})"
+                    )))
+                }
+                failure => failure,
+            }
+        })?;
         let (hangup, hung) = oneshot::channel();
         let (done, over) = oneshot::channel();
         self.runtime.spawn(
@@ -140,11 +168,14 @@ impl Connector {
 
     async fn by<F: Future>(&self, deadline: Moment, work: F) -> Result<F::Output, Failure> {
         by(&*self.runtime, deadline, work).await.ok_or_else(|| {
-            Failure::NotSent(Failure::cause(format!(
-                "it could not be connected to within {} s",
-                DIAL.as_secs()
-            )))
+            let (most, stage) = (DIAL.as_secs(), self.stage());
+            Failure::NotSent(Failure::cause(format!("it could not be connected to within {most} s: {stage}")))
         })
+    }
+
+    /// What a connection for requests waits for that is being made.
+    pub(super) fn stage(&self) -> &'static str {
+        *self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn login(&self) -> RedisConnectionInfo {
@@ -234,6 +265,10 @@ fn done(reply: redis::RedisResult<Value>) -> Result<(), Failure> {
 
 /// What comes of logging in.
 fn refusal(error: redis::RedisError) -> Failure {
+    #[cfg(feature = "tls")]
+    if let Some(failure) = tls::said(&error) {
+        return failure;
+    }
     match failure::said(&error) {
         Some(error) => failure::of(&error).0,
         None if error.kind() == redis::ErrorKind::RESP3NotSupported => {

@@ -77,7 +77,10 @@ impl Link {
         match by(&*self.connector.runtime, deadline, connected).await {
             Some(Ok(line)) => Ok(line),
             Some(Err(refused)) => Err(refused.unwrap_or_else(never_sent)),
-            None => Err(why.unwrap_or_else(never_sent)),
+            None => Err(why.unwrap_or_else(|| {
+                let stage = self.connector.stage();
+                Failure::NotSent(Failure::cause(format!("there was no connection in time: {stage}")))
+            })),
         }
     }
 

@@ -13,6 +13,8 @@ mod link;
 mod reply;
 mod request;
 mod script;
+#[cfg(feature = "tls")]
+mod tls;
 mod topology;
 mod url;
 mod wake;
@@ -62,7 +64,6 @@ impl Redis {
         let cannot =
             |why: &str| Error::unsupported(&shown, format!("store {shown} cannot be used yet: {why}"));
         match topology {
-            Topology::Server(target) if target.access.tls.is_some() => Err(cannot("there is no TLS")),
             Topology::Server(target) => Ok(Self::at(target, runtime)),
             Topology::Sentinel(_) => Err(cannot("sentinels are not asked")),
             Topology::Cluster(_) => Err(cannot("slots are not known")),

@@ -65,8 +65,21 @@ impl Topology {
     /// Reads a URL. What it complains of, it names; it never shows what may hold a password.
     ///
     /// # Errors
-    /// `is_invalid`, with the part that is wrong.
+    /// `is_invalid`, with the part that is wrong; `is_unsupported` for encryption that this program was built without.
     pub fn parse(url: &str) -> Result<Self> {
+        let (topology, tls) = Self::read(url)?;
+        if tls && !cfg!(feature = "tls") {
+            let shown = topology.shown();
+            let message = format!(
+                "store {shown} cannot be used: this program was built without the feature `tls` of the crate `tenure`"
+            );
+            return Err(Error::unsupported(&shown, message));
+        }
+        Ok(topology)
+    }
+
+    /// What a URL says, and whether that is encrypted.
+    fn read(url: &str) -> Result<(Self, bool)> {
         let (scheme, rest) = url
             .split_once("://")
             .ok_or_else(|| wrong("it has no scheme: redis://HOST, redis+unix:///PATH"))?;
@@ -76,14 +89,14 @@ impl Topology {
         let (rest, query) = split(rest, '?');
         let mut query = Query::read(query.unwrap_or_default())?;
         if form == Form::Unix {
-            return unix(rest, query).map(Self::Server);
+            return Ok((Self::Server(unix(rest, query)?), false));
         }
         let (authority, path) = split(rest, '/');
         let (user, password, places) = login(authority)?;
-        let tls = if tls { Some(query.tls()?) } else { None };
+        let files = if tls { Some(query.tls()?) } else { None };
         let access = |path: Option<&str>| {
             let db = path.filter(|path| !path.is_empty()).map_or(Ok(0), database)?;
-            Ok::<_, Error>(Access { db, user, password, tls: tls.clone() })
+            Ok::<_, Error>(Access { db, user, password, tls: files })
         };
         let topology = match form {
             Form::Server | Form::Unix => {
@@ -113,7 +126,7 @@ impl Topology {
             Form::Quorum => Self::Quorum(targets(&places, PORT, &access(path)?)?),
         };
         query.end(scheme)?;
-        Ok(topology)
+        Ok((topology, tls))
     }
 }
 
@@ -329,11 +342,15 @@ mod tests {
     use super::*;
 
     fn parsed(url: &str) -> Target {
-        Target::parse(url).expect("a URL")
+        match several(url) {
+            Topology::Server(target) => target,
+            other => panic!("{url}: {other:?}"),
+        }
     }
 
+    /// What it says, whether or not this build could do it.
     fn several(url: &str) -> Topology {
-        Topology::parse(url).unwrap_or_else(|error| panic!("{url}: {error}"))
+        Topology::read(url).unwrap_or_else(|error| panic!("{url}: {error}")).0
     }
 
     fn login(access: &Access) -> (u32, Option<&str>, Option<&str>) {
@@ -407,6 +424,15 @@ mod tests {
         // One way of talking with all of them.
         assert_eq!(sentinels.master.tls, Some(tls));
         assert!(sentinels.at.iter().all(|target| target.access.tls == sentinels.master.tls));
+    }
+
+    #[test]
+    fn a_program_built_without_encryption_says_so() {
+        for url in ["rediss://h", "valkeys-quorum://a,b,c"] {
+            let unsupported = Topology::parse(url).is_err_and(|error| error.is_unsupported());
+            assert_eq!(unsupported, !cfg!(feature = "tls"), "{url}");
+        }
+        assert!(Topology::parse("redis://h").is_ok());
     }
 
     #[test]

@@ -1,0 +1,69 @@
+//! Certificates for servers and clients, made for one test.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use tempfile::TempDir;
+
+/// An authority that a test alone trusts. Its files, in PEM form, are gone with it.
+#[derive(Debug)]
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    dir: TempDir,
+}
+
+/// A certificate and its key, as files.
+#[derive(Clone, Debug)]
+pub struct Certificate {
+    /// The certificate.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+impl Authority {
+    /// A new one.
+    ///
+    /// # Panics
+    /// Where its files cannot be written.
+    #[expect(clippy::new_without_default, reason = "no two are equal")]
+    pub fn new() -> Self {
+        let dir = tempfile::Builder::new().prefix("tenure-ca-").tempdir().expect("a temporary directory");
+        let key = KeyPair::generate().expect("a key");
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        // No two have one name, or a client that trusts the other would look at the signature first.
+        params.distinguished_name.push(DnType::CommonName, dir.path().display().to_string());
+        let certificate = params.self_signed(&key).expect("a certificate");
+        fs::write(dir.path().join("ca.pem"), certificate.pem()).expect("a writable temporary directory");
+        Self { issuer: Issuer::new(params, key), dir }
+    }
+
+    /// Its own certificate: who trusts it trusts all that it certifies.
+    pub fn ca(&self) -> PathBuf {
+        self.dir.path().join("ca.pem")
+    }
+
+    /// Certifies that somebody is `name`, a host or an address.
+    ///
+    /// # Panics
+    /// For what cannot be a name, and where the files cannot be written.
+    pub fn certify(&self, name: &str) -> Certificate {
+        let key = KeyPair::generate().expect("a key");
+        let mut params = CertificateParams::new([name.to_owned()]).expect("a name");
+        params.distinguished_name.push(DnType::CommonName, name);
+        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
+        let write = |what: &str, text: String| {
+            let path = self.dir.path().join(format!("{name}.{what}.pem"));
+            fs::write(&path, text).expect("a writable temporary directory");
+            path
+        };
+        Certificate { cert: write("cert", certificate.pem()), key: write("key", key.serialize_pem()) }
+    }
+
+    /// The directory of its files.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+}

@@ -1,0 +1,133 @@
+//! Encrypts the talk with a server, and says what is wrong with a certificate.
+
+use std::error::Error as StdError;
+use std::io;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use redis::RedisError;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::{AlertDescription, CertificateError, ClientConfig, Error, RootCertStore};
+
+use super::connect::Stream;
+use super::topology::Tls;
+use crate::store::{Cause, Failure};
+
+/// Shakes hands over a stream to `host`, as which the server must be certified.
+pub(super) async fn encrypt(
+    stream: Pin<Box<dyn Stream>>,
+    host: &str,
+    tls: &Tls,
+) -> Result<Pin<Box<dyn Stream>>, Failure> {
+    let config = config(tls).map_err(|what| Failure::Refused(Failure::cause(what)))?;
+    let name = ServerName::try_from(host.to_owned()).map_err(|_| {
+        Failure::Refused(Failure::cause(format!("no certificate can be for the name {host}")))
+    })?;
+    match TlsConnector::from(Arc::new(config)).connect(name, stream).await {
+        Ok(stream) => Ok(Box::pin(stream)),
+        Err(error) => Err(match within(&error) {
+            Some(error) => of(error),
+            None if error.kind() == io::ErrorKind::UnexpectedEof => Failure::NotSent(Failure::cause(
+                "it hung up in the middle of the TLS handshake; one without TLS is redis://",
+            )),
+            None => Failure::NotSent(Arc::new(error)),
+        }),
+    }
+}
+
+/// What became of a connection, where it is the encryption's fault. A server that wants a certificate of ours says so when
+/// the handshake is over for us.
+pub(super) fn said(error: &RedisError) -> Option<Failure> {
+    let cause = error.source()?;
+    let error = match cause.downcast_ref::<Cause>() {
+        Some(cause) => cause.downcast_ref::<io::Error>(),
+        None => cause.downcast_ref::<io::Error>(),
+    };
+    within(error?).map(of)
+}
+
+fn within(error: &io::Error) -> Option<&Error> {
+    error.get_ref()?.downcast_ref()
+}
+
+fn of(error: &Error) -> Failure {
+    use AlertDescription::{
+        AccessDenied, BadCertificate, CertificateExpired, CertificateRequired, CertificateRevoked,
+        CertificateUnknown, DecryptError, HandshakeFailure, ProtocolVersion, UnknownCA,
+        UnsupportedCertificate,
+    };
+    let hint = match error {
+        Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
+            "no authority trusted here vouches for its certificate: ca=FILE in the URL names another"
+        }
+        Error::InvalidCertificate(_) => "its certificate is not accepted",
+        // Until version 1.2 there was no word for it.
+        Error::AlertReceived(CertificateRequired | HandshakeFailure) => {
+            "it may want a certificate of ours: cert=FILE and key=FILE in the URL name one"
+        }
+        Error::AlertReceived(
+            BadCertificate
+            | UnsupportedCertificate
+            | CertificateRevoked
+            | CertificateExpired
+            | CertificateUnknown
+            | UnknownCA
+            | AccessDenied
+            | DecryptError,
+        ) => "it does not accept our certificate",
+        Error::AlertReceived(ProtocolVersion) | Error::PeerIncompatible(_) => {
+            "it speaks no version of TLS that is spoken here"
+        }
+        Error::InvalidMessage(_) => "it does not speak TLS; one without is redis://",
+        // It may pass.
+        _ => return Failure::NotSent(Failure::cause(format!("TLS: {error}"))),
+    };
+    Failure::Refused(Failure::cause(format!("TLS: {error} ({hint})")))
+}
+
+fn config(tls: &Tls) -> Result<ClientConfig, String> {
+    let mut roots = RootCertStore::empty();
+    match &tls.ca {
+        Some(path) => {
+            for certificate in certificates(path, "ca")? {
+                roots.add(certificate).map_err(|error| format!("ca={}: {error}", path.display()))?;
+            }
+        }
+        None => {
+            // Also from SSL_CERT_FILE and SSL_CERT_DIR. Some that cannot be read do not matter if others can.
+            let found = rustls_native_certs::load_native_certs();
+            roots.add_parsable_certificates(found.certs);
+            if roots.is_empty() {
+                let why = found.errors.first().map_or(String::new(), |error| format!(" ({error})"));
+                return Err(format!("no authority is trusted here{why}: ca=FILE in the URL names one"));
+            }
+        }
+    }
+    // The provider is named, since a process that has two has none by default.
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("the provider knows the versions that are the default")
+        .with_root_certificates(roots);
+    let Some((cert, key)) = &tls.identity else {
+        return Ok(config.with_no_client_auth());
+    };
+    let secret =
+        PrivateKeyDer::from_pem_file(key).map_err(|error| format!("key={}: {error}", key.display()))?;
+    config
+        .with_client_auth_cert(certificates(cert, "cert")?, secret)
+        .map_err(|error| format!("cert={} with key={}: {error}", cert.display(), key.display()))
+}
+
+fn certificates(path: &Path, parameter: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+    let certificates = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| format!("{parameter}={}: {error}", path.display()))?;
+    match certificates.is_empty() {
+        true => Err(format!("{parameter}={}: there is no certificate in it", path.display())),
+        false => Ok(certificates),
+    }
+}
