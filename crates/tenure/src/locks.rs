@@ -20,6 +20,7 @@ use crate::status::{Listing, Status};
 use crate::store::Store;
 use crate::store::file::File;
 use crate::store::memory::Memory;
+use crate::store::quorum::Quorum;
 use crate::store::redis::{Redis, Topology};
 
 /// A store of locks, and the only handle that a program needs. Cheap to clone.
@@ -55,6 +56,7 @@ impl Locks {
     /// | `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`, also `valkey://` | on this server |
     /// | `rediss://…[?ca=FILE][&cert=FILE&key=FILE]`, also `valkeys://` | on this server, spoken to over TLS |
     /// | `redis+unix:///SOCKET[?db=…&user=…&password=…]`, also `valkey+unix://` | on this server, by its socket |
+    /// | `redis-quorum://[[USER]:PASSWORD@]HOST[:PORT],…[/DATABASE]`, also `valkey-quorum://` | on a [majority](Self::quorum) of these |
     ///
     /// The files of a `rediss://` URL are in PEM form: `ca` has the authorities to trust in place of the system's (which
     /// `SSL_CERT_FILE` and `SSL_CERT_DIR` move), `cert` and `key` are who we are. They are read at each dial.
@@ -91,6 +93,36 @@ impl Locks {
     /// When the system starts no thread.
     pub fn memory() -> Self {
         Self::open("memory:").expect("the system starts a thread")
+    }
+
+    /// A majority of independent stores: Redlock, with fencing tokens. For mutexes; other kinds are unsupported on it.
+    ///
+    /// Each member is asked with a quarter of [`op_timeout`](Options::op_timeout), all at once, and a minority that is slow, dead,
+    /// empty or refuses costs nothing else. The members are kept open; their own options do not matter here.
+    ///
+    /// A server that has started less than the longest lease ago does not vote, because it may have forgotten one that
+    /// still runs. That is the longest that this `Locks` has asked for: let all clients of a quorum use the same `ttl`.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// use tenure::Locks;
+    ///
+    /// let locks = Locks::quorum([Locks::memory(), Locks::memory(), Locks::memory()])?;
+    /// let guard = locks.mutex("orders:42")?.lock().await?;
+    /// assert!(guard.fence() > 0);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// `is_invalid` for fewer than two members or more than 63, one that is there twice, and one that is a quorum itself. Two that
+    /// turn out to be one server once they are connected to: `is_refused`, from each acquisition. `is_unreachable` when the system
+    /// starts no thread.
+    pub fn quorum(members: impl IntoIterator<Item = Self>) -> Result<Self> {
+        let members: Vec<Self> = members.into_iter().collect();
+        let driver = Driver::start().map_err(|error| Error::no_thread("quorum:", error))?;
+        let stores = members.iter().map(|locks| Arc::clone(&locks.home.engine.store)).collect();
+        let store = Quorum::new(stores, Box::new(members), Arc::clone(&driver) as _, None)?;
+        Ok(Self::on(Arc::new(store), Arc::clone(&driver) as _, Some(driver)))
     }
 
     pub(crate) fn on(store: Arc<dyn Store>, runtime: Arc<dyn Runtime>, driver: Option<Arc<Driver>>) -> Self {
@@ -283,7 +315,15 @@ fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
             }
             Arc::new(File::new(Path::new(path), url, runtime()))
         }
-        Some((scheme, _)) if Topology::knows(scheme) => Arc::new(Redis::open(url, runtime())?),
+        Some((scheme, _)) if Topology::knows(scheme) => match Topology::parse(url)? {
+            Topology::Quorum(targets) => {
+                let shown = Topology::Quorum(targets.clone()).shown();
+                let member = |target| Arc::new(Redis::at(target, runtime())) as Arc<dyn Store>;
+                let members = targets.into_iter().map(member).collect();
+                Arc::new(Quorum::new(members, Box::new(()), runtime(), Some(shown))?)
+            }
+            _ => Arc::new(Redis::open(url, runtime())?),
+        },
         _ => {
             let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
             return Err(Error::invalid(format!(

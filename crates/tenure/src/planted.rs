@@ -51,6 +51,12 @@ pub enum Bug {
     PushOfAnotherLife,
     /// Those who wait are told before the lock is free: when its release is queued, and not when it is sent.
     WakeBeforeWrite,
+    /// Half of the members of a quorum are taken for a majority.
+    MinorityRules,
+    /// What got no majority is given back only where it is known to have been granted.
+    UndoOfGrantsOnly,
+    /// A hold is taken again where it is gone, whether or not a majority was renewed.
+    RejoinsWithoutMajority,
 }
 
 impl Bug {

@@ -260,10 +260,10 @@ fn the_first_round_trip_of_a_reconnect_tells_the_loss() {
     let holder = said.iter().find(|(command, _)| command.starts_with("eval")).expect("a question").1.clone();
     let asked: Vec<&str> =
         said.iter().filter(|(_, from)| *from == holder).map(|(command, _)| &**command).collect();
-    assert_eq!(asked[..3], ["hello", "client", "client"], "the login");
+    assert_eq!(asked[..4], ["hello", "client", "client", "info"], "the login");
     // The first question brings the script along, so it is not asked twice; the others do not wait for its answer.
-    assert_eq!(asked[3], "eval", "{asked:?}");
-    assert_eq!(asked[4..], ["evalsha"; 9], "{asked:?}");
+    assert_eq!(asked[4], "eval", "{asked:?}");
+    assert_eq!(asked[5..], ["evalsha"; 9], "{asked:?}");
 }
 
 #[test]

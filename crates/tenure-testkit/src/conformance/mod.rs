@@ -110,22 +110,13 @@ pub fn options() -> Options {
 #[macro_export]
 macro_rules! conformance {
     ($run:path) => {
-        $crate::conformance_exclusive!($run, mutex, Mutex);
+        $crate::conformance_mutex!($run);
         $crate::conformance_exclusive!($run, fair_mutex, Fair);
         $crate::conformance_exclusive!($run, writer, Write);
         $crate::conformance_exclusive!($run, one_permit, OnePermit);
         $crate::conformance_exclusive!($run, last_of_five_permits, LastPermit);
         $crate::conformance_exclusive!($run, reentrant_mutex, Reentrant);
-        $crate::conformance_cases!($run, Mutex, names, mutex:
-            names_differ_in_every_byte_and_may_hold_anything,
-            prefixes_keep_names_apart,
-            waiters_of_one_client_are_served_in_the_order_in_which_they_came,
-        );
-        $crate::conformance_cases!($run, Mutex, handle, guard:
-            a_forced_release_says_whose_it_was_and_the_holder_is_told,
-            a_released_name_was_not_forced,
-            inspect_shows_the_holder_and_list_the_names,
-            shutdown_waits_for_guards_that_were_dropped,
+        $crate::conformance_cases!($run, Mutex, kinds, guard:
             a_name_in_use_as_another_kind_is_a_mismatch_that_names_both,
         );
         $crate::conformance_cases!($run, Mutex, queue, queue:
@@ -161,6 +152,25 @@ macro_rules! conformance {
             two_that_want_the_same_in_another_order_both_get_it,
             the_loss_of_one_is_the_loss_of_all,
             the_same_name_twice_is_refused,
+        );
+    };
+}
+
+/// The same for a store that keeps mutexes only.
+#[macro_export]
+macro_rules! conformance_mutex {
+    ($run:path) => {
+        $crate::conformance_exclusive!($run, mutex, Mutex);
+        $crate::conformance_cases!($run, Mutex, names, mutex:
+            names_differ_in_every_byte_and_may_hold_anything,
+            prefixes_keep_names_apart,
+            waiters_of_one_client_are_served_in_the_order_in_which_they_came,
+        );
+        $crate::conformance_cases!($run, Mutex, handle, guard:
+            a_forced_release_says_whose_it_was_and_the_holder_is_told,
+            a_released_name_was_not_forced,
+            inspect_shows_the_holder_and_list_the_names,
+            shutdown_waits_for_guards_that_were_dropped,
         );
     };
 }

@@ -9,6 +9,7 @@
 pub mod lease;
 pub mod mutex;
 pub mod queue;
+pub mod quorum;
 pub mod reentrant;
 
 use std::fmt;

@@ -2,6 +2,7 @@
 
 pub mod file;
 pub mod memory;
+pub mod quorum;
 pub mod redis;
 
 use std::any::Any;
@@ -14,6 +15,7 @@ use tokio::sync::mpsc;
 
 use crate::name::LockName;
 use crate::protocol::{Found, Op, Reply, Rule, Wake};
+use crate::runtime::Moment;
 
 /// What the store, or the system beneath it, said.
 pub type Cause = Arc<dyn std::error::Error + Send + Sync>;
@@ -92,8 +94,32 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         ready(Ok(())).boxed()
     }
 
+    /// What is known of the server behind it: a quorum asks, because a server that starts anew may have forgotten leases that
+    /// still run.
+    fn life(&self) -> Life {
+        Life::Lasting
+    }
+
     /// The store's URL without credentials, for messages.
     fn url(&self) -> &Arc<str>;
+}
+
+/// Since when a store has kept all that it was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// Always: there is no server that could start without it.
+    Lasting,
+    /// Not known: it was never connected to, or it does not tell.
+    Unknown,
+    /// As long as this server has been up.
+    Since {
+        /// Which start of which server it is.
+        id: Arc<str>,
+        /// How long it had been up, at least,
+        up: Duration,
+        /// at this moment.
+        at: Moment,
+    },
 }
 
 /// A subscription; it ends when it is dropped.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, FutureExt, select};
+use futures_util::future::{BoxFuture, Either, FutureExt, join, select};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, RedisConnectionInfo, Value};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -21,7 +21,7 @@ use super::frame::Checked;
 use super::tls;
 use super::topology::{Address, Target};
 use crate::runtime::{Moment, Runtime};
-use crate::store::Failure;
+use crate::store::{Failure, Life};
 
 /// An open stream of bytes.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -80,6 +80,8 @@ pub(super) struct Connection {
     pub(super) pipe: MultiplexedConnection,
     /// What the server calls it, if it told.
     pub(super) peer: Option<Peer>,
+    /// Which start of the server it is, and since when it has been up, if it told.
+    pub(super) life: Life,
     /// How many replies and messages came in.
     pub(super) heard: Arc<AtomicU64>,
     /// Dropping or firing this closes it.
@@ -159,11 +161,11 @@ impl Connector {
             }
             .boxed(),
         );
-        let peer = self.by(deadline, self.greet(&mut pipe)).await??;
+        let (peer, life) = self.by(deadline, self.greet(&mut pipe)).await??;
         if let Some(before) = before {
             self.by(deadline, self.end(&mut pipe, before, peer.as_ref())).await??;
         }
-        Ok(Connection { pipe, peer, heard, hangup, over })
+        Ok(Connection { pipe, peer, life, heard, hangup, over })
     }
 
     async fn by<F: Future>(&self, deadline: Moment, work: F) -> Result<F::Output, Failure> {
@@ -190,14 +192,19 @@ impl Connector {
         info
     }
 
-    /// Says who we are, chooses the database, and asks what the server calls this connection.
-    async fn greet(&self, pipe: &mut MultiplexedConnection) -> Result<Option<Peer>, Failure> {
+    /// Says who we are, chooses the database, and asks what the server calls this connection and how long it has been up. A
+    /// connection does not outlive its server, so once is enough.
+    async fn greet(&self, pipe: &mut MultiplexedConnection) -> Result<(Option<Peer>, Life), Failure> {
         if self.target.access.db != 0 {
             done(pipe.send_packed_command(&command(&["SELECT", &self.target.access.db.to_string()])).await)?;
         }
         // Neither is needed; a user without the right to them can lock all the same.
         let _ = ask(pipe, &["CLIENT", "SETNAME", "tenure"]).await?;
-        Ok(ask(pipe, &["CLIENT", "INFO"]).await?.as_ref().and_then(Peer::read))
+        let (mut pipe, mut other) = (pipe.clone(), pipe.clone());
+        let (peer, server) =
+            join(ask(&mut pipe, &["CLIENT", "INFO"]), ask(&mut other, &["INFO", "server"])).await;
+        let peer = peer?.as_ref().and_then(Peer::read);
+        Ok((peer, server?.as_ref().map_or(Life::Unknown, |server| life(server, self.runtime.now()))))
     }
 
     async fn end(
@@ -283,14 +290,32 @@ fn unknown(error: redis::RedisError) -> Failure {
     Failure::NotSent(Arc::new(error))
 }
 
+fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        Value::VerbatimString { text, .. } => Some(text),
+        _ => None,
+    }
+}
+
+/// Reads `run_id:…`, `uptime_in_seconds:…`, a line each. Whole seconds, rounded down: it has been up for at least so long.
+fn life(server: &Value, at: Moment) -> Life {
+    let field = |name: &str| {
+        let fields = text(server)?.lines().filter_map(|line| line.split_once(':'));
+        fields.into_iter().find_map(|(field, value)| (field == name).then_some(value))
+    };
+    let up = field("uptime_in_seconds").and_then(|seconds| seconds.parse::<i64>().ok());
+    match (field("run_id"), up) {
+        // By its own clock, which may have been set back since.
+        (Some(id), Some(up)) => Life::Since { id: id.into(), up: Duration::from_secs(up.max(0) as u64), at },
+        _ => Life::Unknown,
+    }
+}
+
 impl Peer {
     /// Reads `id=… addr=… …`.
     fn read(info: &Value) -> Option<Self> {
-        let text = match info {
-            Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
-            Value::VerbatimString { text, .. } => text,
-            _ => return None,
-        };
+        let text = text(info)?;
         let field = |name: &str| text.split(' ').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
         Some(Self { id: field("id")?.parse().ok()?, addr: field("addr")?.to_owned() })
     }

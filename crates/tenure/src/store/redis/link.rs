@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use super::connect::{Connector, by};
 use super::line::Line;
 use crate::runtime::Moment;
-use crate::store::Failure;
+use crate::store::{Failure, Life};
 
 /// The connection for requests, dialled at the first of them and again whenever it is lost.
 pub(super) struct Link {
@@ -30,6 +30,8 @@ struct State {
     /// How often it could not be, and why last.
     failures: u64,
     failure: Option<Failure>,
+    /// Of the server that it was last connected to.
+    life: Option<Life>,
 }
 
 impl Link {
@@ -112,6 +114,11 @@ impl Link {
         .boxed()
     }
 
+    /// What the server told of itself at the last connection.
+    pub(super) fn life(&self) -> Life {
+        self.state().life.clone().unwrap_or(Life::Unknown)
+    }
+
     /// Ends the connection and the supervisor.
     pub(super) fn close(&self) {
         let line = {
@@ -132,10 +139,11 @@ impl Link {
         while !self.state().closed {
             match self.connector.connect(None, before.as_ref()).await {
                 Ok(connection) => {
+                    let life = connection.life.clone();
                     let (line, over) = Line::new(connection, self.state().connects > 0, Arc::clone(&runtime));
                     let since = runtime.now();
                     before.clone_from(&line.peer);
-                    if !self.connected(&line) {
+                    if !self.connected(&line, life) {
                         return;
                     }
                     let _ = over.await;
@@ -156,7 +164,7 @@ impl Link {
     }
 
     /// Hands out the connection, unless nobody wants one any more.
-    fn connected(&self, line: &Arc<Line>) -> bool {
+    fn connected(&self, line: &Arc<Line>, life: Life) -> bool {
         {
             let mut state = self.state();
             if state.closed {
@@ -164,6 +172,10 @@ impl Link {
                 return false;
             }
             state.line = Some(Arc::clone(line));
+            state.life = Some(match state.life.take() {
+                Some(before) => later(before, life),
+                None => life,
+            });
             state.connects += 1;
             state.failure = None;
         }
@@ -184,6 +196,16 @@ impl Link {
 impl State {
     fn line(&self) -> Option<Arc<Line>> {
         self.line.as_ref().filter(|line| !line.is_closed()).map(Arc::clone)
+    }
+}
+
+/// What is known of a server after another connection. One that has started anew since the last counts from now, whatever its
+/// clock makes of it.
+fn later(before: Life, now: Life) -> Life {
+    match (&before, now) {
+        (Life::Since { id: old, .. }, Life::Since { id, .. }) if *old == id => before,
+        (Life::Since { .. }, Life::Since { id, at, .. }) => Life::Since { id, up: Duration::ZERO, at },
+        (_, now) => now,
     }
 }
 

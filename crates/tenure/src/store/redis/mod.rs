@@ -29,7 +29,7 @@ use redis::Value;
 pub use connect::{Dial, Stream};
 pub use topology::{Access, Address, Sentinels, Target, Topology};
 
-use super::{Cursor, Failure, Listener, Page, Store};
+use super::{Cursor, Failure, Life, Listener, Page, Store};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -67,7 +67,7 @@ impl Redis {
             Topology::Server(target) => Ok(Self::at(target, runtime)),
             Topology::Sentinel(_) => Err(cannot("sentinels are not asked")),
             Topology::Cluster(_) => Err(cannot("slots are not known")),
-            Topology::Quorum(_) => Err(cannot("votes are not counted")),
+            Topology::Quorum(_) => Err(cannot("a quorum is a store of its own")),
         }
     }
 
@@ -139,6 +139,10 @@ impl Store for Redis {
             }
         }
         .boxed()
+    }
+
+    fn life(&self) -> Life {
+        self.0.link.life()
     }
 
     fn url(&self) -> &Arc<str> {

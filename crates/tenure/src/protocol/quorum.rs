@@ -1,0 +1,446 @@
+//! What the members of a quorum say, taken together: votes, majorities, ballots. Pure: words in, a verdict out.
+//!
+//! The mutex on a majority of independent stores is Redlock (<https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>).
+//! Its tokens are ballots, as in Paxos: the client proposes one, and a node accepts it only above all that it has seen. Two
+//! majorities have a member in common, which accepts rising ballots only; so no two grants share a token, and a later grant
+//! has a higher one, whatever clocks do, for as long as the members keep what they have accepted.
+
+use super::{Answer, Found, Holding, Kind, ours};
+use crate::planted::{Bug, planted};
+
+/// What is known of one member's part in a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// It was asked and has not answered yet.
+    Pending,
+    /// It was not asked, or does not count: it may have forgotten leases that still run.
+    Abstains,
+    /// No answer will come. `maybe`: it may have carried the request out, or may yet.
+    Silent {
+        /// See above.
+        maybe: bool,
+    },
+    /// It will not, whoever asks how often.
+    Refused,
+    /// Its answer.
+    Said(Answer),
+}
+
+/// What a quorum says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// A majority has said this.
+    Is(Answer),
+    /// Nobody got a majority: whoever was first on most members, and for how much longer it is worth waiting at most.
+    Split {
+        /// One of those in the way; empty if none is known.
+        holder: String,
+        /// Until when a majority is free if nobody gives up sooner.
+        left_ms: Option<u64>,
+    },
+    /// A majority is free, and would accept a ballot above this one.
+    Raise {
+        /// The highest that stands in the way.
+        above: u64,
+    },
+    /// Too many members refuse.
+    Refused,
+    /// Too few members answered. `maybe`: some of the others may have carried the request out.
+    Silent {
+        /// See above.
+        maybe: bool,
+    },
+}
+
+/// How many of so many members decide.
+pub const fn majority(members: usize) -> usize {
+    members / 2 + 1
+}
+
+/// So many words of members as a verdict needs.
+struct Count<'a> {
+    words: &'a [Word],
+    majority: usize,
+}
+
+impl<'a> Count<'a> {
+    fn of(words: &'a [Word]) -> Self {
+        let majority = if planted(Bug::MinorityRules) { words.len() / 2 } else { majority(words.len()) };
+        Self { words, majority }
+    }
+
+    fn all(&self, is: impl Fn(&Word) -> bool) -> usize {
+        self.words.iter().filter(|word| is(word)).count()
+    }
+
+    fn said(&self, is: impl Fn(&Answer) -> bool) -> usize {
+        self.all(|word| matches!(word, Word::Said(answer) if is(answer)))
+    }
+
+    /// Whether, with so many lost to it, a majority can no longer be had.
+    fn stops(&self, lost: usize) -> bool {
+        lost + self.majority > self.words.len()
+    }
+
+    fn is_open(&self, is_last: bool) -> bool {
+        !is_last && self.words.contains(&Word::Pending)
+    }
+
+    /// Those that have not said what they have: they may have anything.
+    fn unheard(&self) -> usize {
+        self.all(|word| matches!(word, Word::Pending | Word::Silent { .. } | Word::Refused))
+    }
+
+    /// Why there is no answer, if fewer than a majority answered.
+    fn silence(&self) -> Option<Verdict> {
+        if self.stops(self.all(|word| *word == Word::Refused)) {
+            return Some(Verdict::Refused);
+        }
+        (self.said(|_| true) < self.majority).then(|| Verdict::Silent { maybe: self.maybe() })
+    }
+
+    fn maybe(&self) -> bool {
+        self.said(|_| true) > 0
+            || self.all(|word| matches!(word, Word::Pending | Word::Silent { maybe: true })) > 0
+    }
+
+    /// Another kind that stands at so many members that nothing else can have a majority.
+    fn mismatch(&self) -> Option<Verdict> {
+        let other = self.words.iter().find_map(|word| match word {
+            Word::Said(answer @ Answer::Mismatch { .. }) => Some(answer),
+            _ => None,
+        })?;
+        let stops = self.stops(self.said(|answer| matches!(answer, Answer::Mismatch { .. })));
+        stops.then(|| Verdict::Is(other.clone()))
+    }
+
+    /// Whoever holds most of the members, as they show it.
+    fn top(&self) -> Option<Top> {
+        let mut tops: Vec<Top> = Vec::new();
+        for word in self.words {
+            let (value, left_ms) = match word {
+                Word::Said(Answer::Busy { holder, left_ms }) => (holder, *left_ms),
+                Word::Said(Answer::Found(found)) => match found.holders.first() {
+                    Some(holder) => (&holder.value, holder.left_ms),
+                    None => continue,
+                },
+                _ => continue,
+            };
+            match tops.iter_mut().find(|top| top.is_of(value)) {
+                Some(top) => top.add(value, left_ms),
+                None => tops.push(Top { value: value.clone(), lefts: vec![left_ms.unwrap_or(u64::MAX)] }),
+            }
+        }
+        // The first of equals, so that all who look see the same.
+        tops.into_iter().rev().max_by_key(|top| top.lefts.len())
+    }
+
+    fn busy(top: Option<Top>, majority: usize) -> Answer {
+        match top {
+            Some(top) => Answer::Busy { left_ms: top.left_ms(majority), holder: top.value },
+            None => Answer::Free,
+        }
+    }
+
+    /// When a majority would be free if all that is held lapsed: the majority-th smallest of what is left.
+    fn free_in_ms(&self) -> Option<u64> {
+        let left = |word: &Word| match word {
+            Word::Said(Answer::Busy { left_ms, .. }) => left_ms.unwrap_or(u64::MAX),
+            Word::Said(Answer::Held { .. } | Answer::Behind { .. } | Answer::Free) => 0,
+            _ => u64::MAX,
+        };
+        let mut lefts: Vec<u64> = self.words.iter().map(left).collect();
+        lefts.sort_unstable();
+        lefts.get(self.majority - 1).copied().filter(|left| *left < u64::MAX)
+    }
+}
+
+/// One holder, and for how long it has each of the members that show it.
+struct Top {
+    value: String,
+    lefts: Vec<u64>,
+}
+
+impl Top {
+    /// A holder that took a member again has another token there.
+    fn is_of(&self, value: &str) -> bool {
+        match (ours(&self.value), ours(value)) {
+            (Some((mine, _)), Some((theirs, _))) => mine == theirs,
+            _ => self.value == value,
+        }
+    }
+
+    fn add(&mut self, value: &str, left_ms: Option<u64>) {
+        self.lefts.push(left_ms.unwrap_or(u64::MAX));
+        if let (Some((_, mine)), Some((_, theirs))) = (ours(&self.value), ours(value))
+            && theirs < mine
+        {
+            value.clone_into(&mut self.value);
+        }
+    }
+
+    /// For how much longer it has a majority.
+    fn left_ms(&self, majority: usize) -> Option<u64> {
+        let mut lefts = self.lefts.clone();
+        lefts.sort_unstable_by(|a, b| b.cmp(a));
+        let left = lefts.get(majority - 1).or(lefts.last()).copied();
+        left.filter(|left| *left < u64::MAX)
+    }
+}
+
+/// What an acquisition with this ballot has come to. `None`: wait for those that have not answered; `is_last`: there is nobody
+/// left to wait for. A member counts only if it holds exactly this ballot.
+pub fn acquired(words: &[Word], ballot: u64, is_last: bool) -> Option<Verdict> {
+    let count = Count::of(words);
+    let granted = count.said(|answer| matches!(answer, Answer::Held { fence } if *fence == ballot));
+    if granted >= count.majority {
+        return Some(Verdict::Is(Answer::Held { fence: ballot }));
+    }
+    let ahead = count.said(|answer| *answer == Answer::Ahead);
+    if count.stops(ahead + count.all(|word| *word == Word::Refused)) {
+        return Some(Verdict::Refused);
+    }
+    let top = count.top();
+    if top.as_ref().is_some_and(|top| top.lefts.len() >= count.majority) {
+        let answer = Count::busy(top, count.majority);
+        return Some(Verdict::Is(match answer {
+            Answer::Busy { holder, .. } => Answer::Busy { holder, left_ms: count.free_in_ms() },
+            answer => answer,
+        }));
+    }
+    if let Some(mismatch) = count.mismatch() {
+        return Some(mismatch);
+    }
+    if count.is_open(is_last) {
+        return None;
+    }
+    if let Some(silence) = count.silence() {
+        return Some(silence);
+    }
+    let mut floors: Vec<u64> = words
+        .iter()
+        .filter_map(|word| match word {
+            Word::Said(Answer::Held { fence }) => Some((*fence).max(ballot)),
+            Word::Said(Answer::Behind { ballot: stored }) => Some((*stored).max(ballot)),
+            _ => None,
+        })
+        .collect();
+    floors.sort_unstable();
+    // Not above all: one node with a clock that is ahead must not take the tokens of everybody along.
+    if let Some(above) = floors.get(count.majority - 1) {
+        return Some(Verdict::Raise { above: *above });
+    }
+    let holder = top.map_or(String::new(), |top| top.value);
+    Some(Verdict::Split { holder, left_ms: count.free_in_ms() })
+}
+
+/// What a renewal has come to. The token is the lowest: a member that was taken again later has a higher one.
+pub fn renewed(words: &[Word], is_last: bool) -> Option<Verdict> {
+    let count = Count::of(words);
+    let fences = words.iter().filter_map(|word| match word {
+        Word::Said(Answer::Held { fence }) => Some(*fence),
+        _ => None,
+    });
+    let held = count.said(|answer| matches!(answer, Answer::Held { .. }));
+    if held >= count.majority {
+        return fences.min().map(|fence| Verdict::Is(Answer::Held { fence }));
+    }
+    if !count.stops(words.len() - held - count.unheard()) {
+        // It may have a majority yet: a failed renewal is no loss.
+        if count.is_open(is_last) {
+            return None;
+        }
+        let refused = count.stops(count.all(|word| *word == Word::Refused));
+        return Some(if refused { Verdict::Refused } else { Verdict::Silent { maybe: count.maybe() } });
+    }
+    Some(count.mismatch().unwrap_or_else(|| Verdict::Is(Count::busy(count.top(), count.majority))))
+}
+
+/// What the release of one's own hold has come to.
+pub fn released(words: &[Word], is_last: bool) -> Option<Verdict> {
+    let count = Count::of(words);
+    let released = count.said(|answer| matches!(answer, Answer::Released { .. }));
+    let is = |answer| Some(Verdict::Is(answer));
+    if released >= count.majority {
+        return is(Answer::Released { left: 0 });
+    }
+    if count.is_open(is_last) {
+        return None;
+    }
+    if let Some(silence) = count.silence() {
+        return Some(silence);
+    }
+    // The others can have been held: it is no loss that they do not answer.
+    let silent = count.all(|word| matches!(word, Word::Pending | Word::Silent { .. }));
+    if released > 0 && released + silent >= count.majority {
+        return is(Answer::Released { left: 0 });
+    }
+    count.mismatch().or_else(|| is(Count::busy(count.top(), count.majority)))
+}
+
+/// Who holds, as asked, or who held, where anybody's hold was ended.
+pub fn found(words: &[Word], is_last: bool) -> Option<Verdict> {
+    let count = Count::of(words);
+    let top = count.top();
+    let most = top.as_ref().map_or(0, |top| top.lefts.len());
+    let show = |top: Top| {
+        let holder = Holding { left_ms: top.left_ms(count.majority), value: top.value, weight: 1 };
+        let found = Found { kind: Kind::Mutex, capacity: None, holders: vec![holder], waiters: Vec::new() };
+        Verdict::Is(Answer::Found(found))
+    };
+    if most >= count.majority {
+        return top.map(show);
+    }
+    if count.stops(count.said(|answer| *answer == Answer::Free)) {
+        return Some(Verdict::Is(Answer::Free));
+    }
+    if let Some(mismatch) = count.mismatch() {
+        return Some(mismatch);
+    }
+    if count.is_open(is_last) {
+        return None;
+    }
+    if let Some(silence) = count.silence() {
+        return Some(silence);
+    }
+    match top {
+        Some(top) if most + count.unheard() >= count.majority => Some(show(top)),
+        _ => Some(Verdict::Is(Answer::Free)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::owner::Owner;
+
+    const T: u64 = 100;
+
+    fn held(fence: u64) -> Word {
+        Word::Said(Answer::Held { fence })
+    }
+
+    fn busy(holder: &str, left_ms: u64) -> Word {
+        Word::Said(Answer::Busy { holder: holder.into(), left_ms: Some(left_ms) })
+    }
+
+    fn behind(ballot: u64) -> Word {
+        Word::Said(Answer::Behind { ballot })
+    }
+
+    fn said(answer: Answer) -> Word {
+        Word::Said(answer)
+    }
+
+    const DOWN: Word = Word::Silent { maybe: false };
+    const LOST: Word = Word::Silent { maybe: true };
+    const FREE: Word = Word::Said(Answer::Free);
+    const GRANTED: Option<Verdict> = Some(Verdict::Is(Answer::Held { fence: T }));
+
+    #[test]
+    fn exactly_a_majority_of_exactly_this_ballot_is_a_grant() {
+        for members in 1..=7 {
+            for granted in 0..=members {
+                let mut words = vec![held(T); granted];
+                words.resize(members, busy("x", 5));
+                let verdict = acquired(&words, T, true);
+                assert_eq!(verdict == GRANTED, granted > members / 2, "{granted} of {members}: {verdict:?}");
+            }
+        }
+        assert_ne!(acquired(&[held(T), held(T + 1), DOWN], T, true), GRANTED);
+        assert_ne!(acquired(&[held(T), Word::Abstains, DOWN], T, true), GRANTED);
+    }
+
+    #[test]
+    fn a_majority_is_not_waited_for_longer_than_it_takes() {
+        use Word::Pending;
+        assert_eq!(acquired(&[held(T), held(T), Pending], T, false), GRANTED);
+        assert!(matches!(
+            acquired(&[busy("x", 1), busy("x", 2), Pending], T, false),
+            Some(Verdict::Is(Answer::Busy { .. }))
+        ));
+        assert_eq!(acquired(&[Word::Refused, Word::Refused, Pending], T, false), Some(Verdict::Refused));
+        assert_eq!(acquired(&[held(T), busy("x", 1), Pending], T, false), None);
+        assert_eq!(acquired(&[held(T), DOWN, Pending], T, false), None);
+        assert_eq!(renewed(&[FREE, FREE, Pending], false), Some(Verdict::Is(Answer::Free)));
+        assert_eq!(found(&[FREE, FREE, Pending], false), Some(Verdict::Is(Answer::Free)));
+    }
+
+    #[test]
+    fn who_waits_sleeps_until_a_majority_can_be_free() {
+        let words = [busy("x", 90), busy("x", 70), busy("x", 80), held(T), DOWN];
+        let left_ms = Some(80);
+        assert_eq!(
+            acquired(&words, T, true),
+            Some(Verdict::Is(Answer::Busy { holder: "x".into(), left_ms }))
+        );
+        let split = [busy("x", 90), busy("y", 70), held(T)];
+        assert_eq!(acquired(&split, T, true), Some(Verdict::Split { holder: "x".into(), left_ms: Some(70) }));
+    }
+
+    #[test]
+    fn a_ballot_is_raised_no_further_than_a_majority_needs() {
+        let far = T + 1_000_000;
+        let raise = |above| Some(Verdict::Raise { above });
+        assert_eq!(acquired(&[held(T), behind(T + 5), behind(far)], T, true), raise(T + 5));
+        assert_eq!(acquired(&[held(T), behind(far), DOWN], T, true), raise(far));
+        assert_eq!(acquired(&[held(T), held(T), behind(far)], T, true), GRANTED);
+        assert!(matches!(
+            acquired(&[busy("x", 1), busy("y", 1), behind(far)], T, true),
+            Some(Verdict::Split { .. })
+        ));
+    }
+
+    #[test]
+    fn too_few_answers_are_no_answer_and_too_many_refusals_a_refusal() {
+        let silent = |maybe| Some(Verdict::Silent { maybe });
+        assert_eq!(acquired(&[held(T), DOWN, DOWN], T, true), silent(true));
+        assert_eq!(acquired(&[DOWN, DOWN, DOWN], T, true), silent(false));
+        assert_eq!(acquired(&[busy("x", 1), LOST, Word::Abstains], T, true), silent(true));
+        let ahead = said(Answer::Ahead);
+        assert_eq!(acquired(&[ahead, Word::Refused, held(T)], T, true), Some(Verdict::Refused));
+    }
+
+    #[test]
+    fn a_failed_renewal_is_no_loss_until_no_majority_can_be_left() {
+        assert_eq!(renewed(&[held(T), held(T + 9), FREE], true), GRANTED);
+        assert_eq!(renewed(&[held(T), FREE, LOST], true), Some(Verdict::Silent { maybe: true }));
+        assert_eq!(renewed(&[held(T), Word::Refused, FREE], true), Some(Verdict::Silent { maybe: true }));
+        assert_eq!(renewed(&[held(T), FREE, FREE], true), Some(Verdict::Is(Answer::Free)));
+        assert!(matches!(
+            renewed(&[held(T), busy("x", 1), FREE], true),
+            Some(Verdict::Is(Answer::Busy { .. }))
+        ));
+    }
+
+    #[test]
+    fn a_release_that_finds_a_minority_was_a_loss_unless_the_rest_is_silent() {
+        let gone = said(Answer::Released { left: 0 });
+        let is = |answer| Some(Verdict::Is(answer));
+        assert_eq!(
+            released(&[gone.clone(), gone.clone(), Word::Pending], false),
+            is(Answer::Released { left: 0 })
+        );
+        assert_eq!(released(&[gone.clone(), FREE, LOST], true), is(Answer::Released { left: 0 }));
+        assert_eq!(released(&[gone.clone(), FREE, FREE], true), is(Answer::Free));
+        assert_eq!(released(&[gone, DOWN, DOWN], true), Some(Verdict::Silent { maybe: true }));
+    }
+
+    #[test]
+    fn one_holder_with_several_tokens_is_one_holder_with_its_first() {
+        let owner = Owner::new("x").expect("an owner");
+        let word = |fence: u64, left_ms| {
+            let value = format!("{owner}#{fence}");
+            let holders = vec![Holding { value, left_ms: Some(left_ms), weight: 1 }];
+            let (kind, capacity, waiters) = (Kind::Mutex, None, Vec::new());
+            said(Answer::Found(Found { kind, capacity, holders, waiters }))
+        };
+        let verdict = found(&[word(9, 10), word(7, 30), word(8, 20)], true);
+        let Some(Verdict::Is(Answer::Found(found))) = verdict else { panic!("{verdict:?}") };
+        assert_eq!(found.holders[0].value, format!("{owner}#7"));
+        // For 20 ms more it has two of three.
+        assert_eq!(found.holders[0].left_ms, Some(20));
+        let verdict = super::found(&[word(9, 10), FREE, FREE], true);
+        assert_eq!(verdict, Some(Verdict::Is(Answer::Free)));
+    }
+}

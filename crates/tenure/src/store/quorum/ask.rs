@@ -1,0 +1,288 @@
+//! What is asked of the members: acquire, renew, release, look.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+
+use super::Inner;
+use super::holds::Hold;
+use super::member::Said;
+use super::round::Round;
+use crate::planted::{Bug, planted};
+use crate::protocol::quorum::{Verdict, Word, acquired, found, released, renewed};
+use crate::protocol::{Answer, Bind, Fence, Op, Verb, Whose, lease};
+use crate::runtime::Moment;
+use crate::store::Failure;
+
+/// So many ballots are tried in one call.
+const BALLOTS: u32 = 2;
+
+impl Inner {
+    /// Takes the lock on a majority, or gives it back everywhere.
+    pub(super) async fn acquire(self: &Arc<Self>, op: Op, ttl_ms: u64, within: Duration) -> Said {
+        self.twins()?;
+        let (sent, ttl, part) = (self.runtime.now(), Duration::from_millis(ttl_ms), self.part(within));
+        self.longest_ms.fetch_max(ttl_ms, std::sync::atomic::Ordering::Relaxed);
+        let longest = self.longest();
+        let hold = self.holds.of(&op.owner, sent, sent + within + ttl);
+        let mut ballot = hold.propose(self.runtime.unix_micros(), 0);
+        let mut round = Round::voting(self, &hold, longest);
+        for (index, member) in self.members.iter().enumerate() {
+            match member.votes(sent, longest) {
+                Err(why) if member.is_too_young(sent, longest) => round.leave_out(index, why),
+                _ => round.ask(index, with_ballot(&op, ttl_ms, ballot), part),
+            }
+        }
+        let mut verdict = round.gather(|words, is_last| acquired(words, ballot, is_last)).await;
+        for _ in 1..BALLOTS {
+            let Verdict::Raise { above } = verdict else { break };
+            round.give_up_waiting();
+            ballot = hold.propose(self.runtime.unix_micros(), above);
+            for index in 0..self.members.len() {
+                if matches!(round.words[index], Word::Said(Answer::Held { .. } | Answer::Behind { .. })) {
+                    round.ask(index, with_ballot(&op, ttl_ms, ballot), part);
+                }
+            }
+            verdict = round.gather(|words, is_last| acquired(words, ballot, is_last)).await;
+        }
+        let now = self.runtime.now();
+        if verdict == Verdict::Is(Answer::Held { fence: ballot }) && lease::deadline(sent, now, ttl) > now {
+            hold.is_settled();
+            return Ok(Answer::Held { fence: ballot });
+        }
+        let is_undone = self.undo(&mut round, &op, &hold, part).await;
+        let back_off = |hold: &Hold| self.back_off_ms(hold.split(), now.since(sent));
+        Ok(match verdict {
+            Verdict::Is(Answer::Held { .. }) => return Err(self.silence(is_undone, &round)),
+            Verdict::Is(answer) => {
+                hold.is_settled();
+                answer
+            }
+            Verdict::Raise { .. } => Answer::Busy { holder: String::new(), left_ms: Some(back_off(&hold)) },
+            Verdict::Split { holder, left_ms } => {
+                let back_off = back_off(&hold);
+                Answer::Busy {
+                    holder,
+                    left_ms: Some(left_ms.map_or(back_off, |left_ms| left_ms.min(back_off))),
+                }
+            }
+            Verdict::Refused => return Err(Failure::Refused(self.why(&round.reasons()))),
+            Verdict::Silent { .. } => return Err(self.silence(is_undone, &round)),
+        })
+    }
+
+    fn silence(&self, is_undone: bool, round: &Round) -> Failure {
+        let cause = self.why(&round.reasons());
+        if is_undone { Failure::NotSent(cause) } else { Failure::Unknown(cause) }
+    }
+
+    /// How long somebody waits before asking again whom nobody let in and nobody kept out: a random time of up to two trips, and
+    /// twice as many each time.
+    fn back_off_ms(&self, splits: u32, trip: Duration) -> u64 {
+        const MOST_MS: u64 = 500;
+        let window = lease::millis(2 * trip).saturating_add(2) << splits.min(8);
+        self.runtime.random() % window.min(MOST_MS)
+    }
+
+    /// Gives back what an acquisition may have taken, also where its answer never came. Whether nothing is left.
+    async fn undo(self: &Arc<Self>, round: &mut Round, op: &Op, hold: &Arc<Hold>, part: Duration) -> bool {
+        let mut undo = Round::new(self, 0);
+        for index in 0..self.members.len() {
+            let is_there = !planted(Bug::UndoOfGrantsOnly)
+                || matches!(round.words[index], Word::Said(Answer::Held { .. }));
+            if hold.may_be_at(index) && is_there {
+                undo.ask(index, release(op, hold.ballot()), part);
+            }
+        }
+        let all = |words: &[Word], is_last| (is_last || !words.contains(&Word::Pending)).then_some(());
+        undo.gather(all).await;
+        self.go_on_releasing(&mut undo, op, hold)
+    }
+
+    /// Releases on and on where a release was not answered. Whether there was no such member.
+    fn go_on_releasing(self: &Arc<Self>, round: &mut Round, op: &Op, hold: &Arc<Hold>) -> bool {
+        let mut all_answered = true;
+        for index in 0..self.members.len() {
+            let is_unheard = matches!(round.words[index], Word::Pending | Word::Silent { .. });
+            if is_unheard && hold.may_be_at(index) {
+                all_answered = false;
+                let first = round.take(index);
+                let (quorum, op, hold) = (Arc::clone(self), op.clone(), Arc::clone(hold));
+                self.runtime.spawn(async move { quorum.release_at(index, first, &op, &hold).await }.boxed());
+            }
+        }
+        all_answered
+    }
+
+    /// Releases at one member until it answers, or until nothing can be left there.
+    async fn release_at(
+        self: &Arc<Self>,
+        index: usize,
+        first: Option<BoxFuture<'static, Said>>,
+        op: &Op,
+        hold: &Arc<Hold>,
+    ) {
+        const WITHIN: Duration = Duration::from_secs(1);
+        const PAUSE: Duration = Duration::from_millis(100);
+        let mut said = match first {
+            Some(first) => first.await,
+            None => Err(Failure::NotSent(Failure::cause("it was not asked yet"))),
+        };
+        for attempt in 0..u32::MAX {
+            if !matches!(said, Err(Failure::NotSent(_) | Failure::Unknown(_)))
+                || !hold.may_be_at(index)
+                || self.runtime.now() >= hold.until()
+            {
+                return;
+            }
+            let pause = PAUSE * (1 << attempt.min(4)) + Duration::from_millis(self.runtime.random() % 50);
+            self.runtime.sleep_until(self.runtime.now() + pause).await;
+            said = self.members[index].ask(release(op, hold.ballot()), WITHIN).await;
+        }
+    }
+
+    /// Renews on a majority, and then takes again where the hold is gone and nobody has it.
+    pub(super) async fn renew(self: &Arc<Self>, op: Op, ttl_ms: u64, within: Duration) -> Said {
+        let (sent, part) = (self.runtime.now(), self.part(within));
+        let until = sent + within + Duration::from_millis(ttl_ms);
+        let hold = self.holds.of(&op.owner, sent, until);
+        let mut round = Round::new(self, self.majority());
+        for index in 0..self.members.len() {
+            round.ask(index, op.clone(), part);
+        }
+        let verdict = round.gather(renewed).await;
+        let is_held = matches!(verdict, Verdict::Is(Answer::Held { .. }));
+        if is_held || planted(Bug::RejoinsWithoutMajority) {
+            self.rejoin(&mut round, &op, ttl_ms, &hold, part);
+        }
+        self.answer(verdict, &round)
+    }
+
+    /// Takes again where the hold is gone: a majority is its owner's already, so nobody else can have been let in. Else a restart
+    /// of one member after the other would cost a lock that never had fewer than all but one.
+    fn rejoin(self: &Arc<Self>, round: &mut Round, op: &Op, ttl_ms: u64, hold: &Arc<Hold>, part: Duration) {
+        for index in 0..self.members.len() {
+            let first = match &round.words[index] {
+                Word::Said(Answer::Held { fence }) => {
+                    hold.saw(*fence);
+                    hold.sent_to(index);
+                    continue;
+                }
+                Word::Said(Answer::Free) => None,
+                Word::Pending => round.take(index),
+                _ => continue,
+            };
+            let (quorum, op, hold) = (Arc::clone(self), op.clone(), Arc::clone(hold));
+            self.runtime.spawn(
+                async move {
+                    let is_free = match first {
+                        Some(first) => matches!(first.await, Ok(Answer::Free)),
+                        None => true,
+                    };
+                    if is_free {
+                        quorum.rejoin_at(index, &op, ttl_ms, &hold, part).await;
+                    }
+                }
+                .boxed(),
+            );
+        }
+    }
+
+    async fn rejoin_at(
+        self: &Arc<Self>,
+        index: usize,
+        op: &Op,
+        ttl_ms: u64,
+        hold: &Arc<Hold>,
+        part: Duration,
+    ) {
+        let mut above = 0;
+        for _ in 0..BALLOTS {
+            if hold.has_left() {
+                return;
+            }
+            // Not the ballot it has: a member that has lost everything takes none that is older than 10 s.
+            let ballot = hold.propose(self.runtime.unix_micros(), above);
+            let is_first = hold.sent_to(index);
+            let said = self.members[index].ask(with_ballot(op, ttl_ms, ballot), part).await;
+            hold.heard_of(index, is_first, &said);
+            match said {
+                Ok(Answer::Behind { ballot }) => above = ballot,
+                _ => break,
+            }
+        }
+        if hold.has_left() {
+            // The release may have been there before.
+            self.release_at(index, None, op, hold).await;
+        }
+    }
+
+    /// Releases the owner's hold, or anybody's.
+    pub(super) async fn release(self: &Arc<Self>, op: Op, whose: Whose, within: Duration) -> Said {
+        let (now, part) = (self.runtime.now(), self.part(within));
+        let hold = self.holds.known(&op.owner).unwrap_or_else(|| self.unknown_hold(now));
+        hold.leave();
+        let mut round = Round::new(self, self.majority());
+        for index in 0..self.members.len() {
+            let op = match whose {
+                Whose::Mine => release(&op, hold.ballot()),
+                Whose::Anyone => op.clone(),
+            };
+            round.ask(index, op, part);
+        }
+        let verdict = match whose {
+            Whose::Mine => round.gather(released).await,
+            Whose::Anyone => round.gather(found).await,
+        };
+        if let (Verdict::Is(_), Whose::Mine) = (&verdict, whose) {
+            self.go_on_releasing(&mut round, &op, &hold);
+            self.holds.forget(&op.owner);
+        }
+        self.answer(verdict, &round)
+    }
+
+    /// A hold of which this side knows nothing: taken over, or forgotten. It may be anywhere, and no ballot of it is above the clock.
+    fn unknown_hold(&self, now: Moment) -> Arc<Hold> {
+        let hold = Hold::default();
+        hold.propose(self.runtime.unix_micros(), 0);
+        hold.lasts_until(now + self.longest());
+        for index in 0..self.members.len() {
+            hold.sent_to(index);
+        }
+        Arc::new(hold)
+    }
+
+    /// Looks who holds.
+    pub(super) async fn look(self: &Arc<Self>, op: Op, within: Duration) -> Said {
+        let mut round = Round::new(self, self.majority());
+        for index in 0..self.members.len() {
+            round.ask(index, op.clone(), self.part(within));
+        }
+        let verdict = round.gather(found).await;
+        self.answer(verdict, &round)
+    }
+
+    pub(super) fn answer(&self, verdict: Verdict, round: &Round) -> Said {
+        Err(match verdict {
+            Verdict::Is(answer) => return Ok(answer),
+            Verdict::Silent { maybe: false } => Failure::NotSent(self.why(&round.reasons())),
+            Verdict::Refused => Failure::Refused(self.why(&round.reasons())),
+            // Only acquisitions are split.
+            Verdict::Silent { .. } | Verdict::Split { .. } | Verdict::Raise { .. } => {
+                Failure::Unknown(self.why(&round.reasons()))
+            }
+        })
+    }
+}
+
+fn with_ballot(op: &Op, ttl_ms: u64, ballot: u64) -> Op {
+    let verb =
+        Verb::Acquire { ttl_ms, hold: 0, fence: Fence::Ballot(ballot), wait_ms: None, bind: Bind::Process };
+    Op { verb, ..op.clone() }
+}
+
+fn release(op: &Op, ballot: u64) -> Op {
+    let verb = Verb::Release { hold: 0, fence: Fence::Ballot(ballot), whose: Whose::Mine };
+    Op { verb, ..op.clone() }
+}

@@ -1,0 +1,101 @@
+//! All locks that a majority holds.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::Inner;
+use super::round::Round;
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::protocol::quorum::{Verdict, Word, found};
+use crate::protocol::{Answer, Found, Op, Rule, Verb};
+use crate::store::{Cursor, Failure, Page};
+
+/// Where a listing stands: in which member's, which members failed so far, and where in it.
+struct Place {
+    member: usize,
+    failed: u64,
+    from: Cursor,
+}
+
+impl Place {
+    fn read(cursor: &Cursor) -> Self {
+        let mut words = cursor.0.splitn(3, ' ');
+        let member = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+        let failed = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+        Self { member, failed, from: Cursor(words.next().unwrap_or_default().to_owned()) }
+    }
+
+    fn cursor(&self) -> Cursor {
+        Cursor(format!("{} {} {}", self.member, self.failed, self.from.0))
+    }
+}
+
+impl Inner {
+    pub(super) async fn list(
+        self: &Arc<Self>,
+        prefix: &str,
+        from: &Cursor,
+        within: Duration,
+    ) -> Result<Page, Failure> {
+        let mut place = Place::read(from);
+        let Some(member) = self.members.get(place.member) else { return Ok(Page::default()) };
+        let mut page = Page::default();
+        let next = match member.store.list(prefix, place.from.clone(), within / 2).await {
+            Ok(part) => {
+                let names = part.locks.into_iter().map(|(name, _)| name);
+                let looks = names.map(|name| self.look_from(place.member, place.failed, name, within / 2));
+                for look in join_all(looks).await {
+                    page.locks.extend(look?);
+                }
+                part.next
+            }
+            Err(failure) => {
+                place.failed |= 1 << place.member;
+                if place.failed.count_ones() as usize + self.majority() > self.members.len() {
+                    let mut failures = vec![None; self.members.len()];
+                    failures[place.member] = Some(failure);
+                    return Err(Failure::NotSent(self.why(&failures)));
+                }
+                None
+            }
+        };
+        match next {
+            Some(from) => place.from = from,
+            None => (place.member, place.from) = (place.member + 1, Cursor::default()),
+        }
+        page.next = (place.member < self.members.len()).then(|| place.cursor());
+        Ok(page)
+    }
+
+    /// Who holds a lock that was found in the listing of one member, unless an earlier one's showed it already.
+    async fn look_from(
+        self: &Arc<Self>,
+        member: usize,
+        failed: u64,
+        name: LockName,
+        within: Duration,
+    ) -> Result<Option<(LockName, Found)>, Failure> {
+        let owner = Owner::fresh("", &*self.runtime);
+        let op = Op { name: name.clone(), rule: Rule::Mutex, owner, request: 0, verb: Verb::Inspect };
+        let mut round = Round::new(self, self.majority());
+        for index in 0..self.members.len() {
+            round.ask(index, op.clone(), self.part(within));
+        }
+        // Of all who answer: who has it decides in whose listing it is told.
+        let verdict = round.gather(|words, is_last| if is_last { found(words, true) } else { None }).await;
+        let is_told = |(index, word): (usize, &Word)| {
+            failed & (1 << index) == 0 && matches!(word, Word::Said(Answer::Found(_)))
+        };
+        if round.words[..member].iter().enumerate().any(is_told) {
+            return Ok(None);
+        }
+        match verdict {
+            Verdict::Is(Answer::Found(found)) => Ok(Some((name, found))),
+            Verdict::Is(_) => Ok(None),
+            verdict => self.answer(verdict, &round).map(|_| None),
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! One member of a quorum: a store, and whether it answered when it was last asked.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt, ready};
+
+use crate::protocol::{Answer, Op};
+use crate::runtime::Moment;
+use crate::store::{Failure, Life, Store};
+
+/// So many requests may be unanswered at a member that is silent before it gets no further ones.
+const MOST_UNANSWERED: usize = 64;
+
+pub(super) type Said = Result<Answer, Failure>;
+
+pub(super) struct Member {
+    pub(super) store: Arc<dyn Store>,
+    /// Its last request got no answer.
+    is_silent: AtomicBool,
+    unanswered: AtomicUsize,
+}
+
+impl Member {
+    pub(super) fn new(store: Arc<dyn Store>) -> Arc<Self> {
+        Arc::new(Self { store, is_silent: AtomicBool::new(false), unanswered: AtomicUsize::new(0) })
+    }
+
+    /// Whether it is asked without being waited for.
+    pub(super) fn is_silent(&self) -> bool {
+        self.is_silent.load(Ordering::Relaxed)
+    }
+
+    /// Sends a request when it is first polled.
+    pub(super) fn ask(self: &Arc<Self>, op: Op, within: Duration) -> BoxFuture<'static, Said> {
+        if self.is_silent() && self.unanswered.load(Ordering::Relaxed) >= MOST_UNANSWERED {
+            let cause = Failure::cause("it has not answered for a while");
+            return ready(Err(Failure::NotSent(cause))).boxed();
+        }
+        let unanswered = Unanswered::one(self);
+        let (owner, request) = (op.owner.clone(), op.request);
+        let call = self.store.call(op, within);
+        async move {
+            let said = match call.await {
+                Ok(reply) if reply.owner == owner && reply.request == request => Ok(reply.answer),
+                Ok(_) => Err(Failure::Unknown(Failure::cause("it sent the answer to another request"))),
+                Err(failure) => Err(failure),
+            };
+            let is_silent = matches!(said, Err(Failure::NotSent(_) | Failure::Unknown(_)));
+            unanswered.0.is_silent.store(is_silent, Ordering::Relaxed);
+            said
+        }
+        .boxed()
+    }
+
+    /// Whether it has been up for longer than any lease that it can have forgotten, and why it does not vote if not.
+    pub(super) fn votes(&self, now: Moment, longest: Duration) -> Result<(), Failure> {
+        let why = match self.store.life() {
+            Life::Lasting => return Ok(()),
+            Life::Since { up, at, .. } if up + now.since(at) >= longest => return Ok(()),
+            Life::Since { up, at, .. } => format!(
+                "it has been up for {} s, and does not vote before {} s: it may have forgotten leases",
+                (up + now.since(at)).as_secs(),
+                longest.as_secs_f64()
+            ),
+            Life::Unknown => "it does not say how long it has been up (INFO), so it does not vote".into(),
+        };
+        Err(Failure::NotSent(Failure::cause(why)))
+    }
+
+    /// Whether it is known not to vote: it is not even asked then, so that its place is left to the one who had it before.
+    pub(super) fn is_too_young(&self, now: Moment, longest: Duration) -> bool {
+        matches!(self.store.life(), Life::Since { .. }) && self.votes(now, longest).is_err()
+    }
+}
+
+/// A request that has no answer yet.
+struct Unanswered(Arc<Member>);
+
+impl Unanswered {
+    fn one(member: &Arc<Member>) -> Self {
+        member.unanswered.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(member))
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        self.0.unanswered.fetch_sub(1, Ordering::Relaxed);
+    }
+}

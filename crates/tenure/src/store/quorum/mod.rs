@@ -1,0 +1,252 @@
+//! Locks on a majority of independent stores: Redlock, with ballots for tokens.
+//!
+//! A request goes to all members at once, each with a small time of its own, and is decided as soon as a majority is; how is said
+//! by [`protocol::quorum`](crate::protocol::quorum). What is still unanswered then goes on behind the caller's back. A member
+//! that did not answer last is asked like the others and waited for no longer: it costs one call its time, and no more.
+//!
+//! Two things are done here that no other store does. A ballot that was refused is followed by a higher one, once: a refusal is
+//! an answer, so nothing is repeated that may have been carried out. And what was given up at a member that does not answer is
+//! given back there for as long as its lease can run: the engine knows one store, and that one has answered.
+
+mod ask;
+mod holds;
+mod list;
+mod member;
+mod relay;
+mod round;
+
+use std::any::Any;
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+
+use super::{Cursor, Failure, Life, Listener, Page, Store};
+use crate::error::{Error, Result};
+use crate::name::LockName;
+use crate::protocol::quorum::majority;
+use crate::protocol::{Op, Reply, Rule, Verb};
+use crate::runtime::Runtime;
+use holds::Holds;
+use member::Member;
+
+/// A store that is a majority of others. Clones share it.
+#[derive(Clone)]
+pub struct Quorum(Arc<Inner>);
+
+struct Inner {
+    members: Vec<Arc<Member>>,
+    runtime: Arc<dyn Runtime>,
+    holds: Holds,
+    /// The longest lease that was asked for, in ms: for so long a member that starts anew may have forgotten one.
+    longest_ms: AtomicU64,
+    url: Arc<str>,
+    /// What the members live on.
+    _keeps: Box<dyn Any + Send + Sync>,
+}
+
+/// A call is made of up to this many steps, one after the other: two ballots and what undoes them, and a rest.
+const STEPS: u32 = 4;
+
+impl Quorum {
+    /// A quorum of these stores, which live for as long as `keeps` does.
+    ///
+    /// # Errors
+    /// `is_invalid` for fewer than two members or more than 63, one that is there twice, and one that is a quorum itself.
+    pub fn new(
+        members: Vec<Arc<dyn Store>>,
+        keeps: Box<dyn Any + Send + Sync>,
+        runtime: Arc<dyn Runtime>,
+        url: Option<Arc<str>>,
+    ) -> Result<Self> {
+        let urls: Vec<&str> = members.iter().map(|store| &**store.url()).collect();
+        if urls.len() < 2 || urls.len() > 63 {
+            return Err(Error::invalid(format!(
+                "a quorum has 2 to 63 members, and this one has {}",
+                urls.len()
+            )));
+        }
+        for (at, url) in urls.iter().enumerate() {
+            let is_same = |other: usize| {
+                Arc::ptr_eq(&members[at], &members[other]) || (*url != "memory:" && *url == urls[other])
+            };
+            if (0..at).any(is_same) {
+                return Err(Error::invalid(format!(
+                    "a quorum's members are independent, and {url} is there twice"
+                )));
+            }
+            if url.starts_with("quorum:") || url.contains("-quorum:") {
+                return Err(Error::invalid(format!(
+                    "a quorum cannot be a member of another, as {url} would be"
+                )));
+            }
+        }
+        if urls.len().is_multiple_of(2) {
+            tracing::warn!(
+                target: "tenure",
+                members = urls.len(),
+                "a quorum of an even number survives the loss of no more members than one fewer would"
+            );
+        }
+        let url = url.unwrap_or_else(|| format!("quorum:{}", urls.join(",")).into());
+        let members = members.into_iter().map(Member::new).collect();
+        let (holds, longest_ms) = (Holds::default(), AtomicU64::new(0));
+        Ok(Self(Arc::new(Inner { members, runtime, holds, longest_ms, url, _keeps: keeps })))
+    }
+}
+
+impl Store for Quorum {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+        let inner = Arc::clone(&self.0);
+        async move {
+            let (owner, request) = (op.owner.clone(), op.request);
+            let answer = match op.verb {
+                Verb::Acquire { ttl_ms, .. } => inner.acquire(op, ttl_ms, within).await,
+                Verb::Renew { ttl_ms, .. } => inner.renew(op, ttl_ms, within).await,
+                Verb::Release { whose, .. } => inner.release(op, whose, within).await,
+                Verb::Inspect => inner.look(op, within).await,
+                Verb::Refresh { .. } => Err(Failure::Refused(Failure::cause(NO_QUEUE))),
+            };
+            answer.map(|answer| Reply { owner, request, answer })
+        }
+        .boxed()
+    }
+
+    fn listen(
+        &self,
+        name: &LockName,
+        rule: Rule,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        let inner = Arc::clone(&self.0);
+        let name = name.clone();
+        async move { inner.listen(&name, rule, within).await }.boxed()
+    }
+
+    /// Walks over one member after the other, and asks all of them about each name that is found.
+    fn list(
+        &self,
+        prefix: &str,
+        from: Cursor,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Page, Failure>> {
+        let (inner, prefix) = (Arc::clone(&self.0), prefix.to_owned());
+        async move { inner.list(&prefix, &from, within).await }.boxed()
+    }
+
+    fn supports(&self, rule: Rule) -> Result<(), &'static str> {
+        match rule {
+            Rule::Mutex => Ok(()),
+            Rule::Reentrant => Err("no majority can tell how often an owner holds"),
+            Rule::Queue(_) => Err(NO_QUEUE),
+        }
+    }
+
+    fn interrupted(&self) -> BoxFuture<'static, ()> {
+        let mut any: Vec<_> = self.0.members.iter().map(|member| member.store.interrupted()).collect();
+        poll_fn(move |context| {
+            match any.iter_mut().any(|interrupted| interrupted.poll_unpin(context).is_ready()) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })
+        .boxed()
+    }
+
+    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+        let inner = Arc::clone(&self.0);
+        async move { inner.ready(within).await }.boxed()
+    }
+
+    fn url(&self) -> &Arc<str> {
+        &self.0.url
+    }
+}
+
+const NO_QUEUE: &str =
+    "an order has to be kept in one place, and two halves of a quorum could each let another in";
+
+impl Inner {
+    fn majority(&self) -> usize {
+        majority(self.members.len())
+    }
+
+    /// The small time of one member.
+    fn part(&self, within: Duration) -> Duration {
+        (within / STEPS).max(Duration::from_millis(1))
+    }
+
+    /// The longest lease that may run on the members, as far as is known here.
+    fn longest(&self) -> Duration {
+        Duration::from_millis(self.longest_ms.load(Ordering::Relaxed))
+    }
+
+    /// Two members that are one server, as their connections show.
+    fn twins(&self) -> Result<(), Failure> {
+        let lives: Vec<Life> = self.members.iter().map(|member| member.store.life()).collect();
+        for (at, life) in lives.iter().enumerate() {
+            let Life::Since { id, .. } = life else { continue };
+            let is_same = |other: &Life| matches!(other, Life::Since { id: known, .. } if known == id);
+            if let Some(other) = lives[..at].iter().position(is_same) {
+                let (one, two) = (self.members[other].store.url(), self.members[at].store.url());
+                return Err(Failure::Refused(Failure::cause(format!(
+                    "{one} and {two} are the same server, and a quorum's members must be independent"
+                ))));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until every member answers, or a majority does and the others have had their small time.
+    async fn ready(&self, within: Duration) -> Result<(), Failure> {
+        let mut asks: Vec<_> = self.members.iter().map(|member| Some(member.store.ready(within))).collect();
+        let mut said: Vec<Option<Result<(), Failure>>> = self.members.iter().map(|_| None).collect();
+        let mut patience = self.runtime.sleep_until(self.runtime.now() + self.part(within));
+        poll_fn(|context| {
+            for (ask, said) in asks.iter_mut().zip(&mut said) {
+                if let Some(Poll::Ready(answer)) = ask.as_mut().map(|ask| ask.poll_unpin(context)) {
+                    (*ask, *said) = (None, Some(answer));
+                }
+            }
+            let count =
+                |is: fn(&Option<Result<(), Failure>>) -> bool| said.iter().filter(|said| is(said)).count();
+            let is_over = patience.poll_unpin(context).is_ready();
+            let enough = is_over && count(|said| matches!(said, Some(Ok(())))) >= self.majority();
+            if enough || count(Option::is_some) == said.len() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        self.twins()?;
+        let ok = said.iter().filter(|said| matches!(said, Some(Ok(())))).count();
+        if ok >= self.majority() {
+            return Ok(());
+        }
+        let failures: Vec<_> = said.into_iter().map(|said| said.and_then(Result::err)).collect();
+        let refused = failures.iter().filter(|failure| matches!(failure, Some(Failure::Refused(_)))).count();
+        let cause = self.why(&failures);
+        Err(if refused + self.majority() > self.members.len() {
+            Failure::Refused(cause)
+        } else {
+            Failure::NotSent(cause)
+        })
+    }
+
+    /// What each member that failed has said, by its URL.
+    fn why(&self, failures: &[Option<Failure>]) -> super::Cause {
+        let of = |(member, failure): (&Arc<Member>, &Option<Failure>)| {
+            failure.as_ref().map(|failure| format!("{}: {failure}", member.store.url()))
+        };
+        let each: Vec<String> = self.members.iter().zip(failures).filter_map(of).collect();
+        let (needed, members) = (self.majority(), self.members.len());
+        Failure::cause(format!("{needed} of {members} members are needed; {}", each.join("; ")))
+    }
+}
+
+impl fmt::Debug for Quorum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Quorum").field(&self.0.url).finish()
+    }
+}

@@ -1,0 +1,200 @@
+//! Messages of all members, as one subscription.
+//!
+//! One member's word that a lock is free means little: the others may not have heard of the release yet, or it was the undo of
+//! somebody who got no majority. So it is passed on when a majority has said the same, or a little later if no majority does.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use tokio::sync::mpsc;
+
+use super::Inner;
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::protocol::lease::millis;
+use crate::protocol::{Rule, Wake};
+use crate::runtime::Runtime;
+use crate::store::{Failure, Listener};
+
+/// How long a few members' word is kept back for others to say the same.
+const KEPT: Duration = Duration::from_millis(20);
+
+impl Inner {
+    /// Listens to all; ready when a majority is heard.
+    pub(super) async fn listen(
+        self: &Arc<Self>,
+        name: &LockName,
+        rule: Rule,
+        within: Duration,
+    ) -> Result<Listener, Failure> {
+        let part = self.part(within);
+        let join = |member: &Arc<super::Member>| Source::Joining(member.store.listen(name, rule, part));
+        let mut sources: Vec<Source> = self.members.iter().map(join).collect();
+        let mut failures: Vec<Option<Failure>> = vec![None; sources.len()];
+        poll_fn(|context| {
+            for (source, failure) in sources.iter_mut().zip(&mut failures) {
+                if let Some(why) = source.join(context) {
+                    *failure = Some(why);
+                }
+            }
+            let joining = sources.iter().any(|source| matches!(source, Source::Joining(_)));
+            let is_enough = heard(&sources) >= self.majority();
+            if is_enough || !joining { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        if heard(&sources) < self.majority() {
+            return Err(Failure::NotSent(self.why(&failures)));
+        }
+        let (majority, runtime) = (self.majority(), Arc::clone(&self.runtime));
+        Ok(Listener::new(|sender| {
+            let relay =
+                Relay { sources, majority, said: Vec::new(), passed_on: None, timer: None, runtime, sender };
+            // It ends when the listener is dropped.
+            self.runtime.spawn(relay.run().boxed());
+            Box::new(())
+        }))
+    }
+}
+
+/// A member's messages.
+enum Source {
+    Joining(BoxFuture<'static, Result<Listener, Failure>>),
+    On(Listener),
+    Off,
+}
+
+impl Source {
+    /// Goes on subscribing. Why it failed, if it did now.
+    fn join(&mut self, context: &mut Context<'_>) -> Option<Failure> {
+        let Self::Joining(listener) = self else { return None };
+        match listener.poll_unpin(context) {
+            Poll::Pending => None,
+            Poll::Ready(Ok(listener)) => {
+                *self = Self::On(listener);
+                None
+            }
+            Poll::Ready(Err(failure)) => {
+                *self = Self::Off;
+                Some(failure)
+            }
+        }
+    }
+
+    fn next(&mut self, context: &mut Context<'_>) -> Poll<Wake> {
+        let Self::On(listener) = self else { return Poll::Pending };
+        let message = pin!(listener.next()).poll(context);
+        match message {
+            Poll::Ready(Some(wake)) => Poll::Ready(wake),
+            Poll::Ready(None) => {
+                *self = Self::Off;
+                Poll::Pending
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+fn heard(sources: &[Source]) -> usize {
+    sources.iter().filter(|source| matches!(source, Source::On(_))).count()
+}
+
+/// Whose hold has ended, and the members that said so, one bit each.
+type Ending = (Option<Owner>, u64);
+
+struct Relay {
+    sources: Vec<Source>,
+    majority: usize,
+    /// What was said by too few so far.
+    said: Vec<Ending>,
+    /// What was passed on last: the others will say the same.
+    passed_on: Option<Ending>,
+    /// When what was said is passed on all the same.
+    timer: Option<BoxFuture<'static, ()>>,
+    runtime: Arc<dyn Runtime>,
+    sender: mpsc::Sender<Wake>,
+}
+
+impl Relay {
+    /// Until nobody listens any more, or too few members are heard.
+    async fn run(mut self) {
+        let sender = self.sender.clone();
+        let mut closed = pin!(sender.closed());
+        poll_fn(|context| {
+            while self.step(context) {}
+            let is_over = closed.as_mut().poll(context).is_ready() || self.is_deaf();
+            if is_over { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    fn is_deaf(&self) -> bool {
+        let may_hear = self.sources.iter().filter(|source| !matches!(source, Source::Off)).count();
+        may_hear < self.majority
+    }
+
+    /// Looks at everything once. Whether there was news.
+    fn step(&mut self, context: &mut Context<'_>) -> bool {
+        let mut news = false;
+        for member in 0..self.sources.len() {
+            self.sources[member].join(context);
+            if let Poll::Ready(message) = self.sources[member].next(context) {
+                news = true;
+                match message {
+                    Wake::Free { by } => self.hear(member, by),
+                    message => self.pass_on(message),
+                }
+            }
+        }
+        if self.timer.as_mut().is_some_and(|timer| timer.poll_unpin(context).is_ready()) {
+            news = true;
+            let by = match &self.said[..] {
+                [(by, _)] => by.clone(),
+                _ => None,
+            };
+            self.said.clear();
+            self.timer = None;
+            self.pass_on(Wake::Free { by });
+        }
+        news
+    }
+
+    fn hear(&mut self, member: usize, by: Option<Owner>) {
+        let bit = 1 << member;
+        if let Some((known, members)) = &mut self.passed_on
+            && *known == by
+            && *members & bit == 0
+        {
+            *members |= bit;
+            return;
+        }
+        let at = match self.said.iter().position(|(known, _)| *known == by) {
+            Some(at) => at,
+            None => {
+                self.said.push((by, 0));
+                self.said.len() - 1
+            }
+        };
+        self.said[at].1 |= bit;
+        if self.said[at].1.count_ones() as usize >= self.majority {
+            let ending = self.said.remove(at);
+            if self.said.is_empty() {
+                self.timer = None;
+            }
+            self.pass_on(Wake::Free { by: ending.0.clone() });
+            self.passed_on = Some(ending);
+        } else if self.timer.is_none() {
+            // At random, because others hear the same.
+            let random = Duration::from_millis(self.runtime.random() % millis(KEPT));
+            self.timer = Some(self.runtime.sleep_until(self.runtime.now() + KEPT + random));
+        }
+    }
+
+    fn pass_on(&self, message: Wake) {
+        // Full: it has enough to wake up for.
+        let _ = self.sender.try_send(message);
+    }
+}

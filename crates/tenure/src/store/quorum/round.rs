@@ -1,0 +1,173 @@
+//! One question to several members at once, and what they have said so far.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+
+use super::Inner;
+use super::holds::Hold;
+use super::member::Said;
+use crate::protocol::quorum::Word;
+use crate::protocol::{Answer, Op};
+use crate::store::Failure;
+
+/// Dropped with questions unanswered, it leaves them to the runtime: whoever is slow is heard all the same.
+pub(super) struct Round {
+    quorum: Arc<Inner>,
+    pub(super) words: Vec<Word>,
+    pub(super) failures: Vec<Option<Failure>>,
+    asks: Vec<Option<Asked>>,
+    /// Of an acquisition: whose, and how long a member must have been up to count.
+    votes: Option<(Arc<Hold>, Duration)>,
+    /// So many answers are worth waiting for those that were silent before.
+    needs: usize,
+    was_sent: bool,
+}
+
+/// A question that is not answered yet, and whether it was the first of its owner there.
+type Asked = (BoxFuture<'static, Said>, bool);
+
+impl Round {
+    pub(super) fn new(quorum: &Arc<Inner>, needs: usize) -> Self {
+        let members = quorum.members.len();
+        Self {
+            quorum: Arc::clone(quorum),
+            words: vec![Word::Abstains; members],
+            failures: vec![None; members],
+            asks: std::iter::repeat_with(|| None).take(members).collect(),
+            votes: None,
+            needs,
+            was_sent: false,
+        }
+    }
+
+    /// One in which only those count that have been up for long enough.
+    pub(super) fn voting(quorum: &Arc<Inner>, hold: &Arc<Hold>, longest: Duration) -> Self {
+        let mut round = Self::new(quorum, quorum.majority());
+        round.votes = Some((Arc::clone(hold), longest));
+        round
+    }
+
+    /// Asks a member, at the next poll.
+    pub(super) fn ask(&mut self, member: usize, op: Op, within: Duration) {
+        let is_first = self.votes.as_ref().is_some_and(|(hold, _)| hold.sent_to(member));
+        self.asks[member] = Some((self.quorum.members[member].ask(op, within), is_first));
+        self.words[member] = Word::Pending;
+        self.failures[member] = None;
+        self.was_sent = false;
+    }
+
+    /// Leaves a member out, and says why.
+    pub(super) fn leave_out(&mut self, member: usize, why: Failure) {
+        (self.words[member], self.failures[member]) = (Word::Abstains, Some(why));
+    }
+
+    /// Whoever has not answered by now is not waited for any more.
+    pub(super) fn give_up_waiting(&mut self) {
+        self.go_on_behind();
+        for (word, failure) in self.words.iter_mut().zip(&mut self.failures) {
+            if *word == Word::Pending {
+                *word = Word::Silent { maybe: true };
+                *failure = Some(Failure::Unknown(Failure::cause("it has not answered yet")));
+            }
+        }
+    }
+
+    /// Asks, and listens until there is a verdict. It is told whether anybody is left who is worth waiting for.
+    pub(super) async fn gather<V>(&mut self, verdict: impl Fn(&[Word], bool) -> Option<V>) -> V {
+        poll_fn(|context| {
+            // All of them, before anything is decided: a request is sent when it is first polled.
+            for member in 0..self.asks.len() {
+                let Some((ask, was_first)) = &mut self.asks[member] else { continue };
+                if let Poll::Ready(said) = ask.poll_unpin(context) {
+                    let was_first = *was_first;
+                    self.asks[member] = None;
+                    self.hear(member, was_first, said);
+                }
+            }
+            self.was_sent = true;
+            verdict(&self.words, !self.waits()).map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+
+    fn hear(&mut self, member: usize, was_first: bool, said: Said) {
+        if let Some((hold, longest)) = &self.votes {
+            hold.heard_of(member, was_first, &said);
+            let now = self.quorum.runtime.now();
+            if let (Ok(Answer::Held { .. }), Err(why)) =
+                (&said, self.quorum.members[member].votes(now, *longest))
+            {
+                return self.leave_out(member, why);
+            }
+        }
+        self.words[member] = match &said {
+            Ok(answer) => Word::Said(answer.clone()),
+            Err(Failure::NotSent(_)) => Word::Silent { maybe: false },
+            Err(Failure::Unknown(_)) => Word::Silent { maybe: true },
+            Err(Failure::Refused(_)) => Word::Refused,
+        };
+        self.failures[member] = said.err();
+    }
+
+    /// Whether an answer is worth waiting for: of a member that answered last time, or of any while too few have.
+    fn waits(&self) -> bool {
+        let pending =
+            || self.words.iter().zip(&self.quorum.members).filter(|(word, _)| **word == Word::Pending);
+        let said = self.words.iter().filter(|word| matches!(word, Word::Said(_))).count();
+        pending().any(|(_, member)| said < self.needs || !member.is_silent())
+    }
+
+    /// Why each member is of no help, as far as it is known.
+    pub(super) fn reasons(&self) -> Vec<Option<Failure>> {
+        let reason = |(word, failure): (&Word, &Option<Failure>)| {
+            let text = match word {
+                Word::Pending => "it has not answered yet",
+                Word::Said(Answer::Ahead) => "this side's clock is more than a year ahead of its",
+                Word::Said(Answer::Behind { .. }) => "it has accepted a higher ballot",
+                _ => return failure.clone(),
+            };
+            Some(Failure::NotSent(Failure::cause(text)))
+        };
+        self.words.iter().zip(&self.failures).map(reason).collect()
+    }
+
+    /// The question that a member has not answered yet.
+    pub(super) fn take(&mut self, member: usize) -> Option<BoxFuture<'static, Said>> {
+        self.asks[member].take().map(|(ask, _)| ask)
+    }
+
+    fn go_on_behind(&mut self) {
+        let rest: Vec<_> = self
+            .asks
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(member, ask)| Some((member, ask.take()?)))
+            .collect();
+        // What was never sent need not be.
+        if rest.is_empty() || !self.was_sent {
+            return;
+        }
+        let hold = self.votes.as_ref().map(|(hold, _)| Arc::clone(hold));
+        let rest = rest.into_iter().map(|(member, (ask, was_first))| {
+            let hold = hold.clone();
+            async move {
+                let said = ask.await;
+                if let Some(hold) = hold {
+                    hold.heard_of(member, was_first, &said);
+                }
+            }
+        });
+        let rest = futures_util::future::join_all(rest);
+        self.quorum.runtime.spawn(rest.map(drop).boxed());
+    }
+}
+
+impl Drop for Round {
+    fn drop(&mut self) {
+        self.go_on_behind();
+    }
+}

@@ -1,0 +1,4 @@
+//! Locks on a majority of independent servers.
+
+mod conformance;
+mod nodes;
