@@ -362,7 +362,7 @@ pub struct Now {
 }
 
 /// What a store keeps under one name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct State {
     /// What stands at the lock's key.
     pub lock: Option<Entry<Data>>,
@@ -371,7 +371,7 @@ pub struct State {
 }
 
 /// A value with an end.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Entry<T> {
     /// The value.
     pub value: T,
@@ -380,7 +380,7 @@ pub struct Entry<T> {
 }
 
 /// The value at a lock's key, as Redis types it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Data {
     /// A string: a mutex of ours, or what a foreign client wrote.

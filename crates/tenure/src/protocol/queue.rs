@@ -32,7 +32,7 @@ pub const BOUND: usize = 64;
 pub const TAIL_MS: u64 = 1_000;
 
 /// All tickets of one lock.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Queue {
     /// Fair mutex, read-write lock or semaphore.
     pub kind: Kind,
@@ -48,7 +48,7 @@ pub struct Queue {
 }
 
 /// One place in a queue.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket {
     /// Whose it is.
     pub owner: Owner,

@@ -4,16 +4,14 @@
 //! There is no clock in it. A client proposes any ballot it likes, a lease may end at any moment, a reply may be lost, a request may
 //! arrive when its sender has long given up. What must hold all the same: no two grants have the same token, and whoever begins
 //! to ask after a grant is known gets a higher one. Where leases are kept, there is one holder at a time as well.
-//!
-//! `TENURE_STATES=large cargo test -p tenure-testkit --release --test ballots -- --nocapture` explores more than ten million states.
-
-use std::env;
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 use tenure::internals::protocol::{
     Answer, Bind, Data, Entry, Fence, Now, Op, Rule, State, Verb, Whose, apply, ours,
 };
 use tenure::{LockName, Owner};
+
+use crate::is_large;
 
 /// A number of a node's clock; ballots are counted from here.
 const EPOCH: u64 = 1_700_000_000_000_000;
@@ -379,14 +377,6 @@ fn explore(what: &str, model: Quorum) -> impl Checker<Quorum> {
     let checker = model.checker().threads(threads).spawn_bfs().join();
     println!("{what}: {} states, {} steps deep", checker.unique_state_count(), checker.max_depth());
     checker
-}
-
-fn is_large() -> bool {
-    match env::var("TENURE_STATES").as_deref() {
-        Err(_) => false,
-        Ok("large") => true,
-        Ok(other) => panic!("TENURE_STATES is `large` or not set, not {other}"),
-    }
 }
 
 #[test]

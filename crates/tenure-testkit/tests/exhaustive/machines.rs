@@ -1,0 +1,410 @@
+//! The three machines, explored to the end at small sizes: every order of every request of a few askers, at every moment of a few
+//! leases. Judged by what the askers were told, and by nothing else that the machine keeps, but for one question: whether somebody
+//! waits who fits.
+
+use std::sync::Arc;
+
+use stateright::{Checker, HasDiscoveries, Model, Property};
+use tenure::internals::planted::{Bug, plant};
+use tenure::internals::protocol::{
+    Answer, Bind, Data, Fence, Now, Op, Place, Rule, Seat, State, Verb, Wake, Whose, apply,
+};
+use tenure::{LockName, Owner};
+
+use crate::is_large;
+
+const EPOCH: u64 = 1_000;
+
+/// Who may ask, and for what.
+#[derive(Clone, Debug)]
+struct Askers {
+    askers: Vec<Asker>,
+    capacity: u32,
+    wait: u64,
+    /// How long it goes on.
+    horizon: u64,
+    /// A known mistake that is made on purpose.
+    bug: Option<Bug>,
+}
+
+#[derive(Clone, Debug)]
+struct Asker {
+    owner: Owner,
+    hold: u64,
+    rule: Rule,
+    weight: u32,
+    /// The first one's is longer.
+    ttl: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct World {
+    lock: State,
+    now: u64,
+    told: Vec<Told>,
+    /// The highest token of all grants.
+    last: u64,
+    broken: Option<&'static str>,
+}
+
+/// What an asker knows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Told {
+    /// Until when it holds, and under which token.
+    holds: Option<(u64, u64)>,
+    /// What it weighs by now.
+    weight: u32,
+    /// Its place in the queue, and until when that is kept.
+    place: Option<(u64, u64)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Ask(usize),
+    AskAndWait(usize),
+    Renew(usize),
+    Lighten(usize),
+    Refresh(usize),
+    RefreshAll,
+    Release(usize),
+    Force(usize),
+    Pass,
+}
+
+impl Askers {
+    fn new(capacity: u32, horizon: u64, askers: impl IntoIterator<Item = (u8, u64, Rule, u32)>) -> Self {
+        let askers = askers.into_iter().map(|(owner, hold, rule, weight)| Asker {
+            owner: format!("o{owner}@h:1/{owner:032x}").parse().expect("an owner"),
+            hold,
+            rule,
+            weight,
+            ttl: if (owner, hold) == (0, 1) { 3 } else { 2 },
+        });
+        Self { askers: askers.collect(), capacity, wait: 1, horizon, bug: None }
+    }
+
+    /// Each with an owner of its own.
+    fn queue(seats: &[Seat], horizon: u64) -> Self {
+        let askers = seats.iter().zip(0..).map(|(seat, owner)| (owner, 1, Rule::Queue(*seat), seat.weight));
+        Self::new(seats[0].capacity, horizon, askers)
+    }
+
+    fn mutex(askers: u8, horizon: u64) -> Self {
+        Self::new(1, horizon, (0..askers).map(|owner| (owner, 1, Rule::Mutex, 1)))
+    }
+
+    /// Each owner with two holds.
+    fn reentrant(owners: u8, horizon: u64) -> Self {
+        let holds = (0..owners).flat_map(|owner| [1, 2].map(|hold| (owner, hold, Rule::Reentrant, 1)));
+        Self::new(1, horizon, holds)
+    }
+
+    fn is_queue(&self) -> bool {
+        matches!(self.askers[0].rule, Rule::Queue(_))
+    }
+
+    fn ask(&self, world: &mut World, index: usize, verb: Verb) -> Answer {
+        let asker = &self.askers[index];
+        let (name, owner) = (LockName::new("x").expect("a name"), asker.owner.clone());
+        let op = Op { name, rule: asker.rule, owner, request: 0, verb };
+        let now = Now { ms: EPOCH + world.now, unix_us: EPOCH + world.now };
+        let (answer, wake) = apply(&mut world.lock, now, &op);
+        let mut grants = Vec::new();
+        if let Some(Wake::Granted { tickets }) = wake {
+            for number in tickets {
+                let told =
+                    world.told.iter_mut().find(|told| told.place.is_some_and(|(place, _)| place == number));
+                match told {
+                    // Until when it holds it knows already.
+                    Some(told) => {
+                        let until = told.place.take().map_or(0, |(_, until)| until);
+                        if until < world.now || told.holds.is_some() {
+                            world.broken = Some("a message names who has no place");
+                        }
+                        told.holds = Some((until, number));
+                        grants.push(number);
+                    }
+                    None => world.broken = Some("a message names who has no place"),
+                }
+            }
+        }
+        if let Answer::Places { places, .. } = &answer {
+            let asked: Vec<usize> = match &op.verb {
+                Verb::Refresh { owners, .. } => {
+                    owners
+                        .iter()
+                        .filter_map(|owner| self.askers.iter().position(|asker| asker.owner == *owner))
+                }
+                .collect(),
+                _ => Vec::new(),
+            };
+            for (index, place) in asked.into_iter().zip(places) {
+                let until = world.now + self.wait;
+                match place {
+                    Place::Held { fence } => self.held(world, index, *fence, until, &mut grants),
+                    Place::Waiting { ticket } => waits(world, index, *ticket, Some(until)),
+                    Place::Gone => is_out(world, index),
+                }
+            }
+        } else {
+            let until = world.now + asker.ttl;
+            match (&answer, &op.verb) {
+                (Answer::Held { .. }, Verb::Renew { .. })
+                    if world.told[index].holds.is_none() && world.told[index].place.is_none() =>
+                {
+                    world.broken = Some("a renewal made a hold");
+                }
+                (Answer::Held { fence }, _) => self.held(world, index, *fence, until, &mut grants),
+                (Answer::Waiting { ticket, .. }, Verb::Acquire { wait_ms, .. }) => {
+                    waits(world, index, *ticket, wait_ms.map(|wait_ms| world.now + wait_ms));
+                }
+                (Answer::Waiting { ticket, .. }, _) => waits(world, index, *ticket, None),
+                (Answer::Busy { .. }, Verb::Acquire { .. }) if !is_anybodys(world) => {
+                    world.broken = Some("it is busy, and nobody has it");
+                }
+                (_, Verb::Acquire { .. } | Verb::Renew { .. }) => is_out(world, index),
+                (Answer::Released { .. }, _) => world.told[index] = Told::default(),
+                (_, Verb::Release { whose: Whose::Mine, .. }) => is_out(world, index),
+                _ => {}
+            }
+        }
+        grants.sort_unstable();
+        if let (Some(first), Some(last)) = (grants.first(), grants.last()) {
+            if *first <= world.last || grants.windows(2).any(|pair| pair[0] == pair[1]) {
+                world.broken = Some("a token is not above the last");
+            }
+            world.last = *last;
+        }
+        answer
+    }
+
+    /// It was told that it holds, until then if not longer.
+    fn held(&self, world: &mut World, index: usize, fence: u64, until: u64, grants: &mut Vec<u64>) {
+        let Asker { owner, weight, .. } = &self.askers[index];
+        let same = |(asker, told): (&Asker, &Told)| (asker.owner == *owner).then_some(told.holds).flatten();
+        // Another hold of its owner keeps the token, and the lock.
+        let known = self.askers.iter().zip(&world.told).find_map(same);
+        match known {
+            Some((_, token)) if token != fence => world.broken = Some("a token changed under its holder"),
+            Some(_) => {}
+            None => grants.push(fence),
+        }
+        let until = known.map_or(until, |(old, _)| old.max(until));
+        let told = &mut world.told[index];
+        if told.holds.is_none() {
+            (told.weight, told.holds) = (*weight, Some((until, fence)));
+        }
+        told.place = None;
+        // One lease for all holds of an owner.
+        for (asker, told) in self.askers.iter().zip(&mut world.told) {
+            if let Some((old, _)) = told.holds.as_mut().filter(|_| asker.owner == *owner) {
+                *old = until.max(*old);
+            }
+        }
+    }
+
+    fn check(&self, world: &mut World) {
+        let mut used = 0_u32;
+        let mut owners: Vec<&Owner> = Vec::new();
+        for (asker, told) in self.askers.iter().zip(&world.told) {
+            if told.holds.is_some() && !owners.contains(&&asker.owner) {
+                owners.push(&asker.owner);
+                used = used.saturating_add(told.weight);
+            }
+        }
+        if used > self.capacity {
+            world.broken = Some("more hold than may");
+        }
+        if let Some(lock) = &world.lock.lock {
+            if lock.expires_ms.is_none() {
+                world.broken = Some("a key without an end");
+            }
+            if let Data::Queue(queue) = &lock.value
+                && queue.is_due()
+            {
+                world.broken = Some("somebody waits who fits");
+            }
+        }
+    }
+}
+
+/// It was told that it has a place, and until when if that was what it asked for.
+fn waits(world: &mut World, index: usize, ticket: u64, until: Option<u64>) {
+    let told = &mut world.told[index];
+    match (told.place, until) {
+        _ if told.holds.is_some() => world.broken = Some("a holder was told to wait"),
+        (Some((old, _)), _) if old != ticket => world.broken = Some("a place was lost that was kept"),
+        (None, None) => world.broken = Some("a place came back that had lapsed"),
+        (_, Some(until)) => told.place = Some((ticket, until)),
+        (Some(_), None) => {}
+    }
+}
+
+fn is_anybodys(world: &World) -> bool {
+    world.told.iter().any(|told| told.holds.is_some() || told.place.is_some())
+}
+
+/// It was told that it has nothing.
+fn is_out(world: &mut World, index: usize) {
+    let told = &world.told[index];
+    if told.holds.is_some() || told.place.is_some() {
+        world.broken = Some("a hold or a place ended before its time");
+    }
+}
+
+impl Model for Askers {
+    type State = World;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<World> {
+        let told = vec![Told::default(); self.askers.len()];
+        vec![World { lock: State::default(), now: 0, told, last: 0, broken: None }]
+    }
+
+    fn actions(&self, world: &World, steps: &mut Vec<Step>) {
+        for (index, told) in world.told.iter().enumerate() {
+            steps.extend([Step::Ask(index), Step::Release(index)]);
+            // Also by who has nothing, or no more.
+            steps.push(Step::Renew(index));
+            if self.is_queue() {
+                steps.extend([Step::AskAndWait(index), Step::Refresh(index)]);
+                if told.holds.is_some() && told.weight > 1 {
+                    steps.push(Step::Lighten(index));
+                }
+            }
+        }
+        steps.push(Step::Force(0));
+        if self.is_queue() {
+            steps.push(Step::RefreshAll);
+        }
+        if world.now < self.horizon {
+            steps.push(Step::Pass);
+        }
+    }
+
+    fn next_state(&self, world: &World, step: Step) -> Option<World> {
+        plant(self.bug);
+        let mut next = world.clone();
+        let (fence, bind) = (Fence::Assign, Bind::Process);
+        let acquire = |index: usize, wait_ms| {
+            let Asker { hold, ttl: ttl_ms, .. } = self.askers[index];
+            Verb::Acquire { ttl_ms, hold, fence, wait_ms, bind }
+        };
+        match step {
+            Step::Ask(index) => drop(self.ask(&mut next, index, acquire(index, None))),
+            Step::AskAndWait(index) => {
+                if let Answer::Waiting { .. } = self.ask(&mut next, index, acquire(index, Some(self.wait)))
+                    && let Some((_, until)) = &mut next.told[index].place
+                {
+                    *until = next.now + self.wait;
+                }
+            }
+            Step::Renew(index) | Step::Lighten(index) => {
+                let weight = matches!(step, Step::Lighten(_)).then_some(1);
+                let Asker { hold, ttl: ttl_ms, .. } = self.askers[index];
+                let verb = Verb::Renew { ttl_ms, hold, bind: None, weight };
+                if let Answer::Held { .. } = self.ask(&mut next, index, verb)
+                    && weight.is_some()
+                {
+                    next.told[index].weight = 1;
+                }
+            }
+            Step::Refresh(_) | Step::RefreshAll => {
+                let (index, owners): (usize, Arc<[Owner]>) = match step {
+                    Step::Refresh(index) => (index, [self.askers[index].owner.clone()].into()),
+                    _ => (0, self.askers.iter().map(|asker| asker.owner.clone()).collect()),
+                };
+                self.ask(&mut next, index, Verb::Refresh { owners, wait_ms: self.wait });
+            }
+            Step::Release(index) => {
+                let verb = Verb::Release { hold: self.askers[index].hold, fence, whose: Whose::Mine };
+                self.ask(&mut next, index, verb);
+            }
+            Step::Force(index) => {
+                // Whoever holds learns it later: it is told here, because nothing is promised to it any more.
+                for told in &mut next.told {
+                    told.holds = None;
+                }
+                self.ask(&mut next, index, Verb::Release { hold: 0, fence, whose: Whose::Anyone });
+            }
+            Step::Pass => {
+                next.now += 1;
+                for told in &mut next.told {
+                    told.holds = told.holds.filter(|(until, _)| next.now <= *until);
+                    told.place = told.place.filter(|(_, until)| next.now <= *until);
+                }
+            }
+        }
+        self.check(&mut next);
+        Some(next)
+    }
+
+    /// Time ends, and so must numbers that are given within one moment.
+    fn within_boundary(&self, world: &World) -> bool {
+        world.lock.fence.as_ref().is_none_or(|last| last.value <= EPOCH + self.horizon + 1)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![Property::always(PROMISES, |_, world: &World| world.broken.is_none())]
+    }
+}
+
+const PROMISES: &str = "what askers were told is kept";
+
+/// Every machine at a small size, and at larger ones if they are asked for.
+fn machines() -> Vec<(&'static str, Askers)> {
+    let more = u64::from(is_large());
+    vec![
+        ("mutex, three askers", Askers::mutex(3, 5 + 2 * more)),
+        ("reentrant mutex, two owners with two holds each", Askers::reentrant(2, 4 + 2 * more)),
+        ("fair mutex, three askers", Askers::queue(&[Seat::FAIR; 3], 3 + more)),
+        (
+            "read-write lock, two readers and a writer",
+            Askers::queue(&[Seat::READER, Seat::WRITER, Seat::READER], 3 + more),
+        ),
+        (
+            "semaphore of three, permits 2, 2 and 1",
+            Askers::queue(&[2, 2, 1].map(|weight| Seat::permits(3, weight)), 3 + more),
+        ),
+    ]
+}
+
+#[test]
+fn every_machine_keeps_what_it_told_in_every_order() {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    for (what, model) in machines() {
+        let checker = model.checker().threads(threads).spawn_bfs().join();
+        println!("{what}: {} states, {} steps deep", checker.unique_state_count(), checker.max_depth());
+        if let Some(path) = checker.discovery(PROMISES) {
+            panic!("{what}: {:?}\n{:#?}", path.last_state().broken, path.clone().into_actions());
+        }
+    }
+}
+
+/// The check can fail: each mistake that a machine can make is found in one of them.
+#[test]
+fn every_mistake_of_a_machine_is_found() {
+    let bugs = [
+        Bug::ReleaseWithoutCompare,
+        Bug::RenewalRecreates,
+        Bug::ReentryBumpsToken,
+        Bug::RepeatCountsTwice,
+        Bug::ReentryShortens,
+        Bug::RankOffByOne,
+        Bug::ReleaseOfAnother,
+        Bug::LapsedWaiterRevived,
+        Bug::LeaverPromotesNobody,
+        Bug::WeightIgnored,
+        Bug::DowngradeWakesNobody,
+    ];
+    for bug in bugs {
+        let found = machines().into_iter().find_map(|(what, model)| {
+            let model = Askers { bug: Some(bug), ..model }.checker().threads(1);
+            let checker = model.finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+            checker.discovery(PROMISES).map(|path| (what, path))
+        });
+        let Some((what, path)) = found else { panic!("{bug:?} is not found") };
+        let broken = path.last_state().broken;
+        println!("{bug:?}: {what}: {broken:?} after {:?}", path.clone().into_actions());
+    }
+}

@@ -1,0 +1,18 @@
+//! What can be explored to the end is: the machines in every order of requests, the tokens of a quorum in every order of messages,
+//! and the real engine in every schedule of a small world. Each check is known to be able to fail.
+//!
+//! `TENURE_STATES=large cargo test -p tenure-testkit --release --test exhaustive -- --nocapture --test-threads 1` goes further: tens of
+//! millions of states and a million schedules, for minutes and gigabytes.
+
+mod ballots;
+mod machines;
+mod schedules;
+
+/// Whether more is asked for than the test command has time for.
+fn is_large() -> bool {
+    match std::env::var("TENURE_STATES").as_deref() {
+        Err(_) => false,
+        Ok("large") => true,
+        Ok(other) => panic!("TENURE_STATES is `large` or not set, not {other}"),
+    }
+}
