@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tenure_testkit::interop;
-use tenure_testkit::servers::{Client, Config, Server, Value, eventually};
+use tenure_testkit::servers::{Client, Config, Sentinels, Server, Value, eventually};
 
 const SHORT: Duration = Duration::from_millis(100);
 
@@ -266,4 +266,14 @@ fn redis_py_is_there_and_its_lock_reaches_a_server() {
         String::from_utf8_lossy(&output.stderr)
     );
     assert!((1..=9000).contains(&server.command(&["PTTL", "key"]).int()));
+}
+
+#[test]
+fn sentinels_find_another_master() {
+    let sentinels = Sentinels::start();
+    let (old, new) = (sentinels.master(), sentinels.fail_over());
+    assert_ne!(old.address(), new.address());
+    sentinels.settles(); // the old one follows
+    new.kill();
+    assert_ne!(sentinels.fails_over_from(new).address(), new.address());
 }

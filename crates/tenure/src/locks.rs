@@ -56,7 +56,11 @@ impl Locks {
     /// | `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`, also `valkey://` | on this server |
     /// | `rediss://…[?ca=FILE][&cert=FILE&key=FILE]`, also `valkeys://` | on this server, spoken to over TLS |
     /// | `redis+unix:///SOCKET[?db=…&user=…&password=…]`, also `valkey+unix://` | on this server, by its socket |
+    /// | `redis-sentinel://[[USER]:PASSWORD@]HOST[:PORT],…/SERVICE[/DATABASE]` | on the server that these sentinels call the master |
     /// | `redis-quorum://[[USER]:PASSWORD@]HOST[:PORT],…[/DATABASE]`, also `valkey-quorum://` | on a [majority](Self::quorum) of these |
+    ///
+    /// Sentinels have a login of their own, `?sentinel-user=…&sentinel-password=…`, and port 26379 unless another is given. They are
+    /// asked at each dial, and the server that they name must say itself that it is a master.
     ///
     /// The files of a `rediss://` URL are in PEM form: `ca` has the authorities to trust in place of the system's (which
     /// `SSL_CERT_FILE` and `SSL_CERT_DIR` move), `cert` and `key` are who we are. They are read at each dial.

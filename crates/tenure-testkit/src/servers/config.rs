@@ -18,6 +18,7 @@ pub struct Config {
     pub(super) clock: bool,
     pub(super) keeps_data: bool,
     pub(super) tls: bool,
+    pub(super) is_sentinel: bool,
 }
 
 impl Config {
@@ -68,6 +69,13 @@ impl Config {
         self.set("tls-ca-cert-file", &authority.ca().display().to_string())
             .set("tls-cert-file", &certificate.cert.display().to_string())
             .set("tls-key-file", &certificate.key.display().to_string())
+    }
+
+    /// The server is a sentinel.
+    #[must_use]
+    pub(super) fn sentinel(mut self) -> Self {
+        self.is_sentinel = true;
+        self
     }
 
     /// The text of `redis.conf`.

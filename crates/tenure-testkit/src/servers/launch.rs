@@ -16,7 +16,8 @@ pub(super) fn launch(dir: &Path, port: &Port, config: &Config) -> Option<Process
     let environment = if config.clock { Clock::environment(dir).to_vec() } else { Vec::new() };
     let environment: Vec<_> = environment.iter().map(|(name, path)| (*name, path.as_path())).collect();
     let conf = conf.to_str().expect("a temporary directory in UTF-8");
-    let mut process = Process::start(&binary(), &[conf], &environment, &dir.join("log"))
+    let arguments = if config.is_sentinel { &[conf, "--sentinel"][..] } else { &[conf] };
+    let mut process = Process::start(&binary(), arguments, &environment, &dir.join("log"))
         .unwrap_or_else(|error| panic!("setpriv: {error}; the servers need it: apt-get install util-linux"));
 
     let start = Instant::now();

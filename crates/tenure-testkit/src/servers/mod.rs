@@ -37,12 +37,14 @@ mod launch;
 pub(crate) mod port;
 mod process;
 pub(crate) mod resp;
+mod sentinel;
 
 pub use authority::{Authority, Certificate};
 pub use client::Client;
 pub use clock::Clock;
 pub use config::Config;
 pub use resp::Value;
+pub use sentinel::Sentinels;
 
 use launch::{inspector, launch};
 use port::Port;
@@ -187,6 +189,11 @@ impl Server {
     /// If the server was killed.
     pub fn pid(&self) -> u32 {
         self.running().process().id()
+    }
+
+    /// Whether it was neither killed nor stopped.
+    pub fn is_running(&self) -> bool {
+        self.running().process.as_ref().is_some_and(|process| !process.is_stopped())
     }
 
     /// Stops the process where it stands (SIGSTOP): its connections stay open and nothing answers.

@@ -41,7 +41,11 @@ impl Process {
     /// Stops the process where it is (SIGSTOP). Returns once it stands still.
     pub(super) fn stop(&self) {
         self.signal(Signal::STOP);
-        eventually("the process stands still", Duration::from_secs(5), || self.state() == Some('T'));
+        eventually("the process stands still", Duration::from_secs(5), || self.is_stopped());
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.state() == Some('T')
     }
 
     /// Lets a stopped process go on (SIGCONT).

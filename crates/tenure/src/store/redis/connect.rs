@@ -5,7 +5,7 @@ use std::future::Future;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, join, select};
@@ -13,13 +13,14 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, RedisConnectionInfo, Value};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use super::failure;
 use super::frame::Checked;
+use super::sentinel::{self, Guide};
 #[cfg(feature = "tls")]
 use super::tls;
-use super::topology::{Address, Target};
+use super::topology::{Access, Address, Sentinels, Target};
 use crate::runtime::{Moment, Runtime};
 use crate::store::{Failure, Life};
 
@@ -55,29 +56,40 @@ impl Dial for Network {
     }
 }
 
-const DIALS: &str = "it has not been reached";
 /// How long a connection may take until it can be used.
 const DIAL: Duration = Duration::from_secs(2);
 /// So many requests may be on their way into a connection before further ones wait.
 const QUEUE: usize = 1024;
 
 /// What receives the messages of a connection; it must not block.
-pub(super) type Ear = Box<dyn Fn(PushInfo) + Send + Sync>;
+pub(super) type Ear = Arc<dyn Fn(PushInfo) + Send + Sync>;
 
-/// Opens connections to one server.
+/// Opens connections to one server, or to whichever is the master.
 pub(super) struct Connector {
     pub(super) runtime: Arc<dyn Runtime>,
     dial: Arc<dyn Dial>,
-    target: Target,
+    goal: Goal,
     /// Whether it was said that old connections cannot be ended.
     warned: AtomicBool,
     /// How far the connection for requests is that is being made: for those who cannot wait for it any longer.
-    stage: Mutex<&'static str>,
+    stage: Mutex<String>,
+    /// Where the connection for requests went last.
+    at: Mutex<Option<Address>>,
+    /// Told when it goes elsewhere.
+    pub(super) moved: Notify,
+}
+
+/// Where a connection is to go.
+enum Goal {
+    Server(Target),
+    Master(Guide),
 }
 
 /// An open connection, logged in.
 pub(super) struct Connection {
     pub(super) pipe: MultiplexedConnection,
+    /// Where it goes.
+    pub(super) to: Address,
     /// What the server calls it, if it told.
     pub(super) peer: Option<Peer>,
     /// Which start of the server it is, and since when it has been up, if it told.
@@ -98,8 +110,19 @@ pub(super) struct Peer {
 }
 
 impl Connector {
+    /// Connections to one server.
     pub(super) fn new(runtime: Arc<dyn Runtime>, dial: Arc<dyn Dial>, target: Target) -> Self {
-        Self { runtime, dial, target, warned: AtomicBool::new(false), stage: Mutex::new(DIALS) }
+        Self::to(Goal::Server(target), dial, runtime)
+    }
+
+    /// Connections to the server that these sentinels call the master, each time anew.
+    pub(super) fn led(runtime: Arc<dyn Runtime>, dial: Arc<dyn Dial>, sentinels: Sentinels) -> Self {
+        Self::to(Goal::Master(Guide::new(sentinels)), dial, runtime)
+    }
+
+    fn to(goal: Goal, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
+        let (stage, at) = (Mutex::new("nobody has been dialled".to_owned()), Mutex::default());
+        Self { runtime, dial, goal, warned: AtomicBool::new(false), stage, at, moved: Notify::new() }
     }
 
     /// Dials and logs in. If there was a connection before, it is ended on the server before this one can be used: a request
@@ -110,23 +133,128 @@ impl Connector {
         before: Option<&Peer>,
     ) -> Result<Connection, Failure> {
         let deadline = self.runtime.now() + DIAL;
-        let stage = |stage| {
-            if ear.is_none() {
-                *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+        let requests = ear.is_none();
+        let connection = match &self.goal {
+            Goal::Server(target) => self.open(target, ear, before, deadline).await?,
+            Goal::Master(guide) => self.find(guide, ear, before, deadline).await?,
+        };
+        if requests {
+            let mut at = self.at();
+            if at.as_ref().is_some_and(|at| *at != connection.to) {
+                self.moved.notify_one();
+            }
+            *at = Some(connection.to.clone());
+        }
+        Ok(connection)
+    }
+
+    /// Whether requests go elsewhere by now: where they go messages are sent.
+    pub(super) fn is_elsewhere(&self, to: &Address) -> bool {
+        self.at().as_ref().is_some_and(|at| at != to)
+    }
+
+    fn at(&self) -> MutexGuard<'_, Option<Address>> {
+        self.at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A connection to the master. Each sentinel has its share of the time, and so has each server that one of them names:
+    /// the next may know better.
+    async fn find(
+        &self,
+        guide: &Guide,
+        ear: Option<Ear>,
+        before: Option<&Peer>,
+        deadline: Moment,
+    ) -> Result<Connection, Failure> {
+        let sentinels = guide.in_turn();
+        let mut named: Vec<Address> = Vec::new();
+        let mut said = Vec::new();
+        for (at, sentinel) in sentinels.iter().enumerate() {
+            let share = |parts: usize| {
+                let now = self.runtime.now();
+                now + deadline.since(now) / u32::try_from(parts).unwrap_or(u32::MAX)
+            };
+            let others = sentinels.len() - at;
+            let master = match self.ask_sentinel(guide, sentinel, share(others + 1)).await {
+                Ok(master) => master,
+                Err(failure) => {
+                    said.push((sentinel.address.clone(), failure));
+                    continue;
+                }
+            };
+            guide.remember(sentinel);
+            if named.contains(&master.address) {
+                continue;
+            }
+            named.push(master.address.clone());
+            let end = share(if others > 1 { 2 } else { 1 });
+            match self.open(&master, ear.clone(), before, end).await {
+                Ok(connection) => return Ok(connection),
+                Err(failure) => said.push((master.address, failure)),
+            }
+        }
+        Err(guide.failure(&said))
+    }
+
+    async fn ask_sentinel(
+        &self,
+        guide: &Guide,
+        sentinel: &Target,
+        deadline: Moment,
+    ) -> Result<Target, Failure> {
+        let Connection { mut pipe, hangup: _hangup, .. } = self.log_in(sentinel, None, deadline).await?;
+        self.has_come_to(format!("{} has not said who the master is", sentinel.address));
+        let reply = self.by(deadline, pipe.send_packed_command(&guide.question())).await?;
+        guide.master(reply.map_err(unknown)?)
+    }
+
+    /// Dials one server and makes ready what will be used.
+    async fn open(
+        &self,
+        target: &Target,
+        ear: Option<Ear>,
+        before: Option<&Peer>,
+        deadline: Moment,
+    ) -> Result<Connection, Failure> {
+        let mut connection = self.log_in(target, ear, deadline).await?;
+        let pipe = &mut connection.pipe;
+        if let Goal::Master(_) = self.goal {
+            let role = self.by(deadline, pipe.send_packed_command(&command(&["ROLE"]))).await?;
+            sentinel::is_master(&role.map_err(unknown)?)?;
+        }
+        let now = || self.runtime.now();
+        let (peer, life) = self.by(deadline, greet(pipe, target, now)).await??;
+        if let Some(before) = before {
+            self.by(deadline, self.end(pipe, target, before, peer.as_ref())).await??;
+        }
+        Ok(Connection { peer, life, ..connection })
+    }
+
+    /// Dials one server, encrypts, and says who we are.
+    async fn log_in(
+        &self,
+        target: &Target,
+        ear: Option<Ear>,
+        deadline: Moment,
+    ) -> Result<Connection, Failure> {
+        let requests = ear.is_none();
+        let stage = |stage: &str| {
+            if requests {
+                self.has_come_to(format!("{} {stage}", target.address));
             }
         };
-        stage(DIALS);
-        let dialled = self.by(deadline, self.dial.dial(&self.target.address)).await?;
+        stage("has not been reached");
+        let dialled = self.by(deadline, self.dial.dial(&target.address)).await?;
         let stream = dialled.map_err(|error| Failure::NotSent(Arc::new(error)))?;
         #[cfg(feature = "tls")]
-        let stream = match (&self.target.access.tls, &self.target.address) {
+        let stream = match (&target.access.tls, &target.address) {
             (Some(tls), Address::Tcp(host, _)) => {
-                stage("it has not answered the TLS handshake; one without TLS is redis://");
+                stage("has not answered the TLS handshake; one without TLS is redis://");
                 self.by(deadline, tls::encrypt(stream, host, tls)).await??
             }
             _ => stream,
         };
-        stage("it has not answered the login");
+        stage("has not answered the login");
         let heard = Arc::new(AtomicU64::new(0));
         let stream = Checked::new(stream, Arc::clone(&heard), ear.is_some());
         let mut config = AsyncConnectionConfig::new()
@@ -139,12 +267,12 @@ impl Connector {
                 Ok::<(), ()>(())
             });
         }
-        let login = self.login();
+        let login = login(&target.access);
         let opened = MultiplexedConnection::new_with_config(&login, stream, config);
-        let (mut pipe, driver) = self.by(deadline, opened).await?.map_err(|error| {
+        let (pipe, driver) = self.by(deadline, opened).await?.map_err(|error| {
             let silent = heard.load(Ordering::Relaxed) == 0;
             match refusal(error) {
-                Failure::NotSent(cause) if silent && self.target.access.tls.is_none() => {
+                Failure::NotSent(cause) if silent && target.access.tls.is_none() => {
                     Failure::NotSent(Failure::cause(format!(
                         "it hung up before it said anything; one that speaks TLS is rediss:// ({cause})"
                     )))
@@ -161,55 +289,30 @@ impl Connector {
             }
             .boxed(),
         );
-        let (peer, life) = self.by(deadline, self.greet(&mut pipe)).await??;
-        if let Some(before) = before {
-            self.by(deadline, self.end(&mut pipe, before, peer.as_ref())).await??;
-        }
-        Ok(Connection { pipe, peer, life, heard, hangup, over })
+        let (to, life) = (target.address.clone(), Life::Unknown);
+        Ok(Connection { pipe, to, peer: None, life, heard, hangup, over })
     }
 
     async fn by<F: Future>(&self, deadline: Moment, work: F) -> Result<F::Output, Failure> {
         by(&*self.runtime, deadline, work).await.ok_or_else(|| {
-            let (most, stage) = (DIAL.as_secs(), self.stage());
-            Failure::NotSent(Failure::cause(format!("it could not be connected to within {most} s: {stage}")))
+            let stage = self.stage();
+            Failure::NotSent(Failure::cause(format!("it could not be connected to in time: {stage}")))
         })
     }
 
+    fn has_come_to(&self, stage: String) {
+        *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+    }
+
     /// What a connection for requests waits for that is being made.
-    pub(super) fn stage(&self) -> &'static str {
-        *self.stage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn login(&self) -> RedisConnectionInfo {
-        let mut info =
-            RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP3).set_skip_set_lib_name();
-        if let Some(user) = &self.target.access.user {
-            info = info.set_username(user);
-        }
-        if let Some(password) = &self.target.access.password {
-            info = info.set_password(password);
-        }
-        info
-    }
-
-    /// Says who we are, chooses the database, and asks what the server calls this connection and how long it has been up. A
-    /// connection does not outlive its server, so once is enough.
-    async fn greet(&self, pipe: &mut MultiplexedConnection) -> Result<(Option<Peer>, Life), Failure> {
-        if self.target.access.db != 0 {
-            done(pipe.send_packed_command(&command(&["SELECT", &self.target.access.db.to_string()])).await)?;
-        }
-        // Neither is needed; a user without the right to them can lock all the same.
-        let _ = ask(pipe, &["CLIENT", "SETNAME", "tenure"]).await?;
-        let (mut pipe, mut other) = (pipe.clone(), pipe.clone());
-        let (peer, server) =
-            join(ask(&mut pipe, &["CLIENT", "INFO"]), ask(&mut other, &["INFO", "server"])).await;
-        let peer = peer?.as_ref().and_then(Peer::read);
-        Ok((peer, server?.as_ref().map_or(Life::Unknown, |server| life(server, self.runtime.now()))))
+    pub(super) fn stage(&self) -> String {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     async fn end(
         &self,
         pipe: &mut MultiplexedConnection,
+        target: &Target,
         before: &Peer,
         now: Option<&Peer>,
     ) -> Result<(), Failure> {
@@ -229,7 +332,7 @@ impl Connector {
             if !self.warned.swap(true, Ordering::Relaxed) {
                 tracing::warn!(
                     target: "tenure",
-                    store = %self.target.shown(),
+                    store = %target.shown(),
                     error = error.details().unwrap_or(error.code()),
                     "an old connection cannot be ended: a request that was lost with it may still be carried out"
                 );
@@ -237,6 +340,37 @@ impl Connector {
         }
         Ok(())
     }
+}
+
+fn login(access: &Access) -> RedisConnectionInfo {
+    let mut info =
+        RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP3).set_skip_set_lib_name();
+    if let Some(user) = &access.user {
+        info = info.set_username(user);
+    }
+    if let Some(password) = &access.password {
+        info = info.set_password(password);
+    }
+    info
+}
+
+/// Chooses the database, says what we are, and asks what the server calls this connection and how long it has been up. A
+/// connection does not outlive its server, so once is enough.
+async fn greet(
+    pipe: &mut MultiplexedConnection,
+    target: &Target,
+    now: impl Fn() -> Moment,
+) -> Result<(Option<Peer>, Life), Failure> {
+    if target.access.db != 0 {
+        done(pipe.send_packed_command(&command(&["SELECT", &target.access.db.to_string()])).await)?;
+    }
+    // Neither is needed; a user without the right to them can lock all the same.
+    let _ = ask(pipe, &["CLIENT", "SETNAME", "tenure"]).await?;
+    let (mut pipe, mut other) = (pipe.clone(), pipe.clone());
+    let (peer, server) =
+        join(ask(&mut pipe, &["CLIENT", "INFO"]), ask(&mut other, &["INFO", "server"])).await;
+    let peer = peer?.as_ref().and_then(Peer::read);
+    Ok((peer, server?.as_ref().map_or(Life::Unknown, |server| life(server, now()))))
 }
 
 /// `work`'s output, unless the deadline comes first.

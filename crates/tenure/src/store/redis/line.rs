@@ -65,7 +65,7 @@ impl Line {
         again: bool,
         runtime: Arc<dyn Runtime>,
     ) -> (Arc<Self>, oneshot::Receiver<()>) {
-        let Connection { pipe, peer, heard, hangup, over, life: _ } = connection;
+        let Connection { pipe, peer, heard, hangup, over, .. } = connection;
         let greeted = heard.load(Ordering::Relaxed);
         let line = Arc::new(Self {
             pipe,

@@ -13,6 +13,7 @@ mod link;
 mod reply;
 mod request;
 mod script;
+mod sentinel;
 #[cfg(feature = "tls")]
 mod tls;
 mod topology;
@@ -65,7 +66,7 @@ impl Redis {
             |why: &str| Error::unsupported(&shown, format!("store {shown} cannot be used yet: {why}"));
         match topology {
             Topology::Server(target) => Ok(Self::at(target, runtime)),
-            Topology::Sentinel(_) => Err(cannot("sentinels are not asked")),
+            Topology::Sentinel(sentinels) => Ok(Self::led(sentinels, runtime)),
             Topology::Cluster(_) => Err(cannot("slots are not known")),
             Topology::Quorum(_) => Err(cannot("a quorum is a store of its own")),
         }
@@ -76,10 +77,20 @@ impl Redis {
         Self::over(target, Arc::new(Network), runtime)
     }
 
+    /// A store on whichever server is the master.
+    fn led(sentinels: Sentinels, runtime: Arc<dyn Runtime>) -> Self {
+        let (db, url) = (sentinels.master.db, Topology::Sentinel(sentinels.clone()).shown());
+        Self::with(Connector::led(Arc::clone(&runtime), Arc::new(Network), sentinels), db, url, runtime)
+    }
+
     /// A store whose connections are opened by `dial`.
     pub fn over(target: Target, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
         let (db, url) = (target.access.db, target.shown());
-        let connector = Arc::new(Connector::new(Arc::clone(&runtime), dial, target));
+        Self::with(Connector::new(Arc::clone(&runtime), dial, target), db, url, runtime)
+    }
+
+    fn with(connector: Connector, db: u32, url: Arc<str>, runtime: Arc<dyn Runtime>) -> Self {
+        let connector = Arc::new(connector);
         let (link, ears) = (Link::new(Arc::clone(&connector)), Ears::new(connector));
         Self(Arc::new(Inner { runtime, link, ears, db, url }))
     }

@@ -157,7 +157,7 @@ impl Ears {
         let mut tries = 0;
         loop {
             let ears = Arc::downgrade(&self);
-            let ear: Ear = Box::new(move |info| {
+            let ear: Ear = Arc::new(move |info| {
                 if let Some(ears) = ears.upgrade() {
                     ears.hear(&info);
                 }
@@ -209,7 +209,7 @@ impl Ears {
 
     /// Serves one connection until it fails, or nobody needs it any more: then `true`.
     async fn attend(&self, connection: Connection) -> bool {
-        let Connection { mut pipe, heard, hangup: _hangup, mut over, .. } = connection;
+        let Connection { mut pipe, to, heard, hangup: _hangup, mut over, .. } = connection;
         let runtime = &*self.connector.runtime;
         let (mut count, mut alive_until) = (heard.load(Ordering::Relaxed), runtime.now() + IDLE);
         loop {
@@ -219,6 +219,9 @@ impl Ears {
                     target: "tenure",
                     "a message came that was not asked for: the connection for messages is made anew"
                 );
+                return false;
+            }
+            if self.connector.is_elsewhere(&to) {
                 return false;
             }
             if !todo.is_empty() {
@@ -237,9 +240,10 @@ impl Ears {
                     _ => return false,
                 }
             }
-            let mut work = pin!(self.work.notified());
+            let (work, moved) = (pin!(self.work.notified()), pin!(self.connector.moved.notified()));
+            let work = select(work, moved);
             let until = todo.next.map_or(alive_until, |next| next.min(alive_until));
-            let wait = select(work.as_mut(), runtime.sleep_until(until));
+            let wait = select(work, runtime.sleep_until(until));
             if let Either::Right(_) = select(wait, &mut over).await {
                 return false;
             }

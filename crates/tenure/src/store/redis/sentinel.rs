@@ -1,0 +1,173 @@
+//! What sentinels are asked, and what they say.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use redis::{Cmd, Value};
+
+use super::connect::command;
+use super::failure;
+use super::reply::bytes;
+use super::topology::{Access, Address, Sentinels, Target};
+use crate::name::Quoted;
+use crate::store::Failure;
+
+/// Who knows the way to the master of one service.
+pub(super) struct Guide {
+    /// Whoever answered last is asked first.
+    sentinels: Mutex<Vec<Target>>,
+    service: String,
+    master: Access,
+}
+
+impl Guide {
+    pub(super) fn new(Sentinels { at, service, master }: Sentinels) -> Self {
+        Self { sentinels: Mutex::new(at), service, master }
+    }
+
+    /// The sentinels, in the order in which they are to be asked.
+    pub(super) fn in_turn(&self) -> Vec<Target> {
+        self.sentinels().clone()
+    }
+
+    /// This one answered.
+    pub(super) fn remember(&self, sentinel: &Target) {
+        let mut sentinels = self.sentinels();
+        if let Some(at) = sentinels.iter().position(|known| known == sentinel) {
+            sentinels[..=at].rotate_right(1);
+        }
+    }
+
+    fn sentinels(&self) -> MutexGuard<'_, Vec<Target>> {
+        // Nothing in here panics half-way, so a poisoned order is as good as another.
+        self.sentinels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn question(&self) -> Cmd {
+        command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &self.service])
+    }
+
+    /// The server that a sentinel names.
+    pub(super) fn master(&self, reply: Value) -> Result<Target, Failure> {
+        let text = |value| std::str::from_utf8(bytes(value)?).ok();
+        match reply {
+            Value::Nil => Err(Failure::Refused(Failure::cause(format!(
+                "it knows no service {}",
+                Quoted(&self.service)
+            )))),
+            Value::ServerError(error) => Err(failure::of(&error).0),
+            Value::Array(parts) => match &parts[..] {
+                [host, port] => text(host)
+                    .filter(|host| !host.is_empty())
+                    .zip(text(port).and_then(|port| port.parse().ok()).filter(|port| *port != 0))
+                    .map(|(host, port)| Address::Tcp(host.to_owned(), port)),
+                _ => None,
+            }
+            .map(|address| Target { address, access: self.master.clone() })
+            .ok_or_else(|| Failure::NotSent(Failure::cause("it names a server that has no address"))),
+            _ => Err(Failure::NotSent(Failure::cause("its answer is none: is it a sentinel?"))),
+        }
+    }
+
+    /// Why no master was found. Only what all of them refuse will be refused again.
+    pub(super) fn failure(&self, said: &[(Address, Failure)]) -> Failure {
+        let each: Vec<_> = said.iter().map(|(who, failure)| format!("{who}: {failure}")).collect();
+        let cause = Failure::cause(format!(
+            "no master of the service {} was found ({})",
+            Quoted(&self.service),
+            each.join("; ")
+        ));
+        match said.iter().all(|(_, failure)| matches!(failure, Failure::Refused(_))) {
+            true => Failure::Refused(cause),
+            false => Failure::NotSent(cause),
+        }
+    }
+}
+
+/// Whether a server says of itself what a sentinel said of it.
+pub(super) fn is_master(role: &Value) -> Result<(), Failure> {
+    let said = match role {
+        Value::ServerError(error) => return Err(failure::of(error).0),
+        Value::Array(parts) => parts.first().and_then(bytes).unwrap_or_default(),
+        _ => &[],
+    };
+    match said {
+        b"master" => Ok(()),
+        b"slave" => Err(Failure::NotSent(Failure::cause("it is a replica by now"))),
+        _ => Err(Failure::NotSent(Failure::cause("it does not say that it is a master"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::redis::Topology;
+
+    fn guide() -> Guide {
+        match Topology::parse("redis-sentinel://:pw@a,b,c/s/3") {
+            Ok(Topology::Sentinel(sentinels)) => Guide::new(sentinels),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.into())
+    }
+
+    #[test]
+    fn who_answered_last_is_asked_first_and_the_others_keep_their_order() {
+        let guide = guide();
+        let order = || {
+            let hosts = guide.in_turn().into_iter().map(|target| target.address.to_string());
+            hosts.map(|host| host[..1].to_owned()).collect::<String>()
+        };
+        assert_eq!(order(), "abc");
+        guide.remember(&guide.in_turn()[2]);
+        assert_eq!(order(), "cab");
+        guide.remember(&guide.in_turn()[0]);
+        assert_eq!(order(), "cab");
+        guide.remember(&guide.in_turn()[1]);
+        assert_eq!(order(), "acb");
+    }
+
+    #[test]
+    fn only_an_address_is_a_master() {
+        let guide = guide();
+        let named = guide.master(Value::Array(vec![bulk("::1"), bulk("7")])).expect("an address");
+        assert_eq!(&*named.shown(), "redis://[::1]:7/3");
+        assert!(named.access.password.is_some());
+        assert!(matches!(guide.master(Value::Nil), Err(Failure::Refused(_))));
+        for reply in [
+            Value::Okay,
+            Value::Array(vec![]),
+            Value::Array(vec![bulk("a"), bulk("0")]),
+            Value::Array(vec![bulk("a"), bulk("port")]),
+            Value::Array(vec![bulk(""), bulk("7")]),
+            Value::Array(vec![Value::Nil, Value::Nil]),
+        ] {
+            assert!(matches!(guide.master(reply), Err(Failure::NotSent(_))));
+        }
+    }
+
+    #[test]
+    fn one_sentinel_that_may_know_better_later_is_enough_to_ask_again() {
+        let guide = guide();
+        let at = |host: &str| Address::Tcp(host.into(), 1);
+        let refused = || Failure::Refused(Failure::cause("no"));
+        let failure = guide.failure(&[(at("a"), refused()), (at("b"), refused())]);
+        assert!(matches!(failure, Failure::Refused(_)));
+        let late = Failure::NotSent(Failure::cause("late"));
+        let failure = guide.failure(&[(at("a"), refused()), (at("b"), late)]);
+        assert!(matches!(failure, Failure::NotSent(_)));
+        let said = failure.to_string();
+        assert!(said.contains("`s`") && said.contains("a:1: refused: no; b:1: not sent: late"), "{said}");
+    }
+
+    #[test]
+    fn only_a_master_is_one() {
+        let role = |name: &str| Value::Array(vec![bulk(name), Value::Int(0), Value::Array(vec![])]);
+        assert!(is_master(&role("master")).is_ok());
+        for other in [role("slave"), role("sentinel"), Value::Nil, Value::Array(vec![])] {
+            assert!(is_master(&other).is_err());
+        }
+    }
+}
