@@ -3,6 +3,7 @@
 
 pub mod conformance;
 pub mod interop;
+pub mod mini;
 pub mod proxy;
 pub mod servers;
 pub mod sim;
