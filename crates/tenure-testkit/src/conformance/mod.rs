@@ -30,6 +30,7 @@ pub struct Place {
     runtime: Arc<dyn Runtime>,
     open: Box<dyn Fn() -> Locks + Send + Sync>,
     flavour: Flavour,
+    refuses: &'static [&'static str],
     /// What a flavour holds beside the case.
     taken: flavour::Taken,
 }
@@ -44,13 +45,24 @@ impl Place {
     /// `open` makes a further client of one store, as a further process would.
     pub fn new(runtime: Arc<dyn Runtime>, open: impl Fn() -> Locks + Send + Sync + 'static) -> Self {
         let (open, flavour, taken) = (Box::new(open), Flavour::Mutex, flavour::Taken::default());
-        Self { runtime, open, flavour, taken }
+        Self { runtime, open, flavour, refuses: &[], taken }
     }
 
     /// The same place, where the kind of lock under test is another one.
     #[must_use]
     pub fn with(self, flavour: Flavour) -> Self {
         Self { flavour, ..self }
+    }
+
+    /// The same place, where locks of these names cannot be.
+    #[must_use]
+    pub fn without(self, refuses: &'static [&'static str]) -> Self {
+        Self { refuses, ..self }
+    }
+
+    /// Whether no lock of this name can be here.
+    pub fn refuses(&self, name: &str) -> bool {
+        self.refuses.contains(&name)
     }
 
     /// A further client with a short lease.

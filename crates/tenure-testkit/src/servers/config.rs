@@ -19,6 +19,7 @@ pub struct Config {
     pub(super) keeps_data: bool,
     pub(super) tls: bool,
     pub(super) is_sentinel: bool,
+    pub(super) is_node: bool,
 }
 
 impl Config {
@@ -51,6 +52,20 @@ impl Config {
     pub fn clock(mut self) -> Self {
         self.clock = true;
         self
+    }
+
+    /// These settings, and after them those.
+    #[must_use]
+    pub(super) fn and(mut self, other: &Self) -> Self {
+        self.lines.extend_from_slice(&other.lines);
+        self
+    }
+
+    /// The server is to become a node of a [`Cluster`](super::Cluster), where nobody is taken for lost before `timeout`.
+    #[must_use]
+    pub(super) fn node(mut self, timeout_ms: u32) -> Self {
+        self.is_node = true;
+        self.set("cluster-enabled", "yes").set("cluster-node-timeout", &timeout_ms.to_string())
     }
 
     /// A restart keeps what was saved (`SAVE`, an append-only file) instead of starting empty, and does not wait until it is

@@ -32,6 +32,7 @@ use tempfile::TempDir;
 mod authority;
 mod client;
 mod clock;
+mod cluster;
 mod config;
 mod launch;
 pub(crate) mod port;
@@ -42,6 +43,7 @@ mod sentinel;
 pub use authority::{Authority, Certificate};
 pub use client::Client;
 pub use clock::Clock;
+pub use cluster::Cluster;
 pub use config::Config;
 pub use resp::Value;
 pub use sentinel::Sentinels;
@@ -93,7 +95,7 @@ impl Server {
         let clock = config.clock.then(|| Clock::install(dir.path()).expect("a writable temporary directory"));
         let (port, process) = (0..20)
             .find_map(|_| {
-                let port = Port::claim();
+                let port = if config.is_node { Port::claim_with_bus() } else { Port::claim() };
                 launch(dir.path(), &port, &config).map(|process| (port, process))
             })
             .expect("one of twenty free ports can be bound");

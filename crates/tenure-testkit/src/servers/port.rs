@@ -13,31 +13,39 @@ use std::sync::atomic::{AtomicU16, Ordering};
 #[derive(Debug)]
 pub(crate) struct Port {
     number: u16,
-    _claim: UnixListener,
+    _claims: Vec<UnixListener>,
 }
 
 /// Below 32768 Linux gives out no port by itself. So nobody's outgoing connection takes the port of a server that is down, and
 /// no client that dials it meanwhile is connected to itself.
 const FIRST: u16 = 12_000;
 const COUNT: u16 = 20_000;
+const BUS: u16 = 10_000;
 
 impl Port {
     /// A port on which nobody listens. A program that knows nothing of claims may take it yet: whoever binds it must be ready to
     /// try another.
     pub(crate) fn claim() -> Self {
+        Self::claim_with(COUNT, &[0])
+    }
+
+    /// The same, with the port that the nodes of a cluster use among themselves: 10,000 above.
+    pub(crate) fn claim_with_bus() -> Self {
+        Self::claim_with(COUNT - BUS, &[0, BUS])
+    }
+
+    fn claim_with(count: u16, offsets: &[u16]) -> Self {
         static NEXT: AtomicU16 = AtomicU16::new(0);
         let start = process::id().wrapping_mul(97); // test processes side by side start far from each other
-        (0..COUNT)
+        (0..count)
             .map(|_| {
-                FIRST + ((start + u32::from(NEXT.fetch_add(1, Ordering::Relaxed))) % u32::from(COUNT)) as u16
+                FIRST + ((start + u32::from(NEXT.fetch_add(1, Ordering::Relaxed))) % u32::from(count)) as u16
             })
             .find_map(|number| {
-                let name = UnixAddr::from_abstract_name(format!("tenure-testkit-port-{number}")).ok()?;
-                let _claim = UnixListener::bind_addr(&name).ok()?;
-                TcpListener::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
-                Some(Self { number, _claim })
+                let claims = offsets.iter().map(|offset| claim(number + offset)).collect::<Option<_>>()?;
+                Some(Self { number, _claims: claims })
             })
-            .expect("one of twenty thousand ports is free")
+            .expect("one of ten thousand ports is free")
     }
 
     pub(crate) fn number(&self) -> u16 {
@@ -47,4 +55,11 @@ impl Port {
     pub(crate) fn address(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.number))
     }
+}
+
+fn claim(number: u16) -> Option<UnixListener> {
+    let name = UnixAddr::from_abstract_name(format!("tenure-testkit-port-{number}")).ok()?;
+    let claim = UnixListener::bind_addr(&name).ok()?;
+    TcpListener::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
+    Some(claim)
 }

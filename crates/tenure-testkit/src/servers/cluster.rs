@@ -1,0 +1,259 @@
+//! A cluster of servers, made by the commands that its nodes understand.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use super::{Config, Server, Value, eventually};
+
+/// So many slots a cluster has.
+const SLOTS: u16 = 16_384;
+/// A node that says nothing for so long is taken for lost.
+const NODE_TIMEOUT_MS: u32 = 1_000;
+/// A fresh master takes no writes for 2 s.
+const READY: Duration = Duration::from_secs(20);
+
+/// Three masters, each with a third of the slots, and perhaps a replica for each.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The first three were the masters in the beginning.
+    nodes: Vec<Server>,
+}
+
+impl Cluster {
+    /// Three masters, and the replica of the first, the second and the third.
+    ///
+    /// A shard that is down does not make the others refuse their slots.
+    ///
+    /// # Panics
+    /// Like each function here: if the servers cannot be had, or do not do in time what they are told.
+    pub fn start() -> Self {
+        Self::start_with(6, &Config::new())
+    }
+
+    /// Three masters alone.
+    pub fn without_replicas() -> Self {
+        Self::start_with(3, &Config::new())
+    }
+
+    /// So many nodes, of which the first three are masters, with these settings.
+    pub fn start_with(count: usize, config: &Config) -> Self {
+        let config = Config::new()
+            .set("cluster-require-full-coverage", "no")
+            .set("cluster-replica-validity-factor", "0")
+            .set("repl-diskless-sync-delay", "0")
+            .node(NODE_TIMEOUT_MS)
+            .and(config);
+        let starts: Vec<_> = (0..count)
+            .map(|_| {
+                let config = config.clone();
+                thread::spawn(|| Server::start_with(config))
+            })
+            .collect();
+        let nodes = starts.into_iter().map(|start| start.join().expect("a server")).collect();
+        let cluster = Self { nodes };
+        cluster.join();
+        cluster
+    }
+
+    /// For a `static`, which is never dropped: its directories are removed when this process ends, as its servers do.
+    #[must_use]
+    pub fn until_exit(self) -> Self {
+        let mut sweeper = Command::new("sh");
+        sweeper
+            .args(["-c", "cat; rm -rf \"$@\"", "sweeper"])
+            .args(self.nodes.iter().map(|node| node.dir.path()));
+        sweeper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        // It waits for the end of a pipe that this process never closes.
+        mem::forget(sweeper.spawn().expect("a shell"));
+        self
+    }
+
+    fn join(&self) {
+        for (at, node) in self.nodes.iter().enumerate() {
+            ok(node, &["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()]);
+        }
+        for (at, master) in self.masters().iter().enumerate() {
+            let [first, end] = [at, at + 1].map(|third| u16::try_from(third).expect("few") * (SLOTS / 3));
+            let end = if at == 2 { SLOTS } else { end };
+            let slots = (first..end).map(|slot| slot.to_string());
+            let add: Vec<_> = ["CLUSTER", "ADDSLOTS"].map(str::to_owned).into_iter().chain(slots).collect();
+            ok(master, &add);
+        }
+        let first = &self.nodes[0];
+        for node in &self.nodes[1..] {
+            let port = node.address().port().to_string();
+            ok(first, &["CLUSTER", "MEET", "127.0.0.1", &port]);
+        }
+        let known = self.nodes.len().to_string();
+        eventually("all nodes know each other", READY, || {
+            self.nodes.iter().all(|node| node.cluster_info().get("cluster_known_nodes") == Some(&known))
+        });
+        for (replica, master) in self.nodes[3..].iter().zip(self.masters()) {
+            let id = master.node_id();
+            eventually("a replica knows its master", READY, || {
+                replica.command(&["CLUSTER", "REPLICATE", &id]) == "OK"
+            });
+        }
+        self.settles();
+    }
+
+    /// Waits until every node that runs says that all slots are served, and every replica has what its master has.
+    pub fn settles(&self) {
+        eventually("the cluster is whole", READY, || {
+            self.nodes.iter().filter(|node| node.is_running()).all(|node| {
+                let info = node.cluster_info();
+                let field = |name: &str| info.get(name).map_or("", String::as_str);
+                let replication = node.info("replication");
+                field("cluster_state") == "ok"
+                    && field("cluster_slots_ok") == SLOTS.to_string()
+                    && (replication["role"] == "master" || replication["master_link_status"] == "up")
+            })
+        });
+    }
+
+    /// All nodes, those that were the masters in the beginning first.
+    pub fn nodes(&self) -> &[Server] {
+        &self.nodes
+    }
+
+    /// Those that were the masters in the beginning.
+    pub fn masters(&self) -> &[Server] {
+        &self.nodes[..3]
+    }
+
+    /// `redis-cluster://` and these nodes.
+    pub fn url_of(&self, nodes: &[usize]) -> String {
+        let hosts: Vec<_> = nodes.iter().map(|at| self.nodes[*at].address().to_string()).collect();
+        format!("redis-cluster://{}", hosts.join(","))
+    }
+
+    /// `redis-cluster://` and the first three nodes.
+    pub fn url(&self) -> String {
+        self.url_of(&[0, 1, 2])
+    }
+
+    /// The slot of a key.
+    pub fn slot(&self, key: &str) -> u16 {
+        let slot = self.running().command(&["CLUSTER", "KEYSLOT", key]).int();
+        u16::try_from(slot).expect("a slot")
+    }
+
+    /// Who serves a slot, as each of the nodes that run sees it, if all agree and that one runs.
+    pub fn owner(&self, slot: u16) -> Option<usize> {
+        let views: Vec<_> =
+            self.nodes.iter().filter(|node| node.is_running()).map(|node| owner_port(node, slot)).collect();
+        let port = (*views.first()?)?;
+        let at = self.nodes.iter().position(|node| node.address().port() == port)?;
+        (views.iter().all(|view| *view == Some(port)) && self.nodes[at].is_running()).then_some(at)
+    }
+
+    /// Who serves the slot of a key; waits until all agree.
+    pub fn owner_of(&self, key: &str) -> usize {
+        let (slot, mut owner) = (self.slot(key), None);
+        eventually("all nodes agree on a slot's owner", READY, || {
+            owner = self.owner(slot);
+            owner.is_some()
+        });
+        owner.expect("waited for")
+    }
+
+    /// A key with this beginning in a slot of this node.
+    pub fn key_at(&self, node: usize, prefix: &str) -> String {
+        (0..10_000)
+            .map(|number| format!("{prefix}{number}"))
+            .find(|key| {
+                owner_port(&self.nodes[node], self.slot(key)) == Some(self.nodes[node].address().port())
+            })
+            .expect("a third of the keys is on each master")
+    }
+
+    /// The node that replicates this one.
+    pub fn replica_of(&self, node: usize) -> usize {
+        let port = self.nodes[node].address().port().to_string();
+        let replicates =
+            |node: &Server| node.is_running() && node.info("replication").get("master_port") == Some(&port);
+        self.nodes.iter().position(replicates).expect("a master with a replica")
+    }
+
+    /// Starts to move a slot: from now on its keys are moved one by one.
+    pub fn begin_move(&self, slot: u16, from: usize, to: usize) {
+        let [from_id, to_id] = [from, to].map(|at| self.nodes[at].node_id());
+        let slot = slot.to_string();
+        ok(&self.nodes[to], &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]);
+        ok(&self.nodes[from], &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
+    }
+
+    /// Moves at most so many of the slot's keys; how many there were.
+    pub fn move_keys(&self, slot: u16, from: usize, to: usize, most: u32) -> usize {
+        let listed = ["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), &most.to_string()];
+        let keys = self.nodes[from].command(&listed);
+        let keys: Vec<_> = keys.items().iter().map(Value::text).collect();
+        if !keys.is_empty() {
+            let port = self.nodes[to].address().port().to_string();
+            let command = [&["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"][..], &keys].concat();
+            let moved = self.nodes[from].command(&command);
+            assert!(moved == "OK" || moved == "NOKEY", "MIGRATE: {moved:?}");
+        }
+        keys.len()
+    }
+
+    /// The slot is the other node's.
+    pub fn end_move(&self, slot: u16, from: usize, to: usize) {
+        let (slot, to_id) = (slot.to_string(), self.nodes[to].node_id());
+        for at in [to, from] {
+            ok(&self.nodes[at], &["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]);
+        }
+    }
+
+    /// Moves a slot with all that is in it.
+    pub fn move_slot(&self, slot: u16, from: usize, to: usize) {
+        self.begin_move(slot, from, to);
+        eventually("all keys of a slot are moved", READY, || self.move_keys(slot, from, to, 100) == 0);
+        self.end_move(slot, from, to);
+    }
+
+    /// Lets the replica of a master take its place, with what the master has. Which node that was.
+    pub fn fail_over(&self, master: usize) -> usize {
+        let replica = self.replica_of(master);
+        ok(&self.nodes[replica], &["CLUSTER", "FAILOVER"]);
+        eventually("the replica is the master", READY, || {
+            self.nodes[replica].info("replication")["role"] == "master"
+        });
+        replica
+    }
+
+    fn running(&self) -> &Server {
+        self.nodes.iter().find(|node| node.is_running()).expect("a node that runs")
+    }
+}
+
+/// The port of whoever serves a slot, as this node sees it.
+fn owner_port(node: &Server, slot: u16) -> Option<u16> {
+    let ranges = node.command(&["CLUSTER", "SLOTS"]);
+    let has_it = |range: &&Value| {
+        let [first, last] = [0, 1].map(|at| range.items()[at].int());
+        (first..=last).contains(&i64::from(slot))
+    };
+    let port = ranges.items().iter().find(has_it)?.items()[2].items()[1].int();
+    u16::try_from(port).ok()
+}
+
+fn ok<A: AsRef<[u8]>>(node: &Server, command: &[A]) {
+    let reply = node.command(command);
+    let name =
+        |at: usize| command.get(at).map(|word| word.as_ref().escape_ascii().to_string()).unwrap_or_default();
+    assert!(reply == "OK", "{} {}: {reply:?}", name(0), name(1));
+}
+
+impl Server {
+    fn node_id(&self) -> String {
+        self.command(&["CLUSTER", "MYID"]).text().to_owned()
+    }
+
+    fn cluster_info(&self) -> BTreeMap<String, String> {
+        super::fields(&self.command(&["CLUSTER", "INFO"]))
+    }
+}
