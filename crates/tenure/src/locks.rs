@@ -21,7 +21,7 @@ use crate::store::Store;
 use crate::store::file::File;
 use crate::store::memory::Memory;
 use crate::store::quorum::Quorum;
-use crate::store::redis::{Redis, Topology};
+use crate::store::redis::{Cluster, Redis, Topology};
 
 /// A store of locks, and the only handle that a program needs. Cheap to clone.
 ///
@@ -57,6 +57,7 @@ impl Locks {
     /// | `rediss://…[?ca=FILE][&cert=FILE&key=FILE]`, also `valkeys://` | on this server, spoken to over TLS |
     /// | `redis+unix:///SOCKET[?db=…&user=…&password=…]`, also `valkey+unix://` | on this server, by its socket |
     /// | `redis-sentinel://[[USER]:PASSWORD@]HOST[:PORT],…/SERVICE[/DATABASE]` | on the server that these sentinels call the master |
+    /// | `redis-cluster://[[USER]:PASSWORD@]HOST[:PORT],…`, also `valkey-cluster://` | on the cluster of which these are some nodes |
     /// | `redis-quorum://[[USER]:PASSWORD@]HOST[:PORT],…[/DATABASE]`, also `valkey-quorum://` | on a [majority](Self::quorum) of these |
     ///
     /// Sentinels have a login of their own, `?sentinel-user=…&sentinel-password=…`, and port 26379 unless another is given. They are
@@ -326,6 +327,7 @@ fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
                 let members = targets.into_iter().map(member).collect();
                 Arc::new(Quorum::new(members, Box::new(()), runtime(), Some(shown))?)
             }
+            Topology::Cluster(seeds) => Arc::new(Cluster::at(seeds, runtime())),
             _ => Arc::new(Redis::open(url, runtime())?),
         },
         _ => {

@@ -1,13 +1,13 @@
 //! The conformance suite over every store.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use tenure::internals::store::memory::Memory;
 use tenure::internals::{Driver, Runtime, locks};
 use tenure::{Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Flavour, Place};
-use tenure_testkit::servers::Server;
+use tenure_testkit::servers::{Cluster, Server};
 use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::Clock;
 use tenure_testkit::sim::executor::Sim;
@@ -20,7 +20,7 @@ mod file {
     fn run(flavour: Flavour, case: for<'a> fn(&'a Place) -> Case<'a>) {
         let dir = tempfile::tempdir().expect("a directory");
         let url = format!("file:{}", dir.path().display());
-        real(&url, flavour, case);
+        real(&url, &[], flavour, case);
     }
 
     tenure_testkit::conformance!(crate::file::run);
@@ -62,16 +62,40 @@ mod redis {
 
     fn run(flavour: Flavour, case: for<'a> fn(&'a Place) -> Case<'a>) {
         let server = Server::start();
-        real(&server.url(), flavour, case);
+        real(&server.url(), &[], flavour, case);
     }
 
     tenure_testkit::conformance!(crate::redis::run);
 }
 
+/// Three masters, empty, for one case after the other: to start them takes seconds.
+mod cluster {
+    use super::*;
+
+    static IDLE: Mutex<Vec<Cluster>> = Mutex::new(Vec::new());
+
+    fn run(flavour: Flavour, case: for<'a> fn(&'a Place) -> Case<'a>) {
+        let idle = IDLE.lock().expect("no panic while it is taken").pop();
+        let cluster = idle.unwrap_or_else(|| Cluster::without_replicas().until_exit());
+        for node in cluster.nodes() {
+            node.command(&["FLUSHALL"]);
+        }
+        real(&cluster.url(), &["a}b", "{}a"], flavour, case);
+        IDLE.lock().expect("no panic while it is taken").push(cluster);
+    }
+
+    tenure_testkit::conformance!(crate::cluster::run);
+}
+
 /// In real time.
-fn real(url: &str, flavour: Flavour, case: for<'a> fn(&'a Place) -> Case<'a>) {
+fn real(
+    url: &str,
+    refuses: &'static [&'static str],
+    flavour: Flavour,
+    case: for<'a> fn(&'a Place) -> Case<'a>,
+) {
     let url = url.to_owned();
     let open = move || Locks::open(&url).expect("a store");
-    let place = Place::new(Driver::start().expect("a thread"), open).with(flavour);
+    let place = Place::new(Driver::start().expect("a thread"), open).with(flavour).without(refuses);
     block_on(case(&place));
 }

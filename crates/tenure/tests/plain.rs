@@ -79,10 +79,10 @@ fn word(value: &Value) -> String {
     }
 }
 
-/// What a queue is told before the rest: its header, its capacity and the channel.
+/// What a queue is told before the rest: its header, its capacity, the channel, and how to publish.
 fn head<'a>(header: &'a str, rest: &[&'a str]) -> Vec<&'a str> {
     let capacity = header.rsplit(':').next().expect("a header ends with its capacity");
-    [&[header, capacity, "tenure:wake:0:{x}"], rest].concat()
+    [&[header, capacity, "tenure:wake:0:{x}", "PUBLISH"], rest].concat()
 }
 
 const COUNTED: [&str; 2] = ["x", "tenure:fence:{x}"];
@@ -102,7 +102,7 @@ fn a_mutex_of_another_client_excludes_and_wakes_ours_and_ours_it() {
     let guard = std::thread::scope(|scope| {
         let waiter = scope.spawn(|| block_on(mutex.lock()).expect("a grant"));
         heard_by_one(&server, "tenure:wake:0:{x}");
-        let mine = ["", "mine", "tenure:wake:0:{x}"];
+        let mine = ["", "mine", "tenure:wake:0:{x}", "PUBLISH"];
         assert_eq!(plain.words(MUTEX, &["x"], "release", &mine), ["released", ""]);
         waiter.join().expect("no panic")
     });
@@ -135,7 +135,7 @@ fn a_hold_of_another_client_counts_once_however_often_it_is_asked_for() {
     for (hold, answer) in
         [("1a", &["released", "1", ""][..]), ("1a", &["free"]), ("2b", &["released", "0", ""])]
     {
-        assert_eq!(plain.words(REENTRANT, &["x"], "release", &[hold, "mine", channel]), answer);
+        assert_eq!(plain.words(REENTRANT, &["x"], "release", &[hold, "mine", channel, "PUBLISH"]), answer);
     }
     assert_eq!(ear.hear(), "0");
     let _guard = block_on(ours.try_lock()).expect("an answer").expect("it is free");
@@ -358,7 +358,7 @@ mod redisson {
         block_on(guard.release()).expect("a release");
         redisson.lock().expect("it is free");
         let mut plain = Plain::new(&server, 'a');
-        let busy = plain.words(REENTRANT, &["x"], "release", &["1a", "mine", CHANNEL]);
+        let busy = plain.words(REENTRANT, &["x"], "release", &["1a", "mine", CHANNEL, "PUBLISH"]);
         assert_eq!(busy[..2], ["busy", HOLDER]);
         assert_eq!(redisson.unlock(), Some(true));
     }

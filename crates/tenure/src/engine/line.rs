@@ -424,7 +424,11 @@ impl Server {
     async fn lingers(&mut self) -> bool {
         let mut timer = self.engine.runtime.sleep_until(self.engine.now() + LINGER);
         loop {
-            let time = matches!(self.event(&mut timer).await, Event::Time);
+            let event = self.event(&mut timer).await;
+            if let Event::Message(None) = event {
+                self.ears = None;
+            }
+            let time = matches!(event, Event::Time);
             let (closed, somebody) = {
                 let queue = self.line.queue();
                 (queue.closed, !queue.waiters.is_empty())

@@ -4,7 +4,8 @@
 -- KEYS   1 the lock   2 its counter: for acquire, and for release with a ballot
 -- ARGV   acquire owner request ttl_ms ballot         ballot: '' lets the server assign the token
 --        renew   owner request ttl_ms
---        release owner request ballot whose channel  whose: mine | anyone
+--        release owner request ballot whose channel publish
+--                whose: mine | anyone                publish: PUBLISH, or SPUBLISH on a cluster that has it
 --        inspect owner request
 -- Reply  { owner, request, answer, ... }, where the answer is one of
 --        held token            busy holder left_ms     free       released unheard
@@ -134,7 +135,7 @@ end
 if verb == 'release' then
   redis.call('DEL', lock)
   -- By pcall: a release stays a release where the user has no right to the channel.
-  local told = redis.pcall('PUBLISH', ARGV[6], by)
+  local told = redis.pcall(ARGV[7], ARGV[6], by)
   answer[#answer + 1] = type(told) == 'table' and told.err or ''
 end
 return answer

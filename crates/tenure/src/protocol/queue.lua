@@ -9,12 +9,13 @@
 --   from 8e15  +OWNER: 8e15 and the weight of its ticket, where that is not 1
 --
 -- KEYS   1 the lock   2 its counter: for acquire
--- ARGV   acquire owner request header capacity channel ttl_ms weight wait_ms   wait_ms: '' asks once
---        renew   owner request header capacity channel ttl_ms weight           weight: '' leaves it
---        refresh owner request header capacity channel wait_ms owner...
---        release owner request header capacity channel whose                   whose: mine | anyone
---        inspect owner request header capacity channel
+-- ARGV   acquire owner request header capacity channel publish ttl_ms weight wait_ms   wait_ms: '' asks once
+--        renew   owner request header capacity channel publish ttl_ms weight           weight: '' leaves it
+--        refresh owner request header capacity channel publish wait_ms owner...
+--        release owner request header capacity channel publish whose                   whose: mine | anyone
+--        inspect owner request header capacity channel publish
 --        header: #1:KIND:CAPACITY, where KIND is fair mutex, read-write lock or semaphore
+--        publish: PUBLISH, or SPUBLISH on a cluster that has it
 -- Reply  { owner, request, answer, ... }, where the answer is one of
 --        held token            waiting ticket retry_in_ms      busy holder left_ms        free        released
 --        places mark retry_in_ms ticket...                     mismatch kind [capacity]
@@ -27,7 +28,7 @@
 
 local lock, counter, call = KEYS[1], KEYS[2], redis.call
 local verb, owner, request, header, capacity = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
-local looks = verb == 'inspect' or ARGV[7] == 'anyone'
+local looks = verb == 'inspect' or ARGV[8] == 'anyone'
 local ends = '!' .. owner
 
 local time = call('TIME')
@@ -173,7 +174,7 @@ end
 if is_new and verb ~= 'acquire' then
   if verb == 'refresh' then
     answer = { owner, request, 'places', '0', -1 }
-    for i = 8, #ARGV do
+    for i = 9, #ARGV do
       answer[#answer + 1] = ''
     end
   end
@@ -181,10 +182,10 @@ if is_new and verb ~= 'acquire' then
 end
 
 -- What makes room: to be lighter, or to leave. Places that are refreshed are so before anybody is let in.
-local lease_ms, due, mine, lasts = tonumber(ARGV[7]), nil, nil, first or 0
+local lease_ms, due, mine, lasts = tonumber(ARGV[8]), nil, nil, first or 0
 if verb == 'renew' then
   -- lighten
-  local weight = ARGV[8] ~= '' and number and tonumber(number) <= mark and tonumber(ARGV[8])
+  local weight = ARGV[9] ~= '' and number and tonumber(number) <= mark and tonumber(ARGV[9])
   local old = weight and call('ZSCORE', lock, '+' .. owner)
   old = old and old - 8e15 or 1
   if weight and weight < old then
@@ -197,7 +198,7 @@ if verb == 'renew' then
   end
 elseif verb == 'refresh' then
   local names, longer, until_ms = {}, {}, now + lease_ms
-  for i = 8, #ARGV do
+  for i = 9, #ARGV do
     names[#names + 1] = ARGV[i]
     names[#names + 1] = '!' .. ARGV[i]
   end
@@ -268,7 +269,7 @@ end
 -- acquire: a ticket of its own, unless it has one, or asks once and is not let in at once.
 local is_first, inserted = false, false
 if verb == 'acquire' and not number then
-  local weight, wait_ms = tonumber(ARGV[8]), tonumber(ARGV[9])
+  local weight, wait_ms = tonumber(ARGV[9]), tonumber(ARGV[10])
   local waits = false
   if capacity == 1 and not is_new then
     -- Behind the header, two members are the holder's.
@@ -321,7 +322,7 @@ if verb == 'acquire' and not number then
 elseif number and (verb == 'acquire' or verb == 'renew') then
   -- extend: no request ever shortens a lease. A renewal gives one that waits nothing.
   local holds = tonumber(number) <= mark
-  local term_ms = holds and lease_ms or verb == 'acquire' and tonumber(ARGV[9])
+  local term_ms = holds and lease_ms or verb == 'acquire' and tonumber(ARGV[10])
   if term_ms and now + term_ms > deadline then
     due = now + term_ms
     call('ZADD', lock, due, ends)
@@ -378,7 +379,7 @@ if granted then
       others[#others + 1] = granted[i]
     end
   end
-  local told = #others > 0 and redis.pcall('PUBLISH', ARGV[6], table.concat(others, ','))
+  local told = #others > 0 and redis.pcall(ARGV[7], ARGV[6], table.concat(others, ','))
   if type(told) == 'table' then
     answer[#answer + 1] = told.err
   end

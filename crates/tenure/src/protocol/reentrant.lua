@@ -7,7 +7,8 @@
 -- KEYS   1 the lock   2 its counter: for acquire
 -- ARGV   acquire owner request hold ttl_ms
 --        renew   owner request hold ttl_ms bind      bind: detach | resume | ''
---        release owner request hold whose channel    whose: mine | anyone
+--        release owner request hold whose channel publish
+--                whose: mine | anyone                publish: PUBLISH, or SPUBLISH on a cluster that has it
 --        inspect owner request
 --        hold: a number in lower-case hexadecimal, not 0
 -- Reply  { owner, request, answer, ... }, where the answer is one of
@@ -141,6 +142,6 @@ elseif not looks then
 end
 call('DEL', lock)
 -- By pcall: a release stays a release where the user has no right to the channel.
-local told = redis.pcall('PUBLISH', ARGV[6], '0')
+local told = redis.pcall(ARGV[7], ARGV[6], '0')
 answer[#answer + 1] = type(told) == 'table' and told.err or ''
 return answer

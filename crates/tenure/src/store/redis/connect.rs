@@ -17,6 +17,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::failure;
 use super::frame::Checked;
+use super::reply::prose;
 use super::sentinel::{self, Guide};
 #[cfg(feature = "tls")]
 use super::tls;
@@ -77,6 +78,8 @@ pub(super) struct Connector {
     at: Mutex<Option<Address>>,
     /// Told when it goes elsewhere.
     pub(super) moved: Notify,
+    /// Told whenever a connection is lost or cannot be made.
+    pub(super) trouble: Arc<Notify>,
 }
 
 /// Where a connection is to go.
@@ -122,7 +125,13 @@ impl Connector {
 
     fn to(goal: Goal, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
         let (stage, at) = (Mutex::new("nobody has been dialled".to_owned()), Mutex::default());
-        Self { runtime, dial, goal, warned: AtomicBool::new(false), stage, at, moved: Notify::new() }
+        let (warned, moved, trouble) = (AtomicBool::new(false), Notify::new(), Arc::default());
+        Self { runtime, dial, goal, warned, stage, at, moved, trouble }
+    }
+
+    /// The same, where somebody wants to hear of trouble.
+    pub(super) fn telling(self, trouble: Arc<Notify>) -> Self {
+        Self { trouble, ..self }
     }
 
     /// Dials and logs in. If there was a connection before, it is ended on the server before this one can be used: a request
@@ -424,18 +433,10 @@ fn unknown(error: redis::RedisError) -> Failure {
     Failure::NotSent(Arc::new(error))
 }
 
-fn text(value: &Value) -> Option<&str> {
-    match value {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
-        Value::VerbatimString { text, .. } => Some(text),
-        _ => None,
-    }
-}
-
 /// Reads `run_id:…`, `uptime_in_seconds:…`, a line each. Whole seconds, rounded down: it has been up for at least so long.
 fn life(server: &Value, at: Moment) -> Life {
     let field = |name: &str| {
-        let fields = text(server)?.lines().filter_map(|line| line.split_once(':'));
+        let fields = prose(server)?.lines().filter_map(|line| line.split_once(':'));
         fields.into_iter().find_map(|(field, value)| (field == name).then_some(value))
     };
     let up = field("uptime_in_seconds").and_then(|seconds| seconds.parse::<i64>().ok());
@@ -449,7 +450,7 @@ fn life(server: &Value, at: Moment) -> Life {
 impl Peer {
     /// Reads `id=… addr=… …`.
     fn read(info: &Value) -> Option<Self> {
-        let text = text(info)?;
+        let text = prose(info)?;
         let field = |name: &str| text.split(' ').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
         Some(Self { id: field("id")?.parse().ok()?, addr: field("addr")?.to_owned() })
     }

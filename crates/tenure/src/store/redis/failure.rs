@@ -4,6 +4,10 @@
 //! matters (at worst a token was used up), and its PUBLISH cannot fail it. So what is left to decide is whether asking again
 //! can help, and whether to ask on another connection.
 
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
 use redis::{RedisError, ServerError};
 
 use crate::store::Failure;
@@ -77,10 +81,8 @@ pub(super) fn of(error: &ServerError) -> (Failure, bool) {
         None => error.code().to_owned(),
     };
     let means = meaning(error.code(), &text);
-    let cause = Failure::cause(match hint(error.code(), &text) {
-        Some(hint) => format!("{text} ({hint})"),
-        None => text,
-    });
+    let hint = hint(error.code(), &text);
+    let cause = Arc::new(Said { error: error.clone(), text, hint });
     match means {
         AskAgain => (Failure::NotSent(cause), false),
         AskElsewhere => (Failure::NotSent(cause), true),
@@ -107,6 +109,32 @@ fn hint(code: &str, text: &str) -> Option<&'static str> {
         "WRONGTYPE" => Some("the key of the lock's token counter holds something else"),
         _ => None,
     }
+}
+
+/// What a server said in place of an answer.
+#[derive(Debug)]
+struct Said {
+    error: ServerError,
+    text: String,
+    /// What to do about it, where the server does not say.
+    hint: Option<&'static str>,
+}
+
+impl fmt::Display for Said {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.hint {
+            Some(hint) => write!(f, "{} ({hint})", self.text),
+            None => f.write_str(&self.text),
+        }
+    }
+}
+
+impl Error for Said {}
+
+/// The error of the server that a failure stands for, if it does for one.
+pub(super) fn said_in(failure: &Failure) -> Option<&ServerError> {
+    let (Failure::NotSent(cause) | Failure::Unknown(cause) | Failure::Refused(cause)) = failure;
+    cause.downcast_ref::<Said>().map(|said| &said.error)
 }
 
 /// The error of the server within an error of the client, if there is one.

@@ -27,14 +27,54 @@ fn beside(prefix: &str, key: &str) -> String {
     } else if !key.contains('}') {
         format!("{prefix}{{{key}}}")
     } else {
-        // No name can be made to share its slot; a single server has none.
+        // Nothing can be made to share its slot; a single server has none, and a cluster keeps no such lock.
         format!("{prefix}~{key}")
     }
 }
 
-/// Whether a cluster hashes only a part of the key: what stands between its first `{` and the next `}`, unless empty.
 fn has_tag(key: &str) -> bool {
-    key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).is_some_and(|(tag, _)| !tag.is_empty())
+    tag(key).is_some()
+}
+
+/// What a cluster hashes of a key, if not the whole: what stands between its first `{` and the next `}`, unless empty.
+fn tag(key: &str) -> Option<&str> {
+    let (tag, _) = key.split_once('{')?.1.split_once('}')?;
+    Some(tag).filter(|tag| !tag.is_empty())
+}
+
+/// How many slots a cluster has.
+pub(super) const SLOTS: u16 = 16_384;
+
+/// The slot of a key, or of a channel: the CRC16 (polynomial 0x1021, nothing reflected) of what is hashed of it.
+pub(super) fn slot(key: &str) -> u16 {
+    let crc = tag(key)
+        .unwrap_or(key)
+        .bytes()
+        .fold(0_u16, |crc, byte| (crc << 8) ^ CRC16[usize::from((crc >> 8) as u8 ^ byte)]);
+    crc % SLOTS
+}
+
+const CRC16: [u16; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let (mut crc, mut bit) = ((byte as u16) << 8, 0);
+        while bit < 8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+};
+
+/// Whether a lock, its counter and its channel share a slot.
+pub(super) fn share_a_slot(rule: Rule, key: &str) -> bool {
+    match rule {
+        Rule::Reentrant if key.contains('{') => has_tag(key),
+        _ => has_tag(key) || !key.contains('}'),
+    }
 }
 
 /// A pattern of SCAN that matches exactly the keys that begin with this prefix.
@@ -55,6 +95,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::protocol::Seat;
 
     const ODD: [&str; 16] = [
         "x", "{x}", "{{x}}", "a}b", "a{b", "a{}b", "{}", "}", "{", "a{b}c", "{a}{b}", "=x", "~x", "~a}b",
@@ -91,6 +132,32 @@ mod tests {
         assert_eq!(channel(3, Rule::Mutex, "{shop}:orders"), "tenure:wake:3:={shop}:orders");
         assert_eq!(channel(3, Rule::Reentrant, "{shop}:orders"), "redisson_lock__channel:{shop}:orders");
         assert_eq!(channel(3, Rule::Reentrant, "orders"), "redisson_lock__channel:{orders}");
+    }
+
+    #[test]
+    fn slots_are_those_of_the_servers() {
+        // Told by CLUSTER KEYSLOT.
+        for (key, expected) in [
+            ("123456789", 12_739),
+            ("foo", 12_182),
+            ("a", 15_495),
+            ("{foo}bar", 12_182),
+            ("x{foo}{bar}", 12_182),
+            ("{}foo", 9_500),
+            ("\u{e4}\0", 11_805),
+        ] {
+            assert_eq!(slot(key), expected, "{key:?}");
+        }
+    }
+
+    #[test]
+    fn what_shares_a_slot_is_known_without_hashing() {
+        for key in ODD {
+            for rule in [Rule::Mutex, Rule::Reentrant, Rule::Queue(Seat::FAIR)] {
+                let together = [fence(key), channel(0, rule, key)].iter().all(|side| slot(side) == slot(key));
+                assert_eq!(share_a_slot(rule, key), together, "{rule:?} {key}");
+            }
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use futures_util::future::{FutureExt, select};
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Value};
+use redis::{Cmd, RedisResult, Value};
 use tokio::sync::{Notify, oneshot};
 
 use super::connect::{Connection, Peer};
@@ -86,7 +86,26 @@ impl Line {
     /// Sends a command and waits for its reply. An error of the server is a reply.
     pub(super) async fn ask(&self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         let mut pipe = self.pipe.clone();
-        let mut reply = pin!(pipe.send_packed_command(command));
+        self.reply(pipe.send_packed_command(command), deadline).await
+    }
+
+    /// The same of a server that is about to get the slot that this is about. It listens only if it is told so directly
+    /// before, so both leave in one piece.
+    pub(super) async fn ask_for_slot(&self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
+        let mut pipe = self.pipe.clone();
+        let mut both = redis::pipe();
+        both.cmd("ASKING").add_command(command.clone());
+        let replies = pipe.send_packed_commands(&both, 0, 2);
+        let last = replies.map(|replies| replies.map(|mut replies| replies.pop().unwrap_or(Value::Nil)));
+        self.reply(last, deadline).await
+    }
+
+    async fn reply(
+        &self,
+        reply: impl Future<Output = RedisResult<Value>>,
+        deadline: Moment,
+    ) -> Result<Value, Failure> {
+        let mut reply = pin!(reply);
         let mut ticket = None;
         poll_fn(|cx| {
             if let Poll::Ready(reply) = reply.as_mut().poll(cx) {

@@ -46,11 +46,15 @@ impl Link {
 
     /// The connection; waits until there is one.
     pub(super) async fn line(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Line>, Failure> {
-        let line = self.state().line();
-        match line {
+        match self.open_line() {
             Some(line) => Ok(line),
             None => self.wait_for_line(deadline).await,
         }
+    }
+
+    /// The connection, if there is one.
+    pub(super) fn open_line(&self) -> Option<Arc<Line>> {
+        self.state().line()
     }
 
     async fn wait_for_line(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Line>, Failure> {
@@ -148,6 +152,7 @@ impl Link {
                     }
                     let _ = over.await;
                     line.hang_up();
+                    self.connector.trouble.notify_one();
                     // One that was good for something is made anew at once: a lease may depend on it.
                     let good = line.has_answered() || runtime.now().since(since) >= STEADY;
                     tries = if good { 0 } else { tries + 1 };
@@ -189,6 +194,7 @@ impl Link {
             state.failures += 1;
             state.failure = Some(failure);
         }
+        self.connector.trouble.notify_one();
         self.changed.notify_waiters();
     }
 }

@@ -145,12 +145,20 @@ pub(super) fn text(value: &Value) -> Option<String> {
     bytes(value).map(|bytes| String::from_utf8_lossy(bytes).into_owned())
 }
 
+/// Text for people, which has a type of its own.
+pub(super) fn prose(value: &Value) -> Option<&str> {
+    match value {
+        Value::VerbatimString { text, .. } => Some(text),
+        value => std::str::from_utf8(bytes(value)?).ok(),
+    }
+}
+
 fn number(value: &Value) -> Option<u64> {
     let digits = std::str::from_utf8(bytes(value)?).ok()?;
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
 }
 
-fn int(value: &Value) -> Option<u32> {
+pub(super) fn int(value: &Value) -> Option<u32> {
     match value {
         Value::Int(int) => u32::try_from(*int).ok(),
         _ => None,

@@ -6,6 +6,45 @@ use super::keys;
 use super::script::{MUTEX, QUEUE, REENTRANT, Script};
 use crate::protocol::{Bind, Fence, Op, Rule, Seat, Verb, Whose};
 
+/// How a message reaches those who listen. All clients of a lock have to agree on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Publish {
+    /// To all of the server, and of its cluster.
+    Plain,
+    /// To those who listen at the server that has the lock's slot.
+    Sharded,
+}
+
+impl Publish {
+    pub(super) fn command(self) -> &'static str {
+        match self {
+            Self::Plain => "PUBLISH",
+            Self::Sharded => "SPUBLISH",
+        }
+    }
+
+    pub(super) fn subscribe(self) -> &'static str {
+        match self {
+            Self::Plain => "SUBSCRIBE",
+            Self::Sharded => "SSUBSCRIBE",
+        }
+    }
+
+    pub(super) fn unsubscribe(self) -> &'static str {
+        match self {
+            Self::Plain => "UNSUBSCRIBE",
+            Self::Sharded => "SUNSUBSCRIBE",
+        }
+    }
+}
+
+/// The database of a server, or of a cluster, and how messages are sent in it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Keyspace {
+    pub(super) db: u32,
+    pub(super) publish: Publish,
+}
+
 /// A script with its arguments.
 pub(super) struct Request<'a> {
     pub(super) script: &'static Script,
@@ -14,8 +53,8 @@ pub(super) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// The request that asks `op` in this database.
-    pub(super) fn new(op: &'a Op, db: u32) -> Self {
+    /// The request that asks `op`.
+    pub(super) fn new(op: &'a Op, space: Keyspace) -> Self {
         let mut request = Self {
             script: match op.rule {
                 Rule::Mutex => &MUTEX,
@@ -23,7 +62,7 @@ impl<'a> Request<'a> {
                 Rule::Queue(_) => &QUEUE,
             },
             keys: (op.name.as_str(), None),
-            args: Vec::with_capacity(9),
+            args: Vec::with_capacity(10),
         };
         request.text(match op.verb {
             Verb::Acquire { .. } => "acquire",
@@ -34,14 +73,14 @@ impl<'a> Request<'a> {
         });
         request.text(op.owner.as_str()).number(op.request);
         match op.rule {
-            Rule::Mutex => request.mutex(op, db),
-            Rule::Reentrant => request.reentrant(op, db),
-            Rule::Queue(seat) => request.queue(op, seat, db),
+            Rule::Mutex => request.mutex(op, space),
+            Rule::Reentrant => request.reentrant(op, space),
+            Rule::Queue(seat) => request.queue(op, seat, space),
         }
         request
     }
 
-    fn mutex(&mut self, op: &'a Op, db: u32) {
+    fn mutex(&mut self, op: &'a Op, space: Keyspace) {
         match &op.verb {
             Verb::Acquire { ttl_ms, fence, .. } => {
                 self.with_counter();
@@ -54,13 +93,13 @@ impl<'a> Request<'a> {
                 if let Fence::Ballot(_) = fence {
                     self.with_counter();
                 }
-                self.ballot(*fence).whose(*whose).channel(op.rule, db);
+                self.ballot(*fence).whose(*whose).channel(op.rule, space);
             }
             Verb::Refresh { .. } | Verb::Inspect => {}
         }
     }
 
-    fn reentrant(&mut self, op: &'a Op, db: u32) {
+    fn reentrant(&mut self, op: &'a Op, space: Keyspace) {
         match &op.verb {
             Verb::Acquire { ttl_ms, hold, .. } => {
                 self.with_counter();
@@ -74,14 +113,16 @@ impl<'a> Request<'a> {
                 });
             }
             Verb::Release { hold, whose, .. } => {
-                self.hold(*hold).whose(*whose).channel(op.rule, db);
+                self.hold(*hold).whose(*whose).channel(op.rule, space);
             }
             Verb::Refresh { .. } | Verb::Inspect => {}
         }
     }
 
-    fn queue(&mut self, op: &'a Op, seat: Seat, db: u32) {
-        self.owned(format!("#1:{}:{}", seat.kind, seat.capacity)).number(seat.capacity).channel(op.rule, db);
+    fn queue(&mut self, op: &'a Op, seat: Seat, space: Keyspace) {
+        self.owned(format!("#1:{}:{}", seat.kind, seat.capacity))
+            .number(seat.capacity)
+            .channel(op.rule, space);
         match &op.verb {
             Verb::Acquire { ttl_ms, wait_ms, .. } => {
                 self.with_counter();
@@ -145,8 +186,8 @@ impl<'a> Request<'a> {
         })
     }
 
-    fn channel(&mut self, rule: Rule, db: u32) -> &mut Self {
-        self.owned(keys::channel(db, rule, self.keys.0))
+    fn channel(&mut self, rule: Rule, space: Keyspace) -> &mut Self {
+        self.owned(keys::channel(space.db, rule, self.keys.0)).text(space.publish.command())
     }
 
     /// The command that names the script.

@@ -10,22 +10,22 @@ pub(super) struct Script {
 /// The mutex machine.
 pub(super) static MUTEX: Script = Script {
     text: include_str!("../../protocol/mutex.lua"),
-    // The first version.
-    sha: "928b3bb6331adae1e297e3f4a2788fd883166471",
+    // How to publish is an argument: on a cluster it is SPUBLISH.
+    sha: "bab6073ba059b8eb19290ae89156bf2ee30ffd35",
 };
 
 /// The reentrant machine.
 pub(super) static REENTRANT: Script = Script {
     text: include_str!("../../protocol/reentrant.lua"),
-    // The first version.
-    sha: "f4a58916cb22fce25107515c16f8665a42571ab9",
+    // How to publish is an argument: on a cluster it is SPUBLISH.
+    sha: "fc3cf8b685c0c405359a713c269f1bf03cd73907",
 };
 
 /// The queue machine.
 pub(super) static QUEUE: Script = Script {
     text: include_str!("../../protocol/queue.lua"),
-    // The first version.
-    sha: "a5ae80c2669b00debc68c9023c297df1d18acbde",
+    // How to publish is an argument: on a cluster it is SPUBLISH.
+    sha: "39e901f3051b0c96cdcab62d6ded9568a3019556",
 };
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use futures_util::future::{Either, FutureExt, join_all, select};
+use futures_util::future::{Either, FutureExt, select, try_join_all};
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::{Notify, mpsc};
@@ -19,6 +19,7 @@ use super::connect::{Connection, Connector, Ear, by, command};
 use super::failure;
 use super::link::pause;
 use super::reply::{bytes, text};
+use super::request::Publish;
 use crate::protocol::{Rule, Wake, ours};
 use crate::runtime::Moment;
 use crate::store::{Failure, Listener};
@@ -53,6 +54,7 @@ struct State {
 }
 
 struct Channel {
+    publish: Publish,
     /// With the rule of the lock that each of them waits for.
     listeners: BTreeMap<u64, (Rule, mpsc::Sender<Wake>)>,
     /// When the last listener left.
@@ -83,12 +85,14 @@ impl Ears {
     pub(super) async fn listen(
         self: &Arc<Self>,
         channel: String,
+        publish: Publish,
         rule: Rule,
         deadline: Moment,
     ) -> Result<Listener, Failure> {
         let name = channel.clone();
-        let listener =
-            Listener::new(|sender| Box::new(self.enter(channel, rule, sender)) as Box<dyn Any + Send>);
+        let listener = Listener::new(|sender| {
+            Box::new(self.enter(channel, publish, rule, sender)) as Box<dyn Any + Send>
+        });
         let confirmed = async {
             loop {
                 let mut told = pin!(self.told.notified());
@@ -96,7 +100,8 @@ impl Ears {
                 match self.state().channels.get(&name).map(|channel| &channel.standing) {
                     Some(Standing::Confirmed) => return Ok(()),
                     Some(Standing::Refused(failure)) => return Err(failure.clone()),
-                    _ => {}
+                    Some(Standing::New) => {}
+                    None => return Err(unconfirmed()),
                 }
                 told.await;
             }
@@ -109,11 +114,18 @@ impl Ears {
     }
 
     /// Adds a listener, and starts the connection's task if it does not run.
-    fn enter(self: &Arc<Self>, name: String, rule: Rule, sender: mpsc::Sender<Wake>) -> Subscription {
+    fn enter(
+        self: &Arc<Self>,
+        name: String,
+        publish: Publish,
+        rule: Rule,
+        sender: mpsc::Sender<Wake>,
+    ) -> Subscription {
         let mut state = self.state();
         let id = state.next;
         state.next += 1;
         let channel = state.channels.entry(name.clone()).or_insert_with(|| Channel {
+            publish,
             listeners: BTreeMap::new(),
             left: None,
             standing: Standing::New,
@@ -145,6 +157,23 @@ impl Ears {
         }
     }
 
+    /// Ends the subscriptions to all other channels: what is said on them is said elsewhere by now.
+    pub(super) fn keep(&self, is_here: impl Fn(&str, Publish) -> bool) {
+        let gone: Vec<_> = {
+            let mut state = self.state();
+            let elsewhere = |(name, channel): &(&String, &Channel)| !is_here(name, channel.publish);
+            let names: Vec<_> =
+                state.channels.iter().filter(elsewhere).map(|(name, _)| name.clone()).collect();
+            names.iter().filter_map(|name| state.channels.remove(name)).collect()
+        };
+        // The listeners end here, and not while the state is taken: one of them may be looked after at once.
+        if !gone.is_empty() {
+            drop(gone);
+            self.told.notify_waiters();
+            self.work.notify_one();
+        }
+    }
+
     /// Ends the connection.
     pub(super) fn close(&self) {
         self.state().closed = true;
@@ -169,6 +198,7 @@ impl Ears {
                     if self.attend(connection).await {
                         return;
                     }
+                    self.connector.trouble.notify_one();
                 }
                 Err(failure) => self.cut_off(failure),
             }
@@ -204,6 +234,7 @@ impl Ears {
         }
         state.failure = Some(failure);
         drop(state);
+        self.connector.trouble.notify_one();
         self.told.notify_waiters();
     }
 
@@ -261,11 +292,11 @@ impl Ears {
                     todo.next = Some(todo.next.map_or(left + KEPT, |next| next.min(left + KEPT)));
                 }
                 (Some(_), Standing::Confirmed) => {
-                    todo.leave.push(name.clone());
+                    todo.leave.push((name.clone(), channel.publish));
                     return false;
                 }
                 (Some(_), _) => return false,
-                (None, Standing::New) => todo.join.push(name.clone()),
+                (None, Standing::New) => todo.join.push((name.clone(), channel.publish)),
                 (None, _) => {}
             }
             true
@@ -277,22 +308,26 @@ impl Ears {
         Some(todo)
     }
 
-    /// Notes what the server said to each channel; `false` if it did not say anything.
-    fn joined(&self, joined: &[(&str, redis::RedisResult<()>)]) -> bool {
+    /// Notes what the server said to each channel; `false` if that was no answer.
+    fn joined(&self, joined: &[(&str, Value)]) -> bool {
         let mut state = self.state();
         for (name, answer) in joined {
-            let Some(channel) = state.channels.get_mut(*name) else { continue };
             match answer {
-                Ok(()) => {
-                    channel.standing = Standing::Confirmed;
-                    if std::mem::take(&mut channel.was_heard) {
-                        tell(channel, |_| Wake::Reconnected);
-                    }
-                }
-                Err(error) => match failure::said(error) {
-                    Some(error) => channel.standing = Standing::Refused(failure::of(&error).0),
-                    None => return false,
-                },
+                Value::Push { kind: PushKind::Subscribe | PushKind::SSubscribe, data }
+                    if data.first().and_then(bytes) == Some(name.as_bytes()) => {}
+                Value::ServerError(_) => {}
+                _ => return false,
+            }
+            let Some(channel) = state.channels.get_mut(*name) else { continue };
+            if let Value::ServerError(error) = answer {
+                channel.standing = Standing::Refused(failure::of(error).0);
+                // Those who had listened so far hear nothing any more, and are told that.
+                channel.listeners.clear();
+                continue;
+            }
+            channel.standing = Standing::Confirmed;
+            if std::mem::take(&mut channel.was_heard) {
+                tell(channel, |_| Wake::Reconnected);
             }
         }
         drop(state);
@@ -304,7 +339,7 @@ impl Ears {
     fn hear(&self, info: &PushInfo) {
         let mut state = self.state();
         match (&info.kind, &info.data[..]) {
-            (PushKind::Message, [channel, message]) => {
+            (PushKind::Message | PushKind::SMessage, [channel, message]) => {
                 if let (Some(channel), Some(message)) = (bytes(channel), text(message)) {
                     if let Some(channel) =
                         std::str::from_utf8(channel).ok().and_then(|name| state.channels.get(name))
@@ -315,12 +350,19 @@ impl Ears {
                 }
                 state.spoiled = true;
             }
-            (PushKind::Subscribe, _) => return,
-            // Expected only for a channel that was given up.
-            (PushKind::Unsubscribe, [Value::BulkString(channel), _])
-                if !std::str::from_utf8(channel).is_ok_and(|name| state.channels.contains_key(name)) =>
-            {
-                return;
+            (PushKind::Subscribe | PushKind::SSubscribe, _) => return,
+            // Expected only for a channel that was given up. A cluster says it unasked when a slot moves away: those who
+            // listened are told by their end, and the connection may have taken it for a reply.
+            (PushKind::Unsubscribe | PushKind::SUnsubscribe, [Value::BulkString(channel), _]) => {
+                let Some(name) =
+                    std::str::from_utf8(channel).ok().filter(|name| state.channels.contains_key(*name))
+                else {
+                    return;
+                };
+                if info.kind == PushKind::SUnsubscribe {
+                    state.channels.remove(name);
+                }
+                state.spoiled = true;
             }
             // The connection's own task sees its end.
             (PushKind::Disconnection, _) => return,
@@ -335,8 +377,8 @@ impl Ears {
 #[derive(Default)]
 struct Todo {
     spoiled: bool,
-    join: Vec<String>,
-    leave: Vec<String>,
+    join: Vec<(String, Publish)>,
+    leave: Vec<(String, Publish)>,
     /// When there will be something to leave.
     next: Option<Moment>,
 }
@@ -347,17 +389,15 @@ impl Todo {
     }
 
     /// Each channel is a command of its own, since a server refuses a command as a whole.
-    async fn carry_out(
-        &self,
-        pipe: &MultiplexedConnection,
-    ) -> redis::RedisResult<Vec<(&str, redis::RedisResult<()>)>> {
-        let joins = self.join.iter().map(|name| {
+    async fn carry_out(&self, pipe: &MultiplexedConnection) -> redis::RedisResult<Vec<(&str, Value)>> {
+        let joins = self.join.iter().map(|(name, publish)| {
             let mut pipe = pipe.clone();
-            async move { (&**name, pipe.subscribe(name).await) }
+            let subscribe = command(&[publish.subscribe(), name]);
+            async move { pipe.send_packed_command(&subscribe).await.map(|answer| (&**name, answer)) }
         });
-        let joined = join_all(joins).await;
-        if !self.leave.is_empty() {
-            pipe.clone().unsubscribe(&self.leave).await?;
+        let joined = try_join_all(joins).await?;
+        for (name, publish) in &self.leave {
+            pipe.clone().send_packed_command(&command(&[publish.unsubscribe(), name])).await?;
         }
         Ok(joined)
     }

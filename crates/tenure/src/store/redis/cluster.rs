@@ -1,0 +1,611 @@
+//! Locks on a cluster: each on the node that has its slot.
+//!
+//! A request goes to the node that serves its slot as far as is known, and on to where that one sends it: a node that
+//! redirects has not carried it out. One task at a time asks the nodes who serves what, when a node sends a request
+//! elsewhere, is lost or cannot be reached, or says that its cluster is down. Nobody waits for that task but those whose slot has
+//! no node that answers, so a shard that is dead delays no other.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, Either, FutureExt, join3, select, select_ok};
+use redis::Value;
+use tokio::sync::Notify;
+
+use super::connect::{Connector, Dial, Network, command};
+use super::line::Line;
+use super::node::{Manner, Node, answered};
+use super::request::{Keyspace, Publish};
+use super::slots::{Member, Redirect, Table, View};
+use super::{Address, Target, Topology, failure, keys, reply};
+use crate::name::LockName;
+use crate::protocol::{Op, Reply, Rule, Verb};
+use crate::runtime::{Moment, Runtime};
+use crate::store::{Cursor, Failure, Listener, Page, Store};
+
+/// So long, at least, between two questions who serves what.
+const PAUSE: Duration = Duration::from_millis(100);
+/// A node has so long to answer it.
+const ANSWER: Duration = Duration::from_secs(1);
+/// So many nodes are asked side by side; the first good answer counts.
+const SIDE_BY_SIDE: usize = 3;
+/// Who waits for a node to be reached has the others asked again this often.
+const ASK_AGAIN: Duration = Duration::from_millis(250);
+/// A node that serves nothing any more is kept so long after it was last needed: until nothing can be on its way to it.
+const KEPT: Duration = Duration::from_secs(60);
+/// So many times a request is sent on at once; after that, only after a pause.
+const HASTY: u32 = 3;
+const PAUSE_MIN: Duration = Duration::from_millis(5);
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+
+/// A store on a cluster of Redis or Valkey servers. Clones share its connections.
+#[derive(Clone)]
+pub struct Cluster(Arc<Inner>);
+
+struct Inner {
+    runtime: Arc<dyn Runtime>,
+    dial: Arc<dyn Dial>,
+    seeds: Vec<Target>,
+    url: Arc<str>,
+    map: Mutex<Map>,
+    /// Told of every change of the map.
+    changed: Notify,
+    /// Tells the scout to ask who serves what.
+    trouble: Arc<Notify>,
+}
+
+/// What is known of the cluster.
+struct Map {
+    table: Table,
+    /// How its clients publish; unknown until a node was asked.
+    publish: Option<Publish>,
+    /// All nodes that there are connections to, and when they were last needed.
+    nodes: BTreeMap<Address, (Arc<Member>, Moment)>,
+    /// Nodes that serve nothing, but can be asked who does.
+    replicas: Vec<Address>,
+    /// How often a node came to serve slots that had served none: it may not know what the one before was told.
+    promotions: u64,
+    /// How often nobody could say who serves what, and why last.
+    failures: u64,
+    failure: Option<Failure>,
+}
+
+impl Cluster {
+    /// A store on the cluster that some of its nodes are named of; nothing is sent before its first use.
+    pub fn at(seeds: Vec<Target>, runtime: Arc<dyn Runtime>) -> Self {
+        Self::over(seeds, Arc::new(Network), runtime)
+    }
+
+    /// A store whose connections are opened by `dial`.
+    pub fn over(seeds: Vec<Target>, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
+        let url = Topology::Cluster(seeds.clone()).shown();
+        let map = Map {
+            table: Table::default(),
+            publish: None,
+            nodes: BTreeMap::new(),
+            replicas: Vec::new(),
+            promotions: 0,
+            failures: 0,
+            failure: None,
+        };
+        let (map, changed, trouble) = (Mutex::new(map), Notify::new(), Arc::default());
+        let inner = Arc::new(Inner { runtime, dial, seeds, url, map, changed, trouble });
+        inner.runtime.spawn(scout(Arc::downgrade(&inner)).boxed());
+        Self(inner)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.trouble.notify_one();
+    }
+}
+
+impl Store for Cluster {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+        let inner = Arc::clone(&self.0);
+        async move { inner.call(op, inner.runtime.now() + within).await }.boxed()
+    }
+
+    fn listen(
+        &self,
+        name: &LockName,
+        rule: Rule,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        let (inner, name) = (Arc::clone(&self.0), name.clone());
+        async move { inner.listen(&name, rule, inner.runtime.now() + within).await }.boxed()
+    }
+
+    /// One master after the other, as on one server. A lock whose slot moves meanwhile may be told twice, or not.
+    fn list(
+        &self,
+        prefix: &str,
+        from: Cursor,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Page, Failure>> {
+        let (inner, prefix) = (Arc::clone(&self.0), prefix.to_owned());
+        async move { inner.list(&prefix, &from, inner.runtime.now() + within).await }.boxed()
+    }
+
+    fn supports(&self, _rule: Rule) -> Result<(), &'static str> {
+        Ok(())
+    }
+
+    /// When any node was connected to anew, or serves slots for the first time.
+    fn interrupted(&self) -> BoxFuture<'static, ()> {
+        let inner = Arc::clone(&self.0);
+        let (before, mut links) = {
+            let map = inner.map();
+            let links: Vec<_> =
+                map.nodes.values().map(|(member, _)| member.node.link.reconnected()).collect();
+            (map.promotions, links)
+        };
+        async move {
+            loop {
+                let mut changed = pin!(inner.changed.notified());
+                changed.as_mut().enable();
+                if inner.map().promotions > before {
+                    return;
+                }
+                let reconnected = poll_fn(|context| {
+                    if links.iter_mut().any(|link| link.poll_unpin(context).is_ready()) {
+                        return Poll::Ready(true);
+                    }
+                    changed.as_mut().poll(context).map(|()| false)
+                });
+                if reconnected.await {
+                    return;
+                }
+            }
+        }
+        .boxed()
+    }
+
+    /// Makes sure that it is known who serves what, and that one of them can be reached.
+    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+        let inner = Arc::clone(&self.0);
+        async move {
+            let deadline = inner.runtime.now() + within;
+            let masters = inner.known(deadline, |map| {
+                Some(map.table.masters().to_vec()).filter(|masters| !masters.is_empty())
+            });
+            let lines = masters.await?.into_iter().map(|member| {
+                let line = async move {
+                    let line = member.node.link.line(deadline).await;
+                    line.map_err(|failure| at(&member.address, failure))
+                };
+                line.boxed()
+            });
+            select_ok(lines).await.map(|_| ())
+        }
+        .boxed()
+    }
+
+    fn url(&self) -> &Arc<str> {
+        &self.0.url
+    }
+}
+
+impl Inner {
+    fn map(&self) -> MutexGuard<'_, Map> {
+        // Nothing in here panics half-way, so a poisoned map is as good as another.
+        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn call(&self, op: Op, deadline: Moment) -> Result<Reply, Failure> {
+        fits(op.rule, &op.name)?;
+        let slot = keys::slot(op.name.as_str());
+        let mut turns = Turns::default();
+        let mut asked_of = None;
+        loop {
+            let asking = asked_of.is_some();
+            let way = match asked_of.take() {
+                None => self.way(slot, deadline).await?,
+                Some(address) => self.way_to(&address, deadline).await?,
+            };
+            let manner = Manner { space: way.space, asking };
+            let failure = match way.member.node.ask(&way.line, &op, manner, deadline).await {
+                Ok(reply) => {
+                    if asking && matches!(op.verb, Verb::Release { .. }) {
+                        self.tell_where_it_was(&op, deadline).await;
+                    }
+                    return Ok(reply);
+                }
+                Err(failure) => failure,
+            };
+            let redirect =
+                failure::said_in(&failure).and_then(|error| Redirect::read(error, &way.member.address));
+            match redirect {
+                None => {
+                    if !matches!(failure, Failure::Refused(_)) {
+                        self.trouble.notify_one();
+                    }
+                    return Err(failure);
+                }
+                Some(Redirect::Moved(Some(to))) => self.moved(slot, &to),
+                Some(Redirect::Ask(to)) => asked_of = Some(to),
+                Some(Redirect::Moved(None) | Redirect::Later) => {
+                    self.trouble.notify_one();
+                    turns.is_over = true;
+                }
+            }
+            self.turn(&mut turns, deadline, failure).await?;
+        }
+    }
+
+    /// The line to the node that serves a slot; waits until there is one.
+    async fn way(&self, slot: u16, deadline: Moment) -> Result<Way, Failure> {
+        loop {
+            let (member, space) = self.known(deadline, |map| map.owner(slot)).await?;
+            if let Some(line) = member.node.link.open_line() {
+                return Ok(Way { member, line, space });
+            }
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if !self.map().serves(&member, slot) {
+                continue;
+            }
+            // Before it can be reached, another may come to serve the slot.
+            let until = deadline.min(self.runtime.now() + ASK_AGAIN);
+            let line = match select(pin!(member.node.link.line(until)), changed).await {
+                Either::Left((line, _)) => line,
+                Either::Right(_) => continue,
+            };
+            match line {
+                Ok(line) => return Ok(Way { member, line, space }),
+                Err(failure) => {
+                    let is_over = self.runtime.now() >= deadline;
+                    if is_over || matches!(failure, Failure::Refused(_)) {
+                        return Err(at(&member.address, failure));
+                    }
+                    self.trouble.notify_one();
+                }
+            }
+        }
+    }
+
+    /// The line to a node that a slot is on its way to.
+    async fn way_to(&self, address: &Address, deadline: Moment) -> Result<Way, Failure> {
+        let (member, space) = {
+            let mut map = self.map();
+            (self.member(&mut map, address), map.space())
+        };
+        let line = member.node.link.line(deadline).await.map_err(|failure| at(address, failure))?;
+        Ok(Way { member, line, space })
+    }
+
+    /// What is looked for in the map; waits until it is there.
+    async fn known<T>(&self, deadline: Moment, look_for: impl Fn(&Map) -> Option<T>) -> Result<T, Failure> {
+        let found = look_for(&self.map());
+        match found {
+            Some(found) => Ok(found),
+            None => self.wait_for(deadline, look_for).await,
+        }
+    }
+
+    async fn wait_for<T>(
+        &self,
+        deadline: Moment,
+        look_for: impl Fn(&Map) -> Option<T>,
+    ) -> Result<T, Failure> {
+        let before = self.map().failures;
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let (found, failure, is_new) = {
+                let map = self.map();
+                (look_for(&map), map.failure.clone(), map.failures > before)
+            };
+            if let Some(found) = found {
+                return Ok(found);
+            }
+            // Wrong credentials do not become right by waiting. But what was said before we asked does not count.
+            let is_refused = is_new && matches!(failure, Some(Failure::Refused(_)));
+            let now = self.runtime.now();
+            if is_refused || now >= deadline {
+                return Err(failure.unwrap_or_else(unserved));
+            }
+            self.trouble.notify_one();
+            select(changed, self.runtime.sleep_until(deadline.min(now + ASK_AGAIN))).await;
+        }
+    }
+
+    /// The pause before a request is sent on; the failure, if there is no time left. That it was redirected means that it was not
+    /// carried out.
+    async fn turn(&self, turns: &mut Turns, deadline: Moment, failure: Failure) -> Result<(), Failure> {
+        let Some(pause) = turns.pause() else { return Ok(()) };
+        let until = self.runtime.now() + pause;
+        if until >= deadline {
+            let (Failure::NotSent(cause) | Failure::Unknown(cause) | Failure::Refused(cause)) = failure;
+            return Err(Failure::NotSent(cause));
+        }
+        self.runtime.sleep_until(until).await;
+        Ok(())
+    }
+
+    /// Those who wait still listen where the slot was, until all of it has moved, and were not heard from there.
+    async fn tell_where_it_was(&self, op: &Op, deadline: Moment) {
+        let (line, space) = {
+            let map = self.map();
+            let owner = map.table.owner(keys::slot(op.name.as_str()));
+            (owner.and_then(|owner| owner.node.link.open_line()), map.space())
+        };
+        if let (Some(line), Publish::Sharded) = (line, space.publish) {
+            let channel = keys::channel(space.db, op.rule, op.name.as_str());
+            let _ = line.ask(&command(&[space.publish.command(), &channel, ""]), deadline).await;
+        }
+    }
+
+    async fn listen(&self, name: &LockName, rule: Rule, deadline: Moment) -> Result<Listener, Failure> {
+        fits(rule, name)?;
+        let slot = keys::slot(name.as_str());
+        let mut turns = Turns::default();
+        loop {
+            let (member, space) = self.known(deadline, |map| map.owner(slot)).await?;
+            let channel = keys::channel(space.db, rule, name.as_str());
+            let failure = match member.node.ears.listen(channel, space.publish, rule, deadline).await {
+                Ok(listener) => return Ok(listener),
+                Err(failure) => failure,
+            };
+            let redirect =
+                failure::said_in(&failure).and_then(|error| Redirect::read(error, &member.address));
+            match redirect {
+                Some(Redirect::Moved(Some(to))) => self.moved(slot, &to),
+                Some(_) => turns.is_over = true,
+                // It may have moved on while it was tried.
+                None if !self.map().serves(&member, slot) => {}
+                None => {
+                    self.trouble.notify_one();
+                    return Err(failure);
+                }
+            }
+            self.turn(&mut turns, deadline, failure).await?;
+        }
+    }
+
+    async fn list(&self, prefix: &str, from: &Cursor, deadline: Moment) -> Result<Page, Failure> {
+        let masters = self.known(deadline, |map| {
+            Some((map.table.masters().to_vec(), map.space())).filter(|(masters, _)| !masters.is_empty())
+        });
+        let (masters, space) = masters.await?;
+        let mut masters: Vec<_> =
+            masters.into_iter().map(|member| (member.address.to_string(), member)).collect();
+        masters.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let (at_node, rest) = from.0.split_once(' ').unwrap_or_default();
+        // One that serves nothing any more is passed over.
+        let mut left = masters.iter().skip_while(|(address, _)| **address < *at_node);
+        let Some((address, member)) = left.next() else { return Ok(Page::default()) };
+        let rest = if address == at_node { rest } else { "" };
+        let manner = Manner { space, asking: false };
+        let page = member.node.list(prefix, &Cursor(rest.to_owned()), manner, deadline).await;
+        let mut page = page.map_err(|failure| at(&member.address, failure))?;
+        page.next = match (page.next, left.next()) {
+            (Some(Cursor(rest)), _) => Some(Cursor(format!("{address} {rest}"))),
+            (None, Some((next, _))) => Some(Cursor(format!("{next} "))),
+            (None, None) => None,
+        };
+        Ok(page)
+    }
+
+    /// The node at an address, known or not.
+    fn member(&self, map: &mut Map, address: &Address) -> Arc<Member> {
+        let now = self.runtime.now();
+        let known = map.nodes.entry(address.clone());
+        let (member, needed) =
+            known.or_insert_with(|| (self.stranger(address, Arc::clone(&self.trouble)), now));
+        *needed = now;
+        Arc::clone(member)
+    }
+
+    /// A node that there are no connections to yet. All let us in as the seeds do.
+    fn stranger(&self, address: &Address, trouble: Arc<Notify>) -> Arc<Member> {
+        let seed = self.seeds.iter().find(|seed| seed.address == *address).or(self.seeds.first());
+        let target = seed.expect("a URL has a host").at(address.clone());
+        let connector = Connector::new(Arc::clone(&self.runtime), Arc::clone(&self.dial), target);
+        let node = Node::new(connector.telling(trouble), Arc::clone(&self.url));
+        Arc::new(Member { address: address.clone(), node })
+    }
+
+    /// A node said that another serves this slot.
+    fn moved(&self, slot: u16, to: &Address) {
+        {
+            let mut map = self.map();
+            let member = self.member(&mut map, to);
+            map.promotions += u64::from(!map.table.has(to));
+            map.table.give(slot, slot, &member);
+            map.dismiss();
+        }
+        self.changed.notify_waiters();
+        self.trouble.notify_one();
+    }
+
+    /// Asks one node after the other, some side by side, until one says who serves what.
+    async fn look(&self) {
+        let mut why = unserved();
+        for members in self.candidates().chunks(SIDE_BY_SIDE) {
+            let views = members.iter().map(|member| self.ask_for_view(member).boxed());
+            match select_ok(views).await {
+                Ok(((view, publish), _)) => return self.learn(&view, publish),
+                Err(failure) => why = failure,
+            }
+        }
+        {
+            let mut map = self.map();
+            map.failures += 1;
+            map.failure = Some(why);
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Who can be asked: first those that are connected to, each time in another order, because one of them may be cut off
+    /// from the others and not know it.
+    fn candidates(&self) -> Vec<Arc<Member>> {
+        let map = self.map();
+        let is_open = |member: &Arc<Member>| member.node.link.open_line().is_some();
+        let (mut open, mut rest): (Vec<_>, Vec<_>) =
+            map.nodes.values().map(|(member, _)| Arc::clone(member)).partition(is_open);
+        if !open.is_empty() {
+            let first = self.runtime.random() % open.len() as u64;
+            open.rotate_left(first as usize);
+        }
+        open.append(&mut rest);
+        for address in map.replicas.iter().chain(self.seeds.iter().map(|seed| &seed.address)) {
+            if !open.iter().any(|known| known.address == *address) {
+                // Whether it can be reached matters to nobody else.
+                open.push(self.stranger(address, Arc::default()));
+            }
+        }
+        open
+    }
+
+    async fn ask_for_view(&self, member: &Member) -> Result<(View, Publish), Failure> {
+        let Member { address, node } = member;
+        let deadline = self.runtime.now() + ANSWER;
+        let line = node.link.line(deadline).await.map_err(|failure| at(address, failure))?;
+        let (health, slots) = (command(&["CLUSTER", "INFO"]), command(&["CLUSTER", "SLOTS"]));
+        // What Redisson asks, and those who share a lock must come to the same conclusion.
+        let sharded = command(&["PUBSUB", "SHARDNUMSUB"]);
+        let asked =
+            join3(line.ask(&health, deadline), line.ask(&slots, deadline), line.ask(&sharded, deadline));
+        let (health, slots, sharded) = asked.await;
+        let slots = answered(&line, slots?).map_err(|failure| at(address, failure))?;
+        let Some(view) = View::read(&slots, address) else {
+            line.hang_up();
+            return Err(at(
+                address,
+                Failure::NotSent(Failure::cause("a reply to CLUSTER SLOTS that is none")),
+            ));
+        };
+        // A node that is cut off from the others does not know of what they have decided since.
+        let is_down = reply::prose(&health?).is_some_and(|health| health.contains("cluster_state:fail"));
+        if is_down || view.ranges.is_empty() {
+            return Err(at(address, Failure::NotSent(Failure::cause("its cluster is down"))));
+        }
+        let publish = match sharded? {
+            Value::ServerError(_) => Publish::Plain,
+            _ => Publish::Sharded,
+        };
+        Ok((view, publish))
+    }
+
+    /// Takes over what a node said.
+    fn learn(&self, view: &View, publish: Publish) {
+        let now = self.runtime.now();
+        {
+            let mut map = self.map();
+            let mut table = Table::default();
+            for (first, last, address) in &view.ranges {
+                let member = self.member(&mut map, address);
+                map.promotions += u64::from(!map.table.has(address) && !table.has(address));
+                table.give(*first, *last, &member);
+            }
+            map.table = table;
+            map.publish = Some(publish);
+            map.replicas.clone_from(&view.replicas);
+            map.failure = None;
+            map.dismiss();
+            let Map { nodes, table, .. } = &mut *map;
+            nodes.retain(|address, (_, needed)| table.has(address) || now.since(*needed) < KEPT);
+        }
+        self.changed.notify_waiters();
+    }
+}
+
+impl Map {
+    fn space(&self) -> Keyspace {
+        Keyspace { db: 0, publish: self.publish.unwrap_or(Publish::Plain) }
+    }
+
+    fn owner(&self, slot: u16) -> Option<(Arc<Member>, Keyspace)> {
+        self.table.owner(slot).map(|owner| (Arc::clone(owner), self.space()))
+    }
+
+    fn serves(&self, member: &Arc<Member>, slot: u16) -> bool {
+        self.table.owner(slot).is_some_and(|owner| Arc::ptr_eq(owner, member))
+    }
+
+    /// Those who listen where their messages are not said any more are told so.
+    fn dismiss(&self) {
+        for (member, _) in self.nodes.values() {
+            member.node.ears.keep(|channel, publish| {
+                Some(publish) == self.publish && self.serves(member, keys::slot(channel))
+            });
+        }
+    }
+}
+
+/// Where a request goes.
+struct Way {
+    member: Arc<Member>,
+    line: Arc<Line>,
+    space: Keyspace,
+}
+
+/// How often a request was sent on.
+#[derive(Default)]
+struct Turns {
+    count: u32,
+    /// It was not sent anywhere else: to ask again at once would be to no avail.
+    is_over: bool,
+}
+
+impl Turns {
+    fn pause(&mut self) -> Option<Duration> {
+        self.count += 1;
+        let waits = std::mem::take(&mut self.is_over) || self.count > HASTY;
+        waits.then(|| PAUSE_MIN.saturating_mul(1 << (self.count - 1).min(8)).min(PAUSE_MAX))
+    }
+}
+
+/// Asks who serves what whenever there is trouble, and not too often.
+async fn scout(cluster: Weak<Inner>) {
+    let Some((runtime, trouble)) =
+        cluster.upgrade().map(|inner| (Arc::clone(&inner.runtime), Arc::clone(&inner.trouble)))
+    else {
+        return;
+    };
+    loop {
+        trouble.notified().await;
+        let Some(inner) = cluster.upgrade() else { return };
+        inner.look().await;
+        drop(inner);
+        runtime.sleep_until(runtime.now() + PAUSE).await;
+    }
+}
+
+/// A lock is kept only where its counter and its channel can be.
+fn fits(rule: Rule, name: &LockName) -> Result<(), Failure> {
+    if keys::share_a_slot(rule, name.as_str()) {
+        return Ok(());
+    }
+    Err(Failure::Refused(Failure::cause(
+        "on a cluster a lock and its counter must share a slot, and no counter can share that of a name with `}`, or of a \
+         reentrant mutex with `{`, unless something stands between a first `{` and the next `}`",
+    )))
+}
+
+fn unserved() -> Failure {
+    Failure::NotSent(Failure::cause("nobody is known to serve its slot"))
+}
+
+/// The same failure, with the node that it is about.
+fn at(address: &Address, failure: Failure) -> Failure {
+    let cause = |cause| Failure::cause(format!("{address}: {cause}"));
+    match failure {
+        Failure::NotSent(why) => Failure::NotSent(cause(why)),
+        Failure::Unknown(why) => Failure::Unknown(cause(why)),
+        Failure::Refused(why) => Failure::Refused(cause(why)),
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Cluster").field(&self.0.url).finish()
+    }
+}

@@ -1,0 +1,216 @@
+//! One server: what is asked of it, and who listens there.
+
+use std::sync::Arc;
+
+use futures_util::future::{join, join_all};
+use redis::Value;
+
+use super::connect::{Connector, command};
+use super::line::Line;
+use super::link::Link;
+use super::request::{Keyspace, Request};
+use super::wake::Ears;
+use super::{failure, keys, reply, slots};
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::protocol::{Answer, Found, Holding, Kind, Op, Reply, Rule, Seat, Verb, ours};
+use crate::runtime::{Moment, Runtime};
+use crate::store::{Cursor, Failure, Page};
+
+/// A server, the connection for requests and the one for messages. Both are closed when it is dropped.
+pub(super) struct Node {
+    runtime: Arc<dyn Runtime>,
+    pub(super) link: Arc<Link>,
+    pub(super) ears: Arc<Ears>,
+    /// For messages.
+    url: Arc<str>,
+}
+
+/// How a request is made.
+#[derive(Clone, Copy)]
+pub(super) struct Manner {
+    pub(super) space: Keyspace,
+    /// The server is asked to answer for a slot that it is only about to get.
+    pub(super) asking: bool,
+}
+
+impl Node {
+    pub(super) fn new(connector: Connector, url: Arc<str>) -> Self {
+        let runtime = Arc::clone(&connector.runtime);
+        let connector = Arc::new(connector);
+        let (link, ears) = (Link::new(Arc::clone(&connector)), Ears::new(connector));
+        Self { runtime, link, ears, url }
+    }
+
+    /// Carries out a request on this line.
+    pub(super) async fn ask(
+        &self,
+        line: &Line,
+        op: &Op,
+        manner: Manner,
+        deadline: Moment,
+    ) -> Result<Reply, Failure> {
+        let value = run(line, op, manner, deadline).await?;
+        match reply::read(&value, op) {
+            Ok(reply::Read { answer, unheard }) => {
+                if let Some(why) = unheard {
+                    tracing::warn!(target: "tenure", lock = %op.name, store = %self.url, why, "those who wait could not be woken");
+                }
+                Ok(Reply { owner: op.owner.clone(), request: op.request, answer })
+            }
+            Err(what) => {
+                // From here on nobody can tell which reply is whose.
+                tracing::warn!(target: "tenure", lock = %op.name, store = %self.url, what, "the connection is given up");
+                line.hang_up();
+                Err(Failure::Unknown(Failure::cause(what)))
+            }
+        }
+    }
+
+    /// A part of its locks.
+    pub(super) async fn list(
+        &self,
+        prefix: &str,
+        from: &Cursor,
+        manner: Manner,
+        deadline: Moment,
+    ) -> Result<Page, Failure> {
+        let line = self.link.line(deadline).await?;
+        // One type after the other, each with the server's own cursor.
+        let (kind, cursor) = from.0.split_once(' ').unwrap_or((TYPES[0].0, "0"));
+        let at = TYPES.iter().position(|(name, _)| *name == kind).unwrap_or(0);
+        let (kind, rule) = TYPES[at];
+        let pattern = keys::pattern(prefix);
+        let scan = ["SCAN", cursor, "MATCH", &pattern, "COUNT", "250", "TYPE", kind];
+        let value = answered(&line, line.ask(&command(&scan), deadline).await?)?;
+        let Some((next, names)) = scanned(&value) else {
+            line.hang_up();
+            return Err(Failure::Unknown(Failure::cause("a reply to SCAN that is none")));
+        };
+        let next = match (next, TYPES.get(at + 1)) {
+            ("0", None) => None,
+            ("0", Some((kind, _))) => Some(Cursor(format!("{kind} 0"))),
+            (next, _) => Some(Cursor(format!("{kind} {next}"))),
+        };
+        let mut page = Page { locks: Vec::new(), next };
+        let looks = names.iter().map(|name| self.look(&line, name, rule, manner, deadline));
+        for (name, found) in names.iter().zip(join_all(looks).await) {
+            let is_ours = |holding: &Holding| ours(&holding.value).is_some();
+            let found = match found {
+                // Its slot has moved on.
+                Err(failure) if failure::said_in(&failure).is_some_and(slots::redirects) => None,
+                found => found?,
+            };
+            if let Some(found) = found
+                && (!prefix.is_empty() || found.holders.iter().chain(&found.waiters).any(is_ours))
+            {
+                page.locks.push((name.clone(), found));
+            }
+        }
+        Ok(page)
+    }
+
+    /// Who holds a lock, where something of this rule's type stands at its name.
+    async fn look(
+        &self,
+        line: &Line,
+        name: &LockName,
+        rule: Rule,
+        manner: Manner,
+        deadline: Moment,
+    ) -> Result<Option<Found>, Failure> {
+        if rule == Rule::Mutex {
+            return look_at_text(line, name, deadline).await;
+        }
+        let owner = Owner::fresh("", &*self.runtime);
+        let op = Op { name: name.clone(), rule, owner, request: 0, verb: Verb::Inspect };
+        let value = run(line, &op, manner, deadline).await?;
+        Ok(match reply::read(&value, &op) {
+            // A hash that is no lock's.
+            Ok(reply::Read { answer: Answer::Found(found), .. }) if found.holders.iter().any(is_no_lock) => {
+                None
+            }
+            Ok(reply::Read { answer: Answer::Found(found), .. }) => Some(found),
+            // Gone by now, or something else stands there by now.
+            _ => None,
+        })
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.link.close();
+        self.ears.close();
+    }
+}
+
+/// Runs the script that answers `op`.
+async fn run(line: &Line, op: &Op, manner: Manner, deadline: Moment) -> Result<Value, Failure> {
+    let request = Request::new(op, manner.space);
+    if manner.asking {
+        // Rare, and it must not take a third round trip.
+        return answered(line, line.ask_for_slot(&request.in_full(), deadline).await?);
+    }
+    // The first request after a reconnect is the question whether a lock is still held, and a server that has forgotten
+    // the lock has forgotten the script: it must not take a second round trip to say so.
+    let first = if line.brings_script() { request.in_full() } else { request.by_name() };
+    let mut value = line.ask(&first, deadline).await?;
+    if let Value::ServerError(error) = &value
+        && failure::is_no_script(error)
+    {
+        value = line.ask(&request.in_full(), deadline).await?;
+    }
+    answered(line, value)
+}
+
+/// The types of the keys at which locks stand.
+const TYPES: [(&str, Rule); 3] =
+    [("string", Rule::Mutex), ("hash", Rule::Reentrant), ("zset", Rule::Queue(Seat::FAIR))];
+
+fn is_no_lock(holding: &Holding) -> bool {
+    holding.value == "(hash)"
+}
+
+/// The same for a string. By plain commands, because a script would read the whole of what may be somebody's film.
+async fn look_at_text(line: &Line, name: &LockName, deadline: Moment) -> Result<Option<Found>, Failure> {
+    let (value, left) = (["GETRANGE", name.as_str(), "0", "1023"], ["PTTL", name.as_str()]);
+    let (value, left) = (command(&value), command(&left));
+    let (value, left) = join(line.ask(&value, deadline), line.ask(&left, deadline)).await;
+    // Empty: gone by now. An error: something else stands there by now.
+    let value = reply::text(&value?).filter(|value| !value.is_empty());
+    Ok(match (value, reply::left(&answered(line, left?)?)) {
+        (Some(value), Some(left_ms)) => {
+            Some(reply::found(Kind::Mutex, Holding { value, left_ms, weight: 1 }))
+        }
+        _ => None,
+    })
+}
+
+pub(super) fn answered(line: &Line, value: Value) -> Result<Value, Failure> {
+    match value {
+        Value::ServerError(error) => Err(refused(line, &error)),
+        value => Ok(value),
+    }
+}
+
+pub(super) fn refused(line: &Line, error: &redis::ServerError) -> Failure {
+    let (failure, leave) = failure::of(error);
+    if leave {
+        line.hang_up();
+    }
+    failure
+}
+
+/// The next cursor and the names of a reply to SCAN, without those that no lock can have.
+fn scanned(value: &Value) -> Option<(&str, Vec<LockName>)> {
+    let Value::Array(parts) = value else { return None };
+    let [next, Value::Array(keys)] = &parts[..] else { return None };
+    let next = std::str::from_utf8(reply::bytes(next)?).ok()?;
+    let mut names: Vec<_> = keys
+        .iter()
+        .filter_map(|key| LockName::new(std::str::from_utf8(reply::bytes(key)?).ok()?).ok())
+        .collect();
+    names.sort();
+    names.dedup();
+    next.bytes().all(|byte| byte.is_ascii_digit()).then_some((next, names))
+}

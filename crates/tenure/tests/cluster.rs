@@ -1,0 +1,367 @@
+//! A cluster whose slots move, whose masters fail over, are killed or stopped, while locks are held and waited for.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests against real servers measure real time"
+)]
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{Scope, ScopedJoinHandle, scope, sleep};
+use std::time::{Duration, Instant};
+
+use tenure::{Guard, Locks, Options, Owner, block_on};
+use tenure_testkit::servers::{Cluster, eventually};
+
+const KINDS: [&str; 5] = ["mutex", "reentrant", "fair", "writer", "permit"];
+/// What a busy machine may take for something that takes no time.
+const SOON: Duration = Duration::from_secs(5);
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn locks(url: &str, ttl: Duration) -> Locks {
+    Locks::open(url).expect("a store").with(Options::new().ttl(ttl)).expect("options")
+}
+
+/// One lock of a kind, alone.
+fn acquire(locks: &Locks, kind: &str, name: &str) -> tenure::Result<Guard> {
+    match kind {
+        "mutex" => block_on(locks.mutex(name)?.lock()),
+        "reentrant" => block_on(locks.reentrant(name, &Owner::new("crowd")?)?.lock()),
+        "fair" => block_on(locks.fair(name)?.lock()),
+        "writer" => block_on(locks.rwlock(name)?.write()),
+        "permit" => block_on(locks.semaphore(name, 1)?.acquire(1)),
+        _ => unreachable!("a kind"),
+    }
+}
+
+/// Several clients that hand on one lock of each kind all the time.
+struct Crowd {
+    names: Vec<(&'static str, String)>,
+    over: AtomicBool,
+    books: BTreeMap<&'static str, Mutex<Book>>,
+}
+
+/// What was seen of one lock.
+struct Book {
+    inside: u32,
+    turns: u32,
+    overlaps: u32,
+    lost: u32,
+    token: u64,
+    last: Instant,
+    /// The longest time in which nobody had a turn.
+    pause: Duration,
+}
+
+impl Crowd {
+    /// `key` names the slot.
+    fn new(key: &str) -> Self {
+        let names = KINDS.map(|kind| (kind, format!("{{{key}}}:{kind}"))).to_vec();
+        let book = || Book {
+            inside: 0,
+            turns: 0,
+            overlaps: 0,
+            lost: 0,
+            token: 0,
+            last: Instant::now(),
+            pause: Duration::ZERO,
+        };
+        let books = KINDS.into_iter().map(|kind| (kind, Mutex::new(book()))).collect();
+        Self { names, over: AtomicBool::new(false), books }
+    }
+
+    fn book<T>(&self, kind: &str, with: impl FnOnce(&mut Book) -> T) -> T {
+        with(&mut self.books[kind].lock().expect("no panic while it is taken"))
+    }
+
+    /// Each client takes turns at each lock, until the crowd is over.
+    fn starts<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        clients: &'scope [Locks],
+    ) -> Vec<ScopedJoinHandle<'scope, ()>> {
+        let pairs = clients.iter().flat_map(|client| self.names.iter().map(move |name| (client, name)));
+        pairs
+            .map(|(client, (kind, name))| scope.spawn(move || self.takes_turns(client, kind, name)))
+            .collect()
+    }
+
+    fn takes_turns(&self, client: &Locks, kind: &'static str, name: &str) {
+        while !self.over.load(Ordering::Relaxed) {
+            let guard = acquire(client, kind, name).unwrap_or_else(|error| panic!("{kind}: {error:?}"));
+            self.book(kind, |book| {
+                book.pause = book.pause.max(book.last.elapsed());
+                book.last = Instant::now();
+                book.inside += 1;
+                book.turns += 1;
+                book.overlaps += u32::from(book.inside > 1);
+                assert!(guard.fence() > book.token, "{kind}: {} after {}", guard.fence(), book.token);
+                book.token = guard.fence();
+            });
+            sleep(ms(3));
+            let was_held = guard.is_held();
+            self.book(kind, |book| book.inside -= 1);
+            match block_on(guard.release()) {
+                Ok(()) => {}
+                Err(error) if error.is_lost() || error.is_unknown() || !was_held => {
+                    self.book(kind, |book| book.lost += 1);
+                }
+                Err(error) => panic!("{kind}: a release: {error:?}"),
+            }
+        }
+    }
+
+    /// Waits until every lock had so many turns more.
+    fn goes_on(&self, limit: Duration) {
+        let turns: Vec<_> = KINDS.iter().map(|kind| self.book(kind, |book| book.turns) + 3).collect();
+        eventually("every lock is handed on", limit, || {
+            KINDS.iter().zip(&turns).all(|(kind, turns)| self.book(kind, |book| book.turns) >= *turns)
+        });
+    }
+
+    /// Forgets the pauses so far.
+    fn watches(&self) {
+        for kind in KINDS {
+            self.book(kind, |book| (book.pause, book.last) = (Duration::ZERO, Instant::now()));
+        }
+    }
+
+    fn tells(&self, what: &str) {
+        for kind in KINDS {
+            self.book(kind, |book| {
+                println!(
+                    "{what}: {kind}: {} turns, {} overlaps, {} lost, longest pause {:?}",
+                    book.turns, book.overlaps, book.lost, book.pause
+                );
+            });
+        }
+    }
+
+    fn ends(&self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A guard of each kind.
+fn held(locks: &Locks, key: &str) -> Vec<Guard> {
+    let hold = |kind| acquire(locks, kind, &format!("{{{key}}}:held:{kind}")).expect("a free lock");
+    KINDS.into_iter().map(hold).collect()
+}
+
+#[test]
+fn a_slot_that_moves_costs_neither_a_held_lock_nor_a_turn() {
+    let cluster = Cluster::without_replicas();
+    let (key, [from, to]) = (cluster.key_at(0, "k"), [0, 1]);
+    let slot = cluster.slot(&key);
+    let (crowd, clients) = (Crowd::new(&key), [(); 3].map(|()| locks(&cluster.url(), SOON)));
+    // Renewed every 200 ms, so also in the middle of each move.
+    let guards = held(&locks(&cluster.url(), ms(600)), &key);
+    scope(|scope| {
+        let workers = crowd.starts(scope, &clients);
+        crowd.goes_on(SOON);
+        for round in 0..4 {
+            let (from, to) = if round % 2 == 0 { (from, to) } else { (to, from) };
+            cluster.begin_move(slot, from, to);
+            sleep(ms(250));
+            // One by one, so that a lock is here and its counter there.
+            while cluster.move_keys(slot, from, to, 1) > 0 {
+                sleep(ms(15));
+            }
+            sleep(ms(250));
+            cluster.end_move(slot, from, to);
+            crowd.goes_on(SOON);
+        }
+        crowd.ends();
+        workers.into_iter().for_each(|worker| worker.join().expect("no panic"));
+    });
+    crowd.tells("moved");
+    for kind in KINDS {
+        crowd.book(kind, |book| assert_eq!((book.overlaps, book.lost), (0, 0), "{kind}"));
+    }
+    for guard in guards {
+        block_on(guard.release()).expect("it was held all the time");
+    }
+}
+
+#[test]
+fn who_waits_hears_of_a_release_after_the_slot_has_moved_and_while_it_moves() {
+    let cluster = Cluster::without_replicas();
+    let key = cluster.key_at(0, "k");
+    let slot = cluster.slot(&key);
+    let subscribed = |at: usize, name: &str| {
+        let channels = cluster.nodes()[at].command(&["PUBSUB", "SHARDCHANNELS"]);
+        channels.items().iter().any(|channel| channel.text().contains(name))
+    };
+    // Long leases: nobody who misses the message comes in time.
+    let [holders, waiters] = [(); 2].map(|()| locks(&cluster.url(), Duration::from_secs(60)));
+    for (kind, in_the_middle) in KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+        let name = format!("{{{key}}}:{kind}:{in_the_middle}");
+        let (from, to) = if cluster.owner_of(&key) == 0 { (0, 1) } else { (1, 0) };
+        let guard = acquire(&holders, kind, &name).expect("a free lock");
+        scope(|scope| {
+            let waiter = scope.spawn(|| acquire(&waiters, kind, &name).expect("a grant"));
+            eventually("a subscription", SOON, || subscribed(from, &name));
+            cluster.begin_move(slot, from, to);
+            eventually("all keys are moved", SOON, || cluster.move_keys(slot, from, to, 100) == 0);
+            if in_the_middle {
+                block_on(guard.release()).expect("a release");
+                sleep(ms(100));
+                cluster.end_move(slot, from, to);
+            } else {
+                cluster.end_move(slot, from, to);
+                eventually("a subscription at the new node", SOON, || subscribed(to, &name));
+                block_on(guard.release()).expect("a release");
+            }
+            let released = Instant::now();
+            block_on(waiter.join().expect("no panic").release()).expect("a release");
+            assert!(released.elapsed() < SOON, "{kind}: {:?}", released.elapsed());
+        });
+    }
+}
+
+/// What happens to the master of a shard.
+enum Blow {
+    /// Its replica takes over, with all that it has.
+    FailOver,
+    Kill,
+    Stop,
+}
+
+impl Blow {
+    /// Strikes, and says which node was struck and which comes to serve its slots.
+    fn strikes(&self, cluster: &Cluster, key: &str) -> usize {
+        let master = cluster.owner_of(key);
+        match self {
+            Self::FailOver => {
+                cluster.fail_over(master);
+            }
+            Self::Kill => cluster.nodes()[master].kill(),
+            Self::Stop => cluster.nodes()[master].stop(),
+        }
+        master
+    }
+
+    /// Repairs what was struck.
+    fn heals(&self, cluster: &Cluster, struck: usize) {
+        match self {
+            Self::FailOver => {}
+            Self::Kill => cluster.nodes()[struck].restart(),
+            Self::Stop => cluster.nodes()[struck].cont(),
+        }
+        cluster.settles();
+    }
+}
+
+#[test]
+fn a_master_that_fails_over_costs_seconds_and_nobody_who_has_lost_is_not_told() {
+    let cluster = Cluster::start();
+    let key = cluster.key_at(0, "k");
+    for (what, blow) in [("failed over", Blow::FailOver), ("killed", Blow::Kill), ("stopped", Blow::Stop)] {
+        let (crowd, clients) = (Crowd::new(&key), [(); 2].map(|()| locks(&cluster.url(), ms(2_000))));
+        let holders = locks(&cluster.url(), Duration::from_secs(8));
+        let guards = held(&holders, &key);
+        // A lock of another shard is none of its business.
+        let elsewhere = held(&locks(&cluster.url(), ms(900)), &cluster.key_at(1, "e"));
+        let owners: Vec<_> = guards.iter().map(|guard| (guard.owner().clone(), guard.fence())).collect();
+        scope(|scope| {
+            let workers = crowd.starts(scope, &clients);
+            crowd.goes_on(SOON);
+            sleep(ms(50)); // what was granted so far is with the replica by now
+            crowd.watches();
+            let struck = blow.strikes(&cluster, &key);
+            crowd.goes_on(Duration::from_secs(15));
+            crowd.tells(what);
+            blow.heals(&cluster, struck);
+            crowd.goes_on(SOON);
+            crowd.ends();
+            workers.into_iter().for_each(|worker| worker.join().expect("no panic"));
+        });
+        if let Blow::FailOver = blow {
+            for kind in KINDS {
+                crowd.book(kind, |book| assert_eq!((book.overlaps, book.lost), (0, 0), "{kind}"));
+            }
+        }
+        for (guard, (owner, fence)) in guards.into_iter().zip(owners) {
+            block_on(guard.verify()).unwrap_or_else(|error| panic!("{what}: {}: {error:?}", guard.name()));
+            let status =
+                block_on(holders.inspect(guard.name().as_str())).expect("an answer").expect("a holder");
+            assert_eq!((status.holders[0].owner.as_ref(), status.holders[0].fence), (Some(&owner), fence));
+            block_on(guard.release()).expect("it was held all the time");
+        }
+        for guard in elsewhere {
+            block_on(guard.release()).expect("it was held all the time");
+        }
+    }
+}
+
+#[test]
+fn of_a_thousand_locks_only_those_of_the_stopped_master_are_lost_and_in_time() {
+    const TTL: Duration = ms(3_000);
+    let cluster = Cluster::without_replicas();
+    let holders = locks(&cluster.url(), TTL);
+    let guards: Vec<_> = (0..1_000)
+        .map(|number| {
+            let name = format!("lock:{number}");
+            let at = cluster.owner(cluster.slot(&name)).expect("an owner");
+            (at, acquire(&holders, "mutex", &name).expect("a free lock"))
+        })
+        .collect();
+    let on_the_dead = guards.iter().filter(|(at, _)| *at == 0).count();
+    assert!((100..900).contains(&on_the_dead), "{on_the_dead}");
+    let (key, other) = (cluster.key_at(1, "x"), locks(&cluster.url(), TTL));
+    cluster.nodes()[0].stop();
+    let stopped = Instant::now();
+    // Meanwhile the others are served as always, to holders and newcomers.
+    let mut longest = Duration::ZERO;
+    while stopped.elapsed() < TTL * 3 {
+        let began = Instant::now();
+        let guard = acquire(&other, "mutex", &key).expect("a free lock");
+        block_on(guard.release()).expect("a release");
+        longest = longest.max(began.elapsed());
+        for (at, guard) in &guards {
+            assert!(*at == 0 || guard.is_held(), "{} of a shard that lives is lost", guard.name());
+            assert!(*at != 0 || !guard.is_held() || stopped.elapsed() < TTL, "{} is not lost", guard.name());
+        }
+        sleep(ms(5));
+    }
+    println!("{on_the_dead} of 1,000 lost; a pair on another shard took {longest:?} at most");
+    assert!(longest < ms(900), "a shard that lives was delayed by {longest:?}");
+    cluster.nodes()[0].cont();
+    eventually("the stopped shard is served again", SOON, || {
+        let (_, lost) = guards.iter().find(|(at, _)| *at == 0).expect("some");
+        block_on(holders.mutex(lost.name().as_str()).expect("a name").try_lock())
+            .is_ok_and(|got| got.is_some())
+    });
+    for (at, guard) in guards {
+        match (at, block_on(guard.release())) {
+            (0, Err(error)) => assert!(error.is_lost() || error.is_unknown(), "{error:?}"),
+            (0, Ok(())) => panic!("a lock that was lost is released"),
+            (_, released) => released.expect("it was held all the time"),
+        }
+    }
+}
+
+#[test]
+fn a_cluster_is_found_by_any_seed_that_answers_and_by_the_addresses_that_it_announces() {
+    let cluster = Cluster::without_replicas();
+    let port = cluster.nodes()[2].address().port();
+    // Nobody listens at the first; the second is announced by another name.
+    let url = format!("redis-cluster://127.0.0.1:1,localhost:{port}");
+    let locks = block_on(Locks::connect(&url)).expect("a cluster");
+    for node in 0..3 {
+        for kind in KINDS {
+            let guard = acquire(&locks, kind, &cluster.key_at(node, kind)).expect("a free lock");
+            block_on(guard.release()).expect("a release");
+        }
+    }
+    let error = block_on(Locks::connect("redis-cluster://127.0.0.1:1,127.0.0.1:2")).expect_err("nobody");
+    assert!(error.is_unreachable(), "{error:?}");
+    let alone = tenure_testkit::servers::Server::start();
+    let error =
+        block_on(Locks::connect(&format!("redis-cluster://{}", alone.address()))).expect_err("no cluster");
+    assert!(error.is_refused() && format!("{error:?}").contains("cluster"), "{error:?}");
+}
