@@ -4,7 +4,7 @@
 use std::panic;
 
 use tenure::internals::planted::{Bug, plant};
-use tenure_testkit::sim::world::run;
+use tenure_testkit::sim::world::{run, run_scripts};
 
 /// By which invariant each bug is caught, and within how many schedules.
 const CAUGHT: [(Bug, &str, u64); Bug::ALL.len()] = [
@@ -53,4 +53,18 @@ fn every_planted_bug_is_caught_by_its_check() {
     }
     drop(panic::take_hook());
     assert!(missed.is_empty(), "{missed:#?}");
+}
+
+/// So is a machine that is not what its script is.
+#[test]
+fn a_machine_that_differs_from_its_script_is_caught() {
+    for bug in [Bug::ReleaseWithoutCompare, Bug::ReentryBumpsToken, Bug::DowngradeWakesNobody] {
+        plant(Some(bug));
+        let caught = (0..1_000).map(run_scripts).find(|report| {
+            let violation = report.violation.as_ref();
+            violation.is_some_and(|violation| violation.invariant == "the scripts are the machines")
+        });
+        plant(None);
+        assert!(caught.is_some(), "{bug:?}");
+    }
 }

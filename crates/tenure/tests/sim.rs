@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::thread;
 
-use tenure_testkit::sim::world::{Report, regime, replay as replay_seed, run};
+use tenure_testkit::sim::world::{Report, regime, replay as replay_seed, run, run_scripts};
 
 /// How many schedules the test command runs; `TENURE_SCHEDULES` asks for another number.
 const SCHEDULES: u64 = 100_000;
@@ -114,6 +114,15 @@ impl Tally {
         self.steps += other.steps;
         self.lasted += other.lasted;
         self.violations.extend(other.violations);
+    }
+}
+
+/// Fewer, because a script takes longer than its twin.
+#[test]
+fn the_scripts_themselves_answer_as_the_machines_in_every_schedule() {
+    for seed in 0..setting("TENURE_SCRIPTS").unwrap_or(3_000) {
+        let report = run_scripts(seed);
+        assert!(report.violation.is_none(), "seed {seed}: {:?}", report.violation);
     }
 }
 

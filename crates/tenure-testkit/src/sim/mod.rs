@@ -11,6 +11,7 @@
 //! | [`executor`] | tasks, timers and processes in virtual time |
 //! | [`network`] | the store that a process sees: delays, losses, cut connections |
 //! | [`server`] | the one store behind it, and the checks that only it can make |
+//! | [`scripts`] | the real scripts beside it, in the slower profile |
 //! | [`regime`] | which faults a schedule has, and how many |
 //! | [`oracle`] | what must never happen, judged in true time and from outside |
 //! | `wish` | what a task may ask for: a lock of any kind |
@@ -23,6 +24,7 @@ pub mod executor;
 pub mod network;
 pub mod oracle;
 pub mod regime;
+pub mod scripts;
 pub mod server;
 mod wish;
 pub mod workload;

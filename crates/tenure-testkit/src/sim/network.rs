@@ -168,6 +168,11 @@ impl Network {
         SimStore { network: self.clone(), process: process.id(), url: "sim:".into() }
     }
 
+    /// The server runs the scripts as well.
+    pub fn run_scripts(&self) {
+        self.inner().server.run_scripts();
+    }
+
     /// Whoever reads this sees what the server has, not what anybody was told.
     pub fn with_server<T>(&self, look: impl FnOnce(&Server) -> T) -> T {
         look(&self.inner().server)
@@ -329,6 +334,9 @@ impl Network {
         }
         lock(&slot.0).is_executed = true;
         let (answer, wake) = inner.server.apply(now, &op);
+        if let Some(difference) = inner.server.difference() {
+            self.oracle.accuse("the scripts are the machines", difference);
+        }
         self.sim.mark(now ^ process as u64);
         self.sim.note(|| format!("server: p{process}: {} -> {answer:?}", Shown(&op)));
         let after = inner.server.standing(now, &op.name);

@@ -6,6 +6,7 @@ use tenure::internals::protocol::{self, Answer, Data, Found, Now, Op, State, Wak
 use tenure::{LockName, Owner};
 
 use super::clock::{Clock, MS, TrueTime};
+use super::scripts::Scripts;
 
 /// Its wall clock began here, in microseconds since 1970.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
@@ -15,6 +16,10 @@ const EPOCH_US: u64 = 1_700_000_000_000_000;
 pub struct Server {
     clock: Clock,
     locks: BTreeMap<LockName, State>,
+    /// The same, kept by the scripts themselves.
+    scripts: Option<Scripts>,
+    /// Where the two first differed.
+    difference: Option<String>,
 }
 
 /// What stands at a lock's key.
@@ -74,7 +79,17 @@ fn over(clock: Clock, deadline_ms: u64) -> TrueTime {
 impl Server {
     /// An empty server.
     pub fn new(clock: Clock) -> Self {
-        Self { clock, locks: BTreeMap::new() }
+        Self { clock, ..Self::default() }
+    }
+
+    /// Asks the scripts as well, from now on.
+    pub fn run_scripts(&mut self) {
+        self.scripts = Some(Scripts::new());
+    }
+
+    /// Where the machines in Rust and the scripts have differed, if they have.
+    pub fn difference(&mut self) -> Option<String> {
+        self.difference.take()
     }
 
     fn now(&self, at: TrueTime) -> Now {
@@ -89,7 +104,11 @@ impl Server {
             Some(state) => state,
             None => self.locks.entry(op.name.clone()).or_default(),
         };
-        protocol::apply(state, now, op)
+        let answer = protocol::apply(state, now, op);
+        if let Some(scripts) = &self.scripts {
+            self.difference = scripts.compare(now, op, &answer).err();
+        }
+        answer
     }
 
     /// What stands at a lock's key.
@@ -112,10 +131,16 @@ impl Server {
         if let Some(state) = self.locks.get_mut(name) {
             state.lock = None;
         }
+        if let Some(scripts) = &self.scripts {
+            scripts.delete(name);
+        }
     }
 
     /// Starts again with nothing.
     pub fn forget(&mut self) {
         self.locks.clear();
+        if let Some(scripts) = &self.scripts {
+            scripts.forget();
+        }
     }
 }

@@ -62,6 +62,13 @@ pub fn run_of(sort: Sort, seed: u64) -> Report {
     World::new(seed, Some(sort), false).run()
 }
 
+/// Runs the schedule of a seed on a server that runs the scripts as well: any difference is a violation.
+pub fn run_scripts(seed: u64) -> Report {
+    let world = World::new(seed, None, false);
+    world.network.run_scripts();
+    world.run()
+}
+
 /// Runs the schedule of a seed and writes down what happens.
 pub fn replay(seed: u64) -> Report {
     World::new(seed, None, true).run()

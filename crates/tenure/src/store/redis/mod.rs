@@ -15,6 +15,7 @@ mod node;
 mod reply;
 mod request;
 mod script;
+pub mod scripted;
 mod sentinel;
 mod slots;
 #[cfg(feature = "tls")]

@@ -48,8 +48,8 @@ pub(super) struct Keyspace {
 /// A script with its arguments.
 pub(super) struct Request<'a> {
     pub(super) script: &'static Script,
-    keys: (&'a str, Option<String>),
-    args: Vec<Cow<'a, str>>,
+    pub(super) keys: (&'a str, Option<String>),
+    pub(super) args: Vec<Cow<'a, str>>,
 }
 
 impl<'a> Request<'a> {

@@ -404,7 +404,7 @@ impl Todo {
 }
 
 /// What a message says to those who wait for a lock of this rule.
-fn meant(message: &str, rule: Rule) -> Wake {
+pub(super) fn meant(message: &str, rule: Rule) -> Wake {
     if let Rule::Queue(_) = rule
         && let Ok(tickets) = message.split(',').map(str::parse).collect()
     {

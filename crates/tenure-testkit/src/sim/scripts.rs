@@ -1,0 +1,75 @@
+//! The scripts themselves, on a small server beside the machines in Rust: whatever a schedule asks, both are asked.
+
+use tenure::LockName;
+use tenure::internals::protocol::{Answer, Now, Op, Rule, Wake};
+use tenure::internals::store::redis::scripted::{Scripted, heard, read};
+
+use crate::mini::{Mini, Value};
+
+thread_local! {
+    /// To make one takes longer than a schedule.
+    static MINI: Mini = Mini::new();
+}
+
+/// A small server that runs the scripts.
+#[derive(Debug)]
+pub struct Scripts(Mini);
+
+impl Scripts {
+    /// An empty one; there is one at a time on a thread.
+    pub fn new() -> Self {
+        let mini = MINI.with(Mini::clone);
+        mini.forget();
+        Self(mini)
+    }
+
+    /// Runs the script that answers `op`, which is to say what its twin has said.
+    ///
+    /// # Errors
+    /// In what the two differ.
+    pub fn compare(&self, now: Now, op: &Op, said: &(Answer, Option<Wake>)) -> Result<(), String> {
+        self.0.set_clock(now.unix_us);
+        let Scripted { text, keys, args } = Scripted::new(op);
+        let (keys, args): (Vec<&str>, Vec<&str>) =
+            (keys.iter().map(String::as_str).collect(), args.iter().map(String::as_str).collect());
+        let (value, messages) = self.0.script(text, &keys, &args);
+        let answer = read(&sent(value.clone()), op);
+        let wake = messages.first().map(|(_, message)| heard(message, op.rule));
+        let is_same_wake = match op.rule {
+            // In Redisson's words, which do not say whose hold it was.
+            Rule::Reentrant => wake.is_some() == said.1.is_some(),
+            _ => wake == said.1,
+        };
+        if messages.len() < 2 && is_same_wake && answer.as_ref() == Ok(&said.0) {
+            return Ok(());
+        }
+        Err(format!("{op:?}: in Rust {said:?}, as a script {answer:?} ({value:?}) and {messages:?}"))
+    }
+
+    /// An operator deletes a lock's key.
+    pub fn delete(&self, name: &LockName) {
+        self.0.command(&[b"DEL", name.as_str().as_bytes()]);
+    }
+
+    /// Starts again with nothing.
+    pub fn forget(&self) {
+        self.0.forget();
+    }
+}
+
+impl Default for Scripts {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// As it comes over a connection.
+fn sent(value: Value) -> redis::Value {
+    match value {
+        Value::Nil => redis::Value::Nil,
+        Value::Int(number) => redis::Value::Int(number),
+        Value::Bulk(bytes) => redis::Value::BulkString(bytes),
+        Value::Array(values) => redis::Value::Array(values.into_iter().map(sent).collect()),
+        Value::Status(text) | Value::Error(text) => redis::Value::SimpleString(text),
+    }
+}
