@@ -7,6 +7,7 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
 use crate::duration::{duration, seconds};
+use crate::stress::Sort;
 use crate::{exit, output};
 
 /// Runs a program under a distributed lock, and shows who holds what.
@@ -25,6 +26,8 @@ pub(crate) enum Command {
     Status(Status),
     /// Lists the locks that are held.
     List(List),
+    /// Puts a store to the test: many processes fight for locks, some are killed, and what they were told is judged.
+    Stress(Stress),
 }
 
 /// Where the locks are.
@@ -152,6 +155,95 @@ pub(crate) struct List {
     #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
     pub(crate) names: String,
 }
+
+/// Hammers a store with locks, and judges what was told.
+#[derive(Args, Debug)]
+#[command(after_long_help = STRESS_MANUAL)]
+pub(crate) struct Stress {
+    #[command(flatten)]
+    pub(crate) store: Store,
+
+    /// How long: 1500ms, 30s, 5m or 2h. INT and TERM end it sooner, with the verdict so far.
+    #[arg(long = "for", value_name = "DURATION", default_value = "30s", value_parser = some_time, allow_hyphen_values = true)]
+    pub(crate) length: Duration,
+
+    /// The kinds of locks. Default: all that the store has.
+    #[arg(long, value_name = "KIND", value_delimiter = ',')]
+    pub(crate) kind: Vec<Sort>,
+
+    /// How many locks of each kind.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1_000), allow_negative_numbers = true)]
+    pub(crate) names: u32,
+
+    /// How many processes.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1_000), allow_negative_numbers = true)]
+    pub(crate) processes: u32,
+
+    /// How many tasks in each of them.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000), allow_negative_numbers = true)]
+    pub(crate) tasks: u32,
+
+    /// The lease of each hold.
+    #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) ttl: Duration,
+
+    /// The longest of the usual holds. One in a thousand is longer, up to a lease and a half.
+    #[arg(long, value_name = "DURATION", default_value = "20ms", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) hold: Duration,
+
+    /// Kill one of the processes now and then (SIGKILL), whatever it holds or waits for, and start another.
+    #[arg(long)]
+    pub(crate) kill: bool,
+
+    /// Stop one of the processes now and then (SIGSTOP), for up to two leases.
+    #[arg(long)]
+    pub(crate) pause: bool,
+
+    /// Run this command now and then, by `sh -c`: to stop, cut off, restart or fail over what the locks are on.
+    #[arg(long, value_name = "CMD")]
+    pub(crate) hook: Option<String>,
+
+    /// How much time passes between two kills, two stops, and two runs of the hook: half to one and a half times this.
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = some_time, allow_hyphen_values = true)]
+    pub(crate) every: Duration,
+
+    /// It is a violation if somebody waits for a lock and nobody holds it for so long. More than a lease and what your faults last.
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = some_time, allow_hyphen_values = true)]
+    pub(crate) stall: Duration,
+}
+
+/// A duration that is not zero.
+fn some_time(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err("must be more than nothing".into()),
+        time => Ok(time),
+    }
+}
+
+const STRESS_MANUAL: &str = "\
+Processes of this program take turns at a few locks, in every way: waiting, asking once, giving up, dropping the request at
+any moment, holding for less than a millisecond or longer than a lease. Each writes down what it was told and when, and
+that is judged: that nobody held while another did (readers, writers and permits are counted), that tokens grew, that no
+lock that somebody waited for was held by nobody for long, and that nothing is left when all are gone. The names are new
+with each run and begin with `stress-`; other locks of the store are not touched.
+
+The verdict is printed at the end: how many acquisitions were checked, how they ended, what failed, the faults, the longest
+stall, what is left behind, and each violation with the histories of the two that met. Progress goes to standard error.
+
+A violation means that the store lost what it had acknowledged, that its clock jumped, or a defect of tenure. It is what must
+be expected of a server that is emptied, killed without persistence, failed over or that evicts. Times are those of one
+machine: the clock that leases count on (CLOCK_BOOTTIME).
+
+Exit status:
+    0  nothing was wrong, of what was checked
+    1  something was
+   64  usage: a flag, duration or URL that cannot be right, or a kind that the store does not have
+   69  the store did not answer at the start or at the end, or refused everything
+
+Examples:
+  tenure stress --store redis://db1 --for 5m --kill --pause
+  tenure stress --store redis://db1 --hook 'systemctl restart redis' --every 20s --stall 30s
+  tenure stress --store redis://db1 --kind mutex,fair --names 1 --processes 8";
 
 const RUN_MANUAL: &str = "\
 Exit status:

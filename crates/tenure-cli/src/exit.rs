@@ -8,6 +8,8 @@ use rustix::process::Signal;
 
 /// `status`: nobody holds the lock.
 pub(crate) const FREE: u8 = 1;
+/// `stress`: something was that must not be.
+pub(crate) const VIOLATED: u8 = 1;
 /// A flag, name, duration or URL that cannot be right.
 pub(crate) const USAGE: u8 = 64;
 /// The name is in use as another kind of lock.

@@ -13,10 +13,12 @@ use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_pro
 
 use crate::exit::{NOT_FOUND, OWN, of_exec};
 use crate::output::{Voice, chain};
+use crate::stress::worker;
 use crate::terminal;
 
 const LAUNCH: &str = "__launch";
 pub(crate) const FOREGROUND: &str = "__foreground";
+pub(crate) const STRESS: &str = "__stress";
 
 /// This program once more, even if its file has been replaced meanwhile.
 pub(crate) fn again() -> Command {
@@ -41,6 +43,7 @@ pub(crate) fn stage(mut args: ArgsOs) -> Option<u8> {
     match args.next()?.to_str()? {
         LAUNCH => Some(launch(args).unwrap_or(OWN)),
         FOREGROUND => Some(foreground(args).unwrap_or(OWN)),
+        STRESS => Some(worker::stage(args).unwrap_or(OWN)),
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! `tenure`: runs a program under a distributed lock, and shows who holds what.
+//! `tenure`: runs a program under a distributed lock, shows who holds what, and puts a store to the test.
 
 mod child;
 mod cli;
@@ -13,6 +13,7 @@ mod run;
 mod signals;
 mod status;
 mod store;
+mod stress;
 mod terminal;
 mod watch;
 
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         Ok(Cli { command: Command::Run(args) }) => run::run(&args),
         Ok(Cli { command: Command::Status(args) }) => status::status(&args),
         Ok(Cli { command: Command::List(args) }) => list::list(&args),
+        Ok(Cli { command: Command::Stress(args) }) => stress::stress(&args),
         Err(code) => code,
     };
     code.into()

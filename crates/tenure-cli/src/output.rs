@@ -72,6 +72,11 @@ impl Display for Line<'_> {
     }
 }
 
+/// So many of something: `1 task`, `2 tasks`.
+pub(crate) fn plural(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 /// A length of time for people: `0.8s`, `42s`, `3m 20s`, `2h 5m`.
 pub(crate) struct Span(pub(crate) Duration);
 

@@ -10,11 +10,15 @@ use crate::exit::{Failure, USAGE};
 
 /// The store that was named, or the one in the user's state directory. Nobody is asked yet.
 pub(crate) fn open(args: &Store, options: Options) -> Result<Locks, Failure> {
-    let url = match args.url.as_deref().filter(|url| !url.is_empty()) {
-        Some(url) => url.to_owned(),
-        None => default(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"))?,
-    };
-    Ok(Locks::open(&url)?.with(options.prefix(&args.prefix))?)
+    Ok(Locks::open(&url(args)?)?.with(options.prefix(&args.prefix))?)
+}
+
+/// Its URL.
+pub(crate) fn url(args: &Store) -> Result<String, Failure> {
+    match args.url.as_deref().filter(|url| !url.is_empty()) {
+        Some(url) => Ok(url.to_owned()),
+        None => default(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME")),
+    }
 }
 
 /// The store in the user's state directory, as the XDG base directory specification finds it.

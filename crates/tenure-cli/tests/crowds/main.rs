@@ -10,4 +10,5 @@
 #[path = "../command/env.rs"]
 mod env;
 mod kills;
+mod stress;
 mod turns;

@@ -1,0 +1,173 @@
+//! The workers, as their parent sees them: started, heard, killed, stopped for a while, and told to end.
+#![expect(clippy::disallowed_methods, reason = "a thread reads what each worker says")]
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead, BufReader};
+use std::process::{Child, ChildStdin, Stdio};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::history::{self, Line};
+use super::judge::Judge;
+use super::merge::Merge;
+use super::worker::{self, Dice, Orders, nanos, now};
+
+/// So many lines may be unheard: beyond that a worker has to wait until we have listened.
+const UNHEARD: usize = 4096;
+
+/// What came from a worker: a line, or its end.
+type News = (u32, Option<Result<Line, String>>);
+
+pub(super) struct Crew {
+    url: String,
+    orders: Orders,
+    workers: BTreeMap<u32, Worker>,
+    started: u32,
+    merge: Merge,
+    tell: SyncSender<News>,
+    news: Receiver<News>,
+}
+
+struct Worker {
+    child: Child,
+    /// It ends when this does.
+    stdin: Option<ChildStdin>,
+    /// When it goes on.
+    stopped_until: Option<u64>,
+    killed: Option<u64>,
+}
+
+impl Crew {
+    pub(super) fn new(url: String, orders: Orders) -> Self {
+        let (tell, news) = sync_channel(UNHEARD);
+        Self { url, orders, workers: BTreeMap::new(), started: 0, merge: Merge::default(), tell, news }
+    }
+
+    /// Starts one more. Must be called on a thread that lives as long as the workers may.
+    pub(super) fn start(&mut self) -> io::Result<()> {
+        let mut command = worker::command(&self.url, &self.orders);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        // A key that ends us must not end those whom we want to hear to the end.
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let mut child = command.spawn()?;
+        self.started += 1;
+        let number = self.started;
+        self.merge.open(number, now());
+        if let Some(stdout) = child.stdout.take() {
+            let tell = self.tell.clone();
+            std::thread::spawn(move || {
+                for line in BufReader::new(stdout).lines() {
+                    let Ok(line) = line else { break };
+                    let line = history::read(&line).ok_or(line);
+                    if tell.send((number, Some(line))).is_err() {
+                        return;
+                    }
+                }
+                let _ = tell.send((number, None));
+            });
+        }
+        let stdin = child.stdin.take();
+        self.workers.insert(number, Worker { child, stdin, stopped_until: None, killed: None });
+        Ok(())
+    }
+
+    /// Passes on what was said meanwhile, as far as it is certain, and lets those go on whose time has come.
+    pub(super) fn hear(&mut self, judge: &mut Judge) -> io::Result<()> {
+        let now = now();
+        for worker in self.workers.values_mut() {
+            if worker.stopped_until.is_some_and(|until| until <= now) {
+                worker.go_on();
+            }
+        }
+        while let Ok((number, news)) = self.news.try_recv() {
+            match news {
+                Some(Ok(line)) => self.merge.say(number, line),
+                Some(Err(line)) => judge.accuse(format!("process {number} said what makes no sense: {line}")),
+                None => {
+                    let Some(mut worker) = self.workers.remove(&number) else { continue };
+                    let status = worker.child.wait()?;
+                    if worker.killed.is_none() && !status.success() {
+                        judge.accuse(format!("process {number} failed: {status}"));
+                    }
+                    self.merge.close(number, worker.killed.unwrap_or(0));
+                }
+            }
+        }
+        while let Some((time, number, event)) = self.merge.next() {
+            judge.hear(time, number, event);
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.workers.is_empty()
+    }
+
+    /// The number of any of those that run.
+    fn any(&mut self, dice: &Dice) -> Option<&mut Worker> {
+        let is_up = |worker: &&mut Worker| worker.killed.is_none() && worker.stopped_until.is_none();
+        let mut up: Vec<&mut Worker> = self.workers.values_mut().filter(is_up).collect();
+        if up.is_empty() {
+            return None;
+        }
+        let chosen = dice.below(up.len() as u64) as usize;
+        Some(up.swap_remove(chosen))
+    }
+
+    /// Kills one of them (SIGKILL), and starts another. Whether there was one.
+    pub(super) fn kill_one(&mut self, dice: &Dice) -> io::Result<bool> {
+        let Some(worker) = self.any(dice) else { return Ok(false) };
+        // Before the kill: until then at least it believed what it was told.
+        worker.killed = Some(now());
+        worker.child.kill()?;
+        self.start()?;
+        Ok(true)
+    }
+
+    /// Stops one of them for a while (SIGSTOP). Whether there was one.
+    pub(super) fn stop_one(&mut self, dice: &Dice, time: Duration) -> bool {
+        let Some(worker) = self.any(dice) else { return false };
+        worker.stopped_until = Some(now() + nanos(time));
+        worker.signal(Signal::STOP);
+        true
+    }
+
+    /// Tells all to come to their ends.
+    pub(super) fn end(&mut self) {
+        for worker in self.workers.values_mut() {
+            worker.go_on();
+            worker.stdin = None;
+        }
+    }
+
+    /// Kills those that have not come to their ends: these.
+    pub(super) fn kill_the_rest(&mut self) -> Vec<u32> {
+        for worker in self.workers.values_mut() {
+            worker.killed = Some(now());
+            let _ = worker.child.kill();
+        }
+        self.workers.keys().copied().collect()
+    }
+}
+
+impl Worker {
+    fn go_on(&mut self) {
+        if self.stopped_until.take().is_some() {
+            self.signal(Signal::CONT);
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        // A child that nobody waited for has its number still.
+        let _ = kill_process(Pid::from_child(&self.child), signal);
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,201 @@
+//! What a worker was told, line by line: written by it, read by the one who judges.
+
+use std::fmt;
+
+use clap::ValueEnum;
+
+/// The kinds of locks that can be stressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Sort {
+    Mutex,
+    Fair,
+    Rwlock,
+    Semaphore,
+    Reentrant,
+}
+
+/// What a writer takes of a read-write lock: all of it.
+pub(super) const WRITER: u32 = 1 << 20;
+/// What a semaphore has.
+pub(super) const PERMITS: u32 = 3;
+
+impl Sort {
+    pub(super) const ALL: [Self; 5] =
+        [Self::Mutex, Self::Fair, Self::Rwlock, Self::Semaphore, Self::Reentrant];
+
+    /// How much may be held at once.
+    pub(super) fn capacity(self) -> u32 {
+        match self {
+            Self::Rwlock => WRITER,
+            Self::Semaphore => PERMITS,
+            Self::Mutex | Self::Fair | Self::Reentrant => 1,
+        }
+    }
+}
+
+impl fmt::Display for Sort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Mutex => "mutex",
+            Self::Fair => "fair",
+            Self::Rwlock => "rwlock",
+            Self::Semaphore => "semaphore",
+            Self::Reentrant => "reentrant",
+        })
+    }
+}
+
+/// One of the locks that are fought for; so its name ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Lock {
+    pub(super) sort: Sort,
+    pub(super) number: u32,
+}
+
+impl fmt::Display for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.sort, self.number)
+    }
+}
+
+/// What one task of a worker was told, and when. Times are in nanoseconds, on the clock that all processes of a machine have in
+/// common and that also runs while it sleeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Line {
+    pub(super) time: u64,
+    pub(super) task: u32,
+    pub(super) what: What,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// It asks from now on.
+    Asks(Lock),
+    /// It holds, and will until `deadline` if nothing is renewed.
+    Holds { token: u64, weight: u32, deadline: u64 },
+    /// It still does.
+    Keeps { deadline: u64 },
+    /// It does no more; at `until` it still did.
+    Ends { until: u64, how: End },
+    /// It asks no more, and got nothing.
+    Leaves,
+    /// A request failed.
+    Fails(String),
+    /// Something that must not be.
+    Wrong(String),
+    /// It lives.
+    Lives,
+}
+
+/// How a hold ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum End {
+    Released,
+    Dropped,
+    Lost,
+    /// With its process. Nobody writes that; it is found out.
+    Killed,
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Released => "released",
+            Self::Dropped => "dropped",
+            Self::Lost => "lost",
+            Self::Killed => "killed",
+        })
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let one_line = |text: &str| text.replace(char::is_control, " ");
+        write!(f, "{} {} ", self.time, self.task)?;
+        match &self.what {
+            What::Asks(Lock { sort, number }) => write!(f, "asks {sort} {number}"),
+            What::Holds { token, weight, deadline } => write!(f, "holds {token} {weight} {deadline}"),
+            What::Keeps { deadline } => write!(f, "keeps {deadline}"),
+            What::Ends { until, how } => write!(f, "ends {until} {how}"),
+            What::Leaves => write!(f, "leaves"),
+            What::Fails(why) => write!(f, "fails {}", one_line(why)),
+            What::Wrong(what) => write!(f, "wrong {}", one_line(what)),
+            What::Lives => write!(f, "lives"),
+        }
+    }
+}
+
+/// Reads one line; `None` for what no worker writes.
+pub(super) fn read(line: &str) -> Option<Line> {
+    let mut words = line.splitn(4, ' ');
+    let (time, task) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    let (verb, rest) = (words.next()?, words.next());
+    let words: Vec<&str> = rest.unwrap_or("").split(' ').collect();
+    let what = match (verb, &words[..]) {
+        ("asks", [sort, number]) => {
+            What::Asks(Lock { sort: Sort::from_str(sort, false).ok()?, number: number.parse().ok()? })
+        }
+        ("holds", [token, weight, deadline]) => What::Holds {
+            token: token.parse().ok()?,
+            weight: weight.parse().ok()?,
+            deadline: deadline.parse().ok()?,
+        },
+        ("keeps", [deadline]) => What::Keeps { deadline: deadline.parse().ok()? },
+        ("ends", [until, how]) => {
+            let how =
+                [End::Released, End::Dropped, End::Lost].into_iter().find(|end| end.to_string() == *how);
+            What::Ends { until: until.parse().ok()?, how: how? }
+        }
+        ("leaves", [""]) => What::Leaves,
+        ("lives", [""]) => What::Lives,
+        ("fails", _) => What::Fails(rest?.to_owned()),
+        ("wrong", _) => What::Wrong(rest?.to_owned()),
+        _ => return None,
+    };
+    Some(Line { time, task, what })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        for what in [
+            What::Asks(Lock { sort: Sort::Reentrant, number: 3 }),
+            What::Holds { token: u64::MAX, weight: WRITER, deadline: 7 },
+            What::Keeps { deadline: 8 },
+            What::Ends { until: 5, how: End::Lost },
+            What::Leaves,
+            What::Fails("cannot ask: no route".into()),
+            What::Wrong(String::new()),
+            What::Lives,
+        ] {
+            let line = Line { time: 12, task: 4, what };
+            assert_eq!(read(&line.to_string()), Some(line));
+        }
+    }
+
+    #[test]
+    fn an_error_of_several_lines_is_one_line() {
+        let line = Line { time: 1, task: 2, what: What::Fails("one\ntwo".into()) };
+        assert_eq!(line.to_string(), "1 2 fails one two");
+    }
+
+    #[test]
+    fn what_nobody_writes_is_no_line() {
+        for text in [
+            "",
+            "1",
+            "1 2",
+            "1 2 sings",
+            "x 2 lives",
+            "1 2 leaves now",
+            "1 2 ends 3 killed",
+            "1 2 asks umbrella 1",
+            "1 2 holds 1 2",
+        ] {
+            assert_eq!(read(text), None, "{text}");
+        }
+    }
+}
