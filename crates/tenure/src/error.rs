@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use crate::name::LockName;
 use crate::protocol::{Kind, Rule};
-use crate::store::{Cause, Failure};
+use crate::store::{Cause, Failure, Impossible};
 
 /// What a call of this crate returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -165,6 +165,9 @@ impl Error {
                 format!("store {store} may or may not have carried out the request{about}"),
                 cause,
             ),
+            Failure::Refused(cause) if cause.is::<Impossible>() => {
+                (What::Unsupported, format!("store {store} cannot do this{about}: {cause}"), cause)
+            }
             Failure::Refused(cause) => {
                 (What::Refused, format!("store {store} refused the request{about}"), cause)
             }

@@ -65,6 +65,8 @@ impl Guard {
     /// The fencing token: greater than that of every earlier grant of this name, and the same for as long as this guard
     /// lives. A resource that stores the greatest token it has seen, and refuses smaller ones together with the write they
     /// come with, is safe even from a holder that does not know yet that it has lost the lock.
+    ///
+    /// 0 where the store can give none, which only [`Options::unfenced`](crate::Options::unfenced) allows.
     pub fn fence(&self) -> u64 {
         self.lease().fence
     }
@@ -128,7 +130,7 @@ impl Guard {
         }
         let within = lease.op_timeout.min(lease.remaining(engine)).max(Duration::from_millis(1));
         let changes = matches!(verb, Verb::Renew { .. });
-        match engine.call(&lease.name, lease.rule, &lease.owner, verb, within).await {
+        match engine.call_on(lease.terms, &lease.name, lease.rule, &lease.owner, verb, within).await {
             Ok(answer) => match lease.refusal(&answer) {
                 Some(reason) => {
                     lease.lose(engine, reason);

@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::name::{LockName, Quoted};
 use crate::owner::check_label;
 use crate::protocol::lease::{TTL_MAX, TTL_MIN, margin};
+use crate::store::Terms;
 
 /// How locks are held; the defaults suit a service on a network.
 ///
@@ -42,6 +43,13 @@ pub struct Options {
     pub label: String,
     /// Put before each name to make the store's key. Empty unless set.
     pub prefix: String,
+    /// Take a mutex without a fencing token where the server forbids scripts: [`Guard::fence`](crate::Guard::fence) is 0 there.
+    /// Off unless set: then such a server is [unsupported](crate::Error::is_unsupported). It changes nothing where scripts run.
+    ///
+    /// Without scripts the mutex is kept by `SET NX` and the server's own compare commands, or by `WATCH` on a connection of
+    /// its own, one request after the other. It excludes as always, but nothing then protects a resource from a holder that
+    /// was paused for longer than its lease. Other kinds of locks, and quorums, are refused there in any case.
+    pub unfenced: bool,
 }
 
 /// Whether a lease is renewed while its guard lives.
@@ -114,6 +122,17 @@ impl Options {
         Self { prefix: prefix.into(), ..self }
     }
 
+    /// Sets [`unfenced`](Self::unfenced).
+    #[must_use]
+    pub fn unfenced(self, unfenced: bool) -> Self {
+        Self { unfenced, ..self }
+    }
+
+    /// On what terms grants are asked for and renewed.
+    pub(crate) fn terms(&self) -> Terms {
+        Terms { unfenced: self.unfenced }
+    }
+
     /// Says what cannot be right, before anything depends on it.
     pub(crate) fn check(&self) -> Result<()> {
         let wrong = |what: String| Err(Error::invalid(what));
@@ -179,6 +198,7 @@ impl Default for Options {
             patience: Duration::from_secs(60),
             label: String::new(),
             prefix: String::new(),
+            unfenced: false,
         }
     }
 }

@@ -31,6 +31,7 @@ pub struct Place {
     open: Box<dyn Fn() -> Locks + Send + Sync>,
     flavour: Flavour,
     refuses: &'static [&'static str],
+    unfenced: bool,
     /// What a flavour holds beside the case.
     taken: flavour::Taken,
 }
@@ -45,7 +46,7 @@ impl Place {
     /// `open` makes a further client of one store, as a further process would.
     pub fn new(runtime: Arc<dyn Runtime>, open: impl Fn() -> Locks + Send + Sync + 'static) -> Self {
         let (open, flavour, taken) = (Box::new(open), Flavour::Mutex, flavour::Taken::default());
-        Self { runtime, open, flavour, refuses: &[], taken }
+        Self { runtime, open, flavour, refuses: &[], unfenced: false, taken }
     }
 
     /// The same place, where the kind of lock under test is another one.
@@ -65,6 +66,17 @@ impl Place {
         self.refuses.contains(&name)
     }
 
+    /// The same place, where no grant has a token, and every client takes it so.
+    #[must_use]
+    pub fn unfenced(self) -> Self {
+        Self { unfenced: true, ..self }
+    }
+
+    /// Whether a token is what a later one must be, where there are any.
+    pub fn is_later(&self, fence: u64, than: u64) -> bool {
+        if self.unfenced { (fence, than) == (0, 0) } else { fence > than }
+    }
+
     /// A further client with a short lease.
     pub fn client(&self) -> Locks {
         self.client_with(options())
@@ -72,7 +84,7 @@ impl Place {
 
     /// A further client.
     pub fn client_with(&self, options: Options) -> Locks {
-        (self.open)().with(options).expect("options that can be right")
+        (self.open)().with(options.unfenced(self.unfenced)).expect("options that can be right")
     }
 
     /// Now, where leases are judged.

@@ -120,6 +120,11 @@ impl Wire {
         self.inner().spoiler = Some((reply, Box::new(with)));
     }
 
+    /// The server answers with these bytes, where there are any, instead of its own words: any server can be played so.
+    pub fn answer(&self, with: impl FnMut(&[&str]) -> Option<String> + Send + 'static) {
+        self.inner().server.player = Some(Box::new(with));
+    }
+
     /// The server refuses to end connections, as one does to a user without the right to.
     pub fn let_nobody_kill(&self) {
         self.inner().server.no_kill = true;

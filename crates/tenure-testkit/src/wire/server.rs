@@ -26,8 +26,12 @@ pub(super) struct Server {
     knows_script: bool,
     replies: usize,
     pub(super) no_kill: bool,
+    pub(super) player: Option<Player>,
     pub(super) executed: Vec<Executed>,
 }
+
+/// Answers in the server's place, or lets it.
+pub(super) type Player = Box<dyn FnMut(&[&str]) -> Option<String> + Send>;
 
 /// One connection as the server sees it.
 pub(super) struct Session {
@@ -96,6 +100,9 @@ impl Server {
         now: TrueTime,
         said: &mut Said,
     ) -> Vec<u8> {
+        if let Some(reply) = self.player.as_mut().and_then(|answer| answer(words)) {
+            return reply.into_bytes();
+        }
         match words {
             ["HELLO", ..] => b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n".to_vec(),
             ["CLIENT", "SETNAME", _] => b"+OK\r\n".to_vec(),

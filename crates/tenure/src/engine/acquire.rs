@@ -110,7 +110,9 @@ impl Ask {
             let sent = self.engine.now();
             let before = self.maybe.swap(true, Ordering::AcqRel);
             let left = until.since(sent);
-            let answer = self.engine.call(&self.name, self.rule, &self.owner, verb.clone(), left).await;
+            let terms = self.options.terms();
+            let engine = &self.engine;
+            let answer = engine.call_on(terms, &self.name, self.rule, &self.owner, verb.clone(), left).await;
             let answered = self.engine.now();
             let asks_again = round < ROUNDS && answered < until && lease::is_stale(sent, answered, ttl);
             // What is known now: with an answer, that there is nothing but what it says; without, no more than before.
@@ -142,7 +144,8 @@ impl Ask {
         let sent = engine.now();
         let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, Some(bind(&self.options)));
         let verb = Verb::Renew { ttl_ms, hold, bind, weight: None };
-        match engine.call(&self.name, self.rule, &self.owner, verb, self.options.op_timeout).await {
+        let (terms, within) = (self.options.terms(), self.options.op_timeout);
+        match engine.call_on(terms, &self.name, self.rule, &self.owner, verb, within).await {
             Ok(Answer::Held { fence }) => {
                 let held = self.granted(fence, sent, sent, ttl);
                 if !held.is_live() {

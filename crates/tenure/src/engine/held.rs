@@ -18,6 +18,7 @@ use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Bind, Place, Rule, Verb, lease, ours};
 use crate::runtime::Moment;
+use crate::store::Terms;
 
 /// A granted lock in the hands of whoever waits for it or has it. Dropping it releases the lock in the background.
 #[derive(Debug)]
@@ -73,6 +74,7 @@ pub(crate) struct Lease {
     pub(crate) fence: u64,
     pub(crate) hold: u64,
     pub(crate) op_timeout: Duration,
+    pub(crate) terms: Terms,
     ttl: Duration,
     grace: Duration,
     /// When `max_hold` is over.
@@ -106,6 +108,7 @@ impl Lease {
             fence,
             hold,
             op_timeout: options.op_timeout,
+            terms: options.terms(),
             ttl: options.ttl,
             grace: options.grace,
             end: options.max_hold.map(|hold| begun + hold),

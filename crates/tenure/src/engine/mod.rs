@@ -25,7 +25,7 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{Answer, Kind, Op, Rule, Verb};
 use crate::runtime::{Driver, Moment, Runtime};
-use crate::store::{Failure, Store};
+use crate::store::{Failure, Store, Terms};
 
 use line::Lines;
 use release::Outbox;
@@ -61,9 +61,22 @@ impl Engine {
         verb: Verb,
         within: Duration,
     ) -> Result<Answer, Failure> {
+        self.call_on(Terms::default(), name, rule, owner, verb, within).await
+    }
+
+    /// The same on the terms of a grant that is asked for or renewed.
+    pub(crate) async fn call_on(
+        &self,
+        terms: Terms,
+        name: &LockName,
+        rule: Rule,
+        owner: &Owner,
+        verb: Verb,
+        within: Duration,
+    ) -> Result<Answer, Failure> {
         let request = self.id();
         let op = Op { name: name.clone(), rule, owner: owner.clone(), request, verb };
-        let reply = self.store.call(op, within).await?;
+        let reply = self.store.call_on(terms, op, within).await?;
         if reply.owner != *owner || reply.request != request {
             return Err(Failure::Unknown(Failure::cause("the store sent the answer to another request")));
         }

@@ -207,7 +207,8 @@ impl Task {
                 let ttl = if renews { lease.asks(sent) } else { Duration::ZERO };
                 let verb = if renews { lease.renewal(ttl, None, None) } else { lease.question() };
                 let within = lease::attempt(lease.ttl(), lease.op_timeout);
-                let answer = engine.call(&lease.name, lease.rule, &lease.owner, verb, within).await;
+                let Lease { terms, name, rule, owner, .. } = &*lease;
+                let answer = engine.call_on(*terms, name, *rule, owner, verb, within).await;
                 Attempt { lease, sent, ttl, renews, answer }
             }
             .boxed(),

@@ -31,7 +31,32 @@ pub enum Failure {
     Refused(Cause),
 }
 
+/// What a store cannot do as it is set up, and what could be done about it. As the cause of a refusal it makes an
+/// [unsupported](crate::Error::is_unsupported) request.
+#[derive(Debug)]
+pub struct Impossible(pub String);
+
+impl fmt::Display for Impossible {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Impossible {}
+
+/// On what terms a request is made, beyond what it asks: see the [options](crate::Options) of these names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// A grant without a token will do.
+    pub unfenced: bool,
+}
+
 impl Failure {
+    /// What cannot be done as things are set up.
+    pub fn impossible(text: impl Into<String>) -> Self {
+        Self::Refused(Arc::new(Impossible(text.into())))
+    }
+
     /// The cause as text, for a failure that no lower layer reported.
     pub fn cause(text: impl Into<String>) -> Cause {
         Arc::from(Box::<dyn std::error::Error + Send + Sync>::from(text.into()))
@@ -63,6 +88,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// *Never repeated*: only the engine repeats an operation.
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>>;
+
+    /// The same on special terms, where a store knows any.
+    fn call_on(&self, _terms: Terms, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+        self.call(op, within)
+    }
 
     /// Subscribes to what is said about one lock. When it is ready, every later change that frees the lock is heard, unless
     /// the message is lost. The rule says where messages about the kind are sent.

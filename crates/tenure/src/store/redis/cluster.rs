@@ -26,7 +26,7 @@ use super::{Address, Target, Topology, failure, keys, reply};
 use crate::name::LockName;
 use crate::protocol::{Op, Reply, Rule, Verb};
 use crate::runtime::{Moment, Runtime};
-use crate::store::{Cursor, Failure, Listener, Page, Store};
+use crate::store::{Cursor, Failure, Listener, Page, Store, Terms};
 
 /// So long, at least, between two questions who serves what.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -108,8 +108,12 @@ impl Drop for Inner {
 
 impl Store for Cluster {
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+        self.call_on(Terms::default(), op, within)
+    }
+
+    fn call_on(&self, terms: Terms, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
         let inner = Arc::clone(&self.0);
-        async move { inner.call(op, inner.runtime.now() + within).await }.boxed()
+        async move { inner.call(op, terms, inner.runtime.now() + within).await }.boxed()
     }
 
     fn listen(
@@ -198,7 +202,7 @@ impl Inner {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn call(&self, op: Op, deadline: Moment) -> Result<Reply, Failure> {
+    async fn call(&self, op: Op, terms: Terms, deadline: Moment) -> Result<Reply, Failure> {
         fits(op.rule, &op.name)?;
         let slot = keys::slot(op.name.as_str());
         let mut turns = Turns::default();
@@ -209,7 +213,7 @@ impl Inner {
                 None => self.way(slot, deadline).await?,
                 Some(address) => self.way_to(&address, deadline).await?,
             };
-            let manner = Manner { space: way.space, asking };
+            let manner = Manner { space: way.space, asking, terms };
             let failure = match way.member.node.ask(&way.line, &op, manner, deadline).await {
                 Ok(reply) => {
                     if asking && matches!(op.verb, Verb::Release { .. }) {
@@ -382,7 +386,7 @@ impl Inner {
         let mut left = masters.iter().skip_while(|(address, _)| **address < *at_node);
         let Some((address, member)) = left.next() else { return Ok(Page::default()) };
         let rest = if address == at_node { rest } else { "" };
-        let manner = Manner { space, asking: false };
+        let manner = Manner { space, asking: false, terms: Terms::default() };
         let page = member.node.list(prefix, &Cursor(rest.to_owned()), manner, deadline).await;
         let mut page = page.map_err(|failure| at(&member.address, failure))?;
         page.next = match (page.next, left.next()) {

@@ -137,6 +137,17 @@ pub(super) fn said_in(failure: &Failure) -> Option<&ServerError> {
     cause.downcast_ref::<Said>().map(|said| &said.error)
 }
 
+/// Whether the server forbids us to run scripts, or has none. What a script of ours may not do inside is another matter.
+pub(super) fn forbids_scripts(failure: &Failure) -> bool {
+    let Some(error) = said_in(failure) else { return false };
+    let text = error.details().unwrap_or_default().to_ascii_lowercase();
+    match error.code() {
+        "NOPERM" => text.contains("'eval'") || text.contains("'evalsha'"),
+        "ERR" => text.contains("unknown command") && text.contains("eval"),
+        _ => false,
+    }
+}
+
 /// The error of the server within an error of the client, if there is one.
 pub(super) fn said(error: &RedisError) -> Option<ServerError> {
     let cause: &(dyn std::error::Error + 'static) = error;

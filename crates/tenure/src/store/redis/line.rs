@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use redis::{Cmd, RedisResult, Value};
 use tokio::sync::{Notify, oneshot};
 
 use super::connect::{Connection, Peer};
+use super::plain::Plain;
 use crate::runtime::{Moment, Runtime};
 use crate::store::Failure;
 
@@ -35,6 +36,8 @@ pub(super) struct Line {
     flights: Mutex<Flights>,
     /// Tells the watch to look again.
     look: Notify,
+    /// What there is in place of scripts, once it was found that the server forbids them.
+    pub(super) plain: OnceLock<Plain>,
     /// The server may not know our scripts: it may be another than before, or an empty one.
     brings_script: AtomicBool,
     closed: AtomicBool,
@@ -75,6 +78,7 @@ impl Line {
             runtime,
             flights: Mutex::default(),
             look: Notify::new(),
+            plain: OnceLock::new(),
             brings_script: AtomicBool::new(again),
             closed: AtomicBool::new(false),
             hangup: Mutex::new(Some(hangup)),
@@ -100,11 +104,21 @@ impl Line {
         self.reply(last, deadline).await
     }
 
-    async fn reply(
+    /// Sends several commands in one piece, so that nobody else's comes between, and waits for all replies.
+    pub(super) async fn ask_all(&self, commands: &[Cmd], deadline: Moment) -> Result<Vec<Value>, Failure> {
+        let mut pipe = self.pipe.clone();
+        let mut all = redis::pipe();
+        for command in commands {
+            all.add_command(command.clone());
+        }
+        self.reply(pipe.send_packed_commands(&all, 0, commands.len()), deadline).await
+    }
+
+    async fn reply<T>(
         &self,
-        reply: impl Future<Output = RedisResult<Value>>,
+        reply: impl Future<Output = RedisResult<T>>,
         deadline: Moment,
-    ) -> Result<Value, Failure> {
+    ) -> Result<T, Failure> {
         let mut reply = pin!(reply);
         let mut ticket = None;
         poll_fn(|cx| {

@@ -12,6 +12,7 @@ mod keys;
 mod line;
 mod link;
 mod node;
+mod plain;
 mod reply;
 mod request;
 mod script;
@@ -35,7 +36,7 @@ pub use cluster::Cluster;
 pub use connect::{Dial, Stream};
 pub use topology::{Access, Address, Sentinels, Target, Topology};
 
-use super::{Cursor, Failure, Life, Listener, Page, Store};
+use super::{Cursor, Failure, Life, Listener, Page, Store, Terms};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::protocol::{Op, Reply, Rule};
@@ -91,13 +92,18 @@ impl Redis {
     fn with(connector: Connector, db: u32, url: Arc<str>, runtime: Arc<dyn Runtime>) -> Self {
         let space = Keyspace { db, publish: Publish::Plain };
         let node = Arc::new(Node::new(connector, Arc::clone(&url)));
-        Self { runtime, node, manner: Manner { space, asking: false }, url }
+        Self { runtime, node, manner: Manner { space, asking: false, terms: Terms::default() }, url }
     }
 }
 
 impl Store for Redis {
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+        self.call_on(Terms::default(), op, within)
+    }
+
+    fn call_on(&self, terms: Terms, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
         let Self { runtime, node, manner, .. } = self.clone();
+        let manner = Manner { terms, ..manner };
         async move {
             let deadline = runtime.now() + within;
             let line = node.link.line(deadline).await?;

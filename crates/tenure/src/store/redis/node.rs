@@ -8,6 +8,7 @@ use redis::Value;
 use super::connect::{Connector, command};
 use super::line::Line;
 use super::link::Link;
+use super::plain::{Apart, Plain};
 use super::request::{Keyspace, Request};
 use super::wake::Ears;
 use super::{failure, keys, reply, slots};
@@ -15,13 +16,15 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{Answer, Found, Holding, Kind, Op, Reply, Rule, Seat, Verb, ours};
 use crate::runtime::{Moment, Runtime};
-use crate::store::{Cursor, Failure, Page};
+use crate::store::{Cursor, Failure, Page, Terms};
 
 /// A server, the connection for requests and the one for messages. Both are closed when it is dropped.
 pub(super) struct Node {
-    runtime: Arc<dyn Runtime>,
+    pub(super) runtime: Arc<dyn Runtime>,
     pub(super) link: Arc<Link>,
     pub(super) ears: Arc<Ears>,
+    /// For what needs a connection to itself.
+    pub(super) apart: Apart,
     /// For messages.
     url: Arc<str>,
 }
@@ -32,14 +35,15 @@ pub(super) struct Manner {
     pub(super) space: Keyspace,
     /// The server is asked to answer for a slot that it is only about to get.
     pub(super) asking: bool,
+    pub(super) terms: Terms,
 }
 
 impl Node {
     pub(super) fn new(connector: Connector, url: Arc<str>) -> Self {
         let runtime = Arc::clone(&connector.runtime);
         let connector = Arc::new(connector);
-        let (link, ears) = (Link::new(Arc::clone(&connector)), Ears::new(connector));
-        Self { runtime, link, ears, url }
+        let (link, apart) = (Link::new(Arc::clone(&connector)), Apart::new(Arc::clone(&connector)));
+        Self { runtime, link, ears: Ears::new(connector), apart, url }
     }
 
     /// Carries out a request on this line.
@@ -50,11 +54,20 @@ impl Node {
         manner: Manner,
         deadline: Moment,
     ) -> Result<Reply, Failure> {
-        let value = run(line, op, manner, deadline).await?;
+        if let Some(plain) = line.plain.get() {
+            return plain.ask(self, line, op, manner, deadline).await;
+        }
+        let value = match run(line, op, manner, deadline).await {
+            Err(failure) if failure::forbids_scripts(&failure) => {
+                let plain = Plain::look(line, failure, deadline).await?;
+                return plain.ask(self, line, op, manner, deadline).await;
+            }
+            value => value?,
+        };
         match reply::read(&value, op) {
             Ok(reply::Read { answer, unheard }) => {
                 if let Some(why) = unheard {
-                    tracing::warn!(target: "tenure", lock = %op.name, store = %self.url, why, "those who wait could not be woken");
+                    self.warn_unheard(op, &why);
                 }
                 Ok(Reply { owner: op.owner.clone(), request: op.request, answer })
             }
@@ -65,6 +78,10 @@ impl Node {
                 Err(Failure::Unknown(Failure::cause(what)))
             }
         }
+    }
+
+    pub(super) fn warn_unheard(&self, op: &Op, why: &str) {
+        tracing::warn!(target: "tenure", lock = %op.name, store = %self.url, why, "those who wait could not be woken");
     }
 
     /// A part of its locks.
@@ -124,7 +141,11 @@ impl Node {
         }
         let owner = Owner::fresh("", &*self.runtime);
         let op = Op { name: name.clone(), rule, owner, request: 0, verb: Verb::Inspect };
-        let value = run(line, &op, manner, deadline).await?;
+        let value = match run(line, &op, manner, deadline).await {
+            // Then no lock of this kind is kept here.
+            Err(failure) if failure::forbids_scripts(&failure) => return Ok(None),
+            value => value?,
+        };
         Ok(match reply::read(&value, &op) {
             // A hash that is no lock's.
             Ok(reply::Read { answer: Answer::Found(found), .. }) if found.holders.iter().any(is_no_lock) => {
@@ -141,6 +162,7 @@ impl Drop for Node {
     fn drop(&mut self) {
         self.link.close();
         self.ears.close();
+        self.apart.close();
     }
 }
 

@@ -1,0 +1,428 @@
+//! The mutex where scripts are forbidden: by plain commands, and without a token.
+//!
+//! The value is the owner alone. To take a free lock is one command. To renew or end a hold is to compare and change: by the
+//! server's own commands where it has them (`SET … IFEQ`, and `DELIFEQ` of Valkey or `DELEX` of Redis), on the connection that
+//! all share; elsewhere by WATCH, on a connection for nothing else, one request after the other, because what is watched is
+//! watched for all who share a connection. Which of the two is settled once for each connection, so that all
+//! requests about a lock take the same way, one behind the other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures_util::future::join;
+use redis::{Cmd, ServerError, Value};
+use tokio::sync::Mutex;
+
+use super::connect::{Connector, by, command};
+use super::keys;
+use super::line::Line;
+use super::link::Link;
+use super::node::{Manner, Node, answered, refused};
+use super::reply::{self, bytes};
+use super::request::Publish;
+use crate::owner::Owner;
+use crate::protocol::{Answer, Fence, Holding, Kind, Op, Reply, Rule, Verb, Whose, ours};
+use crate::runtime::Moment;
+use crate::store::Failure;
+
+/// What there is in place of scripts.
+pub(super) struct Plain {
+    /// How the server said that they are forbidden.
+    why: Failure,
+    /// Deletes a key that has a certain value, if the server can.
+    delete: Option<Delete>,
+    /// Whether it sets one only then: not known to be false.
+    sets: AtomicBool,
+}
+
+/// As many bytes of a value are looked at, as by the scripts. What is ours is shorter.
+const SHOWN: usize = 1024;
+
+/// The command for that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Delete {
+    /// Valkey 9.
+    DelIfEq,
+    /// Redis 8.4.
+    DelEx,
+}
+
+/// A connection of which one request at a time has the use.
+pub(super) struct Apart {
+    link: Arc<Link>,
+    turn: Mutex<()>,
+}
+
+impl Apart {
+    pub(super) fn new(connector: Arc<Connector>) -> Self {
+        Self { link: Link::new(connector), turn: Mutex::new(()) }
+    }
+
+    pub(super) fn close(&self) {
+        self.link.close();
+    }
+}
+
+impl Plain {
+    /// Finds out what the server has, and keeps it with the connection.
+    pub(super) async fn look(line: &Line, why: Failure, deadline: Moment) -> Result<&Self, Failure> {
+        let said = line.ask(&command(&["COMMAND", "INFO", "DELIFEQ", "DELEX"]), deadline).await?;
+        // A server that does not say has neither.
+        let known = |at: usize| match &said {
+            Value::Array(commands) => matches!(commands.get(at), Some(Value::Array(_) | Value::Set(_))),
+            _ => false,
+        };
+        let delete = match (known(0), known(1)) {
+            (true, _) => Some(Delete::DelIfEq),
+            (_, true) => Some(Delete::DelEx),
+            _ => None,
+        };
+        Ok(line.plain.get_or_init(|| Self { why, delete, sets: AtomicBool::new(true) }))
+    }
+
+    /// Carries out a request.
+    pub(super) async fn ask(
+        &self,
+        node: &Node,
+        line: &Line,
+        op: &Op,
+        manner: Manner,
+        deadline: Moment,
+    ) -> Result<Reply, Failure> {
+        self.allows(op, manner)?;
+        let ask = |line| Ask {
+            plain: self,
+            line,
+            op,
+            publish: manner.space.publish,
+            db: manner.space.db,
+            deadline,
+        };
+        let answer = if self.delete.is_some() {
+            ask(line).answer(node).await?
+        } else {
+            let Some(_turn) = by(&*node.runtime, deadline, node.apart.turn.lock()).await else {
+                let cause = "other requests have the connection that is needed where scripts are forbidden";
+                return Err(Failure::NotSent(Failure::cause(cause)));
+            };
+            let line = node.apart.link.line(deadline).await?;
+            ask(&line).answer(node).await?
+        };
+        Ok(Reply { owner: op.owner.clone(), request: op.request, answer })
+    }
+
+    /// Whether it can be done without scripts, and may.
+    fn allows(&self, op: &Op, manner: Manner) -> Result<(), Failure> {
+        let (Failure::NotSent(why) | Failure::Unknown(why) | Failure::Refused(why)) = &self.why;
+        let cannot = |what: &str| Err(Failure::impossible(format!("it forbids scripts ({why}), and {what}")));
+        match (&op.verb, op.rule) {
+            (_, Rule::Reentrant | Rule::Queue(_)) => {
+                cannot(&format!("without them no {} can be kept", op.rule.kind()))
+            }
+            (
+                Verb::Acquire { fence: Fence::Ballot(_), .. } | Verb::Release { fence: Fence::Ballot(_), .. },
+                _,
+            ) => cannot("without them it cannot be a member of a quorum"),
+            (Verb::Acquire { .. }, _) if !manner.terms.unfenced => cannot(
+                "without them a mutex has no fencing token; allow EVAL and EVALSHA, or take it without one by Options::unfenced",
+            ),
+            // A request to a server that is about to get a slot has to be one command.
+            _ if manner.asking => Err(Failure::NotSent(Failure::cause(
+                "it forbids scripts, and the lock's slot is being moved",
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// One request.
+struct Ask<'a> {
+    plain: &'a Plain,
+    line: &'a Line,
+    op: &'a Op,
+    publish: Publish,
+    db: u32,
+    deadline: Moment,
+}
+
+/// What is at the key.
+enum Standing {
+    Nothing,
+    /// A text, and how long it stays.
+    Text(String, Option<u64>),
+    /// Another type.
+    Other,
+}
+
+impl Ask<'_> {
+    async fn answer(&self, node: &Node) -> Result<Answer, Failure> {
+        match self.op.verb {
+            Verb::Acquire { ttl_ms, .. } => self.acquire(ttl_ms).await,
+            Verb::Renew { ttl_ms, .. } => match self.standing().await? {
+                Standing::Nothing => Ok(Answer::Free),
+                Standing::Text(value, left_ms) => self.extend(value, left_ms, ttl_ms).await,
+                Standing::Other => self.other_kind().await,
+            },
+            Verb::Release { whose, .. } => {
+                let (answer, unheard) = self.release(whose).await?;
+                if let Some(why) = unheard {
+                    node.warn_unheard(self.op, &why);
+                }
+                Ok(answer)
+            }
+            Verb::Refresh { .. } | Verb::Inspect => match self.standing().await? {
+                Standing::Nothing => Ok(Answer::Free),
+                Standing::Text(value, left_ms) => Ok(found(value, left_ms)),
+                Standing::Other => self.other_kind().await,
+            },
+        }
+    }
+
+    fn key(&self) -> &str {
+        self.op.name.as_str()
+    }
+
+    async fn ask(&self, words: &[&str]) -> Result<Value, Failure> {
+        self.line.ask(&command(words), self.deadline).await
+    }
+
+    /// Takes it in one command, which also tells who has it. A server before Redis 7 needs two for that.
+    async fn acquire(&self, ttl_ms: u64) -> Result<Answer, Failure> {
+        let (key, owner, ttl) = (self.key(), self.op.owner.as_str(), ttl_ms.to_string());
+        let set = ["SET", key, owner, "NX", "GET", "PX", &ttl];
+        let (set, left) = join(self.ask(&set), self.ask(&["PTTL", key])).await;
+        let (value, left) = match (set?, left?) {
+            (Value::Nil, _) => return Ok(Answer::Held { fence: 0 }),
+            (Value::ServerError(error), _) if is_wrong_type(&error) => return self.other_kind().await,
+            (Value::ServerError(error), _) if is_syntax(&error) => {
+                let set = ["SET", key, owner, "NX", "PX", &ttl];
+                let (get, left) = (["GETRANGE", key, "0", "1023"], ["PTTL", key]);
+                let (set, (get, left)) = join(self.ask(&set), join(self.ask(&get), self.ask(&left))).await;
+                if answered(self.line, set?)? == Value::Okay {
+                    return Ok(Answer::Held { fence: 0 });
+                }
+                match get? {
+                    Value::ServerError(error) if is_wrong_type(&error) => return self.other_kind().await,
+                    value => (value, left?),
+                }
+            }
+            (value, left) => (value, left),
+        };
+        match self.text(&answered(self.line, value)?, &answered(self.line, left)?)? {
+            // Again, or still.
+            Standing::Text(value, left_ms) => self.extend(value, left_ms, ttl_ms).await,
+            Standing::Nothing | Standing::Other => Err(changed()),
+        }
+    }
+
+    /// What is at the key, under watch if that is what will tell whether it is still so.
+    async fn standing(&self) -> Result<Standing, Failure> {
+        let key = self.key();
+        // An owner and its token fit; of what somebody else may have put there, no more is needed.
+        let look: [&[&str]; 4] =
+            [&["UNWATCH"], &["WATCH", key], &["GETRANGE", key, "0", "1023"], &["PTTL", key]];
+        let watches = self.plain.delete.is_none() && !matches!(self.op.verb, Verb::Inspect);
+        let look: Vec<_> = look[if watches { 0 } else { 2 }..].iter().map(|words| command(words)).collect();
+        let mut replies = self.line.ask_all(&look, self.deadline).await?;
+        let (Some(left), Some(value)) = (replies.pop(), replies.pop()) else { return Err(self.nonsense()) };
+        for reply in replies {
+            answered(self.line, reply)?;
+        }
+        match value {
+            Value::ServerError(error) if is_wrong_type(&error) => Ok(Standing::Other),
+            value => self.text(&answered(self.line, value)?, &answered(self.line, left)?),
+        }
+    }
+
+    fn text(&self, value: &Value, left: &Value) -> Result<Standing, Failure> {
+        match (value, left) {
+            (_, Value::Int(-2)) | (Value::Nil, _) => Ok(Standing::Nothing),
+            (Value::BulkString(value), left) => {
+                let left_ms = reply::left(left).ok_or_else(|| self.nonsense())?;
+                let shown = &value[..value.len().min(SHOWN)];
+                Ok(Standing::Text(String::from_utf8_lossy(shown).into_owned(), left_ms))
+            }
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// The token of a hold of the asker's own; one that was granted by a script has one.
+    fn mine(&self, value: &str) -> Option<u64> {
+        let owner: &Owner = &self.op.owner;
+        ours(value).filter(|(holder, _)| holder == owner).map(|(_, fence)| fence)
+    }
+
+    /// Sets the lease of a hold of the asker's own anew. No request ever shortens one.
+    async fn extend(&self, value: String, left_ms: Option<u64>, ttl_ms: u64) -> Result<Answer, Failure> {
+        let Some(fence) = self.mine(&value) else {
+            return Ok(Answer::Busy { holder: value, left_ms });
+        };
+        if left_ms.is_some_and(|left_ms| left_ms >= ttl_ms) {
+            return Ok(Answer::Held { fence });
+        }
+        let (key, ttl) = (self.key(), ttl_ms.to_string());
+        if self.plain.sets.load(Ordering::Relaxed) {
+            match self.ask(&["SET", key, &value, "IFEQ", &value, "PX", &ttl]).await? {
+                Value::Okay => return Ok(Answer::Held { fence }),
+                Value::Nil => return Err(changed()),
+                Value::ServerError(error) if is_syntax(&error) && self.plain.delete.is_none() => {
+                    self.plain.sets.store(false, Ordering::Relaxed);
+                }
+                Value::ServerError(error) => return Err(refused(self.line, &error)),
+                _ => return Err(self.nonsense()),
+            }
+        }
+        // An acquisition that finds its own hold has not watched it yet.
+        if let Verb::Acquire { .. } = self.op.verb {
+            match self.standing().await? {
+                Standing::Text(now, _) if now == value => {}
+                _ => return Err(changed()),
+            }
+        }
+        match self.at_once(&[&["PEXPIRE", key, &ttl]]).await?.first() {
+            Some(Value::Int(1)) => Ok(Answer::Held { fence }),
+            Some(Value::ServerError(error)) => Err(refused(self.line, error)),
+            _ => Err(changed()),
+        }
+    }
+
+    /// Ends a hold and says so; why it could not be said, where the user has no right to.
+    async fn release(&self, whose: Whose) -> Result<(Answer, Option<String>), Failure> {
+        let mut unheard = None;
+        loop {
+            let (value, left_ms) = match self.standing().await? {
+                Standing::Nothing => return Ok((Answer::Free, None)),
+                Standing::Other => return Ok((self.other_kind().await?, None)),
+                Standing::Text(value, left_ms) => (value, left_ms),
+            };
+            let answer = match whose {
+                Whose::Mine if self.mine(&value).is_none() => {
+                    return Ok((Answer::Busy { holder: value, left_ms }, None));
+                }
+                Whose::Mine => Answer::Released { left: 0 },
+                Whose::Anyone => found(value.clone(), left_ms),
+            };
+            let by = ours(&value).map_or(value.clone(), |(owner, _)| owner.as_str().to_owned());
+            let key = self.key();
+            let delete: &[&str] = match self.plain.delete {
+                // Somebody else's may not be a text, or not all of it is here: it is ended by force, whatever it is.
+                _ if ours(&value).is_none() => &["DEL", key],
+                Some(Delete::DelIfEq) => &["DELIFEQ", key, &value],
+                Some(Delete::DelEx) => &["DELEX", key, "IFEQ", &value],
+                None => &["DEL", key],
+            };
+            let channel = keys::channel(self.db, self.op.rule, key);
+            let publish: &[&str] = &[self.publish.command(), &channel, &by];
+            let both = [delete, publish];
+            let done = self.at_once(&both[..if unheard.is_none() { 2 } else { 1 }]).await;
+            match done {
+                // Refused before anything was done: it is ended without a word.
+                Err(failure) if unheard.is_none() && is_about(&failure, publish[0]) => {
+                    unheard = Some(failure.to_string());
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+                Ok(replies) => match &replies[..] {
+                    [Value::Int(1), ..] => {
+                        if let Some(Value::ServerError(error)) = replies.get(1) {
+                            unheard = error.details().map(str::to_owned);
+                        }
+                        return Ok((answer, unheard));
+                    }
+                    [Value::ServerError(error), ..] => return Err(refused(self.line, error)),
+                    _ => return Err(changed()),
+                },
+            }
+        }
+    }
+
+    /// Carries out these commands with nothing between them, unless what is watched has changed. An error before they are
+    /// carried out means that none is.
+    async fn at_once(&self, commands: &[&[&str]]) -> Result<Vec<Value>, Failure> {
+        let all: Vec<Cmd> = std::iter::once(&["MULTI"][..])
+            .chain(commands.iter().copied())
+            .chain(std::iter::once(&["EXEC"][..]))
+            .map(command)
+            .collect();
+        let mut replies = self.line.ask_all(&all, self.deadline).await?;
+        let done = replies.pop();
+        if let Some(Value::ServerError(error)) =
+            replies.iter().find(|reply| matches!(reply, Value::ServerError(_)))
+        {
+            return Err(refused(self.line, error));
+        }
+        match done {
+            Some(Value::Array(done)) if done.len() == commands.len() => Ok(done),
+            Some(Value::Nil) => Err(changed()),
+            Some(Value::ServerError(error)) => Err(refused(self.line, &error)),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// A mismatch where it is a kind of ours, busy where it is foreign.
+    async fn other_kind(&self) -> Result<Answer, Failure> {
+        let key = self.key();
+        let (kind, left) = join(self.ask(&["TYPE", key]), self.ask(&["PTTL", key])).await;
+        let kind = match answered(self.line, kind?)? {
+            Value::SimpleString(kind) => kind,
+            _ => return Err(self.nonsense()),
+        };
+        let mismatch = match &*kind {
+            "none" => return Err(changed()),
+            "zset" => {
+                let first = answered(self.line, self.ask(&["ZRANGE", key, "0", "0"]).await?)?;
+                header(&first)
+            }
+            "hash" => {
+                let fence = answered(self.line, self.ask(&["HGET", key, "#fence"]).await?)?;
+                let looks = !matches!(self.op.verb, Verb::Acquire { .. } | Verb::Renew { .. });
+                (looks || fence != Value::Nil).then_some((Kind::Reentrant, None))
+            }
+            _ => None,
+        };
+        Ok(match mismatch {
+            Some((kind, capacity)) => Answer::Mismatch { kind, capacity },
+            None => {
+                let left_ms = reply::left(&answered(self.line, left?)?).ok_or_else(changed)?;
+                Answer::Busy { holder: format!("({kind})"), left_ms }
+            }
+        })
+    }
+
+    /// From here on nobody can tell which reply is whose.
+    fn nonsense(&self) -> Failure {
+        self.line.hang_up();
+        Failure::Unknown(Failure::cause("a reply to a plain command that is none"))
+    }
+}
+
+/// The kind of queue that a sorted set is, if it is one of ours: `#1:KIND:CAPACITY`.
+fn header(first: &Value) -> Option<(Kind, Option<u32>)> {
+    let Value::Array(first) = first else { return None };
+    let header = std::str::from_utf8(bytes(first.first()?)?).ok()?;
+    let (kind, capacity) = header.strip_prefix("#1:")?.split_once(':')?;
+    Some((kind.parse().ok()?, Some(capacity.parse().ok()?)))
+}
+
+fn found(value: String, left_ms: Option<u64>) -> Answer {
+    Answer::Found(reply::found(Kind::Mutex, Holding { value, left_ms, weight: 1 }))
+}
+
+/// It was not done, and whoever asks again will see what it is now.
+fn changed() -> Failure {
+    Failure::NotSent(Failure::cause("the lock changed hands while it was looked at"))
+}
+
+fn is_wrong_type(error: &ServerError) -> bool {
+    error.code() == "WRONGTYPE"
+}
+
+fn is_syntax(error: &ServerError) -> bool {
+    error.code() == "ERR" && error.details().is_some_and(|text| text.contains("syntax error"))
+}
+
+/// Whether a failure is a refusal of this command, or of its channel.
+fn is_about(failure: &Failure, publish: &str) -> bool {
+    let text = failure.to_string().to_ascii_uppercase();
+    text.contains("NOPERM") && (text.contains("CHANNEL") || text.contains(publish))
+}
