@@ -49,6 +49,12 @@ pub(crate) fn age(server: &Server, config: Config) {
     server.clock().reset();
 }
 
+fn is_old(server: &Server) -> bool {
+    server.clock().reset();
+    let up = server.info("server")["uptime_in_seconds"].parse::<i64>();
+    up.is_ok_and(|seconds| seconds >= UP.as_secs() as i64 / 2)
+}
+
 pub(crate) fn url(servers: &[Server]) -> String {
     let at: Vec<String> = servers.iter().map(|server| server.address().to_string()).collect();
     format!("redis-quorum://{}", at.join(","))
@@ -65,6 +71,7 @@ impl Drop for Nodes {
     fn drop(&mut self) {
         // After a failure nobody knows what state they are in.
         if !std::thread::panicking() {
+            self.0.retain(is_old);
             free().append(&mut self.0);
         }
     }

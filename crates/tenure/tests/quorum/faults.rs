@@ -1,0 +1,187 @@
+//! Nodes that stand still, start empty, have wrong clocks, or are one server.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "real servers take real time and threads"
+)]
+
+use std::error::Error;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tenure::{Guard, Locks, Options, block_on};
+use tenure_testkit::proxy::{Fault, Proxy};
+use tenure_testkit::servers::{Config, Server, eventually};
+
+use crate::nodes::{Nodes, url};
+
+const SOON: Duration = Duration::from_secs(10);
+const HOUR: Duration = Duration::from_secs(60 * 60);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn locks(url: &str, options: Options) -> Locks {
+    Locks::open(url).and_then(|locks| locks.with(options)).expect("a store")
+}
+
+fn held(locks: &Locks, name: &str) -> Option<Guard> {
+    block_on(locks.mutex(name).expect("a name").try_lock()).expect("an answer")
+}
+
+fn has(node: &Server, name: &str) -> bool {
+    node.command(&["EXISTS", name]).int() == 1
+}
+
+#[test]
+fn a_silent_node_costs_one_call_its_time_and_no_more() {
+    let nodes = Nodes::new(3);
+    let proxy = Proxy::start(nodes[2].address());
+    let urls = [nodes[0].url(), nodes[1].url(), proxy.url()];
+    let members = urls.iter().map(|url| block_on(Locks::connect(url)).expect("a node that answers"));
+    let options = Options::new().op_timeout(ms(2_000));
+    let locks = Locks::quorum(members).and_then(|locks| locks.with(options)).expect("a quorum");
+    block_on(held(&locks, "warm").expect("a free lock").release()).expect("a release");
+    // One says yes and one says no: the third would decide.
+    nodes[0].command(&["SET", "x", "somebody else", "PX", "60000"]);
+    proxy.set(Fault::BlackHole);
+    let took = |name: &str| {
+        let started = Instant::now();
+        let busy = held(&locks, name).is_none();
+        (busy, started.elapsed())
+    };
+    let (busy, first) = took("x");
+    assert!(busy && first >= ms(200) && first < ms(1_500), "{busy} {first:?}");
+    let (busy, second) = took("x");
+    assert!(busy && second < ms(150), "{busy} {second:?}");
+    // And it is waited for again as soon as it answers.
+    proxy.set(Fault::None);
+    eventually("the third decides", SOON, || held(&locks, "x").is_some());
+}
+
+#[test]
+fn a_minority_whose_clock_steps_by_an_hour_costs_nothing() {
+    let nodes = Nodes::new(5);
+    let options = Options::new().ttl(ms(1_000));
+    let (ours, theirs) = (locks(&nodes.url(), options.clone()), locks(&nodes.url(), options));
+    let mut last = 0;
+    // A node whose clock is back counts its age from the other side of an hour, and abstains; the others are a majority.
+    for (ahead, behind) in [(0, 1), (3, 2)] {
+        let guard = held(&ours, "x").expect("a free lock");
+        assert!(guard.fence() > last);
+        last = guard.fence();
+        nodes[ahead].clock().forward(HOUR);
+        nodes[behind].clock().back(HOUR);
+        let until = Instant::now() + ms(2_500);
+        while Instant::now() < until {
+            assert!(held(&theirs, "x").is_none() && guard.is_held());
+            thread::sleep(ms(20));
+        }
+        block_on(guard.release()).expect("a release");
+        for _ in 0..10 {
+            let guard = held(&theirs, "x").expect("a free lock");
+            assert!(guard.fence() > last, "{} after {last}", guard.fence());
+            last = guard.fence();
+            block_on(guard.release()).expect("a release");
+        }
+        for node in [ahead, behind] {
+            nodes[node].clock().reset();
+        }
+    }
+    eventually("nothing is left", SOON, || nodes.iter().all(|node| !has(node, "x")));
+}
+
+#[test]
+fn a_lock_survives_the_restart_of_every_node_one_after_the_other() {
+    let nodes = Nodes::new(5);
+    let options = Options::new().ttl(ms(3_000));
+    let (ours, theirs) = (locks(&nodes.url(), options.clone()), locks(&nodes.url(), options));
+    let guard = held(&ours, "x").expect("a free lock");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| block_on(theirs.mutex("x").expect("a name").lock()).expect("a grant"));
+        for node in nodes.iter() {
+            node.restart_with(Config::new());
+            eventually("the lock is back", SOON, || has(node, "x"));
+            assert!(guard.is_held() && !waiter.is_finished());
+        }
+        block_on(guard.verify()).expect("it is held");
+        let first = guard.fence();
+        block_on(guard.release()).expect("a release");
+        assert!(waiter.join().expect("a grant").fence() > first);
+    });
+}
+
+#[test]
+fn nodes_that_have_started_empty_let_nobody_in_beside_the_holder() {
+    let nodes = Nodes::new(3);
+    let options = Options::new().ttl(ms(4_000));
+    let (ours, theirs) = (locks(&nodes.url(), options.clone()), locks(&nodes.url(), options));
+    let guard = held(&ours, "x").expect("a free lock");
+    let started = Instant::now();
+    nodes[0].restart();
+    nodes[1].restart();
+    // Two of three have forgotten the lock, and whoever holds it may not know yet.
+    let mut refused = 0;
+    let next = loop {
+        match block_on(theirs.mutex("x").expect("a name").try_lock()) {
+            Ok(Some(next)) => break next,
+            Ok(None) => {}
+            Err(error) => {
+                let why = error.source().expect("a cause").to_string();
+                assert!(error.is_unreachable() && why.contains("does not vote"), "{why}");
+                refused += 1;
+            }
+        }
+        assert!(started.elapsed() < SOON);
+        thread::sleep(ms(20));
+    };
+    assert!(started.elapsed() >= ms(4_000) && refused > 0, "{:?}", started.elapsed());
+    assert!(!guard.is_held() && block_on(guard.lost()).is_lost());
+    assert!(next.fence() > guard.fence());
+}
+
+#[test]
+fn a_server_that_is_there_twice_is_found_out() {
+    let nodes = Nodes::new(2);
+    // By two names, so only the server itself can tell.
+    let members = [nodes[0].url(), nodes[0].unix_url(), nodes[1].url()];
+    let locks = Locks::quorum(members.map(|url| Locks::open(&url).expect("a store"))).expect("a quorum");
+    let refused = |locks: &Locks| {
+        let error = block_on(locks.mutex("x").expect("a name").try_lock()).expect_err("no quorum");
+        let why = error.source().expect("a cause").to_string();
+        error.is_refused() && why.contains("the same server") && why.contains(&nodes[0].url())
+    };
+    // The first may get through before both are known; then they exclude each other, and nobody has a majority.
+    eventually("it is refused", SOON, || {
+        let said = block_on(locks.mutex("x").expect("a name").try_lock());
+        said.is_err_and(|error| error.is_refused())
+    });
+    assert!(refused(&locks));
+    let twice = format!("{},{}", url(&nodes), nodes[0].address());
+    assert!(Locks::open(&twice).expect_err("no quorum").is_invalid());
+    let one = Locks::memory();
+    assert!(Locks::quorum([one.clone(), one.clone(), Locks::memory()]).expect_err("no quorum").is_invalid());
+    assert!(Locks::quorum([one]).expect_err("no quorum").is_invalid());
+}
+
+#[test]
+fn kinds_that_no_majority_can_keep_are_refused_with_the_reason() {
+    let locks = Locks::quorum([Locks::memory(), Locks::memory(), Locks::memory()]).expect("a quorum");
+    let error = locks.fair("x").expect_err("no order");
+    assert!(error.is_unsupported() && error.to_string().contains("order"), "{error}");
+    assert!(locks.semaphore("x", 2).expect_err("no order").is_unsupported());
+    assert!(locks.rwlock("x").expect_err("no order").is_unsupported());
+}
+
+#[test]
+fn nodes_that_have_just_started_say_from_when_on_they_vote() {
+    let servers: [Server; 3] = Server::several();
+    let locks = locks(&url(&servers), Options::new().ttl(ms(2_000)).op_timeout(ms(400)));
+    let error = block_on(locks.mutex("x").expect("a name").try_lock()).expect_err("nobody votes");
+    let why = error.source().expect("a cause").to_string();
+    assert!(error.is_unreachable() && why.contains("does not vote before 2 s"), "{why}");
+    // Whoever waits gets it as soon as they do.
+    let guard = block_on(locks.mutex("x").expect("a name").try_lock_for(SOON)).expect("an answer");
+    assert!(guard.is_some());
+}
