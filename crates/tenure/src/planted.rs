@@ -55,13 +55,17 @@ pub enum Bug {
     MinorityRules,
     /// What got no majority is given back only where it is known to have been granted.
     UndoOfGrantsOnly,
-    /// A hold is taken again where it is gone, whether or not a majority was renewed.
-    RejoinsWithoutMajority,
+    /// What an earlier try may have left on a quorum is given back also when it was asked for again since.
+    UndoOutlivesRetry,
+    /// A member of a quorum votes that has just started, and may have forgotten a lease.
+    NewcomersVote,
+    /// Each member of a quorum gives tokens of its own, and the highest counts.
+    TokensByCounter,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 27] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -84,6 +88,11 @@ impl Bug {
         Self::PushFromReceipt,
         Self::PushOfAnotherLife,
         Self::WakeBeforeWrite,
+        Self::MinorityRules,
+        Self::UndoOfGrantsOnly,
+        Self::UndoOutlivesRetry,
+        Self::NewcomersVote,
+        Self::TokensByCounter,
     ];
 }
 

@@ -4,7 +4,8 @@
 use std::panic;
 
 use tenure::internals::planted::{Bug, plant};
-use tenure_testkit::sim::world::{run, run_scripts};
+use tenure_testkit::sim::world::run_scripts;
+use tenure_testkit::sim::{quorum, world};
 
 /// By which invariant each bug is caught, and within how many schedules.
 const CAUGHT: [(Bug, &str, u64); Bug::ALL.len()] = [
@@ -30,6 +31,11 @@ const CAUGHT: [(Bug, &str, u64); Bug::ALL.len()] = [
     (Bug::PushFromReceipt, "exclusion within validity", 1_000),
     (Bug::PushOfAnotherLife, "exclusion within validity", 1_000),
     (Bug::WakeBeforeWrite, "progress", 1_000),
+    (Bug::MinorityRules, quorum::EXCLUSION, 1_000),
+    (Bug::UndoOfGrantsOnly, quorum::LEFTOVERS, 1_000),
+    (Bug::UndoOutlivesRetry, quorum::EXCLUSION, 1_000),
+    (Bug::NewcomersVote, quorum::EXCLUSION, 1_000),
+    (Bug::TokensByCounter, quorum::TOKENS, 1_000),
 ];
 
 #[test]
@@ -40,14 +46,26 @@ fn every_planted_bug_is_caught_by_its_check() {
     let mut missed = Vec::new();
     for (bug, invariant, within) in CAUGHT {
         plant(Some(bug));
-        let caught = (0..within).map(run).find(|report| {
-            report.violation.as_ref().is_some_and(|violation| violation.invariant == invariant)
+        let caught = (0..within).find_map(|seed| {
+            let (violation, regime) = match bug {
+                Bug::MinorityRules
+                | Bug::UndoOfGrantsOnly
+                | Bug::UndoOutlivesRetry
+                | Bug::NewcomersVote
+                | Bug::TokensByCounter => {
+                    let report = quorum::run(seed);
+                    (report.violation, report.regime)
+                }
+                _ => {
+                    let report = world::run(seed);
+                    (report.violation, report.plan.regime)
+                }
+            };
+            violation.is_some_and(|violation| violation.invariant == invariant).then_some((seed, regime))
         });
         plant(None);
         match caught {
-            Some(report) => {
-                println!("{bug:?}: {} schedules ({:?}), {invariant}", report.seed + 1, report.plan.regime);
-            }
+            Some((seed, regime)) => println!("{bug:?}: {} schedules ({regime:?}), {invariant}", seed + 1),
             None => missed.push(format!("{bug:?} is not caught within {within} schedules by {invariant}")),
         }
     }

@@ -17,12 +17,14 @@
 //! | `wish` | what a task may ask for: a lock of any kind |
 //! | [`workload`] | what the tasks do |
 //! | [`world`] | one schedule from its seed to its verdict |
+//! | [`quorum`] | the same for a mutex on a majority of several servers |
 
 pub mod chooser;
 pub mod clock;
 pub mod executor;
 pub mod network;
 pub mod oracle;
+pub mod quorum;
 pub mod regime;
 pub mod scripts;
 pub mod server;

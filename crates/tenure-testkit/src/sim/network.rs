@@ -16,12 +16,12 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use tenure::LockName;
-use tenure::internals::Store;
 use tenure::internals::protocol::{Kind, Op, Reply, Rule, Verb, Wake};
-use tenure::internals::store::{Cursor, Failure, Listener, Page};
+use tenure::internals::store::{Cursor, Failure, Life, Listener, Page};
+use tenure::internals::{Moment, Store};
 use tokio::sync::mpsc;
 
-use super::clock::{Clock, MS, TrueTime};
+use super::clock::{Clock, MS, SECOND, TrueTime};
 use super::executor::{Process, ProcessId, Sim, lock};
 use super::oracle::{Executed, Oracle};
 use super::regime::Faults;
@@ -30,6 +30,9 @@ use super::server::Server;
 /// Whoever gives a request less time than this does not blame the connection when there is no answer.
 const SHORT: Duration = Duration::from_millis(50);
 
+/// How long a server had been up when the schedule began.
+const OLD: Duration = Duration::from_secs(86_400);
+
 /// A lease that ends later than this is not worth waiting for: no request takes so long.
 const NEAR: TrueTime = 1_200 * MS;
 
@@ -37,7 +40,9 @@ const NEAR: TrueTime = 1_200 * MS;
 #[derive(Clone)]
 pub struct Network {
     sim: Sim,
-    oracle: Oracle,
+    /// Nobody judges what one member of several does.
+    oracle: Option<Oracle>,
+    url: Arc<str>,
     inner: Arc<Mutex<Inner>>,
 }
 
@@ -50,6 +55,9 @@ struct Inner {
     ends: Vec<End>,
     ears: Vec<Ear>,
     next_ear: u64,
+    /// How often the server has started anew, and when last.
+    starts: u64,
+    started_at: TrueTime,
 }
 
 /// A process's end of the network.
@@ -65,6 +73,8 @@ struct End {
     breaks: u64,
     curious: Vec<Waker>,
     is_dead: bool,
+    /// What the server told of itself at the last connection.
+    life: Life,
 }
 
 #[derive(Default)]
@@ -133,6 +143,11 @@ fn not_sent() -> Failure {
 impl Network {
     /// A network before a server with this clock.
     pub fn new(sim: &Sim, oracle: &Oracle, clock: Clock, faults: Faults) -> Self {
+        Self { oracle: Some(oracle.clone()), ..Self::member(sim, "sim:", clock, faults) }
+    }
+
+    /// A network before a server that is one of several.
+    pub fn member(sim: &Sim, url: &str, clock: Clock, faults: Faults) -> Self {
         let inner = Inner {
             server: Server::new(clock),
             faults,
@@ -141,8 +156,10 @@ impl Network {
             ends: Vec::new(),
             ears: Vec::new(),
             next_ear: 0,
+            starts: 0,
+            started_at: 0,
         };
-        Self { sim: sim.clone(), oracle: oracle.clone(), inner: Arc::new(Mutex::new(inner)) }
+        Self { sim: sim.clone(), oracle: None, url: url.into(), inner: Arc::new(Mutex::new(inner)) }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -151,11 +168,14 @@ impl Network {
 
     /// The store for one process.
     pub fn store(&self, process: &Process) -> SimStore {
+        let now = self.sim.now();
         let mut inner = self.inner();
         // The outside has no end of its own, but a place in the list.
         while inner.ends.len() <= process.id() {
             let connection = inner.connect();
+            let life = inner.life(&self.url, process.clock(), now);
             inner.ends.push(End {
+                life,
                 clock: process.clock(),
                 connection,
                 up_at: 0,
@@ -165,7 +185,7 @@ impl Network {
                 is_dead: false,
             });
         }
-        SimStore { network: self.clone(), process: process.id(), url: "sim:".into() }
+        SimStore { network: self.clone(), process: process.id(), url: Arc::clone(&self.url) }
     }
 
     /// The server runs the scripts as well.
@@ -203,9 +223,12 @@ impl Network {
     pub fn forget(&self) {
         let mut inner = self.inner();
         inner.server.forget();
+        (inner.starts, inner.started_at) = (inner.starts + 1, self.sim.now());
         let ends = 0..inner.ends.len();
         drop(inner);
-        self.oracle.forgotten();
+        if let Some(oracle) = &self.oracle {
+            oracle.forgotten();
+        }
         for process in ends {
             self.cut(process);
             self.deafen(process);
@@ -215,7 +238,9 @@ impl Network {
     /// An operator deletes a lock's key.
     pub fn delete(&self, name: &LockName) {
         self.inner().server.delete(name);
-        self.oracle.deleted(name);
+        if let Some(oracle) = &self.oracle {
+            oracle.deleted(name);
+        }
     }
 
     /// The process is gone: it sends and hears nothing any more. What it has sent may still arrive.
@@ -254,8 +279,11 @@ impl Network {
     }
 
     fn reconnected(&self, process: ProcessId) {
+        let now = self.sim.now();
         let mut inner = self.inner();
+        let life = inner.life(&self.url, inner.ends[process].clock, now);
         let end = &mut inner.ends[process];
+        end.life = life;
         end.breaks += 1;
         let curious = std::mem::take(&mut end.curious);
         drop(inner);
@@ -334,13 +362,15 @@ impl Network {
         }
         lock(&slot.0).is_executed = true;
         let (answer, wake) = inner.server.apply(now, &op);
-        if let Some(difference) = inner.server.difference() {
-            self.oracle.accuse("the scripts are the machines", difference);
+        if let (Some(difference), Some(oracle)) = (inner.server.difference(), &self.oracle) {
+            oracle.accuse("the scripts are the machines", difference);
         }
         self.sim.mark(now ^ process as u64);
         self.sim.note(|| format!("server: p{process}: {} -> {answer:?}", Shown(&op)));
         let after = inner.server.standing(now, &op.name);
-        self.oracle.executed(&Executed { process, op: &op, answer: &answer, wake: wake.as_ref(), after });
+        if let Some(oracle) = &self.oracle {
+            oracle.executed(&Executed { process, op: &op, answer: &answer, wake: wake.as_ref(), after });
+        }
         if let Some(wake) = wake {
             self.tell(&mut inner, &op, &wake);
         }
@@ -403,6 +433,12 @@ impl Inner {
     fn connect(&mut self) -> usize {
         self.connections.push(Connection { cut_at: TrueTime::MAX, ..Connection::default() });
         self.connections.len() - 1
+    }
+
+    /// What a server says of itself to whoever connects: in whole seconds.
+    fn life(&self, url: &str, clock: Clock, now: TrueTime) -> Life {
+        let up = if self.starts == 0 { OLD } else { Duration::from_secs((now - self.started_at) / SECOND) };
+        Life::Since { id: format!("{url}#{}", self.starts).into(), up, at: Moment(clock.shows(now)) }
     }
 
     fn latency(&self, sim: &Sim) -> TrueTime {
@@ -483,6 +519,10 @@ impl Store for SimStore {
             Poll::Pending
         })
         .boxed()
+    }
+
+    fn life(&self) -> Life {
+        self.network.inner().ends[self.process].life.clone()
     }
 
     fn url(&self) -> &Arc<str> {

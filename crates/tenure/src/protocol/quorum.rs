@@ -192,6 +192,13 @@ impl Top {
 /// left to wait for. A member counts only if it holds exactly this ballot.
 pub fn acquired(words: &[Word], ballot: u64, is_last: bool) -> Option<Verdict> {
     let count = Count::of(words);
+    if planted(Bug::TokensByCounter) {
+        let mut tokens: Vec<u64> = held(words).collect();
+        tokens.sort_unstable();
+        if tokens.len() >= count.majority {
+            return tokens.last().map(|fence| Verdict::Is(Answer::Held { fence: *fence }));
+        }
+    }
     let granted = count.said(|answer| matches!(answer, Answer::Held { fence } if *fence == ballot));
     if granted >= count.majority {
         return Some(Verdict::Is(Answer::Held { fence: ballot }));
@@ -234,18 +241,22 @@ pub fn acquired(words: &[Word], ballot: u64, is_last: bool) -> Option<Verdict> {
     Some(Verdict::Split { holder, left_ms: count.free_in_ms() })
 }
 
+/// The tokens with which members say that the asker holds.
+fn held(words: &[Word]) -> impl Iterator<Item = u64> {
+    words.iter().filter_map(|word| match word {
+        Word::Said(Answer::Held { fence }) => Some(*fence),
+        _ => None,
+    })
+}
+
 /// What a renewal has come to. The token is the lowest: a member that was taken again later has a higher one.
 pub fn renewed(words: &[Word], is_last: bool) -> Option<Verdict> {
     let count = Count::of(words);
-    let fences = words.iter().filter_map(|word| match word {
-        Word::Said(Answer::Held { fence }) => Some(*fence),
-        _ => None,
-    });
-    let held = count.said(|answer| matches!(answer, Answer::Held { .. }));
-    if held >= count.majority {
-        return fences.min().map(|fence| Verdict::Is(Answer::Held { fence }));
+    let renewed = held(words).count();
+    if renewed >= count.majority {
+        return held(words).min().map(|fence| Verdict::Is(Answer::Held { fence }));
     }
-    if !count.stops(words.len() - held - count.unheard()) {
+    if !count.stops(words.len() - renewed - count.unheard()) {
         // It may have a majority yet: a failed renewal is no loss.
         if count.is_open(is_last) {
             return None;
@@ -316,7 +327,7 @@ mod tests {
 
     const T: u64 = 100;
 
-    fn held(fence: u64) -> Word {
+    fn yes(fence: u64) -> Word {
         Word::Said(Answer::Held { fence })
     }
 
@@ -341,40 +352,40 @@ mod tests {
     fn exactly_a_majority_of_exactly_this_ballot_is_a_grant() {
         for members in 1..=7 {
             for granted in 0..=members {
-                let mut words = vec![held(T); granted];
+                let mut words = vec![yes(T); granted];
                 words.resize(members, busy("x", 5));
                 let verdict = acquired(&words, T, true);
                 assert_eq!(verdict == GRANTED, granted > members / 2, "{granted} of {members}: {verdict:?}");
             }
         }
-        assert_ne!(acquired(&[held(T), held(T + 1), DOWN], T, true), GRANTED);
-        assert_ne!(acquired(&[held(T), Word::Abstains, DOWN], T, true), GRANTED);
+        assert_ne!(acquired(&[yes(T), yes(T + 1), DOWN], T, true), GRANTED);
+        assert_ne!(acquired(&[yes(T), Word::Abstains, DOWN], T, true), GRANTED);
     }
 
     #[test]
     fn a_majority_is_not_waited_for_longer_than_it_takes() {
         use Word::Pending;
-        assert_eq!(acquired(&[held(T), held(T), Pending], T, false), GRANTED);
+        assert_eq!(acquired(&[yes(T), yes(T), Pending], T, false), GRANTED);
         assert!(matches!(
             acquired(&[busy("x", 1), busy("x", 2), Pending], T, false),
             Some(Verdict::Is(Answer::Busy { .. }))
         ));
         assert_eq!(acquired(&[Word::Refused, Word::Refused, Pending], T, false), Some(Verdict::Refused));
-        assert_eq!(acquired(&[held(T), busy("x", 1), Pending], T, false), None);
-        assert_eq!(acquired(&[held(T), DOWN, Pending], T, false), None);
+        assert_eq!(acquired(&[yes(T), busy("x", 1), Pending], T, false), None);
+        assert_eq!(acquired(&[yes(T), DOWN, Pending], T, false), None);
         assert_eq!(renewed(&[FREE, FREE, Pending], false), Some(Verdict::Is(Answer::Free)));
         assert_eq!(found(&[FREE, FREE, Pending], false), Some(Verdict::Is(Answer::Free)));
     }
 
     #[test]
     fn who_waits_sleeps_until_a_majority_can_be_free() {
-        let words = [busy("x", 90), busy("x", 70), busy("x", 80), held(T), DOWN];
+        let words = [busy("x", 90), busy("x", 70), busy("x", 80), yes(T), DOWN];
         let left_ms = Some(80);
         assert_eq!(
             acquired(&words, T, true),
             Some(Verdict::Is(Answer::Busy { holder: "x".into(), left_ms }))
         );
-        let split = [busy("x", 90), busy("y", 70), held(T)];
+        let split = [busy("x", 90), busy("y", 70), yes(T)];
         assert_eq!(acquired(&split, T, true), Some(Verdict::Split { holder: "x".into(), left_ms: Some(70) }));
     }
 
@@ -382,9 +393,9 @@ mod tests {
     fn a_ballot_is_raised_no_further_than_a_majority_needs() {
         let far = T + 1_000_000;
         let raise = |above| Some(Verdict::Raise { above });
-        assert_eq!(acquired(&[held(T), behind(T + 5), behind(far)], T, true), raise(T + 5));
-        assert_eq!(acquired(&[held(T), behind(far), DOWN], T, true), raise(far));
-        assert_eq!(acquired(&[held(T), held(T), behind(far)], T, true), GRANTED);
+        assert_eq!(acquired(&[yes(T), behind(T + 5), behind(far)], T, true), raise(T + 5));
+        assert_eq!(acquired(&[yes(T), behind(far), DOWN], T, true), raise(far));
+        assert_eq!(acquired(&[yes(T), yes(T), behind(far)], T, true), GRANTED);
         assert!(matches!(
             acquired(&[busy("x", 1), busy("y", 1), behind(far)], T, true),
             Some(Verdict::Split { .. })
@@ -394,21 +405,21 @@ mod tests {
     #[test]
     fn too_few_answers_are_no_answer_and_too_many_refusals_a_refusal() {
         let silent = |maybe| Some(Verdict::Silent { maybe });
-        assert_eq!(acquired(&[held(T), DOWN, DOWN], T, true), silent(true));
+        assert_eq!(acquired(&[yes(T), DOWN, DOWN], T, true), silent(true));
         assert_eq!(acquired(&[DOWN, DOWN, DOWN], T, true), silent(false));
         assert_eq!(acquired(&[busy("x", 1), LOST, Word::Abstains], T, true), silent(true));
         let ahead = said(Answer::Ahead);
-        assert_eq!(acquired(&[ahead, Word::Refused, held(T)], T, true), Some(Verdict::Refused));
+        assert_eq!(acquired(&[ahead, Word::Refused, yes(T)], T, true), Some(Verdict::Refused));
     }
 
     #[test]
     fn a_failed_renewal_is_no_loss_until_no_majority_can_be_left() {
-        assert_eq!(renewed(&[held(T), held(T + 9), FREE], true), GRANTED);
-        assert_eq!(renewed(&[held(T), FREE, LOST], true), Some(Verdict::Silent { maybe: true }));
-        assert_eq!(renewed(&[held(T), Word::Refused, FREE], true), Some(Verdict::Silent { maybe: true }));
-        assert_eq!(renewed(&[held(T), FREE, FREE], true), Some(Verdict::Is(Answer::Free)));
+        assert_eq!(renewed(&[yes(T), yes(T + 9), FREE], true), GRANTED);
+        assert_eq!(renewed(&[yes(T), FREE, LOST], true), Some(Verdict::Silent { maybe: true }));
+        assert_eq!(renewed(&[yes(T), Word::Refused, FREE], true), Some(Verdict::Silent { maybe: true }));
+        assert_eq!(renewed(&[yes(T), FREE, FREE], true), Some(Verdict::Is(Answer::Free)));
         assert!(matches!(
-            renewed(&[held(T), busy("x", 1), FREE], true),
+            renewed(&[yes(T), busy("x", 1), FREE], true),
             Some(Verdict::Is(Answer::Busy { .. }))
         ));
     }

@@ -4,3 +4,4 @@ mod conformance;
 mod faults;
 mod masks;
 mod nodes;
+mod simulation;

@@ -1,5 +1,4 @@
 //! Every set of nodes that can fail at once, in three ways.
-#![expect(clippy::disallowed_methods, reason = "real servers take real threads")]
 
 use std::error::Error;
 use std::thread;

@@ -1,6 +1,8 @@
 //! What is asked of the members: acquire, renew, release, look.
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
@@ -26,6 +28,7 @@ impl Inner {
         self.longest_ms.fetch_max(ttl_ms, std::sync::atomic::Ordering::Relaxed);
         let longest = self.longest();
         let hold = self.holds.of(&op.owner, sent, sent + within + ttl);
+        hold.asks();
         let mut ballot = hold.propose(self.runtime.unix_micros(), 0);
         let mut round = Round::voting(self, &hold, longest);
         for (index, member) in self.members.iter().enumerate() {
@@ -38,7 +41,7 @@ impl Inner {
         for _ in 1..BALLOTS {
             let Verdict::Raise { above } = verdict else { break };
             round.give_up_waiting();
-            ballot = hold.propose(self.runtime.unix_micros(), above);
+            ballot = hold.propose(self.runtime.unix_micros(), self.beyond(above, sent));
             for index in 0..self.members.len() {
                 if matches!(round.words[index], Word::Said(Answer::Held { .. } | Answer::Behind { .. })) {
                     round.ask(index, with_ballot(&op, ttl_ms, ballot), part);
@@ -47,9 +50,11 @@ impl Inner {
             verdict = round.gather(|words, is_last| acquired(words, ballot, is_last)).await;
         }
         let now = self.runtime.now();
-        if verdict == Verdict::Is(Answer::Held { fence: ballot }) && lease::deadline(sent, now, ttl) > now {
+        if let Verdict::Is(Answer::Held { fence }) = verdict
+            && lease::deadline(sent, now, ttl) > now
+        {
             hold.is_settled();
-            return Ok(Answer::Held { fence: ballot });
+            return Ok(Answer::Held { fence });
         }
         let is_undone = self.undo(&mut round, &op, &hold, part).await;
         let back_off = |hold: &Hold| self.back_off_ms(hold.split(), now.since(sent));
@@ -70,6 +75,12 @@ impl Inner {
             Verdict::Refused => return Err(Failure::Refused(self.why(&round.reasons()))),
             Verdict::Silent { .. } => return Err(self.silence(is_undone, &round)),
         })
+    }
+
+    /// Above what stood in the way, also if it moves on meanwhile: a member that has no ballot answers from its clock.
+    fn beyond(&self, ballot: u64, sent: Moment) -> u64 {
+        let trip = self.runtime.now().since(sent);
+        ballot.saturating_add(1_000 + 2 * trip.as_micros() as u64)
     }
 
     fn silence(&self, is_undone: bool, round: &Round) -> Failure {
@@ -109,19 +120,23 @@ impl Inner {
                 all_answered = false;
                 let first = round.take(index);
                 let (quorum, op, hold) = (Arc::clone(self), op.clone(), Arc::clone(hold));
-                self.runtime.spawn(async move { quorum.release_at(index, first, &op, &hold).await }.boxed());
+                let asked = *hold.asked();
+                let task = async move { quorum.release_at(index, first, &op, &hold, asked).await };
+                self.runtime.spawn(task.boxed());
             }
         }
         all_answered
     }
 
-    /// Releases at one member until it answers, or until nothing can be left there.
+    /// Releases at one member until it answers, until nothing can be left there, or until it is asked for again: then that is
+    /// given back, and not by us.
     async fn release_at(
         self: &Arc<Self>,
         index: usize,
         first: Option<BoxFuture<'static, Said>>,
         op: &Op,
         hold: &Arc<Hold>,
+        asked: u64,
     ) {
         const WITHIN: Duration = Duration::from_secs(1);
         const PAUSE: Duration = Duration::from_millis(100);
@@ -138,13 +153,23 @@ impl Inner {
             }
             let pause = PAUSE * (1 << attempt.min(4)) + Duration::from_millis(self.runtime.random() % 50);
             self.runtime.sleep_until(self.runtime.now() + pause).await;
-            said = self.members[index].ask(release(op, hold.ballot()), WITHIN).await;
+            let mut call = self.members[index].ask(release(op, hold.ballot()), WITHIN);
+            let sent = poll_fn(|context| {
+                let now_asked = hold.asked();
+                let is_ours = *now_asked == asked || planted(Bug::UndoOutlivesRetry);
+                Poll::Ready(is_ours.then(|| call.poll_unpin(context)))
+            });
+            said = match sent.await {
+                None => return,
+                Some(Poll::Ready(said)) => said,
+                Some(Poll::Pending) => call.await,
+            };
         }
     }
 
     /// Renews on a majority, and then takes again where the hold is gone and nobody has it.
     pub(super) async fn renew(self: &Arc<Self>, op: Op, ttl_ms: u64, within: Duration) -> Said {
-        let (sent, part) = (self.runtime.now(), self.part(within));
+        let (sent, part) = (self.runtime.now(), within / 2);
         let until = sent + within + Duration::from_millis(ttl_ms);
         let hold = self.holds.of(&op.owner, sent, until);
         let mut round = Round::new(self, self.majority());
@@ -153,7 +178,7 @@ impl Inner {
         }
         let verdict = round.gather(renewed).await;
         let is_held = matches!(verdict, Verdict::Is(Answer::Held { .. }));
-        if is_held || planted(Bug::RejoinsWithoutMajority) {
+        if is_held {
             self.rejoin(&mut round, &op, ttl_ms, &hold, part);
         }
         self.answer(verdict, &round)
@@ -197,7 +222,7 @@ impl Inner {
         hold: &Arc<Hold>,
         part: Duration,
     ) {
-        let mut above = 0;
+        let (mut above, sent) = (0, self.runtime.now());
         for _ in 0..BALLOTS {
             if hold.has_left() {
                 return;
@@ -208,19 +233,20 @@ impl Inner {
             let said = self.members[index].ask(with_ballot(op, ttl_ms, ballot), part).await;
             hold.heard_of(index, is_first, &said);
             match said {
-                Ok(Answer::Behind { ballot }) => above = ballot,
+                Ok(Answer::Behind { ballot }) => above = self.beyond(ballot, sent),
                 _ => break,
             }
         }
         if hold.has_left() {
             // The release may have been there before.
-            self.release_at(index, None, op, hold).await;
+            let asked = *hold.asked();
+            self.release_at(index, None, op, hold, asked).await;
         }
     }
 
     /// Releases the owner's hold, or anybody's.
     pub(super) async fn release(self: &Arc<Self>, op: Op, whose: Whose, within: Duration) -> Said {
-        let (now, part) = (self.runtime.now(), self.part(within));
+        let (now, part) = (self.runtime.now(), within / 2);
         let hold = self.holds.known(&op.owner).unwrap_or_else(|| self.unknown_hold(now));
         hold.leave();
         let mut round = Round::new(self, self.majority());
@@ -257,7 +283,7 @@ impl Inner {
     pub(super) async fn look(self: &Arc<Self>, op: Op, within: Duration) -> Said {
         let mut round = Round::new(self, self.majority());
         for index in 0..self.members.len() {
-            round.ask(index, op.clone(), self.part(within));
+            round.ask(index, op.clone(), within / 2);
         }
         let verdict = round.gather(found).await;
         self.answer(verdict, &round)
@@ -277,8 +303,8 @@ impl Inner {
 }
 
 fn with_ballot(op: &Op, ttl_ms: u64, ballot: u64) -> Op {
-    let verb =
-        Verb::Acquire { ttl_ms, hold: 0, fence: Fence::Ballot(ballot), wait_ms: None, bind: Bind::Process };
+    let fence = if planted(Bug::TokensByCounter) { Fence::Assign } else { Fence::Ballot(ballot) };
+    let verb = Verb::Acquire { ttl_ms, hold: 0, fence, wait_ms: None, bind: Bind::Process };
     Op { verb, ..op.clone() }
 }
 
