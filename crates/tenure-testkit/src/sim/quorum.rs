@@ -85,7 +85,11 @@ struct Judge {
     guards: Vec<Weak<Guard>>,
     last_token: u64,
     grants: u64,
-    a_process_died: bool,
+    /// Whether somebody could not give back what it had: it died, or a node stood still for so long that the lease was over before
+    /// the node had even seen it.
+    is_excused: bool,
+    /// The nodes that have stood still, one bit each.
+    stalled: u64,
     violation: Option<Violation>,
 }
 
@@ -240,7 +244,7 @@ impl Scene {
 
     /// Everything has ended well and some time ago.
     fn check_empty(&self) {
-        if lock(&self.judge).a_process_died {
+        if lock(&self.judge).is_excused {
             return;
         }
         let now = self.sim.now();
@@ -291,7 +295,7 @@ fn strike(scene: &Arc<Scene>, processes: &[usize]) {
     } else if falls(blows.kill) {
         if !sim.is_dead(process) {
             sim.note(|| format!("p{process}: dies"));
-            lock(&scene.judge).a_process_died = true;
+            lock(&scene.judge).is_excused = true;
             scene.nodes.iter().for_each(|node| node.silence(process));
             sim.kill(process);
         }
@@ -301,6 +305,11 @@ fn strike(scene: &Arc<Scene>, processes: &[usize]) {
         node.deafen(process);
     } else if falls(blows.stall) {
         sim.note(|| format!("node {index}: stands still until {:.6}", until as f64 / 1e9));
+        let mut judge = lock(&scene.judge);
+        let is_again = judge.stalled & (1 << index) != 0;
+        judge.stalled |= 1 << index;
+        judge.is_excused |= is_again || until - sim.now() > scene.plan.lease() / 2;
+        drop(judge);
         node.stall(until);
     } else if falls(blows.forget) {
         sim.note(|| format!("node {index}: starts with nothing"));

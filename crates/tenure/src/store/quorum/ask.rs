@@ -229,9 +229,9 @@ impl Inner {
             }
             // Not the ballot it has: a member that has lost everything takes none that is older than 10 s.
             let ballot = hold.propose(self.runtime.unix_micros(), above);
-            let is_first = hold.sent_to(index);
+            let sent_there = hold.sent_to(index);
             let said = self.members[index].ask(with_ballot(op, ttl_ms, ballot), part).await;
-            hold.heard_of(index, is_first, &said);
+            hold.heard_of(index, sent_there, &said);
             match said {
                 Ok(Answer::Behind { ballot }) => above = self.beyond(ballot, sent),
                 _ => break,

@@ -15,8 +15,8 @@ use crate::store::Failure;
 pub(super) struct Hold {
     /// The highest ballot that was sent for it.
     ballot: AtomicU64,
-    /// The members where there may be something, one bit each.
-    maybe: AtomicU64,
+    /// What may be at each member.
+    places: Mutex<Vec<Place>>,
     /// How often in a row nobody got a majority.
     splits: AtomicU32,
     /// When the last lease that was asked for is over.
@@ -26,6 +26,22 @@ pub(super) struct Hold {
     /// How often it was asked for. Whoever gives back what an earlier question may have left looks here first, and sends what it
     /// sends while nobody can ask again.
     asked: Mutex<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    /// How many acquisitions were sent there.
+    sent: u64,
+    /// One of them may have been granted.
+    maybe: bool,
+}
+
+/// An acquisition that was sent to a member.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sent {
+    number: u64,
+    /// Nothing could be there before it.
+    was_empty: bool,
 }
 
 impl Hold {
@@ -64,28 +80,41 @@ impl Hold {
         self.until.fetch_max(until.0, Ordering::AcqRel);
     }
 
-    /// An acquisition is about to be sent to a member. Whether it is the first.
-    pub(super) fn sent_to(&self, member: usize) -> bool {
-        self.maybe.fetch_or(1 << member, Ordering::AcqRel) & (1 << member) == 0
+    /// An acquisition is about to be sent to a member.
+    pub(super) fn sent_to(&self, member: usize) -> Sent {
+        let mut places = self.places();
+        if places.len() <= member {
+            places.resize(member + 1, Place::default());
+        }
+        let place = &mut places[member];
+        let was_empty = !place.maybe;
+        place.maybe = true;
+        place.sent += 1;
+        Sent { number: place.sent, was_empty }
     }
 
-    /// An acquisition was answered by a member. What an earlier ballot may have taken there is there still if this one was not
-    /// carried out.
-    pub(super) fn heard_of(&self, member: usize, was_first: bool, said: &Said) {
+    /// An acquisition was answered by a member. What an earlier one may have taken there is there still if this one was not
+    /// carried out, and a later one may take it yet.
+    pub(super) fn heard_of(&self, member: usize, sent: Sent, said: &Said) {
         let is_nothing = match said {
             Ok(Answer::Held { .. }) | Err(Failure::Unknown(_)) => false,
             Ok(Answer::Behind { .. } | Answer::Ahead) | Err(Failure::NotSent(_) | Failure::Refused(_)) => {
-                was_first
+                sent.was_empty
             }
             Ok(_) => true,
         };
-        if is_nothing {
-            self.maybe.fetch_and(!(1 << member), Ordering::AcqRel);
+        let place = &mut self.places()[member];
+        if is_nothing && place.sent == sent.number {
+            place.maybe = false;
         }
     }
 
     pub(super) fn may_be_at(&self, member: usize) -> bool {
-        self.maybe.load(Ordering::Acquire) & (1 << member) != 0
+        self.places().get(member).is_some_and(|place| place.maybe)
+    }
+
+    fn places(&self) -> MutexGuard<'_, Vec<Place>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn leave(&self) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::Inner;
-use super::holds::Hold;
+use super::holds::{Hold, Sent};
 use super::member::Said;
 use crate::protocol::quorum::Word;
 use crate::protocol::{Answer, Op};
@@ -27,8 +27,8 @@ pub(super) struct Round {
     was_sent: bool,
 }
 
-/// A question that is not answered yet, and whether it was the first of its owner there.
-type Asked = (BoxFuture<'static, Said>, bool);
+/// A question that is not answered yet, and which acquisition it is, if it is one.
+type Asked = (BoxFuture<'static, Said>, Option<Sent>);
 
 impl Round {
     pub(super) fn new(quorum: &Arc<Inner>, needs: usize) -> Self {
@@ -53,8 +53,8 @@ impl Round {
 
     /// Asks a member, at the next poll.
     pub(super) fn ask(&mut self, member: usize, op: Op, within: Duration) {
-        let is_first = self.votes.as_ref().is_some_and(|(hold, _)| hold.sent_to(member));
-        self.asks[member] = Some((self.quorum.members[member].ask(op, within), is_first));
+        let sent = self.votes.as_ref().map(|(hold, _)| hold.sent_to(member));
+        self.asks[member] = Some((self.quorum.members[member].ask(op, within), sent));
         self.words[member] = Word::Pending;
         self.failures[member] = None;
         self.was_sent = false;
@@ -81,11 +81,11 @@ impl Round {
         poll_fn(|context| {
             // All of them, before anything is decided: a request is sent when it is first polled.
             for member in 0..self.asks.len() {
-                let Some((ask, was_first)) = &mut self.asks[member] else { continue };
+                let Some((ask, sent)) = &mut self.asks[member] else { continue };
                 if let Poll::Ready(said) = ask.poll_unpin(context) {
-                    let was_first = *was_first;
+                    let sent = *sent;
                     self.asks[member] = None;
-                    self.hear(member, was_first, said);
+                    self.hear(member, sent, said);
                 }
             }
             self.was_sent = true;
@@ -94,9 +94,9 @@ impl Round {
         .await
     }
 
-    fn hear(&mut self, member: usize, was_first: bool, said: Said) {
-        if let Some((hold, longest)) = &self.votes {
-            hold.heard_of(member, was_first, &said);
+    fn hear(&mut self, member: usize, sent: Option<Sent>, said: Said) {
+        if let (Some((hold, longest)), Some(sent)) = (&self.votes, sent) {
+            hold.heard_of(member, sent, &said);
             let now = self.quorum.runtime.now();
             if let (Ok(Answer::Held { .. }), Err(why)) =
                 (&said, self.quorum.members[member].votes(now, *longest))
@@ -152,12 +152,12 @@ impl Round {
             return;
         }
         let hold = self.votes.as_ref().map(|(hold, _)| Arc::clone(hold));
-        let rest = rest.into_iter().map(|(member, (ask, was_first))| {
+        let rest = rest.into_iter().map(|(member, (ask, sent))| {
             let hold = hold.clone();
             async move {
                 let said = ask.await;
-                if let Some(hold) = hold {
-                    hold.heard_of(member, was_first, &said);
+                if let (Some(hold), Some(sent)) = (hold, sent) {
+                    hold.heard_of(member, sent, &said);
                 }
             }
         });
