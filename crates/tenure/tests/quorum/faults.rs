@@ -15,7 +15,7 @@ use tenure_testkit::servers::{Config, Server, eventually};
 
 use crate::nodes::{Nodes, url};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
 fn ms(ms: u64) -> Duration {

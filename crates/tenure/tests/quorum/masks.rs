@@ -23,7 +23,7 @@ enum Trouble {
 
 /// Longer than the test, so that whatever is gone at its end was given back.
 const TTL: Duration = Duration::from_secs(60);
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 /// So many sets are tried at a time.
 const AT_ONCE: usize = 8;
 
