@@ -86,6 +86,8 @@ pub(crate) struct Lease {
     sent: AtomicU64,
     /// When the last request was sent that may have set it, answered or not.
     asked: AtomicU64,
+    /// When to ask for the whole lease, if it came with less.
+    whole_at: Moment,
     /// Until when it is certainly ours.
     deadline: AtomicU64,
     /// Where it stands in the keeper's schedule; 0 if it does not.
@@ -97,7 +99,7 @@ pub(crate) struct Lease {
 
 impl Lease {
     /// A grant whose lease was last set, to `first`, by a request that was sent at `sent` and answered at `answered`. A first
-    /// lease that is shorter than it should be is renewed at once.
+    /// lease that is shorter than it should be is renewed soon.
     pub(super) fn granted(grant: Grant<'_>, sent: Moment, answered: Moment, first: Duration) -> Self {
         let Grant { name, rule, owner, fence, hold, begun, options } = grant;
         let is_whole = first >= options.lease();
@@ -116,6 +118,7 @@ impl Lease {
             detaches: AtomicBool::new(false),
             sent: AtomicU64::new(if is_whole { sent.0 } else { UNSET.0 }),
             asked: AtomicU64::new(sent.0),
+            whole_at: lease::whole_at(answered, options.ttl),
             deadline: AtomicU64::new(lease::deadline(sent, answered, first).0),
             due: AtomicU64::new(0),
             outcome: OnceLock::new(),
@@ -149,11 +152,11 @@ impl Lease {
     }
 
     /// When to renew next, unless there is nothing to renew or nothing to gain. A grant that came with less than a whole lease is
-    /// renewed at once, also where nothing is renewed after that.
+    /// renewed soon, also where nothing is renewed after that.
     pub(super) fn renew_at(&self) -> Option<Moment> {
         let sent = Moment(self.sent.load(Ordering::Acquire));
         if sent == UNSET {
-            return Some(sent);
+            return Some(self.whole_at);
         }
         let reaches_end = self.end.is_some_and(|end| sent + self.ttl >= end);
         (self.renewal == Renewal::Automatic && !reaches_end).then(|| lease::renew_at(sent, self.ttl))

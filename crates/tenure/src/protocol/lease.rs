@@ -46,6 +46,13 @@ pub fn renew_at(sent: Moment, ttl: Duration) -> Moment {
     sent + (ttl / 3).min(RENEWAL_MAX)
 }
 
+/// When a lease that is shorter than it should be, but not so short that it may be lost soon, is renewed: not at once, because most
+/// turns are over by then, and to ask would keep the next waiting.
+pub fn whole_at(granted: Moment, ttl: Duration) -> Moment {
+    const MOST: Duration = Duration::from_millis(500);
+    granted + (ttl / 6).min(MOST)
+}
+
 /// How long after a failed renewal the next is tried.
 pub fn retry_after(ttl: Duration) -> Duration {
     ttl / 12
