@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use common::{Asker, held, not_sent, refusal};
 use tenure::internals::Driver;
 use tenure::{Locks, Options, block_on};
-use tenure_testkit::conformance::{Case, Flavour, Place, exclusion, guard, lease, queue};
+use tenure_testkit::conformance::{Case, Flavour, Place, exclusion, guard, lease};
 use tenure_testkit::servers::{Authority, Config, Server, eventually};
 
 /// A server that says it is 127.0.0.1, and asks nobody who they are.
@@ -52,9 +52,6 @@ fn locks_of_every_kind_are_kept_over_tls() {
                 run(db, flavour, |place| Box::pin(guard::tokens_grow_from_grant_to_grant(place)));
             });
         }
-    });
-    run(9, Flavour::Mutex, |place| {
-        Box::pin(queue::callers_of_several_clients_are_served_in_the_order_in_which_they_came(place))
     });
     // Nothing went past the encryption: there is no other port.
     assert!(server.info_commandstats().contains_key("evalsha"));

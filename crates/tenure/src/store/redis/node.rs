@@ -198,8 +198,11 @@ async fn look_at_text(line: &Line, name: &LockName, deadline: Moment) -> Result<
     let (value, left) = (["GETRANGE", name.as_str(), "0", "1023"], ["PTTL", name.as_str()]);
     let (value, left) = (command(&value), command(&left));
     let (value, left) = join(line.ask(&value, deadline), line.ask(&left, deadline)).await;
-    // Empty: gone by now. An error: something else stands there by now.
-    let value = reply::text(&value?).filter(|value| !value.is_empty());
+    // Empty: gone by now.
+    let value = match value? {
+        Value::ServerError(error) if error.code() == "WRONGTYPE" => None, // something else stands there by now
+        value => reply::text(&answered(line, value)?).filter(|value| !value.is_empty()),
+    };
     Ok(match (value, reply::left(&answered(line, left?)?)) {
         (Some(value), Some(left_ms)) => {
             Some(reply::found(Kind::Mutex, Holding { value, left_ms, weight: 1 }))
