@@ -119,7 +119,8 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` for fewer than two members or more than 63, one that is there twice, and one that is a quorum itself. Two that
+    /// `is_invalid` for fewer than two members or more than 63, one that is there twice, and one that is several servers itself: a
+    /// quorum, a cluster, whatever sentinels call the master. Two that
     /// turn out to be one server once they are connected to: `is_refused`, from each acquisition. `is_unreachable` when the system
     /// starts no thread.
     pub fn quorum(members: impl IntoIterator<Item = Self>) -> Result<Self> {

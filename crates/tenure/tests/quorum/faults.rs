@@ -166,6 +166,15 @@ fn a_server_that_is_there_twice_is_found_out() {
 }
 
 #[test]
+fn a_member_that_is_several_servers_is_refused() {
+    for url in ["redis-sentinel://h/service", "redis-cluster://h", "redis-quorum://h,i,j"] {
+        let members = [Locks::open(url).expect("a store"), Locks::memory(), Locks::memory()];
+        let error = Locks::quorum(members).expect_err("no quorum");
+        assert!(error.is_invalid() && error.to_string().contains("single stores"), "{error}");
+    }
+}
+
+#[test]
 fn kinds_that_no_majority_can_keep_are_refused_with_the_reason() {
     let locks = Locks::quorum([Locks::memory(), Locks::memory(), Locks::memory()]).expect("a quorum");
     let error = locks.fair("x").expect_err("no order");

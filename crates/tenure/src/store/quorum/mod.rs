@@ -56,7 +56,7 @@ impl Quorum {
     /// A quorum of these stores, which live for as long as `keeps` does.
     ///
     /// # Errors
-    /// `is_invalid` for fewer than two members or more than 63, one that is there twice, and one that is a quorum itself.
+    /// `is_invalid` for fewer than two members or more than 63, one that is there twice, and one that is several servers.
     pub fn new(
         members: Vec<Arc<dyn Store>>,
         keeps: Box<dyn Any + Send + Sync>,
@@ -79,9 +79,11 @@ impl Quorum {
                     "a quorum's members are independent, and {url} is there twice"
                 )));
             }
-            if url.starts_with("quorum:") || url.contains("-quorum:") {
+            // They fail over, or have no one age: what they have forgotten nobody could tell.
+            let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
+            if ["quorum", "-cluster", "-sentinel"].iter().any(|what| scheme.ends_with(what)) {
                 return Err(Error::invalid(format!(
-                    "a quorum cannot be a member of another, as {url} would be"
+                    "a quorum's members are single stores, and {url} is several servers"
                 )));
             }
         }

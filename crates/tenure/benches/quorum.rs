@@ -1,0 +1,162 @@
+//! What a lock on a majority of five servers costs, beside the bare two commands sent to all five at once in the same run.
+//!
+//! `cargo bench -p tenure --bench quorum` starts its servers, and waits until they are old enough to vote. Rounds of both sides take
+//! turns; a row is the median of its rounds. Then one of the five is black-holed while everything is connected, and the same is
+//! measured again beside a quorum of healthy ones.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a benchmark reads the clock, sleeps and spawns"
+)]
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use redis::AsyncConnectionConfig;
+use redis::aio::MultiplexedConnection;
+use tenure::{Locks, Mutex, Options, block_on};
+use tenure_testkit::proxy::{Fault, Proxy};
+use tenure_testkit::servers::Server;
+use tokio::runtime::Builder;
+
+const ROUNDS: usize = 9;
+const ROUND: Duration = Duration::from_millis(700);
+const TTL: Duration = Duration::from_secs(2);
+/// What every compare-and-delete looks like.
+const COMPARE_AND_DELETE: &str =
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
+
+fn main() {
+    let servers: [Server; 5] = Server::several();
+    // They do not vote before.
+    thread::sleep(TTL + Duration::from_millis(1_100));
+    let at = |address: String| address.trim_start_matches("redis://").to_owned();
+    let healthy: Vec<String> = servers.iter().map(|server| at(server.url())).collect();
+    println!("{:<66} {:>10} {:>10} {:>8} {:>9}", "", "ours", "bare", "ratio", "reach");
+    let bare = Bare::connect(&servers);
+    let mutex = mutex(&healthy);
+    let beside = compare(|| pairs(&mutex), || bare.pairs());
+    row("quorum of five: uncontended pairs/s", beside, ">= 0.75");
+
+    // The fifth is reached through a proxy in both, so that only its silence is the difference.
+    let proxies = [(); 2].map(|()| Proxy::start(servers[4].address()));
+    let behind = |proxy: &Proxy| [&healthy[..4], &[at(proxy.url())]].concat();
+    let [well, ill] = proxies.each_ref().map(|proxy| self::mutex(&behind(proxy)));
+    pair(&well);
+    pair(&ill);
+    proxies[1].set(Fault::BlackHole);
+    let started = Instant::now();
+    pair(&ill);
+    println!(
+        "    the first pair after one of them was black-holed: {:.1} ms",
+        1e3 * started.elapsed().as_secs_f64()
+    );
+    let (ours, other, ratio) = compare(|| 1e6 / pairs(&ill), || 1e6 / pairs(&well));
+    row("one of five black-holed: us a pair, beside all five healthy", (ours, other, ratio), "<= 1.2");
+}
+
+fn row(what: &str, (ours, bare, ratio): (f64, f64, f64), reach: &str) {
+    println!("{what:<66} {ours:>10.1} {bare:>10.1} {ratio:>8.2} {reach:>9}");
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// The medians of both sides and of their ratio, round by round.
+fn compare(one: impl Fn() -> f64, other: impl Fn() -> f64) -> (f64, f64, f64) {
+    one();
+    other();
+    let rounds: Vec<(f64, f64)> = (0..ROUNDS).map(|_| (one(), other())).collect();
+    let of = |what: fn(&(f64, f64)) -> f64| median(rounds.iter().map(what).collect());
+    (of(|round| round.0), of(|round| round.1), of(|round| round.0 / round.1))
+}
+
+fn mutex(at: &[String]) -> Mutex {
+    let url = format!("redis-quorum://{}", at.join(","));
+    let locks =
+        block_on(Locks::connect(&url)).expect("a majority").with(Options::new().ttl(TTL)).expect("options");
+    locks.mutex("ours").expect("a name")
+}
+
+fn pair(mutex: &Mutex) {
+    block_on(async { mutex.lock().await.expect("a free lock").release().await }).expect("a release");
+}
+
+/// Pairs a second.
+fn pairs(mutex: &Mutex) -> f64 {
+    let (started, mut pairs) = (Instant::now(), 0_u32);
+    while started.elapsed() < ROUND {
+        pair(mutex);
+        pairs += 1;
+    }
+    f64::from(pairs) / started.elapsed().as_secs_f64()
+}
+
+/// Connections to all five, whose driver has a thread of its own, as ours has.
+struct Bare {
+    connections: Vec<MultiplexedConnection>,
+    sha: String,
+}
+
+impl Bare {
+    fn connect(servers: &[Server]) -> Self {
+        let urls: Vec<String> = servers.iter().map(Server::url).collect();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        thread::spawn(move || {
+            let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async {
+                for url in urls {
+                    let config = AsyncConnectionConfig::new()
+                        .set_response_timeout(None)
+                        .set_pipeline_buffer_size(1_024);
+                    let client = redis::Client::open(url).expect("a URL");
+                    let connection = client.get_multiplexed_async_connection_with_config(&config).await;
+                    sender.send(connection.expect("a connection")).expect("somebody waits");
+                }
+                drop(sender);
+                std::future::pending::<()>().await;
+            });
+        });
+        let connections: Vec<_> = receiver.iter().collect();
+        let load = |mut connection: MultiplexedConnection| async move {
+            let mut command = redis::cmd("SCRIPT");
+            let sha: String = command
+                .arg("LOAD")
+                .arg(COMPARE_AND_DELETE)
+                .query_async(&mut connection)
+                .await
+                .expect("a SHA");
+            sha
+        };
+        let sha = block_on(join_all(connections.iter().cloned().map(load))).remove(0);
+        Self { connections, sha }
+    }
+
+    /// Pairs a second: each of the two commands goes to all five at once, and all five answers are waited for.
+    fn pairs(&self) -> f64 {
+        let (started, mut pairs) = (Instant::now(), 0_u32);
+        while started.elapsed() < ROUND {
+            block_on(async {
+                let set = |mut connection: MultiplexedConnection| async move {
+                    let mut command = redis::cmd("SET");
+                    command.arg("bare").arg("b4re0wner").arg("NX").arg("PX").arg(15_000);
+                    let set: Option<String> = command.query_async(&mut connection).await.expect("an answer");
+                    assert!(set.is_some(), "nobody else takes it");
+                };
+                join_all(self.connections.iter().cloned().map(set)).await;
+                let delete = |mut connection: MultiplexedConnection| async move {
+                    let mut command = redis::cmd("EVALSHA");
+                    command.arg(&self.sha).arg(1).arg("bare").arg("b4re0wner");
+                    let deleted: i64 = command.query_async(&mut connection).await.expect("an answer");
+                    assert_eq!(deleted, 1);
+                };
+                join_all(self.connections.iter().cloned().map(delete)).await;
+            });
+            pairs += 1;
+        }
+        f64::from(pairs) / started.elapsed().as_secs_f64()
+    }
+}
