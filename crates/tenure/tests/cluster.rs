@@ -6,8 +6,10 @@
 )]
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{Scope, ScopedJoinHandle, scope, sleep};
 use std::time::{Duration, Instant};
 
@@ -232,7 +234,7 @@ enum Blow {
 }
 
 impl Blow {
-    /// Strikes, and says which node was struck and which comes to serve its slots.
+    /// Strikes the node that serves a key, and says which that was.
     fn strikes(&self, cluster: &Cluster, key: &str) -> usize {
         let master = cluster.owner_of(key);
         match self {
@@ -263,7 +265,9 @@ fn a_master_that_fails_over_costs_seconds_and_nobody_who_has_lost_is_not_told() 
     for (what, blow) in [("failed over", Blow::FailOver), ("killed", Blow::Kill), ("stopped", Blow::Stop)] {
         let (crowd, clients) = (Crowd::new(&key), [(); 2].map(|()| locks(&cluster.url(), ms(2_000))));
         let holders = locks(&cluster.url(), Duration::from_secs(8));
-        let guards = held(&holders, &key);
+        let mut guards = held(&holders, &key);
+        let many = (0..200).map(|number| acquire(&holders, "mutex", &format!("many:{number}")));
+        guards.extend(many.map(|guard| guard.expect("a free lock")));
         // A lock of another shard is none of its business.
         let elsewhere = held(&locks(&cluster.url(), ms(900)), &cluster.key_at(1, "e"));
         let owners: Vec<_> = guards.iter().map(|guard| (guard.owner().clone(), guard.fence())).collect();
@@ -364,4 +368,162 @@ fn a_cluster_is_found_by_any_seed_that_answers_and_by_the_addresses_that_it_anno
     let error =
         block_on(Locks::connect(&format!("redis-cluster://{}", alone.address()))).expect_err("no cluster");
     assert!(error.is_refused() && format!("{error:?}").contains("cluster"), "{error:?}");
+}
+
+#[test]
+fn who_only_waits_on_a_stopped_master_hears_of_a_release_on_its_replica() {
+    let cluster = Cluster::start();
+    let key = cluster.key_at(0, "k");
+    let [holders, waiters] = [(); 2].map(|()| locks(&cluster.url(), Duration::from_secs(30)));
+    // Those who keep a place in a queue refresh it, and find out sooner.
+    let mut guards = held(&holders, &key);
+    guards.truncate(2);
+    let waited = scope(|scope| {
+        let waiters: Vec<_> = guards
+            .iter()
+            .zip(KINDS)
+            .map(|(guard, kind)| {
+                let (name, waiters) = (guard.name().as_str().to_owned(), &waiters);
+                scope.spawn(move || {
+                    let guard = acquire(waiters, kind, &name).expect("a grant");
+                    (Instant::now(), guard)
+                })
+            })
+            .collect();
+        eventually("a subscription each", SOON, || {
+            cluster.nodes()[0].command(&["PUBSUB", "SHARDCHANNELS"]).items().len() == 2
+        });
+        cluster.nodes()[0].stop();
+        let stopped = Instant::now();
+        for guard in guards {
+            // Where the first answer does not come, nobody knows whether it was released there.
+            match block_on(guard.release()) {
+                Ok(()) => {}
+                Err(error) => assert!(error.is_unknown(), "{error:?}"),
+            }
+        }
+        waiters.into_iter().map(|waiter| waiter.join().expect("no panic").0 - stopped).max()
+    });
+    println!("who only waited went on {waited:?} after the master was stopped");
+    assert!(waited < Some(Duration::from_secs(15)), "{waited:?}");
+}
+
+/// A node of a cluster that exists only in what it says.
+struct Fake {
+    address: SocketAddr,
+    /// What it was asked.
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl Fake {
+    /// `health` is its `cluster_state`, `slots` its reply to CLUSTER SLOTS; PORT in both, and in `answer`, is its own port.
+    fn start(health: &str, slots: &str, answer: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let asked = Arc::<Mutex<Vec<String>>>::default();
+        let port = address.port().to_string();
+        let health = format!("cluster_state:{health}\r\n");
+        let replies = [
+            format!("${}\r\n{health}\r\n", health.len()),
+            slots.replace("PORT", &port),
+            answer.replace("PORT", &port),
+        ];
+        let (replies, told) = (Arc::new(replies), Arc::clone(&asked));
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let (replies, told) = (Arc::clone(&replies), Arc::clone(&told));
+                std::thread::spawn(move || serve(stream, &replies, &told));
+            }
+        });
+        Self { address, asked }
+    }
+
+    fn locks(&self) -> Locks {
+        let locks = Locks::open(&format!("redis-cluster://{}", self.address)).expect("a store");
+        locks.with(Options::new().op_timeout(ms(600))).expect("options")
+    }
+
+    fn asked(&self, command: &str) -> usize {
+        self.asked.lock().expect("no panic").iter().filter(|asked| asked.starts_with(command)).count()
+    }
+}
+
+fn serve(stream: TcpStream, [health, slots, answer]: &[String; 3], told: &Mutex<Vec<String>>) -> Option<()> {
+    let mut input = BufReader::new(stream.try_clone().ok()?);
+    let mut output = stream;
+    let line = |input: &mut BufReader<TcpStream>| -> Option<usize> {
+        let mut line = String::new();
+        input.read_line(&mut line).ok()?;
+        line.get(1..)?.trim_end().parse().ok()
+    };
+    loop {
+        let mut words = Vec::new();
+        for _ in 0..line(&mut input)? {
+            let mut word = vec![0; line(&mut input)? + 2];
+            input.read_exact(&mut word).ok()?;
+            word.truncate(word.len() - 2);
+            words.push(String::from_utf8(word).ok()?);
+        }
+        let command = words.join(" ");
+        told.lock().ok()?.push(command.clone());
+        let reply = match command.as_str() {
+            "CLUSTER INFO" => health,
+            "CLUSTER SLOTS" => slots,
+            command if command.starts_with("HELLO") => "%1\r\n$5\r\nproto\r\n:3\r\n",
+            command if command.starts_with("EVAL") => answer,
+            _ => "-ERR unknown command\r\n",
+        };
+        output.write_all(reply.as_bytes()).ok()?;
+    }
+}
+
+const ALL_SLOTS: &str = "*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:PORT\r\n";
+
+fn try_lock(locks: &Locks) -> (tenure::Error, Duration) {
+    let began = Instant::now();
+    let error = block_on(locks.mutex("x").expect("a name").try_lock()).expect_err("no answer");
+    (error, began.elapsed())
+}
+
+#[test]
+fn who_is_sent_on_and_on_gives_up_in_time_and_asks_ever_more_seldom() {
+    for answer in [
+        "-MOVED 16287 127.0.0.1:PORT\r\n",
+        "-ASK 16287 :PORT\r\n",
+        "-MOVED 16287 ?:PORT\r\n",
+        "-TRYAGAIN later\r\n",
+    ] {
+        let fake = Fake::start("ok", ALL_SLOTS, answer);
+        let (error, took) = try_lock(&fake.locks());
+        assert!(error.is_unreachable(), "{answer}: {error:?}");
+        assert!(took < SOON, "{answer}: {took:?}");
+        let (asked, looked) = (fake.asked("EVAL"), fake.asked("CLUSTER SLOTS"));
+        assert!((2..40).contains(&asked) && looked < 40, "{answer}: asked {asked} times, looked {looked}");
+    }
+}
+
+#[test]
+fn what_is_no_table_of_slots_is_not_believed() {
+    for (health, slots, why) in [
+        ("ok", "*1\r\n:1\r\n", "a reply to CLUSTER SLOTS that is none"),
+        (
+            "ok",
+            "*1\r\n*3\r\n:0\r\n:99999\r\n*2\r\n$1\r\nh\r\n:1\r\n",
+            "a reply to CLUSTER SLOTS that is none",
+        ),
+        ("ok", "*0\r\n", "its cluster is down"),
+        ("fail", ALL_SLOTS, "its cluster is down"),
+        ("ok", "*1\r\n*3\r\n:0\r\n:9\r\n*2\r\n$0\r\n\r\n:PORT\r\n", "nobody is known to serve its slot"),
+        ("ok", "-NOAUTH Authentication required.\r\n", "NOAUTH"),
+    ] {
+        let fake = Fake::start(health, slots, "-ERR not asked\r\n");
+        let (error, took) = try_lock(&fake.locks());
+        assert!(took < SOON && format!("{error:?}").contains(why), "{slots}: {error:?}");
+        assert_eq!(
+            (error.is_unreachable(), error.is_refused()),
+            (why != "NOAUTH", why == "NOAUTH"),
+            "{error:?}"
+        );
+        assert_eq!(fake.asked("EVAL"), 0);
+    }
 }

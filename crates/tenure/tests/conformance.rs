@@ -68,7 +68,7 @@ mod redis {
     tenure_testkit::conformance!(crate::redis::run);
 }
 
-/// Three masters, empty, for one case after the other: to start them takes seconds.
+/// Three masters and their replicas, empty, for one case after the other: to start them takes seconds.
 mod cluster {
     use super::*;
 
@@ -76,7 +76,7 @@ mod cluster {
 
     fn run(flavour: Flavour, case: for<'a> fn(&'a Place) -> Case<'a>) {
         let idle = IDLE.lock().expect("no panic while it is taken").pop();
-        let cluster = idle.unwrap_or_else(|| Cluster::without_replicas().until_exit());
+        let cluster = idle.unwrap_or_else(|| Cluster::start().calm().until_exit());
         for node in cluster.nodes() {
             node.command(&["FLUSHALL"]);
         }

@@ -12,6 +12,10 @@ use super::{Place, TTL, options};
 /// One after the other, each from a client of its own.
 pub async fn callers_of_several_clients_are_served_in_the_order_in_which_they_came(place: &Place) {
     let clients: Vec<_> = (0..3).map(|_| place.client()).collect();
+    // Who has yet to connect comes when it has.
+    for client in &clients {
+        client.inspect("x").await.expect("an answer");
+    }
     let guard = clients[0].fair("x").expect("a name").lock().await.expect("a free lock");
     let served = Mutex::new(Vec::new());
     let served = &served;

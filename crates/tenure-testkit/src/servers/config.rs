@@ -54,18 +54,11 @@ impl Config {
         self
     }
 
-    /// These settings, and after them those.
+    /// The server is to become a node of a [`Cluster`](super::Cluster).
     #[must_use]
-    pub(super) fn and(mut self, other: &Self) -> Self {
-        self.lines.extend_from_slice(&other.lines);
-        self
-    }
-
-    /// The server is to become a node of a [`Cluster`](super::Cluster), where nobody is taken for lost before `timeout`.
-    #[must_use]
-    pub(super) fn node(mut self, timeout_ms: u32) -> Self {
+    pub(super) fn node(mut self) -> Self {
         self.is_node = true;
-        self.set("cluster-enabled", "yes").set("cluster-node-timeout", &timeout_ms.to_string())
+        self.set("cluster-enabled", "yes")
     }
 
     /// A restart keeps what was saved (`SAVE`, an append-only file) instead of starting empty, and does not wait until it is
