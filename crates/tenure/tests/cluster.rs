@@ -225,6 +225,31 @@ fn who_waits_hears_of_a_release_after_the_slot_has_moved_and_while_it_moves() {
     }
 }
 
+#[test]
+fn where_messages_cannot_be_sharded_all_nodes_pass_them_on() {
+    let cluster = Cluster::without_replicas();
+    for node in cluster.nodes() {
+        // As a server that is too old to answer what Redisson asks.
+        assert!(node.command(&["ACL", "SETUSER", "default", "-pubsub"]) == "OK");
+    }
+    let [holders, waiters] = [(); 2].map(|()| locks(&cluster.url(), Duration::from_secs(60)));
+    for kind in KINDS {
+        let name = cluster.key_at(1, kind);
+        let guard = acquire(&holders, kind, &name).expect("a free lock");
+        scope(|scope| {
+            let waiter = scope.spawn(|| acquire(&waiters, kind, &name).expect("a grant"));
+            eventually("a subscription", SOON, || {
+                let channels = cluster.nodes()[1].command(&["PUBSUB", "CHANNELS"]);
+                channels.items().iter().any(|channel| channel.text().contains(&name))
+            });
+            let released = Instant::now();
+            block_on(guard.release()).expect("a release");
+            block_on(waiter.join().expect("no panic").release()).expect("a release");
+            assert!(released.elapsed() < SOON, "{kind}: {:?}", released.elapsed());
+        });
+    }
+}
+
 /// What happens to the master of a shard.
 enum Blow {
     /// Its replica takes over, with all that it has.
