@@ -35,6 +35,8 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
+    use tenure_testkit::fuzz::fuzz;
+
     use super::*;
 
     #[test]
@@ -55,6 +57,25 @@ mod tests {
         for text in ["18446744073709551616ms", "18446744073709551615h"] {
             assert!(duration(text).expect_err(text).contains("8760h"), "{text}");
         }
+    }
+
+    #[test]
+    fn whatever_is_written_is_a_time_or_told_what_would_be_one() {
+        fuzz("duration", &[], &["ms", "s", "m", "h", ".", "-", "+", "e9", "NaN", "inf", "٣"], |bytes| {
+            let text = String::from_utf8_lossy(bytes);
+            let whole = duration(&text);
+            if let Ok(time) = &whole {
+                assert_eq!(duration(&format!("{}ms", time.as_millis())), Ok(*time), "{text}");
+            }
+            let fraction = seconds(&text);
+            if let Ok(time) = &fraction {
+                assert_eq!(seconds(&time.as_secs_f64().to_string()), Ok(*time), "{text}");
+            }
+            for error in [&whole, &fraction].into_iter().filter_map(|read| read.as_ref().err()) {
+                assert!(error.len() < 100 && !error.contains(char::is_control), "{error}");
+            }
+            format!("{:?} {:?}", whole.map(drop), fraction.map(drop))
+        });
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! simulation in which the real locks live through anything that a seed thinks of.
 
 pub mod conformance;
+pub mod fuzz;
 pub mod interop;
 pub mod mini;
 pub mod proxy;

@@ -157,6 +157,8 @@ pub(super) fn read(line: &str) -> Option<Line> {
 
 #[cfg(test)]
 mod tests {
+    use tenure_testkit::fuzz::fuzz;
+
     use super::*;
 
     #[test]
@@ -180,6 +182,17 @@ mod tests {
     fn an_error_of_several_lines_is_one_line() {
         let line = Line { time: 1, task: 2, what: What::Fails("one\ntwo".into()) };
         assert_eq!(line.to_string(), "1 2 fails one two");
+    }
+
+    #[test]
+    fn whatever_is_read_is_written_so() {
+        let words = ["asks", "holds", "keeps", "ends", "leaves", "fails", "wrong", "lives", "released", " "];
+        fuzz("history", &[], &words, |bytes| {
+            let text = String::from_utf8_lossy(bytes);
+            let Some(line) = read(&text) else { return "none".into() };
+            assert_eq!(read(&line.to_string()).map(|line| line.to_string()), Some(line.to_string()));
+            format!("{:?}", line.what).split([' ', '(']).next().unwrap_or_default().to_owned()
+        });
     }
 
     #[test]

@@ -266,6 +266,8 @@ pub(super) fn number<T: FromStr + ToString>(text: &str) -> Option<T> {
 
 #[cfg(test)]
 mod tests {
+    use tenure_testkit::fuzz::fuzz;
+
     use super::*;
     use crate::protocol::queue::{Queue, Ticket};
 
@@ -451,6 +453,51 @@ mod tests {
         empty.lock.value = Data::Queue(Queue::new(Kind::Semaphore, 2));
         empty.bonds = Bonds::default();
         assert_eq!(Record::decode(empty.encode().as_bytes()), Err(Damage::Damaged));
+    }
+
+    #[test]
+    fn whatever_a_file_says_it_is_refused_or_reads_as_it_is_written() {
+        let words = [
+            "\n",
+            " ",
+            "holder-0000000000000007",
+            "never",
+            "#fence",
+            "#0",
+            "kind mutex",
+            "kind fair mutex",
+            "kind reentrant mutex",
+            "kind read-write lock",
+            "kind semaphore",
+            "tenure lock 1\n",
+            "tenure guard 1\n",
+            A,
+            B,
+        ];
+        fuzz("record", &[], &words, |bytes| {
+            let _ = Record::decode(bytes);
+            if let Ok(Some(ledger)) = Ledger::decode(bytes) {
+                assert_eq!(ledger.encode().as_bytes(), bytes);
+            }
+            // What is sealed is believed.
+            let sealed = [bytes, seal_of(bytes).as_bytes()].concat();
+            let record = match Record::decode(&sealed) {
+                Ok(record) => record,
+                Err(damage) => {
+                    let said = damage.of_record();
+                    assert!(!said.contains(char::is_control));
+                    return said;
+                }
+            };
+            assert_eq!(record.encode().as_bytes(), sealed);
+            let outcome = format!(
+                "{:?} {:?}",
+                record.clone().without(|_| true).map(|left| value::kind(&left.lock.value)),
+                record.clone().without(|holder| holder == HolderId(7)).map(|left| left.bonds.iter().len()),
+            );
+            assert_eq!(record.clone().without(|_| false), Some(record));
+            outcome
+        });
     }
 
     #[test]

@@ -58,10 +58,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Checked<S> {
 }
 
 /// Walks over the frames of RESP3 without keeping them.
-struct Scan {
+pub(super) struct Scan {
     messages: bool,
     /// Replies and messages that came in whole.
-    whole: u64,
+    pub(super) whole: u64,
     /// Values that are still to come until this one is; 0 between two.
     open: u64,
     /// Bytes of this reply so far.
@@ -79,11 +79,11 @@ enum At {
 }
 
 impl Scan {
-    fn new(messages: bool) -> Self {
+    pub(super) fn new(messages: bool) -> Self {
         Self { messages, whole: 0, open: 0, bytes: 0, at: At::Kind }
     }
 
-    fn feed(&mut self, mut new: &[u8]) -> std::result::Result<(), &'static str> {
+    pub(super) fn feed(&mut self, mut new: &[u8]) -> std::result::Result<(), &'static str> {
         while let Some((&byte, rest)) = new.split_first() {
             match &mut self.at {
                 At::Data(left) => {
@@ -127,6 +127,12 @@ impl Scan {
         Ok(())
     }
 
+    /// Whether all that has begun is whole.
+    #[cfg(test)]
+    pub(super) fn is_between(&self) -> bool {
+        self.open == 0
+    }
+
     fn begin(&mut self, kind: u8) -> std::result::Result<(), &'static str> {
         if self.open == 0 {
             self.open = 1;
@@ -164,7 +170,9 @@ impl Scan {
             }
         };
         match kind {
-            b'$' | b'!' | b'=' if self.bytes + length > REPLY_MAX => Err("a reply that is too long"),
+            b'$' | b'!' | b'=' if self.bytes.saturating_add(length) > REPLY_MAX => {
+                Err("a reply that is too long")
+            }
             b'$' | b'!' | b'=' => {
                 self.at = At::Data(length + 2);
                 Ok(())
@@ -200,7 +208,7 @@ mod tests {
         let mut split = Scan::new(messages);
         let parts = bytes.chunks(1).try_for_each(|byte| split.feed(byte));
         assert_eq!(outcome, parts);
-        outcome.map(|()| whole.open == 0)
+        outcome.map(|()| whole.is_between())
     }
 
     #[test]
@@ -238,6 +246,7 @@ mod tests {
             b"\r\n",
             b"|1\r\n+a\r\n+b\r\n+c\r\n",
             b"$99999999999999999999999999\r\n",
+            b"$18446744073709551615\r\n",
             b"$16777216\r\n",
             b"*9223372036854775807\r\n",
             b"%4294967296\r\n",

@@ -8,6 +8,8 @@ mod cluster;
 mod connect;
 mod failure;
 mod frame;
+#[cfg(test)]
+mod fuzz;
 mod keys;
 mod line;
 mod link;

@@ -78,7 +78,7 @@ impl Topology {
         match self {
             Self::Server(target) => target.shown(),
             Self::Sentinel(Sentinels { at, service, master }) => {
-                of("sentinel", at, &format_args!("/{service}/{}", master.db))
+                of("sentinel", at, &format_args!("/{}/{}", Encoded(service, &SERVICE), master.db))
             }
             Self::Cluster(at) => of("cluster", at, &""),
             Self::Quorum(at) => {
@@ -118,8 +118,28 @@ impl fmt::Display for Address {
         match self {
             Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
             Self::Tcp(host, port) => write!(f, "{host}:{port}"),
-            Self::Unix(path) => write!(f, "{}", path.display()),
+            Self::Unix(path) => write!(f, "{}", Encoded(&path.to_string_lossy(), &PATH)),
         }
+    }
+}
+
+/// A path or a service as it stands in a URL: these, which would be read as something else, and what would move the cursor are
+/// percent-encoded.
+struct Encoded<'a>(&'a str, &'static [char]);
+
+const PATH: [char; 2] = ['%', '?'];
+const SERVICE: [char; 3] = ['%', '?', '/'];
+
+impl fmt::Display for Encoded<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, char) in self.0.char_indices() {
+            if self.1.contains(&char) || char.is_control() {
+                self.0[at..at + char.len_utf8()].bytes().try_for_each(|byte| write!(f, "%{byte:02X}"))?;
+            } else {
+                write!(f, "{char}")?;
+            }
+        }
+        Ok(())
     }
 }
 

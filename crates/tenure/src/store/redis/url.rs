@@ -79,7 +79,7 @@ impl Topology {
     }
 
     /// What a URL says, and whether that is encrypted.
-    fn read(url: &str) -> Result<(Self, bool)> {
+    pub(super) fn read(url: &str) -> Result<(Self, bool)> {
         let (scheme, rest) = url
             .split_once("://")
             .ok_or_else(|| wrong("it has no scheme: redis://HOST, redis+unix:///PATH"))?;
@@ -403,6 +403,7 @@ mod tests {
         assert!(sentinels.at.iter().all(|target| login(&target.access) == (0, Some("guard"), Some("p&q="))));
         assert_eq!(login(&sentinels.master), (3, Some("ann"), Some("x")));
         assert_eq!(sentinels.service, "my/master");
+        assert_eq!(&*several(url).shown(), "redis-sentinel://a:26379,b:7/my%2Fmaster/3");
         assert_eq!(&*several("valkey-sentinel://a/s").shown(), "redis-sentinel://a:26379/s/0");
         // The sentinels do not ask who the servers' user is.
         let Topology::Sentinel(sentinels) = several("redis-sentinel://ann:x@a/s") else { panic!("none") };

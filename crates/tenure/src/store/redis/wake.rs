@@ -406,11 +406,16 @@ impl Todo {
 /// What a message says to those who wait for a lock of this rule.
 pub(super) fn meant(message: &str, rule: Rule) -> Wake {
     if let Rule::Queue(_) = rule
-        && let Ok(tickets) = message.split(',').map(str::parse).collect()
+        && let Some(tickets) = message.split(',').map(ticket).collect()
     {
         return Wake::Granted { tickets };
     }
     Wake::Free { by: ours(message).map(|(owner, _)| owner) }
+}
+
+/// A number as it is written: who has it holds, so it is read to the letter.
+fn ticket(text: &str) -> Option<u64> {
+    text.parse().ok().filter(|ticket: &u64| ticket.to_string() == text)
 }
 
 fn tell(channel: &Channel, wake: impl Fn(Rule) -> Wake) {

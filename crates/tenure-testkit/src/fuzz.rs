@@ -1,0 +1,285 @@
+//! Noise for what reads bytes and text from outside: a kept corpus, mutated.
+//!
+//! A check says what it saw of an input, in a few words. An input that makes it say something new is kept and mutated further: so
+//! it gets deeper than noise alone would, without looking into the program. A check that panics, takes for ever or more memory than
+//! anything here needs ends the test, with the input.
+//!
+//! Each target looks at 100,000 inputs, the same each time. With `TENURE_FUZZ=SECONDS` it goes on for that long, with other ones. What
+//! it finds belongs into `corpus/TARGET/`, where each file is an input that is tried first each time.
+//!
+//! ```no_run
+//! use tenure_testkit::fuzz::fuzz;
+//!
+//! fuzz("doc", &["12", "-1"], &["."], |input| match std::str::from_utf8(input).ok().and_then(|text| text.parse::<i8>().ok()) {
+//!     Some(number) => {
+//!         assert_eq!(number.to_string().parse(), Ok(number));
+//!         "a number".into()
+//!     }
+//!     None => "no number".into(),
+//! });
+//! ```
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a test of its own, in real time and with a watchdog"
+)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// So many inputs, unless a time is given.
+const INPUTS: u64 = 100_000;
+/// No input takes so long on any machine.
+const HANG: Duration = Duration::from_secs(30);
+/// No program that reads one of them needs so much, the rest of its tests included.
+const MEMORY: u64 = 1 << 30;
+/// So many inputs that showed something new are kept.
+const KEPT: usize = 2_000;
+/// Inputs grow no longer.
+const LONGEST: usize = 4_096;
+
+/// What numbers are read wrongly near.
+const NUMBERS: [&str; 16] = [
+    "0",
+    "-0",
+    "1",
+    "-1",
+    "+1",
+    "01",
+    "255",
+    "65536",
+    "4294967295",
+    "4294967296",
+    "9223372036854775807",
+    "9223372036854775808",
+    "18446744073709551615",
+    "18446744073709551616",
+    "1e9",
+    "99999999999999999999999",
+];
+
+/// Gives `check` each file of `corpus/TARGET`, each of these inputs, and mutations of them; `words` are put in here and there.
+///
+/// # Panics
+/// If the check does, with the input. If it takes for ever the process ends.
+pub fn fuzz(target: &str, inputs: &[&str], words: &[&str], check: impl Fn(&[u8]) -> String) {
+    let limit = std::env::var("TENURE_FUZZ").ok();
+    let limit = limit.map(|limit| Duration::from_secs(limit.parse().expect("TENURE_FUZZ is in seconds")));
+    bound_memory();
+    let mut corpus: Vec<Vec<u8>> = inputs.iter().map(|input| input.as_bytes().to_vec()).collect();
+    corpus.extend(kept(target));
+    corpus.push(Vec::new());
+    // What nobody wants to see again is seen the same way each time; a hunt goes elsewhere each time.
+    let seed = if limit.is_some() { RandomState::new().hash_one(target) } else { 1 };
+    let mut mutator = Mutator { state: seed, words };
+    let mut seen = BTreeSet::new();
+    let watchdog = Watchdog::new();
+    let begun = Instant::now();
+    let mut run = |input: &[u8]| {
+        watchdog.looks_at(input);
+        seen.insert(passes(target, input, &check))
+    };
+    for input in &corpus {
+        run(input);
+    }
+    let mut count = 0;
+    while limit.map_or(count < INPUTS, |limit| begun.elapsed() < limit) {
+        let input = mutator.mutated(&corpus);
+        if run(&input) && corpus.len() < KEPT {
+            corpus.push(input);
+        }
+        count += 1;
+    }
+    drop(watchdog);
+    println!(
+        "{target}: {count} inputs (seed {seed}), {} different outcomes, in {:?}",
+        seen.len(),
+        begun.elapsed()
+    );
+}
+
+/// What the check says, its numbers left out.
+fn passes(target: &str, input: &[u8], check: &impl Fn(&[u8]) -> String) -> String {
+    let said = catch_unwind(AssertUnwindSafe(|| check(input))).unwrap_or_else(|panic| {
+        println!(
+            "{target}: this input fails, and belongs into a file in corpus/{target}:\n{}",
+            input.escape_ascii()
+        );
+        resume_unwind(panic)
+    });
+    said.replace(|char: char| char.is_ascii_digit(), "")
+}
+
+/// The corpus on disk, in the order of its names.
+fn kept(target: &str) -> Vec<Vec<u8>> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.sort();
+    paths.iter().map(|path| fs::read(path).expect("a file of the corpus")).collect()
+}
+
+/// A length that is believed ends the process, not the machine.
+fn bound_memory() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Data);
+    if current.is_none_or(|current| current > MEMORY) {
+        let bounded = Rlimit { current: Some(MEMORY), maximum };
+        setrlimit(Resource::Data, bounded).expect("a limit may be lowered");
+    }
+}
+
+struct Mutator<'a> {
+    state: u64,
+    words: &'a [&'a str],
+}
+
+impl Mutator<'_> {
+    /// SplitMix64, by Steele, Lea and Flood.
+    fn below(&mut self, below: usize) -> usize {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) % below.max(1) as u64) as usize
+    }
+
+    fn mutated(&mut self, corpus: &[Vec<u8>]) -> Vec<u8> {
+        let mut input = corpus[self.below(corpus.len())].clone();
+        for _ in 0..=self.below(4) {
+            self.mutate(&mut input, corpus);
+        }
+        input.truncate(LONGEST);
+        input
+    }
+
+    fn mutate(&mut self, input: &mut Vec<u8>, corpus: &[Vec<u8>]) {
+        let at = self.below(input.len() + 1);
+        let end = at + self.below(input.len() - at + 1);
+        match self.below(10) {
+            0 if at < input.len() => input[at] ^= 1 << self.below(8),
+            1 if at < input.len() => input[at] = self.below(256) as u8,
+            2 => input.insert(at, self.below(256) as u8),
+            3 => drop(input.drain(at..end)),
+            4 => {
+                let part = input[at..end].to_vec();
+                let to = self.below(input.len() + 1);
+                input.splice(to..to, part);
+            }
+            5 if !self.words.is_empty() => {
+                let word = self.words[self.below(self.words.len())];
+                input.splice(at..at, word.bytes());
+            }
+            // A number becomes another one.
+            6 | 7 => {
+                let is_digit = |byte: &u8| byte.is_ascii_digit();
+                let Some(from) = input[at..].iter().position(is_digit).map(|from| at + from) else { return };
+                let length = input[from..].iter().take_while(|byte| is_digit(byte)).count();
+                let number = NUMBERS[self.below(NUMBERS.len())];
+                input.splice(from..from + length, number.bytes());
+            }
+            8 => {
+                let other = &corpus[self.below(corpus.len())];
+                let from = self.below(other.len() + 1);
+                input.splice(at..end, other[from..].iter().copied());
+            }
+            _ => input.truncate(at),
+        }
+    }
+}
+
+/// Ends the process when one input takes for ever.
+struct Watchdog(std::sync::Arc<Watched>);
+
+#[derive(Default)]
+struct Watched {
+    looked: AtomicU64,
+    input: std::sync::Mutex<Vec<u8>>,
+    is_over: AtomicBool,
+}
+
+impl Watchdog {
+    fn new() -> Self {
+        let watched = std::sync::Arc::<Watched>::default();
+        let dog = std::sync::Arc::clone(&watched);
+        std::thread::spawn(move || {
+            let (mut seen, mut since) = (0, Instant::now());
+            while !dog.is_over.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(100));
+                let looked = dog.looked.load(Ordering::Relaxed);
+                if looked != seen {
+                    (seen, since) = (looked, Instant::now());
+                } else if since.elapsed() > HANG {
+                    let input = dog.input.lock().map(|input| input.escape_ascii().to_string());
+                    eprintln!("this input takes for ever:\n{}", input.unwrap_or_default());
+                    std::process::abort();
+                }
+            }
+        });
+        Self(watched)
+    }
+
+    fn looks_at(&self, input: &[u8]) {
+        self.0.looked.fetch_add(1, Ordering::Relaxed);
+        if let Ok(mut kept) = self.0.input.lock() {
+            kept.clear();
+            kept.extend_from_slice(input);
+        }
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.0.is_over.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finds(defect: impl Fn(&str) -> bool) -> bool {
+        let check = |input: &[u8]| {
+            let text = String::from_utf8_lossy(input);
+            assert!(!defect(&text), "planted");
+            format!("{} words", "*".repeat(text.split(' ').count().min(9)))
+        };
+        catch_unwind(AssertUnwindSafe(|| fuzz("planted", &["held 17", "free"], &["held", " "], check)))
+            .is_err()
+    }
+
+    #[test]
+    fn a_planted_defect_is_found() {
+        assert!(finds(|text| text.split(' ').any(|word| word == "18446744073709551616")));
+        assert!(finds(|text| text.split(' ').count() > 6));
+        assert!(finds(|text| text.starts_with("freeheld")));
+        assert!(!finds(|_| false));
+    }
+
+    #[test]
+    fn the_corpus_is_looked_at_in_whole() {
+        for target in ["frame", "record", "url", "owner", "history"] {
+            assert!(!kept(target).is_empty(), "{target}");
+        }
+    }
+
+    #[test]
+    fn what_takes_more_memory_than_anything_needs_ends_the_process() {
+        if std::env::var_os("TENURE_FUZZ_GREEDY").is_some() {
+            bound_memory();
+            println!("{}", vec![1_u8; 2 * MEMORY as usize].len());
+            return;
+        }
+        let mut command = std::process::Command::new(std::env::current_exe().expect("this program"));
+        let name = "fuzz::tests::what_takes_more_memory_than_anything_needs_ends_the_process";
+        command.args(["--exact", name]).env("TENURE_FUZZ_GREEDY", "1");
+        let output = command.output().expect("a process");
+        assert!(!output.status.success(), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("memory allocation"), "{output:?}");
+    }
+}

@@ -1,0 +1,282 @@
+//! Noise for all that reads what a server or a URL says.
+
+use std::fmt::Debug;
+use std::io::Cursor;
+
+use redis::{Parser, Value};
+use tenure_testkit::fuzz::fuzz;
+
+use super::frame::Scan;
+use super::keys::{channel, fence, share_a_slot, slot};
+use super::sentinel::Guide;
+use super::slots::{Redirect, View};
+use super::topology::{Access, Address, Sentinels, Target, Topology};
+use super::wake::meant;
+use super::{failure, reply};
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::protocol::{Op, Rule, Seat, Verb, Wake};
+
+/// The owner and the request of the replies in the corpus.
+const OWNER: &str = "a@h:1/0123456789abcdef0123456789abcdef";
+const REQUEST: u64 = 7;
+
+const RULES: [Rule; 4] = [Rule::Mutex, Rule::Reentrant, Rule::Queue(Seat::FAIR), Rule::Queue(Seat::READER)];
+
+fn op(rule: Rule, verb: Verb) -> Op {
+    let (name, owner) = (LockName::new("x").expect("a name"), OWNER.parse().expect("an owner"));
+    Op { name, rule, owner, request: REQUEST, verb }
+}
+
+/// The kind of an outcome, without what is in it.
+fn sort(outcome: &impl Debug) -> String {
+    format!("{outcome:?}").chars().take_while(|char| char.is_alphanumeric()).collect()
+}
+
+/// All that may be asked of what a server said.
+fn read_all(value: &Value) -> String {
+    let from = Address::Tcp("h".into(), 1);
+    let mut said = sort(value);
+    let refresh = Verb::Refresh {
+        owners: [OWNER, OWNER].map(|owner| owner.parse().expect("an owner")).into(),
+        wait_ms: 1,
+    };
+    for rule in RULES {
+        for verb in [Verb::Inspect, refresh.clone()] {
+            match reply::read(value, &op(rule, verb)) {
+                Ok(read) => said.push_str(&sort(&read.answer)),
+                Err(wrong) => said.push_str(wrong),
+            }
+        }
+    }
+    said.push_str(&sort(&View::read(value, &from).map(|view| view.ranges.len())));
+    if let Value::ServerError(error) = value {
+        said.push_str(&sort(&Redirect::read(error, &from)));
+        said.push_str(&sort(&failure::of(error).0));
+    }
+    let sentinels = Sentinels { at: Vec::new(), service: "s".into(), master: Access::default() };
+    said.push_str(&sort(&Guide::new(sentinels).master(value.clone()).is_ok()));
+    said
+}
+
+#[test]
+fn whatever_comes_in_is_read_or_refused_and_both_readers_agree_where_it_ends() {
+    let words = [
+        "\r\n",
+        "$-1\r\n",
+        "*-1\r\n",
+        "_\r\n",
+        "*0\r\n",
+        ":",
+        "$",
+        "*",
+        "%",
+        ">",
+        "~",
+        "#t\r\n",
+        ",nan\r\n",
+        "held",
+        "busy",
+        "released",
+        "found",
+        "waiting",
+        "places",
+        "mismatch",
+        OWNER,
+        "$1\r\n7\r\n",
+        "MOVED",
+        "?:0",
+    ];
+    fuzz("frame", &[], &words, |bytes| {
+        let mut scan = Scan::new(true);
+        let scanned = scan.feed(bytes);
+        // However it is cut, it comes to the same.
+        let mut cut = Scan::new(true);
+        let (first, rest) = bytes.split_at(bytes.len() * 2 / 3);
+        let in_parts = cut.feed(first).and_then(|()| cut.feed(rest));
+        assert_eq!((scanned, scan.whole), (in_parts, cut.whole));
+        let mut said = scanned.err().unwrap_or("fine").to_owned();
+        // Behind it is the parser: it finds each of the values, and begins the next one where this ends.
+        let mut rest = Cursor::new(bytes);
+        let mut parser = Parser::new();
+        for _ in 0..scan.whole {
+            match parser.parse_value(&mut rest) {
+                Ok(value) => said.push_str(&read_all(&value)),
+                Err(error) => {
+                    assert!(!error.is_io_error(), "it waits for more than there is: {error}");
+                    return format!("{said} {:?}", error.kind());
+                }
+            }
+        }
+        if scanned.is_ok() && scan.is_between() {
+            assert_eq!(rest.position(), bytes.len() as u64, "they disagree where a value ends");
+        }
+        said
+    });
+}
+
+#[test]
+fn whatever_a_message_says_it_names_tickets_only_as_they_are_written() {
+    let inputs = ["5", "5,6,18446744073709551615", "", &format!("{OWNER}#5"), OWNER];
+    fuzz("message", &inputs, &[",", "#", OWNER, "+", " "], |bytes| {
+        let message = String::from_utf8_lossy(bytes);
+        for rule in RULES {
+            let wake = meant(&message, rule);
+            match &wake {
+                Wake::Granted { tickets } => {
+                    let written: Vec<String> = tickets.iter().map(ToString::to_string).collect();
+                    assert_eq!(written.join(","), message);
+                    assert!(matches!(rule, Rule::Queue(_)));
+                }
+                Wake::Free { by: Some(by) } => assert!(message.starts_with(by.as_str())),
+                _ => {}
+            }
+        }
+        let mut said = sort(&meant(&message, RULES[0]));
+        said.push_str(&sort(&meant(&message, RULES[2])));
+        said
+    });
+}
+
+#[test]
+fn whatever_a_url_says_its_shown_form_says_the_same_and_no_password() {
+    let words = [
+        "redis",
+        "valkeys",
+        "-sentinel",
+        "-cluster",
+        "-quorum",
+        "+unix",
+        "://",
+        "@",
+        ":",
+        "/",
+        "?",
+        "&",
+        "=",
+        "%",
+        "%41",
+        "%00",
+        "%0a",
+        "%25",
+        "%2f",
+        "[",
+        "]",
+        ",",
+        "db",
+        "user",
+        "password",
+        "ca",
+        "cert",
+        "key",
+        "sentinel-user",
+    ];
+    fuzz("url", &[], &words, |bytes| {
+        let text = String::from_utf8_lossy(bytes);
+        let (topology, _) = match Topology::read(&text) {
+            Ok(read) => read,
+            Err(error) => {
+                let said = error.to_string();
+                assert!(error.is_invalid() && said.starts_with("the store's URL cannot be used: "), "{said}");
+                assert!(!said.contains(char::is_control) && said.len() < 600, "{said}");
+                // What it quotes is nothing new.
+                return said.split('`').next().unwrap_or_default().to_owned();
+            }
+        };
+        let shown = topology.shown();
+        assert!(!shown.contains(char::is_control), "{shown:?}");
+        let (again, _) = Topology::read(&shown).unwrap_or_else(|error| panic!("{shown}: {error}"));
+        assert_eq!(again.shown(), shown);
+        assert_eq!(places(&again), places(&topology), "{shown}");
+        sort(&topology)
+    });
+}
+
+/// Where the servers are and which database is meant, and what the sentinels call theirs.
+fn places(topology: &Topology) -> Vec<(String, u32)> {
+    let at = |target: &Target| (format!("{:?}", target.address), target.access.db);
+    match topology {
+        Topology::Server(target) => vec![at(target)],
+        Topology::Sentinel(Sentinels { at: all, service, master }) => {
+            all.iter().map(at).chain([(service.clone(), master.db)]).collect()
+        }
+        Topology::Cluster(all) | Topology::Quorum(all) => all.iter().map(at).collect(),
+    }
+}
+
+#[test]
+fn whatever_user_and_password_are_they_log_in_and_are_not_shown() {
+    let inputs = ["ann hush", "a:b@c/d?e#f%g &=+", "\0\n ü✓"];
+    fuzz("login", &inputs, &["@", ":", "/", "?", "%", ","], |bytes| {
+        let text = String::from_utf8_lossy(bytes);
+        let (user, password) = text.split_once(' ').unwrap_or(("", &text));
+        // Nothing else in a URL reads so.
+        let (user, password) = (format!("«{user}"), format!("»{password}"));
+        let encoded = |text: &str| text.bytes().map(|byte| format!("%{byte:02x}")).collect::<String>();
+        let (as_user, as_password) = (encoded(&user), encoded(&password));
+        let login = |access: &Access| (access.user.clone(), access.password.clone());
+        let wanted = (Some(user.clone()), Some(password.clone()));
+        let unix = format!("redis+unix:///s?user={as_user}&password={as_password}");
+        for url in [format!("redis-quorum://{as_user}:{as_password}@a,b:2/3"), unix] {
+            let (topology, _) = Topology::read(&url).expect("a URL");
+            let access = match &topology {
+                Topology::Server(target) => &target.access,
+                Topology::Quorum(at) => &at[1].access,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(login(access), wanted);
+            let told = format!("{topology:?} {access:?} {}", topology.shown());
+            assert!(!told.contains(['«', '»']), "{told}");
+        }
+        // Not encoded, it may be read otherwise, or refused; what it says must not get out.
+        if let Err(error) = Topology::read(&format!("redis://{user}:{password}@h:x")) {
+            assert!(!error.to_string().contains(['«', '»']), "{error}");
+        }
+        String::new()
+    });
+}
+
+#[test]
+fn whatever_a_lock_is_called_its_side_keys_are_in_its_slot() {
+    let inputs = ["x", "{x}", "a}b", "{}x", "a{b}c", "tenure{}", "}{", "{{x}}"];
+    fuzz("name", &inputs, &["{", "}", "{}", "tenure:", ":"], |bytes| {
+        let name = String::from_utf8_lossy(bytes);
+        for rule in RULES {
+            if !name.is_empty() && share_a_slot(rule, &name) {
+                assert_eq!((slot(&fence(&name)), slot(&channel(3, rule, &name))), (slot(&name), slot(&name)));
+            }
+        }
+        match LockName::new(&name) {
+            Ok(lock) => {
+                assert_eq!(lock.as_str(), name);
+                assert!(!lock.to_string().contains(char::is_control));
+                let op = Op { name: lock, ..op(Rule::Mutex, Verb::Inspect) };
+                assert!(super::scripted::Scripted::new(&op).keys.contains(&name.into_owned()));
+                format!("a name {}", share_a_slot(Rule::Mutex, op.name.as_str()))
+            }
+            Err(error) => {
+                assert!(error.is_invalid());
+                error.to_string().chars().take(40).collect()
+            }
+        }
+    });
+}
+
+#[test]
+fn whatever_an_owner_says_it_reads_as_it_is_written() {
+    fuzz("owner", &[], &["@", ":", "/", "#", "-", "A"], |bytes| {
+        let text = String::from_utf8_lossy(bytes);
+        match text.parse::<Owner>() {
+            Ok(owner) => {
+                assert_eq!(owner.to_string(), text);
+                let place = format!("{}@{}:{}/", owner.label(), owner.host(), owner.pid());
+                assert!(text.starts_with(&place), "{text}: {place}");
+                "an owner".into()
+            }
+            Err(error) => {
+                assert!(error.is_invalid() && !error.to_string().contains(char::is_control));
+                "none".into()
+            }
+        }
+    });
+}
