@@ -103,7 +103,7 @@ impl Inner {
             let is_there = !planted(Bug::UndoOfGrantsOnly)
                 || matches!(round.words[index], Word::Said(Answer::Held { .. }));
             if hold.may_be_at(index) && is_there {
-                undo.ask(index, release(op, hold.ballot()), part);
+                undo.ask(index, self.release_of(op, hold), part);
             }
         }
         let all = |words: &[Word], is_last| (is_last || !words.contains(&Word::Pending)).then_some(());
@@ -153,7 +153,7 @@ impl Inner {
             }
             let pause = PAUSE * (1 << attempt.min(4)) + Duration::from_millis(self.runtime.random() % 50);
             self.runtime.sleep_until(self.runtime.now() + pause).await;
-            let mut call = self.members[index].ask(release(op, hold.ballot()), WITHIN);
+            let mut call = self.members[index].ask(self.release_of(op, hold), WITHIN);
             let sent = poll_fn(|context| {
                 let now_asked = hold.asked();
                 let is_ours = *now_asked == asked || planted(Bug::UndoOutlivesRetry);
@@ -252,7 +252,7 @@ impl Inner {
         let mut round = Round::new(self, self.majority());
         for index in 0..self.members.len() {
             let op = match whose {
-                Whose::Mine => release(&op, hold.ballot()),
+                Whose::Mine => self.release_of(&op, &hold),
                 Whose::Anyone => op.clone(),
             };
             round.ask(index, op, part);
@@ -266,6 +266,14 @@ impl Inner {
             self.holds.forget(&op.owner);
         }
         self.answer(verdict, &round)
+    }
+
+    /// The request that gives a hold back. Its ballot is at least what a member without one would answer with: a member that has lost
+    /// its ballot must not take that of an old hold for all it has ever seen.
+    fn release_of(&self, op: &Op, hold: &Hold) -> Op {
+        let least = self.runtime.unix_micros().saturating_sub(lease::BALLOT_BEHIND_US);
+        let fence = Fence::Ballot(hold.ballot().max(least));
+        Op { verb: Verb::Release { hold: 0, fence, whose: Whose::Mine }, ..op.clone() }
     }
 
     /// A hold of which this side knows nothing: taken over, or forgotten. It may be anywhere, and no ballot of it is above the clock.
@@ -305,10 +313,5 @@ impl Inner {
 fn with_ballot(op: &Op, ttl_ms: u64, ballot: u64) -> Op {
     let fence = if planted(Bug::TokensByCounter) { Fence::Assign } else { Fence::Ballot(ballot) };
     let verb = Verb::Acquire { ttl_ms, hold: 0, fence, wait_ms: None, bind: Bind::Process };
-    Op { verb, ..op.clone() }
-}
-
-fn release(op: &Op, ballot: u64) -> Op {
-    let verb = Verb::Release { hold: 0, fence: Fence::Ballot(ballot), whose: Whose::Mine };
     Op { verb, ..op.clone() }
 }
