@@ -309,7 +309,11 @@ fn mutexes_without_scripts_take_rights_of_their_own() {
     let needed: Vec<_> = all.into_iter().filter(|right| !right.starts_with("+eval")).collect();
     allow(&server, &needed);
     done().unwrap_or_else(|error| panic!("{error:?}"));
-    each_is_needed(&server, "unscripted", &needed, &page()["unscripted"], done);
+    // Valkey sets by comparison since 8.1, and so renews without PEXPIRE.
+    let sets = server.info("server").contains_key("valkey_version");
+    let each: Vec<_> =
+        page()["unscripted"].iter().copied().filter(|right| !(sets && *right == "+pexpire")).collect();
+    each_is_needed(&server, "unscripted", &needed, &each, done);
 }
 
 #[test]
