@@ -2,6 +2,8 @@
 //! or, where the lock itself is gone, as soon as it can be told.
 #![expect(clippy::disallowed_methods, reason = "tests against real servers measure real time")]
 
+use std::fs;
+use std::path::PathBuf;
 use std::sync::Barrier;
 use std::thread::{scope, sleep};
 use std::time::Duration;
@@ -332,4 +334,72 @@ fn a_step_of_the_clock_back_costs_no_lock_and_keeps_that_of_a_holder_that_is_gon
     block_on(guard.release()).expect("a release");
     let guard = held(&locks);
     assert!(guard.fence() > fence, "tokens grow over a step back");
+}
+
+/// The log of a server that writes down each change before it answers.
+fn log_of(server: &Server) -> PathBuf {
+    let dir = server.socket().with_file_name("appendonlydir");
+    let files = fs::read_dir(dir).expect("a log").map(|file| file.expect("a file").path());
+    files.filter(|path| path.to_string_lossy().ends_with(".incr.aof")).last().expect("what was changed")
+}
+
+/// Where each record of a log begins, and where the last one ends.
+fn records(log: &[u8]) -> Vec<usize> {
+    let line = |at: usize| {
+        let length = log[at..].windows(2).position(|two| two == b"\r\n").expect("a line");
+        let number = std::str::from_utf8(&log[at + 1..at + length]).expect("text").parse::<usize>();
+        (number.expect("a number"), at + length + 2)
+    };
+    let (mut starts, mut at) = (vec![0], 0);
+    while at < log.len() {
+        let (words, mut next) = line(at);
+        for _ in 0..words {
+            let (length, data) = line(next);
+            next = data + length + 2;
+        }
+        at = next;
+        starts.push(at);
+    }
+    starts
+}
+
+/// Power fails, and the disk has less of the log than was said: cut off between any two records, or within one.
+#[test]
+fn whatever_tail_of_its_log_a_server_loses_it_invents_no_holder_and_gives_no_token_twice() {
+    let config = Config::new().set("appendonly", "yes").set("appendfsync", "always").keep_data();
+    let server = Server::start_with(config);
+    let options = Options::new().ttl(Duration::from_secs(60));
+    let locks = Locks::open(&server.url()).and_then(|locks| locks.with(options)).expect("a store");
+    let first = held(&locks);
+    let mut known = vec![(first.owner().clone(), first.fence())];
+    block_on(first.release()).expect("a release");
+    let second = held(&locks);
+    let last = second.fence();
+    known.push((second.owner().clone(), last));
+    block_on(second.detach()).expect("nobody renews it");
+    server.kill();
+
+    let path = log_of(&server);
+    let whole = fs::read(&path).expect("a log");
+    let records = records(&whole);
+    let mut kept = 0;
+    for cut in records.iter().rev().flat_map(|end| [*end, end.saturating_sub(1), end + 1]) {
+        fs::write(&path, &whole[..cut.min(whole.len())]).expect("a log");
+        server.restart();
+        eventually("it has read its log", SOON, || block_on(locks.inspect("x")).is_ok());
+        if let Some(status) = block_on(locks.inspect("x")).expect("an answer") {
+            let [holder] = &status.holders[..] else { panic!("{cut}: {status:?}") };
+            let who = (holder.owner.clone().expect("one of ours"), holder.fence);
+            assert!(known.contains(&who), "{cut}: {status:?}");
+            assert!(holder.remaining.is_some(), "{cut}: without an end: {status:?}");
+            block_on(locks.force_release("x")).expect("an answer");
+            kept += 1;
+        }
+        let next = held(&locks);
+        assert!(next.fence() > last, "{cut}: token {} after {last}", next.fence());
+        block_on(next.release()).expect("a release");
+        server.kill();
+    }
+    println!("log cut at {} places, the lock kept at {kept}", 3 * records.len());
+    assert!(0 < kept && kept < 3 * records.len(), "this showed nothing");
 }

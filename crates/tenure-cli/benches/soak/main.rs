@@ -1,0 +1,76 @@
+//! Real servers, broken on purpose for as long as you like, under `tenure stress`, which kills and stops its own processes meanwhile.
+//!
+//! ```text
+//! cargo bench -p tenure-cli --bench soak -- [TOPOLOGY [SECONDS [harm]]]      single, sentinel, cluster or quorum
+//! ```
+//!
+//! Only faults that cost no lock; with `harm` only such as may: what loses a lock that was acknowledged (no persistence, sentinels that
+//! make a replica the master, clocks that step) must be expected to let two in. The last lines are the report; the exit code is 1
+//! if anything was wrong, or, with `harm`, if nothing was.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    clippy::unwrap_used,
+    reason = "real processes take real time"
+)]
+
+use std::collections::BTreeMap;
+use std::process::{Command, ExitCode, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+mod topology;
+
+use topology::{Topology, random};
+
+/// The lease of each hold.
+const TTL: Duration = Duration::from_secs(2);
+/// Between two faults of the servers, on average.
+const EVERY: Duration = Duration::from_millis(1_500);
+/// No fault lasts so long, with what it takes to be found out.
+const STALL: Duration = Duration::from_secs(30);
+/// The end is quiet, so that what is left behind can be told.
+const QUIET: Duration = Duration::from_secs(3);
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    let name = args.first().map_or("single", String::as_str);
+    let seconds: u64 = args.get(1).map_or(15, |seconds| seconds.parse().expect("a number of seconds"));
+    let topology = Topology::start(name);
+    let length = Duration::from_secs(seconds);
+    let harm = args.get(2).is_some_and(|word| word == "harm");
+
+    let mut stress = Command::new(env!("CARGO_BIN_EXE_tenure"));
+    let seconds = |time: Duration| format!("{}ms", time.as_millis());
+    stress.args(["stress", "--store", &topology.url(), "--for", &seconds(length), "--ttl", &seconds(TTL)]);
+    stress.args(["--kill", "--pause", "--every", &seconds(2 * EVERY), "--stall", &seconds(STALL)]);
+    // A place of its own for its verdict: nobody reads while faults are made.
+    let verdict = tempfile::NamedTempFile::new().expect("a file");
+    stress.stdin(Stdio::null()).stdout(verdict.reopen().expect("the same file"));
+    let begun = Instant::now();
+    let mut stress = stress.spawn().expect("the command can be run");
+
+    let mut faults: BTreeMap<&str, u64> = BTreeMap::new();
+    while begun.elapsed() + QUIET < length && stress.try_wait().unwrap().is_none() {
+        sleep(EVERY / 2 + random(EVERY));
+        if begun.elapsed() + QUIET < length {
+            let since = begun.elapsed();
+            let fault = if harm { topology.do_harm(TTL) } else { topology.break_and_heal(TTL) };
+            eprintln!("soak: {:.1}s to {:.1}s: {fault}", since.as_secs_f64(), begun.elapsed().as_secs_f64());
+            *faults.entry(fault).or_default() += 1;
+        }
+    }
+    let status = stress.wait().expect("a child");
+    let verdict = std::fs::read_to_string(verdict.path()).expect("a verdict");
+
+    println!("topology: {name}, {}{}", topology.version(), if harm { ", harmed" } else { "" });
+    println!("lease: {TTL:?}; faults of servers and network: {}", faults.values().sum::<u64>());
+    for (fault, count) in faults {
+        println!("  {count:>6}  {fault}");
+    }
+    print!("{verdict}");
+    if let Some(left) = topology.keys_left() {
+        println!("keys left, beside counters that end by themselves: {left}");
+    }
+    if status.success() == harm { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
