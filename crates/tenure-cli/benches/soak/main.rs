@@ -55,7 +55,8 @@ fn main() -> ExitCode {
         sleep(EVERY / 2 + random(EVERY));
         if begun.elapsed() + QUIET < length {
             let since = begun.elapsed();
-            let fault = if harm { topology.do_harm(TTL) } else { topology.break_and_heal(TTL) };
+            let fault = if harm { Some(topology.do_harm(TTL)) } else { topology.break_and_heal(TTL) };
+            let Some(fault) = fault else { continue };
             eprintln!("soak: {:.1}s to {:.1}s: {fault}", since.as_secs_f64(), begun.elapsed().as_secs_f64());
             *faults.entry(fault).or_default() += 1;
         }

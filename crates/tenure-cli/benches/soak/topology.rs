@@ -90,9 +90,9 @@ impl Topology {
         }
     }
 
-    /// One fault, from its beginning to its end; what it was.
-    pub(crate) fn break_and_heal(&self, ttl: Duration) -> &'static str {
-        match self {
+    /// One fault, from its beginning to its end; what it was, if there was one.
+    pub(crate) fn break_and_heal(&self, ttl: Duration) -> Option<&'static str> {
+        Some(match self {
             Self::Single { server, proxy } => match below(8) {
                 0 => killed(server, ttl),
                 1 => stopped(server, ttl),
@@ -115,18 +115,15 @@ impl Topology {
                 }
             },
             Self::Cluster { cluster, handed_over } => match below(4) {
-                0 => slot_moved(cluster),
+                0 => return slot_moved(cluster),
                 // Masters vote once in twice the time after which one is taken for lost.
                 1 if handed_over.get().elapsed() > 3 * AWAY => {
-                    let Some(master) = cluster.owner(below(16_384) as u16) else {
-                        return "no failover: the nodes do not agree yet";
-                    };
-                    cluster.fail_over(master);
+                    cluster.fail_over(cluster.owner(below(16_384) as u16)?);
                     cluster.settles();
                     handed_over.set(Instant::now());
                     "failover that the master was told of"
                 }
-                1 => slot_moved(cluster),
+                1 => return slot_moved(cluster),
                 2 => brief(&cluster.nodes()[below(cluster.nodes().len())], ttl),
                 _ => {
                     cluster.nodes().iter().for_each(hang_up);
@@ -158,7 +155,7 @@ impl Topology {
                 sleep(ttl);
                 said
             }
-        }
+        })
     }
 
     /// One fault that may cost a lock, by what the guarantees rest on: the negative control.
@@ -178,13 +175,14 @@ impl Topology {
             // Those who were granted by just a majority have a minority less.
             Self::Quorum { servers, .. } => {
                 let first = below(5);
-                for at in [first, (first + 1 + below(4)) % 5] {
-                    let by = if below(2) == 0 { HOUR_MS } else { -HOUR_MS };
-                    servers[at].clock().step_ms(by);
-                    sleep(random(ttl / 4));
-                    servers[at].clock().step_ms(-by);
+                let minority = [first, (first + 1 + below(4)) % 5];
+                for _ in 0..20 {
+                    minority.iter().for_each(|at| servers[*at].clock().step_ms(HOUR_MS));
+                    sleep(random(ttl / 20));
+                    minority.iter().for_each(|at| servers[*at].clock().step_ms(-HOUR_MS));
+                    sleep(random(ttl / 20));
                 }
-                "clocks of a minority stepped, and back"
+                "clocks of a minority stepped 20 times, and back"
             }
         }
     }
@@ -256,18 +254,14 @@ fn network(proxy: &Proxy, ttl: Duration) -> &'static str {
 }
 
 /// The slot of some lock goes to another master, with all that is in it; clients ask the wrong one until they hear of it.
-fn slot_moved(cluster: &Cluster) -> &'static str {
-    let owner = cluster.owner(below(16_384) as u16);
-    let Some((from, to)) = owner.zip(cluster.owner(below(16_384) as u16)).filter(|(from, to)| from != to)
-    else {
-        return "slot not moved";
-    };
+fn slot_moved(cluster: &Cluster) -> Option<&'static str> {
+    let [from, to] = [cluster.owner(below(16_384) as u16)?, cluster.owner(below(16_384) as u16)?];
     let key = cluster.nodes()[from].command(&["RANDOMKEY"]);
-    if key == Value::Nil {
-        return "slot not moved";
+    if from == to || key == Value::Nil {
+        return None;
     }
     cluster.move_slot(cluster.slot(key.text()), from, to);
-    "slot of a lock moved"
+    Some("slot of a lock moved")
 }
 
 /// Any number below this one.

@@ -84,12 +84,14 @@ impl Crew {
         while let Ok((number, news)) = self.news.try_recv() {
             match news {
                 Some(Ok(line)) => self.merge.say(number, line),
-                Some(Err(line)) => judge.accuse(format!("process {number} said what makes no sense: {line}")),
+                Some(Err(line)) => {
+                    judge.accuse("harness", format_args!("process {number} said what makes no sense: {line}"))
+                }
                 None => {
                     let Some(mut worker) = self.workers.remove(&number) else { continue };
                     let status = worker.child.wait()?;
                     if worker.killed.is_none() && !status.success() {
-                        judge.accuse(format!("process {number} failed: {status}"));
+                        judge.accuse("harness", format_args!("process {number} failed: {status}"));
                     }
                     self.merge.close(number, worker.killed.unwrap_or(0));
                 }

@@ -5,8 +5,8 @@
 //!
 //! | violated is | if |
 //! |---|---|
-//! | exclusion | those who held at one moment took more than there is |
-//! | tokens | a grant has a token that is not above those of all that ended before it; of two who share, either may be first |
+//! | exclusion | those who held at one moment took more than there is, or somebody held after another who was let in later |
+//! | tokens | who asked after another was let in, and held after it, has a token that is not above; of two who share, either may be first |
 //! | progress | somebody waited and nobody held for longer than the limit, with no grant meanwhile |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,8 +16,8 @@ use super::history::{End, Line, Lock, Sort, What};
 use super::merge::Event;
 use crate::output::plural;
 
-/// So many violations are told in full.
-const TOLD: usize = 10;
+/// So many violations of each sort are told in full.
+const TOLD: u64 = 5;
 
 /// One turn of one task.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,7 +85,8 @@ pub(super) struct Judge {
     /// The last failure, as it was told.
     pub(super) failure: Option<String>,
     pub(super) stall: Option<Stall>,
-    pub(super) violations: u64,
+    /// How many there are of each sort.
+    pub(super) violations: BTreeMap<&'static str, u64>,
     /// The first of them, with all that is known.
     pub(super) evidence: Vec<String>,
 }
@@ -104,7 +105,7 @@ impl Judge {
             failed: 0,
             failure: None,
             stall: None,
-            violations: 0,
+            violations: BTreeMap::new(),
             evidence: Vec::new(),
         }
     }
@@ -113,11 +114,17 @@ impl Judge {
         self.grants.values().sum()
     }
 
-    pub(super) fn accuse(&mut self, what: String) {
-        self.violations += 1;
-        if self.evidence.len() < TOLD {
-            self.evidence.push(what);
+    /// Something that must not be was.
+    pub(super) fn accuse(&mut self, sort: &'static str, what: impl fmt::Display) {
+        let count = self.violations.entry(sort).or_default();
+        *count += 1;
+        if *count <= TOLD {
+            self.evidence.push(format!("{sort}: {what}"));
         }
+    }
+
+    pub(super) fn violated(&self) -> u64 {
+        self.violations.values().sum()
     }
 
     /// What happened next.
@@ -179,7 +186,7 @@ impl Judge {
             }
             What::Wrong(what) => {
                 let text = format!("{} in process {}, task {}: {what}", self.at(time), who.0, who.1);
-                self.accuse(text);
+                self.accuse("what a worker saw", text);
             }
             What::Lives => {}
         }
@@ -187,7 +194,10 @@ impl Judge {
 
     /// A line that makes no sense is a mistake of the harness, and must not pass for a verdict.
     fn unheard_of(&mut self, (worker, task): (u32, u32), what: &str) {
-        self.accuse(format!("process {worker}, task {task} {what}: its history makes no sense"));
+        self.accuse(
+            "harness",
+            format_args!("process {worker}, task {task} {what}: its history makes no sense"),
+        );
     }
 
     /// A task whose process is no more.
@@ -243,12 +253,12 @@ impl Judge {
         if before <= limit && limit < length {
             let waiting = self.book(lock).waiting;
             let text = format!(
-                "progress: {lock} was held by nobody for {}, until {}, while {} waited",
+                "{lock} was held by nobody for {}, until {}, while {} waited",
                 Length(length),
                 self.at(time),
                 plural(u64::from(waiting), "task"),
             );
-            self.accuse(text);
+            self.accuse("progress", text);
         }
     }
 
@@ -295,7 +305,7 @@ impl Judge {
             && let Some(other) = others.max_by_key(|other| other.until)
         {
             let overlap = Length(hold.until.min(other.until) - hold.from);
-            wrong.push((format!("exclusion: {lock} was held by both for {overlap}"), other.clone()));
+            wrong.push(("exclusion", format!("{lock} was held by both for {overlap}"), other.clone()));
         }
         let is_alone = hold.weight == capacity;
         // Those who share may be told in another order than they were let in.
@@ -303,8 +313,16 @@ impl Judge {
         // Of two who met, nobody can say who was first.
         let is_behind = |before: &&Hold| before.until <= hold.from && hold.token <= before.token;
         if let Some(before) = before.as_ref().filter(is_behind) {
-            wrong
-                .push((format!("tokens: {lock} gave {} after {}", hold.token, before.token), before.clone()));
+            let (token, earlier) = (hold.token, before.token);
+            wrong.push(match hold.asked < before.from {
+                // It has the older token because it was let in first.
+                true => (
+                    "exclusion",
+                    format!("{lock} was granted, and told late, while it was held"),
+                    before.clone(),
+                ),
+                false => ("tokens", format!("{lock} gave {token} after {earlier}"), before.clone()),
+            });
         }
         book.holding.insert(id);
         if is_alone {
@@ -313,9 +331,9 @@ impl Judge {
         if book.last.as_ref().is_none_or(|last| last.token < hold.token) {
             book.last = Some(hold.clone());
         }
-        for (what, other) in wrong {
+        for (sort, what, other) in wrong {
             let text = format!("{what}\n  {}\n  {}", self.tell(&other), self.tell(&hold));
-            self.accuse(text);
+            self.accuse(sort, text);
         }
     }
 
@@ -394,7 +412,7 @@ mod tests {
 
     #[track_caller]
     fn is_fine(judge: &Judge, checked: u64) {
-        assert_eq!((judge.violations, judge.checked()), (0, checked), "{:?}", judge.evidence);
+        assert_eq!((judge.violated(), judge.checked()), (0, checked), "{:?}", judge.evidence);
     }
 
     #[track_caller]
@@ -524,6 +542,19 @@ mod tests {
         is_wrong(&tokens(MUTEX, holds(7, 1), holds(7, 1)), &["tokens", "7 after 7"]);
         is_wrong(&tokens(RWLOCK, holds(7, WRITER), holds(6, 1)), &["tokens", "6 after 7"]);
         is_wrong(&tokens(RWLOCK, holds(7, 1), holds(6, WRITER)), &["tokens", "6 after 7"]);
+    }
+
+    #[test]
+    fn who_was_let_in_before_another_and_told_after_it_is_found() {
+        let judge = judged(&[
+            (1, 1, asks(MUTEX)),
+            (2, 2, asks(MUTEX)),
+            (3, 2, holds(8, 1)),
+            (4, 2, ends(4)),
+            (5, 1, holds(7, 1)),
+            (6, 1, ends(6)),
+        ]);
+        is_wrong(&judge, &["exclusion", "told late"]);
     }
 
     #[test]

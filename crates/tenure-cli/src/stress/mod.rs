@@ -105,16 +105,16 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
     }
     judge.finish();
     for worker in stuck {
-        judge.accuse(format!("process {worker} did not end when it was told to"));
+        judge.accuse("progress", format_args!("process {worker} did not end when it was told to"));
     }
     let left = left_behind(&locks, &orders, now() + nanos(args.ttl + PLACE + BUSY)).await;
     if let Ok(left) = &left {
-        left.iter().for_each(|one| judge.accuse(format!("left behind: {one}")));
+        left.iter().for_each(|one| judge.accuse("left behind", one));
     }
     let took = Duration::from_nanos(now() - begun);
     let left = left.map(|left| left.len());
     output::print(verdict(&judge, &faults, left.as_ref().ok().copied(), took)).map_err(own)?;
-    if judge.violations > 0 {
+    if judge.violated() > 0 {
         return Ok(exit::VIOLATED);
     }
     left?;
@@ -258,7 +258,7 @@ fn progress(judge: &Judge, faults: &Faults) -> String {
     add(judge.failed, "failed");
     let lost = judge.ends.get(&End::Lost).copied().unwrap_or(0);
     add(lost, "lost");
-    add(judge.violations, "VIOLATIONS");
+    add(judge.violated(), "VIOLATIONS");
     if let Some(stall) = judge.stall {
         let _ = write!(text, ", longest stall {}", Length(stall.length));
     }
@@ -299,7 +299,12 @@ fn verdict(judge: &Judge, faults: &Faults, left: Option<usize>, took: Duration) 
         Some(left) => writeln!(text, "left behind: {left}"),
         None => writeln!(text, "left behind: unknown, the store does not answer"),
     };
-    let _ = writeln!(text, "violations: {}", judge.violations);
+    let _ = write!(text, "violations: {}", judge.violated());
+    if judge.violated() > 0 {
+        let sorts = judge.violations.iter().map(|(sort, count)| format!("{sort} {count}"));
+        let _ = write!(text, " ({})", list(sorts.collect()));
+    }
+    text.push('\n');
     for what in &judge.evidence {
         let _ = writeln!(
             text,
@@ -307,8 +312,8 @@ fn verdict(judge: &Judge, faults: &Faults, left: Option<usize>, took: Duration) 
             what.lines().map(|line| Line(line).to_string()).collect::<Vec<_>>().join("\n")
         );
     }
-    if judge.violations > judge.evidence.len() as u64 {
-        let _ = writeln!(text, "and {} more", judge.violations - judge.evidence.len() as u64);
+    if judge.violated() > judge.evidence.len() as u64 {
+        let _ = writeln!(text, "and {} more", judge.violated() - judge.evidence.len() as u64);
     }
     text
 }
