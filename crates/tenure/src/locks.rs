@@ -139,9 +139,14 @@ impl Locks {
     /// The same store with other defaults.
     ///
     /// # Errors
-    /// `is_invalid` when an option, or two together, cannot be right.
+    /// `is_invalid` when an option, or two together, cannot be right; `is_unsupported` for [`acks`](Options::acks) and
+    /// [`restart_grace`](Options::restart_grace) on a store that knows neither.
     pub fn with(&self, options: Options) -> Result<Self> {
         options.check()?;
+        let store = &self.home.engine.store;
+        store.can(options.terms()).map_err(|reason| {
+            Error::unsupported(store.url(), format!("store {} cannot do this: {reason}", store.url()))
+        })?;
         Ok(Self { home: Arc::clone(&self.home), options: Arc::new(options) })
     }
 

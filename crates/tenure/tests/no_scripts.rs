@@ -57,7 +57,7 @@ fn sent(answer: impl Fn(&[&str]) -> &'static str + Send + 'static) -> Vec<String
         for verb in [acquire(), renew, release()] {
             let (name, owner) = (LockName::new("x").expect("a name"), owner.clone());
             let op = Op { name, rule: Rule::Mutex, owner, request: 1, verb };
-            let terms = Terms { unfenced: true };
+            let terms = Terms { unfenced: true, ..Terms::default() };
             let reply = store.call_on(terms, op, Duration::from_secs(1)).await.expect("an answer");
             answers.lock().expect("no panic").push(reply.answer);
         }
@@ -104,7 +104,9 @@ fn run(flavour: Flavour, case: for<'a> fn(&'a Place) -> Case<'a>) {
     let server = server();
     let url = url(&server, "plain");
     let open = move || Locks::open(&url).expect("a store");
-    let place = Place::new(Driver::start().expect("a thread"), open).with(flavour).unfenced();
+    let place = Place::new(Driver::start().expect("a thread"), open)
+        .with(flavour)
+        .on(|options| options.unfenced(true));
     block_on(case(&place));
     let calls = server.info_commandstats();
     let scripts = ["eval", "evalsha"].map(|name| calls.get(name).copied().unwrap_or(0));
@@ -228,7 +230,7 @@ fn where_nothing_can_be_compared_a_release_is_refused() {
 fn no_request_shortens_a_lease_or_changes_what_somebody_else_has_taken_meanwhile() {
     let server = server();
     let asker = Asker::new(&url(&server, "plain"));
-    let terms = Terms { unfenced: true };
+    let terms = Terms { unfenced: true, ..Terms::default() };
     let ask = |asker: &Asker, verb| {
         block_on(asker.store.call_on(terms, asker.op("x", verb), asker.within)).map(|reply| reply.answer)
     };

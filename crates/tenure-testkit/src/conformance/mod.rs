@@ -31,7 +31,8 @@ pub struct Place {
     open: Box<dyn Fn() -> Locks + Send + Sync>,
     flavour: Flavour,
     refuses: &'static [&'static str],
-    unfenced: bool,
+    /// What the place asks of every client beside what the case does.
+    terms: fn(Options) -> Options,
     /// What a flavour holds beside the case.
     taken: flavour::Taken,
 }
@@ -46,7 +47,7 @@ impl Place {
     /// `open` makes a further client of one store, as a further process would.
     pub fn new(runtime: Arc<dyn Runtime>, open: impl Fn() -> Locks + Send + Sync + 'static) -> Self {
         let (open, flavour, taken) = (Box::new(open), Flavour::Mutex, flavour::Taken::default());
-        Self { runtime, open, flavour, refuses: &[], unfenced: false, taken }
+        Self { runtime, open, flavour, refuses: &[], terms: |options| options, taken }
     }
 
     /// The same place, where the kind of lock under test is another one.
@@ -66,15 +67,15 @@ impl Place {
         self.refuses.contains(&name)
     }
 
-    /// The same place, where no grant has a token, and every client takes it so.
+    /// The same place, where every client has these options too.
     #[must_use]
-    pub fn unfenced(self) -> Self {
-        Self { unfenced: true, ..self }
+    pub fn on(self, terms: fn(Options) -> Options) -> Self {
+        Self { terms, ..self }
     }
 
     /// Whether a token is what a later one must be, where there are any.
     pub fn is_later(&self, fence: u64, than: u64) -> bool {
-        if self.unfenced { (fence, than) == (0, 0) } else { fence > than }
+        if (self.terms)(Options::new()).unfenced { (fence, than) == (0, 0) } else { fence > than }
     }
 
     /// A further client with a short lease.
@@ -84,7 +85,7 @@ impl Place {
 
     /// A further client.
     pub fn client_with(&self, options: Options) -> Locks {
-        (self.open)().with(options.unfenced(self.unfenced)).expect("options that can be right")
+        (self.open)().with((self.terms)(options)).expect("options that can be right")
     }
 
     /// Now, where leases are judged.

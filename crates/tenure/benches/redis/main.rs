@@ -18,6 +18,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tenure::{FairMutex, Guard, Locks, Mutex, Owner, ReentrantMutex};
 use tenure_testkit::servers::Server;
 
+mod confirmed;
 mod keep;
 mod pairs;
 mod queue;
@@ -30,7 +31,7 @@ const ROUND: Duration = Duration::from_millis(700);
 /// What is measured, how it is called, and how good it is meant to be.
 type Row = (&'static str, fn(&str, &Server));
 
-const ROWS: [Row; 11] = [
+const ROWS: [Row; 12] = [
     ("uncontended pairs/s, one task", |what, at| pairs::pairs(what, at, "mutex", 1, 0.95)),
     ("uncontended pairs/s, 64 tasks", |what, at| pairs::pairs(what, at, "mutex", 64, 0.8)),
     ("uncontended pairs/s, 64 tasks, reentrant", |what, at| pairs::pairs(what, at, "reentrant", 64, 0.5)),
@@ -42,6 +43,7 @@ const ROWS: [Row; 11] = [
     ("release to return in another process, fair, µs", wake::fair),
     ("server time of an acquire of a queue, µs", queue::server_time),
     ("waiting and holding", keep::keep),
+    ("pairs/s, 64 tasks, acks(1), beside a WAIT for each", |what, _| confirmed::pairs(what, 64, 4.0)),
 ];
 
 fn main() {

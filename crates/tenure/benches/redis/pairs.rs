@@ -67,7 +67,7 @@ async fn bare_pairs(mut connection: MultiplexedConnection, sha: String, task: us
     pairs
 }
 
-async fn load(connection: &mut MultiplexedConnection) -> String {
+pub(crate) async fn load(connection: &mut MultiplexedConnection) -> String {
     redis::cmd("SCRIPT").arg("LOAD").arg(COMPARE_AND_DELETE).query_async(connection).await.expect("a SHA")
 }
 
@@ -110,7 +110,7 @@ pub(crate) fn pairs(what: &str, server: &Server, kind: &str, tasks: usize, reach
 }
 
 /// Pairs a second of so many tasks on the calling thread.
-fn count<F: Future<Output = u32>>(tasks: usize, task: impl Fn(usize, Instant) -> F) -> f64 {
+pub(crate) fn count<F: Future<Output = u32>>(tasks: usize, task: impl Fn(usize, Instant) -> F) -> f64 {
     let started = Instant::now();
     let until = started + ROUND;
     let pairs: u32 = block_on(join_all((0..tasks).map(|number| task(number, until)))).into_iter().sum();

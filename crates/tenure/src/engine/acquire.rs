@@ -119,7 +119,10 @@ impl Ask {
             let (asked, maybe) = match answer {
                 Ok(Answer::Held { .. }) if asks_again => continue,
                 Ok(Answer::Held { fence }) => return Asked::Held(self.granted(fence, sent, sent, ttl)),
-                Ok(Answer::Busy { holder, left_ms }) => (Asked::Busy { holder, left_ms }, false),
+                // In a server's grace everything is busy, also what is one's own.
+                Ok(Answer::Busy { holder, left_ms }) => {
+                    (Asked::Busy { holder, left_ms }, before && terms.restart_grace_ms > 0)
+                }
                 Ok(Answer::Waiting { ticket, retry_in_ms }) => {
                     let retry_at = retry_in_ms.map(|retry_in_ms| sent + Duration::from_millis(retry_in_ms));
                     (Asked::Waiting(Waiting { ticket, sent, retry_at }), true)
@@ -293,6 +296,19 @@ async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resu
             Some(Asked::Waiting(place)) => place,
             Some(Asked::Refused(error)) => return Err(error),
             None => return Err(ask.silent(not_in_time())),
+            // The server is in grace, and lets nobody take a place.
+            Some(Asked::Busy { left_ms, .. }) => {
+                let left = left_ms.map_or(Duration::MAX, |left_ms| Duration::from_millis(left_ms + 1));
+                let until = engine.now() + engine.jittered(backoff(attempt)).min(left);
+                attempt += 1;
+                heard_at = engine.now();
+                if let Some(limit) = limit.filter(|limit| until >= *limit) {
+                    engine.runtime.sleep_until(limit).await;
+                    return Ok(None);
+                }
+                engine.runtime.sleep_until(until).await;
+                continue;
+            }
             Some(unheard) => {
                 let failure = match unheard {
                     Asked::Silent(failure) => failure,

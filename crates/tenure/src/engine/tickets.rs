@@ -20,15 +20,15 @@ use tokio::sync::{Notify, oneshot};
 use tracing::debug;
 
 use super::acquire::Ask;
-use super::held::Held;
+use super::held::{Held, bind};
 use super::{Engine, LINGER, backoff};
 use crate::error::Result;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Place, Rule, Verb, Wake, lease};
+use crate::protocol::{Answer, Fence, Place, Rule, Verb, Wake, lease};
 use crate::runtime::Moment;
-use crate::store::{Failure, Listener};
+use crate::store::{Failure, Listener, Terms};
 
 /// So many places are refreshed by one request.
 const BATCH: usize = 256;
@@ -315,13 +315,15 @@ impl Server {
         for (tickets, owners, rule, wait, within) in batches {
             self.asked.extend(&tickets);
             let verb = Verb::Refresh { owners: Arc::clone(&owners), wait_ms: lease::millis(wait) };
-            self.ask(tickets, rule, owners[0].clone(), verb, wait, within);
+            self.ask(Terms::default(), tickets, rule, owners[0].clone(), verb, wait, within);
         }
         until
     }
 
+    #[expect(clippy::too_many_arguments, reason = "they are those of a request, and whom it is for")]
     fn ask(
         &mut self,
+        terms: Terms,
         tickets: Vec<u64>,
         rule: Rule,
         owner: Owner,
@@ -333,7 +335,7 @@ impl Server {
         self.under_way.push(
             async move {
                 let sent = engine.now();
-                let answer = engine.call(&name, rule, &owner, verb, within).await;
+                let answer = engine.call_on(terms, &name, rule, &owner, verb, within).await;
                 Refreshed { tickets, sent, first, answer }
             }
             .boxed(),
@@ -364,8 +366,10 @@ impl Server {
             }
             // A renewal that a late message made necessary.
             Ok(Answer::Held { fence }) if tickets == [fence] => self.grant(fence, sent, first),
+            // The server is in grace: the place is kept, and asked about again.
+            Ok(Answer::Busy { left_ms, .. }) => self.ask_again(&tickets, left_ms.unwrap_or(0)),
             // A renewal changes nothing for one that only waits.
-            Ok(Answer::Waiting { ticket, .. }) if tickets == [ticket] => {}
+            Ok(Answer::Waiting { ticket, .. }) if tickets == [ticket] => self.ask_again(&tickets, 0),
             Ok(
                 Answer::Mismatch { .. }
                 | Answer::Free
@@ -392,6 +396,18 @@ impl Server {
             (waiter.sent, waiter.wait) = (sent, wait);
             let at = waiter.refresh_at();
             queue.refresh_at = queue.refresh_at.min(at);
+        }
+    }
+
+    /// They were taken for holders, and are none yet: they are refreshed when they are due, or when something will be else.
+    fn ask_again(&self, tickets: &[u64], left_ms: u64) {
+        let now = self.engine.now();
+        let mut queue = self.desk.queue();
+        let waits =
+            tickets.iter().filter_map(|ticket| queue.waiters.get(ticket)).map(|waiter| waiter.wait / 3);
+        if let Some(wait) = waits.min() {
+            let pause = wait.min(Duration::from_millis(left_ms.saturating_add(1)));
+            queue.refresh_at = queue.refresh_at.min(now + pause);
         }
     }
 
@@ -456,13 +472,25 @@ impl Server {
         let known = self.desk.queue().waiters.get(&ticket).map(|waiter| Arc::clone(&waiter.ask));
         let Some(ask) = known else { return };
         let left = lease::deadline(sent, now, wait).since(now);
-        if left >= wait / 2 + ask.options.grace {
+        let terms = ask.options.terms();
+        if left >= wait / 2 + ask.options.grace && !terms.doubt_messages() {
             self.grant(ticket, sent, wait);
         } else if self.asked.insert(ticket) {
             // The whole lease first.
-            let (ttl, within) = (ask.options.lease(), ask.options.op_timeout);
-            let verb = Verb::Renew { ttl_ms: lease::millis(ttl), hold: ask.hold, bind: None, weight: None };
-            self.ask(vec![ticket], ask.rule, ask.owner.clone(), verb, ttl, within);
+            let (mut ttl, within) = (ask.options.lease(), ask.options.op_timeout);
+            if terms.doubt_messages() && wait >= wait / 2 + lease::margin(wait) + ask.options.grace {
+                // Whoever does not take it must not keep others out for longer than its place would.
+                ttl = wait;
+            }
+            let (ttl_ms, hold) = (lease::millis(ttl), ask.hold);
+            let verb = if terms.doubt_messages() {
+                // Only an acquisition asks whether it may be granted here and now.
+                let (fence, wait_ms, bind) = (Fence::Assign, Some(lease::millis(wait)), bind(&ask.options));
+                Verb::Acquire { ttl_ms, hold, fence, wait_ms, bind }
+            } else {
+                Verb::Renew { ttl_ms, hold, bind: None, weight: None }
+            };
+            self.ask(terms, vec![ticket], ask.rule, ask.owner.clone(), verb, ttl, within);
         } else {
             // A refresh is under way that may have been carried out before the grant, and then says nothing of it.
             self.remember(ticket);

@@ -49,6 +49,17 @@ impl std::error::Error for Impossible {}
 pub struct Terms {
     /// A grant without a token will do.
     pub unfenced: bool,
+    /// So many replicas have to confirm a grant and each renewal.
+    pub acks: u32,
+    /// For so long a server that may have forgotten leases grants nothing.
+    pub restart_grace_ms: u64,
+}
+
+impl Terms {
+    /// Whether a message alone makes nobody a holder: there is more to be asked first.
+    pub(crate) fn doubt_messages(self) -> bool {
+        self.acks > 0 || self.restart_grace_ms > 0
+    }
 }
 
 impl Failure {
@@ -92,6 +103,17 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The same on special terms, where a store knows any.
     fn call_on(&self, _terms: Terms, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
         self.call(op, within)
+    }
+
+    /// Whether requests can be made on these terms, or why not.
+    ///
+    /// # Errors
+    /// The reason, as the end of the sentence "it cannot, because".
+    fn can(&self, terms: Terms) -> Result<(), &'static str> {
+        match (terms.acks, terms.restart_grace_ms) {
+            (0, 0) => Ok(()),
+            _ => Err("acks and restart_grace are for Redis and Valkey servers with replicas"),
+        }
     }
 
     /// Subscribes to what is said about one lock. When it is ready, every later change that frees the lock is heard, unless

@@ -137,6 +137,15 @@ impl Store for Cluster {
         async move { inner.list(&prefix, &from, inner.runtime.now() + within).await }.boxed()
     }
 
+    fn can(&self, terms: Terms) -> Result<(), &'static str> {
+        match terms.restart_grace_ms {
+            0 => Ok(()),
+            _ => Err(
+                "restart_grace is for one server and its replicas: a slot that moves would count as a restart",
+            ),
+        }
+    }
+
     fn supports(&self, _rule: Rule) -> Result<(), &'static str> {
         Ok(())
     }

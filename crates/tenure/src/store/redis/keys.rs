@@ -5,6 +5,9 @@
 
 use crate::protocol::Rule;
 
+/// The key of a server's epoch: which start of which server it is, and since when.
+pub(super) const EPOCH: &str = "tenure:epoch";
+
 /// The key of a lock's token counter.
 pub(super) fn fence(key: &str) -> String {
     beside("tenure:fence:", key)

@@ -52,6 +52,11 @@ impl Link {
         }
     }
 
+    /// How often it was connected.
+    pub(super) fn connects(&self) -> u64 {
+        self.state().connects
+    }
+
     /// The connection, if there is one.
     pub(super) fn open_line(&self) -> Option<Arc<Line>> {
         self.state().line()

@@ -11,6 +11,7 @@ mod frame;
 #[cfg(test)]
 mod fuzz;
 mod keys;
+mod lane;
 mod line;
 mod link;
 mod node;
@@ -135,6 +136,10 @@ impl Store for Redis {
     ) -> BoxFuture<'static, Result<Page, Failure>> {
         let (Self { runtime, node, manner, .. }, prefix) = (self.clone(), prefix.to_owned());
         async move { node.list(&prefix, &from, manner, runtime.now() + within).await }.boxed()
+    }
+
+    fn can(&self, _terms: Terms) -> Result<(), &'static str> {
+        Ok(())
     }
 
     fn supports(&self, _rule: Rule) -> Result<(), &'static str> {

@@ -6,6 +6,7 @@ use futures_util::future::{join, join_all};
 use redis::Value;
 
 use super::connect::{Connector, command};
+use super::lane::{self, Lane};
 use super::line::Line;
 use super::link::Link;
 use super::plain::{Apart, Plain};
@@ -23,6 +24,8 @@ pub(super) struct Node {
     pub(super) runtime: Arc<dyn Runtime>,
     pub(super) link: Arc<Link>,
     pub(super) ears: Arc<Ears>,
+    /// For what replicas have to confirm.
+    pub(super) lane: Arc<Lane>,
     /// For what needs a connection to itself.
     pub(super) apart: Apart,
     /// For messages.
@@ -43,7 +46,8 @@ impl Node {
         let runtime = Arc::clone(&connector.runtime);
         let connector = Arc::new(connector);
         let (link, apart) = (Link::new(Arc::clone(&connector)), Apart::new(Arc::clone(&connector)));
-        Self { runtime, link, ears: Ears::new(connector), apart, url }
+        let lane = Lane::new(Arc::clone(&connector), Arc::clone(&link));
+        Self { runtime, link, ears: Ears::new(connector), lane, apart, url }
     }
 
     /// Carries out a request on this line.
@@ -57,7 +61,18 @@ impl Node {
         if let Some(plain) = line.plain.get() {
             return plain.ask(self, line, op, manner, deadline).await;
         }
-        let value = match run(line, op, manner, deadline).await {
+        let value = if lane::is_for(op, manner) {
+            self.lane.ask(op, manner, deadline).await
+        } else {
+            let passage = self.lane.beside(&op.name, deadline).await?;
+            let value = run(line, op, manner, deadline).await;
+            if let (Some(passage), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) = (passage, &value)
+            {
+                passage.answered();
+            }
+            value
+        };
+        let value = match value {
             Err(failure) if failure::forbids_scripts(&failure) => {
                 let plain = Plain::look(line, failure, deadline).await?;
                 return plain.ask(self, line, op, manner, deadline).await;
@@ -75,6 +90,7 @@ impl Node {
                 // From here on nobody can tell which reply is whose.
                 tracing::warn!(target: "tenure", lock = %op.name, store = %self.url, what, "the connection is given up");
                 line.hang_up();
+                self.lane.hang_up();
                 Err(Failure::Unknown(Failure::cause(what)))
             }
         }
@@ -163,12 +179,13 @@ impl Drop for Node {
         self.link.close();
         self.ears.close();
         self.apart.close();
+        self.lane.close();
     }
 }
 
 /// Runs the script that answers `op`.
 async fn run(line: &Line, op: &Op, manner: Manner, deadline: Moment) -> Result<Value, Failure> {
-    let request = Request::new(op, manner.space);
+    let request = Request::new(op, manner.space).guarded(manner.terms);
     if manner.asking {
         // Rare, and it must not take a third round trip.
         return answered(line, line.ask_for_slot(&request.in_full(), deadline).await?);

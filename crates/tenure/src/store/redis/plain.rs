@@ -126,6 +126,9 @@ impl Plain {
             (Verb::Acquire { .. }, _) if !manner.terms.unfenced => cannot(
                 "without them a mutex has no fencing token; allow EVAL and EVALSHA, or take it without one by Options::unfenced",
             ),
+            (Verb::Acquire { .. } | Verb::Renew { .. }, _) if manner.terms.doubt_messages() => {
+                cannot("without them neither acks nor restart_grace can be had")
+            }
             // A request to a server that is about to get a slot has to be one command.
             _ if manner.asking => Err(Failure::NotSent(Failure::cause(
                 "it forbids scripts, and the lock's slot is being moved",

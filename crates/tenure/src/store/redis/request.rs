@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use super::keys;
 use super::script::{MUTEX, QUEUE, REENTRANT, Script};
 use crate::protocol::{Bind, Fence, Op, Rule, Seat, Verb, Whose};
+use crate::store::Terms;
 
 /// How a message reaches those who listen. All clients of a lock have to agree on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +51,7 @@ pub(super) struct Request<'a> {
     pub(super) script: &'static Script,
     pub(super) keys: (&'a str, Option<String>),
     pub(super) args: Vec<Cow<'a, str>>,
+    epoch: Option<&'static str>,
 }
 
 impl<'a> Request<'a> {
@@ -63,6 +65,7 @@ impl<'a> Request<'a> {
             },
             keys: (op.name.as_str(), None),
             args: Vec::with_capacity(10),
+            epoch: None,
         };
         request.text(match op.verb {
             Verb::Acquire { .. } => "acquire",
@@ -78,6 +81,16 @@ impl<'a> Request<'a> {
             Rule::Queue(seat) => request.queue(op, seat, space),
         }
         request
+    }
+
+    /// The same on these terms: a server that may have forgotten leases grants nothing for a while.
+    pub(super) fn guarded(mut self, terms: Terms) -> Self {
+        if terms.restart_grace_ms > 0 && self.args[0] == "acquire" {
+            self.script = self.script.guarded.unwrap_or(self.script);
+            self.epoch = Some(keys::EPOCH);
+            self.number(terms.restart_grace_ms);
+        }
+        self
     }
 
     fn mutex(&mut self, op: &'a Op, space: Keyspace) {
@@ -202,13 +215,16 @@ impl<'a> Request<'a> {
 
     fn command(&self, verb: &str, script: &str) -> redis::Cmd {
         let (lock, counter) = (self.keys.0, self.keys.1.as_deref());
-        let keys = 1 + usize::from(counter.is_some());
+        let keys = 1 + usize::from(counter.is_some()) + usize::from(self.epoch.is_some());
         let bytes: usize = self.args.iter().map(|text| text.len()).sum();
         let bytes = bytes + lock.len() + counter.map_or(0, str::len) + verb.len() + script.len() + 4;
         let mut command = redis::Cmd::with_capacity(3 + keys + self.args.len(), bytes);
         command.arg(verb).arg(script).arg(keys).arg(lock);
         if let Some(counter) = counter {
             command.arg(counter);
+        }
+        if let Some(epoch) = self.epoch {
+            command.arg(epoch);
         }
         for text in &self.args {
             command.arg(&**text);

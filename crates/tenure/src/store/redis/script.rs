@@ -5,6 +5,8 @@ pub(super) struct Script {
     pub(super) text: &'static str,
     /// Pinned by a test; two versions of a client are alive at once during an upgrade, so a change is a decision.
     pub(super) sha: &'static str,
+    /// The same, where a server that has restarted or was promoted grants nothing for a while.
+    pub(super) guarded: Option<&'static Self>,
 }
 
 /// The mutex machine.
@@ -12,6 +14,13 @@ pub(super) static MUTEX: Script = Script {
     text: include_str!("../../protocol/mutex.lua"),
     // How to publish is an argument: on a cluster it is SPUBLISH.
     sha: "bab6073ba059b8eb19290ae89156bf2ee30ffd35",
+    guarded: Some(&GUARDED_MUTEX),
+};
+
+static GUARDED_MUTEX: Script = Script {
+    text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/mutex.lua")),
+    sha: "1932cf463d781b4c2c18a384b53ca6917c8c2362",
+    guarded: None,
 };
 
 /// The reentrant machine.
@@ -19,6 +28,13 @@ pub(super) static REENTRANT: Script = Script {
     text: include_str!("../../protocol/reentrant.lua"),
     // How to publish is an argument: on a cluster it is SPUBLISH.
     sha: "fc3cf8b685c0c405359a713c269f1bf03cd73907",
+    guarded: Some(&GUARDED_REENTRANT),
+};
+
+static GUARDED_REENTRANT: Script = Script {
+    text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/reentrant.lua")),
+    sha: "877a943a156130a2106ec442762faf98abd4fbf1",
+    guarded: None,
 };
 
 /// The queue machine.
@@ -26,6 +42,13 @@ pub(super) static QUEUE: Script = Script {
     text: include_str!("../../protocol/queue.lua"),
     // How to publish is an argument: on a cluster it is SPUBLISH.
     sha: "39e901f3051b0c96cdcab62d6ded9568a3019556",
+    guarded: Some(&GUARDED_QUEUE),
+};
+
+static GUARDED_QUEUE: Script = Script {
+    text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/queue.lua")),
+    sha: "322c3de808cef9126b722cfb9231c99a66e6bceb",
+    guarded: None,
 };
 
 #[cfg(test)]
@@ -36,6 +59,8 @@ mod tests {
     fn a_script_is_named_by_its_sha() {
         for script in [&MUTEX, &REENTRANT, &QUEUE] {
             assert_eq!(script.sha, sha1(script.text.as_bytes()));
+            let guarded = script.guarded.expect("each has one");
+            assert_eq!(guarded.sha, sha1(guarded.text.as_bytes()));
         }
         assert_eq!(sha1(b"abc"), "a9993e364706816aba3e25717850c26c9cd0d89d");
     }

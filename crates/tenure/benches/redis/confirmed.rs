@@ -1,0 +1,68 @@
+//! The same where a replica confirms each acquisition before it counts.
+
+use std::time::{Duration, Instant};
+
+use redis::aio::MultiplexedConnection;
+use tenure::{Locks, Options, block_on};
+use tenure_testkit::servers::{Config, Server, eventually};
+
+use crate::pairs::{bare, count, load};
+use crate::{ROUNDS, median, row};
+
+/// Pairs on a key of its own until then, with a WAIT behind each SET.
+async fn bare_pairs(mut connection: MultiplexedConnection, sha: String, task: usize, until: Instant) -> u32 {
+    let key = format!("bare:{task}");
+    let mut pairs = 0;
+    while Instant::now() < until {
+        let mut both = redis::pipe();
+        both.cmd("SET").arg(&key).arg("b4re0wner").arg("NX").arg("PX").arg(15_000);
+        both.cmd("WAIT").arg(1).arg(1_000);
+        let (set, confirmed): (Option<String>, i64) =
+            both.query_async(&mut connection).await.expect("an answer");
+        assert!(set.is_some() && confirmed == 1, "nobody else takes it, and the replica is there");
+        let mut delete = redis::cmd("EVALSHA");
+        delete.arg(&sha).arg(1).arg(&key).arg("b4re0wner");
+        let deleted: i64 = delete.query_async(&mut connection).await.expect("an answer");
+        assert_eq!(deleted, 1);
+        pairs += 1;
+    }
+    pairs
+}
+
+pub(crate) fn pairs(what: &str, tasks: usize, reach: f64) {
+    let config = Config::new().set("repl-diskless-sync-delay", "0");
+    let master = Server::start_with(config.clone());
+    let of = format!("127.0.0.1 {}", master.address().port());
+    let replica = Server::start_with(config.set("replicaof", &of));
+    eventually("the replica follows", Duration::from_secs(20), || {
+        replica.info("replication").get("master_link_status").is_some_and(|status| status == "up")
+    });
+    let locks = Locks::open(&master.url()).expect("a store").with(Options::new().acks(1)).expect("options");
+    let mut connection = bare(&master.url());
+    let sha = block_on(load(&mut connection));
+    let ours = || {
+        count(tasks, |task, until| {
+            let mutex = locks.mutex(&format!("ours:{task}")).expect("a name");
+            async move {
+                let mut pairs = 0_u32;
+                while Instant::now() < until {
+                    mutex.lock().await.expect("a free lock").release().await.expect("a release");
+                    pairs += 1;
+                }
+                pairs
+            }
+        })
+    };
+    let theirs = || count(tasks, |task, until| bare_pairs(connection.clone(), sha.clone(), task, until));
+    // Warms both sides up.
+    ours();
+    theirs();
+    let (mut all_ours, mut all_bare, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let (one, other) = (ours(), theirs());
+        all_ours.push(one);
+        all_bare.push(other);
+        ratios.push(one / other);
+    }
+    row(what, median(all_ours), median(all_bare), median(ratios), &format!(">= {reach}"));
+}

@@ -1,0 +1,549 @@
+//! Acquisitions and renewals that count only once replicas have confirmed them: on a connection of their own.
+//!
+//! `WAIT` stops the connection that it is sent on. So here all such requests of the moment leave together with one `WAIT`, and
+//! the next gather meanwhile; releases, and all that needs no confirmation, go over the connection of all and wait for nobody.
+//!
+//! Between two connections there is no order, and a release must not overtake the acquisition that it undoes. So a request by
+//! the other connection waits while one about the same lock is unanswered here, which is never for long: the server answers it
+//! before it waits for its replicas. And before one leaves here about a lock that the other connection may still have a request
+//! of, that connection is asked anything: when it has answered, it has carried out all that came before.
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::{FutureExt, join, select};
+use redis::{Cmd, Value};
+use tokio::sync::{Notify, oneshot};
+
+use super::connect::{Connector, by, command};
+use super::failure;
+use super::line::Line;
+use super::link::Link;
+use super::node::{Manner, answered, refused};
+use super::reply::bytes;
+use super::request::Request;
+use crate::name::LockName;
+use crate::protocol::{Op, Verb};
+use crate::runtime::{Moment, Runtime};
+use crate::store::Failure;
+
+/// Nobody waits longer than this for replicas before the next requests leave.
+const WAIT_MAX: Duration = Duration::from_secs(1);
+/// What a reply may take beyond what was asked for.
+const LATE: Duration = Duration::from_millis(500);
+/// A message that nobody hears, but every replica gets: `WAIT` is about what this connection has written, and a request
+/// that has found all as it should be has written nothing.
+const MARK: [&str; 3] = ["PUBLISH", "tenure:wake:acks", ""];
+
+/// The connection for them, and who waits for it.
+pub(super) struct Lane {
+    runtime: Arc<dyn Runtime>,
+    link: Arc<Link>,
+    /// The connection of all.
+    main: Arc<Link>,
+    /// Whether anybody has ever asked for confirmations.
+    used: AtomicBool,
+    state: Mutex<State>,
+    /// There is something to send, or nothing ever more.
+    bell: Notify,
+    /// Something is not under way any more.
+    settled: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    queue: Vec<Pending>,
+    next: u64,
+    /// How many requests about a lock are under way here and unanswered.
+    here: BTreeMap<LockName, usize>,
+    /// What may be under way about a lock by the connection of all.
+    there: BTreeMap<LockName, There>,
+    /// How many replicas had confirmed the last grant that too few did, unless there was a good one since.
+    short: Option<String>,
+    closed: bool,
+}
+
+#[derive(Default)]
+struct There {
+    asking: usize,
+    /// So many have left without an answer.
+    left: usize,
+}
+
+impl There {
+    fn is_empty(&self) -> bool {
+        self.asking == 0 && self.left == 0
+    }
+}
+
+/// A request that is to be confirmed.
+struct Pending {
+    id: u64,
+    op: Op,
+    manner: Manner,
+    deadline: Moment,
+    answer: oneshot::Sender<Result<Value, Failure>>,
+}
+
+/// Whether a request counts only when it is confirmed.
+pub(super) fn is_for(op: &Op, manner: Manner) -> bool {
+    manner.terms.acks > 0 && matches!(op.verb, Verb::Acquire { .. } | Verb::Renew { .. })
+}
+
+impl Lane {
+    pub(super) fn new(connector: Arc<Connector>, main: Arc<Link>) -> Arc<Self> {
+        let runtime = Arc::clone(&connector.runtime);
+        let (link, used, state) = (Link::new(connector), AtomicBool::new(false), Mutex::default());
+        Arc::new(Self { runtime, link, main, used, state, bell: Notify::new(), settled: Notify::new() })
+    }
+
+    pub(super) fn close(&self) {
+        self.state().closed = true;
+        self.link.close();
+        self.bell.notify_one();
+    }
+
+    pub(super) fn hang_up(&self) {
+        if let Some(line) = self.link.open_line() {
+            line.hang_up();
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing in here panics half-way, so a poisoned state is as good as another.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The server's reply; that of a grant only when enough replicas have it too.
+    pub(super) async fn ask(
+        self: &Arc<Self>,
+        op: &Op,
+        manner: Manner,
+        deadline: Moment,
+    ) -> Result<Value, Failure> {
+        if !self.used.swap(true, Ordering::AcqRel) {
+            self.runtime.spawn(Arc::clone(self).serve().boxed());
+        }
+        let (answer, reply) = oneshot::channel();
+        let id = {
+            let mut state = self.state();
+            let id = state.next;
+            state.next += 1;
+            state.queue.push(Pending { id, op: op.clone(), manner, deadline, answer });
+            id
+        };
+        self.bell.notify_one();
+        match by(&*self.runtime, deadline, reply).await {
+            Some(Ok(reply)) => reply,
+            Some(Err(_)) => Err(Failure::Unknown(Failure::cause("the store was closed"))),
+            None => {
+                let mut state = self.state();
+                let before = state.queue.len();
+                state.queue.retain(|pending| pending.id != id);
+                let short =
+                    state.short.as_ref().map_or(String::new(), |short| format!(": the last time {short}"));
+                Err(if state.queue.len() < before {
+                    let cause = format!("replicas have not confirmed in time what came before{short}");
+                    Failure::NotSent(Failure::cause(cause))
+                } else {
+                    Failure::Unknown(Failure::cause(format!("replicas have not confirmed it in time{short}")))
+                })
+            }
+        }
+    }
+
+    /// Lets a request about a lock leave by the connection of all, behind whatever is under way here.
+    pub(super) async fn beside(
+        self: &Arc<Self>,
+        name: &LockName,
+        deadline: Moment,
+    ) -> Result<Option<Passage>, Failure> {
+        if !self.used.load(Ordering::Acquire) {
+            return Ok(None);
+        }
+        // Noted before it waits: what comes after it, here, is to come after it there.
+        let passage = {
+            let mut state = self.state();
+            // Whoever has left before it was sent never asked.
+            state.queue.retain(|pending| !pending.answer.is_closed());
+            state.there.entry(name.clone()).or_default().asking += 1;
+            Passage { lane: Arc::clone(self), name: name.clone(), left: false }
+        };
+        loop {
+            let mut settled = pin!(self.settled.notified());
+            settled.as_mut().enable();
+            if !self.state().here.contains_key(name) {
+                return Ok(Some(Passage::begins(passage)));
+            }
+            if self.runtime.now() >= deadline {
+                let cause = "an earlier request about it is still on its way by another connection";
+                return Err(Failure::NotSent(Failure::cause(cause)));
+            }
+            select(settled, self.runtime.sleep_until(deadline)).await;
+        }
+    }
+
+    async fn serve(self: Arc<Self>) {
+        // What left by the connection of all before this was used was not noted.
+        let mut unnoted = true;
+        let (mut main, mut knows) = (0, None);
+        loop {
+            let rung = self.bell.notified();
+            if self.state().closed {
+                return;
+            }
+            if unnoted || self.has_left() {
+                unnoted = !self.pass().await && unnoted;
+            }
+            let batch = if unnoted { Vec::new() } else { self.take() };
+            let Some(latest) = batch.iter().map(|pending| pending.deadline).max() else {
+                rung.await;
+                continue;
+            };
+            let until = latest.min(self.runtime.now() + WAIT_MAX);
+            // The server may be another by now, and then so is this connection to be.
+            let connects = self.main.connects();
+            if connects != std::mem::replace(&mut main, connects) {
+                self.hang_up();
+            }
+            let line = match self.link.line(until).await {
+                Ok(line) => line,
+                Err(failure) => {
+                    self.fail(batch, &failure);
+                    continue;
+                }
+            };
+            if !knows.as_ref().is_some_and(|known| Arc::ptr_eq(known, &line)) {
+                if let Err(failure) = can_wait(&line, until).await {
+                    self.fail(batch, &failure);
+                    continue;
+                }
+                knows = Some(Arc::clone(&line));
+            }
+            // Whoever has left by now never asked.
+            let (gone, batch) =
+                batch.into_iter().partition::<Vec<_>, _>(|pending| pending.answer.is_closed());
+            gone.iter().for_each(|pending| self.settle(&pending.op.name));
+            match self.send(&line, batch).await {
+                Sent::Well => {}
+                // Perhaps there are no replicas any more: then the next are told before they leave.
+                Sent::Short => knows = None,
+                Sent::Unknown(names) => self.give_up(&line, names).await,
+            }
+        }
+    }
+
+    /// Whether something that waits is about a lock about which somebody has left the connection of all without an answer.
+    fn has_left(&self) -> bool {
+        let state = self.state();
+        let has_left =
+            |pending: &Pending| state.there.get(&pending.op.name).is_some_and(|there| there.left > 0);
+        state.queue.iter().any(has_left)
+    }
+
+    /// Makes sure that all that has left by the connection of all was carried out, or never will be. If not, those who would come
+    /// before it are told.
+    async fn pass(&self) -> bool {
+        let left: Vec<_> = {
+            let state = self.state();
+            state.there.iter().map(|(name, there)| (name.clone(), there.left)).collect()
+        };
+        let until = self.runtime.now() + WAIT_MAX;
+        let passed = async {
+            let line = self.main.line(until).await?;
+            line.ask(&command(&["PING"]), until).await
+        };
+        let failure = passed.await.err();
+        let mut state = self.state();
+        match failure {
+            None => {
+                for (name, count) in left {
+                    if let Some(there) = state.there.get_mut(&name) {
+                        there.left -= count;
+                        if there.is_empty() {
+                            state.there.remove(&name);
+                        }
+                    }
+                }
+                true
+            }
+            Some(failure) => {
+                for pending in state.queue.drain(..) {
+                    let _ = pending.answer.send(Err(not_sent(&failure)));
+                }
+                false
+            }
+        }
+    }
+
+    /// Those that can leave now: whose lock nobody asks about by the connection of all. From here on they are under way.
+    fn take(&self) -> Vec<Pending> {
+        let mut state = self.state();
+        let mut batch = Vec::new();
+        for pending in std::mem::take(&mut state.queue) {
+            if pending.answer.is_closed() {
+                continue;
+            }
+            if state.there.contains_key(&pending.op.name) {
+                state.queue.push(pending);
+            } else {
+                *state.here.entry(pending.op.name.clone()).or_default() += 1;
+                batch.push(pending);
+            }
+        }
+        batch
+    }
+
+    /// None of these was sent.
+    fn fail(&self, batch: Vec<Pending>, failure: &Failure) {
+        for pending in batch {
+            self.settle(&pending.op.name);
+            let _ = pending.answer.send(Err(not_sent(failure)));
+        }
+    }
+
+    fn settle(&self, name: &LockName) {
+        {
+            let mut state = self.state();
+            if let Some(here) = state.here.get_mut(name) {
+                *here -= 1;
+                if *here == 0 {
+                    state.here.remove(name);
+                }
+            }
+        }
+        self.settled.notify_waiters();
+    }
+
+    /// Sends a batch and one WAIT behind it; scripts that the server does not know, and one more, a second time.
+    async fn send(&self, line: &Line, mut batch: Vec<Pending>) -> Sent {
+        let mut short = false;
+        for again in [false, true] {
+            if batch.is_empty() {
+                break;
+            }
+            let in_full = again || line.brings_script();
+            let now = self.runtime.now();
+            let acks = batch.iter().map(|pending| pending.manner.terms.acks).max().unwrap_or(1);
+            let longest = batch.iter().map(|pending| pending.deadline.since(now)).max().unwrap_or(WAIT_MAX);
+            // So that there is time left to say how many have.
+            let patience = (longest - longest / 8).clamp(Duration::from_millis(1), WAIT_MAX);
+            let wait = command(&["WAIT", &acks.to_string(), &patience.as_millis().to_string()]);
+            let until = now + patience + LATE;
+            let commands: Vec<Cmd> = std::iter::once(command(&MARK))
+                .chain(batch.iter().flat_map(|pending| pending.commands(in_full)))
+                .collect();
+            let replies = async {
+                match line.ask_all(&commands, until).await {
+                    Ok(replies) => Some(self.sort(line, batch, replies)),
+                    Err(failure) => {
+                        for pending in batch {
+                            let _ = pending.answer.send(Err(failure.clone()));
+                        }
+                        None
+                    }
+                }
+            };
+            // The scripts are answered before the replicas are waited for.
+            let (sorted, confirmed) = join(replies, line.ask(&wait, until)).await;
+            let Some(sorted) = sorted else { return Sent::Unknown(self.names()) };
+            let confirmed = match confirmed.and_then(|reply| answered(line, reply)) {
+                Ok(Value::Int(confirmed)) => confirmed,
+                other => {
+                    let failure = other
+                        .err()
+                        .unwrap_or_else(|| Failure::Unknown(Failure::cause("a reply to WAIT that is none")));
+                    let (Failure::NotSent(why) | Failure::Unknown(why) | Failure::Refused(why)) = failure;
+                    for (pending, _) in sorted.granted {
+                        let _ = pending.answer.send(Err(Failure::Unknown(Arc::clone(&why))));
+                    }
+                    return Sent::Unknown(self.names());
+                }
+            };
+            for (pending, reply) in sorted.granted {
+                let acks = pending.manner.terms.acks;
+                let answer = if confirmed >= i64::from(acks) {
+                    self.state().short = None;
+                    Ok(reply)
+                } else {
+                    short = true;
+                    let within = patience.as_millis();
+                    let cause =
+                        format!("{confirmed} of {acks} replicas have confirmed it within {within} ms");
+                    self.state().short = Some(cause.clone());
+                    Err(Failure::Unknown(Failure::cause(cause)))
+                };
+                let _ = pending.answer.send(answer);
+            }
+            batch = sorted.unknown;
+        }
+        if short { Sent::Short } else { Sent::Well }
+    }
+
+    /// Answers what needs no confirmation. Each has been carried out, or never will be.
+    fn sort(&self, line: &Line, batch: Vec<Pending>, replies: Vec<Value>) -> Sorted {
+        let mut sorted = Sorted { granted: Vec::new(), unknown: Vec::new() };
+        let mut replies = replies.into_iter();
+        let mark = replies.next();
+        for pending in batch {
+            let reply = replies.nth(usize::from(pending.manner.asking));
+            match reply {
+                Some(Value::ServerError(error)) if failure::is_no_script(&error) => {
+                    sorted.unknown.push(pending);
+                    continue;
+                }
+                Some(Value::ServerError(error)) => {
+                    self.settle(&pending.op.name);
+                    let _ = pending.answer.send(Err(refused(line, &error)));
+                }
+                Some(reply) if is_grant(&reply) => {
+                    self.settle(&pending.op.name);
+                    match &mark {
+                        Some(Value::ServerError(error)) => {
+                            let (Failure::NotSent(why) | Failure::Unknown(why) | Failure::Refused(why)) =
+                                failure::of(error).0;
+                            let _ = pending.answer.send(Err(Failure::Unknown(why)));
+                        }
+                        _ => sorted.granted.push((pending, reply)),
+                    }
+                }
+                Some(reply) => {
+                    self.settle(&pending.op.name);
+                    let _ = pending.answer.send(Ok(reply));
+                }
+                None => {
+                    line.hang_up();
+                    self.settle(&pending.op.name);
+                    let _ = pending.answer.send(Err(Failure::Unknown(Failure::cause("a reply is missing"))));
+                }
+            }
+        }
+        sorted
+    }
+
+    /// What is under way, by name.
+    fn names(&self) -> BTreeMap<LockName, usize> {
+        self.state().here.clone()
+    }
+
+    /// Ends a connection of which nobody knows what became of its requests. They are over when there is the next.
+    async fn give_up(&self, line: &Line, names: BTreeMap<LockName, usize>) {
+        line.hang_up();
+        while self.link.line(self.runtime.now() + WAIT_MAX).await.is_err() {
+            if self.state().closed {
+                return;
+            }
+        }
+        for (name, count) in names {
+            (0..count).for_each(|_| self.settle(&name));
+        }
+    }
+}
+
+/// The same of something that did not leave for that reason.
+fn not_sent(failure: &Failure) -> Failure {
+    match failure.clone() {
+        Failure::Unknown(cause) => Failure::NotSent(cause),
+        failure => failure,
+    }
+}
+
+/// What became of a batch.
+enum Sent {
+    Well,
+    /// Too few replicas have confirmed it.
+    Short,
+    /// The connection is lost, and of these it is not known whether they were carried out.
+    Unknown(BTreeMap<LockName, usize>),
+}
+
+struct Sorted {
+    /// To be confirmed.
+    granted: Vec<(Pending, Value)>,
+    /// The server does not know their script.
+    unknown: Vec<Pending>,
+}
+
+impl Pending {
+    fn commands(&self, in_full: bool) -> Vec<Cmd> {
+        let request = Request::new(&self.op, self.manner.space).guarded(self.manner.terms);
+        let asking = self.manner.asking.then(|| command(&["ASKING"]));
+        let script = if in_full || self.manner.asking { request.in_full() } else { request.by_name() };
+        asking.into_iter().chain([script]).collect()
+    }
+}
+
+/// A request by the connection of all, for as long as it is unanswered.
+pub(super) struct Passage {
+    lane: Arc<Lane>,
+    name: LockName,
+    left: bool,
+}
+
+impl Passage {
+    /// It leaves: from here on it may be carried out.
+    fn begins(mut self) -> Self {
+        self.left = true;
+        self
+    }
+
+    /// It was carried out, or never will be.
+    pub(super) fn answered(mut self) {
+        self.left = false;
+    }
+}
+
+impl Drop for Passage {
+    fn drop(&mut self) {
+        {
+            let mut state = self.lane.state();
+            if let Some(there) = state.there.get_mut(&self.name) {
+                there.asking -= 1;
+                there.left += usize::from(self.left);
+                if there.is_empty() {
+                    state.there.remove(&self.name);
+                }
+            }
+        }
+        self.lane.bell.notify_one();
+    }
+}
+
+/// Whether a reply gives or keeps what replicas have to know of.
+fn is_grant(reply: &Value) -> bool {
+    matches!(reply, Value::Array(parts) if parts.get(2).and_then(bytes) == Some(b"held"))
+}
+
+/// Whether the server can wait for replicas, and has any.
+async fn can_wait(line: &Line, until: Moment) -> Result<(), Failure> {
+    let (wait, role) = (command(&["WAIT", "0", "0"]), command(&["ROLE"]));
+    let (wait, role) = join(line.ask(&wait, until), line.ask(&role, until)).await;
+    if let Value::ServerError(error) = wait? {
+        return Err(match refused(line, &error) {
+            Failure::Refused(why) => {
+                Failure::impossible(format!("acks(n) needs WAIT, and the server does not let us ({why})"))
+            }
+            failure => failure,
+        });
+    }
+    match role? {
+        Value::Array(role) => match &role[..] {
+            [name, _, Value::Array(replicas), ..]
+                if bytes(name) == Some(b"master") && replicas.is_empty() =>
+            {
+                let cause = "the server has no replicas that are connected, and acks(n) waits for n of them";
+                Err(Failure::NotSent(Failure::cause(cause)))
+            }
+            [name, ..] if bytes(name) == Some(b"slave") => {
+                line.hang_up();
+                Err(Failure::NotSent(Failure::cause("it is a replica by now")))
+            }
+            _ => Ok(()),
+        },
+        // It does not say.
+        _ => Ok(()),
+    }
+}
