@@ -1,4 +1,4 @@
-//! Locks on Redis or Valkey: on one server here, on a cluster of them in [`cluster`].
+//! Locks on Redis or Valkey: on one server here, on a cluster of them by [`Cluster`].
 //!
 //! A request is one script, named by its SHA-1, on a connection that all callers share; the script runs the machine of
 //! [`protocol`](crate::protocol) on the server, by the server's clock. This module maps requests to scripts and replies
