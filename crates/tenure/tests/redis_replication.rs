@@ -312,7 +312,10 @@ fn a_promoted_server_renews_what_is_held_and_grants_nothing_for_a_while() {
 #[test]
 fn a_server_that_cannot_says_so() {
     let server = Server::start_with(
-        Config::new().user("waitless on >pw ~* &* +@all -wait").user("blind on >pw ~* &* +@all -info"),
+        Config::new()
+            .user("waitless on >pw ~* &* +@all -wait")
+            .user("mute on >pw ~* resetchannels +@all")
+            .user("blind on >pw ~* &* +@all -info"),
     );
     let url = |user: &str| server.url().replace("redis://", &format!("redis://{user}:pw@"));
     let ask = |url: &str, options| block_on(locks(url, options).mutex("x").expect("a name").try_lock());
@@ -321,6 +324,8 @@ fn a_server_that_cannot_says_so() {
     assert!(error.is_unreachable() && why(&error).contains("no replicas"), "{error}: {}", why(&error));
     let error = ask(&url("waitless"), options().acks(1)).expect_err("no WAIT");
     assert!(error.is_unsupported() && error.to_string().contains("WAIT"), "{error}");
+    let error = ask(&url("mute"), options().acks(1)).expect_err("no PUBLISH");
+    assert!(error.is_unsupported() && error.to_string().contains("tenure:wake:acks"), "{error}");
     let error = ask(&url("blind"), options().restart_grace(TTL)).expect_err("no INFO");
     assert!(error.is_refused(), "{error}");
     assert_eq!(server.command(&["EXISTS", "x"]).int(), 0);

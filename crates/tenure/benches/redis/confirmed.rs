@@ -9,7 +9,7 @@ use tenure_testkit::servers::{Config, Server, eventually};
 use crate::pairs::{bare, count, load};
 use crate::{ROUNDS, median, row};
 
-/// Pairs on a key of its own until then, with a WAIT behind each SET.
+/// Pairs on a key of its own until then, with a WAIT behind each of the two commands.
 async fn bare_pairs(mut connection: MultiplexedConnection, sha: String, task: usize, until: Instant) -> u32 {
     let key = format!("bare:{task}");
     let mut pairs = 0;
@@ -20,10 +20,11 @@ async fn bare_pairs(mut connection: MultiplexedConnection, sha: String, task: us
         let (set, confirmed): (Option<String>, i64) =
             both.query_async(&mut connection).await.expect("an answer");
         assert!(set.is_some() && confirmed == 1, "nobody else takes it, and the replica is there");
-        let mut delete = redis::cmd("EVALSHA");
-        delete.arg(&sha).arg(1).arg(&key).arg("b4re0wner");
-        let deleted: i64 = delete.query_async(&mut connection).await.expect("an answer");
-        assert_eq!(deleted, 1);
+        let mut both = redis::pipe();
+        both.cmd("EVALSHA").arg(&sha).arg(1).arg(&key).arg("b4re0wner");
+        both.cmd("WAIT").arg(1).arg(1_000);
+        let done: (i64, i64) = both.query_async(&mut connection).await.expect("an answer");
+        assert_eq!(done, (1, 1));
         pairs += 1;
     }
     pairs

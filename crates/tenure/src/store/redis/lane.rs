@@ -519,15 +519,19 @@ fn is_grant(reply: &Value) -> bool {
 
 /// Whether the server can wait for replicas, and has any.
 async fn can_wait(line: &Line, until: Moment) -> Result<(), Failure> {
-    let (wait, role) = (command(&["WAIT", "0", "0"]), command(&["ROLE"]));
-    let (wait, role) = join(line.ask(&wait, until), line.ask(&role, until)).await;
-    if let Value::ServerError(error) = wait? {
-        return Err(match refused(line, &error) {
-            Failure::Refused(why) => {
-                Failure::impossible(format!("acks(n) needs WAIT, and the server does not let us ({why})"))
-            }
-            failure => failure,
-        });
+    let (mark, wait, role) = (command(&MARK), command(&["WAIT", "0", "0"]), command(&["ROLE"]));
+    let needed = join(line.ask(&mark, until), line.ask(&wait, until));
+    let ((mark, wait), role) = join(needed, line.ask(&role, until)).await;
+    for reply in [mark?, wait?] {
+        if let Value::ServerError(error) = reply {
+            return Err(match refused(line, &error) {
+                Failure::Refused(why) => Failure::impossible(format!(
+                    "acks(n) needs WAIT, and PUBLISH to `{}`, and the server does not let us ({why})",
+                    MARK[1]
+                )),
+                failure => failure,
+            });
+        }
     }
     match role? {
         Value::Array(role) => match &role[..] {
