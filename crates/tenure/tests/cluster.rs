@@ -386,7 +386,7 @@ fn a_master_that_fails_over_costs_seconds_and_nobody_who_has_lost_is_not_told() 
         scope(|scope| {
             let workers = crowd.starts(scope, &clients);
             crowd.goes_on(SOON);
-            sleep(ms(50)); // what was granted so far is with the replica by now
+            cluster.replicates(&key);
             crowd.watches();
             let struck = blow.strikes(&cluster, &key);
             crowd.goes_on(Duration::from_secs(15));
