@@ -146,6 +146,17 @@ impl Crowd {
     fn ends(&self) {
         self.over.store(true, Ordering::Relaxed);
     }
+
+    /// Ends it also if the test fails first: a scope waits for its threads.
+    fn ends_with_the_test(&self) -> impl Drop {
+        struct Ends<'a>(&'a Crowd);
+        impl Drop for Ends<'_> {
+            fn drop(&mut self) {
+                self.0.ends();
+            }
+        }
+        Ends(self)
+    }
 }
 
 /// A guard of each kind.
@@ -163,6 +174,7 @@ fn a_slot_that_moves_costs_neither_a_held_lock_nor_a_turn() {
     // Renewed every 200 ms, so also in the middle of each move.
     let guards = held(&locks(&cluster.url(), ms(600)), &key);
     scope(|scope| {
+        let _ends = crowd.ends_with_the_test();
         let workers = crowd.starts(scope, &clients);
         crowd.goes_on(SOON);
         for round in 0..4 {
@@ -384,6 +396,7 @@ fn a_master_that_fails_over_costs_seconds_and_nobody_who_has_lost_is_not_told() 
         let elsewhere = held(&locks(&cluster.url(), ms(900)), &cluster.key_at(1, "e"));
         let owners: Vec<_> = guards.iter().map(|guard| (guard.owner().clone(), guard.fence())).collect();
         scope(|scope| {
+            let _ends = crowd.ends_with_the_test();
             let workers = crowd.starts(scope, &clients);
             crowd.goes_on(SOON);
             cluster.replicates(&key);
