@@ -160,10 +160,10 @@ impl Failover {
     }
 }
 
-/// The last moment at which a holder certainly believed that it held: read before it was asked.
+/// The last moment at which a holder certainly believed that it held: read before it was asked. Nobody may be left to stop it.
 fn last_held(guard: &Guard, stop: &AtomicBool) -> Duration {
-    let mut last = Duration::ZERO;
-    while !stop.load(Ordering::Relaxed) {
+    let (mut last, until) = (Duration::ZERO, Instant::now() + 10 * SOON);
+    while !stop.load(Ordering::Relaxed) && Instant::now() < until {
         let asked = now();
         if !guard.is_held() {
             break;

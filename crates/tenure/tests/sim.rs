@@ -1,4 +1,4 @@
-//! The real faces and the real engine under a hundred thousand schedules of faults, and not one violation.
+//! The real faces and the real engine under two hundred thousand schedules of faults, and not one violation.
 //!
 //! A failure names its seed. `TENURE_SEED=… cargo test -p tenure --test sim replay -- --nocapture` plays that schedule again and
 //! prints what happened in it.
@@ -10,7 +10,7 @@ use std::thread;
 use tenure_testkit::sim::world::{Report, regime, replay as replay_seed, run, run_scripts};
 
 /// How many schedules the test command runs; `TENURE_SCHEDULES` asks for another number.
-const SCHEDULES: u64 = 100_000;
+const SCHEDULES: u64 = 200_000;
 
 /// What schedules have found, and the seed of one that shows it.
 const REGRESSIONS: [(&str, u64); 9] = [
