@@ -1,12 +1,10 @@
 //! A cluster of servers, made by the commands that its nodes understand.
 
 use std::collections::BTreeMap;
-use std::mem;
-use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Config, Server, Value, eventually};
+use super::{Config, Server, Value, eventually, sweep_at_exit};
 
 /// So many slots a cluster has.
 const SLOTS: u16 = 16_384;
@@ -71,13 +69,7 @@ impl Cluster {
     /// For a `static`, which is never dropped: its directories are removed when this process ends, as its servers do.
     #[must_use]
     pub fn until_exit(self) -> Self {
-        let mut sweeper = Command::new("sh");
-        sweeper
-            .args(["-c", "cat; rm -rf \"$@\"", "sweeper"])
-            .args(self.nodes.iter().map(|node| node.dir.path()));
-        sweeper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        // It waits for the end of a pipe that this process never closes.
-        mem::forget(sweeper.spawn().expect("a shell"));
+        sweep_at_exit(&self.nodes);
         self
     }
 

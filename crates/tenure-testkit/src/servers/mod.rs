@@ -22,8 +22,10 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::mem;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -275,6 +277,17 @@ pub fn eventually(what: &str, limit: Duration, mut it: impl FnMut() -> bool) {
         assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Removes the directories of servers that are never dropped when this process ends, as the servers do.
+fn sweep_at_exit<'a>(servers: impl IntoIterator<Item = &'a Server>) {
+    let mut sweeper = Command::new("sh");
+    sweeper
+        .args(["-c", "cat; rm -rf \"$@\"", "sweeper"])
+        .args(servers.into_iter().map(|server| server.dir.path()));
+    sweeper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    // It waits for the end of a pipe that this process never closes.
+    mem::forget(sweeper.spawn().expect("a shell"));
 }
 
 /// The lines `field:value` of INFO.

@@ -1,10 +1,9 @@
 //! A master with its replicas, and the sentinels that watch over them.
 
-use std::process::{Command, Stdio};
 use std::time::Duration;
-use std::{iter, mem, thread};
+use std::{iter, thread};
 
-use super::{Config, Server, eventually, fields};
+use super::{Config, Server, eventually, fields, sweep_at_exit};
 
 /// A master that says nothing for so long is taken for lost: longer than a busy machine keeps one from running.
 const DOWN_AFTER_MS: u32 = 1_500;
@@ -82,12 +81,7 @@ impl Sentinels {
     /// For a `static`, which is never dropped: its directories are removed when this process ends, as its servers do.
     #[must_use]
     pub fn until_exit(self) -> Self {
-        let all = self.servers.iter().chain(&self.sentinels);
-        let mut sweeper = Command::new("sh");
-        sweeper.args(["-c", "cat; rm -rf \"$@\"", "sweeper"]).args(all.map(|server| server.dir.path()));
-        sweeper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        // It waits for the end of a pipe that this process never closes.
-        mem::forget(sweeper.spawn().expect("a shell"));
+        sweep_at_exit(self.servers.iter().chain(&self.sentinels));
         self
     }
 
