@@ -6,8 +6,7 @@ use redis::aio::MultiplexedConnection;
 use tenure::{Locks, Options, block_on};
 use tenure_testkit::servers::{Config, Server, eventually};
 
-use crate::pairs::{bare, count, load};
-use crate::{ROUNDS, median, row};
+use crate::pairs::{bare, compare, count, load};
 
 /// Pairs on a key of its own until then, with a WAIT behind each of the two commands.
 async fn bare_pairs(mut connection: MultiplexedConnection, sha: String, task: usize, until: Instant) -> u32 {
@@ -55,15 +54,5 @@ pub(crate) fn pairs(what: &str, tasks: usize, reach: f64) {
         })
     };
     let theirs = || count(tasks, |task, until| bare_pairs(connection.clone(), sha.clone(), task, until));
-    // Warms both sides up.
-    ours();
-    theirs();
-    let (mut all_ours, mut all_bare, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..ROUNDS {
-        let (one, other) = (ours(), theirs());
-        all_ours.push(one);
-        all_bare.push(other);
-        ratios.push(one / other);
-    }
-    row(what, median(all_ours), median(all_bare), median(ratios), &format!(">= {reach}"));
+    compare(what, ours, theirs, reach);
 }

@@ -71,6 +71,21 @@ pub(crate) async fn load(connection: &mut MultiplexedConnection) -> String {
     redis::cmd("SCRIPT").arg("LOAD").arg(COMPARE_AND_DELETE).query_async(connection).await.expect("a SHA")
 }
 
+/// Both sides in turns, and the medians.
+pub(crate) fn compare(what: &str, ours: impl Fn() -> f64, theirs: impl Fn() -> f64, reach: f64) {
+    // Warms both sides up.
+    ours();
+    theirs();
+    let (mut all_ours, mut all_bare, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let (one, other) = (ours(), theirs());
+        all_ours.push(one);
+        all_bare.push(other);
+        ratios.push(one / other);
+    }
+    row(what, median(all_ours), median(all_bare), median(ratios), &format!(">= {reach}"));
+}
+
 pub(crate) fn pairs(what: &str, server: &Server, kind: &str, tasks: usize, reach: f64) {
     let url = server.url();
     let locks = Locks::open(&url).expect("a store");
@@ -90,17 +105,7 @@ pub(crate) fn pairs(what: &str, server: &Server, kind: &str, tasks: usize, reach
         })
     };
     let theirs = || count(tasks, |task, until| bare_pairs(connection.clone(), sha.clone(), task, until));
-    // Warms both sides up.
-    ours();
-    theirs();
-    let (mut all_ours, mut all_bare, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..ROUNDS {
-        let (one, other) = (ours(), theirs());
-        all_ours.push(one);
-        all_bare.push(other);
-        ratios.push(one / other);
-    }
-    row(what, median(all_ours), median(all_bare), median(ratios), &format!(">= {reach}"));
+    compare(what, ours, theirs, reach);
     println!(
         "{:<66} {:>10} {:>10.1}",
         "    the bare client on the caller's own thread",
