@@ -1,16 +1,12 @@
 //! The conformance suite over every store.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tenure::internals::store::memory::Memory;
-use tenure::internals::{Driver, Runtime, locks};
+use tenure::internals::{Driver, locks};
 use tenure::{Locks, Options, block_on};
-use tenure_testkit::conformance::{Case, Flavour, Place};
+use tenure_testkit::conformance::{Case, Flavour, Place, in_virtual_time};
 use tenure_testkit::servers::{Cluster, Server};
-use tenure_testkit::sim::chooser::Chooser;
-use tenure_testkit::sim::clock::Clock;
-use tenure_testkit::sim::executor::Sim;
 
 /// Each client is a `Locks` of its own, with a thread, descriptors and a holder file as another process would have them;
 /// `file_store.rs` has what takes real processes.
@@ -31,26 +27,10 @@ mod memory {
     use super::*;
 
     fn run(flavour: Flavour, case: for<'a> fn(&'a Place) -> Case<'a>) {
-        for seed in 0..5 {
-            let sim = Sim::new(Chooser::seeded(seed));
-            let process = sim.process(Clock::default(), seed);
-            let (id, runtime) = (process.id(), process as Arc<dyn Runtime>);
+        in_virtual_time(flavour, case, |runtime| {
             let store = Arc::new(Memory::new(Arc::clone(&runtime), "memory:"));
-            let done = Arc::new(AtomicBool::new(false));
-            let (inner, told) = (Arc::clone(&runtime), Arc::clone(&done));
-            let open =
-                move || locks(Arc::clone(&store) as _, Arc::clone(&inner), Options::new()).expect("options");
-            let place = Place::new(runtime, open).with(flavour);
-            let task = async move {
-                case(&place).await;
-                told.store(true, Ordering::Relaxed);
-            };
-            sim.spawn(id, Box::pin(task));
-            // Ten minutes, which no case needs.
-            let stop = sim.run(600_000_000_000, 10_000_000);
-            assert!(done.load(Ordering::Relaxed), "not done with seed {seed}: {stop:?}");
-            sim.end();
-        }
+            move || locks(Arc::clone(&store) as _, Arc::clone(&runtime), Options::new()).expect("options")
+        });
     }
 
     tenure_testkit::conformance!(crate::memory::run);

@@ -1,17 +1,13 @@
 //! What is promised of a mutex on every store.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use tenure::internals::store::memory::Memory;
 use tenure::internals::store::quorum::Quorum;
-use tenure::internals::{Driver, Runtime, Store, locks};
+use tenure::internals::{Driver, Store, locks};
 use tenure::{Locks, Options, block_on};
-use tenure_testkit::conformance::{Case, Flavour, Place};
+use tenure_testkit::conformance::{Case, Flavour, Place, in_virtual_time};
 use tenure_testkit::servers::Server;
-use tenure_testkit::sim::chooser::Chooser;
-use tenure_testkit::sim::clock::Clock;
-use tenure_testkit::sim::executor::Sim;
 
 use crate::nodes::{Nodes, url};
 
@@ -54,30 +50,15 @@ mod memory {
     use super::*;
 
     fn run(flavour: Flavour, case: for<'a> fn(&'a Place) -> Case<'a>) {
-        for seed in 0..5 {
-            let sim = Sim::new(Chooser::seeded(seed));
-            let process = sim.process(Clock::default(), seed);
-            let (id, runtime) = (process.id(), process as Arc<dyn Runtime>);
+        in_virtual_time(flavour, case, |runtime| {
             let member = |_| Arc::new(Memory::new(Arc::clone(&runtime), "memory:")) as Arc<dyn Store>;
             let members: Vec<_> = (0..3).map(member).collect();
-            let done = Arc::new(AtomicBool::new(false));
-            let (inner, told) = (Arc::clone(&runtime), Arc::clone(&done));
-            let open = move || {
-                let store = Quorum::new(members.clone(), Box::new(()), Arc::clone(&inner), None);
-                locks(Arc::new(store.expect("a quorum")), Arc::clone(&inner), Options::new())
+            move || {
+                let store = Quorum::new(members.clone(), Box::new(()), Arc::clone(&runtime), None);
+                locks(Arc::new(store.expect("a quorum")), Arc::clone(&runtime), Options::new())
                     .expect("options")
-            };
-            let place = Place::new(runtime, open).with(flavour);
-            let task = async move {
-                case(&place).await;
-                told.store(true, Ordering::Relaxed);
-            };
-            sim.spawn(id, Box::pin(task));
-            // Ten minutes, which no case needs.
-            let stop = sim.run(600_000_000_000, 10_000_000);
-            assert!(done.load(Ordering::Relaxed), "not done with seed {seed}: {stop:?}");
-            sim.end();
-        }
+            }
+        });
     }
 
     tenure_testkit::conformance_mutex!(crate::conformance::memory::run);
