@@ -11,32 +11,30 @@ use super::{Place, TTL, options};
 
 /// One after the other, each from a client of its own.
 pub async fn callers_of_several_clients_are_served_in_the_order_in_which_they_came(place: &Place) {
+    const CALLERS: usize = 9;
     let clients: Vec<_> = (0..3).map(|_| place.client()).collect();
-    // Who has yet to connect comes when it has.
-    for client in &clients {
-        client.inspect("x").await.expect("an answer");
-    }
     let guard = clients[0].fair("x").expect("a name").lock().await.expect("a free lock");
-    for client in &clients {
-        client.inspect("x").await.expect("an answer"); // or whoever connects first overtakes
-    }
-    let served = Mutex::new(Vec::new());
-    let served = &served;
-    let callers = (0..9_usize).map(|number| {
-        let fair = clients[number % 3].fair("x").expect("a name");
-        async move {
-            place.sleep(Duration::from_millis(15 * number as u64)).await;
-            let guard = fair.lock().await.expect("a grant");
-            served.lock().expect("nobody panicked").push(number);
-            guard.release().await.expect("a release");
+    let waiting =
+        async || clients[0].inspect("x").await.expect("an answer").map(|status| status.waiters.len());
+    let until_waiting = async |callers| {
+        while waiting().await < Some(callers) {
+            place.sleep(Duration::from_millis(1)).await;
         }
+    };
+    let served = Mutex::new(Vec::new());
+    let callers = (0..CALLERS).map(async |number| {
+        until_waiting(number).await;
+        let fair = clients[number % 3].fair("x").expect("a name");
+        let guard = fair.lock().await.expect("a grant");
+        served.lock().expect("nobody panicked").push(number);
+        guard.release().await.expect("a release");
     });
     let release = async {
-        place.sleep(Duration::from_millis(250)).await;
+        until_waiting(CALLERS).await;
         guard.release().await.expect("a release");
     };
     join(join_all(callers), release).await;
-    assert_eq!(*served.lock().expect("nobody panicked"), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    assert!(served.into_inner().expect("nobody panicked").into_iter().eq(0..CALLERS));
 }
 
 /// Not even when the lock is free for a moment.
