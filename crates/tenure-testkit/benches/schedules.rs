@@ -3,7 +3,8 @@
 //! `cargo bench -p tenure-testkit --bench schedules`
 
 use tenure_testkit::sim::regime::Sort;
-use tenure_testkit::sim::world::{Report, run, run_of};
+use tenure_testkit::sim::report::Report;
+use tenure_testkit::sim::world::{run, run_of};
 
 /// A few seconds' worth.
 const SCHEDULES: u64 = 30_000;

@@ -123,7 +123,8 @@ impl Error {
     }
 
     pub(crate) fn released(lock: &LockName, store: &Arc<str>) -> Self {
-        Self::new(What::Released, Some(lock), Some(store), format!("lock {lock} was released"), None)
+        // Every release makes one and hardly anybody reads it: the words are put together when they are asked for.
+        Self::new(What::Released, Some(lock), Some(store), String::new(), None)
     }
 
     pub(crate) fn mismatch(
@@ -188,14 +189,17 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.message)
+        match (self.0.what, &self.0.lock) {
+            (What::Released, Some(lock)) => write!(f, "lock {lock} was released"),
+            _ => f.write_str(&self.0.message),
+        }
     }
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut all = f.debug_struct("Error");
-        all.field("what", &self.0.what).field("message", &self.0.message);
+        all.field("what", &self.0.what).field("message", &self.to_string());
         if let Some(source) = &self.0.source {
             all.field("source", source);
         }

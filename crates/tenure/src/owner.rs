@@ -28,16 +28,16 @@ impl Owner {
     /// `is_invalid` when the label has another character or is longer.
     pub fn new(label: &str) -> Result<Self> {
         check_label(label)?;
-        Ok(Self::with_random(label, crate::runtime::random(), crate::runtime::random()))
+        Ok(Self::with_random(label, crate::runtime::random_long()))
     }
 
     /// A fresh owner for one acquisition; the label was checked with the options.
     pub(crate) fn fresh(label: &str, runtime: &dyn Runtime) -> Self {
-        Self::with_random(label, runtime.random(), runtime.random())
+        Self::with_random(label, runtime.random_long())
     }
 
-    fn with_random(label: &str, high: u64, low: u64) -> Self {
-        Self(format!("{label}@{}/{high:016x}{low:016x}", *PLACE).into())
+    fn with_random(label: &str, random: u128) -> Self {
+        Self(format!("{label}@{}/{random:032x}", *PLACE).into())
     }
 
     /// The owner as text.

@@ -55,17 +55,33 @@ pub enum Bug {
     MinorityRules,
     /// What got no majority is given back only where it is known to have been granted.
     UndoOfGrantsOnly,
-    /// What an earlier try may have left on a quorum is given back also when it was asked for again since.
+    /// What an earlier try may have left on a quorum is given back also when it was asked for again since, whatever its ballot.
     UndoOutlivesRetry,
     /// A member of a quorum votes that has just started, and may have forgotten a lease.
     NewcomersVote,
     /// Each member of a quorum gives tokens of its own, and the highest counts.
     TokensByCounter,
+    /// What got no majority is given back once, and where that is not answered, no more.
+    UndoneOnce,
+    /// A node of a quorum keeps a ballot for no time at all.
+    BallotForgotten,
+    /// A counter of tokens is kept for no time at all.
+    CounterForgotten,
+    /// No allowance for stores that count whole milliseconds.
+    NoRounding,
+    /// The loss of a lease is not announced early.
+    NoGrace,
+    /// Who is called from a queue begins with whatever its place has left.
+    CalledWithTooLittle,
+    /// No pause between an attempt to renew that failed and the next.
+    NoRetryPause,
+    /// A renewal that finds the hold gone is taken for one that was not answered.
+    RefusalIgnored,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 35] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -93,6 +109,14 @@ impl Bug {
         Self::UndoOutlivesRetry,
         Self::NewcomersVote,
         Self::TokensByCounter,
+        Self::UndoneOnce,
+        Self::BallotForgotten,
+        Self::CounterForgotten,
+        Self::NoRounding,
+        Self::NoGrace,
+        Self::CalledWithTooLittle,
+        Self::NoRetryPause,
+        Self::RefusalIgnored,
     ];
 }
 

@@ -57,6 +57,10 @@ pub trait Runtime: fmt::Debug + Send + Sync + 'static {
     fn unix_micros(&self) -> u64;
     /// 64 random bits.
     fn random(&self) -> u64;
+    /// 128 random bits.
+    fn random_long(&self) -> u128 {
+        u128::from(self.random()) << 64 | u128::from(self.random())
+    }
     /// Completes when `now() >= at`, wherever it is polled.
     fn sleep_until(&self, at: Moment) -> BoxFuture<'static, ()>;
     /// Runs a task beside the caller; it ends with its last handle.
@@ -114,7 +118,11 @@ impl Runtime for Driver {
     }
 
     fn random(&self) -> u64 {
-        random()
+        random_long() as u64
+    }
+
+    fn random_long(&self) -> u128 {
+        random_long()
     }
 
     fn sleep_until(&self, at: Moment) -> BoxFuture<'static, ()> {
@@ -151,11 +159,11 @@ fn boottime() -> Moment {
     Moment(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
-/// 64 bits from the system.
-pub(crate) fn random() -> u64 {
-    let mut bytes = [0; 8];
+/// 128 bits from the system, by one call of it.
+pub(crate) fn random_long() -> u128 {
+    let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).expect("the system gives random bytes");
-    u64::from_ne_bytes(bytes)
+    u128::from_ne_bytes(bytes)
 }
 
 /// Runs a future of this crate to its end on the calling thread: the blocking API.

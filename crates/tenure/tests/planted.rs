@@ -1,9 +1,13 @@
 //! The simulation can fail: each known bug, switched on, is caught within so many schedules, and by the check that it should be
 //! caught by.
 
-use std::panic;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{env, panic, thread};
 
 use tenure::internals::planted::{Bug, plant};
+use tenure_testkit::sim::regime::Regime;
+use tenure_testkit::sim::report::Report;
 use tenure_testkit::sim::world::run_scripts;
 use tenure_testkit::sim::{quorum, world};
 
@@ -36,7 +40,40 @@ const CAUGHT: [(Bug, &str, u64); Bug::ALL.len()] = [
     (Bug::UndoOutlivesRetry, quorum::EXCLUSION, 1_000),
     (Bug::NewcomersVote, quorum::EXCLUSION, 1_000),
     (Bug::TokensByCounter, quorum::TOKENS, 1_000),
+    (Bug::UndoneOnce, quorum::LEFTOVERS, 1_000),
+    (Bug::BallotForgotten, quorum::TOKENS, 1_000),
+    (Bug::CounterForgotten, "token order", 1_000),
+    (Bug::NoRounding, "exclusion within validity", 20_000),
+    (Bug::NoGrace, "exclusion within validity", 1_000),
+    (Bug::CalledWithTooLittle, "honesty", 1_000),
+    (Bug::NoRetryPause, "everything ends", 1_000),
+    (Bug::RefusalIgnored, "honesty", 1_000),
 ];
+
+/// Runs a schedule of the simulation that is for this bug.
+fn run(bug: Bug, seed: u64) -> Report {
+    match bug {
+        Bug::MinorityRules
+        | Bug::UndoOfGrantsOnly
+        | Bug::UndoOutlivesRetry
+        | Bug::NewcomersVote
+        | Bug::TokensByCounter
+        | Bug::UndoneOnce
+        | Bug::BallotForgotten => quorum::run(seed),
+        _ => world::run(seed),
+    }
+}
+
+/// How many schedules it takes until a bug is caught by its check, from this seed on, and in which regime.
+fn caught(bug: Bug, invariant: &str, first: u64, within: u64) -> Option<(u64, Regime)> {
+    plant(Some(bug));
+    let caught = (first..first + within).find_map(|seed| {
+        let report = run(bug, seed);
+        report.violates(invariant).then_some((seed + 1 - first, report.plan.regime))
+    });
+    plant(None);
+    caught
+}
 
 #[test]
 fn every_planted_bug_is_caught_by_its_check() {
@@ -45,27 +82,8 @@ fn every_planted_bug_is_caught_by_its_check() {
     panic::set_hook(Box::new(|_| {}));
     let mut missed = Vec::new();
     for (bug, invariant, within) in CAUGHT {
-        plant(Some(bug));
-        let caught = (0..within).find_map(|seed| {
-            let (violation, regime) = match bug {
-                Bug::MinorityRules
-                | Bug::UndoOfGrantsOnly
-                | Bug::UndoOutlivesRetry
-                | Bug::NewcomersVote
-                | Bug::TokensByCounter => {
-                    let report = quorum::run(seed);
-                    (report.violation, report.regime)
-                }
-                _ => {
-                    let report = world::run(seed);
-                    (report.violation, report.plan.regime)
-                }
-            };
-            violation.is_some_and(|violation| violation.invariant == invariant).then_some((seed, regime))
-        });
-        plant(None);
-        match caught {
-            Some((seed, regime)) => println!("{bug:?}: {} schedules ({regime:?}), {invariant}", seed + 1),
+        match caught(bug, invariant, 0, within) {
+            Some((schedules, regime)) => println!("{bug:?}: {schedules} schedules ({regime:?}), {invariant}"),
             None => missed.push(format!("{bug:?} is not caught within {within} schedules by {invariant}")),
         }
     }
@@ -73,15 +91,44 @@ fn every_planted_bug_is_caught_by_its_check() {
     assert!(missed.is_empty(), "{missed:#?}");
 }
 
+/// From `TENURE_MEDIANS` different seeds on, for the table in `docs/evidence`; without that there is nothing to measure.
+#[test]
+fn medians() {
+    let Ok(starts) = env::var("TENURE_MEDIANS") else { return };
+    let starts: u64 = starts.parse().expect("TENURE_MEDIANS is a number");
+    panic::set_hook(Box::new(|_| {}));
+    let next = AtomicUsize::new(0);
+    let rows: Mutex<Vec<(usize, String)>> = Mutex::default();
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, |cores| cores.get()) {
+            scope.spawn(|| {
+                while let Some((bug, invariant, _)) = CAUGHT.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let from = |start| caught(*bug, invariant, start * 1_000_000, 100_000);
+                    let mut counts: Vec<u64> =
+                        (1..=starts).map(|start| from(start).map_or(u64::MAX, |(count, _)| count)).collect();
+                    counts.sort_unstable();
+                    let (median, most) = (counts[counts.len() / 2], counts[counts.len() - 1]);
+                    let place = CAUGHT.iter().position(|(known, ..)| known == bug).expect("it is there");
+                    let row = format!("| `{bug:?}` | {invariant} | {median} | {most} |");
+                    rows.lock().expect("no panic").push((place, row));
+                }
+            });
+        }
+    });
+    drop(panic::take_hook());
+    let mut rows = rows.into_inner().expect("no panic");
+    rows.sort_unstable();
+    println!("| bug | caught by | median | most |\n|---|---|---|---|");
+    rows.iter().for_each(|(_, row)| println!("{row}"));
+}
+
 /// So is a machine that is not what its script is.
 #[test]
 fn a_machine_that_differs_from_its_script_is_caught() {
     for bug in [Bug::ReleaseWithoutCompare, Bug::ReentryBumpsToken, Bug::DowngradeWakesNobody] {
         plant(Some(bug));
-        let caught = (0..1_000).map(run_scripts).find(|report| {
-            let violation = report.violation.as_ref();
-            violation.is_some_and(|violation| violation.invariant == "the scripts are the machines")
-        });
+        let caught =
+            (0..1_000).map(run_scripts).find(|report| report.violates("the scripts are the machines"));
         plant(None);
         assert!(caught.is_some(), "{bug:?}");
     }

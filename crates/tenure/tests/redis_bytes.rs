@@ -10,7 +10,7 @@ use tenure::internals::protocol::{Answer, Op, Rule, Verb};
 use tenure::internals::store::Failure;
 use tenure::internals::store::redis::{Redis, Target};
 use tenure::internals::{Runtime, Store};
-use tenure::{LockName, Owner};
+use tenure::{LockName, Options, Owner};
 use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, MS, SECOND, TrueTime};
 use tenure_testkit::sim::executor::{Process, Sim, Stop};
@@ -230,7 +230,7 @@ fn a_reply_for_somebody_else_or_that_is_none_ends_the_connection_and_nobody_is_t
     type Spoil = fn(Vec<u8>) -> Vec<u8>;
     let cases: [(&str, Spoil); 9] = [
         ("another owner", |reply| with(&reply, "life@", "lift@")),
-        ("another request", |reply| with(&reply, "$1\r\n0\r\n", "$1\r\n7\r\n")),
+        ("another request", |reply| with(&reply, " 0 held", " 7 held")),
         ("no answer", |reply| with(&reply, "held", "hold")),
         ("no list", |_| b"+OK\r\n".to_vec()),
         ("no RESP", |_| b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec()),
@@ -287,4 +287,39 @@ fn noise_in_place_of_a_reply_makes_nothing_panic_and_grants_nothing() {
             }
         }
     }
+}
+
+/// The limit may leave the last question no time to be answered: what was said before it counts.
+#[test]
+fn a_wait_in_a_queue_that_another_program_keeps_shut_ends_with_a_no_however_long_it_is() {
+    let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
+    let sim = Sim::new(Chooser::seeded(1));
+    let (wire, process) = (Wire::new(&sim, false), sim.process(Clock::default(), 1));
+    wire.answer(move |words| match words {
+        [_, _, _, _, _, "acquire", owner, request, ..] => {
+            Some(format!("*5\r\n{}{}{}{}:-1\r\n", bulk(owner), bulk(request), bulk("busy"), bulk("(zset)")))
+        }
+        // What was asked for last, and not answered.
+        [_, _, _, _, "release", owner, request, ..] => {
+            Some(format!("*3\r\n{}{}{}", bulk(owner), bulk(request), bulk("free")))
+        }
+        _ => None,
+    });
+    let target = Target::parse("redis://wire").expect("a URL");
+    let runtime = Arc::clone(&process) as Arc<dyn Runtime>;
+    let store = Arc::new(Redis::over(target, Arc::new(wire), Arc::clone(&runtime)));
+    let locks = tenure::internals::locks(store, runtime, Options::new()).expect("options");
+    let waits = Arc::new(Mutex::new(0));
+    let over = Arc::clone(&waits);
+    process.spawn(Box::pin(async move {
+        let fair = locks.fair("x").expect("a name");
+        for limit_us in (20_000..600_000).step_by(777) {
+            let said = fair.try_lock_for(Duration::from_micros(limit_us)).await;
+            assert!(said.expect("it was busy").is_none());
+            *over.lock().expect("no panic") += 1;
+        }
+    }));
+    sim.run(1_000 * SECOND, 10_000_000);
+    assert_eq!(*waits.lock().expect("no panic"), 747);
+    sim.end();
 }

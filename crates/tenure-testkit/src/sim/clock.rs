@@ -27,6 +27,11 @@ impl Clock {
         (MILLION as i128 + i128::from(self.ppm)) as u128
     }
 
+    /// The same clock after it was set ahead, or back.
+    pub fn stepped(self, by: i64) -> Self {
+        Self { offset: self.offset.saturating_add_signed(by), ..self }
+    }
+
     /// What it shows at a true time.
     pub fn shows(self, at: TrueTime) -> u64 {
         if self.ppm == 0 {

@@ -9,25 +9,35 @@
 //! | [`chooser`] | where every choice comes from: a seed, or a list of choices to repeat |
 //! | [`clock`] | the clock of one machine, which runs a little wrong |
 //! | [`executor`] | tasks, timers and processes in virtual time |
-//! | [`network`] | the store that a process sees: delays, losses, cut connections |
+//! | [`network`] | what is between processes and a server: delays, losses, cut connections, partings |
+//! | [`store`] | the store that a process sees |
 //! | [`server`] | the one store behind it, and the checks that only it can make |
 //! | [`scripts`] | the real scripts beside it, in the slower profile |
 //! | [`regime`] | which faults a schedule has, and how many |
+//! | [`blows`] | what happens to whole processes and servers |
 //! | [`oracle`] | what must never happen, judged in true time and from outside |
 //! | `wish` | what a task may ask for: a lock of any kind |
 //! | [`workload`] | what the tasks do |
 //! | [`world`] | one schedule from its seed to its verdict |
 //! | [`quorum`] | the same for a mutex on a majority of several servers |
+//! | [`report`] | what became of a schedule |
+//! | [`hunt`] | many of them, for the tests of both |
+//! | [`regressions`] | what they have found so far |
 
+pub mod blows;
 pub mod chooser;
 pub mod clock;
 pub mod executor;
+pub mod hunt;
 pub mod network;
 pub mod oracle;
 pub mod quorum;
 pub mod regime;
+pub mod regressions;
+pub mod report;
 pub mod scripts;
 pub mod server;
+pub mod store;
 mod wish;
 pub mod workload;
 pub mod world;

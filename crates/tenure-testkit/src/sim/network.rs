@@ -1,6 +1,6 @@
 //! The store as one process sees it: the server behind a network that delays, loses and cuts.
 //!
-//! This models the contract of [`Store::call`] to the letter. A process has one connection for requests, on which they arrive in
+//! This models the contract of [`Store::call`](tenure::internals::Store::call) to the letter. A process has one connection for requests, on which they arrive in
 //! the order in which they were sent, and so do the replies. Whatever goes wrong ends the connection: what was under way has
 //! an unknown outcome and may still be carried out, until the next connection, which begins by putting an end to the last. Messages come on a
 //! connection of their own, and nobody notices when one of them is lost.
@@ -8,27 +8,22 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt, ready};
 use tenure::LockName;
-use tenure::internals::protocol::{Kind, Op, Reply, Rule, Verb, Wake};
-use tenure::internals::store::{Cursor, Failure, Life, Listener, Page};
-use tenure::internals::{Moment, Store};
+use tenure::internals::Moment;
+use tenure::internals::protocol::{Answer, Fence, Found, Kind, Op, Reply, Rule, Verb, Wake, Whose};
+use tenure::internals::store::{Failure, Life, Listener};
 use tokio::sync::mpsc;
 
 use super::clock::{Clock, MS, SECOND, TrueTime};
-use super::executor::{Process, ProcessId, Sim, lock};
+use super::executor::{OUTSIDE, Process, ProcessId, Sim, lock};
 use super::oracle::{Executed, Oracle};
 use super::regime::Faults;
 use super::server::Server;
-
-/// Whoever gives a request less time than this does not blame the connection when there is no answer.
-const SHORT: Duration = Duration::from_millis(50);
+use super::store::{Shown, SimStore, Slot, unknown};
 
 /// How long a server had been up when the schedule began.
 const OLD: Duration = Duration::from_secs(86_400);
@@ -58,6 +53,8 @@ struct Inner {
     /// How often the server has started anew, and when last.
     starts: u64,
     started_at: TrueTime,
+    /// How often it went back to what it was.
+    rewinds: u64,
 }
 
 /// A process's end of the network.
@@ -73,8 +70,29 @@ struct End {
     breaks: u64,
     curious: Vec<Waker>,
     is_dead: bool,
+    parting: Parting,
     /// What the server told of itself at the last connection.
     life: Life,
+}
+
+/// What keeps a process from the server for a while, though neither end is told: nothing gets through one way, or both.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Parting {
+    /// Requests get through from then on.
+    pub requests: TrueTime,
+    /// So do replies.
+    pub replies: TrueTime,
+    /// So do messages.
+    pub messages: TrueTime,
+    /// Whether what is sent meanwhile never arrives, nor what comes after it; else it arrives afterwards.
+    pub loses: bool,
+}
+
+impl Parting {
+    /// Until then no connection can be made.
+    fn ends(&self) -> TrueTime {
+        self.requests.max(self.replies)
+    }
 }
 
 #[derive(Default)]
@@ -102,44 +120,6 @@ struct Ear {
     is_open: bool,
 }
 
-/// Where the answer to one request arrives.
-#[derive(Default)]
-struct Slot(Mutex<Arrival>);
-
-#[derive(Default)]
-struct Arrival {
-    answer: Option<Result<Reply, Failure>>,
-    is_out_of_time: bool,
-    is_executed: bool,
-    /// Nobody waits any more, and it has not left yet.
-    is_withdrawn: bool,
-    waker: Option<Waker>,
-}
-
-impl Slot {
-    fn fill(&self, answer: Result<Reply, Failure>) {
-        let mut arrival = lock(&self.0);
-        arrival.answer.get_or_insert(answer);
-        wake(arrival);
-    }
-}
-
-fn wake(mut arrival: MutexGuard<'_, Arrival>) {
-    let waker = arrival.waker.take();
-    drop(arrival);
-    if let Some(waker) = waker {
-        waker.wake();
-    }
-}
-
-fn unknown() -> Failure {
-    Failure::Unknown(Failure::cause("the connection ended before the answer came"))
-}
-
-fn not_sent() -> Failure {
-    Failure::NotSent(Failure::cause("there is no connection"))
-}
-
 impl Network {
     /// A network before a server with this clock.
     pub fn new(sim: &Sim, oracle: &Oracle, clock: Clock, faults: Faults) -> Self {
@@ -158,6 +138,7 @@ impl Network {
             next_ear: 0,
             starts: 0,
             started_at: 0,
+            rewinds: 0,
         };
         Self { sim: sim.clone(), oracle: None, url: url.into(), inner: Arc::new(Mutex::new(inner)) }
     }
@@ -173,7 +154,7 @@ impl Network {
         // The outside has no end of its own, but a place in the list.
         while inner.ends.len() <= process.id() {
             let connection = inner.connect();
-            let life = inner.life(&self.url, process.clock(), now);
+            let life = inner.life_at(&self.url, process.clock(), now);
             inner.ends.push(End {
                 life,
                 clock: process.clock(),
@@ -183,6 +164,7 @@ impl Network {
                 breaks: 0,
                 curious: Vec::new(),
                 is_dead: false,
+                parting: Parting::default(),
             });
         }
         SimStore { network: self.clone(), process: process.id(), url: Arc::clone(&self.url) }
@@ -202,6 +184,7 @@ impl Network {
     pub fn heal(&self) {
         let mut inner = self.inner();
         inner.faults = Faults::NONE;
+        inner.ends.iter_mut().for_each(|end| end.parting = Parting::default());
         inner.stalled_until = inner.stalled_until.min(self.sim.now());
         let broken: Vec<ProcessId> = (0..inner.ends.len())
             .filter(|process| {
@@ -221,18 +204,70 @@ impl Network {
 
     /// The server starts again with nothing, so every connection ends.
     pub fn forget(&self) {
-        let mut inner = self.inner();
-        inner.server.forget();
-        (inner.starts, inner.started_at) = (inner.starts + 1, self.sim.now());
-        let ends = 0..inner.ends.len();
-        drop(inner);
+        self.inner().server.forget();
         if let Some(oracle) = &self.oracle {
             oracle.forgotten();
         }
+        self.start_anew();
+    }
+
+    /// The server, or the one that takes its place, has nothing that was written after a moment, and every connection ends.
+    pub fn rewind(&self, to: TrueTime) {
+        self.inner().server.rewind(to);
+        if let Some(oracle) = &self.oracle {
+            oracle.rewound(to);
+        }
+        self.inner().rewinds += 1;
+        self.start_anew();
+    }
+
+    fn start_anew(&self) {
+        let mut inner = self.inner();
+        (inner.starts, inner.started_at) = (inner.starts + 1, self.sim.now());
+        let ends = 0..inner.ends.len();
+        drop(inner);
         for process in ends {
             self.cut(process);
             self.deafen(process);
         }
+    }
+
+    /// Remembers what the server was, so that it can go back to it.
+    pub fn remember(&self) {
+        self.inner().server.remember();
+    }
+
+    /// The server's clock is set, so that it is off by this much from now on.
+    pub fn set_off(&self, off: i64) {
+        let now = self.sim.now();
+        let mut inner = self.inner();
+        let by = inner.server.set_off(off);
+        self.sim.note(|| format!("server: its clock steps by {:.3} s", by as f64 / 1e9));
+        if let Some(oracle) = &self.oracle {
+            oracle.stepped(by > 0, |name, owner| inner.server.standing(now, name)?.share(owner)?.lapses);
+        }
+    }
+
+    /// Somebody who has nothing there asks to release, which sweeps what has lapsed.
+    pub fn sweep(&self, name: &LockName, rule: Rule) {
+        let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: Whose::Mine };
+        let owner = format!("sweeper@sim:1/{:032x}", 0).parse().expect("an owner");
+        self.carry_out(OUTSIDE, &Op { name: name.clone(), rule, owner, request: 0, verb });
+    }
+
+    /// Keeps a process from the server; later of two partings counts.
+    pub fn part(&self, process: ProcessId, parting: Parting) {
+        self.sim.note(|| format!("p{process}: parted from {}: {parting:?}", self.url));
+        let known = &mut self.inner().ends[process].parting;
+        known.requests = known.requests.max(parting.requests);
+        known.replies = known.replies.max(parting.replies);
+        known.messages = known.messages.max(parting.messages);
+        known.loses = parting.loses;
+    }
+
+    /// The counter of a lock's tokens is evicted.
+    pub fn evict_counter(&self, name: &LockName) {
+        self.inner().server.evict_counter(name);
     }
 
     /// An operator deletes a lock's key.
@@ -262,7 +297,8 @@ impl Network {
         if inner.ends[process].is_dead {
             return;
         }
-        let up_at = now.max(inner.stalled_until) + self.sim.between(MS / 10, 50 * MS);
+        let parted_until = inner.ends[process].parting.ends();
+        let up_at = now.max(inner.stalled_until).max(parted_until) + self.sim.between(MS / 10, 50 * MS);
         let next = inner.connect();
         let end = &mut inner.ends[process];
         end.up_at = end.up_at.max(up_at);
@@ -281,7 +317,7 @@ impl Network {
     fn reconnected(&self, process: ProcessId) {
         let now = self.sim.now();
         let mut inner = self.inner();
-        let life = inner.life(&self.url, inner.ends[process].clock, now);
+        let life = inner.life_at(&self.url, inner.ends[process].clock, now);
         let end = &mut inner.ends[process];
         end.life = life;
         end.breaks += 1;
@@ -294,7 +330,9 @@ impl Network {
     pub fn deafen(&self, process: ProcessId) {
         let now = self.sim.now();
         let mut inner = self.inner();
-        let hears_from = now.max(inner.stalled_until) + self.sim.between(MS / 10, 500 * MS);
+        let Parting { requests, messages, .. } = inner.ends[process].parting;
+        let begins_at = now.max(inner.stalled_until).max(requests).max(messages);
+        let hears_from = begins_at + self.sim.between(MS / 10, 500 * MS);
         inner.ends[process].hears_from = inner.ends[process].hears_from.max(hears_from);
         let heard_at = hears_from + inner.latency(&self.sim);
         drop(inner);
@@ -311,7 +349,7 @@ impl Network {
     }
 
     /// A request leaves its process. Returns false when it does not.
-    fn send(&self, process: ProcessId, op: Op, slot: &Arc<Slot>, within: Duration) -> bool {
+    pub(super) fn send(&self, process: ProcessId, op: Op, slot: &Arc<Slot>, within: Duration) -> bool {
         let now = self.sim.now();
         let mut inner = self.inner();
         let refused = inner.faults.refuse;
@@ -323,13 +361,16 @@ impl Network {
         }
         self.sim.note(|| format!("p{process}: sends {}", Shown(&op)));
         let faults = inner.faults;
-        let latency = inner.delay(&self.sim, &op.name, leaves_at);
+        slot.leave(out_of_time_at);
+        let parting = inner.ends[process].parting;
+        let latency = inner.delay(&self.sim, &op.name, leaves_at, Some(out_of_time_at));
         let connection = &mut inner.connections[number];
+        connection.loses_requests |= parting.loses && leaves_at < parting.requests;
         connection.loses_requests |= self.sim.chance(faults.lose_request);
         connection.loses_replies |= self.sim.chance(faults.lose_reply);
         connection.under_way.retain(|slot| slot.strong_count() > 0);
         connection.under_way.push(Arc::downgrade(slot));
-        let arrives_at = (leaves_at + latency).max(connection.last_request + 1);
+        let arrives_at = (leaves_at.max(parting.requests) + latency).max(connection.last_request + 1);
         connection.last_request = arrives_at;
         if !connection.loses_requests {
             connection.inbox.push_back((op, Arc::clone(slot)));
@@ -339,10 +380,9 @@ impl Network {
         drop(inner);
         let slot = Arc::downgrade(slot);
         self.sim.at(out_of_time_at, move || {
-            let Some(slot) = slot.upgrade() else { return };
-            let mut arrival = lock(&slot.0);
-            arrival.is_out_of_time = true;
-            wake(arrival);
+            if let Some(slot) = slot.upgrade() {
+                slot.end();
+            }
         });
         true
     }
@@ -356,30 +396,22 @@ impl Network {
             return self.sim.at(until, move || network.arrive(process, number));
         }
         let Some((op, slot)) = inner.connections[number].inbox.pop_front() else { return };
-        if now >= inner.connections[number].cut_at || lock(&slot.0).is_withdrawn {
+        let is_cut = now >= inner.connections[number].cut_at;
+        drop(inner);
+        if is_cut || !slot.arrive() {
             self.sim.note(|| format!("p{process}: never carried out: {}", Shown(&op)));
             return;
         }
-        lock(&slot.0).is_executed = true;
-        let (answer, wake) = inner.server.apply(now, &op);
-        if let (Some(difference), Some(oracle)) = (inner.server.difference(), &self.oracle) {
-            oracle.accuse("the scripts are the machines", difference);
-        }
-        self.sim.mark(now ^ process as u64);
-        self.sim.note(|| format!("server: p{process}: {} -> {answer:?}", Shown(&op)));
-        let after = inner.server.standing(now, &op.name);
-        if let Some(oracle) = &self.oracle {
-            oracle.executed(&Executed { process, op: &op, answer: &answer, wake: wake.as_ref(), after });
-        }
-        if let Some(wake) = wake {
-            self.tell(&mut inner, &op, &wake);
-        }
-        let latency = inner.delay(&self.sim, &op.name, now);
+        let answer = self.carry_out(process, &op);
+        let mut inner = self.inner();
+        let parting = inner.ends[process].parting;
+        let latency = inner.delay(&self.sim, &op.name, now, Some(slot.until()));
         let connection = &mut inner.connections[number];
+        connection.loses_replies |= parting.loses && now < parting.replies;
         if connection.is_broken || connection.loses_replies {
             return;
         }
-        let answered_at = (now + latency).max(connection.last_reply + 1);
+        let answered_at = (now.max(parting.replies) + latency).max(connection.last_reply + 1);
         connection.last_reply = answered_at;
         let reply = Reply { owner: op.owner, request: op.request, answer };
         let network = self.clone();
@@ -389,6 +421,26 @@ impl Network {
                 slot.fill(Ok(reply));
             }
         });
+    }
+
+    /// The server runs a request, is judged, and tells those who listen.
+    fn carry_out(&self, process: ProcessId, op: &Op) -> Answer {
+        let now = self.sim.now();
+        let mut inner = self.inner();
+        let (answer, wake) = inner.server.apply(now, op);
+        if let (Some(difference), Some(oracle)) = (inner.server.difference(), &self.oracle) {
+            oracle.accuse("the scripts are the machines", difference);
+        }
+        self.sim.mark(now ^ process as u64);
+        self.sim.note(|| format!("server: p{process}: {} -> {answer:?}", Shown(op)));
+        let after = inner.server.standing(now, &op.name);
+        if let Some(oracle) = &self.oracle {
+            oracle.executed(&Executed { process, op, answer: &answer, wake: wake.as_ref(), after });
+        }
+        if let Some(wake) = wake {
+            self.tell(&mut inner, op, &wake);
+        }
+        answer
     }
 
     /// Tells all who listen to this kind of lock of this name.
@@ -402,21 +454,26 @@ impl Network {
                 && inner.ends[ear.process].hears_from <= now
         });
         let ears: Vec<_> = ears.map(|ear| (ear.process, ear.sender.clone())).collect();
+        let rewinds = inner.rewinds;
         for (process, ear) in ears {
-            if self.sim.chance(faults.lose_wake) {
+            let parting = inner.ends[process].parting;
+            if parting.loses && now < parting.messages || self.sim.chance(faults.lose_wake) {
                 self.sim.note(|| format!("p{process}: a message is lost"));
                 continue;
             }
             for _ in 0..=u32::from(self.sim.chance(faults.repeat_wake)) {
                 let (ear, wake) = (ear.clone(), wake.clone());
-                let mut heard_at = now + inner.delay(&self.sim, name, now);
+                let mut heard_at = now.max(parting.messages) + inner.delay(&self.sim, name, now, None);
                 if self.sim.chance(faults.late_wake.0) {
                     heard_at += self.sim.between(MS, faults.late_wake.1);
                 }
-                let sim = self.sim.clone();
+                let network = self.clone();
                 self.sim.at(heard_at, move || {
-                    sim.note(|| format!("p{process}: hears {wake:?}"));
-                    drop(ear.try_send(wake));
+                    // What a server has said that is no more comes over no connection to the next.
+                    if network.inner().rewinds == rewinds {
+                        network.sim.note(|| format!("p{process}: hears {wake:?}"));
+                        drop(ear.try_send(wake));
+                    }
                 });
             }
         }
@@ -436,7 +493,7 @@ impl Inner {
     }
 
     /// What a server says of itself to whoever connects: in whole seconds.
-    fn life(&self, url: &str, clock: Clock, now: TrueTime) -> Life {
+    fn life_at(&self, url: &str, clock: Clock, now: TrueTime) -> Life {
         let up = if self.starts == 0 { OLD } else { Duration::from_secs((now - self.started_at) / SECOND) };
         Life::Since { id: format!("{url}#{}", self.starts).into(), up, at: Moment(clock.shows(now)) }
     }
@@ -446,14 +503,21 @@ impl Inner {
         sim.between(least, most)
     }
 
-    /// How long something about a lock takes one way: sometimes just so long that it arrives when a lease ends.
-    fn delay(&self, sim: &Sim, name: &LockName, now: TrueTime) -> TrueTime {
+    /// How long something about a lock takes one way: sometimes just so long that it arrives when a lease ends, or when nobody
+    /// waits for it any more.
+    fn delay(&self, sim: &Sim, name: &LockName, now: TrueTime, until: Option<TrueTime>) -> TrueTime {
+        let beside = |moment: TrueTime| (moment + sim.between(0, 6 * MS)).saturating_sub(now + 3 * MS);
         if self.faults.edge > 0
             && sim.chance(self.faults.edge)
             && let Some(lapses) = self.server.standing(now, name).and_then(|standing| standing.edge())
             && lapses < now + NEAR
         {
-            return (lapses + sim.between(0, 6 * MS)).saturating_sub(now + 3 * MS);
+            return beside(lapses);
+        }
+        if let Some(until) = until
+            && sim.chance(self.faults.limit)
+        {
+            return beside(until);
         }
         if sim.chance(self.faults.late.0) {
             return sim.between(self.faults.latency.1, self.faults.late.1);
@@ -466,72 +530,47 @@ impl Inner {
     }
 }
 
-/// What one process uses as its store.
-pub struct SimStore {
-    network: Network,
-    process: ProcessId,
-    url: Arc<str>,
-}
-
-impl Store for SimStore {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
-        Box::pin(Call {
-            network: self.network.clone(),
-            process: self.process,
-            within,
-            op: Some(op),
-            slot: Arc::default(),
-        })
-    }
-
-    fn listen(
-        &self,
-        name: &LockName,
-        rule: Rule,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        let (network, process, name) = (self.network.clone(), self.process, name.clone());
-        async move { network.listen(process, &name, rule.kind(), within).await }.boxed()
-    }
-
-    fn list(&self, prefix: &str, _: Cursor, _: Duration) -> BoxFuture<'static, Result<Page, Failure>> {
-        let now = self.network.sim.now();
-        let locks = self.network.with_server(|server| server.list(now, prefix));
-        ready(Ok(Page { locks, next: None })).boxed()
-    }
-
-    fn supports(&self, _: Rule) -> Result<(), &'static str> {
-        Ok(())
-    }
-
-    fn interrupted(&self) -> BoxFuture<'static, ()> {
-        let (network, process) = (self.network.clone(), self.process);
-        let before = network.inner().ends[process].breaks;
-        std::future::poll_fn(move |cx| {
-            let mut inner = network.inner();
-            let end = &mut inner.ends[process];
-            if end.breaks > before {
-                return Poll::Ready(());
-            }
-            if !end.curious.iter().any(|known| known.will_wake(cx.waker())) {
-                end.curious.push(cx.waker().clone());
-            }
-            Poll::Pending
-        })
-        .boxed()
-    }
-
-    fn life(&self) -> Life {
-        self.network.inner().ends[self.process].life.clone()
-    }
-
-    fn url(&self) -> &Arc<str> {
-        &self.url
-    }
-}
-
 impl Network {
-    async fn listen(
+    /// How often a process's connection was replaced.
+    pub(super) fn breaks(&self, process: ProcessId) -> u64 {
+        self.inner().ends[process].breaks
+    }
+
+    /// Waits until it was replaced more often than that.
+    pub(super) fn poll_break(&self, process: ProcessId, before: u64, cx: &mut Context<'_>) -> Poll<()> {
+        let mut inner = self.inner();
+        let end = &mut inner.ends[process];
+        if end.breaks > before {
+            return Poll::Ready(());
+        }
+        if !end.curious.iter().any(|known| known.will_wake(cx.waker())) {
+            end.curious.push(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// What the server told a process of itself.
+    pub(super) fn life(&self, process: ProcessId) -> Life {
+        self.inner().ends[process].life.clone()
+    }
+
+    /// Every lock that is held.
+    pub(super) fn list(&self, prefix: &str) -> Vec<(LockName, Found)> {
+        self.inner().server.list(self.sim.now(), prefix)
+    }
+
+    /// Happens in so many of a thousand cases.
+    pub(super) fn chance(&self, permille: u32) -> bool {
+        self.sim.chance(permille)
+    }
+
+    /// Whether silence ends the connection also for a request that was given little time.
+    pub(super) fn is_impatient(&self) -> bool {
+        let share = self.inner().faults.impatient;
+        self.sim.chance(share)
+    }
+
+    pub(super) async fn listen(
         &self,
         process: ProcessId,
         name: &LockName,
@@ -544,9 +583,10 @@ impl Network {
             inner.next_ear += 1;
             let end = &inner.ends[process];
             let out_of_time_at = now + end.clock.lasts(within);
-            let leaves_at = now.max(end.hears_from).max(inner.stalled_until);
-            let opens_at = leaves_at + inner.delay(&self.sim, name, leaves_at);
-            let confirmed_at = opens_at + inner.delay(&self.sim, name, opens_at);
+            let parting = end.parting;
+            let leaves_at = now.max(end.hears_from).max(inner.stalled_until).max(parting.requests);
+            let opens_at = leaves_at + inner.delay(&self.sim, name, leaves_at, None);
+            let confirmed_at = opens_at.max(parting.messages) + inner.delay(&self.sim, name, opens_at, None);
             let is_lost = end.is_dead || self.sim.chance(inner.faults.lose_reply);
             (inner.next_ear, opens_at, confirmed_at, out_of_time_at, is_lost)
         };
@@ -570,12 +610,6 @@ impl Network {
     }
 }
 
-impl fmt::Debug for SimStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SimStore").field("process", &self.process).finish_non_exhaustive()
-    }
-}
-
 struct Subscription {
     network: Network,
     id: u64,
@@ -588,88 +622,5 @@ impl Drop for Subscription {
         let ear = place.map(|place| inner.ears.swap_remove(place));
         drop(inner);
         drop(ear);
-    }
-}
-
-/// One request on its way.
-struct Call {
-    network: Network,
-    process: ProcessId,
-    within: Duration,
-    /// Until it is sent.
-    op: Option<Op>,
-    slot: Arc<Slot>,
-}
-
-impl Future for Call {
-    type Output = Result<Reply, Failure>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Some(op) = self.op.take()
-            && !self.network.send(self.process, op, &self.slot, self.within)
-        {
-            return Poll::Ready(Err(not_sent()));
-        }
-        let mut arrival = lock(&self.slot.0);
-        if arrival.is_out_of_time && (arrival.answer.is_none() || self.network.sim.chance(500)) {
-            // In a process that stood still both are there: the answer, and the end of its time.
-            let known = arrival.answer.take();
-            drop(arrival);
-            let gives_up =
-                self.within >= SHORT || self.network.sim.chance(self.network.inner().faults.impatient);
-            if gives_up && !matches!(known, Some(Err(_))) {
-                self.network.cut(self.process);
-            }
-            return Poll::Ready(Err(unknown()));
-        }
-        if let Some(answer) = arrival.answer.take() {
-            return Poll::Ready(answer);
-        }
-        match &mut arrival.waker {
-            Some(waker) => waker.clone_from(cx.waker()),
-            None => arrival.waker = Some(cx.waker().clone()),
-        }
-        Poll::Pending
-    }
-}
-
-impl Drop for Call {
-    /// A request that was dropped on its way may be carried out, or, if it was still in this process, never.
-    fn drop(&mut self) {
-        let mut arrival = lock(&self.slot.0);
-        if self.op.is_none() && arrival.answer.is_none() && !arrival.is_executed {
-            arrival.is_withdrawn = self.network.sim.chance(300);
-        }
-    }
-}
-
-/// A request as one reads it in a trace.
-struct Shown<'a>(&'a Op);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Op { name, owner, request, verb, .. } = self.0;
-        let owner = &owner.as_str()[owner.as_str().len() - 6..];
-        let (name, request) = (name.as_str(), request & 0xffff);
-        match verb {
-            Verb::Acquire { ttl_ms, wait_ms, hold, .. } => {
-                let hold = hold & 0xffff;
-                write!(f, "acquire {name} by …{owner} for {ttl_ms} ms, hold {hold} [{request}]")?;
-                wait_ms.map_or(Ok(()), |wait_ms| write!(f, ", or a place for {wait_ms} ms"))
-            }
-            Verb::Renew { ttl_ms, bind, weight, .. } => {
-                write!(f, "renew {name} by …{owner} for {ttl_ms} ms [{request}]")?;
-                bind.map_or(Ok(()), |bind| write!(f, " bound to {bind:?}"))?;
-                weight.map_or(Ok(()), |weight| write!(f, " at weight {weight}"))
-            }
-            Verb::Release { whose, hold, .. } => {
-                let hold = hold & 0xffff;
-                write!(f, "release {name} by …{owner} of {whose:?}, hold {hold} [{request}]")
-            }
-            Verb::Refresh { owners, wait_ms } => {
-                write!(f, "refresh {name} by {} for {wait_ms} ms [{request}]", owners.len())
-            }
-            Verb::Inspect => write!(f, "inspect {name} by …{owner} [{request}]"),
-        }
     }
 }

@@ -14,12 +14,14 @@ use tenure::internals::store::quorum::Quorum;
 use tenure::internals::{Runtime, Store, locks};
 use tenure::{Error, Guard, LockName, Locks, Options, Renewal};
 
+use super::blows::{Blow, Stepper};
 use super::chooser::{Chooser, Rng};
 use super::clock::{Clock, MS, SECOND, TrueTime};
 use super::executor::{OUTSIDE, Process, Sim, Stop, lock};
-use super::network::Network;
+use super::network::{Network, Parting};
 use super::oracle::Violation;
 use super::regime::{Plan, RECOVERY, Regime, Sort};
+use super::report::Report;
 
 /// So many polls, and something turns in circles.
 const STEPS: u64 = 600_000;
@@ -33,33 +35,19 @@ pub const LEFTOVERS: &str = "nothing is left at any node";
 /// Every wait and every task ends, and no call fails but by silence.
 pub const ENDING: &str = "everything on a quorum ends";
 
-/// What became of a schedule.
-#[derive(Clone, Debug)]
-pub struct Report {
-    /// Which it was.
-    pub seed: u64,
-    /// Its trouble.
-    pub regime: Regime,
-    /// How many nodes there were.
-    pub nodes: usize,
-    /// What went wrong first.
-    pub violation: Option<Violation>,
-    /// Differs when anything that happened differs.
-    pub hash: u64,
-    /// Guards handed out.
-    pub grants: u64,
-    /// What happened, if it was asked for.
-    pub log: Vec<(TrueTime, String)>,
-}
-
-/// Runs the schedule of a seed.
+/// Runs the schedule of a seed, in the regime whose turn it is.
 pub fn run(seed: u64) -> Report {
-    World::new(seed, false).run()
+    run_in(Regime::of(seed), seed)
 }
 
-/// Runs the schedule of a seed and writes down what happens.
-pub fn replay(seed: u64) -> Report {
-    World::new(seed, true).run()
+/// Runs the schedule of a seed in a regime.
+pub fn run_in(regime: Regime, seed: u64) -> Report {
+    World::new(regime, seed, false).run()
+}
+
+/// Runs the schedule of a seed in a regime and writes down what happens.
+pub fn replay(regime: Regime, seed: u64) -> Report {
+    World::new(regime, seed, true).run()
 }
 
 struct World {
@@ -73,6 +61,7 @@ struct World {
 struct Scene {
     sim: Sim,
     plan: Plan,
+    stepper: Option<Stepper>,
     name: LockName,
     nodes: Vec<Network>,
     judge: Mutex<Judge>,
@@ -94,22 +83,25 @@ struct Judge {
 }
 
 impl World {
-    fn new(seed: u64, keep_log: bool) -> Self {
+    fn new(regime: Regime, seed: u64, keep_log: bool) -> Self {
         // Not the choices of the schedule of one server that has this seed.
         let sim = Sim::new(Chooser::seeded(Rng::new(!seed).next()));
         if keep_log {
             sim.keep_log();
         }
-        let regime = Regime::ALL[(seed % Regime::ALL.len() as u64) as usize];
         let mut plan = Plan::draw(&sim, regime);
         (plan.names, plan.kinds, plan.both) = (1, [Sort::Mutex; 2], 0);
         if regime == Regime::Forgetting {
-            (plan.blows.forget, plan.blows.delete) = (6, 0);
+            plan.blows.forget = 6;
         }
+        plan.blows.delete = 0;
         plan.processes = plan.processes.max(2);
         sim.note(|| format!("{plan:?}"));
         // A node that has lost its ballot answers from its clock: then, and only then, tokens rest on clocks that are near each other.
-        let far = if regime == Regime::Forgetting { 200 * MS } else { 100_000 * SECOND };
+        let far = match regime {
+            Regime::Forgetting | Regime::Rewinding => 200 * MS,
+            _ => 100_000 * SECOND,
+        };
         let start = 200_000 * SECOND;
         let clock = || Clock {
             offset: start + sim.between(0, far),
@@ -117,11 +109,20 @@ impl World {
         };
         let count = [3, 3, 5, 4, 2][sim.choose(5) as usize];
         let node = |index| Network::member(&sim, &format!("sim:{index}"), clock(), plan.faults);
-        let nodes = (0..count).map(node).collect();
+        let nodes: Vec<Network> = (0..count).map(node).collect();
+        if plan.blows.rewind > 0 {
+            nodes.iter().for_each(Network::remember);
+        }
+        let stepper = if plan.step > 0 { Some(Stepper::draw(&sim, plan.step)) } else { None };
         let processes = (0..plan.processes).map(|_| sim.process(clock(), seed)).collect();
         let name = LockName::new("x").expect("a name");
         let (judge, left) = (Mutex::default(), Mutex::new(0));
-        Self { seed, plan, processes, scene: Arc::new(Scene { sim, plan, name, nodes, judge, left }) }
+        Self {
+            seed,
+            plan,
+            processes,
+            scene: Arc::new(Scene { sim, plan, stepper, name, nodes, judge, left }),
+        }
     }
 
     fn run(self) -> Report {
@@ -152,11 +153,13 @@ impl World {
         let judge = lock(&scene.judge);
         Report {
             seed: self.seed,
-            regime: self.plan.regime,
+            plan: self.plan,
             nodes: scene.nodes.len(),
             violation: judge.violation.clone(),
             hash: scene.sim.hash(),
+            steps: scene.sim.steps(),
             grants: judge.grants,
+            lasted: scene.sim.now(),
             log: scene.sim.log(),
         }
     }
@@ -177,8 +180,13 @@ impl World {
         // What is released on and on at a node that was silent is asked for again after at most 1.7 s, and takes at most 1 s.
         let settled = sim.now().max(plan.heals_at + RECOVERY) + 4 * SECOND;
         sim.run(settled, STEPS);
-        scene.check_empty();
-        sim.run(settled + 2 * plan.lease() + 90 * SECOND, STEPS);
+        if !lock(&scene.judge).is_excused {
+            scene.check_empty(sim.now());
+        }
+        // Whatever nobody could give back has lapsed.
+        let over = settled + plan.step + 2 * plan.lease() + 90 * SECOND;
+        sim.run(over, STEPS);
+        scene.check_empty(over);
         let left: usize = self.processes.iter().map(|process| sim.tasks(process.id())).sum();
         if left > 0 {
             scene.accuse(ENDING, format!("{left} tasks run on after the last handle is gone"));
@@ -187,6 +195,11 @@ impl World {
 }
 
 impl Scene {
+    /// From now on something may be left for a while that nobody can give back.
+    fn excuse(&self) {
+        lock(&self.judge).is_excused = true;
+    }
+
     fn accuse(&self, invariant: &'static str, what: String) {
         let at = self.sim.now();
         self.sim.note(|| format!("VIOLATION: {what}"));
@@ -210,6 +223,7 @@ impl Scene {
         }
         if let Some(other) = others.iter().find(|other| other.is_held())
             && guard.is_held()
+            && !self.steps_ahead()
         {
             self.accuse(
                 EXCLUSION,
@@ -219,9 +233,15 @@ impl Scene {
         self.check_covered(guard);
     }
 
+    /// Nodes think leases over that are not: exclusion is not promised then.
+    fn steps_ahead(&self) -> bool {
+        self.stepper.is_some_and(|stepper| stepper.off > 0 || !stepper.is_final)
+    }
+
     /// A guard that says that it holds has a majority of the nodes.
     fn check_covered(&self, guard: &Guard) {
-        if self.plan.blows.forget > 0 || !guard.is_held() {
+        let forgets = self.plan.blows.forget + self.plan.blows.rewind > 0;
+        if forgets || self.steps_ahead() || !guard.is_held() {
             return;
         }
         let now = self.sim.now();
@@ -243,11 +263,7 @@ impl Scene {
     }
 
     /// Everything has ended well and some time ago.
-    fn check_empty(&self) {
-        if lock(&self.judge).is_excused {
-            return;
-        }
-        let now = self.sim.now();
+    fn check_empty(&self, now: TrueTime) {
         for (index, node) in self.nodes.iter().enumerate() {
             let is_left = node.with_server(|server| server.standing(now, &self.name).is_some());
             if is_left {
@@ -280,44 +296,69 @@ fn strike(scene: &Arc<Scene>, processes: &[usize]) {
     let index = sim.choose(scene.nodes.len() as u32) as usize;
     let node = &scene.nodes[index];
     let until = (sim.now() + sim.between(MS, 2 * scene.plan.lease())).min(scene.plan.heals_at);
-    let all = blows.pause + blows.kill + blows.cut + blows.deafen + blows.stall + blows.forget;
-    let mut chosen = sim.choose(all.max(1));
-    let mut falls = |weight: u32| {
-        let falls = chosen < weight;
-        chosen = chosen.wrapping_sub(weight);
-        falls
-    };
-    if falls(blows.pause) {
-        sim.note(|| format!("p{process}: stands still until {:.6}", until as f64 / 1e9));
-        sim.pause(process);
-        let (sim, resumed) = (sim.clone(), sim.clone());
-        sim.at(until, move || resumed.resume(process));
-    } else if falls(blows.kill) {
-        if !sim.is_dead(process) {
+    let lasts_long = until.saturating_sub(sim.now()) > scene.plan.lease() / 2;
+    match blows.draw(sim) {
+        None | Some(Blow::Delete) => {}
+        Some(Blow::Pause) => {
+            sim.note(|| format!("p{process}: stands still until {:.6}", until as f64 / 1e9));
+            sim.pause(process);
+            let (sim, resumed) = (sim.clone(), sim.clone());
+            sim.at(until, move || resumed.resume(process));
+        }
+        Some(Blow::Kill) if sim.is_dead(process) => {}
+        Some(Blow::Kill) => {
             sim.note(|| format!("p{process}: dies"));
-            lock(&scene.judge).is_excused = true;
+            scene.excuse();
             scene.nodes.iter().for_each(|node| node.silence(process));
             sim.kill(process);
         }
-    } else if falls(blows.cut) {
-        node.cut(process);
-    } else if falls(blows.deafen) {
-        node.deafen(process);
-    } else if falls(blows.stall) {
-        sim.note(|| format!("node {index}: stands still until {:.6}", until as f64 / 1e9));
-        let mut judge = lock(&scene.judge);
-        let is_again = judge.stalled & (1 << index) != 0;
-        judge.stalled |= 1 << index;
-        judge.is_excused |= is_again || until - sim.now() > scene.plan.lease() / 2;
-        drop(judge);
-        node.stall(until);
-    } else if falls(blows.forget) {
-        sim.note(|| format!("node {index}: starts with nothing"));
-        node.forget();
-        if sim.chance(300) {
-            let next = (index + 1) % scene.nodes.len();
-            sim.note(|| format!("node {next}: starts with nothing too"));
-            scene.nodes[next].forget();
+        Some(Blow::Cut) => node.cut(process),
+        Some(Blow::Deafen) => node.deafen(process),
+        Some(Blow::Stall) => {
+            sim.note(|| format!("node {index}: stands still until {:.6}", until as f64 / 1e9));
+            let mut judge = lock(&scene.judge);
+            let is_again = judge.stalled & (1 << index) != 0;
+            judge.stalled |= 1 << index;
+            judge.is_excused |= is_again || lasts_long;
+            drop(judge);
+            node.stall(until);
+        }
+        Some(Blow::Forget) => {
+            sim.note(|| format!("node {index}: starts with nothing"));
+            node.forget();
+            if sim.chance(300) {
+                let next = (index + 1) % scene.nodes.len();
+                sim.note(|| format!("node {next}: starts with nothing too"));
+                scene.nodes[next].forget();
+            }
+        }
+        Some(Blow::Part) => {
+            // As many as leave it a majority, or one fewer, from each process's own place on.
+            scene.excuse();
+            let nodes = scene.nodes.len();
+            let cut_off = (nodes - 1) / 2 + sim.choose(2) as usize;
+            for node in (0..cut_off).map(|next| &scene.nodes[(index + next) % nodes]) {
+                node.part(process, Parting::draw(sim, until));
+            }
+        }
+        Some(Blow::Rewind) => {
+            let to = sim.now().saturating_sub(sim.between(0, scene.plan.lease()));
+            sim.note(|| format!("node {index}: starts with what it had at {:.6}", to as f64 / 1e9));
+            scene.excuse();
+            node.rewind(to);
+        }
+        Some(Blow::Evict) => {
+            // One node is a minority of three; of two there is none.
+            if scene.nodes.len() > 2 {
+                sim.note(|| "node 0: its ballot is evicted".into());
+                scene.excuse();
+                scene.nodes[0].evict_counter(&scene.name);
+            }
+        }
+        Some(Blow::Step) => {
+            let Some(stepper) = scene.stepper else { return };
+            scene.excuse();
+            stepper.strike(sim, node, scene.plan.heals_at, || {});
         }
     }
 }

@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use tenure::internals::protocol::{Seat, lease};
+use tenure::internals::protocol::{Rule, Seat, lease};
 
+use super::blows::Blows;
 use super::clock::{MS, SECOND, TrueTime};
 use super::executor::Sim;
 
@@ -29,11 +30,21 @@ pub enum Regime {
     Storm,
     /// The server forgets everything now and then, or an operator deletes a key. Exclusion is not promised then; the rest is.
     Forgetting,
+    /// Processes are cut off for a while, one way or both, and nobody is told.
+    Parted,
+    /// The server goes back to what it was a while ago. Exclusion is not promised then; the rest is.
+    Rewinding,
+    /// A key of a lock disappears: what is held, or the counter of its tokens.
+    Evicting,
+    /// The server's clock is set ahead, and back.
+    Stepping,
+    /// What arrives, arrives when a lease, a request's time or a wait ends, or just beside it.
+    Brink,
 }
 
 impl Regime {
-    /// All of them.
-    pub const ALL: [Self; 9] = [
+    /// All of them. New ones come last, so that what an earlier one is called by stays.
+    pub const ALL: [Self; 14] = [
         Self::Quiet,
         Self::Lossy,
         Self::Slow,
@@ -43,7 +54,22 @@ impl Regime {
         Self::Tiny,
         Self::Storm,
         Self::Forgetting,
+        Self::Parted,
+        Self::Rewinding,
+        Self::Evicting,
+        Self::Stepping,
+        Self::Brink,
     ];
+
+    /// That of a seed: they take turns.
+    pub fn of(seed: u64) -> Self {
+        Self::ALL[(seed % Self::ALL.len() as u64) as usize]
+    }
+
+    /// That of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|regime| format!("{regime:?}") == name)
+    }
 }
 
 /// What the network does to one message; shares in thousandths.
@@ -55,6 +81,8 @@ pub struct Faults {
     pub late: (u32, TrueTime),
     /// How many arrive at the very moment when a lease ends, or just beside it.
     pub edge: u32,
+    /// How many requests, and replies, arrive when the time that was given to them is over, or just beside that.
+    pub limit: u32,
     /// Requests that disappear, with everything after them on that connection.
     pub lose_request: u32,
     /// Replies that disappear, with everything after them on that connection.
@@ -77,6 +105,7 @@ impl Faults {
         latency: (20_000, 2 * MS),
         late: (0, 0),
         edge: 0,
+        limit: 0,
         lose_request: 0,
         lose_reply: 0,
         refuse: 0,
@@ -85,27 +114,6 @@ impl Faults {
         repeat_wake: 0,
         late_wake: (0, 0),
     };
-}
-
-/// What happens to whole processes, connections and the server: how likely each is, against the others.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Blows {
-    /// How many at most.
-    pub most: u64,
-    /// A process stops for a while.
-    pub pause: u32,
-    /// A process dies.
-    pub kill: u32,
-    /// The connection of requests is cut.
-    pub cut: u32,
-    /// The connection of messages is cut.
-    pub deafen: u32,
-    /// The server stops for a while.
-    pub stall: u32,
-    /// The server starts again with nothing.
-    pub forget: u32,
-    /// An operator deletes a lock's key.
-    pub delete: u32,
 }
 
 /// The kind of a lock, and its numbers.
@@ -131,6 +139,17 @@ impl Sort {
             3 => Self::RwLock,
             4 => Self::Semaphore(2 + sim.choose(4)),
             _ => Self::Reentrant,
+        }
+    }
+
+    /// What the server is asked for it, by one that takes least.
+    pub const fn rule(self) -> Rule {
+        match self {
+            Self::Mutex => Rule::Mutex,
+            Self::Fair => Rule::Queue(Seat::FAIR),
+            Self::RwLock => Rule::Queue(Seat::READER),
+            Self::Semaphore(permits) => Rule::Queue(Seat::permits(permits, 1)),
+            Self::Reentrant => Rule::Reentrant,
         }
     }
 
@@ -175,6 +194,10 @@ pub struct Plan {
     pub unrenewed: u32,
     /// How many of a thousand holds go on until their lease is over.
     pub overstay: u32,
+    /// How many of a thousand waits end just when a lease does.
+    pub brink: u32,
+    /// By how much a clock is set ahead and back again at most.
+    pub step: TrueTime,
     /// Until when there are faults.
     pub heals_at: TrueTime,
     /// From when on everything must happen at once.
@@ -220,6 +243,8 @@ impl Plan {
             cancel: 250,
             unrenewed: 150,
             overstay: 50,
+            brink: 0,
+            step: 0,
             heals_at: 0,
             strict_from: 0,
         };
@@ -287,10 +312,36 @@ impl Plan {
                 plan.faults.late_wake = (300, 2 * SECOND);
                 plan.blows = Blows { most: 4, forget: 3, delete: 3, cut: 1, ..none };
             }
+            Regime::Parted => {
+                plan.ttl = ttl(300 * MS, 10 * SECOND);
+                plan.processes = 2 + sim.choose(2) as usize;
+                plan.faults = Faults { edge: 50, ..quiet };
+                plan.blows = Blows { most: 6, part: 6, cut: 1, ..none };
+                plan.overstay = 200;
+            }
+            Regime::Rewinding => {
+                plan.blows = Blows { most: 4, rewind: 5, cut: 1, ..none };
+            }
+            Regime::Evicting => {
+                plan.faults.edge = 20;
+                plan.blows = Blows { most: 4, delete: 2, evict: 3, ..none };
+            }
+            Regime::Stepping => {
+                plan.ttl = ttl(300 * MS, 20 * SECOND);
+                plan.step = sim.between(10 * MS, 600 * SECOND);
+                plan.blows = Blows { most: 4, step: 1, ..none };
+            }
+            Regime::Brink => {
+                plan.ttl = ttl(300 * MS, 5 * SECOND);
+                plan.processes = 2 + sim.choose(2) as usize;
+                plan.faults = Faults { edge: 100, limit: 60, ..quiet };
+                (plan.unrenewed, plan.overstay, plan.brink) = (300, 400, 500);
+            }
         }
         if regime != Regime::Quiet {
             plan.heals_at = sim.between(200 * MS, 3 * plan.lease() + SECOND);
-            plan.strict_from = plan.heals_at + plan.lease() + RECOVERY;
+            // A lease that was set by a clock which is set back since ends so much later.
+            plan.strict_from = plan.heals_at + plan.step + plan.lease() + RECOVERY;
         }
         plan
     }

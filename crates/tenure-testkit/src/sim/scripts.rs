@@ -23,16 +23,21 @@ impl Scripts {
         Self(mini)
     }
 
+    /// Runs the script that answers `op`.
+    pub fn run(&self, now: Now, op: &Op) -> (Value, Vec<(String, String)>) {
+        self.0.set_clock(now.unix_us);
+        let Scripted { text, keys, args } = Scripted::new(op);
+        let (keys, args): (Vec<&str>, Vec<&str>) =
+            (keys.iter().map(String::as_str).collect(), args.iter().map(String::as_str).collect());
+        self.0.script(text, &keys, &args)
+    }
+
     /// Runs the script that answers `op`, which is to say what its twin has said.
     ///
     /// # Errors
     /// In what the two differ.
     pub fn compare(&self, now: Now, op: &Op, said: &(Answer, Option<Wake>)) -> Result<(), String> {
-        self.0.set_clock(now.unix_us);
-        let Scripted { text, keys, args } = Scripted::new(op);
-        let (keys, args): (Vec<&str>, Vec<&str>) =
-            (keys.iter().map(String::as_str).collect(), args.iter().map(String::as_str).collect());
-        let (value, messages) = self.0.script(text, &keys, &args);
+        let (value, messages) = self.run(now, op);
         let answer = read(&sent(value.clone()), op);
         let wake = messages.first().map(|(_, message)| heard(message, op.rule));
         let is_same_wake = match op.rule {
@@ -49,6 +54,11 @@ impl Scripts {
     /// An operator deletes a lock's key.
     pub fn delete(&self, name: &LockName) {
         self.0.command(&[b"DEL", name.as_str().as_bytes()]);
+    }
+
+    /// The counter of a lock's tokens is evicted.
+    pub fn evict_counter(&self, name: &LockName) {
+        self.0.command(&[b"DEL", format!("tenure:fence:{{{}}}", name.as_str()).as_bytes()]);
     }
 
     /// Starts again with nothing.

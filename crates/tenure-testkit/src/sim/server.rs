@@ -20,6 +20,19 @@ pub struct Server {
     scripts: Option<Scripts>,
     /// Where the two first differed.
     difference: Option<String>,
+    /// What each request has changed, where the server may go back to what it was.
+    past: Option<Vec<Past>>,
+    /// By how much its clock is off, for having been set.
+    off: i64,
+}
+
+/// One request, and what it found.
+#[derive(Debug)]
+struct Past {
+    at: TrueTime,
+    now: Now,
+    op: Op,
+    before: State,
 }
 
 /// What stands at a lock's key.
@@ -104,6 +117,9 @@ impl Server {
             Some(state) => state,
             None => self.locks.entry(op.name.clone()).or_default(),
         };
+        if let Some(past) = &mut self.past {
+            past.push(Past { at, now, op: op.clone(), before: state.clone() });
+        }
         let answer = protocol::apply(state, now, op);
         if let Some(scripts) = &self.scripts {
             self.difference = scripts.compare(now, op, &answer).err();
@@ -134,6 +150,47 @@ impl Server {
         if let Some(scripts) = &self.scripts {
             scripts.delete(name);
         }
+    }
+
+    /// The counter of a lock's tokens is evicted; the lock stays.
+    pub fn evict_counter(&mut self, name: &LockName) {
+        if let Some(state) = self.locks.get_mut(name) {
+            state.fence = None;
+        }
+        if let Some(scripts) = &self.scripts {
+            scripts.evict_counter(name);
+        }
+    }
+
+    /// Remembers from now on what it was.
+    pub fn remember(&mut self) {
+        self.past.get_or_insert_default();
+    }
+
+    /// What was written after a moment is lost: a replica takes over that had no more, or the end of a log is missing.
+    pub fn rewind(&mut self, to: TrueTime) {
+        let Some(past) = &mut self.past else { return };
+        while let Some(lost) = past.pop_if(|lost| lost.at > to) {
+            self.locks.insert(lost.op.name, lost.before);
+        }
+        if let Some(scripts) = &self.scripts {
+            scripts.forget();
+            for kept in past {
+                scripts.run(kept.now, &kept.op);
+            }
+        }
+    }
+
+    /// Sets the clock so that it is off by this much. By how much it has moved.
+    pub fn set_off(&mut self, off: i64) -> i64 {
+        let by = off - std::mem::replace(&mut self.off, off);
+        self.clock = self.clock.stepped(by);
+        by
+    }
+
+    /// By how much its clock is off.
+    pub fn off(&self) -> i64 {
+        self.off
     }
 
     /// Starts again with nothing.

@@ -225,6 +225,7 @@ impl Task {
             // Who was called begins with what its place has left.
             fresh_if_called: (wait / 2).saturating_sub(margin),
             grace: grace.as_nanos() as TrueTime,
+            is_renewed: options.renewal == Renewal::Automatic && options.max_hold.is_none(),
         }
     }
 
@@ -445,7 +446,7 @@ impl Task {
                 outcome
             }
             _ => {
-                let limit = Duration::from_nanos(sim.between(0, 2 * plan.ttl.as_nanos() as TrueTime));
+                let limit = self.limit(name);
                 let most = if limit.is_zero() { locks.options().op_timeout } else { limit };
                 let Some(outcome) = self.cut_short(cut, wish.try_lock_for(limit)).await else {
                     return Ok(None);
@@ -453,12 +454,24 @@ impl Task {
                 let giving_back = if name.is_some() { 0 } else { plan.names };
                 self.check_in_time(cut, since, begun, most + locks.options().op_timeout * giving_back);
                 match outcome {
-                    // No answer can have come by then.
-                    Err(error) if error.is_unreachable() && limit < ROUND_TRIP => Ok(None),
+                    // No answer can have come by then; of several, what is left for the second may be as little.
+                    Err(error) if error.is_unreachable() && (limit < ROUND_TRIP || name.is_none()) => {
+                        Ok(None)
+                    }
                     outcome => outcome,
                 }
             }
         }
+    }
+
+    /// How long to wait: as long as it comes, or until a lease ends, a little more or less.
+    fn limit(&self, name: Option<&LockName>) -> Duration {
+        let (sim, plan) = (self.sim(), self.workload.plan);
+        let edge = if sim.chance(plan.brink) { name.and_then(|name| self.oracle().edge(name)) } else { None };
+        Duration::from_nanos(match edge.filter(|edge| *edge > sim.now()) {
+            Some(edge) => (edge + sim.between(0, 6 * MS)).saturating_sub(sim.now() + 3 * MS),
+            None => sim.between(0, 2 * plan.ttl.as_nanos() as TrueTime),
+        })
     }
 
     /// A call with a limit ends within it, unless its process stood still or nobody looked.

@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex};
 use tenure::internals::locks;
 use tenure::{LockName, Options, Owner};
 
+use super::blows::{Blow, Stepper};
 use super::chooser::{Chooser, Rng};
 use super::clock::{Clock, MS, SECOND, TrueTime};
 use super::executor::{OUTSIDE, Process, Sim, Stop, lock};
-use super::network::Network;
-use super::oracle::{Oracle, Violation};
+use super::network::{Network, Parting};
+use super::oracle::Oracle;
 use super::regime::{Plan, RECOVERY, Regime, Sort};
+use super::report::Report;
 use super::workload::{Present, Task, Workload};
 
 /// So many polls, and something turns in circles.
@@ -19,59 +21,31 @@ const STEPS: u64 = 200_000;
 
 const ENDING: &str = "everything ends";
 
-/// What became of a schedule.
-#[derive(Clone, Debug)]
-pub struct Report {
-    /// Which it was.
-    pub seed: u64,
-    /// Its numbers.
-    pub plan: Plan,
-    /// What went wrong first.
-    pub violation: Option<Violation>,
-    /// Differs when anything that happened differs.
-    pub hash: u64,
-    /// Polls.
-    pub steps: u64,
-    /// Guards handed out.
-    pub grants: u64,
-    /// How much time passed in it.
-    pub lasted: TrueTime,
-    /// What happened, if it was asked for.
-    pub log: Vec<(TrueTime, String)>,
-}
-
-impl Report {
-    /// The trace as a person reads it.
-    pub fn trace(&self) -> String {
-        self.log.iter().map(|(at, what)| format!("{:12.6}  {what}\n", *at as f64 / 1e9)).collect()
-    }
-}
-
-/// The regime of a seed: they take turns.
-pub fn regime(seed: u64) -> Regime {
-    Regime::ALL[(seed % Regime::ALL.len() as u64) as usize]
-}
-
-/// Runs the schedule of a seed.
+/// Runs the schedule of a seed, in the regime whose turn it is.
 pub fn run(seed: u64) -> Report {
-    World::new(seed, None, false).run()
+    run_in(Regime::of(seed), seed)
+}
+
+/// Runs the schedule of a seed in a regime.
+pub fn run_in(regime: Regime, seed: u64) -> Report {
+    World::new(regime, seed, None, false).run()
 }
 
 /// Runs a schedule of a seed in which all locks are of one kind.
 pub fn run_of(sort: Sort, seed: u64) -> Report {
-    World::new(seed, Some(sort), false).run()
+    World::new(Regime::of(seed), seed, Some(sort), false).run()
 }
 
 /// Runs the schedule of a seed on a server that runs the scripts as well: any difference is a violation.
 pub fn run_scripts(seed: u64) -> Report {
-    let world = World::new(seed, None, false);
+    let world = World::new(Regime::of(seed), seed, None, false);
     world.network.run_scripts();
     world.run()
 }
 
-/// Runs the schedule of a seed and writes down what happens.
-pub fn replay(seed: u64) -> Report {
-    World::new(seed, None, true).run()
+/// Runs the schedule of a seed in a regime and writes down what happens.
+pub fn replay(regime: Regime, seed: u64) -> Report {
+    World::new(regime, seed, None, true).run()
 }
 
 struct World {
@@ -84,19 +58,24 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u64, only: Option<Sort>, keep_log: bool) -> Self {
+    fn new(regime: Regime, seed: u64, only: Option<Sort>, keep_log: bool) -> Self {
         let sim = Sim::new(Chooser::seeded(Rng::new(seed).next()));
         if keep_log {
             sim.keep_log();
         }
-        let mut plan = Plan::draw(&sim, regime(seed));
+        let mut plan = Plan::draw(&sim, regime);
         if let Some(sort) = only {
             (plan.kinds, plan.both) = ([sort; 2], 0);
         }
         sim.note(|| format!("{plan:?}"));
-        let clock = || Clock { offset: sim.between(0, 100_000 * SECOND), ppm: drift(&sim, plan.ppm) };
+        // Far enough from zero to be set back.
+        let start = if plan.step > 0 { 100_000 * SECOND } else { 0 };
+        let clock = || Clock { offset: start + sim.between(0, 100_000 * SECOND), ppm: drift(&sim, plan.ppm) };
         let oracle = Oracle::new(&sim, &plan);
         let network = Network::new(&sim, &oracle, clock(), plan.faults);
+        if plan.blows.rewind > 0 {
+            network.remember();
+        }
         let processes = (0..plan.processes).map(|_| sim.process(clock(), seed)).collect();
         Self { seed, sim, oracle, network, plan, processes }
     }
@@ -119,12 +98,9 @@ impl World {
             left: Mutex::new(0),
         };
         let workload = Arc::new(workload);
-        let blows = Blower {
-            sim: self.sim.clone(),
-            network: self.network.clone(),
-            plan: self.plan,
-            workload: Arc::clone(&workload),
-        };
+        let (sim, network, plan) = (self.sim.clone(), self.network.clone(), self.plan);
+        let stepper = if plan.step > 0 { Some(Stepper::draw(&sim, plan.step)) } else { None };
+        let blows = Blower { sim, network, plan, stepper, workload: Arc::clone(&workload) };
         self.people(&workload);
         if self.plan.heals_at > 0 {
             let ids = self.processes.iter().map(|process| process.id()).collect();
@@ -138,6 +114,7 @@ impl World {
         Report {
             seed: self.seed,
             plan: self.plan,
+            nodes: 1,
             violation: self.oracle.violation(),
             hash: self.sim.hash(),
             steps: self.sim.steps(),
@@ -177,7 +154,11 @@ impl World {
         if self.oracle.violation().is_some() {
             return;
         }
-        let settled = self.sim.now().max(self.plan.heals_at + RECOVERY) + 250 * MS;
+        // What a server has again that was given back before it went back, or has set too far ahead, only time ends.
+        let blows = self.plan.blows;
+        let calm =
+            if blows.rewind + blows.step > 0 { self.plan.strict_from } else { self.plan.heals_at + RECOVERY };
+        let settled = self.sim.now().max(calm) + 250 * MS;
         self.sim.run(settled, STEPS);
         if self.oracle.violation().is_some() {
             return;
@@ -217,6 +198,7 @@ struct Blower {
     sim: Sim,
     network: Network,
     plan: Plan,
+    stepper: Option<Stepper>,
     workload: Arc<Workload>,
 }
 
@@ -238,48 +220,70 @@ impl Blower {
 
     fn strike(&self, processes: &[usize]) {
         let process = processes[self.sim.choose(processes.len() as u32) as usize];
-        let blows = self.plan.blows;
-        let mut chosen = self.sim.choose(
-            (blows.pause + blows.kill + blows.cut + blows.deafen + blows.stall + blows.forget + blows.delete)
-                .max(1),
-        );
-        let mut falls = |weight: u32| {
-            let falls = chosen < weight;
-            chosen = chosen.wrapping_sub(weight);
-            falls
-        };
-        if falls(blows.pause) {
-            let until = self.until();
-            self.sim.note(|| format!("p{process}: stands still until {:.6}", until as f64 / 1e9));
-            self.sim.pause(process);
-            let sim = self.sim.clone();
-            self.sim.at(until, move || {
-                sim.note(|| format!("p{process}: goes on"));
-                sim.resume(process);
-            });
-        } else if falls(blows.kill) {
-            if self.sim.is_dead(process) {
-                return;
-            }
-            self.sim.note(|| format!("p{process}: dies"));
-            self.network.silence(process);
-            self.sim.kill(process);
-        } else if falls(blows.cut) {
-            self.network.cut(process);
-        } else if falls(blows.deafen) {
-            self.network.deafen(process);
-        } else if falls(blows.stall) {
-            let until = self.until();
-            self.sim.note(|| format!("server: stands still until {:.6}", until as f64 / 1e9));
-            self.network.stall(until);
-        } else if falls(blows.forget) {
-            self.sim.note(|| "server: forgets everything".into());
-            self.network.forget();
-        } else if falls(blows.delete) {
+        let name = || {
             let names = &self.workload.names;
-            let name = &names[self.sim.choose(names.len() as u32) as usize];
-            self.sim.note(|| format!("server: an operator deletes {}", name.as_str()));
-            self.network.delete(name);
+            &names[self.sim.choose(names.len() as u32) as usize]
+        };
+        match self.plan.blows.draw(&self.sim) {
+            None => {}
+            Some(Blow::Pause) => {
+                let until = self.until();
+                self.sim.note(|| format!("p{process}: stands still until {:.6}", until as f64 / 1e9));
+                self.sim.pause(process);
+                let sim = self.sim.clone();
+                self.sim.at(until, move || {
+                    sim.note(|| format!("p{process}: goes on"));
+                    sim.resume(process);
+                });
+            }
+            Some(Blow::Kill) if self.sim.is_dead(process) => {}
+            Some(Blow::Kill) => {
+                self.sim.note(|| format!("p{process}: dies"));
+                self.network.silence(process);
+                self.sim.kill(process);
+            }
+            Some(Blow::Cut) => self.network.cut(process),
+            Some(Blow::Deafen) => self.network.deafen(process),
+            Some(Blow::Stall) => {
+                let until = self.until();
+                self.sim.note(|| format!("server: stands still until {:.6}", until as f64 / 1e9));
+                self.network.stall(until);
+            }
+            Some(Blow::Forget) => {
+                self.sim.note(|| "server: forgets everything".into());
+                self.network.forget();
+            }
+            Some(Blow::Delete) => {
+                let name = name();
+                self.sim.note(|| format!("server: {} is deleted", name.as_str()));
+                self.network.delete(name);
+            }
+            Some(Blow::Part) => {
+                let until = self.until();
+                self.network.part(process, Parting::draw(&self.sim, until));
+            }
+            Some(Blow::Rewind) => {
+                let now = self.sim.now();
+                let to = now.saturating_sub(self.sim.between(0, self.plan.lease()));
+                self.sim.note(|| format!("server: is again what it was at {:.6}", to as f64 / 1e9));
+                self.network.rewind(to);
+            }
+            Some(Blow::Evict) => {
+                let name = name();
+                self.sim.note(|| format!("server: the counter of {} is evicted", name.as_str()));
+                self.network.evict_counter(name);
+            }
+            Some(Blow::Step) => {
+                let Some(stepper) = self.stepper else { return };
+                let (network, workload) = (self.network.clone(), Arc::clone(&self.workload));
+                // What has lapsed by now does not live again when the clock is set back.
+                let sweep = move || {
+                    for (name, sort) in workload.names.iter().zip(workload.plan.kinds) {
+                        network.sweep(name, sort.rule());
+                    }
+                };
+                stepper.strike(&self.sim, &self.network, self.plan.heals_at, sweep);
+            }
         }
     }
 

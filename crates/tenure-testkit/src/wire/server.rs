@@ -198,11 +198,12 @@ fn op(keys: &[&str], args: &[&str]) -> Op {
 fn reply(op: &Op, answer: &Answer) -> Vec<u8> {
     let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
     let left = |left_ms: Option<u64>| format!(":{}\r\n", left_ms.map_or(-1, |left_ms| left_ms as i64));
+    let line = |rest: &str| bulk(&format!("{} {} {rest}", op.owner, op.request)).into_bytes();
     let rest = match answer {
-        Answer::Held { fence } => vec![bulk("held"), bulk(&fence.to_string())],
+        Answer::Held { fence } => return line(&format!("held {fence}")),
+        Answer::Released { .. } => return line("released"),
         Answer::Busy { holder, left_ms } => vec![bulk("busy"), bulk(holder), left(*left_ms)],
         Answer::Free => vec![bulk("free")],
-        Answer::Released { .. } => vec![bulk("released"), bulk("")],
         Answer::Found(found) => {
             let holder = &found.holders[0];
             vec![bulk("found"), bulk("mutex"), bulk(&holder.value), left(holder.left_ms)]

@@ -5,6 +5,7 @@
 //! arrive when its sender has long given up. What must hold all the same: no two grants have the same token, and whoever begins
 //! to ask after a grant is known gets a higher one. Where leases are kept, there is one holder at a time as well.
 
+use smallvec::{SmallVec, smallvec};
 use stateright::{Checker, HasDiscoveries, Model, Property};
 use tenure::internals::protocol::{
     Answer, Bind, Data, Entry, Fence, Now, Op, Rule, State, Verb, Whose, apply, ours,
@@ -69,7 +70,7 @@ struct Place {
     /// Which clients count it among their votes.
     votes: u8,
     /// On their way to it; in order, so that equal worlds are equal.
-    letters: Vec<Letter>,
+    letters: SmallVec<[Letter; 6]>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -102,12 +103,13 @@ enum Phase {
     },
 }
 
+/// Small: tens of millions of them are kept.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct World {
     /// Sorted: which of them is which makes no difference.
-    nodes: Vec<Place>,
+    nodes: SmallVec<[Place; 3]>,
     /// Attempts begun, and what became of the last.
-    clients: Vec<(u8, Phase)>,
+    clients: SmallVec<[(u8, Phase); 2]>,
     /// The tokens of all grants.
     granted: u32,
     /// A token was given twice, or was not above one that was known when it was asked for.
@@ -304,8 +306,8 @@ impl Model for Quorum {
 
     fn init_states(&self) -> Vec<World> {
         vec![World {
-            nodes: vec![Place::default(); self.nodes],
-            clients: vec![(0, Phase::Idle); self.attempts.len()],
+            nodes: smallvec![Place::default(); self.nodes],
+            clients: smallvec![(0, Phase::Idle); self.attempts.len()],
             granted: 0,
             is_broken: false,
         }]

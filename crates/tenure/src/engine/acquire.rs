@@ -259,7 +259,8 @@ async fn in_line(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resul
     loop {
         let mut silence = None;
         if engine.lines.may_ask(&ask) {
-            match before(engine, limit, ask.once(true, within(engine, limit, &ask))).await {
+            let asked = before(engine, limit, pin!(ask.once(true, within(engine, limit, &ask)))).await;
+            match asked {
                 Some(Asked::Held(held)) if held.is_live() => return Ok(Some(held)),
                 Some(Asked::Held(held)) => {
                     drop(held);
@@ -273,7 +274,8 @@ async fn in_line(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resul
             }
         }
         let mut place = engine.lines.join(engine, &ask, silence);
-        match before(engine, limit, place.granted()).await {
+        let granted = before(engine, limit, pin!(place.granted())).await;
+        match granted {
             Some(Some(Ok(held))) if held.is_live() => return Ok(Some(held)),
             // It was granted, and this future was not polled until the lease had passed: the turn is gone.
             Some(Some(Ok(held))) => drop(held),
@@ -290,18 +292,24 @@ async fn in_line(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resul
 async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Result<Option<Held>> {
     let mut ask = Arc::new(ask);
     let (mut heard_at, mut attempt) = (engine.now(), 0);
+    // When the last answer came, if it was no. It is one for as long as the next may take.
+    let (mut busy_at, op_timeout) = (None::<Moment>, ask.options.op_timeout);
+    let is_busy = |busy_at: Option<Moment>| busy_at.is_some_and(|at| engine.now().since(at) < op_timeout);
     loop {
-        let place = match before(engine, limit, ask.once(true, within(engine, limit, &ask))).await {
+        let asked = before(engine, limit, pin!(ask.once(true, within(engine, limit, &ask)))).await;
+        let place = match asked {
             Some(Asked::Held(held)) if held.is_live() => return Ok(Some(held)),
             Some(Asked::Waiting(place)) => place,
             Some(Asked::Refused(error)) => return Err(error),
+            None if is_busy(busy_at) => return Ok(None),
             None => return Err(ask.silent(not_in_time())),
-            // The server is in grace, and lets nobody take a place.
+            // The server is in grace, or another program's lock is there: nobody can take a place.
             Some(Asked::Busy { left_ms, .. }) => {
                 let left = left_ms.map_or(Duration::MAX, |left_ms| Duration::from_millis(left_ms + 1));
                 let until = engine.now() + engine.jittered(backoff(attempt)).min(left);
                 attempt += 1;
                 heard_at = engine.now();
+                busy_at = Some(heard_at);
                 if let Some(limit) = limit.filter(|limit| until >= *limit) {
                     engine.runtime.sleep_until(limit).await;
                     return Ok(None);
@@ -320,16 +328,22 @@ async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resu
                 };
                 let until = engine.now() + engine.jittered(backoff(attempt));
                 attempt += 1;
-                let out_of_patience = until.since(heard_at) >= ask.options.patience;
-                if out_of_patience || limit.is_some_and(|limit| until >= limit) {
+                let is_over = limit.is_some_and(|limit| until >= limit);
+                // Nothing went wrong, as far as is known: the limit left the last question no time.
+                if is_over && matches!(failure, Failure::Unknown(_)) && is_busy(busy_at) {
+                    return Ok(None);
+                }
+                if is_over || until.since(heard_at) >= ask.options.patience {
                     return Err(ask.silent(failure));
                 }
+                busy_at = None;
                 engine.runtime.sleep_until(until).await;
                 continue;
             }
         };
         let mut stub = engine.desks.join(engine, &ask, place);
-        match before(engine, limit, stub.turn()).await {
+        let turn = before(engine, limit, pin!(stub.turn())).await;
+        match turn {
             Some(Some(Ok(Turn::Held(held)))) if held.is_live() => return Ok(Some(held)),
             // Granted to a future that was not polled in time, or a place that lapsed unheard of: back to the end.
             Some(Some(Ok(turn))) => drop(turn),
@@ -339,7 +353,7 @@ async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resu
         }
         drop(stub);
         ask = Arc::new(ask.anew());
-        (heard_at, attempt) = (engine.now(), 0);
+        (heard_at, attempt, busy_at) = (engine.now(), 0, None);
     }
 }
 
@@ -354,12 +368,12 @@ fn within(engine: &Engine, limit: Option<Moment>, ask: &Ask) -> Duration {
 }
 
 /// The future's output, unless the limit comes first. The future is looked at first, also when both are there.
-async fn before<F: Future>(engine: &Engine, limit: Option<Moment>, future: F) -> Option<F::Output> {
+async fn before<F: Future + Unpin>(engine: &Engine, limit: Option<Moment>, future: F) -> Option<F::Output> {
     let timer = match limit {
         Some(limit) => engine.runtime.sleep_until(limit),
         None => Box::pin(pending()),
     };
-    match select(pin!(future), timer).await {
+    match select(future, timer).await {
         Either::Left((output, _)) => Some(output),
         Either::Right(_) => None,
     }

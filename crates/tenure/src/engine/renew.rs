@@ -223,11 +223,10 @@ impl Task {
         }
         let next = match &answer {
             Ok(answer) => {
-                if let Some(reason) = lease.refusal(answer) {
-                    return lease.lose(&self.engine, reason);
-                }
-                if renews {
-                    lease.renewed(sent, now, ttl);
+                match lease.refusal(answer) {
+                    Some(reason) if !planted(Bug::RefusalIgnored) => return lease.lose(&self.engine, reason),
+                    None if renews => lease.renewed(sent, now, ttl),
+                    _ => {}
                 }
                 first_due(&lease)
             }

@@ -35,6 +35,10 @@ const BATCH: usize = 256;
 /// So many grants are remembered whose waiter has not yet heard its own number.
 const EARLY: usize = 256;
 
+/// In place of a time: all places are due, or whoever has it is.
+const ALL: Moment = Moment(0);
+const SOON: Moment = Moment(1);
+
 /// The desks of one engine, by full name.
 #[derive(Default)]
 pub(super) struct Desks {
@@ -54,8 +58,9 @@ impl Desks {
         });
         let Waiting { ticket, sent, retry_at } = place;
         let mut queue = desk.queue();
-        let waiter =
-            Waiter { ask: Arc::clone(ask), sent, wait: lease::wait(ask.options.lease()), turn: sender };
+        let may_have_missed = queue.hears_from.is_some_and(|from| sent <= from);
+        let wait = lease::wait(ask.options.lease());
+        let waiter = Waiter { ask: Arc::clone(ask), sent, wait, may_have_missed, turn: sender };
         queue.refresh_at = queue.refresh_at.min(waiter.refresh_at());
         queue.waiters.insert(ticket, waiter);
         queue.retry_at = earlier(queue.retry_at, retry_at);
@@ -115,13 +120,15 @@ struct Queue {
     /// When the first in line should ask, because somebody's lease is over.
     retry_at: Option<Moment>,
     silence: Option<(Moment, Failure)>,
+    /// Since when messages have been heard without a gap; not yet, or not any more, if nobody listens.
+    hears_from: Option<Moment>,
     closed: bool,
 }
 
 impl Default for Queue {
     fn default() -> Self {
-        let refresh_at = Moment(u64::MAX);
-        Self { waiters: BTreeMap::new(), refresh_at, retry_at: None, silence: None, closed: false }
+        let (waiters, refresh_at) = (BTreeMap::new(), Moment(u64::MAX));
+        Self { waiters, refresh_at, retry_at: None, silence: None, hears_from: None, closed: false }
     }
 }
 
@@ -131,12 +138,14 @@ struct Waiter {
     sent: Moment,
     /// For how long it kept the place.
     wait: Duration,
+    /// Its place was given before messages were heard, and it was told after: it may hold by now.
+    may_have_missed: bool,
     turn: oneshot::Sender<Result<Turn>>,
 }
 
 impl Waiter {
     fn refresh_at(&self) -> Moment {
-        self.sent + self.wait / 3
+        if self.may_have_missed { SOON } else { self.sent + self.wait / 3 }
     }
 }
 
@@ -245,7 +254,10 @@ impl Server {
                 Event::Bell => self.hand_out_early(),
                 Event::Time => {}
                 Event::Message(Some(message)) => self.hear(message),
-                Event::Message(None) => self.ears = None,
+                Event::Message(None) => {
+                    self.ears = None;
+                    self.desk.queue().hears_from = None;
+                }
                 Event::Refreshed(refreshed) => {
                     self.judge(refreshed);
                     self.hand_out_early();
@@ -263,7 +275,7 @@ impl Server {
         match self.engine.store.listen(&self.desk.name, rule, within).await {
             Ok(ears) => {
                 self.ears = Some(ears);
-                self.desk.queue().refresh_at = Moment(0);
+                self.hears_from_now();
             }
             Err(failure) => {
                 // Until then, refreshing has to do.
@@ -271,6 +283,12 @@ impl Server {
                 debug!(target: "tenure", lock = %self.desk.name, %failure, "not subscribed");
             }
         }
+    }
+
+    /// What was said before was missed, also of places that nobody here has heard of yet.
+    fn hears_from_now(&self) {
+        let mut queue = self.desk.queue();
+        (queue.refresh_at, queue.hears_from) = (ALL, Some(self.engine.now()));
     }
 
     fn first<T>(&self, what: impl FnOnce(&Ask) -> T) -> Option<T> {
@@ -283,7 +301,7 @@ impl Server {
         let mut queue = self.desk.queue();
         let mut due: Vec<u64> = Vec::new();
         if now >= queue.refresh_at {
-            let all = queue.refresh_at == Moment(0);
+            let all = queue.refresh_at == ALL;
             let mut next = Moment(u64::MAX);
             for (ticket, waiter) in &queue.waiters {
                 let at = waiter.refresh_at();
@@ -393,7 +411,7 @@ impl Server {
     fn note(&self, ticket: u64, sent: Moment, wait: Duration) {
         let mut queue = self.desk.queue();
         if let Some(waiter) = queue.waiters.get_mut(&ticket) {
-            (waiter.sent, waiter.wait) = (sent, wait);
+            (waiter.sent, waiter.wait, waiter.may_have_missed) = (sent, wait, false);
             let at = waiter.refresh_at();
             queue.refresh_at = queue.refresh_at.min(at);
         }
@@ -447,8 +465,9 @@ impl Server {
                     self.hear_of(ticket);
                 }
             }
-            // Nothing that a queue of ours says, or something may have been missed: ask.
-            Wake::Free { .. } | Wake::Reconnected => self.desk.queue().refresh_at = Moment(0),
+            // Nothing that a queue of ours says: ask.
+            Wake::Free { .. } => self.desk.queue().refresh_at = ALL,
+            Wake::Reconnected => self.hears_from_now(),
         }
     }
 
@@ -473,7 +492,8 @@ impl Server {
         let Some(ask) = known else { return };
         let left = lease::deadline(sent, now, wait).since(now);
         let terms = ask.options.terms();
-        if left >= wait / 2 + ask.options.grace && !terms.doubt_messages() {
+        let is_enough = left >= wait / 2 + ask.options.grace || planted(Bug::CalledWithTooLittle);
+        if is_enough && !terms.doubt_messages() {
             self.grant(ticket, sent, wait);
         } else if self.asked.insert(ticket) {
             // The whole lease first.

@@ -27,7 +27,8 @@ pub fn margin(ttl: Duration) -> Duration {
     if planted(Bug::NoMargin) {
         return Duration::ZERO;
     }
-    ttl / 100 + Duration::from_millis(2)
+    let rounding = if planted(Bug::NoRounding) { Duration::ZERO } else { Duration::from_millis(2) };
+    ttl / 100 + rounding
 }
 
 /// How long a place is kept: a waiter that turns into a holder and dies must not cost more than a holder does.
@@ -55,7 +56,7 @@ pub fn whole_at(granted: Moment, ttl: Duration) -> Moment {
 
 /// How long after a failed renewal the next is tried.
 pub fn retry_after(ttl: Duration) -> Duration {
-    ttl / 12
+    if planted(Bug::NoRetryPause) { Duration::ZERO } else { ttl / 12 }
 }
 
 /// How long one attempt to renew may take: short enough that at least two are made before the lease is lost.

@@ -7,8 +7,9 @@
 --        release owner request ballot whose channel publish
 --                whose: mine | anyone                publish: PUBLISH, or SPUBLISH on a cluster that has it
 --        inspect owner request
--- Reply  { owner, request, answer, ... }, where the answer is one of
---        held token            busy holder left_ms     free       released unheard
+-- Reply  { owner, request, answer, ... }, and held and released as one string, with spaces, because a list takes longer;
+--        where the answer is one of
+--        held token            busy holder left_ms     free       released [unheard]
 --        found mutex holder left_ms unheard            mismatch kind [capacity]
 --        behind ballot         ahead
 --        left_ms: -1 where there is no TTL
@@ -60,13 +61,12 @@ if verb == 'acquire' then
   end
   local ttl_ms, ballot, token = ARGV[4], ARGV[5], held
   if ballot == '' and not held then
-    -- assign: above the last token and not below the clock. Written before the lock itself, and as an integer, where Lua
-    -- would write 1.8e+15.
+    -- assign: above the last token and not below the clock. Written before the lock itself, and put together from digits,
+    -- because to format a number of this size takes longer than to read a key.
     local time = redis.call('TIME')
-    local next = time[1] * 1000000 + time[2]
-    token = string.format('%.0f', next)
+    token = time[1] .. string.sub('00000' .. time[2], -6)
     local last = redis.call('SET', counter, token, 'PX', '3600000', 'GET')
-    if last and (tonumber(last) or 0) >= next then
+    if last and (tonumber(last) or 0) >= tonumber(token) then
       token = string.format('%.0f', last + 1)
       redis.call('SET', counter, token, 'PX', '3600000')
     end
@@ -88,7 +88,7 @@ if verb == 'acquire' then
     -- A ballot accepted anew by its own holder must not shorten the lease either.
     local left = held and redis.call('PTTL', lock) or 0
     redis.call('SET', lock, owner .. '#' .. token, 'PX', left > tonumber(ttl_ms) and left or ttl_ms)
-    return { owner, request, 'held', token }
+    return owner .. ' ' .. request .. ' held ' .. token
   end
   -- The same grant again.
   verb = 'renew'
@@ -100,7 +100,7 @@ if verb == 'renew' then
     if redis.call('PTTL', lock) < tonumber(ARGV[4]) then
       redis.call('PEXPIRE', lock, ARGV[4])
     end
-    return { owner, request, 'held', held }
+    return owner .. ' ' .. request .. ' held ' .. held
   end
   return theirs or { owner, request, 'free' }
 end
@@ -113,6 +113,11 @@ if verb == 'release' then
     local stored = redis.call('GET', counter)
     local raised = tonumber(ballot) >= (tonumber(stored or '') or 0) and ballot or stored
     redis.call('SET', counter, raised, 'PX', '2592000000')
+    -- standing_for: it gives back what was taken with its ballot or a lower one. The owner may have asked again since, and
+    -- that request may have come first.
+    if held and whose == 'mine' and tonumber(held) > tonumber(ballot) then
+      return { owner, request, 'busy', value, redis.call('PTTL', lock) }
+    end
   end
   if whose == 'mine' then
     if not held then
@@ -124,18 +129,22 @@ end
 
 -- inspect, and what a release of anyone ends.
 local answer
-if by then
-  answer = { owner, request, 'released' }
-elseif value then
+if not by then
+  if not value then
+    return theirs or { owner, request, 'free' }
+  end
   answer = { owner, request, 'found', 'mutex', value, redis.call('PTTL', lock) }
   by = value
-else
-  return theirs or { owner, request, 'free' }
 end
 if verb == 'release' then
   redis.call('DEL', lock)
   -- By pcall: a release stays a release where the user has no right to the channel.
   local told = redis.pcall(ARGV[7], ARGV[6], by)
-  answer[#answer + 1] = type(told) == 'table' and told.err or ''
+  local unheard = type(told) == 'table' and told.err or ''
+  if not answer and unheard == '' then
+    return owner .. ' ' .. request .. ' released'
+  end
+  answer = answer or { owner, request, 'released' }
+  answer[#answer + 1] = unheard
 end
 return answer

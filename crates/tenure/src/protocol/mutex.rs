@@ -76,7 +76,8 @@ pub(super) fn assign(state: &mut State, now: Now) -> u64 {
 pub(super) fn assign_above(state: &mut State, now: Now, above: u64) -> u64 {
     let last = state.fence.as_ref().map_or(0, |fence| fence.value).max(above);
     let next = now.unix_us.max(last + 1);
-    state.fence = Some(Entry { value: next, expires_ms: Some(now.ms + FENCE_MS) });
+    let kept_ms = if planted(Bug::CounterForgotten) { 0 } else { FENCE_MS };
+    state.fence = Some(Entry { value: next, expires_ms: Some(now.ms + kept_ms) });
     next
 }
 
@@ -90,8 +91,12 @@ fn accept(state: &mut State, now: Now, ballot: u64) -> Result<(), Answer> {
     if ballot > now.unix_us.saturating_add(BALLOT_AHEAD_US) {
         return Err(Answer::Ahead);
     }
-    state.fence = Some(Entry { value: ballot, expires_ms: Some(now.ms + BALLOT_MS) });
+    state.fence = Some(Entry { value: ballot, expires_ms: Some(now.ms + ballot_ms()) });
     Ok(())
+}
+
+fn ballot_ms() -> u64 {
+    if planted(Bug::BallotForgotten) { 0 } else { BALLOT_MS }
 }
 
 fn renew(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64) -> Answer {
@@ -121,9 +126,9 @@ fn release(state: &mut State, now: Now, owner: &Owner, fence: Fence, whose: Whos
         // Also where nothing is held: the acquire that this undoes may still be on its way.
         let stored = state.fence.as_ref().map_or(0, |fence| fence.value);
         let raised = stored.max(ballot);
-        state.fence = Some(Entry { value: raised, expires_ms: Some(now.ms + BALLOT_MS) });
+        state.fence = Some(Entry { value: raised, expires_ms: Some(now.ms + ballot_ms()) });
     }
-    match (standing(state, now, owner), whose) {
+    match (standing_for(state, now, owner, fence), whose) {
         (Standing::Nothing, _) => (Answer::Free, None),
         (Standing::Mine { .. }, Whose::Mine) => {
             state.lock = None;
@@ -135,6 +140,21 @@ fn release(state: &mut State, now: Now, owner: &Owner, fence: Fence, whose: Whos
         }
         (Standing::Theirs(answer), Whose::Mine) => (answer, None),
         (_, Whose::Anyone) => force(state, now, is_own),
+    }
+}
+
+/// A release with a ballot gives back what was taken with it or with a lower one: the owner may have asked again since, and that
+/// request may have come first.
+fn standing_for(state: &State, now: Now, owner: &Owner, fence: Fence) -> Standing {
+    match (standing(state, now, owner), fence, &state.lock) {
+        (
+            Standing::Mine { fence: held },
+            Fence::Ballot(ballot),
+            Some(lock @ Entry { value: Data::Text(value), .. }),
+        ) if held > ballot && !planted(Bug::UndoOutlivesRetry) => {
+            Standing::Theirs(Answer::Busy { holder: value.clone(), left_ms: lock.left_ms(now) })
+        }
+        (standing, ..) => standing,
     }
 }
 
@@ -315,6 +335,18 @@ mod tests {
             bench.acquire_with(&b, 100, Fence::Ballot(clock + 9)),
             Answer::Behind { ballot: clock + 9 }
         );
+    }
+
+    #[test]
+    fn a_release_with_a_ballot_leaves_what_its_owner_took_with_a_higher_one() {
+        let ((a, _), mut bench) = (owners(), Bench::new());
+        let clock = bench.now.unix_us;
+        let undo = |ballot| Verb::Release { hold: 1, fence: Fence::Ballot(ballot), whose: Whose::Mine };
+        fence(bench.acquire_with(&a, 100, Fence::Ballot(clock + 5)));
+        let left = Answer::Busy { holder: format!("{a}#{}", clock + 5), left_ms: Some(100) };
+        assert_eq!(bench.ask(&a, undo(clock + 4)), (left, None));
+        assert!(matches!(bench.renew(&a, 100), Answer::Held { .. }));
+        assert_eq!(bench.ask(&a, undo(clock + 5)).0, Answer::Released { left: 0 });
     }
 
     #[test]

@@ -16,7 +16,8 @@
 --        inspect owner request header capacity channel publish
 --        header: #1:KIND:CAPACITY, where KIND is fair mutex, read-write lock or semaphore
 --        publish: PUBLISH, or SPUBLISH on a cluster that has it
--- Reply  { owner, request, answer, ... }, where the answer is one of
+-- Reply  { owner, request, answer, ... }, and held, waiting and released as one string, with spaces, because a list takes
+--        longer; where the answer is one of
 --        held token            waiting ticket retry_in_ms      busy holder left_ms        free        released
 --        places mark retry_in_ms ticket...                     mismatch kind [capacity]
 --        found kind capacity { holder, left_ms, weight ... } { waiter, left_ms, weight ... }
@@ -42,7 +43,10 @@ if verb == 'release' and not looks then
   if own[1] and own[3] and call('ZCARD', lock) < 6 then
     -- Behind the two members of the header, two or three are its own.
     call('DEL', lock)
-    return { owner, request, tonumber(own[2]) >= now and 'released' or 'free' }
+    if tonumber(own[2]) < now then
+      return { owner, request, 'free' }
+    end
+    return owner .. ' ' .. request .. ' released'
   end
 end
 
@@ -280,9 +284,9 @@ if verb == 'acquire' and not number then
   local lets_in = not waits and used + weight <= capacity
   if lets_in or wait_ms then
     -- assign: above the last token, which is above each number here while it is kept, and not below the clock. Written
-    -- before the ticket, and as an integer, where Lua would write 1.8e+15.
+    -- before the ticket, and put together from digits, because to format a number of this size takes long.
     local ticket = now_us
-    number = string.format('%.0f', ticket)
+    number = time[1] .. string.sub('00000' .. time[2], -6)
     local last = tonumber(call('SET', counter, number, 'PX', '3600000', 'GET') or '')
     if not last and not is_new then
       last = tonumber(call('ZRANGE', lock, '(8e15', '1e14', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')[2])
@@ -301,7 +305,7 @@ if verb == 'acquire' and not number then
       call('ZADD', lock, weight + 8e15, '+' .. owner)
     end
     if is_new or lets_in then
-      call('ZADD', lock, -mark, header, -used, '#used', number, owner, due, ends)
+      call('ZADD', lock, lets_in and '-' .. number or -mark, header, -used, '#used', number, owner, due, ends)
       mark_was, used_was = mark, used
     else
       call('ZADD', lock, number, owner, due, ends)
@@ -382,6 +386,10 @@ if granted then
   local told = #others > 0 and redis.pcall(ARGV[7], ARGV[6], table.concat(others, ','))
   if type(told) == 'table' then
     answer[#answer + 1] = told.err
+    return answer
   end
+end
+if answer[3] == 'held' or answer[3] == 'waiting' or answer[3] == 'released' then
+  return table.concat(answer, ' ')
 end
 return answer

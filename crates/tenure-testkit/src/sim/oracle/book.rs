@@ -18,6 +18,10 @@ pub(super) struct Book {
     pub(super) waits: Vec<Wait>,
     /// Who was let in by the request that is judged, and as what.
     let_in: Vec<(u64, Owner)>,
+    /// The places at a lock before each request, where the server may go back.
+    past: Vec<(TrueTime, LockName, Vec<Place>)>,
+    /// When the server last did what may have ended leases without their owners' doing.
+    pub(super) shaken_at: TrueTime,
     pub(super) next_id: u64,
     pub(super) plan: Plan,
     pub(super) longest_ms: u64,
@@ -42,6 +46,7 @@ pub(super) struct Lock {
 }
 
 /// One owner's place at a lock.
+#[derive(Clone)]
 pub(super) struct Place {
     pub(super) owner: Owner,
     pub(super) process: ProcessId,
@@ -69,6 +74,10 @@ pub(super) struct Owned {
     pub(super) granted_at: TrueTime,
     pub(super) set_at: TrueTime,
     pub(super) lapses: TrueTime,
+    /// That may be earlier than it was told: see [`Book::doubt`].
+    pub(super) is_doubted: bool,
+    /// Its place is there again, because the server went back to what it was.
+    pub(super) is_back: bool,
     /// It has only a place.
     pub(super) waits: bool,
     /// When somebody else's request let it in.
@@ -95,6 +104,11 @@ pub(super) enum End {
 }
 
 impl Place {
+    /// Whether it is the same place at another time.
+    fn is_of(&self, other: &Self) -> bool {
+        (&self.owner, self.number) == (&other.owner, other.number)
+    }
+
     /// How many holds its owner has, where they are counted.
     pub(super) fn count(&self) -> u32 {
         self.live.len() as u32 + self.detached
@@ -141,6 +155,8 @@ impl Book {
             holds: Vec::new(),
             waits: Vec::new(),
             let_in: Vec::new(),
+            past: Vec::new(),
+            shaken_at: 0,
             next_id: 0,
             plan: *plan,
             longest_ms: plan.ttl.as_millis() as u64,
@@ -271,6 +287,7 @@ impl Book {
             self.let_in.push((token, owner.clone()));
         }
         self.check_count(at, executed, owner);
+        self.trust(executed, owner, token, is_new);
         let acquired = matches!(executed.op.verb, Verb::Acquire { .. });
         let renewed = matches!(executed.op.verb, Verb::Renew { .. });
         let owned = self.owned(at, executed, owner, token, lapses);
@@ -309,6 +326,7 @@ impl Book {
         } else {
             self.check_place_kept(at, name, owner, number);
         }
+        self.trust(executed, owner, number, is_new);
         let owned = self.owned(at, executed, owner, number, lapses);
         (owned.waits, owned.was_called) = (true, true);
         news.push(owner.clone());
@@ -378,6 +396,84 @@ impl Book {
         }
     }
 
+    /// Remembers what the places are before a request, where the server may go back to that.
+    pub(super) fn remember(&mut self, at: TrueTime, name: &LockName) {
+        if self.plan.blows.rewind > 0
+            && let Some(lock) = self.locks.get(name)
+        {
+            self.past.push((at, name.clone(), lock.places.clone()));
+        }
+    }
+
+    /// The server is what it was at a moment: who had a place then has it again, and nobody else. Returns what locks that changed.
+    pub(super) fn rewind(&mut self, at: TrueTime, to: TrueTime) -> Vec<LockName> {
+        let mut then: BTreeMap<LockName, Vec<Place>> = BTreeMap::new();
+        while let Some((_, name, places)) = self.past.pop_if(|(at, ..)| *at > to) {
+            then.insert(name, places);
+        }
+        for (name, places) in &then {
+            self.force(at, name, |now| !places.iter().any(|then| then.is_of(now)));
+            let Some(lock) = self.locks.get_mut(name) else { continue };
+            let kept = std::mem::take(&mut lock.places);
+            for place in places {
+                let is_kept = kept.iter().any(|now| place.is_of(now));
+                if let Some(owned) = self.owners.get_mut(&place.owner) {
+                    (owned.token, owned.lapses, owned.waits) = (place.number, place.lapses, !place.holds);
+                    (owned.let_in_at, owned.is_back) = (None, true);
+                    owned.ended = if is_kept { None } else { Some((at, End::Forced)) };
+                }
+                lock.places.push(place.clone());
+            }
+            lock.open_since = None;
+            lock.changed(at);
+        }
+        then.into_keys().collect()
+    }
+
+    /// What the guards of this lock were told of their leases may be more than they have: nothing is held against them until the
+    /// server sets a lease anew.
+    pub(super) fn doubt(&mut self, name: &LockName) {
+        let places = self.locks.get(name).into_iter().flat_map(|lock| &lock.places);
+        let guards = self.holds.iter_mut().filter(|hold| hold.name == *name);
+        let guards = guards.map(|hold| {
+            hold.is_doubted = true;
+            &hold.owner
+        });
+        for owner in places.map(|place| &place.owner).chain(guards) {
+            if let Some(owned) = self.owners.get_mut(owner) {
+                owned.is_doubted = true;
+            }
+        }
+    }
+
+    /// A lease may have been set anew. Of a reentrant owner that says nothing of its other holds.
+    fn trust(&mut self, executed: &Executed<'_>, owner: &Owner, token: u64, is_new: bool) {
+        if matches!(executed.op.verb, Verb::Refresh { wait_ms: 0, .. }) {
+            return;
+        }
+        let is_one = self.locks.get(&executed.op.name).is_some_and(|lock| lock.sort != Sort::Reentrant);
+        if let Some(owned) = self.owners.get_mut(owner) {
+            owned.is_doubted &= !is_new && !is_one;
+            owned.is_back &= !is_new;
+        }
+        let guards =
+            self.holds.iter_mut().filter(|hold| is_one && hold.owner == *owner && hold.token == token);
+        guards.for_each(|hold| hold.is_doubted = false);
+    }
+
+    /// The server's clock was set: leases end when it says so now, some of them at once.
+    pub(super) fn retime(&mut self, at: TrueTime, lapses: impl Fn(&LockName, &Owner) -> Option<TrueTime>) {
+        for (name, lock) in &mut self.locks {
+            for place in &mut lock.places {
+                place.lapses = lapses(name, &place.owner).unwrap_or(at).max(at);
+                lock.edge = place.lapses;
+                if let Some(owned) = self.owners.get_mut(&place.owner) {
+                    owned.lapses = place.lapses;
+                }
+            }
+        }
+    }
+
     fn owned(
         &mut self,
         at: TrueTime,
@@ -394,6 +490,8 @@ impl Book {
             granted_at: at,
             set_at: at,
             lapses,
+            is_doubted: false,
+            is_back: false,
             waits: false,
             let_in_at: None,
             told_at: None,

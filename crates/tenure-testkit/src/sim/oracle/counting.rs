@@ -37,7 +37,7 @@ impl Oracle {
     pub fn held_by(&self, name: &LockName, owner: &Owner) -> Vec<u64> {
         let book = lock(&self.book);
         let guards = book.holds.iter().filter(|hold| hold.owner == *owner && hold.name == *name);
-        guards.filter(|hold| !hold.is_forced && hold.is_held()).map(|hold| hold.id).collect()
+        guards.filter(|hold| !hold.is_excused() && hold.is_held()).map(|hold| hold.id).collect()
     }
 
     /// `hold_count` said this; these guards held before it was asked, and some of them still do.

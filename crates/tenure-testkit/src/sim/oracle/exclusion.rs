@@ -21,7 +21,7 @@ impl Book {
         let most = u64::from(lock.sort.capacity());
         let others = || {
             self.holds.iter().filter(|hold| {
-                hold.name == *name && hold.owner != *owner && !hold.is_forced && hold.is_held()
+                hold.name == *name && hold.owner != *owner && !hold.is_excused() && hold.is_held()
             })
         };
         let used: u64 = others().map(|hold| u64::from(hold.weight)).sum();
@@ -44,6 +44,8 @@ impl Book {
         let Some(lock) = self.locks.get(name) else { return };
         let (used, most) = (lock.used(), u64::from(lock.sort.capacity()));
         let weight = lock.place(owner).map_or(1, |place| place.weight);
+        // It had this number before, and others have had greater ones since.
+        let is_back = self.owners.get(owner).is_some_and(|owned| owned.is_back);
         if used > most {
             self.accuse(
                 at,
@@ -52,16 +54,18 @@ impl Book {
             );
         }
         self.check_room(at, name, owner, weight);
-        self.check_grown(at, name, token);
+        if !is_back {
+            self.check_grown(at, name, token);
+        }
         self.check_turn(at, name, owner);
     }
 
     /// The guards that an owner's lease is for: not those of an earlier life, which was ended for it.
     pub(super) fn guards_of<'a>(&'a self, owner: &'a Owner) -> impl Iterator<Item = &'a Hold> {
         let token = self.owners.get(owner).map(|owned| owned.token);
-        self.holds
-            .iter()
-            .filter(move |hold| hold.owner == *owner && !(hold.is_forced && token != Some(hold.token)))
+        self.holds.iter().filter(move |hold| {
+            hold.owner == *owner && !hold.is_doubted && !(hold.is_forced && token != Some(hold.token))
+        })
     }
 
     /// A lease is over in true time: its guards must have known. `only`: one of them.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tenure::{LockName, Owner};
 
 use super::book::{Book, End};
+use super::progress::TELLING;
 use super::{Claim, Hold, Oracle};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{ProcessId, Sim, lock};
@@ -40,6 +41,8 @@ pub struct Told {
     pub fresh_if_called: Duration,
     /// How long before the end of the lease its loss is announced.
     pub grace: TrueTime,
+    /// Whether it is renewed by itself for as long as it is held.
+    pub is_renewed: bool,
 }
 
 /// How often a grant that took too long is asked for again.
@@ -78,6 +81,44 @@ impl Book {
 }
 
 impl Oracle {
+    /// What guards hold may be gone, without their doing: whoever renews is told when it asks next.
+    pub(super) fn will_tell(&self) {
+        let at = self.sim.now();
+        let mut book = lock(&self.book);
+        book.shaken_at = at;
+        let ttl = book.plan.ttl.as_nanos() as TrueTime;
+        // After a third of the lease, and where that attempt failed because the connection ended, a twelfth more.
+        let told_at = at + ttl / 3 + ttl / 12 + book.plan.drift() + TELLING;
+        let guards = book.holds.iter().filter(|hold| hold.is_renewed && (hold.is_forced || hold.is_doubted));
+        let guards: Vec<u64> = guards.map(|hold| hold.id).collect();
+        drop(book);
+        for id in guards {
+            let oracle = self.clone();
+            self.sim.at(told_at, move || oracle.has_told(id, at));
+        }
+    }
+
+    fn has_told(&self, id: u64, since: TrueTime) {
+        let at = self.sim.now();
+        let mut book = lock(&self.book);
+        if book.shaken_at > since {
+            // What is gone may have gone with what came later.
+            return;
+        }
+        let Some(hold) = book.holds.iter().find(|hold| hold.id == id) else { return };
+        let place = book.locks.get(&hold.name).and_then(|lock| lock.place(&hold.owner));
+        let is_there = place.is_some_and(|place| place.holds && place.lapses > since);
+        if !is_there && hold.is_held() && self.sim.ran_since(hold.process, since) {
+            let what = format!(
+                "the guard of {} says that it holds {}, {} ms after the server has lost it",
+                hold.owner,
+                hold.name,
+                (at - since) / MS
+            );
+            book.accuse(at, HONESTY, what);
+        }
+    }
+
     /// A task got a guard.
     pub fn granted(
         &self,
@@ -104,6 +145,7 @@ impl Oracle {
         }
         let grace = told.grace;
         let mut is_forced = book.is_forced(owner);
+        let is_doubted = book.owners.get(owner).is_some_and(|owned| owned.is_doubted);
         if let Some(owned) = book.owners.get_mut(owner) {
             owned.detached = owned.detached.saturating_sub(u32::from(told.is_resumed));
             (owned.told_at, owned.let_go_at) = (Some(at), None);
@@ -122,6 +164,8 @@ impl Oracle {
             weight,
             grace,
             is_forced,
+            is_doubted,
+            is_renewed: told.is_renewed,
             process,
             claim: weak,
             was_lost,
@@ -204,7 +248,7 @@ impl Holding {
             if hold.was_lost {
                 book.accuse(at, HONESTY, format!("a guard of {} was lost, and holds again", self.owner));
             }
-            if !hold.is_forced {
+            if !hold.is_excused() {
                 book.check_covered(at, &hold);
                 book.check_room(at, &hold.name, &self.owner, hold.weight);
             }

@@ -80,6 +80,10 @@ struct Hold {
     grace: TrueTime,
     /// The server ended it without its doing: it cannot know yet.
     is_forced: bool,
+    /// It may have been told of a longer lease than it has.
+    is_doubted: bool,
+    /// It asks whether it still holds, by and by.
+    is_renewed: bool,
     process: ProcessId,
     claim: Weak<dyn Claim>,
     /// It was seen lost, which is final.
@@ -146,6 +150,7 @@ impl Oracle {
         let at = self.sim.now();
         let mut book = lock(&self.book);
         book.settle(at, &executed.op.name, &self.sim);
+        book.remember(at, &executed.op.name);
         book.check_untouched(at, executed);
         let mut news = Vec::new();
         book.note(at, executed, &self.sim, &mut news);
@@ -200,6 +205,48 @@ impl Oracle {
         let mut book = lock(&self.book);
         book.settle(at, name, &self.sim);
         book.force(at, name, |_| true);
+        drop(book);
+        self.will_tell();
+    }
+
+    /// The server is what it was at a moment.
+    pub fn rewound(&self, to: TrueTime) {
+        let at = self.sim.now();
+        let mut book = lock(&self.book);
+        let names: Vec<LockName> = book.locks.keys().cloned().collect();
+        names.iter().for_each(|name| book.settle(at, name, &self.sim));
+        for name in book.rewind(at, to) {
+            book.doubt(&name);
+            book.settle(at, &name, &self.sim);
+        }
+        drop(book);
+        self.watch_all();
+        self.will_tell();
+    }
+
+    /// The server's clock was set, ahead or back, and by that leases end at these moments.
+    pub fn stepped(&self, is_ahead: bool, lapses: impl Fn(&LockName, &Owner) -> Option<TrueTime>) {
+        let at = self.sim.now();
+        let mut book = lock(&self.book);
+        let names: Vec<LockName> = book.locks.keys().cloned().collect();
+        names.iter().for_each(|name| book.settle(at, name, &self.sim));
+        book.retime(at, lapses);
+        for name in names.iter().filter(|_| is_ahead) {
+            book.doubt(name);
+            book.force(at, name, |place| place.lapses <= at);
+        }
+        drop(book);
+        self.watch_all();
+        self.will_tell();
+    }
+
+    /// Looks again at every lease that is set.
+    fn watch_all(&self) {
+        let book = lock(&self.book);
+        let owners = book.locks.values().flat_map(|lock| lock.places.iter().map(|place| place.owner.clone()));
+        let owners: Vec<Owner> = owners.collect();
+        drop(book);
+        owners.into_iter().for_each(|owner| self.watch(owner));
     }
 
     /// A lease is over, unless it was set anew since.
@@ -221,6 +268,11 @@ impl Oracle {
 }
 
 impl Hold {
+    /// Whether it may believe in what it does not have.
+    fn is_excused(&self) -> bool {
+        self.is_forced || self.is_doubted
+    }
+
     fn is_held(&self) -> bool {
         self.claim.upgrade().is_some_and(|claim| claim.is_held())
     }

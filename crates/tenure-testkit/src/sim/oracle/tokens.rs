@@ -2,7 +2,7 @@
 
 use tenure::{LockName, Owner};
 
-use super::book::Book;
+use super::book::{Book, Owned};
 use crate::sim::clock::TrueTime;
 use crate::sim::regime::Sort;
 
@@ -42,8 +42,10 @@ impl Book {
     ) {
         let owned = self.owners.get(owner);
         let given = owned.map(|owned| owned.token);
-        if self.is_forced(owner) || owned.is_some_and(|owned| owned.taken.contains(&token)) {
-            // It comes late, after the grant of somebody who was let in beside it.
+        let is_late = |owned: &Owned| owned.taken.contains(&token) || owned.is_doubted || owned.is_back;
+        if self.is_forced(owner) || owned.is_some_and(is_late) {
+            // It comes late, after the grant of somebody who was let in beside it; or it is counted beside a hold that came back, and
+            // has its token.
             return;
         }
         if given != Some(token) {

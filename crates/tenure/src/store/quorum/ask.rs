@@ -1,8 +1,6 @@
 //! What is asked of the members: acquire, renew, release, look.
 
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
@@ -28,7 +26,6 @@ impl Inner {
         self.longest_ms.fetch_max(ttl_ms, std::sync::atomic::Ordering::Relaxed);
         let longest = self.longest();
         let hold = self.holds.of(&op.owner, sent, sent + within + ttl);
-        hold.asks();
         let mut ballot = hold.propose(self.runtime.unix_micros(), 0);
         let mut round = Round::voting(self, &hold, longest);
         for (index, member) in self.members.iter().enumerate() {
@@ -98,48 +95,52 @@ impl Inner {
 
     /// Gives back what an acquisition may have taken, also where its answer never came. Whether nothing is left.
     async fn undo(self: &Arc<Self>, round: &mut Round, op: &Op, hold: &Arc<Hold>, part: Duration) -> bool {
-        let mut undo = Round::new(self, 0);
+        let (mut undo, release) = (Round::new(self, 0), self.release_of(op, hold));
         for index in 0..self.members.len() {
             let is_there = !planted(Bug::UndoOfGrantsOnly)
                 || matches!(round.words[index], Word::Said(Answer::Held { .. }));
             if hold.may_be_at(index) && is_there {
-                undo.ask(index, self.release_of(op, hold), part);
+                undo.ask(index, release.clone(), part);
             }
         }
         let all = |words: &[Word], is_last| (is_last || !words.contains(&Word::Pending)).then_some(());
         undo.gather(all).await;
-        self.go_on_releasing(&mut undo, op, hold)
+        self.go_on_releasing(&mut undo, &release, hold)
     }
 
     /// Releases on and on where a release was not answered. Whether there was no such member.
-    fn go_on_releasing(self: &Arc<Self>, round: &mut Round, op: &Op, hold: &Arc<Hold>) -> bool {
+    fn go_on_releasing(self: &Arc<Self>, round: &mut Round, release: &Op, hold: &Arc<Hold>) -> bool {
         let mut all_answered = true;
         for index in 0..self.members.len() {
             let is_unheard = matches!(round.words[index], Word::Pending | Word::Silent { .. });
             if is_unheard && hold.may_be_at(index) {
                 all_answered = false;
                 let first = round.take(index);
-                let (quorum, op, hold) = (Arc::clone(self), op.clone(), Arc::clone(hold));
-                let asked = *hold.asked();
-                let task = async move { quorum.release_at(index, first, &op, &hold, asked).await };
+                let (quorum, release, hold) = (Arc::clone(self), release.clone(), Arc::clone(hold));
+                let task = async move { quorum.release_at(index, first, release, &hold).await };
                 self.runtime.spawn(task.boxed());
             }
         }
         all_answered
     }
 
-    /// Releases at one member until it answers, until nothing can be left there, or until it is asked for again: then that is
-    /// given back, and not by us.
+    /// Releases at one member until it answers, until nothing can be left there, or until the owner has asked again: then that is
+    /// given back, by whoever asked. What is on its way by then may arrive after the new question; its ballot spares that.
     async fn release_at(
         self: &Arc<Self>,
         index: usize,
         first: Option<BoxFuture<'static, Said>>,
-        op: &Op,
+        release: Op,
         hold: &Arc<Hold>,
-        asked: u64,
     ) {
         const WITHIN: Duration = Duration::from_secs(1);
         const PAUSE: Duration = Duration::from_millis(100);
+        let has_asked_again = || match release.verb {
+            Verb::Release { fence: Fence::Ballot(ballot), .. } => {
+                hold.ballot() > ballot && !planted(Bug::UndoOutlivesRetry)
+            }
+            _ => false,
+        };
         let mut said = match first {
             Some(first) => first.await,
             None => Err(Failure::NotSent(Failure::cause("it was not asked yet"))),
@@ -148,22 +149,16 @@ impl Inner {
             if !matches!(said, Err(Failure::NotSent(_) | Failure::Unknown(_)))
                 || !hold.may_be_at(index)
                 || self.runtime.now() >= hold.until()
+                || planted(Bug::UndoneOnce)
             {
                 return;
             }
             let pause = PAUSE * (1 << attempt.min(4)) + Duration::from_millis(self.runtime.random() % 50);
             self.runtime.sleep_until(self.runtime.now() + pause).await;
-            let mut call = self.members[index].ask(self.release_of(op, hold), WITHIN);
-            let sent = poll_fn(|context| {
-                let now_asked = hold.asked();
-                let is_ours = *now_asked == asked || planted(Bug::UndoOutlivesRetry);
-                Poll::Ready(is_ours.then(|| call.poll_unpin(context)))
-            });
-            said = match sent.await {
-                None => return,
-                Some(Poll::Ready(said)) => said,
-                Some(Poll::Pending) => call.await,
-            };
+            if has_asked_again() {
+                return;
+            }
+            said = self.members[index].ask(release.clone(), WITHIN).await;
         }
     }
 
@@ -239,8 +234,7 @@ impl Inner {
         }
         if hold.has_left() {
             // The release may have been there before.
-            let asked = *hold.asked();
-            self.release_at(index, None, op, hold, asked).await;
+            self.release_at(index, None, self.release_of(op, hold), hold).await;
         }
     }
 
@@ -249,37 +243,40 @@ impl Inner {
         let (now, part) = (self.runtime.now(), within / 2);
         let hold = self.holds.known(&op.owner).unwrap_or_else(|| self.unknown_hold(now));
         hold.leave();
+        let release = match whose {
+            Whose::Mine => self.release_of(&op, &hold),
+            Whose::Anyone => op.clone(),
+        };
         let mut round = Round::new(self, self.majority());
         for index in 0..self.members.len() {
-            let op = match whose {
-                Whose::Mine => self.release_of(&op, &hold),
-                Whose::Anyone => op.clone(),
-            };
-            round.ask(index, op, part);
+            round.ask(index, release.clone(), part);
         }
         let verdict = match whose {
             Whose::Mine => round.gather(released).await,
             Whose::Anyone => round.gather(found).await,
         };
         if let (Verdict::Is(_), Whose::Mine) = (&verdict, whose) {
-            self.go_on_releasing(&mut round, &op, &hold);
+            self.go_on_releasing(&mut round, &release, &hold);
             self.holds.forget(&op.owner);
         }
         self.answer(verdict, &round)
     }
 
     /// The request that gives a hold back. Its ballot is at least what a member without one would answer with: a member that has lost
-    /// its ballot must not take that of an old hold for all it has ever seen.
+    /// its ballot must not take that of an old hold for all it has ever seen. A hold whose ballot is not known is given back
+    /// whatever that is.
     fn release_of(&self, op: &Op, hold: &Hold) -> Op {
         let least = self.runtime.unix_micros().saturating_sub(lease::BALLOT_BEHIND_US);
-        let fence = Fence::Ballot(hold.ballot().max(least));
+        let fence = match hold.ballot() {
+            0 => Fence::Assign,
+            ballot => Fence::Ballot(ballot.max(least)),
+        };
         Op { verb: Verb::Release { hold: 0, fence, whose: Whose::Mine }, ..op.clone() }
     }
 
-    /// A hold of which this side knows nothing: taken over, or forgotten. It may be anywhere, and no ballot of it is above the clock.
+    /// A hold of which this side knows nothing: taken over, or forgotten. It may be anywhere, with any ballot.
     fn unknown_hold(&self, now: Moment) -> Arc<Hold> {
         let hold = Hold::default();
-        hold.propose(self.runtime.unix_micros(), 0);
         hold.lasts_until(now + self.longest());
         for index in 0..self.members.len() {
             hold.sent_to(index);

@@ -23,9 +23,6 @@ pub(super) struct Hold {
     until: AtomicU64,
     /// It is being given back.
     has_left: AtomicBool,
-    /// How often it was asked for. Whoever gives back what an earlier question may have left looks here first, and sends what it
-    /// sends while nobody can ask again.
-    asked: Mutex<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -55,16 +52,6 @@ impl Hold {
 
     pub(super) fn ballot(&self) -> u64 {
         self.ballot.load(Ordering::Acquire)
-    }
-
-    /// It is about to be asked for: whatever is not sent by now to give an earlier try back will not be.
-    pub(super) fn asks(&self) {
-        *self.asked() += 1;
-    }
-
-    /// How often it was asked for; nobody asks again while this is held.
-    pub(super) fn asked(&self) -> MutexGuard<'_, u64> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A member has shown this token.

@@ -219,14 +219,17 @@ impl Inner {
         loop {
             let asking = asked_of.is_some();
             let way = match asked_of.take() {
-                None => self.way(slot, deadline).await?,
-                Some(address) => self.way_to(&address, deadline).await?,
+                None => match self.open_way(slot) {
+                    Some(way) => way,
+                    None => self.way(slot, deadline).boxed().await?,
+                },
+                Some(address) => self.way_to(&address, deadline).boxed().await?,
             };
             let manner = Manner { space: way.space, asking, terms };
             let failure = match way.member.node.ask(&way.line, &op, manner, deadline).await {
                 Ok(reply) => {
                     if asking && matches!(op.verb, Verb::Release { .. }) {
-                        self.tell_where_it_was(&op, deadline).await;
+                        self.tell_where_it_was(&op, deadline).boxed().await;
                     }
                     return Ok(reply);
                 }
@@ -248,11 +251,18 @@ impl Inner {
                     turns.is_over = true;
                 }
             }
-            self.turn(&mut turns, deadline, failure).await?;
+            self.turn(&mut turns, deadline, failure).boxed().await?;
         }
     }
 
-    /// The line to the node that serves a slot; waits until there is one.
+    /// The line to the node that serves a slot, if there is one.
+    fn open_way(&self, slot: u16) -> Option<Way> {
+        let (member, space) = self.map().owner(slot)?;
+        let line = member.node.link.open_line()?;
+        Some(Way { member, line, space })
+    }
+
+    /// The same; waits until there is one.
     async fn way(&self, slot: u16, deadline: Moment) -> Result<Way, Failure> {
         loop {
             let (member, space) = self.known(deadline, |map| map.owner(slot)).await?;
@@ -335,8 +345,10 @@ impl Inner {
         let Some(pause) = turns.pause() else { return Ok(()) };
         let until = self.runtime.now() + pause;
         if until >= deadline {
-            let (Failure::NotSent(cause) | Failure::Unknown(cause) | Failure::Refused(cause)) = failure;
-            return Err(Failure::NotSent(cause));
+            let said = failure::said_in(&failure)
+                .map(|said| format!(": {} {}", said.code(), said.details().unwrap_or_default()));
+            let cause = format!("its slot is moving, or its cluster is electing{}", said.unwrap_or_default());
+            return Err(Failure::NotSent(Failure::cause(cause)));
         }
         self.runtime.sleep_until(until).await;
         Ok(())

@@ -17,8 +17,8 @@ pub(super) fn fence(key: &str) -> String {
 /// that of the reentrant kind is named by Redisson's own rule.
 pub(super) fn channel(db: u32, rule: Rule, key: &str) -> String {
     match rule {
-        Rule::Reentrant if key.contains('{') => format!("redisson_lock__channel:{key}"),
-        Rule::Reentrant => format!("redisson_lock__channel:{{{key}}}"),
+        Rule::Reentrant if key.contains('{') => ["redisson_lock__channel:", key].concat(),
+        Rule::Reentrant => ["redisson_lock__channel:{", key, "}"].concat(),
         Rule::Mutex | Rule::Queue(_) => beside(&format!("tenure:wake:{db}:"), key),
     }
 }
@@ -26,12 +26,12 @@ pub(super) fn channel(db: u32, rule: Rule, key: &str) -> String {
 fn beside(prefix: &str, key: &str) -> String {
     if has_tag(key) {
         // The first tag of the whole is the tag of the key.
-        format!("{prefix}={key}")
+        [prefix, "=", key].concat()
     } else if !key.contains('}') {
-        format!("{prefix}{{{key}}}")
+        [prefix, "{", key, "}"].concat()
     } else {
         // Nothing can be made to share its slot; a single server has none, and a cluster keeps no such lock.
-        format!("{prefix}~{key}")
+        [prefix, "~", key].concat()
     }
 }
 

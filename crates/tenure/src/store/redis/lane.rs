@@ -164,6 +164,10 @@ impl Lane {
         if !self.used.load(Ordering::Acquire) {
             return Ok(None);
         }
+        self.pass_beside(name, deadline).boxed().await.map(Some)
+    }
+
+    async fn pass_beside(self: &Arc<Self>, name: &LockName, deadline: Moment) -> Result<Passage, Failure> {
         // Noted before it waits: what comes after it, here, is to come after it there.
         let passage = {
             let mut state = self.state();
@@ -176,7 +180,7 @@ impl Lane {
             let mut settled = pin!(self.settled.notified());
             settled.as_mut().enable();
             if !self.state().here.contains_key(name) {
-                return Ok(Some(Passage::begins(passage)));
+                return Ok(Passage::begins(passage));
             }
             if self.runtime.now() >= deadline {
                 let cause = "an earlier request about it is still on its way by another connection";
@@ -514,7 +518,11 @@ impl Drop for Passage {
 
 /// Whether a reply gives or keeps what replicas have to know of.
 fn is_grant(reply: &Value) -> bool {
-    matches!(reply, Value::Array(parts) if parts.get(2).and_then(bytes) == Some(b"held"))
+    match reply {
+        Value::BulkString(line) => line.split(|byte| *byte == b' ').nth(2) == Some(b"held"),
+        Value::Array(parts) => parts.get(2).and_then(bytes) == Some(b"held"),
+        _ => false,
+    }
 }
 
 /// Whether the server can wait for replicas, and has any.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Poll, Waker};
@@ -90,7 +90,7 @@ impl Line {
     /// Sends a command and waits for its reply. An error of the server is a reply.
     pub(super) async fn ask(&self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         let mut pipe = self.pipe.clone();
-        self.reply(pipe.send_packed_command(command), deadline).await
+        self.reply(pin!(pipe.send_packed_command(command)), deadline).await
     }
 
     /// The same of a server that is about to get the slot that this is about. It listens only if it is told so directly
@@ -101,7 +101,7 @@ impl Line {
         both.cmd("ASKING").add_command(command.clone());
         let replies = pipe.send_packed_commands(&both, 0, 2);
         let last = replies.map(|replies| replies.map(|mut replies| replies.pop().unwrap_or(Value::Nil)));
-        self.reply(last, deadline).await
+        self.reply(pin!(last), deadline).await
     }
 
     /// Sends several commands in one piece, so that nobody else's comes between, and waits for all replies.
@@ -111,15 +111,14 @@ impl Line {
         for command in commands {
             all.add_command(command.clone());
         }
-        self.reply(pipe.send_packed_commands(&all, 0, commands.len()), deadline).await
+        self.reply(pin!(pipe.send_packed_commands(&all, 0, commands.len())), deadline).await
     }
 
     async fn reply<T>(
         &self,
-        reply: impl Future<Output = RedisResult<T>>,
+        mut reply: Pin<&mut impl Future<Output = RedisResult<T>>>,
         deadline: Moment,
     ) -> Result<T, Failure> {
-        let mut reply = pin!(reply);
         let mut ticket = None;
         poll_fn(|cx| {
             if let Poll::Ready(reply) = reply.as_mut().poll(cx) {

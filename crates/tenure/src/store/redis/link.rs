@@ -48,7 +48,7 @@ impl Link {
     pub(super) async fn line(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Line>, Failure> {
         match self.open_line() {
             Some(line) => Ok(line),
-            None => self.wait_for_line(deadline).await,
+            None => self.wait_for_line(deadline).boxed().await,
         }
     }
 

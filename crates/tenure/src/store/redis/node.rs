@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use futures_util::future::{join, join_all};
+use futures_util::future::{FutureExt, join, join_all};
 use redis::Value;
 
 use super::connect::{Connector, command};
@@ -50,7 +50,8 @@ impl Node {
         Self { runtime, link, ears: Ears::new(connector), lane, apart, url }
     }
 
-    /// Carries out a request on this line.
+    /// Carries out a request on this line. What is rare is in a box: it would make the future of every request larger, and
+    /// that takes as long as all else that is done for one here.
     pub(super) async fn ask(
         &self,
         line: &Line,
@@ -59,10 +60,10 @@ impl Node {
         deadline: Moment,
     ) -> Result<Reply, Failure> {
         if let Some(plain) = line.plain.get() {
-            return plain.ask(self, line, op, manner, deadline).await;
+            return plain.ask(self, line, op, manner, deadline).boxed().await;
         }
         let value = if lane::is_for(op, manner) {
-            self.lane.ask(op, manner, deadline).await
+            self.lane.ask(op, manner, deadline).boxed().await
         } else {
             let passage = self.lane.beside(&op.name, deadline).await?;
             let value = run(line, op, manner, deadline).await;
@@ -74,8 +75,8 @@ impl Node {
         };
         let value = match value {
             Err(failure) if failure::forbids_scripts(&failure) => {
-                let plain = Plain::look(line, failure, deadline).await?;
-                return plain.ask(self, line, op, manner, deadline).await;
+                let plain = Plain::look(line, failure, deadline).boxed().await?;
+                return plain.ask(self, line, op, manner, deadline).boxed().await;
             }
             value => value?,
         };
@@ -188,7 +189,7 @@ async fn run(line: &Line, op: &Op, manner: Manner, deadline: Moment) -> Result<V
     let request = Request::new(op, manner.space).guarded(manner.terms);
     if manner.asking {
         // Rare, and it must not take a third round trip.
-        return answered(line, line.ask_for_slot(&request.in_full(), deadline).await?);
+        return answered(line, line.ask_for_slot(&request.in_full(), deadline).boxed().await?);
     }
     // The first request after a reconnect is the question whether a lock is still held, and a server that has forgotten
     // the lock has forgotten the script: it must not take a second round trip to say so.

@@ -15,7 +15,11 @@ pub(super) struct Read {
 
 /// Reads the reply to `op`; the error says what is wrong with it.
 pub(super) fn read(value: &Value, op: &Op) -> Result<Read, &'static str> {
-    let Value::Array(parts) = value else { return Err("a reply that is no list") };
+    let parts = match value {
+        Value::Array(parts) => parts,
+        Value::BulkString(line) => return read_line(line, op),
+        _ => return Err("a reply that is neither list nor string"),
+    };
     let [owner, request, answer, rest @ ..] = &parts[..] else { return Err("a reply that is too short") };
     if bytes(owner) != Some(op.owner.as_str().as_bytes()) {
         return Err("a reply to another owner");
@@ -29,6 +33,34 @@ pub(super) fn read(value: &Value, op: &Op) -> Result<Read, &'static str> {
         Rule::Mutex | Rule::Reentrant => read_answer(answer, rest),
     }
     .ok_or("an answer that is none")
+}
+
+/// What is answered most comes as one string: a list costs the server and us several times as much.
+fn read_line(line: &[u8], op: &Op) -> Result<Read, &'static str> {
+    let line = std::str::from_utf8(line).map_err(|_| "a reply that is no text")?;
+    let mut words = line.split(' ');
+    if words.next() != Some(op.owner.as_str()) {
+        return Err("a reply to another owner");
+    }
+    if words.next().and_then(digits) != Some(op.request) {
+        return Err("a reply to another request");
+    }
+    let word = words.next().ok_or("a reply without an answer")?;
+    let answer = match (op.rule, word, [words.next(), words.next(), words.next()]) {
+        (_, "held", [Some(token), None, None]) => digits(token).map(|fence| Answer::Held { fence }),
+        (Rule::Queue(_), "waiting", [Some(ticket), Some(retry_in_ms), None]) => {
+            let retry_in_ms = if retry_in_ms == "-1" { Some(None) } else { digits(retry_in_ms).map(Some) };
+            digits(ticket)
+                .zip(retry_in_ms)
+                .map(|(ticket, retry_in_ms)| Answer::Waiting { ticket, retry_in_ms })
+        }
+        (Rule::Reentrant, "released", [Some(left), None, None]) => {
+            digits(left).and_then(|left| left.try_into().ok()).map(|left| Answer::Released { left })
+        }
+        (Rule::Mutex | Rule::Queue(_), "released", [None, ..]) => Some(Answer::Released { left: 0 }),
+        _ => None,
+    };
+    Ok(Read { answer: answer.ok_or("an answer that is none")?, unheard: None })
 }
 
 /// What the mutex and the reentrant machine answer.
@@ -154,8 +186,11 @@ pub(super) fn prose(value: &Value) -> Option<&str> {
 }
 
 fn number(value: &Value) -> Option<u64> {
-    let digits = std::str::from_utf8(bytes(value)?).ok()?;
-    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
+    digits(std::str::from_utf8(bytes(value)?).ok()?)
+}
+
+fn digits(text: &str) -> Option<u64> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
 pub(super) fn int(value: &Value) -> Option<u32> {
@@ -184,6 +219,7 @@ mod tests {
     use super::*;
     use crate::name::LockName;
     use crate::owner::Owner;
+    use crate::protocol::Seat;
 
     fn op() -> Op {
         let owner = Owner::new("a").expect("an owner");
@@ -230,6 +266,47 @@ mod tests {
         }
         let unheard = read(&reply(&op, &[bulk("released"), bulk("NOPERM")]), &op).expect("a reply").unheard;
         assert_eq!(unheard.as_deref(), Some("NOPERM"));
+    }
+
+    #[test]
+    fn what_is_answered_most_is_one_string() {
+        let queue = || Op { rule: Rule::Queue(Seat::FAIR), ..op() };
+        let reentrant = || Op { rule: Rule::Reentrant, ..op() };
+        let line = |op: &Op, rest: &str| read(&bulk(&format!("{} {} {rest}", op.owner, op.request)), op);
+        for (op, rest, answer) in [
+            (op(), "held 17", Answer::Held { fence: 17 }),
+            (op(), "released", Answer::Released { left: 0 }),
+            (reentrant(), "held 17", Answer::Held { fence: 17 }),
+            (reentrant(), "released 2", Answer::Released { left: 2 }),
+            (queue(), "held 17", Answer::Held { fence: 17 }),
+            (queue(), "released", Answer::Released { left: 0 }),
+            (queue(), "waiting 18 -1", Answer::Waiting { ticket: 18, retry_in_ms: None }),
+            (queue(), "waiting 18 30", Answer::Waiting { ticket: 18, retry_in_ms: Some(30) }),
+        ] {
+            assert_eq!(line(&op, rest), Ok(Read { answer, unheard: None }));
+            let Op { owner, request, .. } = &op;
+            for other in [format!("{owner}x {request} {rest}"), format!("{owner} {request}0 {rest}")] {
+                assert!(read(&bulk(&other), &op).is_err(), "{other}");
+            }
+            for other in ["", " x", " 1 1", " -1"] {
+                assert!(line(&op, &format!("{rest}{other} ")).is_err(), "{rest}{other}");
+            }
+        }
+        for (op, rest) in [
+            (op(), ""),
+            (op(), "held"),
+            (op(), "held +17"),
+            (op(), "held 18446744073709551616"),
+            (op(), "waiting 18 30"),
+            (op(), "released 2"),
+            (reentrant(), "released"),
+            (reentrant(), "released 4294967296"),
+            (queue(), "waiting 18"),
+            (queue(), "waiting 18 -2"),
+            (queue(), "free"),
+        ] {
+            assert!(line(&op, rest).is_err(), "{rest}");
+        }
     }
 
     #[test]

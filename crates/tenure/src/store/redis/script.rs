@@ -12,42 +12,39 @@ pub(super) struct Script {
 /// The mutex machine.
 pub(super) static MUTEX: Script = Script {
     text: include_str!("../../protocol/mutex.lua"),
-    // How to publish is an argument: on a cluster it is SPUBLISH.
-    sha: "bab6073ba059b8eb19290ae89156bf2ee30ffd35",
+    sha: "d15124352ef588dc8055e99ff96acd754fa9b365",
     guarded: Some(&GUARDED_MUTEX),
 };
 
 static GUARDED_MUTEX: Script = Script {
     text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/mutex.lua")),
-    sha: "1932cf463d781b4c2c18a384b53ca6917c8c2362",
+    sha: "5b407ea3cdd9e9cc471e819b600bbd0403595098",
     guarded: None,
 };
 
 /// The reentrant machine.
 pub(super) static REENTRANT: Script = Script {
     text: include_str!("../../protocol/reentrant.lua"),
-    // How to publish is an argument: on a cluster it is SPUBLISH.
-    sha: "fc3cf8b685c0c405359a713c269f1bf03cd73907",
+    sha: "979da21bac954e446592fca046d933ea706f8214",
     guarded: Some(&GUARDED_REENTRANT),
 };
 
 static GUARDED_REENTRANT: Script = Script {
     text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/reentrant.lua")),
-    sha: "877a943a156130a2106ec442762faf98abd4fbf1",
+    sha: "30319a78b0c773ffc5bf0ad2618122aa635ffac7",
     guarded: None,
 };
 
 /// The queue machine.
 pub(super) static QUEUE: Script = Script {
     text: include_str!("../../protocol/queue.lua"),
-    // How to publish is an argument: on a cluster it is SPUBLISH.
-    sha: "39e901f3051b0c96cdcab62d6ded9568a3019556",
+    sha: "117aa22216e1935a53d08d2d2a39e70cc09af67d",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/queue.lua")),
-    sha: "322c3de808cef9126b722cfb9231c99a66e6bceb",
+    sha: "206747165f4a93e54d13bad85b2243a79b29b0ff",
     guarded: None,
 };
 

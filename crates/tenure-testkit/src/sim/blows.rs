@@ -1,0 +1,143 @@
+//! What happens to whole processes, connections and servers.
+
+use super::clock::{MS, SECOND, TrueTime};
+use super::executor::Sim;
+use super::network::{Network, Parting};
+
+/// How likely each blow is, against the others.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Blows {
+    /// How many at most.
+    pub most: u64,
+    /// See [`Blow`].
+    pub pause: u32,
+    /// See [`Blow`].
+    pub kill: u32,
+    /// See [`Blow`].
+    pub cut: u32,
+    /// See [`Blow`].
+    pub deafen: u32,
+    /// See [`Blow`].
+    pub stall: u32,
+    /// See [`Blow`].
+    pub forget: u32,
+    /// See [`Blow`].
+    pub delete: u32,
+    /// See [`Blow`].
+    pub part: u32,
+    /// See [`Blow`].
+    pub rewind: u32,
+    /// See [`Blow`].
+    pub evict: u32,
+    /// See [`Blow`].
+    pub step: u32,
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blow {
+    /// A process stops for a while.
+    Pause,
+    /// A process dies.
+    Kill,
+    /// The connection of requests is cut.
+    Cut,
+    /// The connection of messages is cut.
+    Deafen,
+    /// The server stops for a while.
+    Stall,
+    /// The server starts again with nothing.
+    Forget,
+    /// A lock's key is deleted: by an operator, or for want of memory.
+    Delete,
+    /// A process is kept from the server for a while.
+    Part,
+    /// The server goes back to what it was.
+    Rewind,
+    /// The counter of a lock's tokens is evicted.
+    Evict,
+    /// The server's clock is set.
+    Step,
+}
+
+impl Blows {
+    /// Draws one of them.
+    pub fn draw(&self, sim: &Sim) -> Option<Blow> {
+        let weights = [
+            (self.pause, Blow::Pause),
+            (self.kill, Blow::Kill),
+            (self.cut, Blow::Cut),
+            (self.deafen, Blow::Deafen),
+            (self.stall, Blow::Stall),
+            (self.forget, Blow::Forget),
+            (self.delete, Blow::Delete),
+            (self.part, Blow::Part),
+            (self.rewind, Blow::Rewind),
+            (self.evict, Blow::Evict),
+            (self.step, Blow::Step),
+        ];
+        let all: u32 = weights.iter().map(|(weight, _)| weight).sum();
+        let mut chosen = sim.choose(all.max(1));
+        for (weight, blow) in weights {
+            if chosen < weight {
+                return Some(blow);
+            }
+            chosen -= weight;
+        }
+        None
+    }
+}
+
+impl Parting {
+    /// Draws one that ends at this moment: of requests, of replies, of both, and of messages.
+    pub fn draw(sim: &Sim, until: TrueTime) -> Self {
+        let way = sim.choose(4);
+        let (requests, replies) = (way != 1, way != 0);
+        let (messages, loses) = (sim.chance(700), sim.chance(300));
+        let until = |is_parted| if is_parted { until } else { 0 };
+        Self { requests: until(requests), replies: until(replies), messages: until(messages), loses }
+    }
+}
+
+/// A clock that is set now and then.
+#[derive(Clone, Copy, Debug)]
+pub struct Stepper {
+    /// By how much it is off while it is.
+    pub off: i64,
+    /// Whether it is never set right again.
+    pub is_final: bool,
+}
+
+impl Stepper {
+    /// Ahead or back by so much, and to and fro; or for good, and then ahead by up to ten hours.
+    pub fn draw(sim: &Sim, most: TrueTime) -> Self {
+        let most = most as i64;
+        match sim.choose(10) {
+            0 | 1 => Self { off: sim.between(SECOND, 36_000 * SECOND) as i64, is_final: true },
+            2 | 3 => Self { off: -most, is_final: true },
+            4..7 => Self { off: most, is_final: false },
+            _ => Self { off: -most, is_final: false },
+        }
+    }
+
+    /// Sets a server's clock: once, or several times in a row. `before` comes before each step.
+    pub fn strike(
+        self,
+        sim: &Sim,
+        node: &Network,
+        until: TrueTime,
+        before: impl Fn() + Clone + Send + 'static,
+    ) {
+        let turns = if self.is_final || sim.chance(600) { 1 } else { 2 + sim.choose(12) };
+        let mut at = sim.now();
+        for _ in 0..turns {
+            let (node, before) = (node.clone(), before.clone());
+            sim.at(at.min(until), move || {
+                before();
+                let is_off = node.with_server(|server| server.off() != 0);
+                node.set_off(if is_off && !self.is_final { 0 } else { self.off });
+            });
+            at += sim.between(MS, 500 * MS);
+        }
+    }
+}

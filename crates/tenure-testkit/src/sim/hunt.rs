@@ -1,0 +1,180 @@
+//! Many schedules, one after the other and on every core: what the tests of both simulations share.
+//!
+//! `TENURE_SCHEDULES` says how many, `TENURE_SEED` from which on, `TENURE_REGIME` in which regime only.
+
+use std::collections::BTreeMap;
+use std::{env, thread};
+
+use tenure::internals::planted::Bug;
+
+use super::regime::Regime;
+use super::regressions::Regression;
+use super::report::Report;
+
+/// One of the two simulations.
+#[derive(Clone, Copy, Debug)]
+pub struct Hunt {
+    /// Runs a schedule.
+    pub run: fn(Regime, u64) -> Report,
+    /// The same, and writes down what happens.
+    pub replay: fn(Regime, u64) -> Report,
+    /// The test binary, as cargo is asked for it.
+    pub test: &'static str,
+}
+
+fn setting(name: &str) -> Option<u64> {
+    env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text}")))
+}
+
+/// The regime that was asked for, or the one whose turn it is.
+fn regime(seed: u64) -> Regime {
+    match env::var("TENURE_REGIME") {
+        Ok(name) => Regime::named(&name).unwrap_or_else(|| panic!("TENURE_REGIME: none is called {name}")),
+        Err(_) => Regime::of(seed),
+    }
+}
+
+impl Hunt {
+    /// Runs so many schedules, unless another number is asked for.
+    ///
+    /// # Panics
+    /// If one of them violates a promise.
+    pub fn no_violation_in(&self, schedules: u64) {
+        let first = setting("TENURE_SEED").unwrap_or(0);
+        let last = first + setting("TENURE_SCHEDULES").unwrap_or(schedules);
+        let threads = thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+        #[expect(
+            clippy::disallowed_methods,
+            clippy::disallowed_types,
+            reason = "real time, for the figure that it prints"
+        )]
+        let begun = std::time::Instant::now();
+        let tallies: Vec<Tally> = thread::scope(|scope| {
+            let workers = (0..threads).map(|worker| {
+                scope.spawn(move || {
+                    let mut tally = Tally::default();
+                    let seeds = (first + worker..last).step_by(threads as usize);
+                    seeds.for_each(|seed| tally.add((self.run)(regime(seed), seed)));
+                    tally
+                })
+            });
+            let workers: Vec<_> = workers.collect();
+            workers.into_iter().map(|worker| worker.join().expect("a worker ends")).collect()
+        });
+        let took = begun.elapsed().as_secs_f64();
+        let mut all = Tally::default();
+        tallies.into_iter().for_each(|tally| all.merge(tally));
+        println!(
+            "{} schedules, {} grants, {} polls, {:.0} virtual hours in {took:.1} s: {:.0} schedules/s on {threads} cores",
+            all.schedules,
+            all.grants,
+            all.steps,
+            all.lasted as f64 / 3.6e12,
+            all.schedules as f64 / took
+        );
+        self.accuse(all.violations);
+    }
+
+    /// Tells of violations: one of each sort in each regime, and how to see the first.
+    fn accuse(&self, mut violations: Vec<Report>) {
+        violations.sort_by_key(|report| report.seed);
+        let mut sorts: BTreeMap<String, (String, u64)> = BTreeMap::new();
+        for report in &violations {
+            let Some(violation) = &report.violation else { continue };
+            let kinds = &report.plan.kinds[..report.plan.names as usize];
+            let sort = format!("{} in {:?} of {kinds:?}", violation.invariant, report.plan.regime);
+            let first = format!("first {} ({} servers): {}", report.seed, report.nodes, violation.what);
+            sorts.entry(sort).or_insert((first, 0)).1 += 1;
+        }
+        for (sort, (first, count)) in sorts {
+            println!("{count} × {sort}, {first}");
+        }
+        if let Some(report) = violations.first() {
+            panic!(
+                "{} violations; the first: {}\nto see it: TENURE_REGIME={:?} TENURE_SEED={} cargo test -p tenure --test {} replay -- --nocapture",
+                violations.len(),
+                report.violation.as_ref().expect("a violation"),
+                report.plan.regime,
+                report.seed,
+                self.test
+            );
+        }
+    }
+
+    /// Runs each of so many schedules twice.
+    ///
+    /// # Panics
+    /// If the two differ.
+    pub fn replays(&self, schedules: u64) {
+        for seed in 0..schedules {
+            let regime = Regime::of(seed);
+            let (one, two) = ((self.run)(regime, seed), (self.run)(regime, seed));
+            assert_eq!(one.hash, two.hash, "seed {seed} ({regime:?}): a door leaks");
+        }
+    }
+
+    /// Runs what once went wrong: it does not now, and does with its bug planted.
+    ///
+    /// # Panics
+    /// If it does, or does not.
+    pub fn stays_right(&self, regressions: &[Regression], plant: fn(Option<Bug>)) {
+        let mut wrong = Vec::new();
+        for Regression { what, regime, seed, bug } in regressions {
+            if let Some(violation) = (self.run)(*regime, *seed).violation {
+                wrong.push(format!("{regime:?} {seed}: {what}: {violation}"));
+            }
+            if bug.is_some() {
+                plant(*bug);
+                let is_seen = (self.run)(*regime, *seed).violation.is_some();
+                plant(None);
+                if !is_seen {
+                    wrong.push(format!("{regime:?} {seed} does not show any more that {what}"));
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+
+    /// Plays the schedule of `TENURE_SEED` again, for a person; without a seed there is nothing to show.
+    ///
+    /// # Panics
+    /// If it violates a promise.
+    pub fn replay(&self) {
+        let Some(seed) = setting("TENURE_SEED") else { return };
+        let report = (self.replay)(regime(seed), seed);
+        println!("seed {seed}, {:?}, {} servers\n{}", report.plan.regime, report.nodes, report.trace());
+        match &report.violation {
+            Some(violation) => panic!("{violation}"),
+            None => println!("no violation: {} grants, {} polls", report.grants, report.steps),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Tally {
+    schedules: u64,
+    grants: u64,
+    steps: u64,
+    lasted: u128,
+    violations: Vec<Report>,
+}
+
+impl Tally {
+    fn add(&mut self, report: Report) {
+        self.schedules += 1;
+        self.grants += report.grants;
+        self.steps += report.steps;
+        self.lasted += u128::from(report.lasted);
+        if report.violation.is_some() {
+            self.violations.push(report);
+        }
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.schedules += other.schedules;
+        self.grants += other.grants;
+        self.steps += other.steps;
+        self.lasted += other.lasted;
+        self.violations.extend(other.violations);
+    }
+}

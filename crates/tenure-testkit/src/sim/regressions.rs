@@ -1,0 +1,68 @@
+//! What schedules have found so far, and one that shows it.
+
+use tenure::internals::planted::Bug;
+
+use super::regime::Regime;
+
+/// Something that went wrong once.
+#[derive(Clone, Copy, Debug)]
+pub struct Regression {
+    /// What it was.
+    pub what: &'static str,
+    /// In which schedule it shows.
+    pub regime: Regime,
+    /// See above.
+    pub seed: u64,
+    /// What makes it go wrong again, where that is planted.
+    pub bug: Option<Bug>,
+}
+
+const fn found(what: &'static str, regime: Regime, seed: u64, bug: Option<Bug>) -> Regression {
+    Regression { what, regime, seed, bug }
+}
+
+/// With one server.
+pub const ONE_SERVER: &[Regression] = &[
+    found("a re-entry stood in line behind somebody who waited for its owner", Regime::Slow, 2, None),
+    found("a second hold was not asked for when its owner had just been let in", Regime::Killing, 940, None),
+    found("the end of a hold in another process was taken for one that was known", Regime::Quiet, 72, None),
+    found(
+        "the release of one of several holds was given up when its own lease was over",
+        Regime::Pausing,
+        552,
+        None,
+    ),
+    found("a detach that was dropped left its hold counted for nobody", Regime::Forgetting, 314, None),
+    found(
+        "who was called from a queue began with less than its grace",
+        Regime::Drifting,
+        176,
+        Some(Bug::CalledWithTooLittle),
+    ),
+    found("`max_hold` counted from before the turn of who waited in a queue", Regime::Quiet, 0, None),
+    found(
+        "a grant that came too late was asked for again under the owner that was being released",
+        Regime::Storm,
+        1_375,
+        None,
+    ),
+    found("a refresh that was answered late handed out what little was left", Regime::Tiny, 105, None),
+    found(
+        "a place that was given before messages were heard, and told after, missed its call until it was due",
+        Regime::Quiet,
+        1_174_138,
+        None,
+    ),
+];
+
+/// With several.
+pub const QUORUM: &[Regression] = &[
+    found(
+        "what an earlier try may have left was given back after a later one had been granted",
+        Regime::Lossy,
+        226,
+        Some(Bug::UndoOutlivesRetry),
+    ),
+    found("a ballot was raised to where the clock of a node without one had been", Regime::Quiet, 441, None),
+    found("two held after the undo of one", Regime::Lossy, 631, Some(Bug::UndoOutlivesRetry)),
+];

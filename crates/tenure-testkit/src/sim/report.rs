@@ -1,0 +1,40 @@
+//! What became of a schedule.
+
+use super::clock::TrueTime;
+use super::oracle::Violation;
+use super::regime::Plan;
+
+/// A schedule, after it.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Which it was.
+    pub seed: u64,
+    /// Its numbers.
+    pub plan: Plan,
+    /// How many servers there were.
+    pub nodes: usize,
+    /// What went wrong first.
+    pub violation: Option<Violation>,
+    /// Differs when anything that happened differs.
+    pub hash: u64,
+    /// Polls.
+    pub steps: u64,
+    /// Guards handed out.
+    pub grants: u64,
+    /// How much time passed in it.
+    pub lasted: TrueTime,
+    /// What happened, if it was asked for.
+    pub log: Vec<(TrueTime, String)>,
+}
+
+impl Report {
+    /// The trace as a person reads it.
+    pub fn trace(&self) -> String {
+        self.log.iter().map(|(at, what)| format!("{:12.6}  {what}\n", *at as f64 / 1e9)).collect()
+    }
+
+    /// Whether this invariant was violated first.
+    pub fn violates(&self, invariant: &str) -> bool {
+        self.violation.as_ref().is_some_and(|violation| violation.invariant == invariant)
+    }
+}
