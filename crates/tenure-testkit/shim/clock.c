@@ -1,12 +1,18 @@
 /* Gives a server a wall clock of its own, which a test moves and stops. Preloaded into redis-server; see src/servers/clock.rs.
  *
  * Redis and Valkey read the wall clock by gettimeofday and time only, and time their event loop by CLOCK_MONOTONIC, which stays
- * as it is. Nothing here looks a symbol up or allocates: jemalloc reads a clock while it starts, and a shim that allocates
- * hangs there. */
+ * as it is. Valkey 9 reads the wall clock once a millisecond and adds what a counter of cycles says, if the processor has one; a
+ * server that is told nothing of the processor does without.
+ *
+ * No clock here looks a symbol up or allocates: jemalloc reads one while it starts, and a shim that allocates hangs there. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/time.h>
 #include <time.h>
@@ -54,3 +60,13 @@ time_t time(time_t *out) {
     if (out) *out = now;
     return now;
 }
+
+static FILE *open_file(const char *symbol, const char *path, const char *mode) {
+    if (!strcmp(path, "/proc/cpuinfo")) return errno = ENOENT, NULL;
+    FILE *(*open)(const char *, const char *) = (FILE * (*)(const char *, const char *)) dlsym(RTLD_NEXT, symbol);
+    return open(path, mode);
+}
+
+FILE *fopen(const char *restrict path, const char *restrict mode) { return open_file("fopen", path, mode); }
+
+FILE *fopen64(const char *restrict path, const char *restrict mode) { return open_file("fopen64", path, mode); }

@@ -202,6 +202,73 @@ fn a_slot_that_moves_costs_neither_a_held_lock_nor_a_turn() {
 }
 
 #[test]
+fn while_a_slot_moves_key_by_key_a_lock_of_it_is_answered_in_time_and_granted_when_all_has_moved() {
+    let cluster = Cluster::without_replicas();
+    let key = cluster.key_at(0, "k");
+    let slot = cluster.slot(&key);
+    let [holders, others] = [(); 2].map(|()| locks(&cluster.url(), Duration::from_secs(60)));
+    let op_timeout = others.options().op_timeout;
+    let (free, used) = (format!("{{{key}}}:free"), format!("{{{key}}}:used"));
+    block_on(acquire(&holders, "mutex", &used).expect("a free lock").release()).expect("a release");
+    let guards = held(&holders, &key);
+    let try_acquire = |kind: &str, name: &str| {
+        let began = Instant::now();
+        let asked = async {
+            match kind {
+                "mutex" => others.mutex(name)?.try_lock().await,
+                "reentrant" => others.reentrant(name, &Owner::new("other")?)?.try_lock().await,
+                "fair" => others.fair(name)?.try_lock().await,
+                "writer" => others.rwlock(name)?.try_write().await,
+                _ => others.semaphore(name, 1)?.try_acquire(1).await,
+            }
+        };
+        (block_on(asked), began.elapsed())
+    };
+    // Those that are held are busy, as ever, where lock and counter are on one node.
+    let are_busy = || {
+        for (kind, guard) in KINDS.into_iter().zip(&guards) {
+            let (said, took) = try_acquire(kind, guard.name().as_str());
+            assert!(said.expect("an answer").is_none() && took < op_timeout, "{kind}: {took:?}");
+        }
+    };
+    // Of those that are free, the servers say nothing but that they should be asked later.
+    let are_refused = || {
+        for name in [&free, &used] {
+            eventually("it is said why", 4 * SOON, || {
+                let (said, took) = try_acquire("mutex", name);
+                let error = said.expect_err("it cannot be granted yet");
+                assert!(error.is_unreachable(), "{error:?}");
+                assert!((op_timeout / 2..op_timeout + SOON).contains(&took), "{took:?}");
+                // Unless the time was over while it was asked again.
+                format!("{error:?}").contains("its slot is moving")
+            });
+        }
+    };
+    cluster.begin_move(slot, 0, 1);
+    are_busy();
+    are_refused();
+    scope(|scope| {
+        let waits = [&free, &used].map(|name| {
+            let others = &others;
+            scope.spawn(move || acquire(others, "mutex", name).expect("a grant"))
+        });
+        eventually("all keys are moved", SOON, || cluster.move_keys(slot, 0, 1, 100) == 0);
+        are_busy();
+        assert!(waits.iter().all(|wait| !wait.is_finished()));
+        cluster.end_move(slot, 0, 1);
+        let moved = Instant::now();
+        let granted = waits.map(|wait| wait.join().expect("no panic"));
+        println!("those who waited had their locks {:?} after the slot had moved", moved.elapsed());
+        assert!(moved.elapsed() < SOON, "{:?}", moved.elapsed());
+        drop(granted);
+    });
+    are_busy();
+    for guard in guards {
+        block_on(guard.release()).expect("it was held all the time");
+    }
+}
+
+#[test]
 fn who_waits_hears_of_a_release_after_the_slot_has_moved_and_while_it_moves() {
     let cluster = Cluster::without_replicas();
     let key = cluster.key_at(0, "k");

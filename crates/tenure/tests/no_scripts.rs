@@ -220,6 +220,10 @@ fn a_release_is_one_also_where_nobody_may_be_told_of_it() {
 #[test]
 fn where_nothing_can_be_compared_a_release_is_refused() {
     let server = server();
+    for compares in ["-delifeq", "-delex"] {
+        // An error where the server does not know the command: then it cannot be called either.
+        let _ = server.try_command(&["ACL", "SETUSER", "bound", compares]);
+    }
     let locks = unfenced(&url(&server, "bound"));
     let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
     let error = block_on(guard.release()).expect_err("no WATCH");

@@ -14,7 +14,7 @@ use tenure::LockName;
 use tenure::block_on;
 use tenure::internals::protocol::{Answer, Rule};
 use tenure::internals::store::Failure;
-use tenure_testkit::servers::{Config, Server, Value, eventually};
+use tenure_testkit::servers::{Client, Config, Server, Value, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -161,19 +161,35 @@ fn a_server_that_loads_its_data_is_asked_again() {
     eventually("the data is loaded", Duration::from_secs(10), || held(&asker.acquire("x")));
 }
 
-#[test]
-fn a_server_that_is_busy_with_a_script_is_asked_again() {
+/// A server that runs a script without end, who is asked meanwhile, and whose script it is.
+fn busy_with(script: &str) -> (Server, Asker, Client) {
     let server = Server::start_with(Config::new().set("lua-time-limit", "20"));
     let asker = Asker::new(&server.url());
     asker.acquire("warm").expect("an answer");
     let mut busy = server.client().expect("a connection");
-    busy.send(&["EVAL", "while true do end", "0"]).expect("a connection");
-    eventually(
-        "the server is busy",
-        SOON,
-        || matches!(asker.acquire("x"), Err(failure @ Failure::NotSent(_)) if failure.to_string().contains("BUSY")),
-    );
+    busy.send(&["EVAL", script, "0"]).expect("a connection");
+    eventually("the server is busy", SOON, || is_busy(&asker));
+    (server, asker, busy)
+}
+
+fn is_busy(asker: &Asker) -> bool {
+    matches!(asker.acquire("x"), Err(failure @ Failure::NotSent(_)) if failure.to_string().contains("BUSY"))
+}
+
+#[test]
+fn a_server_that_is_busy_with_a_script_is_asked_again() {
+    let (server, asker, _busy) = busy_with("while true do end");
     server.command(&["SCRIPT", "KILL"]);
+    eventually("the lock is granted", SOON, || held(&asker.acquire("x")));
+}
+
+#[test]
+fn a_script_that_cannot_be_stopped_is_waited_for_until_its_server_is_another() {
+    let (server, asker, _busy) = busy_with("redis.call('SET', 'written', '1') while true do end");
+    // To those who ask for a lock that is no other error: UNKILLABLE is what the one hears who would stop it.
+    assert_eq!(server.command(&["SCRIPT", "KILL"]).error_code(), Some("UNKILLABLE"));
+    assert!(is_busy(&asker));
+    server.restart();
     eventually("the lock is granted", SOON, || held(&asker.acquire("x")));
 }
 

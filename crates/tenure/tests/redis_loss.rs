@@ -220,7 +220,9 @@ fn overlaps(what: &str, down: Duration) {
 
 /// Takes the lock as soon as there is a server that gives it; when that was, from above.
 fn grab(server: &Server) -> Duration {
+    let given_up = now() + 10 * SOON;
     loop {
+        assert!(now() < given_up, "the lock was never to be had");
         let taken = Client::dial_unix(&server.socket())
             .and_then(|mut client| client.command(&["SET", "x", "rival", "NX", "PX", "60000"]));
         if taken.is_ok_and(|reply| reply == "OK") {
@@ -281,6 +283,17 @@ fn a_killed_server_that_stays_away_costs_the_lease() {
     assert!(seen.last_held + GRACE < lease_end && seen.why.contains("expired"), "{}", seen.why);
 }
 
+/// Kills a server if the test fails, so that nobody goes on holding there: a scope waits for its threads.
+struct KillsInPanic<'a>(&'a Server);
+
+impl Drop for KillsInPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.kill();
+        }
+    }
+}
+
 /// Takes the lock from a server that goes on: the holder hears of it at its next renewal, a third of the lease later at most.
 fn vanishes(what: &str, server: &Server, take: impl Fn()) {
     let holders = locks(&server.url());
@@ -290,6 +303,7 @@ fn vanishes(what: &str, server: &Server, take: impl Fn()) {
         just_renewed(server);
         sleep(ms(round * 200));
         let (seen, grabbed) = scope(|scope| {
+            let _kills = KillsInPanic(server);
             let seen = scope.spawn(|| watch(&guard));
             let rival = scope.spawn(|| grab(server));
             take();

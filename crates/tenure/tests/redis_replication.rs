@@ -8,15 +8,18 @@
     reason = "tests against real servers measure real time"
 )]
 
+#[path = "common/overlap.rs"]
+mod overlap;
+
 use std::error::Error as _;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
+use overlap::{now, overlap};
 use tenure::internals::Driver;
-use tenure::{Error, Guard, Locks, Options, block_on};
+use tenure::{Error, Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Flavour, Place};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Config, Server, eventually};
@@ -24,19 +27,12 @@ use tenure_testkit::servers::{Config, Server, eventually};
 /// Long enough for a busy machine.
 const TTL: Duration = ms(1_500);
 const SOON: Duration = Duration::from_secs(20);
-/// Who overlaps does so for as long as is looked.
-const LOOK: Duration = ms(300);
 
 /// Nine servers that start and fail at once are no company for cases that measure milliseconds.
 static CROWD: RwLock<()> = RwLock::new(());
 
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
-}
-
-/// The clock of leases.
-fn now() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::Boottime)).expect("a time")
 }
 
 fn locks(url: &str, options: Options) -> Locks {
@@ -139,18 +135,8 @@ impl Failover {
             let pairs = [("x", Some(x)), ("y", y)].map(|(name, guard)| {
                 let theirs = &theirs;
                 scope.spawn(move || {
-                    let stop = AtomicBool::new(false);
-                    std::thread::scope(|scope| {
-                        let held = scope
-                            .spawn(|| guard.as_ref().map_or(Duration::ZERO, |guard| last_held(guard, &stop)));
-                        let rival = block_on(theirs.mutex(name).expect("a name").lock()).expect("a grant");
-                        let granted = now();
-                        let until = Instant::now() + LOOK;
-                        while Instant::now() < until && rival.is_held() {
-                            sleep(ms(1));
-                        }
-                        stop.store(true, Ordering::Relaxed);
-                        held.join().expect("no panic").saturating_sub(granted)
+                    overlap(guard.as_ref(), || {
+                        block_on(theirs.mutex(name).expect("a name").lock()).expect("a grant")
                     })
                 })
             });
@@ -158,20 +144,6 @@ impl Failover {
         });
         Seen { overlaps, late }
     }
-}
-
-/// The last moment at which a holder certainly believed that it held: read before it was asked. Nobody may be left to stop it.
-fn last_held(guard: &Guard, stop: &AtomicBool) -> Duration {
-    let (mut last, until) = (Duration::ZERO, Instant::now() + 10 * SOON);
-    while !stop.load(Ordering::Relaxed) && Instant::now() < until {
-        let asked = now();
-        if !guard.is_held() {
-            break;
-        }
-        last = asked;
-        sleep(Duration::from_micros(500));
-    }
-    last
 }
 
 /// Runs them a few at a time: they mostly wait.
@@ -384,6 +356,35 @@ fn a_dead_replica_stops_neither_releases_nor_what_needs_no_confirmation() {
     eventually("it was given back", SOON, || trio.master.command(&["EXISTS", "late"]) == 0);
     trio.replicas[1].cont();
     drop(block_on(acked.mutex("late").expect("a name").lock()).expect("a grant"));
+}
+
+/// `CLIENT UNBLOCK`, or a server that changes its role, ends a WAIT with an error, or before its time.
+#[test]
+fn a_wait_that_is_broken_off_confirms_nothing_and_is_begun_again() {
+    let trio = Trio::start();
+    let ours = locks(&trio.master.url(), Options::new().acks(2));
+    block_on(block_on(ours.mutex("first").expect("a name").lock()).expect("a grant").release())
+        .expect("a release");
+    trio.replicas[1].stop();
+    let errors = || trio.master.info("errorstats").get("errorstat_UNBLOCKED").cloned().unwrap_or_default();
+    let break_off = |how: &str| {
+        let clients = trio.master.command(&["CLIENT", "LIST"]);
+        let waits = clients.text().lines().find(|client| client.contains(" cmd=wait "));
+        let id = waits.and_then(|client| client.strip_prefix("id=")?.split(' ').next());
+        id.is_some_and(|id| trio.master.command(&["CLIENT", "UNBLOCK", id, how]) == 1)
+    };
+    scope(|scope| {
+        let waiter = scope.spawn(|| block_on(ours.mutex("x").expect("a name").try_lock_for(2 * SOON)));
+        for how in ["ERROR", "TIMEOUT", "ERROR"] {
+            eventually("a WAIT is broken off", SOON, || break_off(how));
+        }
+        eventually("the error was said", SOON, || errors().contains("count=2"));
+        assert!(!waiter.is_finished(), "{:?}", waiter.join());
+        trio.replicas[1].cont();
+        let guard = waiter.join().expect("no panic").expect("an answer").expect("a grant");
+        assert!(trio.replicas.iter().all(|replica| replica.command(&["EXISTS", "x"]) == 1));
+        drop(guard);
+    });
 }
 
 /// What a mutex and a queue promise, they promise on these terms too.

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use common::{Asker, held, not_sent, refusal};
 use tenure::internals::Driver;
-use tenure::{Locks, Options, block_on};
+use tenure::{Locks, Options, Owner, block_on};
 use tenure_testkit::conformance::{Case, Flavour, Place, exclusion, guard, lease};
-use tenure_testkit::servers::{Authority, Config, Server, eventually};
+use tenure_testkit::servers::{Authority, Cluster, Config, Server, eventually};
 
 /// A server that says it is 127.0.0.1, and asks nobody who they are.
 fn server(authority: &Authority) -> Server {
@@ -65,6 +65,67 @@ fn a_lost_connection_is_made_anew_over_tls() {
     assert!(held(&asker.acquire("x")));
     server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
     eventually("the lock is renewed", Duration::from_secs(5), || held(&asker.renew("x")));
+}
+
+/// As a managed service has it: nothing is spoken in the clear, and nodes are certified, and announced, by name.
+#[test]
+fn a_cluster_that_only_speaks_tls_keeps_locks_of_every_kind_also_when_a_slot_moves_and_a_master_fails_over() {
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let (named, us) = (authority.certify("localhost"), authority.certify("us.example"));
+    let nodes = Config::new()
+        .tls(&authority, &named)
+        .set("tls-cluster", "yes")
+        .set("tls-replication", "yes")
+        .set("cluster-announce-hostname", "localhost")
+        .set("cluster-preferred-endpoint-type", "hostname");
+    let cluster = Cluster::start_with(&nodes).calm();
+    let seeds = cluster.url().replace("127.0.0.1", "localhost");
+    assert!(seeds.starts_with("rediss-cluster://"));
+    let identity = format!("&cert={}&key={}", us.cert.display(), us.key.display());
+    let open = |url: &str| Locks::open(&format!("{url}{identity}")).expect("a store");
+    let (holders, waiters) = (open(&trusting(&seeds, &authority)), open(&trusting(&seeds, &authority)));
+    let acked = holders.with(Options::new().acks(1)).expect("options");
+    let (one, other) = (Owner::new("one").expect("an owner"), Owner::new("other").expect("an owner"));
+    let acquire = |locks: &Locks, owner: &Owner, kind: &str, name: &str| {
+        let asked = async {
+            match kind {
+                "mutex" => locks.mutex(name)?.lock().await,
+                "reentrant" => locks.reentrant(name, owner)?.lock().await,
+                "fair" => locks.fair(name)?.lock().await,
+                "writer" => locks.rwlock(name)?.write().await,
+                _ => locks.semaphore(name, 1)?.acquire(1).await,
+            }
+        };
+        block_on(asked).unwrap_or_else(|error| panic!("{kind}: {error:?}"))
+    };
+    for (shard, kind) in ["mutex", "reentrant", "fair", "writer", "permit"].into_iter().enumerate() {
+        let (from, to) = (shard % 3, (shard + 1) % 3);
+        let name = cluster.key_at(from, kind);
+        let guard = acquire(&acked, &one, kind, &name);
+        std::thread::scope(|threads| {
+            let guard = guard;
+            let waiter = threads.spawn(|| acquire(&waiters, &other, kind, &name));
+            cluster.move_slot(cluster.slot(&name), from, to);
+            block_on(guard.verify()).expect("it has moved with its slot");
+            let token = guard.fence();
+            block_on(guard.release()).expect("a release");
+            assert!(waiter.join().expect("no panic").fence() > token);
+        });
+    }
+    let name = cluster.key_at(0, "k");
+    let guard = acquire(&holders, &one, "mutex", &name);
+    cluster.fail_over(0);
+    cluster.settles();
+    eventually("it is held on", Duration::from_secs(10), || block_on(guard.verify()).is_ok());
+
+    for (url, why) in
+        [(trusting(&seeds, &stranger), "ca=FILE"), (trusting(&cluster.url(), &authority), "localhost")]
+    {
+        let error =
+            block_on(Locks::connect(&format!("{url}{identity}"))).expect_err("another authority, or name");
+        let said = std::error::Error::source(&error).expect("a cause").to_string();
+        assert!(error.is_refused() && said.contains(why), "{url}: {error}: {said}");
+    }
 }
 
 #[test]

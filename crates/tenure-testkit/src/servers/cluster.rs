@@ -30,12 +30,17 @@ impl Cluster {
     /// # Panics
     /// Like each function here: if the servers cannot be had, or do not do in time what they are told.
     pub fn start() -> Self {
-        Self::of(6)
+        Self::start_with(&Config::new())
+    }
+
+    /// The same, with these settings for each node.
+    pub fn start_with(nodes: &Config) -> Self {
+        Self::of(6, nodes)
     }
 
     /// Three masters alone.
     pub fn without_replicas() -> Self {
-        Self::of(3).calm()
+        Self::of(3, &Config::new()).calm()
     }
 
     /// The same cluster, where nobody is taken for lost any more, however busy the machine is.
@@ -47,8 +52,9 @@ impl Cluster {
         self
     }
 
-    fn of(count: usize) -> Self {
-        let config = Config::new()
+    fn of(count: usize, nodes: &Config) -> Self {
+        let config = nodes
+            .clone()
             .node()
             .set("cluster-node-timeout", NODE_TIMEOUT_MS)
             .set("cluster-require-full-coverage", "no")
@@ -140,13 +146,15 @@ impl Cluster {
         &self.nodes[..3]
     }
 
-    /// `redis-cluster://` and these nodes.
+    /// `redis-cluster://` and these nodes; `rediss-cluster://` where they speak TLS.
     pub fn url_of(&self, nodes: &[usize]) -> String {
         let hosts: Vec<_> = nodes.iter().map(|at| self.nodes[*at].address().to_string()).collect();
-        format!("redis-cluster://{}", hosts.join(","))
+        let scheme = self.nodes[0].url();
+        let scheme = scheme.split(':').next().unwrap_or_default();
+        format!("{scheme}-cluster://{}", hosts.join(","))
     }
 
-    /// `redis-cluster://` and the first three nodes.
+    /// The same with the first three nodes.
     pub fn url(&self) -> String {
         self.url_of(&[0, 1, 2])
     }
@@ -159,11 +167,11 @@ impl Cluster {
 
     /// Who serves a slot, as each of the nodes that run sees it, if all agree and that one runs.
     pub fn owner(&self, slot: u16) -> Option<usize> {
-        let views: Vec<_> =
-            self.nodes.iter().filter(|node| node.is_running()).map(|node| owner_port(node, slot)).collect();
-        let port = (*views.first()?)?;
-        let at = self.nodes.iter().position(|node| node.address().port() == port)?;
-        (views.iter().all(|view| *view == Some(port)) && self.nodes[at].is_running()).then_some(at)
+        let running = || self.nodes.iter().filter(|node| node.is_running());
+        let views: Vec<_> = running().map(|node| owner_id(node, slot)).collect();
+        let id = views.first()?.as_ref()?;
+        let at = self.nodes.iter().position(|node| node.is_running() && node.node_id() == *id)?;
+        views.iter().all(|view| view.as_ref() == Some(id)).then_some(at)
     }
 
     /// Who serves the slot of a key; waits until all agree.
@@ -178,11 +186,10 @@ impl Cluster {
 
     /// A key with this beginning in a slot of this node.
     pub fn key_at(&self, node: usize, prefix: &str) -> String {
+        let id = self.nodes[node].node_id();
         (0..10_000)
             .map(|number| format!("{prefix}{number}"))
-            .find(|key| {
-                owner_port(&self.nodes[node], self.slot(key)) == Some(self.nodes[node].address().port())
-            })
+            .find(|key| owner_id(&self.nodes[node], self.slot(key)).as_ref() == Some(&id))
             .expect("a third of the keys is on each master")
     }
 
@@ -234,15 +241,26 @@ impl Cluster {
     /// Lets the replica of a master take its place, with what the master has. Which node that was.
     pub fn fail_over(&self, master: usize) -> usize {
         let replica = self.replica_of(master);
+        let node = &self.nodes[replica];
+        // Masters vote for no one who claims what has moved on.
+        eventually("all say the same of every slot", READY, || {
+            let mut said = self.nodes.iter().filter(|node| node.is_running()).map(ranges);
+            let first = said.next();
+            said.all(|ranges| Some(ranges) == first)
+        });
+        // After an election that failed, the next is four times this away: minutes, where nobody is taken for lost.
+        let timeout = node.command(&["CONFIG", "GET", "cluster-node-timeout"]).items()[1].text().to_owned();
+        ok(node, &["CONFIG", "SET", "cluster-node-timeout", NODE_TIMEOUT_MS]);
         // A server gives one up that has not come about within 5 s, which happens where much is written.
         let mut asked: Option<Instant> = None;
         eventually("the replica is the master", 2 * READY, || {
             if asked.is_none_or(|asked| asked.elapsed() > Duration::from_secs(6)) {
-                ok(&self.nodes[replica], &["CLUSTER", "FAILOVER"]);
+                ok(node, &["CLUSTER", "FAILOVER"]);
                 asked = Some(Instant::now());
             }
-            self.nodes[replica].info("replication")["role"] == "master"
+            node.info("replication")["role"] == "master"
         });
+        ok(node, &["CONFIG", "SET", "cluster-node-timeout", &timeout]);
         replica
     }
 
@@ -251,15 +269,23 @@ impl Cluster {
     }
 }
 
-/// The port of whoever serves a slot, as this node sees it.
-fn owner_port(node: &Server, slot: u16) -> Option<u16> {
-    let ranges = node.command(&["CLUSTER", "SLOTS"]);
-    let has_it = |range: &&Value| {
-        let [first, last] = [0, 1].map(|at| range.items()[at].int());
-        (first..=last).contains(&i64::from(slot))
+/// Which slots are served together, and by whose id, as this node sees it.
+fn ranges(node: &Server) -> Vec<(i64, i64, String)> {
+    let reply = node.command(&["CLUSTER", "SLOTS"]);
+    let range = |range: &Value| {
+        let [first, last, master] = [0, 1, 2].map(|at| &range.items()[at]);
+        (first.int(), last.int(), master.items()[2].text().to_owned())
     };
-    let port = ranges.items().iter().find(has_it)?.items()[2].items()[1].int();
-    u16::try_from(port).ok()
+    let mut ranges: Vec<_> = reply.items().iter().map(range).collect();
+    ranges.sort();
+    ranges
+}
+
+/// The id of whoever serves a slot, as this node sees it. Ports are not told to everybody: only to those who speak TLS where that is all
+/// that is spoken.
+fn owner_id(node: &Server, slot: u16) -> Option<String> {
+    let mut ranges = ranges(node).into_iter();
+    Some(ranges.find(|(first, last, _)| (*first..=*last).contains(&i64::from(slot)))?.2)
 }
 
 fn ok<A: AsRef<[u8]>>(node: &Server, command: &[A]) {
