@@ -24,9 +24,15 @@ mod topology;
 use topology::{Topology, random};
 
 /// The lease of each hold.
-const TTL: Duration = Duration::from_secs(2);
+const TTL: Duration = Duration::from_secs(1);
 /// Between two faults of the servers, on average.
-const EVERY: Duration = Duration::from_millis(1_500);
+const EVERY: Duration = Duration::from_millis(700);
+/// Between two kills, and two stops, of clients, on average.
+const CLIENTS: Duration = Duration::from_secs(3);
+/// How many locks of each kind.
+const NAMES: &str = "8";
+/// How many tasks in each of the processes.
+const TASKS: &str = "20";
 /// No fault lasts so long, with what it takes to be found out.
 const STALL: Duration = Duration::from_secs(30);
 /// The end is quiet, so that what is left behind can be told.
@@ -43,7 +49,8 @@ fn main() -> ExitCode {
     let mut stress = Command::new(env!("CARGO_BIN_EXE_tenure"));
     let seconds = |time: Duration| format!("{}ms", time.as_millis());
     stress.args(["stress", "--store", &topology.url(), "--for", &seconds(length), "--ttl", &seconds(TTL)]);
-    stress.args(["--kill", "--pause", "--every", &seconds(2 * EVERY), "--stall", &seconds(STALL)]);
+    stress.args(["--kill", "--pause", "--every", &seconds(CLIENTS), "--stall", &seconds(STALL)]);
+    stress.args(["--names", NAMES, "--tasks", TASKS]);
     // A place of its own for its verdict: nobody reads while faults are made.
     let verdict = tempfile::NamedTempFile::new().expect("a file");
     stress.stdin(Stdio::null()).stdout(verdict.reopen().expect("the same file"));
