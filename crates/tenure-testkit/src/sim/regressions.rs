@@ -53,6 +53,18 @@ pub const ONE_SERVER: &[Regression] = &[
         1_174_138,
         None,
     ),
+    found(
+        "a call that was heard before its server went back was believed of a younger place with that number",
+        Regime::Rewinding,
+        431_042,
+        None,
+    ),
+    found(
+        "an acquisition that was given up was carried out when its undo had been given up too",
+        Regime::Drifting,
+        945_845,
+        None,
+    ),
 ];
 
 /// With several.

@@ -308,7 +308,9 @@ impl Task {
                 Ok(_) => return,
                 Err(error) => return self.refuse(&error),
             };
-            let is_strict = asked_at >= self.workload.plan.strict_from && outer.is_held();
+            let after = self.oracle().held_by(name, outer.owner());
+            let is_strict =
+                asked_at >= self.workload.plan.strict_from && after.iter().any(|id| before.contains(id));
             if is_strict
                 && sim.now() > asked_at + AT_ONCE
                 && sim.ran_since(self.process.id(), asked_at)

@@ -17,7 +17,7 @@ use super::report::Report;
 use super::workload::{Present, Task, Workload};
 
 /// So many polls, and something turns in circles.
-const STEPS: u64 = 200_000;
+const STEPS: u64 = 2_000_000;
 
 const ENDING: &str = "everything ends";
 

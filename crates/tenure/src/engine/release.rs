@@ -21,9 +21,9 @@ use crate::protocol::{Answer, Bind, Fence, Rule, Verb, Whose};
 use crate::runtime::Moment;
 use crate::store::Failure;
 
-/// How long at least a hold is released that counts on when its own lease is over, because its owner's other holds are
-/// renewed: as long as a store may be silent.
-const OTHERS: Duration = Duration::from_secs(60);
+/// As long as a store may be silent. For so long at least is released what may be there when its own lease is over: a hold whose
+/// owner's other holds are renewed, and an acquisition without an answer, which a store that stood still carries out later.
+pub(super) const SILENCE: Duration = Duration::from_secs(60);
 
 /// Releases a lock and says how it went.
 ///
@@ -118,7 +118,7 @@ impl Farewell {
     ) -> Self {
         let (engine, name, owner) = (Arc::clone(engine), name.clone(), owner.clone());
         let over_at = match rule {
-            Rule::Reentrant => over_at.max(engine.now() + OTHERS),
+            Rule::Reentrant => over_at.max(engine.now() + SILENCE),
             Rule::Mutex | Rule::Queue(_) => over_at,
         };
         let (attempts, rebinds, unknown, done) = (0, false, false, false);

@@ -192,8 +192,8 @@ struct Server {
     under_way: FuturesUnordered<BoxFuture<'static, Refreshed>>,
     /// Tickets that are being refreshed.
     asked: BTreeSet<u64>,
-    /// Grants that were heard before their waiter was here, or while it was being refreshed.
-    early: VecDeque<u64>,
+    /// Grants that were heard before their waiter was here, or while it was being refreshed, and when.
+    early: VecDeque<(u64, Moment)>,
     /// When to try again to subscribe.
     listen_at: Moment,
     attempt: u32,
@@ -376,7 +376,9 @@ impl Server {
                 }
                 for (ticket, place) in tickets.into_iter().zip(places) {
                     match place {
-                        Place::Held { fence } if fence == ticket => self.call(ticket, sent, first),
+                        Place::Held { fence } if fence == ticket => {
+                            self.call(ticket, self.engine.now(), sent, first)
+                        }
                         Place::Waiting { ticket: same } if same == ticket => self.note(ticket, sent, first),
                         _ => self.lose(ticket),
                     }
@@ -461,8 +463,9 @@ impl Server {
     fn hear(&mut self, message: Wake) {
         match message {
             Wake::Granted { tickets } => {
+                let now = self.engine.now();
                 for ticket in tickets {
-                    self.hear_of(ticket);
+                    self.hear_of(ticket, now);
                 }
             }
             // Nothing that a queue of ours says: ask.
@@ -471,7 +474,7 @@ impl Server {
         }
     }
 
-    fn hear_of(&mut self, ticket: u64) {
+    fn hear_of(&mut self, ticket: u64, heard_at: Moment) {
         let ticket = match planted(Bug::PushOfAnotherLife) {
             true => self.desk.queue().waiters.keys().next().copied().unwrap_or(ticket),
             false => ticket,
@@ -479,14 +482,17 @@ impl Server {
         let now = self.engine.now();
         let known = |waiter: &Waiter| (waiter.sent, waiter.wait);
         let found = self.desk.queue().waiters.get(&ticket).map(known);
-        let Some((sent, wait)) = found else { return self.remember(ticket) };
+        let Some((sent, wait)) = found else { return self.remember(ticket, heard_at) };
+        if heard_at < sent {
+            return; // The place is younger: another had this number, on a server that has gone back since.
+        }
         let counted_from = if planted(Bug::PushFromReceipt) { now } else { sent };
-        self.call(ticket, counted_from, wait);
+        self.call(ticket, heard_at, counted_from, wait);
     }
 
     /// It holds, and its place was last refreshed, for `wait`, by a request that was sent at `sent`. What is left of that is
     /// what it returns with, unless that is too little, or less than the time by which it must hear of its loss.
-    fn call(&mut self, ticket: u64, sent: Moment, wait: Duration) {
+    fn call(&mut self, ticket: u64, heard_at: Moment, sent: Moment, wait: Duration) {
         let now = self.engine.now();
         let known = self.desk.queue().waiters.get(&ticket).map(|waiter| Arc::clone(&waiter.ask));
         let Some(ask) = known else { return };
@@ -513,20 +519,20 @@ impl Server {
             self.ask(terms, vec![ticket], ask.rule, ask.owner.clone(), verb, ttl, within);
         } else {
             // A refresh is under way that may have been carried out before the grant, and then says nothing of it.
-            self.remember(ticket);
+            self.remember(ticket, heard_at);
         }
     }
 
-    fn remember(&mut self, ticket: u64) {
+    fn remember(&mut self, ticket: u64, heard_at: Moment) {
         if self.early.len() == EARLY {
             self.early.pop_front();
         }
-        self.early.push_back(ticket);
+        self.early.push_back((ticket, heard_at));
     }
 
     fn hand_out_early(&mut self) {
-        for ticket in std::mem::take(&mut self.early) {
-            self.hear_of(ticket);
+        for (ticket, heard_at) in std::mem::take(&mut self.early) {
+            self.hear_of(ticket, heard_at);
         }
     }
 
