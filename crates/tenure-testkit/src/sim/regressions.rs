@@ -65,6 +65,12 @@ pub const ONE_SERVER: &[Regression] = &[
         945_845,
         None,
     ),
+    found(
+        "a re-entry whose limit was shorter than a round trip let another in its line say that the store is silent",
+        Regime::Quiet,
+        3_713_654,
+        None,
+    ),
 ];
 
 /// With several.

@@ -145,7 +145,8 @@ impl Task {
         }
         let asked_at = sim.now();
         let taken = self.take_over(name);
-        let (is_resumed, cut) = (taken.is_some(), self.cut());
+        let cut = self.cut();
+        let mut told = self.told(&options, cut, asked_at, taken.is_some());
         let guard = match taken {
             Some(owner) => match self.cut_short(cut, locks.resume(name.as_str(), &owner)).await {
                 Some(Ok(guard)) => guard,
@@ -155,14 +156,13 @@ impl Task {
             },
             None => {
                 let wish = self.wish(&locks, index)?;
-                match self.acquire(&locks, &wish, Some(name), cut).await? {
+                match self.acquire(&locks, &wish, Some(name), cut, &mut told).await? {
                     Some(Got::One(guard)) => Some(guard),
                     _ => None,
                 }
             }
         };
         let Some(guard) = guard else { return Ok(()) };
-        let told = self.told(&options, cut, asked_at, is_resumed);
         self.live_with(guard, index, &locks, &options, told).await;
         Ok(())
     }
@@ -182,8 +182,9 @@ impl Task {
         let names = &self.workload.names;
         let wishes: Result<Vec<Wish>, Error> =
             (0..names.len()).map(|index| self.wish(locks, index)).collect();
-        let (wish, asked_at) = (Wish::both(wishes?)?, sim.now());
-        let got = match self.acquire(locks, &wish, None, cut).await {
+        let wish = Wish::both(wishes?)?;
+        let mut told = self.told(options, cut, sim.now(), false);
+        let got = match self.acquire(locks, &wish, None, cut, &mut told).await {
             // One was lost while the other was waited for.
             Err(error) if error.is_lost() => return Ok(()),
             got => got?,
@@ -193,7 +194,7 @@ impl Task {
         let claims: Vec<Arc<OneOf>> =
             (0..guards.len()).map(|index| Arc::new(OneOf(Arc::clone(&guards), index))).collect();
         // The first may have got old while the second was waited for.
-        let told = Told { is_fresh: false, ..self.told(options, cut, asked_at, false) };
+        told.is_fresh = false;
         let granted = |(name, claim): (&LockName, &Arc<OneOf>)| {
             self.granted(name, claim.guard(), Arc::clone(claim) as _, told)
         };
@@ -303,7 +304,9 @@ impl Task {
                 self.oracle().said_count(name, outer.owner(), count, &before);
             }
             let (cut, asked_at) = (self.cut(), sim.now());
-            let guard = match self.acquire(&locks, &Wish::Reentrant(lock), Some(name), cut).await {
+            let mut told = self.told(&options, cut, asked_at, false);
+            let wish = Wish::Reentrant(lock);
+            let guard = match self.acquire(&locks, &wish, Some(name), cut, &mut told).await {
                 Ok(Some(Got::One(guard))) => guard,
                 Ok(_) => return,
                 Err(error) => return self.refuse(&error),
@@ -318,7 +321,6 @@ impl Task {
             {
                 self.accuse(format!("a re-entry took {} ms", (sim.now() - asked_at) / MS));
             }
-            let told = self.told(&options, cut, asked_at, false);
             self.live_with(guard, index, &locks, &options, told).await;
         };
         Box::pin(task)
@@ -416,6 +418,7 @@ impl Task {
         wish: &Wish,
         name: Option<&LockName>,
         cut: Cut,
+        told: &mut Told,
     ) -> Result<Option<Got>, Error> {
         let (sim, plan) = (self.sim(), self.workload.plan);
         let (since, begun) = (sim.now(), self.process.now());
@@ -449,12 +452,15 @@ impl Task {
             }
             _ => {
                 let limit = self.limit(name);
+                sim.note(|| format!("p{}: waits for at most {limit:?}", self.process.id()));
                 let most = if limit.is_zero() { locks.options().op_timeout } else { limit };
                 let Some(outcome) = self.cut_short(cut, wish.try_lock_for(limit)).await else {
                     return Ok(None);
                 };
                 let giving_back = if name.is_some() { 0 } else { plan.names };
                 self.check_in_time(cut, since, begun, most + locks.options().op_timeout * giving_back);
+                // At its limit a grant is not asked for again, however long its answer took.
+                told.is_fresh &= self.process.now().since(begun) < limit - limit / 16;
                 match outcome {
                     // No answer can have come by then; of several, what is left for the second may be as little.
                     Err(error) if error.is_unreachable() && (limit < ROUND_TRIP || name.is_none()) => {

@@ -68,15 +68,17 @@ impl Lines {
             line
         });
         let mut queue = line.queue();
-        if let Some(failure) = silence {
-            queue.silence.get_or_insert((engine.now(), failure));
+        if queue.waiters.is_empty() {
+            // Who comes first has asked, and knows more than those who have left.
+            queue.silence = silence.clone().map(|failure| (engine.now(), failure));
         }
+        let silence = silence.map(|failure| (queue.heard, failure));
         queue.waiters.push_back(Waiter { id, ask: Arc::clone(ask), grant: sender });
         if queue.waiters.len() == 1 || queue.may_reenter(ask) {
             line.bell.notify_one();
         }
         drop(queue);
-        Place { line: Arc::clone(line), id, receiver }
+        Place { line: Arc::clone(line), id, silence, receiver }
     }
 
     /// A hold of this name has ended, here, by a release of `by`, or was found lost: the first in line may try.
@@ -136,7 +138,9 @@ pub(super) struct Line {
 #[derive(Default)]
 struct Queue {
     waiters: VecDeque<Waiter>,
-    /// Since when the store has not answered, and why.
+    /// How often the store has answered.
+    heard: u64,
+    /// Since when it has not, and why.
     silence: Option<(Moment, Failure)>,
     /// A hold ended on this side since the first in line was last asked for.
     nudged: bool,
@@ -198,7 +202,8 @@ impl Line {
 
     /// The store has answered.
     fn heard(&self) {
-        self.queue().silence = None;
+        let mut queue = self.queue();
+        (queue.heard, queue.silence) = (queue.heard + 1, None);
     }
 
     /// The store has not: whoever has waited for an answer longer than it meant to is told.
@@ -222,6 +227,8 @@ impl Line {
 pub(super) struct Place {
     line: Arc<Line>,
     id: u64,
+    /// Why its own question was not answered, and how many others had been by then.
+    silence: Option<(u64, Failure)>,
     receiver: oneshot::Receiver<Result<Held>>,
 }
 
@@ -233,7 +240,9 @@ impl Place {
 
     /// Why the store has said nothing, if it has not.
     pub(super) fn silence(&self) -> Option<Failure> {
-        self.line.queue().silence.as_ref().map(|(_, failure)| failure.clone())
+        let queue = self.line.queue();
+        let own = self.silence.as_ref().filter(|(heard, _)| *heard == queue.heard);
+        queue.silence.as_ref().map(|(_, failure)| failure).or(own.map(|(_, failure)| failure)).cloned()
     }
 }
 

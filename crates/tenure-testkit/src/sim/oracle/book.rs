@@ -74,8 +74,8 @@ pub(super) struct Owned {
     pub(super) granted_at: TrueTime,
     pub(super) set_at: TrueTime,
     pub(super) lapses: TrueTime,
-    /// That may be earlier than it was told: see [`Book::doubt`].
-    pub(super) is_doubted: bool,
+    /// The tokens with which it may have been told of a longer lease than it had: see [`Book::doubt`].
+    pub(super) doubted: Vec<u64>,
     /// Its place is there again, because the server went back to what it was.
     pub(super) is_back: bool,
     /// It has only a place.
@@ -441,7 +441,7 @@ impl Book {
         });
         for owner in places.map(|place| &place.owner).chain(guards) {
             if let Some(owned) = self.owners.get_mut(owner) {
-                owned.is_doubted = true;
+                owned.doubted.push(owned.token);
             }
         }
     }
@@ -453,7 +453,7 @@ impl Book {
         }
         let is_one = self.locks.get(&executed.op.name).is_some_and(|lock| lock.sort != Sort::Reentrant);
         if let Some(owned) = self.owners.get_mut(owner) {
-            owned.is_doubted &= !is_new && !is_one;
+            owned.doubted.retain(|doubted| !is_one || *doubted != token);
             owned.is_back &= !is_new;
         }
         let guards =
@@ -490,7 +490,7 @@ impl Book {
             granted_at: at,
             set_at: at,
             lapses,
-            is_doubted: false,
+            doubted: Vec::new(),
             is_back: false,
             waits: false,
             let_in_at: None,

@@ -145,7 +145,7 @@ impl Oracle {
         }
         let grace = told.grace;
         let mut is_forced = book.is_forced(owner);
-        let is_doubted = book.owners.get(owner).is_some_and(|owned| owned.is_doubted);
+        let is_doubted = book.owners.get(owner).is_some_and(|owned| owned.doubted.contains(&token));
         if let Some(owned) = book.owners.get_mut(owner) {
             owned.detached = owned.detached.saturating_sub(u32::from(told.is_resumed));
             (owned.told_at, owned.let_go_at) = (Some(at), None);

@@ -42,7 +42,8 @@ impl Book {
     ) {
         let owned = self.owners.get(owner);
         let given = owned.map(|owned| owned.token);
-        let is_late = |owned: &Owned| owned.taken.contains(&token) || owned.is_doubted || owned.is_back;
+        let is_late =
+            |owned: &Owned| owned.taken.contains(&token) || owned.doubted.contains(&token) || owned.is_back;
         if self.is_forced(owner) || owned.is_some_and(is_late) {
             // It comes late, after the grant of somebody who was let in beside it; or it is counted beside a hold that came back, and
             // has its token.
