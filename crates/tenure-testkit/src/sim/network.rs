@@ -1,7 +1,7 @@
 //! The store as one process sees it: the server behind a network that delays, loses and cuts.
 //!
 //! This models the contract of [`Store::call`](tenure::internals::Store::call) to the letter. A process has one connection for requests, on which they arrive in
-//! the order in which they were sent, and so do the replies. Whatever goes wrong ends the connection: what was under way has
+//! the order in which they left, and so do the replies; those that wait for it leave in any order. Whatever goes wrong ends the connection: what was under way has
 //! an unknown outcome and may still be carried out, until the next connection, which begins by putting an end to the last. Messages come on a
 //! connection of their own, and nobody notices when one of them is lost.
 
@@ -361,7 +361,7 @@ impl Network {
         }
         self.sim.note(|| format!("p{process}: sends {}", Shown(&op)));
         let faults = inner.faults;
-        slot.leave(out_of_time_at);
+        slot.leave(leaves_at, out_of_time_at);
         let parting = inner.ends[process].parting;
         let latency = inner.delay(&self.sim, &op.name, leaves_at, Some(out_of_time_at));
         let connection = &mut inner.connections[number];
@@ -373,7 +373,10 @@ impl Network {
         let arrives_at = (leaves_at.max(parting.requests) + latency).max(connection.last_request + 1);
         connection.last_request = arrives_at;
         if !connection.loses_requests {
-            connection.inbox.push_back((op, Arc::clone(slot)));
+            let ahead = connection.inbox.len();
+            // Those who wait for a connection leave in any order once it is there.
+            let place = if leaves_at > now { self.sim.between(0, ahead as u64) as usize } else { ahead };
+            connection.inbox.insert(place, (op, Arc::clone(slot)));
             let network = self.clone();
             self.sim.at(arrives_at, move || network.arrive(process, number));
         }
@@ -562,6 +565,11 @@ impl Network {
     /// Happens in so many of a thousand cases.
     pub(super) fn chance(&self, permille: u32) -> bool {
         self.sim.chance(permille)
+    }
+
+    /// True time.
+    pub(super) fn now(&self) -> TrueTime {
+        self.sim.now()
     }
 
     /// Whether silence ends the connection also for a request that was given little time.

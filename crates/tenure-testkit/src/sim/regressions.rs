@@ -82,5 +82,5 @@ pub const QUORUM: &[Regression] = &[
         Some(Bug::UndoOutlivesRetry),
     ),
     found("a ballot was raised to where the clock of a node without one had been", Regime::Quiet, 441, None),
-    found("two held after the undo of one", Regime::Lossy, 631, Some(Bug::UndoOutlivesRetry)),
+    found("two held after the undo of one", Regime::Parted, 51, Some(Bug::UndoOutlivesRetry)),
 ];

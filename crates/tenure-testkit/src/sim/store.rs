@@ -27,6 +27,8 @@ pub(super) struct Slot(Mutex<Arrival>);
 #[derive(Default)]
 struct Arrival {
     answer: Option<Result<Reply, Failure>>,
+    /// When there is a connection to leave on.
+    leaves_at: TrueTime,
     /// When whoever asks gives up.
     until: TrueTime,
     is_out_of_time: bool,
@@ -37,9 +39,10 @@ struct Arrival {
 }
 
 impl Slot {
-    /// Its request leaves, and is given up at this moment.
-    pub(super) fn leave(&self, until: TrueTime) {
-        lock(&self.0).until = until;
+    /// When its request leaves, and when it is given up.
+    pub(super) fn leave(&self, leaves_at: TrueTime, until: TrueTime) {
+        let mut arrival = lock(&self.0);
+        (arrival.leaves_at, arrival.until) = (leaves_at, until);
     }
 
     /// When whoever asks gives up.
@@ -184,11 +187,12 @@ impl Future for Call {
 }
 
 impl Drop for Call {
-    /// A request that was dropped on its way may be carried out, or, if it was still in this process, never.
+    /// A request that was dropped on its way may be carried out, or, if it was still in this process, never; one that waited
+    /// for a connection does not leave.
     fn drop(&mut self) {
         let mut arrival = lock(&self.slot.0);
         if self.op.is_none() && arrival.answer.is_none() && !arrival.is_executed {
-            arrival.is_withdrawn = self.network.chance(300);
+            arrival.is_withdrawn = self.network.chance(300) || self.network.now() < arrival.leaves_at;
         }
     }
 }
