@@ -5,8 +5,8 @@ use std::{iter, thread};
 
 use super::{Config, Server, eventually, fields, sweep_at_exit};
 
-/// A master that says nothing for so long is taken for lost: longer than a busy machine keeps one from running.
-const DOWN_AFTER_MS: u32 = 1_500;
+/// A master that says nothing for so long is taken for lost, unless they are [told otherwise](Sentinels::down_after).
+const DOWN_AFTER: Duration = Duration::from_millis(1_500);
 /// Servers find each other within seconds.
 const READY: Duration = Duration::from_secs(20);
 /// To be elected, to promote and to tell the others takes two or three.
@@ -51,7 +51,7 @@ impl Sentinels {
             .clone()
             .sentinel()
             .set("sentinel monitor", &format!("{service} {} 2", of(&master)))
-            .set("sentinel down-after-milliseconds", &format!("{service} {DOWN_AFTER_MS}"))
+            .set("sentinel down-after-milliseconds", &format!("{service} {}", DOWN_AFTER.as_millis()))
             .set("sentinel failover-timeout", &format!("{service} 4000"));
         if !password.is_empty() {
             config = config.set("sentinel auth-pass", &format!("{service} {password}"));
@@ -67,6 +67,15 @@ impl Sentinels {
         let whole = Self { servers: iter::once(master).chain(replicas).collect(), sentinels };
         whole.settles();
         whole
+    }
+
+    /// How long a master says nothing until it is taken for lost. Where none is to be, a minute: a busy machine keeps one from
+    /// running for seconds.
+    pub fn down_after(&self, time: Duration) {
+        for sentinel in &self.sentinels {
+            let time = time.as_millis().to_string();
+            sentinel.command(&["SENTINEL", "SET", Self::SERVICE, "down-after-milliseconds", &time]);
+        }
     }
 
     /// `redis-sentinel://` with all sentinels and the service, without a user.
