@@ -357,14 +357,14 @@ fn machines() -> Vec<(&'static str, Askers)> {
     vec![
         ("mutex, three askers", Askers::mutex(3, 5 + 2 * more)),
         ("reentrant mutex, two owners with two holds each", Askers::reentrant(2, 4 + 2 * more)),
-        ("fair mutex, three askers", Askers::queue(&[Seat::FAIR; 3], 3 + more)),
+        ("fair mutex, three askers", Askers::queue(&[Seat::FAIR; 3], 3 + 2 * more)),
         (
             "read-write lock, two readers and a writer",
-            Askers::queue(&[Seat::READER, Seat::WRITER, Seat::READER], 3 + more),
+            Askers::queue(&[Seat::READER, Seat::WRITER, Seat::READER], 3 + 2 * more),
         ),
         (
             "semaphore of three, permits 2, 2 and 1",
-            Askers::queue(&[2, 2, 1].map(|weight| Seat::permits(3, weight)), 3 + more),
+            Askers::queue(&[2, 2, 1].map(|weight| Seat::permits(3, weight)), 3 + 2 * more),
         ),
     ]
 }

@@ -142,8 +142,10 @@ fn events_of(kind: &str, member: &Member) -> Vec<Event> {
         }
     }
     for held in inside.into_iter().flatten() {
-        let time =
-            member.killed.unwrap_or_else(|| panic!("{kind}: a survivor did not say when its turn ended"));
+        let killed = member.killed;
+        let killed = killed.unwrap_or_else(|| panic!("{kind}: a survivor did not say when its turn ended"));
+        // The signal may take a while.
+        let time = killed.max(held.time + 1);
         events.push(Event { time, begins: false, weight: held.weight, fence: held.fence });
     }
     let is_young = lines.len() < 2 * TASKS * TASKS;
