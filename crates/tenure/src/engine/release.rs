@@ -1,5 +1,5 @@
-//! Releases: compare and delete, then wake. Repeated until answered or until the lease is over, if need be behind the
-//! caller's back.
+//! Releases: compare and delete, then wake. Repeated until answered or until there is nothing left to release, if need be behind
+//! the caller's back.
 
 use std::future::poll_fn;
 use std::pin::pin;
