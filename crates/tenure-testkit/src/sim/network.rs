@@ -224,6 +224,8 @@ impl Network {
     fn start_anew(&self) {
         let mut inner = self.inner();
         (inner.starts, inner.started_at) = (inner.starts + 1, self.sim.now());
+        // What was on its way to the old one does not reach the new.
+        inner.connections.iter_mut().for_each(|connection| connection.inbox.clear());
         let ends = 0..inner.ends.len();
         drop(inner);
         for process in ends {

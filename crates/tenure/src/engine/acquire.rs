@@ -326,14 +326,15 @@ async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resu
                         too_slow()
                     }
                 };
-                let until = engine.now() + engine.jittered(backoff(attempt));
+                let gives_up_at = heard_at + ask.options.patience;
+                let until = (engine.now() + engine.jittered(backoff(attempt))).min(gives_up_at);
                 attempt += 1;
                 let is_over = limit.is_some_and(|limit| until >= limit);
                 // Nothing went wrong, as far as is known: the limit left the last question no time.
                 if is_over && matches!(failure, Failure::Unknown(_)) && is_busy(busy_at) {
                     return Ok(None);
                 }
-                if is_over || until.since(heard_at) >= ask.options.patience {
+                if is_over || engine.now() >= gives_up_at {
                     return Err(ask.silent(failure));
                 }
                 busy_at = None;
