@@ -135,18 +135,19 @@ fn nodes_that_have_started_empty_let_nobody_in_beside_the_holder() {
     let started = Instant::now();
     nodes[1].restart();
     // Two of three have forgotten the lock, and whoever holds it may not know yet.
-    let (mut refused, mut last) = (0, String::new());
+    let mut refused = 0;
     let next = loop {
-        match block_on(theirs.mutex("x").expect("a name").try_lock()) {
+        let why = match block_on(theirs.mutex("x").expect("a name").try_lock()) {
             Ok(Some(next)) => break next,
-            Ok(None) => last = "it is held".to_owned(),
+            Ok(None) => "it is held".to_owned(),
             Err(error) => {
                 let why = error.source().expect("a cause").to_string();
                 assert!(error.is_unreachable() && why.contains("does not vote"), "{why}");
-                (refused, last) = (refused + 1, why);
+                refused += 1;
+                why
             }
-        }
-        assert!(started.elapsed() < SOON, "{refused} refusals, and at last {last}");
+        };
+        assert!(started.elapsed() < SOON, "{refused} refusals, and at last {why}");
         thread::sleep(ms(20));
     };
     assert!(started.elapsed() >= ms(4_000) && refused > 0, "{:?}", started.elapsed());
