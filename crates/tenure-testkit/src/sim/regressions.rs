@@ -77,6 +77,12 @@ pub const ONE_SERVER: &[Regression] = &[
         8_331_503,
         None,
     ),
+    found(
+        "`verify` took an older hold of the same owner, on a server that had gone back, for the guard's",
+        Regime::Rewinding,
+        20_161_396,
+        None,
+    ),
 ];
 
 /// With several.

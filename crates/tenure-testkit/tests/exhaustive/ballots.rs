@@ -387,7 +387,6 @@ fn tokens_are_unique_and_grow_whatever_the_clocks_do() {
     if is_large() {
         let again = Quorum { rounds: 2, most: 3, ..Quorum::of(3, &[1, 1]) };
         explore("the same, and a second ballot", again).assert_properties();
-        explore("the same, and a second acquisition", Quorum::of(3, &[2, 1])).assert_properties();
     }
 }
 
