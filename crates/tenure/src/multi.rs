@@ -150,9 +150,12 @@ impl Multi {
                 };
             match next {
                 Ok(Some(guard)) => taken.0.push((*index, guard)),
-                Ok(None) => return taken.give_back().await.map(|()| None),
+                Ok(None) => {
+                    taken.give_back().await;
+                    return Ok(None);
+                }
                 Err(error) => {
-                    let _ = taken.give_back().await;
+                    taken.give_back().await;
                     return Err(error);
                 }
             }
@@ -163,10 +166,12 @@ impl Multi {
             guards: taken.into_iter().map(|(_, guard)| guard).collect(),
             order: self.order.clone(),
         };
-        match guards.outcome() {
-            Some(error) => guards.release().await.and(Err(error)),
-            None => Ok(Some(guards)),
+        if let Some(error) = guards.outcome() {
+            // Whatever becomes of the releases, that is what the caller is told.
+            let _ = guards.release().await;
+            return Err(error);
         }
+        Ok(Some(guards))
     }
 
     /// On the first part's clock: one limit for all.
@@ -179,12 +184,11 @@ impl Multi {
 struct Taken(Vec<(usize, Guard)>);
 
 impl Taken {
-    async fn give_back(mut self) -> Result<()> {
+    async fn give_back(mut self) {
         while let Some((_, guard)) = self.0.pop() {
             // One that was lost meanwhile, or whose store is silent now, is given back in the background or not at all.
             let _ = guard.release().await;
         }
-        Ok(())
     }
 }
 

@@ -83,6 +83,12 @@ pub const ONE_SERVER: &[Regression] = &[
         20_161_396,
         None,
     ),
+    found(
+        "`Multi` told of a release that had failed instead of the loss that it was for",
+        Regime::Tiny,
+        31_261_516,
+        None,
+    ),
 ];
 
 /// With several.

@@ -87,8 +87,8 @@ impl Oracle {
         let mut book = lock(&self.book);
         book.shaken_at = at;
         let ttl = book.plan.ttl.as_nanos() as TrueTime;
-        // After a third of the lease, and where that attempt failed because the connection ended, a twelfth more.
-        let told_at = at + ttl / 3 + ttl / 12 + book.plan.drift() + TELLING;
+        // After a third of the lease; an attempt that is not answered takes a sixth more, and the next begins within a twelfth.
+        let told_at = at + ttl / 3 + ttl / 6 + ttl / 12 + book.plan.drift() + TELLING;
         let guards = book.holds.iter().filter(|hold| hold.is_renewed && (hold.is_forced || hold.is_doubted));
         let guards: Vec<u64> = guards.map(|hold| hold.id).collect();
         drop(book);
