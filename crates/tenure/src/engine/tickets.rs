@@ -376,9 +376,7 @@ impl Server {
                 }
                 for (ticket, place) in tickets.into_iter().zip(places) {
                     match place {
-                        Place::Held { fence } if fence == ticket => {
-                            self.call(ticket, self.engine.now(), sent, first)
-                        }
+                        Place::Held { fence } if fence == ticket => _ = self.call(ticket, sent, first),
                         Place::Waiting { ticket: same } if same == ticket => self.note(ticket, sent, first),
                         _ => self.lose(ticket),
                     }
@@ -487,15 +485,18 @@ impl Server {
             return; // The place is younger: another had this number, on a server that has gone back since.
         }
         let counted_from = if planted(Bug::PushFromReceipt) { now } else { sent };
-        self.call(ticket, heard_at, counted_from, wait);
+        if !self.call(ticket, counted_from, wait) {
+            self.remember(ticket, heard_at);
+        }
     }
 
     /// It holds, and its place was last refreshed, for `wait`, by a request that was sent at `sent`. What is left of that is
-    /// what it returns with, unless that is too little, or less than the time by which it must hear of its loss.
-    fn call(&mut self, ticket: u64, heard_at: Moment, sent: Moment, wait: Duration) {
+    /// what it returns with, unless that is too little, or less than the time by which it must hear of its loss. False if it must
+    /// be called again: a refresh is under way that may have been carried out before the grant, and then says nothing of it.
+    fn call(&mut self, ticket: u64, sent: Moment, wait: Duration) -> bool {
         let now = self.engine.now();
         let known = self.desk.queue().waiters.get(&ticket).map(|waiter| Arc::clone(&waiter.ask));
-        let Some(ask) = known else { return };
+        let Some(ask) = known else { return true };
         let left = lease::deadline(sent, now, wait).since(now);
         let terms = ask.options.terms();
         let is_enough = left >= wait / 2 + ask.options.grace || planted(Bug::CalledWithTooLittle);
@@ -518,9 +519,9 @@ impl Server {
             };
             self.ask(terms, vec![ticket], ask.rule, ask.owner.clone(), verb, ttl, within);
         } else {
-            // A refresh is under way that may have been carried out before the grant, and then says nothing of it.
-            self.remember(ticket, heard_at);
+            return false;
         }
+        true
     }
 
     fn remember(&mut self, ticket: u64, heard_at: Moment) {
