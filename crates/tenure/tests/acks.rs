@@ -36,11 +36,7 @@ fn is_refused(locks: &Locks, name: &str, why: &str, master: &Server) {
     let error = block_on(locks.mutex(name).expect("a name").try_lock()).expect_err("too few replicas");
     let source = error.source().map_or_else(String::new, ToString::to_string);
     assert!(error.is_unreachable() && source.contains(why), "{error}: {source}");
-    eventually("it was given back", SOON, || !has(master, name));
-}
-
-fn has(server: &Server, name: &str) -> bool {
-    server.command(&["EXISTS", name]).int() == 1
+    eventually("it was given back", SOON, || !master.has(name));
 }
 
 /// Whoever was granted a lock, or has renewed it, need not wait for the replicas: they have it.
@@ -95,7 +91,7 @@ mod behind_sentinel {
         for how in ["asked for", "killed"] {
             let guard = acquire(&ours, how);
             let (token, old, replicas) = (guard.fence(), sentinels.master(), replicas(&sentinels));
-            assert!(replicas.iter().all(|replica| has(replica, how)), "granted, and a replica has it not");
+            assert!(replicas.iter().all(|replica| replica.has(how)), "granted, and a replica has it not");
             let overlap = overlap(Some(&guard), || {
                 if how == "killed" {
                     old.kill();
@@ -194,7 +190,7 @@ mod on_a_cluster {
             eventually("the replica is the master", SOON, || {
                 cluster.owner(cluster.slot(&name)) == Some(replica)
             });
-            assert!(has(&cluster.nodes()[replica], &name) && !has(&cluster.nodes()[replica], &unheard));
+            assert!(cluster.nodes()[replica].has(&name) && !cluster.nodes()[replica].has(&unheard));
             eventually("its holder is told", SOON, || {
                 block_on(lost.verify()).is_err_and(|error| error.is_lost())
             });

@@ -23,10 +23,6 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-fn exists(server: &Server, key: &str) -> bool {
-    server.command(&["EXISTS", key]).int() == 1
-}
-
 fn listen(asker: &Asker, name: &str) -> Listener {
     let name = LockName::new(name).expect("a name");
     block_on(asker.store.listen(&name, Rule::Mutex, SOON)).expect("a subscription")
@@ -100,7 +96,7 @@ fn a_request_that_was_lost_with_its_connection_is_never_carried_out_after_a_late
     assert_eq!(other.release("x").expect("an answer"), Answer::Free);
     proxy.set_on(1, Fault::None);
     std::thread::sleep(ms(100));
-    assert!(!exists(&server, "x"));
+    assert!(!server.has("x"));
     assert_eq!(proxy.connections(), 2);
 }
 
@@ -119,7 +115,7 @@ fn a_hasty_request_does_not_cost_the_others_their_connection() {
     assert!(matches!(first, Err(Failure::Unknown(_))), "{first:?}");
     assert!(second.is_ok(), "{second:?}");
     // The contract: once a later request was answered, the earlier one has taken effect or never will.
-    assert!(exists(&server, "x"));
+    assert!(server.has("x"));
     assert_eq!(proxy.connections(), 1);
 }
 

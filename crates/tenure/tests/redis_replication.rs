@@ -118,7 +118,7 @@ impl Failover {
             .expect("a release");
         let x = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
         for replica in &trio.replicas {
-            eventually("a replica has it", SOON, || replica.command(&["EXISTS", "x"]) == 1);
+            eventually("a replica has it", SOON, || replica.has("x"));
         }
         trio.cut(self.cut);
         let (y, late) = match block_on(ours.mutex("y").expect("a name").try_lock()) {
@@ -327,7 +327,7 @@ fn a_dead_replica_stops_neither_releases_nor_what_needs_no_confirmation() {
     trio.replicas[1].stop();
     scope(|scope| {
         let short = scope.spawn(|| block_on(acked.mutex("late").expect("a name").try_lock()));
-        eventually("it is waited for", SOON, || trio.master.command(&["EXISTS", "late"]) == 1);
+        eventually("it is waited for", SOON, || trio.master.has("late"));
         let started = Instant::now();
         block_on(held.release()).expect("a release");
         let release = started.elapsed();
@@ -353,7 +353,7 @@ fn a_dead_replica_stops_neither_releases_nor_what_needs_no_confirmation() {
         );
         assert!(release < ms(400) && pairs[pairs.len() / 2] < ms(200), "{release:?} {pairs:?}");
     });
-    eventually("it was given back", SOON, || trio.master.command(&["EXISTS", "late"]) == 0);
+    eventually("it was given back", SOON, || !trio.master.has("late"));
     trio.replicas[1].cont();
     drop(block_on(acked.mutex("late").expect("a name").lock()).expect("a grant"));
 }
@@ -382,7 +382,7 @@ fn a_wait_that_is_broken_off_confirms_nothing_and_is_begun_again() {
         assert!(!waiter.is_finished(), "{:?}", waiter.join());
         trio.replicas[1].cont();
         let guard = waiter.join().expect("no panic").expect("an answer").expect("a grant");
-        assert!(trio.replicas.iter().all(|replica| replica.command(&["EXISTS", "x"]) == 1));
+        assert!(trio.replicas.iter().all(|replica| replica.has("x")));
         drop(guard);
     });
 }

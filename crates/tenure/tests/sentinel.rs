@@ -24,13 +24,6 @@ const SOON: Duration = Duration::from_secs(5);
 /// Sentinels take one second to see that a master is lost, and one or two to agree on another; a busy machine takes longer.
 const FAILED_OVER: Duration = Duration::from_secs(20);
 
-/// Sentinels that take no master for lost, however busy the machine is.
-fn steady() -> Sentinels {
-    let sentinels = Sentinels::start();
-    sentinels.down_after(Duration::from_secs(60));
-    sentinels
-}
-
 /// Every case, each alone on a set of servers.
 mod conformance {
     use super::*;
@@ -39,7 +32,7 @@ mod conformance {
 
     fn run(flavour: Flavour, case: for<'a> fn(&'a Place) -> Case<'a>) {
         let idle = IDLE.lock().expect("no panic while it is taken").pop();
-        let sentinels = idle.unwrap_or_else(|| steady().until_exit());
+        let sentinels = idle.unwrap_or_else(|| Sentinels::start().calm().until_exit());
         sentinels.master().command(&["FLUSHALL"]);
         let url = sentinels.url();
         let open = move || Locks::open(&url).expect("a store");
@@ -168,7 +161,7 @@ fn a_failover_that_was_asked_for_costs_no_lock() {
 
 #[test]
 fn a_master_that_was_demoted_without_a_word_is_left_at_its_first_refusal() {
-    let sentinels = steady();
+    let sentinels = Sentinels::start().calm();
     let asker = Asker::new(&sentinels.url()).within(Duration::from_secs(1));
     assert!(held(&asker.acquire("x")));
     let old = sentinels.master();
@@ -194,7 +187,7 @@ fn a_master_that_was_demoted_without_a_word_is_left_at_its_first_refusal() {
 
 #[test]
 fn sentinels_that_are_down_or_silent_are_passed_over_and_asked_last() {
-    let sentinels = steady();
+    let sentinels = Sentinels::start().calm();
     let [first, second, third] = sentinels.sentinels() else { panic!("three") };
     first.kill();
     second.stop();
@@ -225,7 +218,7 @@ fn sentinels_that_are_down_or_silent_are_passed_over_and_asked_last() {
 
 #[test]
 fn a_service_that_no_sentinel_knows_is_refused_at_once() {
-    let sentinels = steady();
+    let sentinels = Sentinels::start().calm();
     let url = sentinels.url().replace("/locks", "/docks");
     let started = Instant::now();
     let why = refusal(Asker::new(&url).acquire("x"));
@@ -272,7 +265,7 @@ fn naming(address: SocketAddr) -> String {
 
 #[test]
 fn a_sentinel_that_lies_is_not_believed() {
-    let sentinels = steady();
+    let sentinels = Sentinels::start().calm();
     let master = sentinels.master();
     let mut servers = sentinels.servers().iter();
     let replica = servers.find(|server| server.address() != master.address()).expect("a replica");

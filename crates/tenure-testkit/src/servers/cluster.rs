@@ -149,9 +149,7 @@ impl Cluster {
     /// `redis-cluster://` and these nodes; `rediss-cluster://` where they speak TLS.
     pub fn url_of(&self, nodes: &[usize]) -> String {
         let hosts: Vec<_> = nodes.iter().map(|at| self.nodes[*at].address().to_string()).collect();
-        let scheme = self.nodes[0].url();
-        let scheme = scheme.split(':').next().unwrap_or_default();
-        format!("{scheme}-cluster://{}", hosts.join(","))
+        format!("{}-cluster://{}", self.nodes[0].scheme(), hosts.join(","))
     }
 
     /// The same with the first three nodes.

@@ -107,7 +107,20 @@ impl Server {
 
     /// `redis://127.0.0.1:PORT`, without a user; `rediss://` where the port speaks TLS.
     pub fn url(&self) -> String {
-        format!("{}://{}", if self.running().config.tls { "rediss" } else { "redis" }, self.address())
+        format!("{}://{}", self.scheme(), self.address())
+    }
+
+    /// `redis`, or `rediss` where it speaks TLS.
+    fn scheme(&self) -> &'static str {
+        if self.running().config.tls { "rediss" } else { "redis" }
+    }
+
+    /// Whether there is something at a key.
+    ///
+    /// # Panics
+    /// If the server is down.
+    pub fn has(&self, key: &str) -> bool {
+        self.command(&["EXISTS", key]).int() == 1
     }
 
     /// `redis+unix://` and the path of the server's socket.

@@ -7,6 +7,8 @@ use super::{Config, Server, eventually, fields, sweep_at_exit};
 
 /// A master that says nothing for so long is taken for lost, unless they are [told otherwise](Sentinels::down_after).
 const DOWN_AFTER: Duration = Duration::from_millis(1_500);
+/// A busy machine keeps none from running for so long.
+const CALM: Duration = Duration::from_secs(60);
 /// Servers find each other within seconds.
 const READY: Duration = Duration::from_secs(20);
 /// To be elected, to promote and to tell the others takes two or three.
@@ -69,8 +71,14 @@ impl Sentinels {
         whole
     }
 
-    /// How long a master says nothing until it is taken for lost. Where none is to be, a minute: a busy machine keeps one from
-    /// running for seconds.
+    /// The same, where no master is taken for lost any more, however busy the machine is.
+    #[must_use]
+    pub fn calm(self) -> Self {
+        self.down_after(CALM);
+        self
+    }
+
+    /// How long a master says nothing from now on until it is taken for lost.
     pub fn down_after(&self, time: Duration) {
         for sentinel in &self.sentinels {
             let time = time.as_millis().to_string();
@@ -82,8 +90,7 @@ impl Sentinels {
     pub fn url(&self) -> String {
         let addresses: Vec<_> =
             self.sentinels.iter().map(|sentinel| sentinel.address().to_string()).collect();
-        let scheme = self.sentinels[0].url();
-        let scheme = scheme.split(':').next().unwrap_or_default();
+        let scheme = self.sentinels[0].scheme();
         format!("{scheme}-sentinel://{}/{}", addresses.join(","), Self::SERVICE)
     }
 

@@ -30,14 +30,10 @@ fn held(locks: &Locks, name: &str) -> Option<Guard> {
     block_on(locks.mutex(name).expect("a name").try_lock()).expect("an answer")
 }
 
-fn has(node: &Server, name: &str) -> bool {
-    node.command(&["EXISTS", name]).int() == 1
-}
-
 /// It is granted as soon as most have it. Whoever has it at just those may not lose one of them, and a request that the others have
 /// yet to get reaches them also after a restart.
 fn all_have(nodes: &[Server], name: &str) {
-    eventually("all have it", SOON, || nodes.iter().all(|node| has(node, name)));
+    eventually("all have it", SOON, || nodes.iter().all(|node| node.has(name)));
 }
 
 #[test]
@@ -98,7 +94,7 @@ fn a_minority_whose_clock_steps_by_an_hour_costs_nothing() {
             nodes[node].clock().reset();
         }
     }
-    eventually("nothing is left", SOON, || nodes.iter().all(|node| !has(node, "x")));
+    eventually("nothing is left", SOON, || nodes.iter().all(|node| !node.has("x")));
 }
 
 #[test]
@@ -112,7 +108,7 @@ fn a_lock_survives_the_restart_of_every_node_one_after_the_other() {
         let waiter = scope.spawn(|| block_on(theirs.mutex("x").expect("a name").lock()).expect("a grant"));
         for node in nodes.iter() {
             node.restart_with(Config::new());
-            eventually("the lock is back", SOON, || has(node, "x"));
+            eventually("the lock is back", SOON, || node.has("x"));
             assert!(guard.is_held() && !waiter.is_finished());
         }
         block_on(guard.verify()).expect("it is held");

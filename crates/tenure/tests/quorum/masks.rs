@@ -100,9 +100,7 @@ fn judge(nodes: &[Server], dead: &Server, troubled: u32, trouble: Trouble) {
     for proxy in clients.iter().flat_map(|client| &client.proxies) {
         proxy.set(Fault::None);
     }
-    eventually(&format!("{name} is gone everywhere"), SOON, || {
-        nodes.iter().all(|node| node.command(&["EXISTS", &name]).int() == 0)
-    });
+    eventually(&format!("{name} is gone everywhere"), SOON, || nodes.iter().all(|node| !node.has(&name)));
 }
 
 fn every_set_of(count: usize) {
