@@ -34,7 +34,7 @@ const NEAR: TrueTime = 1_200 * MS;
 /// The network and the server. Clones are the same one.
 #[derive(Clone)]
 pub struct Network {
-    sim: Sim,
+    pub(super) sim: Sim,
     /// Nobody judges what one member of several does.
     oracle: Option<Oracle>,
     url: Arc<str>,
@@ -562,16 +562,6 @@ impl Network {
     /// Every lock that is held.
     pub(super) fn list(&self, prefix: &str) -> Vec<(LockName, Found)> {
         self.inner().server.list(self.sim.now(), prefix)
-    }
-
-    /// Happens in so many of a thousand cases.
-    pub(super) fn chance(&self, permille: u32) -> bool {
-        self.sim.chance(permille)
-    }
-
-    /// True time.
-    pub(super) fn now(&self) -> TrueTime {
-        self.sim.now()
     }
 
     /// Whether silence ends the connection also for a request that was given little time.

@@ -165,7 +165,7 @@ impl Future for Call {
             return Poll::Ready(Err(not_sent()));
         }
         let mut arrival = lock(&self.slot.0);
-        if arrival.is_out_of_time && (arrival.answer.is_none() || self.network.chance(500)) {
+        if arrival.is_out_of_time && (arrival.answer.is_none() || self.network.sim.chance(500)) {
             // In a process that stood still both are there: the answer, and the end of its time.
             let known = arrival.answer.take();
             drop(arrival);
@@ -192,7 +192,8 @@ impl Drop for Call {
     fn drop(&mut self) {
         let mut arrival = lock(&self.slot.0);
         if self.op.is_none() && arrival.answer.is_none() && !arrival.is_executed {
-            arrival.is_withdrawn = self.network.chance(300) || self.network.now() < arrival.leaves_at;
+            let sim = &self.network.sim;
+            arrival.is_withdrawn = sim.chance(300) || sim.now() < arrival.leaves_at;
         }
     }
 }

@@ -311,9 +311,8 @@ impl Task {
                 Ok(_) => return,
                 Err(error) => return self.refuse(&error),
             };
-            let after = self.oracle().held_by(name, outer.owner());
-            let is_strict =
-                asked_at >= self.workload.plan.strict_from && after.iter().any(|id| before.contains(id));
+            let still = self.oracle().still_held(name, outer.owner(), &before);
+            let is_strict = asked_at >= self.workload.plan.strict_from && still > 0;
             if is_strict
                 && sim.now() > asked_at + AT_ONCE
                 && sim.ran_since(self.process.id(), asked_at)

@@ -194,6 +194,13 @@ impl Book {
         self.check_let_in(at, name, sim);
     }
 
+    /// The same for every lock. Returns their names.
+    pub(super) fn settle_all(&mut self, at: TrueTime, sim: &Sim) -> Vec<LockName> {
+        let names: Vec<LockName> = self.locks.keys().cloned().collect();
+        names.iter().for_each(|name| self.settle(at, name, sim));
+        names
+    }
+
     /// Writes down what a request did, and judges it. `news`: owners whose lease was set.
     pub(super) fn note(&mut self, at: TrueTime, executed: &Executed<'_>, sim: &Sim, news: &mut Vec<Owner>) {
         let (name, owner) = (&executed.op.name, &executed.op.owner);

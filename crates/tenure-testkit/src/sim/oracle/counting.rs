@@ -40,9 +40,14 @@ impl Oracle {
         guards.filter(|hold| !hold.is_excused() && hold.is_held()).map(|hold| hold.id).collect()
     }
 
-    /// `hold_count` said this; these guards held before it was asked, and some of them still do.
+    /// How many of these guards still do.
+    pub fn still_held(&self, name: &LockName, owner: &Owner, before: &[u64]) -> usize {
+        self.held_by(name, owner).iter().filter(|guard| before.contains(guard)).count()
+    }
+
+    /// `hold_count` said this; these guards held before it was asked.
     pub fn said_count(&self, name: &LockName, owner: &Owner, said: u32, before: &[u64]) {
-        let held = self.held_by(name, owner).iter().filter(|guard| before.contains(guard)).count();
+        let held = self.still_held(name, owner, before);
         if (said as usize) < held {
             let at = self.sim.now();
             let what = format!("{owner} was told that it has {name} {said} times, and has {held} guards");

@@ -89,7 +89,7 @@ impl Oracle {
         let ttl = book.plan.ttl.as_nanos() as TrueTime;
         // After a third of the lease; an attempt that is not answered takes a sixth more, and the next begins within a twelfth.
         let told_at = at + ttl / 3 + ttl / 6 + ttl / 12 + book.plan.drift() + TELLING;
-        let guards = book.holds.iter().filter(|hold| hold.is_renewed && (hold.is_forced || hold.is_doubted));
+        let guards = book.holds.iter().filter(|hold| hold.is_renewed && hold.is_excused());
         let guards: Vec<u64> = guards.map(|hold| hold.id).collect();
         drop(book);
         for id in guards {

@@ -213,8 +213,7 @@ impl Oracle {
     pub fn rewound(&self, to: TrueTime) {
         let at = self.sim.now();
         let mut book = lock(&self.book);
-        let names: Vec<LockName> = book.locks.keys().cloned().collect();
-        names.iter().for_each(|name| book.settle(at, name, &self.sim));
+        book.settle_all(at, &self.sim);
         for name in book.rewind(at, to) {
             book.doubt(&name);
             book.settle(at, &name, &self.sim);
@@ -228,8 +227,7 @@ impl Oracle {
     pub fn stepped(&self, is_ahead: bool, lapses: impl Fn(&LockName, &Owner) -> Option<TrueTime>) {
         let at = self.sim.now();
         let mut book = lock(&self.book);
-        let names: Vec<LockName> = book.locks.keys().cloned().collect();
-        names.iter().for_each(|name| book.settle(at, name, &self.sim));
+        let names = book.settle_all(at, &self.sim);
         book.retime(at, lapses);
         for name in names.iter().filter(|_| is_ahead) {
             book.doubt(name);
