@@ -6,7 +6,7 @@ use tenure::internals::protocol::{Answer, Bind, Place as Told, Verb, Wake, Whose
 use tenure::{LockName, Owner};
 
 use super::{Executed, Hold, Violation, Wait};
-use crate::sim::clock::TrueTime;
+use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{ProcessId, Sim};
 use crate::sim::regime::{Plan, Sort};
 
@@ -74,6 +74,8 @@ pub(super) struct Owned {
     pub(super) granted_at: TrueTime,
     pub(super) set_at: TrueTime,
     pub(super) lapses: TrueTime,
+    /// Until when it may believe in its lease at most, by what it was told.
+    pub(super) told_until: TrueTime,
     /// The tokens with which it may have been told of a longer lease than it had: see [`Book::doubt`].
     pub(super) doubted: Vec<u64>,
     /// Its place is there again, because the server went back to what it was.
@@ -294,7 +296,6 @@ impl Book {
             self.let_in.push((token, owner.clone()));
         }
         self.check_count(at, executed, owner);
-        self.trust(executed, owner, token, is_new);
         let acquired = matches!(executed.op.verb, Verb::Acquire { .. });
         let renewed = matches!(executed.op.verb, Verb::Renew { .. });
         let owned = self.owned(at, executed, owner, token, lapses);
@@ -306,6 +307,7 @@ impl Book {
             owned.told_at = Some(at);
         }
         owned.grants += u32::from(acquired);
+        self.trust(at, executed, owner, token, is_new);
         news.push(owner.clone());
     }
 
@@ -333,9 +335,9 @@ impl Book {
         } else {
             self.check_place_kept(at, name, owner, number);
         }
-        self.trust(executed, owner, number, is_new);
         let owned = self.owned(at, executed, owner, number, lapses);
         (owned.waits, owned.was_called) = (true, true);
+        self.trust(at, executed, owner, number, is_new);
         news.push(owner.clone());
     }
 
@@ -453,16 +455,26 @@ impl Book {
         }
     }
 
-    /// A lease may have been set anew. Of a reentrant owner that says nothing of its other holds.
-    fn trust(&mut self, executed: &Executed<'_>, owner: &Owner, token: u64, is_new: bool) {
-        if matches!(executed.op.verb, Verb::Refresh { wait_ms: 0, .. }) {
+    /// A lease may have been set anew. Of a reentrant owner that says nothing of its other holds, nor of any where it was told of a
+    /// longer one before.
+    fn trust(&mut self, at: TrueTime, executed: &Executed<'_>, owner: &Owner, token: u64, is_new: bool) {
+        let Some(owned) = self.owners.get_mut(owner) else { return };
+        let told_ms = match executed.op.verb {
+            Verb::Refresh { wait_ms: 0, .. } => return,
+            Verb::Acquire { wait_ms: Some(wait_ms), .. } if owned.waits => wait_ms,
+            Verb::Refresh { wait_ms, .. } => wait_ms,
+            Verb::Acquire { ttl_ms, .. } | Verb::Renew { ttl_ms, .. } => ttl_ms,
+            Verb::Release { .. } | Verb::Inspect => return,
+        };
+        // Less what whoever holds takes off for clocks and rounding.
+        let until = at + (told_ms * MS * 99 / 100).saturating_sub(2 * MS);
+        owned.told_until = if is_new { until } else { owned.told_until.max(until) };
+        owned.is_back &= !is_new;
+        if owned.lapses < owned.told_until {
             return;
         }
         let is_one = self.locks.get(&executed.op.name).is_some_and(|lock| lock.sort != Sort::Reentrant);
-        if let Some(owned) = self.owners.get_mut(owner) {
-            owned.doubted.retain(|doubted| !is_one || *doubted != token);
-            owned.is_back &= !is_new;
-        }
+        owned.doubted.retain(|doubted| !is_one || *doubted != token);
         let guards =
             self.holds.iter_mut().filter(|hold| is_one && hold.owner == *owner && hold.token == token);
         guards.for_each(|hold| hold.is_doubted = false);
@@ -497,6 +509,7 @@ impl Book {
             granted_at: at,
             set_at: at,
             lapses,
+            told_until: 0,
             doubted: Vec::new(),
             is_back: false,
             waits: false,
