@@ -89,6 +89,12 @@ pub const ONE_SERVER: &[Regression] = &[
         31_261_516,
         None,
     ),
+    found(
+        "a grant that was answered just when its question was over was not asked for again, though its wait had no limit",
+        Regime::Brink,
+        84_665_601,
+        None,
+    ),
 ];
 
 /// With several.

@@ -441,6 +441,7 @@ impl Task {
             }
             5 => {
                 let Some(outcome) = self.cut_short(cut, wish.try_lock()).await else { return Ok(None) };
+                told.is_fresh &= self.has_time(begun, locks.options().op_timeout);
                 // Several are asked one after the other, and given back the same way.
                 let times = if name.is_some() { 1 } else { 2 * plan.names };
                 self.check_in_time(cut, since, begun, locks.options().op_timeout * times);
@@ -458,8 +459,7 @@ impl Task {
                 };
                 let giving_back = if name.is_some() { 0 } else { plan.names };
                 self.check_in_time(cut, since, begun, most + locks.options().op_timeout * giving_back);
-                // At its limit a grant is not asked for again, however long its answer took.
-                told.is_fresh &= self.process.now().since(begun) < limit - limit / 16;
+                told.is_fresh &= self.has_time(begun, most);
                 match outcome {
                     // No answer can have come by then; of several, what is left for the second may be as little.
                     Err(error) if error.is_unreachable() && (limit < ROUND_TRIP || name.is_none()) => {
@@ -479,6 +479,11 @@ impl Task {
             Some(edge) => (edge + sim.between(0, 6 * MS)).saturating_sub(sim.now() + 3 * MS),
             None => sim.between(0, 2 * plan.ttl.as_nanos() as TrueTime),
         })
+    }
+
+    /// Whether all that was asked could be asked once more within a limit. A grant whose answer took too long for that is not.
+    fn has_time(&self, begun: tenure::internals::Moment, limit: Duration) -> bool {
+        self.process.now().since(begun) * 2 < limit
     }
 
     /// A call with a limit ends within it, unless its process stood still or nobody looked.

@@ -97,24 +97,24 @@ impl Ask {
         anew
     }
 
-    /// Asks once; again only when the grant took so long to arrive that too little of it is left. `within` is for all of it.
-    /// `wait` keeps a place, where the kind has a queue.
-    pub(super) async fn once(&self, wait: bool, within: Duration) -> Asked {
+    /// Asks once; again only when the grant took so long to arrive that too little of it is left, and another answer that takes
+    /// as long would come within the limit. `wait` keeps a place, where the kind has a queue.
+    pub(super) async fn once(&self, wait: bool, limit: Option<Moment>) -> Asked {
         const ROUNDS: u32 = 3;
-        let until = self.engine.now() + within;
         let ttl = self.options.lease();
         let wait_ms = (wait && matches!(self.rule, Rule::Queue(_))).then(|| lease::millis(lease::wait(ttl)));
         let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, bind(&self.options));
         let verb = Verb::Acquire { ttl_ms, hold, fence: Fence::Assign, wait_ms, bind };
         for round in 1.. {
-            let sent = self.engine.now();
-            let before = self.maybe.swap(true, Ordering::AcqRel);
-            let left = until.since(sent);
-            let terms = self.options.terms();
             let engine = &self.engine;
-            let answer = engine.call_on(terms, &self.name, self.rule, &self.owner, verb.clone(), left).await;
-            let answered = self.engine.now();
-            let asks_again = round < ROUNDS && answered < until && lease::is_stale(sent, answered, ttl);
+            let sent = engine.now();
+            let before = self.maybe.swap(true, Ordering::AcqRel);
+            let (terms, within) = (self.options.terms(), self.within(sent, limit));
+            let answer =
+                engine.call_on(terms, &self.name, self.rule, &self.owner, verb.clone(), within).await;
+            let answered = engine.now();
+            let has_time = limit.is_none_or(|limit| answered + answered.since(sent) < limit);
+            let asks_again = round < ROUNDS && has_time && lease::is_stale(sent, answered, ttl);
             // What is known now: with an answer, that there is nothing but what it says; without, no more than before.
             let (asked, maybe) = match answer {
                 Ok(Answer::Held { .. }) if asks_again => continue,
@@ -139,6 +139,15 @@ impl Ask {
             return asked;
         }
         unreachable!("the last round returns what it was told")
+    }
+
+    /// How long a question may take: a little less than is left, so that a store that cannot be asked has the time to say why.
+    fn within(&self, now: Moment, limit: Option<Moment>) -> Duration {
+        let most = self.options.op_timeout;
+        limit.map_or(most, |limit| {
+            let left = limit.since(now);
+            most.min(left - left / 16).max(Duration::from_millis(1))
+        })
     }
 
     /// Takes over a hold that its owner has detached. Renews it, and never creates one.
@@ -223,8 +232,7 @@ impl Wait {
 async fn at_once(engine: &Arc<Engine>, ask: Ask) -> Result<Option<Held>> {
     let until = engine.now() + ask.options.op_timeout;
     for attempt in 0.. {
-        let left = until.since(engine.now()).max(Duration::from_millis(1));
-        match ask.once(false, left).await {
+        match ask.once(false, Some(until)).await {
             Asked::Held(held) if held.is_live() => return Ok(Some(held)),
             Asked::Held(_) => return Err(ask.silent(too_slow())),
             Asked::Busy { .. } | Asked::Waiting(_) => return Ok(None),
@@ -259,7 +267,7 @@ async fn in_line(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resul
     loop {
         let mut silence = None;
         if engine.lines.may_ask(&ask) {
-            let asked = before(engine, limit, pin!(ask.once(true, within(engine, limit, &ask)))).await;
+            let asked = before(engine, limit, pin!(ask.once(true, limit))).await;
             match asked {
                 Some(Asked::Held(held)) if held.is_live() => return Ok(Some(held)),
                 Some(Asked::Held(held)) => {
@@ -296,7 +304,7 @@ async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resu
     let (mut busy_at, op_timeout) = (None::<Moment>, ask.options.op_timeout);
     let is_busy = |busy_at: Option<Moment>| busy_at.is_some_and(|at| engine.now().since(at) < op_timeout);
     loop {
-        let asked = before(engine, limit, pin!(ask.once(true, within(engine, limit, &ask)))).await;
+        let asked = before(engine, limit, pin!(ask.once(true, limit))).await;
         let place = match asked {
             Some(Asked::Held(held)) if held.is_live() => return Ok(Some(held)),
             Some(Asked::Waiting(place)) => place,
@@ -356,16 +364,6 @@ async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resu
         ask = Arc::new(ask.anew());
         (heard_at, attempt, busy_at) = (engine.now(), 0, None);
     }
-}
-
-/// How long a question of a wait may take: a little less than the wait itself, so that a store that cannot be asked has the
-/// time to say why.
-fn within(engine: &Engine, limit: Option<Moment>, ask: &Ask) -> Duration {
-    let most = ask.options.op_timeout;
-    limit.map_or(most, |limit| {
-        let left = limit.since(engine.now());
-        most.min(left - left / 16).max(Duration::from_millis(1))
-    })
 }
 
 /// The future's output, unless the limit comes first. The future is looked at first, also when both are there.

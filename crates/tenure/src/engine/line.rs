@@ -306,7 +306,7 @@ impl Server {
             let _ = self.line.bell.notified().now_or_never();
         }
         let sent = self.engine.now();
-        let asked = ask.once(true, ask.options.op_timeout).await;
+        let asked = ask.once(true, None).await;
         self.hop = self.engine.now().since(sent);
         if planted(Bug::ListenAfterAsking) {
             self.listen(ask).await;
