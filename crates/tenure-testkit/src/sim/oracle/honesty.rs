@@ -195,8 +195,8 @@ impl Oracle {
         let mut book = lock(&self.book);
         let Some(owned) = book.owners.get(owner) else { return };
         let wrong = match said {
-            // Of a reentrant owner, another hold may be there still.
-            Said::Yes => owned.ended.is_none() && owned.lapses > at && !is_one_of_many,
+            // Of a reentrant owner, another hold may be there still; and what a server went back to says nothing of the answer.
+            Said::Yes => owned.ended.is_none() && owned.lapses > at && !is_one_of_many && !owned.is_back,
             Said::Lost => was_held && !is_one_of_many && matches!(owned.ended, Some((_, End::Released))),
             Said::Unknown => false,
         };
