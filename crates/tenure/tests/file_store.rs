@@ -1380,3 +1380,34 @@ fn a_directory_that_was_removed_is_made_anew_and_nobody_holds_there() {
     assert!(is_held(&client.acquire("x", &owner())));
     assert!(is_busy(&Client::new(&path).acquire("x", &owner())));
 }
+
+/// Whoever is answered asks again, from threads of their own, and the thread beneath them has more to do than that.
+#[test]
+fn however_much_is_asked_what_is_held_is_renewed_and_limits_are_kept() {
+    const TTL: Duration = Duration::from_millis(300);
+    let dir = dir();
+    let locks = Locks::open(&format!("file:{}", dir.path().display())).expect("a store");
+    let locks = locks.with(Options::new().ttl(TTL)).expect("options");
+    let guard = block_on(locks.mutex("leader").expect("a name").lock()).expect("a free lock");
+    let until = Instant::now() + 10 * TTL;
+    std::thread::scope(|scope| {
+        for number in 0..16 {
+            let locks = &locks;
+            scope.spawn(move || {
+                let mutex = locks.mutex(&format!("busy:{number}")).expect("a name");
+                while Instant::now() < until {
+                    let turn = block_on(mutex.try_lock()).expect("an answer").expect("a free lock");
+                    block_on(turn.release()).expect("a release");
+                }
+            });
+        }
+        let waiter = locks.mutex("leader").expect("a name");
+        while Instant::now() < until {
+            let begun = Instant::now();
+            assert!(block_on(waiter.try_lock_for(TTL / 3)).expect("an answer").is_none());
+            assert!(begun.elapsed() < 10 * TTL, "a limit of {:?} took {:?}", TTL / 3, begun.elapsed());
+            assert!(guard.is_held(), "its renewals had no turn");
+        }
+    });
+    block_on(guard.release()).expect("still held");
+}

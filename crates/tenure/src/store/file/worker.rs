@@ -175,6 +175,10 @@ impl Worker {
             while let Ok(job) = self.jobs.try_recv() {
                 self.queue.push_back(job);
             }
+            if !self.queue.is_empty() {
+                // Whoever was answered has asked again, and so on without end: renewals and timers share this thread.
+                tokio::task::yield_now().await;
+            }
         }
     }
 
@@ -347,8 +351,12 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        if let Some(directory) = &self.directory {
-            std::mem::take(&mut self.holders).leave(directory);
+        let holders = std::mem::take(&mut self.holders);
+        if std::thread::panicking() {
+            // Who holds believes so still: then the leases have to end it, not the files.
+            std::mem::forget(holders);
+        } else if let Some(directory) = &self.directory {
+            holders.leave(directory);
         }
     }
 }
