@@ -318,6 +318,26 @@ fn a_server_that_cannot_says_so() {
     assert!(cluster.with(options().restart_grace(TTL)).expect_err("slots").is_unsupported());
 }
 
+/// Whoever works under a lock may ask of it before each write, and several do: nothing that needs no confirmation keeps its
+/// renewals from leaving.
+#[test]
+fn however_much_is_asked_about_a_lock_its_renewals_leave() {
+    let trio = Trio::start();
+    let locks = locks(&trio.master.url(), options().acks(2));
+    let guard = block_on(locks.mutex("busy").expect("a name").lock()).expect("a grant");
+    let until = Instant::now() + 3 * TTL;
+    scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                while Instant::now() < until {
+                    block_on(guard.verify()).expect("still held");
+                }
+            });
+        }
+    });
+    block_on(guard.release()).expect("still held");
+}
+
 #[test]
 fn a_dead_replica_stops_neither_releases_nor_what_needs_no_confirmation() {
     let trio = Trio::start();

@@ -6,7 +6,8 @@
 //! Between two connections there is no order, and a release must not overtake the acquisition that it undoes. So a request by
 //! the other connection waits while one about the same lock is unanswered here, which is never for long: the server answers it
 //! before it waits for its replicas. And before one leaves here about a lock that the other connection may still have a request
-//! of, that connection is asked anything: when it has answered, it has carried out all that came before.
+//! of, that connection is asked anything: when it has answered, it has carried out all that came before. Who was held back so once
+//! is overtaken no more: however much is asked about a lock, its renewals leave.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -68,14 +69,20 @@ struct State {
 
 #[derive(Default)]
 struct There {
-    asking: usize,
+    /// By when they came; and whether they are on their way, or still wait for their turn.
+    asking: BTreeMap<u64, bool>,
     /// So many have left without an answer.
     left: usize,
 }
 
 impl There {
     fn is_empty(&self) -> bool {
-        self.asking == 0 && self.left == 0
+        self.asking.is_empty() && self.left == 0
+    }
+
+    /// Whether one that came as this number has to wait: for those before it, and for those that have overtaken it.
+    fn holds_back(&self, id: u64) -> bool {
+        self.left > 0 || self.asking.iter().any(|(other, on_its_way)| *other < id || *on_its_way)
     }
 }
 
@@ -86,6 +93,8 @@ struct Pending {
     manner: Manner,
     deadline: Moment,
     answer: oneshot::Sender<Result<Value, Failure>>,
+    /// It was held back by others: from here on nobody overtakes it.
+    is_due: bool,
 }
 
 /// Whether a request counts only when it is confirmed.
@@ -130,26 +139,25 @@ impl Lane {
         let (answer, reply) = oneshot::channel();
         let id = {
             let mut state = self.state();
-            let id = state.next;
-            state.next += 1;
-            state.queue.push(Pending { id, op: op.clone(), manner, deadline, answer });
+            let id = state.number();
+            state.queue.push(Pending { id, op: op.clone(), manner, deadline, answer, is_due: false });
             id
         };
+        let _queued = Queued { lane: self, id };
         self.bell.notify_one();
         match by(&*self.runtime, deadline, reply).await {
             Some(Ok(reply)) => reply,
             Some(Err(_)) => Err(Failure::Unknown(Failure::cause("the store was closed"))),
             None => {
                 let mut state = self.state();
-                let before = state.queue.len();
-                state.queue.retain(|pending| pending.id != id);
+                let was_sent = !state.forget(id);
                 let short =
                     state.short.as_ref().map_or(String::new(), |short| format!(": the last time {short}"));
-                Err(if state.queue.len() < before {
+                Err(if was_sent {
+                    Failure::Unknown(Failure::cause(format!("replicas have not confirmed it in time{short}")))
+                } else {
                     let cause = format!("replicas have not confirmed in time what came before{short}");
                     Failure::NotSent(Failure::cause(cause))
-                } else {
-                    Failure::Unknown(Failure::cause(format!("replicas have not confirmed it in time{short}")))
                 })
             }
         }
@@ -171,15 +179,14 @@ impl Lane {
         // Noted before it waits: what comes after it, here, is to come after it there.
         let passage = {
             let mut state = self.state();
-            // Whoever has left before it was sent never asked.
-            state.queue.retain(|pending| !pending.answer.is_closed());
-            state.there.entry(name.clone()).or_default().asking += 1;
-            Passage { lane: Arc::clone(self), name: name.clone(), left: false }
+            let id = state.number();
+            state.there.entry(name.clone()).or_default().asking.insert(id, false);
+            Passage { lane: Arc::clone(self), name: name.clone(), id, left: false }
         };
         loop {
             let mut settled = pin!(self.settled.notified());
             settled.as_mut().enable();
-            if !self.state().here.contains_key(name) {
+            if self.state().lets_pass(name, passage.id) {
                 return Ok(Passage::begins(passage));
             }
             if self.runtime.now() >= deadline {
@@ -213,7 +220,7 @@ impl Lane {
             if connects != std::mem::replace(&mut main, connects) {
                 self.hang_up();
             }
-            let line = match self.link.line(until).await {
+            let line = match self.link.line(until).await.and_then(|line| self.beside_main(line)) {
                 Ok(line) => line,
                 Err(failure) => {
                     self.fail(batch, &failure);
@@ -237,6 +244,19 @@ impl Lane {
                 Sent::Short => knows = None,
                 Sent::Unknown(names) => self.give_up(&line, names).await,
             }
+        }
+    }
+
+    /// The same line, if it goes to where the connection of all goes. Two that asked who the master is may have heard of two.
+    fn beside_main(&self, line: Arc<Line>) -> Result<Arc<Line>, Failure> {
+        match self.main.open_line() {
+            Some(main) if main.to != line.to => {
+                let cause = format!("one connection goes to {}, the other to {}", main.to, line.to);
+                main.hang_up();
+                line.hang_up();
+                Err(Failure::NotSent(Failure::cause(cause)))
+            }
+            _ => Ok(line),
         }
     }
 
@@ -278,6 +298,8 @@ impl Lane {
                 for pending in state.queue.drain(..) {
                     let _ = pending.answer.send(Err(not_sent(&failure)));
                 }
+                drop(state);
+                self.settled.notify_waiters();
                 false
             }
         }
@@ -287,11 +309,9 @@ impl Lane {
     fn take(&self) -> Vec<Pending> {
         let mut state = self.state();
         let mut batch = Vec::new();
-        for pending in std::mem::take(&mut state.queue) {
-            if pending.answer.is_closed() {
-                continue;
-            }
-            if state.there.contains_key(&pending.op.name) {
+        for mut pending in std::mem::take(&mut state.queue) {
+            if state.there.get(&pending.op.name).is_some_and(|there| there.holds_back(pending.id)) {
+                pending.is_due = true;
                 state.queue.push(pending);
             } else {
                 *state.here.entry(pending.op.name.clone()).or_default() += 1;
@@ -471,6 +491,44 @@ struct Sorted {
     unknown: Vec<Pending>,
 }
 
+impl State {
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Whether it was still to be sent.
+    fn forget(&mut self, id: u64) -> bool {
+        let before = self.queue.len();
+        self.queue.retain(|pending| pending.id != id);
+        self.queue.len() < before
+    }
+
+    /// Whether a request about a lock can leave by the connection of all, as this number. It is on its way then.
+    fn lets_pass(&mut self, name: &LockName, id: u64) -> bool {
+        let is_before = |pending: &Pending| pending.is_due && pending.id < id && pending.op.name == *name;
+        let passes = !self.here.contains_key(name) && !self.queue.iter().any(is_before);
+        if passes && let Some(there) = self.there.get_mut(name) {
+            there.asking.insert(id, true);
+        }
+        passes
+    }
+}
+
+/// A request that is to be confirmed, for as long as somebody waits for it. Whoever leaves before it was sent never asked.
+struct Queued<'a> {
+    lane: &'a Lane,
+    id: u64,
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        if self.lane.state().forget(self.id) {
+            self.lane.settled.notify_waiters();
+        }
+    }
+}
+
 impl Pending {
     fn commands(&self, in_full: bool) -> Vec<Cmd> {
         let request = Request::new(&self.op, self.manner.space).guarded(self.manner.terms);
@@ -484,6 +542,7 @@ impl Pending {
 pub(super) struct Passage {
     lane: Arc<Lane>,
     name: LockName,
+    id: u64,
     left: bool,
 }
 
@@ -505,7 +564,7 @@ impl Drop for Passage {
         {
             let mut state = self.lane.state();
             if let Some(there) = state.there.get_mut(&self.name) {
-                there.asking -= 1;
+                there.asking.remove(&self.id);
                 there.left += usize::from(self.left);
                 if there.is_empty() {
                     state.there.remove(&self.name);

@@ -18,6 +18,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::connect::{Connection, Peer};
 use super::plain::Plain;
+use super::topology::Address;
 use crate::runtime::{Moment, Runtime};
 use crate::store::Failure;
 
@@ -28,6 +29,8 @@ const SILENCE: Duration = Duration::from_millis(200);
 /// An open connection that many callers use at once.
 pub(super) struct Line {
     pipe: MultiplexedConnection,
+    /// Where it goes.
+    pub(super) to: Address,
     pub(super) peer: Option<Peer>,
     heard: Arc<AtomicU64>,
     /// How much of that was said while logging in.
@@ -68,10 +71,11 @@ impl Line {
         again: bool,
         runtime: Arc<dyn Runtime>,
     ) -> (Arc<Self>, oneshot::Receiver<()>) {
-        let Connection { pipe, peer, heard, hangup, over, .. } = connection;
+        let Connection { pipe, to, peer, heard, hangup, over, .. } = connection;
         let greeted = heard.load(Ordering::Relaxed);
         let line = Arc::new(Self {
             pipe,
+            to,
             peer,
             heard,
             greeted,
