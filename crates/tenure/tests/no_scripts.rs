@@ -76,6 +76,7 @@ fn plain_words(words: &[&str]) -> &'static str {
         ["SET", _, _, "NX", ..] => "_\r\n",
         ["GETRANGE", ..] => "$LENGTH\r\nOWNER\r\n",
         ["PTTL", _] => ":20000\r\n",
+        ["DELIFEQ" | "DELEX", ..] => ":1\r\n",
         ["MULTI" | "WATCH" | "UNWATCH", ..] | ["SET", _, _, "IFEQ", ..] => "+OK\r\n",
         _ => "+QUEUED\r\n",
     }
@@ -88,8 +89,17 @@ fn server() -> Server {
             .user("plain on >pw ~* &* +@all -@scripting")
             .user("mute on >pw ~* &* +@all -@scripting -publish")
             .user("deaf on >pw ~* resetchannels +@all -@scripting")
-            .user("bound on >pw ~* &* +@all -@scripting -watch"),
+            .user("bound on >pw ~* &* +@all -@scripting -watch")
+            .user("unsure on >pw ~* &* +@all -@scripting -multi")
+            .user("stuck on >pw ~* &* +@all -@scripting -exec"),
     )
+}
+
+fn knows(server: &Server, command: &str) -> bool {
+    match server.command(&["COMMAND", "INFO", command]) {
+        Value::Array(found) => matches!(&found[..], [Value::Array(_)]),
+        other => panic!("{other:?}"),
+    }
 }
 
 fn url(server: &Server, user: &str) -> String {
@@ -230,6 +240,25 @@ fn where_nothing_can_be_compared_a_release_is_refused() {
     assert!(error.is_refused(), "{error}");
 }
 
+/// What stands behind a MULTI that is refused would be done, whoever has the lock by then.
+#[test]
+fn where_there_are_no_transactions_nothing_is_taken() {
+    let server = server();
+    for user in ["unsure", "stuck"] {
+        let locks = unfenced(&url(&server, user));
+        let taken = block_on(locks.mutex("x").expect("a name").try_lock());
+        if knows(&server, "DELIFEQ") || knows(&server, "DELEX") {
+            // Each command compares for itself there.
+            let guard = taken.expect("an answer").expect("a free lock");
+            block_on(guard.release()).expect("a release");
+        } else {
+            let error = taken.expect_err("nothing could be released");
+            assert!(error.is_unsupported() && error.to_string().contains("MULTI"), "{error}");
+        }
+        assert_eq!(server.command(&["EXISTS", "x"]).int(), 0, "{user}");
+    }
+}
+
 #[test]
 fn no_request_shortens_a_lease_or_changes_what_somebody_else_has_taken_meanwhile() {
     let server = server();
@@ -262,12 +291,8 @@ fn no_request_shortens_a_lease_or_changes_what_somebody_else_has_taken_meanwhile
 #[test]
 fn a_servers_own_compare_commands_are_used_where_it_has_them() {
     let server = server();
-    let knows = |name: &str| match server.command(&["COMMAND", "INFO", name]) {
-        Value::Array(found) => matches!(&found[..], [Value::Array(_)]),
-        other => panic!("{other:?}"),
-    };
     let (deletes, sets) = (
-        knows("DELIFEQ") || knows("DELEX"),
+        knows(&server, "DELIFEQ") || knows(&server, "DELEX"),
         !matches!(server.command(&["SET", "probe", "a", "IFEQ", "b"]), Value::Error(_)),
     );
     let locks = unfenced(&url(&server, "plain"));
@@ -312,10 +337,8 @@ fn with_own_commands(delete: &str) -> Vec<String> {
         "SET x OWNER IFEQ OWNER PX 30000",
         "GETRANGE x 0 1023",
         "PTTL x",
-        "MULTI",
         delete,
         "PUBLISH tenure:wake:0:{x} OWNER",
-        "EXEC",
     ];
     expected.map(str::to_owned).to_vec()
 }
@@ -331,6 +354,8 @@ fn what_is_sent_to_a_server_without_compare_commands_is_as_documented() {
     });
     let expected = [
         "COMMAND INFO DELIFEQ DELEX",
+        "MULTI",
+        "EXEC",
         "SET x OWNER NX GET PX 30000",
         "PTTL x",
         "SET x OWNER NX PX 30000",

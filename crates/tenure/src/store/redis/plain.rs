@@ -77,7 +77,25 @@ impl Plain {
             (_, true) => Some(Delete::DelEx),
             _ => None,
         };
+        if delete.is_none() {
+            Self::may_compare(line, &why, deadline).await?;
+        }
         Ok(line.plain.get_or_init(|| Self { why, delete, sets: AtomicBool::new(true) }))
+    }
+
+    /// Whether there are transactions. Where MULTI alone is refused, what was meant to come between it and EXEC would be done
+    /// whatever is at the key by then.
+    async fn may_compare(line: &Line, why: &Failure, deadline: Moment) -> Result<(), Failure> {
+        for reply in line.ask_all(&[command(&["MULTI"]), command(&["EXEC"])], deadline).await? {
+            if let Value::ServerError(error) = reply {
+                // It may be within MULTI for ever.
+                line.hang_up();
+                return Err(Failure::impossible(format!(
+                    "it forbids scripts ({why}), and without them WATCH, MULTI and EXEC are needed ({error:?})"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Carries out a request.
@@ -339,9 +357,13 @@ impl Ask<'_> {
         }
     }
 
-    /// Carries out these commands with nothing between them, unless what is watched has changed. An error before they are
-    /// carried out means that none is.
+    /// Carries out these commands, unless what is watched has changed. An error before they are carried out means that none is.
     async fn at_once(&self, commands: &[&[&str]]) -> Result<Vec<Value>, Failure> {
+        if self.plain.delete.is_some() {
+            // Each compares for itself.
+            let commands: Vec<Cmd> = commands.iter().copied().map(command).collect();
+            return self.line.ask_all(&commands, self.deadline).await;
+        }
         let all: Vec<Cmd> = std::iter::once(&["MULTI"][..])
             .chain(commands.iter().copied())
             .chain(std::iter::once(&["EXEC"][..]))
@@ -349,6 +371,12 @@ impl Ask<'_> {
             .collect();
         let mut replies = self.line.ask_all(&all, self.deadline).await?;
         let done = replies.pop();
+        if let Some(Value::ServerError(error)) = &done
+            && error.code() != "EXECABORT"
+        {
+            // It is within MULTI still, or never was.
+            self.line.hang_up();
+        }
         if let Some(Value::ServerError(error)) =
             replies.iter().find(|reply| matches!(reply, Value::ServerError(_)))
         {
