@@ -3,16 +3,18 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, join, select};
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, RedisConnectionInfo, Value};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::sync::{Notify, oneshot};
 
 use super::failure;
@@ -37,15 +39,16 @@ pub trait Dial: fmt::Debug + Send + Sync + 'static {
 
 /// The system's network.
 #[derive(Debug)]
-pub(super) struct Network;
+pub(super) struct Network(pub(super) Arc<dyn Runtime>);
 
 impl Dial for Network {
     fn dial(&self, to: &Address) -> BoxFuture<'static, io::Result<Pin<Box<dyn Stream>>>> {
-        let to = to.clone();
+        let (to, runtime) = (to.clone(), Arc::clone(&self.0));
         async move {
             Ok(match to {
                 Address::Tcp(host, port) => {
-                    let stream = TcpStream::connect((host, port)).await?;
+                    let addresses = lookup_host((&*host, port)).await?.collect();
+                    let stream = first_of(addresses, &*runtime).await?;
                     // A request is one small write that wants to leave at once.
                     stream.set_nodelay(true)?;
                     Box::pin(stream) as Pin<Box<dyn Stream>>
@@ -54,6 +57,27 @@ impl Dial for Network {
             })
         }
         .boxed()
+    }
+}
+
+/// How long the first address of a name is tried alone, and so on with each: RFC 8305, section 5.
+const HEAD_START: Duration = Duration::from_millis(250);
+
+/// A connection to the first of these addresses that answers. One that swallows everything does not keep us from the next.
+async fn first_of(addresses: Vec<SocketAddr>, runtime: &dyn Runtime) -> io::Result<TcpStream> {
+    let mut addresses = addresses.into_iter();
+    let mut tries = FuturesUnordered::new();
+    let mut refused = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    loop {
+        tries.extend(addresses.next().map(TcpStream::connect));
+        if tries.is_empty() {
+            return Err(refused);
+        }
+        match select(tries.next(), runtime.sleep_until(runtime.now() + HEAD_START)).await {
+            Either::Left((Some(Ok(stream)), _)) => return Ok(stream),
+            Either::Left((Some(Err(error)), _)) => refused = error,
+            Either::Left((None, _)) | Either::Right(_) => {}
+        }
     }
 }
 
@@ -453,5 +477,61 @@ impl Peer {
         let text = prose(info)?;
         let field = |name: &str| text.split(' ').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
         Some(Self { id: field("id")?.parse().ok()?, addr: field("addr")?.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream as Blocking};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::block_on;
+    use crate::runtime::Driver;
+
+    fn local(listener: &TcpListener) -> SocketAddr {
+        listener.local_addr().expect("an address")
+    }
+
+    /// An address that swallows everything: its listener accepts nobody, and its queue is full.
+    fn swallowing() -> (TcpListener, Vec<Blocking>) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let fits = |_| Blocking::connect_timeout(&local(&listener), Duration::from_millis(300)).ok();
+        let queue: Vec<_> = (0..10_000).map_while(fits).collect();
+        (listener, queue)
+    }
+
+    fn dialled(addresses: Vec<SocketAddr>) -> io::Result<SocketAddr> {
+        let driver = Driver::start().expect("a thread");
+        let runtime = Arc::clone(&driver);
+        let (told, answer) = oneshot::channel();
+        driver.spawn(Box::pin(async move {
+            let stream = by(&*runtime, runtime.now() + DIAL, first_of(addresses, &*runtime)).await;
+            let _ = told.send(stream.map(|stream| stream.and_then(|stream| stream.peer_addr())));
+        }));
+        let within_time = block_on(answer).expect("the driver answers");
+        within_time.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    #[test]
+    fn an_address_that_swallows_everything_does_not_keep_us_from_the_next() {
+        let (swallows, _queue) = swallowing();
+        let good = TcpListener::bind("127.0.0.1:0").expect("a port");
+        assert_eq!(dialled(vec![local(&swallows), local(&good)]).expect("a stream"), local(&good));
+        let alone = dialled(vec![local(&swallows)]).expect_err("nobody answers there");
+        assert_eq!(alone.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn an_address_that_refuses_costs_no_time_and_the_last_refusal_is_told() {
+        let good = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let closed = {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            local(&listener)
+        };
+        assert_eq!(dialled(vec![closed, local(&good)]).expect("a stream"), local(&good));
+        let refused = dialled(vec![closed, closed]).expect_err("nobody is there");
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(dialled(Vec::new()).expect_err("no address").kind(), io::ErrorKind::NotFound);
     }
 }

@@ -193,9 +193,8 @@ impl Ears {
             });
             match self.connector.connect(Some(ear), None).await {
                 Ok(connection) => {
-                    tries = 0;
                     self.state().failure = None;
-                    if self.attend(connection).await {
+                    if self.attend(connection, &mut tries).await {
                         return;
                     }
                     self.connector.trouble.notify_one();
@@ -206,7 +205,8 @@ impl Ears {
                 return;
             }
             tries += 1;
-            runtime.sleep_until(runtime.now() + pause(tries, runtime.random())).await;
+            let pause = runtime.sleep_until(runtime.now() + pause(tries, runtime.random()));
+            select(pause, pin!(self.connector.moved.notified())).await;
         }
     }
 
@@ -238,8 +238,9 @@ impl Ears {
         self.told.notify_waiters();
     }
 
-    /// Serves one connection until it fails, or nobody needs it any more: then `true`.
-    async fn attend(&self, connection: Connection) -> bool {
+    /// Serves one connection until it fails, or nobody needs it any more: then `true`. `tries` begins anew once it was good for
+    /// something: one that is made in vain again and again, as at a master that requests have not moved to yet, is made more rarely.
+    async fn attend(&self, connection: Connection, tries: &mut u32) -> bool {
         let Connection { mut pipe, to, heard, hangup: _hangup, mut over, .. } = connection;
         let runtime = &*self.connector.runtime;
         let (mut count, mut alive_until) = (heard.load(Ordering::Relaxed), runtime.now() + IDLE);
@@ -257,7 +258,10 @@ impl Ears {
             }
             if !todo.is_empty() {
                 match by(runtime, runtime.now() + ANSWER, todo.carry_out(&pipe)).await {
-                    Some(Ok(joined)) if self.joined(&joined) => continue,
+                    Some(Ok(joined)) if self.joined(&joined) => {
+                        *tries = 0;
+                        continue;
+                    }
                     _ => return false,
                 }
             }
