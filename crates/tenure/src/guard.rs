@@ -98,7 +98,8 @@ impl Guard {
     /// # Errors
     /// `is_lost` when it is not held; `is_unreachable` or `is_refused` when the store did not say.
     pub async fn verify(&self) -> Result<()> {
-        self.ask(self.lease().question()).await.map(|_| ())
+        self.ask(self.lease().question()).await?;
+        self.still()
     }
 
     /// Sets the lease anew, to a whole [`ttl`](crate::Options::ttl) from now. Only needed with
@@ -119,7 +120,12 @@ impl Guard {
         let ttl = lease.asks(sent);
         self.ask(lease.renewal(ttl, bind, weight)).await?;
         lease.renewed(sent, engine.now(), ttl);
-        Ok(())
+        self.still()
+    }
+
+    /// An answer that was looked at too late is worth nothing: the loss was announced, or should have been.
+    fn still(&self) -> Result<()> {
+        self.lease().outcome(&self.home.engine).map_or(Ok(()), Err)
     }
 
     /// Asks about this hold, within what is left of it.

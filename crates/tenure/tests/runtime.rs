@@ -148,6 +148,84 @@ fn a_waker_that_nobody_wakes_is_no_obstacle() {
     block_on(waiting).expect("a grant").name();
 }
 
+/// As an executor does whose queue has gone: the waker is the last that keeps a task, and the task listens too.
+#[test]
+fn a_waker_may_drop_what_it_was_to_wake() {
+    struct Last(std::sync::Mutex<Option<Lost>>);
+    impl Wake for Last {
+        fn wake(self: Arc<Self>) {
+            self.0.lock().expect("nothing panics").take();
+        }
+    }
+    let locks = locks();
+    let guard = lock(&locks, "x");
+    let (heard, other) = (guard.lost(), guard.lost());
+    let waker = Arc::new(Last(std::sync::Mutex::new(Some(other)))).into();
+    let mut heard = pin!(heard);
+    assert!(heard.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    drop(waker);
+    let (done, is_done) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        drop(guard);
+        done.send(()).expect("somebody waits");
+    });
+    is_done.recv_timeout(Duration::from_secs(20)).expect("the drop of the guard ends");
+}
+
+/// What a caller's waker does on our thread may end the task that called it, and nothing else.
+#[test]
+fn a_waker_that_panics_costs_what_it_waits_for_and_nothing_after() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker that panics, on purpose");
+        }
+    }
+    let locks = locks();
+    let guard = lock(&locks, "x");
+    // Lost by another's hand, which the keeper finds out and tells.
+    let mut lost = pin!(guard.lost());
+    let waker = Arc::new(Panics).into();
+    assert!(lost.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    block_on(locks.force_release("x")).expect("an answer");
+    thread::sleep(2 * TTL);
+    assert!(!guard.is_held());
+    // The next is renewed as ever, and so is one that is waited for.
+    let next = lock(&locks, "x");
+    let inner = locks.clone();
+    let waiter = thread::spawn(move || drop(lock(&inner, "x")));
+    thread::sleep(3 * TTL);
+    assert!(next.is_held());
+    block_on(next.release()).expect("a release");
+    waiter.join().expect("a turn");
+}
+
+/// The answer is good, and nobody looks at it before the lease is over.
+#[test]
+fn a_renewal_that_is_looked_at_too_late_says_that_the_lock_is_lost() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let options = Options::new().ttl(TTL).renewal(tenure::Renewal::Off);
+    let locks = Locks::open(&format!("file:{}", dir.path().display())).expect("a store");
+    let locks = locks.with(options).expect("options");
+    type Asks = for<'a> fn(&'a Guard) -> std::pin::Pin<Box<dyn Future<Output = tenure::Result<()>> + 'a>>;
+    let asks: [Asks; 2] = [|guard| Box::pin(guard.renew()), |guard| Box::pin(guard.verify())];
+    for ask in asks {
+        let guard = lock(&locks, "x");
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let asked = loop {
+            let mut asked = ask(&guard);
+            match asked.as_mut().poll(&mut context) {
+                Poll::Pending => break asked,
+                // That was quick: once more.
+                Poll::Ready(said) => said.expect("it is held"),
+            }
+        };
+        thread::sleep(3 * TTL);
+        assert!(block_on(guard.lost()).is_lost());
+        assert!(block_on(asked).expect_err("it is lost").is_lost());
+    }
+}
+
 #[test]
 fn what_is_public_can_be_sent_shared_and_kept() {
     fn all<T: Send + Sync + Unpin + 'static>() {}

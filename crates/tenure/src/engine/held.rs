@@ -277,9 +277,9 @@ impl Lease {
     fn settle(&self, outcome: Error) -> bool {
         let first = self.outcome.set(outcome).is_ok();
         if first {
-            for (_, waker) in std::mem::take(&mut *self.ears()) {
-                waker.wake();
-            }
+            // Not under the lock: whoever is woken may drop what listens.
+            let ears = std::mem::take(&mut *self.ears());
+            ears.into_iter().for_each(|(_, waker)| waker.wake());
         }
         first
     }
@@ -403,13 +403,17 @@ impl Ear {
         if let Some(outcome) = self.lease.outcome(&self.engine) {
             return Some(outcome);
         }
-        {
+        let waker = context.waker().clone();
+        let _before = {
             let mut ears = self.lease.ears();
             match ears.iter_mut().find(|(id, _)| *id == self.id) {
-                Some((_, waker)) => waker.clone_from(context.waker()),
-                None => ears.push((self.id, context.waker().clone())),
+                Some((_, known)) => Some(std::mem::replace(known, waker)),
+                None => {
+                    ears.push((self.id, waker));
+                    None
+                }
             }
-        }
+        };
         // It may have ended between the look and the registration.
         self.lease.outcome.get().cloned()
     }
@@ -417,7 +421,11 @@ impl Ear {
 
 impl Drop for Ear {
     fn drop(&mut self) {
-        self.lease.ears().retain(|(id, _)| *id != self.id);
+        // What a waker drops in turn must find no lock.
+        let _waker = {
+            let mut ears = self.lease.ears();
+            ears.iter().position(|(id, _)| *id == self.id).map(|at| ears.remove(at))
+        };
     }
 }
 

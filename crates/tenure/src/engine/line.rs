@@ -109,6 +109,17 @@ impl Lines {
         }
     }
 
+    /// Nobody serves this line any more: who waits in it hears so, and who comes next begins another.
+    fn abandon(&self, line: &Arc<Line>) {
+        let mut lines = self.lines();
+        if lines.get(&line.key).is_some_and(|known| Arc::ptr_eq(known, line)) {
+            lines.remove(&line.key);
+        }
+        let waiters = std::mem::take(&mut line.queue().waiters);
+        drop(lines);
+        drop(waiters);
+    }
+
     /// Removes a line that nobody waits in.
     fn retire(&self, line: &Arc<Line>) -> bool {
         let mut lines = self.lines();
@@ -266,6 +277,13 @@ struct Server {
     streak_since: Moment,
     /// How long the last question took.
     hop: Duration,
+}
+
+impl Drop for Server {
+    /// However it ends, by a panic in what it woke too.
+    fn drop(&mut self) {
+        self.engine.lines.abandon(&self.line);
+    }
 }
 
 /// What ends a sleep.

@@ -253,7 +253,12 @@ fn early(lease: &Lease, due: Moment) -> Duration {
 impl Drop for Task {
     /// However it ends, nobody must believe in a lease that nobody renews.
     fn drop(&mut self) {
-        let orphans: Vec<_> = std::mem::take(&mut self.engine.keeper.schedule().due).into_values().collect();
+        let orphans = {
+            let mut schedule = self.engine.keeper.schedule();
+            // Whatever is granted from here on starts the next task.
+            schedule.asleep_until = None;
+            std::mem::take(&mut schedule.due).into_values()
+        };
         for lease in orphans {
             lease.due.store(0, Ordering::Release);
             lease.lose(&self.engine, "its renewal has ended");

@@ -78,6 +78,17 @@ impl Desks {
         }
     }
 
+    /// Nobody serves this desk any more: who waits there hears so, and who comes next begins another.
+    fn abandon(&self, desk: &Arc<Desk>) {
+        let mut desks = self.desks();
+        if desks.get(&desk.name).is_some_and(|known| Arc::ptr_eq(known, desk)) {
+            desks.remove(&desk.name);
+        }
+        let waiters = std::mem::take(&mut desk.queue().waiters);
+        drop(desks);
+        drop(waiters);
+    }
+
     fn retire(&self, desk: &Arc<Desk>) -> bool {
         let mut desks = self.desks();
         let idle = desk.queue().waiters.is_empty();
@@ -197,6 +208,13 @@ struct Server {
     /// When to try again to subscribe.
     listen_at: Moment,
     attempt: u32,
+}
+
+impl Drop for Server {
+    /// However it ends, by a panic in what it woke too.
+    fn drop(&mut self) {
+        self.engine.desks.abandon(&self.desk);
+    }
 }
 
 /// A request for some places, and what became of it.
