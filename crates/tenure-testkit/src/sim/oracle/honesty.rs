@@ -147,9 +147,11 @@ impl Oracle {
         let mut is_forced = book.is_forced(owner);
         let is_doubted = book.owners.get(owner).is_some_and(|owned| owned.doubted.contains(&token));
         if let Some(owned) = book.owners.get_mut(owner) {
-            owned.detached = owned.detached.saturating_sub(u32::from(told.is_resumed));
+            let was_taken = owned.taken.contains(&token);
+            // What was passed on before the lock was taken from its owner counts no more, for those since.
+            owned.detached = owned.detached.saturating_sub(u32::from(told.is_resumed && !was_taken));
             (owned.told_at, owned.let_go_at) = (Some(at), None);
-            is_forced |= owned.taken.contains(&token);
+            is_forced |= was_taken;
             if grace > 0 {
                 self.warns(id, owner, owned.lapses, grace);
             }
