@@ -272,6 +272,8 @@ impl Blower {
                 let name = name();
                 self.sim.note(|| format!("server: the counter of {} is evicted", name.as_str()));
                 self.network.evict_counter(name);
+                // None answers several requests in one microsecond, by which its numbers would be ahead of its clock.
+                self.network.stall(self.sim.now() + MS / 100);
             }
             Some(Blow::Step) => {
                 let Some(stepper) = self.stepper else { return };
