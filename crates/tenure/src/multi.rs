@@ -154,6 +154,8 @@ impl Multi {
                     taken.give_back().await;
                     return Ok(None);
                 }
+                // Where a store is silent, what it has is given back in the background: each would take its time once more.
+                Err(error) if error.is_unreachable() => return Err(error),
                 Err(error) => {
                     taken.give_back().await;
                     return Err(error);

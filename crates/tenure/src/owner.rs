@@ -37,7 +37,7 @@ impl Owner {
     }
 
     fn with_random(label: &str, random: u128) -> Self {
-        Self(format!("{label}@{}/{random:032x}", *PLACE).into())
+        Self(format!("{label}@{}:{}/{random:032x}", *HOST, std::process::id()).into())
     }
 
     /// The owner as text.
@@ -113,12 +113,10 @@ pub(crate) fn check_label(label: &str) -> Result<()> {
     )))
 }
 
-/// `host:pid` of this process.
-static PLACE: LazyLock<String> = LazyLock::new(|| {
+/// Of this machine, as far as an owner can say it.
+static HOST: LazyLock<String> = LazyLock::new(|| {
     let name = rustix::system::uname();
-    let host: String =
-        name.nodename().to_string_lossy().chars().filter(|char| in_label(*char)).take(MAX_HOST).collect();
-    format!("{host}:{}", std::process::id())
+    name.nodename().to_string_lossy().chars().filter(|char| in_label(*char)).take(MAX_HOST).collect()
 });
 
 impl fmt::Display for Owner {
