@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::duration::{duration, seconds};
 use crate::stress::Sort;
@@ -60,7 +60,8 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// How long the lock outlives a holder that is gone: 50ms to 8760h, as 1500ms, 30s, 5m or 2h. It is renewed every third of that.
+    /// How long the lock outlives a holder that is gone: 50ms to 8760h, as 1500ms, 30s, 5m or 2h. It is renewed every third of that,
+    /// and at least once a minute.
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) ttl: Duration,
 
@@ -74,6 +75,8 @@ pub(crate) struct Run {
     pub(crate) no_wait: bool,
 
     /// Wait at most this many seconds, which may have a fraction; 0 is -n. Without -n and -w: wait until it is granted.
+    /// With it, a store that does not answer is asked to the end of the wait; without it, it is given up after 1s when it never
+    /// answered, and after a minute of silence later.
     #[arg(short = 'w', long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) wait: Option<Duration>,
 
@@ -83,6 +86,26 @@ pub(crate) struct Run {
 
     #[command(flatten)]
     pub(crate) kind: Kind,
+
+    /// A grant, and each renewal, counts only when N replicas have confirmed it. All who use the name must say so. Not on a store
+    /// without replicas.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        hide_default_value = true,
+        allow_negative_numbers = true
+    )]
+    pub(crate) acks: u32,
+
+    /// A server that was promoted, has restarted or has lost its data grants nothing for so long: the longest --ttl of all who
+    /// use it. One server or Sentinel only.
+    #[arg(long, value_name = "DURATION", default_value = "0s", hide_default_value = true, value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) restart_grace: Duration,
+
+    /// Do without a token, TENURE_FENCE=0, where the server forbids scripts. Only for the plain lock.
+    #[arg(long)]
+    pub(crate) unfenced: bool,
 
     /// Hold this lock too, of the same kind: all or none. May be given several times; the order does not matter.
     #[arg(long, value_name = "NAME")]
@@ -138,6 +161,7 @@ pub(crate) struct Kind {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = STATUS_CODES)]
 pub(crate) struct Status {
     #[command(flatten)]
     pub(crate) store: Store,
@@ -147,11 +171,12 @@ pub(crate) struct Status {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = LIST_CODES)]
 pub(crate) struct List {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// Only names that begin so. On a shared server, a listing without it walks all keys.
+    /// Only names that begin so. On a server every listing walks all keys; without a PREFIX, locks of other programs are left out.
     #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
     pub(crate) names: String,
 }
@@ -220,6 +245,19 @@ fn some_time(text: &str) -> Result<Duration, String> {
     }
 }
 
+const STATUS_CODES: &str = "\
+Exit status:
+    0  it is held
+    1  it is free
+   64  usage: a flag, name or URL that cannot be right
+   69  the store did not answer, or refused: neither held nor free";
+
+const LIST_CODES: &str = "\
+Exit status:
+    0  all that are held were listed
+   64  usage: a flag or URL that cannot be right
+   69  the store did not answer, or refused";
+
 const STRESS_MANUAL: &str = "\
 Processes of this program take turns at a few locks, in every way: waiting, asking once, giving up, dropping the request at
 any moment, holding for less than a millisecond or longer than a lease. Each writes down what it was told and when, and
@@ -268,11 +306,11 @@ Signals:
   INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to CMD, once, and so is WINCH. CMD runs in a process group of its own
   and the whole group gets them. The lease is renewed until CMD has ended, however long that takes. While the lock is
   waited for, INT, TERM, HUP and QUIT end the wait and USR1 and USR2 have nobody to go to. What was ignored when this
-  program was started (nohup) stays ignored, here and in CMD. A service manager that signals every process of a service
+  program was started (nohup) stays ignored, here and in CMD; PIPE is CMD's as if nobody had ignored it. A service manager that signals every process of a service
   reaches CMD twice: tell it to signal only the main one (systemd: KillMode=mixed).
   On a terminal CMD's group is the foreground group: keys go to CMD alone. In a pipeline it becomes that once it reads
   from the terminal. Ctrl-Z stops CMD and this program; a lease is not renewed meanwhile, so `fg` after it has run
-  out finds CMD killed. A CMD that was stopped in any other way keeps its lock.
+  out finds CMD killed. A CMD that was stopped in any other way keeps its lock, unless it is what the terminal shows.
 
 When the lease is lost:
   CMD's group gets TERM, and KILL after the grace, less a little, so that all of it is gone before the lease can be
@@ -308,7 +346,7 @@ impl Cli {
                 exit::USAGE
             }
             _ => {
-                output::complain(one_line(&error.to_string()));
+                output::complain(one_line(&error.to_string(), &std::env::args_os().collect::<Vec<_>>()));
                 exit::USAGE
             }
         })
@@ -316,10 +354,14 @@ impl Cli {
 }
 
 /// The first paragraph of an error of clap's: what is wrong, without usage and tips.
-fn one_line(error: &str) -> String {
+fn one_line(error: &str, words_given: &[OsString]) -> String {
     let first = error.strip_prefix("error: ").unwrap_or(error);
     let words: Vec<&str> = first.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-    format!("{}; `tenure run --help` says more", words.join(" "))
+    // Of what was meant, if that is known.
+    let command = Cli::command();
+    let meant = words_given.get(1).and_then(|word| command.find_subcommand(word));
+    let meant = meant.map_or_else(String::new, |command| format!(" {}", command.get_name()));
+    format!("{}; `tenure{meant} --help` says more", words.join(" "))
 }
 
 #[cfg(test)]
@@ -327,17 +369,16 @@ mod tests {
     use super::*;
 
     fn run(words: &[&str]) -> Result<Run, String> {
-        let words = ["tenure", "run"].iter().chain(words);
-        match Cli::try_parse_from(words) {
+        let words: Vec<OsString> = ["tenure", "run"].iter().chain(words).map(OsString::from).collect();
+        match Cli::try_parse_from(&words) {
             Ok(Cli { command: Command::Run(run) }) => Ok(run),
             Ok(other) => panic!("{other:?}"),
-            Err(error) => Err(one_line(&error.to_string())),
+            Err(error) => Err(one_line(&error.to_string(), &words)),
         }
     }
 
     #[test]
     fn the_definition_is_sound() {
-        use clap::CommandFactory;
         Cli::command().debug_assert();
     }
 
@@ -379,6 +420,7 @@ mod tests {
         for (words, said) in wrong {
             let line = run(words).expect_err("no run");
             assert!(line.contains(said) && !line.contains('\n'), "{words:?}: {line}");
+            assert!(line.ends_with("; `tenure run --help` says more"), "{line}");
         }
     }
 }

@@ -5,10 +5,11 @@ use tenure::{Options, block_on};
 use crate::cli::List;
 use crate::exit::Failure;
 use crate::output::{self, Line};
-use crate::{status, store};
+use crate::{status, store, warnings};
 
 /// Prints a line for each lock: its name, its kind and its holders, with tabs between.
 pub(crate) fn list(args: &List) -> u8 {
+    warnings::say(false);
     match block_on(print_all(args)) {
         Ok(()) => 0,
         Err(failure) => {

@@ -15,6 +15,7 @@ mod status;
 mod store;
 mod stress;
 mod terminal;
+mod warnings;
 mod watch;
 
 use std::process::ExitCode;

@@ -21,11 +21,14 @@ use crate::output::{Span, Voice, chain};
 use crate::signals::{FORWARDED, Signals};
 use crate::terminal::Terminal;
 use crate::watch::{End, Watch};
-use crate::{clock, kind, launch, status, store};
+use crate::{clock, kind, launch, status, store, warnings};
 
 /// Runs a command under a lock; returns the code to exit with.
 pub(crate) fn run(args: &Run) -> u8 {
     let voice = Voice { quiet: args.quiet, verbose: args.verbose };
+    if !voice.quiet {
+        warnings::say(voice.verbose);
+    }
     // All on this thread: the kernel kills the command when the *thread* that started it dies, and this one lives longest.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let code = match runtime {
@@ -58,7 +61,9 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
 }
 
 fn options(args: &Run) -> Options {
-    Options::new().ttl(args.ttl).grace(grace(args)).label(label(&args.name)).inherit_liveness(true)
+    let options =
+        Options::new().ttl(args.ttl).grace(grace(args)).label(label(&args.name)).inherit_liveness(true);
+    options.acks(args.acks).restart_grace(args.restart_grace).unfenced(args.unfenced)
 }
 
 fn grace(args: &Run) -> Duration {

@@ -9,10 +9,11 @@ use crate::cli::Status;
 use crate::clock;
 use crate::exit::{self, Failure};
 use crate::output::{self, Line, Span};
-use crate::store;
+use crate::{store, warnings};
 
 /// Prints who holds a lock; returns whether somebody does, as the code to exit with.
 pub(crate) fn status(args: &Status) -> u8 {
+    warnings::say(false);
     match block_on(find(args)) {
         Ok(code) => code,
         Err(failure) => {

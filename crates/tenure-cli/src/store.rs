@@ -16,6 +16,10 @@ pub(crate) fn open(args: &Store, options: Options) -> Result<Locks, Failure> {
 /// Its URL.
 pub(crate) fn url(args: &Store) -> Result<String, Failure> {
     match args.url.as_deref().filter(|url| !url.is_empty()) {
+        Some(url) if url.starts_with("memory:") => {
+            let message = "processes do not share a memory: store; name another with --store".into();
+            Err(Failure { code: USAGE, message })
+        }
         Some(url) => Ok(url.to_owned()),
         None => default(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME")),
     }

@@ -10,9 +10,11 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal};
 use std::os::unix::process::CommandExt;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 
-use rustix::process::{Pid, Signal, getpgrp, getpid, getsid, kill_process, kill_process_group};
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, getpgrp, getpid, getsid, kill_process, kill_process_group, waitid,
+};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
 use crate::launch;
@@ -60,11 +62,10 @@ impl Terminal {
             }
             let mut stage = launch::again();
             stage.arg(launch::FOREGROUND).arg(self.own.to_string());
-            let _ = stage
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .process_group(group.as_raw_nonzero().get())
-                .status();
+            stage.stdin(Stdio::null()).stdout(Stdio::null()).process_group(group.as_raw_nonzero().get());
+            if let Ok(mut stage) = stage.spawn() {
+                see_through(&mut stage);
+            }
         }
     }
 
@@ -89,8 +90,34 @@ impl Terminal {
     }
 }
 
+/// Waits until it has ended. Ctrl-Z at this moment stops it, and nobody else would wake it.
+fn see_through(stage: &mut Child) {
+    let pid =
+        i32::try_from(stage.id()).ok().and_then(Pid::from_raw).expect("the system numbers processes so");
+    let seen = |how| waitid(WaitId::Pid(pid), how).ok().flatten().is_some_and(|status| status.stopped());
+    while seen(WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT) {
+        seen(WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
+        let _ = kill_process(pid, Signal::CONT);
+    }
+    let _ = stage.wait();
+}
+
 /// The stage inside the command's group: makes `group` the foreground group.
 pub(crate) fn make_foreground(group: Pid) -> io::Result<()> {
     let tty = OpenOptions::new().read(true).write(true).open("/dev/tty")?;
     Ok(tcsetpgrp(tty, group)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_stage_that_is_stopped_is_seen_through() {
+        for script in ["true", "kill -STOP $$; kill -STOP $$; exit 3"] {
+            see_through(&mut Command::new("sh").args(["-c", script]).spawn().expect("a shell"));
+        }
+    }
 }

@@ -62,6 +62,9 @@
 //! | `renewal failed` | warn | `lock owner failure left_ms` |
 //! | `lost` | warn | `lock owner fence reason` |
 //! | `release refused` | warn | `lock owner cause` |
+//!
+//! Warnings about what somebody should change have the target `tenure::setup`: a directory on a network file system, a right that is missing, a
+//! quorum of an even number.
 
 mod engine;
 mod error;

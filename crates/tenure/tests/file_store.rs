@@ -1241,6 +1241,10 @@ fn a_missing_directory_is_created_for_its_user_alone() {
     let path = dir.path().join("a/b/c");
     let client = Client::new(&path);
     assert!(!path.exists(), "no I/O before the first use");
+    let looks = Locks::open(&format!("file://{}", path.display())).expect("a store");
+    assert!(block_on(looks.inspect("x")).expect("an answer").is_none());
+    assert!(block_on(looks.list("").expect("a prefix").next()).expect("an answer").is_none());
+    assert!(!path.exists(), "a look makes no directory");
     block_on(client.store.ready(SECOND)).expect("a store");
     assert_eq!(fs::metadata(&path).expect("a directory").permissions().mode() & 0o777, 0o700);
     assert_eq!(fs::metadata(dir.path().join("a")).expect("a directory").permissions().mode() & 0o777, 0o700);

@@ -15,7 +15,7 @@ use tokio::time::sleep;
 
 use crate::cli::Stress;
 use crate::clock;
-use crate::exit::{self, Failure, USAGE};
+use crate::exit::{self, Failure};
 use crate::output::{self, Line, Span, complain, plural};
 use crate::signals::Signals;
 use crate::store;
@@ -66,10 +66,6 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
     let own = |error: io::Error| Failure::own("cannot go on", &error);
     let mut signals = Signals::catch(&[Signal::INT, Signal::TERM]).map_err(own)?;
     let url = store::url(&args.store)?;
-    if url.starts_with("memory:") {
-        let message = "processes do not share a memory: store; name another with --store".into();
-        return Err(Failure { code: USAGE, message });
-    }
     let mut orders = Orders {
         prefix: args.store.prefix.clone(),
         ttl: args.ttl,

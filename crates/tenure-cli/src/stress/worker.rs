@@ -7,7 +7,7 @@
 
 use std::cell::Cell;
 use std::env::ArgsOs;
-use std::future::Future;
+use std::future::{Future, pending};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::pin::pin;
@@ -162,7 +162,7 @@ impl Task<'_> {
             }
             // A moment for others; most of the time none.
             match self.dice.below(4) {
-                0 => sleep(self.dice.up_to(orders.hold)).await,
+                0 => drop(self.or_stop(self.dice.up_to(orders.hold), pending::<()>()).await),
                 _ => tokio::task::yield_now().await,
             }
         }

@@ -263,3 +263,42 @@ fn a_password_in_the_environment_is_never_shown() {
         with(&right, env.tenure(args)).exits_with(69);
     }
 }
+
+#[test]
+fn what_the_library_warns_of_is_said_unless_nothing_is_to_be() {
+    let env = TestEnv::new();
+    let server = Server::start_with(Config::new().user("mute on >pw ~* &* +@all -publish"));
+    let other = Server::start();
+    let mute = server.url().replace("redis://", "redis://mute:pw@");
+    let even = format!("redis-quorum://{},{}", server.address(), other.address());
+    for (url, says) in [(mute, "could not be woken"), (even, "even number")] {
+        let run = |more: &[&str]| {
+            // A server of a quorum that has just started does not vote.
+            let patient = &["run", "--ttl", "1s", "-w", "30", "--store", &url];
+            env.run(env.tenure([patient, more, &["x", "--", "true"]].concat())).exits_with(0)
+        };
+        let said = run(&[]).says("warning: ").says(says);
+        assert_eq!(said.stdout, "", "{said:?}");
+        run(&["-q"]).says_nothing();
+    }
+    let even = format!("redis-quorum://{},{}", server.address(), other.address());
+    env.run(env.tenure(["status", "--store", &even, "x"])).exits_with(1).says("even number");
+}
+
+#[test]
+fn what_a_grant_rests_on_can_be_asked_for() {
+    let env = TestEnv::new();
+    let server = Server::start_with(Config::new().user("plain on >pw ~* &* +@all -@scripting"));
+    let run = |url: &str, more: &[&str]| {
+        let (options, script) =
+            (&["run", "--ttl", "1s", "--store", url], &["x", "--", "sh", "-c", "echo $TENURE_FENCE"]);
+        env.run(env.tenure([&options[..], more, script].concat()))
+    };
+    let plain = server.url().replace("redis://", "redis://plain:pw@");
+    run(&plain, &[]).exits_with(64).says("unfenced");
+    assert_eq!(run(&plain, &["--unfenced"]).exits_with(0).says_nothing().stdout, "0\n");
+    run(&server.url(), &["-w", "0.5", "--acks", "1"]).exits_with(69).says("replicas");
+    // The first use of a server costs one.
+    run(&server.url(), &["-n", "--restart-grace", "1s"]).exits_with(75).says("busy");
+    run(&server.url(), &["-w", "20", "--restart-grace", "1s"]).exits_with(0).says_nothing();
+}

@@ -17,6 +17,9 @@ use crate::name::LockName;
 use crate::protocol::{Found, Op, Reply, Rule, Wake};
 use crate::runtime::Moment;
 
+/// The target of warnings about what somebody should change, as opposed to what happens.
+pub(crate) const SETUP: &str = "tenure::setup";
+
 /// What the store, or the system beneath it, said.
 pub type Cause = Arc<dyn std::error::Error + Send + Sync>;
 

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use tracing::warn;
 
 use super::fault::{failed, shown, unusable};
-use crate::store::Failure;
+use crate::store::{Failure, SETUP};
 
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -49,6 +49,7 @@ pub(super) fn warn_of_network(dir: &OwnedFd, path: &Path) {
     let Ok(stat) = rustix::fs::fstatfs(dir) else { return };
     if let Some((_, name)) = NETWORK.iter().find(|(magic, _)| *magic == stat.f_type as u32) {
         warn!(
+            target: SETUP,
             directory = %shown(path),
             file_system = name,
             "locks in this directory hold on this machine only, although other machines may see it"

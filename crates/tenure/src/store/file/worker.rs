@@ -19,7 +19,7 @@ use super::holders::Holders;
 use super::record::RecordId;
 use super::watch::{Ears, Seen, Watch};
 use crate::name::LockName;
-use crate::protocol::{Op, Reply, Wake};
+use crate::protocol::{Answer, Op, Reply, Verb, Wake};
 use crate::runtime::{Moment, Runtime};
 use crate::store::{Cursor, Failure, Listener, Page};
 
@@ -212,10 +212,37 @@ impl Worker {
         }
     }
 
+    /// Whether somebody only wants to see who holds, and there is no directory: that is no reason to make one.
+    fn looks_in_vain(&self) -> bool {
+        let only_looks = match self.queue.front().map(|job| &job.ask) {
+            Some(Ask::Call(op, _)) => matches!(op.verb, Verb::Inspect),
+            Some(Ask::List { .. }) => true,
+            Some(Ask::Listen(..) | Ask::Ready(_)) | None => false,
+        };
+        only_looks && matches!(self.path.try_exists(), Ok(false))
+    }
+
+    /// Nobody holds anything in a directory that is not there.
+    fn tell_of_nothing(&mut self) {
+        match self.queue.pop_front().map(|job| job.ask) {
+            Some(Ask::Call(Op { owner, request, .. }, promise)) => {
+                let _ = promise.send(Ok(Reply { owner, request, answer: Answer::Free }));
+            }
+            Some(Ask::List { promise, .. }) => {
+                let _ = promise.send(Ok(Page { locks: Vec::new(), next: None }));
+            }
+            Some(Ask::Listen(..) | Ask::Ready(_)) | None => {}
+        }
+    }
+
     /// Enters once and answers what is in the queue, as far as a batch reaches.
     fn turn(&mut self) -> Result<Turn, Failure> {
         let directory = match self.directory.take() {
             Some(directory) => directory,
+            None if self.looks_in_vain() => {
+                self.tell_of_nothing();
+                return Ok(Turn::Done);
+            }
             None => Directory::open(&self.path)?,
         };
         let directory = &*self.directory.insert(directory);
@@ -340,7 +367,7 @@ impl Worker {
     /// Another directory is at the path now: nothing that was known of the old one counts.
     fn replaced(&mut self) {
         let Some(directory) = self.directory.take() else { return };
-        warn!(directory = %shown(&self.path), "the directory was replaced: its locks are gone");
+        warn!(target: "tenure", directory = %shown(&self.path), "the directory was replaced: its locks are gone");
         self.watch.iter_mut().for_each(Watch::end);
         std::mem::take(&mut self.holders).leave(&directory);
         self.swept = None;

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 
-use super::{Cursor, Failure, Life, Listener, Page, Store};
+use super::{Cursor, Failure, Life, Listener, Page, SETUP, Store};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::protocol::quorum::majority;
@@ -89,7 +89,7 @@ impl Quorum {
         }
         if urls.len().is_multiple_of(2) {
             tracing::warn!(
-                target: "tenure",
+                target: SETUP,
                 members = urls.len(),
                 "a quorum of an even number survives the loss of no more members than one fewer would"
             );

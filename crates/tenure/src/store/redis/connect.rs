@@ -25,7 +25,7 @@ use super::sentinel::{self, Guide};
 use super::tls;
 use super::topology::{Access, Address, Sentinels, Target};
 use crate::runtime::{Moment, Runtime};
-use crate::store::{Failure, Life};
+use crate::store::{Failure, Life, SETUP};
 
 /// An open stream of bytes.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -364,7 +364,7 @@ impl Connector {
             }
             if !self.warned.swap(true, Ordering::Relaxed) {
                 tracing::warn!(
-                    target: "tenure",
+                    target: SETUP,
                     store = %target.shown(),
                     error = error.details().unwrap_or(error.code()),
                     "an old connection cannot be ended: a request that was lost with it may still be carried out"

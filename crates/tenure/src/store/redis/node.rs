@@ -17,7 +17,7 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{Answer, Found, Holding, Kind, Op, Reply, Rule, Seat, Verb, ours};
 use crate::runtime::{Moment, Runtime};
-use crate::store::{Cursor, Failure, Page, Terms};
+use crate::store::{Cursor, Failure, Page, SETUP, Terms};
 
 /// A server, the connection for requests and the one for messages. Both are closed when it is dropped.
 pub(super) struct Node {
@@ -98,7 +98,7 @@ impl Node {
     }
 
     pub(super) fn warn_unheard(&self, op: &Op, why: &str) {
-        tracing::warn!(target: "tenure", lock = %op.name, store = %self.url, why, "those who wait could not be woken");
+        tracing::warn!(target: SETUP, lock = %op.name, store = %self.url, why, "those who wait could not be woken");
     }
 
     /// A part of its locks.
