@@ -62,11 +62,13 @@ impl Lines {
         let id = engine.id();
         let mut lines = self.lines();
         let key = key(ask);
+        let mut server = None;
         let line = lines.entry(key.clone()).or_insert_with(|| {
             let line = Arc::new(Line { key, queue: Mutex::default(), bell: Notify::new() });
-            engine.runtime.spawn(Server::new(engine, &line).run().boxed());
+            server = Some(Server::new(engine, &line));
             line
         });
+        let line = Arc::clone(line);
         let mut queue = line.queue();
         if queue.waiters.is_empty() {
             // Who comes first has asked, and knows more than those who have left.
@@ -78,7 +80,10 @@ impl Lines {
             line.bell.notify_one();
         }
         drop(queue);
-        Place { line: Arc::clone(line), id, silence, receiver }
+        drop(lines);
+        // A runtime that has ended drops it at once, and then it abandons its line.
+        server.into_iter().for_each(|server| engine.runtime.spawn(server.run().boxed()));
+        Place { line, id, silence, receiver }
     }
 
     /// A hold of this name has ended, here, by a release of `by`, or was found lost: the first in line may try.

@@ -50,12 +50,14 @@ impl Desks {
     pub(super) fn join(&self, engine: &Arc<Engine>, ask: &Arc<Ask>, place: Waiting) -> Stub {
         let (sender, receiver) = oneshot::channel();
         let mut desks = self.desks();
+        let mut server = None;
         let desk = desks.entry(ask.name.clone()).or_insert_with(|| {
             let desk =
                 Arc::new(Desk { name: ask.name.clone(), queue: Mutex::default(), bell: Notify::new() });
-            engine.runtime.spawn(Server::new(engine, &desk).run().boxed());
+            server = Some(Server::new(engine, &desk));
             desk
         });
+        let desk = Arc::clone(desk);
         let Waiting { ticket, sent, retry_at } = place;
         let mut queue = desk.queue();
         let may_have_missed = queue.hears_from.is_some_and(|from| sent <= from);
@@ -66,8 +68,11 @@ impl Desks {
         queue.retry_at = earlier(queue.retry_at, retry_at);
         queue.silence = None;
         drop(queue);
+        drop(desks);
         desk.bell.notify_one();
-        Stub { desk: Arc::clone(desk), ticket, receiver }
+        // A runtime that has ended drops it at once, and then it abandons its desk.
+        server.into_iter().for_each(|server| engine.runtime.spawn(server.run().boxed()));
+        Stub { desk, ticket, receiver }
     }
 
     /// No handle is left: the tasks end.
