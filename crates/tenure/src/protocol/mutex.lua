@@ -112,10 +112,16 @@ if verb == 'release' then
     -- Also where nothing is held: the acquire that this undoes may still be on its way.
     local stored = redis.call('GET', counter)
     local raised = tonumber(ballot) >= (tonumber(stored or '') or 0) and ballot or stored
-    redis.call('SET', counter, raised, 'PX', '2592000000')
+    -- By pcall: a server without memory takes back what it has given. All it fails to note then is the undo of an acquire that it
+    -- would refuse too.
+    local noted = redis.pcall('SET', counter, raised, 'PX', '2592000000')
+    local ends = held and whose == 'mine' and tonumber(held) <= tonumber(ballot)
+    if type(noted) == 'table' and noted.err and not ends then
+      return noted
+    end
     -- standing_for: it gives back what was taken with its ballot or a lower one. The owner may have asked again since, and
     -- that request may have come first.
-    if held and whose == 'mine' and tonumber(held) > tonumber(ballot) then
+    if held and whose == 'mine' and not ends then
       return { owner, request, 'busy', value, redis.call('PTTL', lock) }
     end
   end

@@ -37,6 +37,27 @@ fn all_have(nodes: &[Server], name: &str) {
 }
 
 #[test]
+fn nodes_without_memory_give_no_lock_and_take_back_what_they_gave() {
+    let nodes = Nodes::new(3);
+    let locks = locks(&nodes.url(), Options::new());
+    let guard = held(&locks, "x").expect("a free lock");
+    all_have(&nodes, "x");
+    let set = |bytes: &str| {
+        for node in &*nodes {
+            node.command(&["CONFIG", "SET", "maxmemory", bytes]);
+        }
+    };
+    set("1");
+    let refused = block_on(locks.mutex("y").expect("a name").try_lock()).expect_err("no memory");
+    assert!(refused.is_refused(), "{refused}");
+    block_on(guard.renew()).expect("a renewal");
+    block_on(guard.release()).expect("a release");
+    assert!(!nodes.iter().any(|node| node.has("x") || node.has("y")));
+    set("0");
+    drop(held(&locks, "y").expect("a free lock"));
+}
+
+#[test]
 fn a_silent_node_costs_one_call_its_time_and_no_more() {
     let nodes = Nodes::new(3);
     let proxy = Proxy::start(nodes[2].address());

@@ -31,7 +31,7 @@ pub(super) fn errno(error: &std::io::Error) -> Errno {
 
 /// File systems that several machines share: their locks and renames do not hold what this store rests on, and neither
 /// clock is the same there.
-const NETWORK: [(u32, &str); 10] = [
+const NETWORK: [(u32, &str); 13] = [
     (0x6969, "NFS"),
     (0x517b, "SMB"),
     (0xff53_4d42, "CIFS"),
@@ -42,6 +42,9 @@ const NETWORK: [(u32, &str); 10] = [
     (0x0bd0_0bd0, "Lustre"),
     (0x0116_1970, "GFS2"),
     (0x7461_636f, "OCFS2"),
+    (0x0102_1997, "9p"),
+    (0x4750_4653, "GPFS"),
+    (0x1983_0326, "BeeGFS"),
 ];
 
 /// Says so where the locks cannot be what they seem.

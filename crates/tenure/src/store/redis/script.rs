@@ -12,13 +12,13 @@ pub(super) struct Script {
 /// The mutex machine.
 pub(super) static MUTEX: Script = Script {
     text: include_str!("../../protocol/mutex.lua"),
-    sha: "d15124352ef588dc8055e99ff96acd754fa9b365",
+    sha: "76155342d43bfe53e1a0dbff7b5c460065b4c55a",
     guarded: Some(&GUARDED_MUTEX),
 };
 
 static GUARDED_MUTEX: Script = Script {
     text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/mutex.lua")),
-    sha: "5b407ea3cdd9e9cc471e819b600bbd0403595098",
+    sha: "225f7b208297bc4d295f61d8016d57bfcd9f8137",
     guarded: None,
 };
 
