@@ -157,7 +157,7 @@ impl Guard {
     /// # Errors
     /// `is_lost` when it was not held any more, so that somebody else may have held it meanwhile; `is_unknown` when the
     /// store did not answer within [`op_timeout`](crate::Options::op_timeout): the release goes on in the background until
-    /// the lease is over; `is_refused` when it said no, after which nothing goes on: the lock stays until its lease ends.
+    /// the lease is over, and for a minute at least; `is_refused` when it said no, after which nothing goes on: the lock stays until its lease ends.
     pub async fn release(mut self) -> Result<()> {
         match self.held.take() {
             Some(held) => release::release(held).await,

@@ -90,6 +90,12 @@ pub const ONE_SERVER: &[Regression] = &[
         None,
     ),
     found(
+        "a lost lock was released for no longer than its lease, and a renewal that a server had carried out late kept it",
+        Regime::Storm,
+        201_490_639,
+        None,
+    ),
+    found(
         "a grant that was answered just when its question was over was not asked for again, though its wait had no limit",
         Regime::Brink,
         84_665_601,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::future::{Either, pending, select};
 
 use super::held::{Grant, Held, Lease, announce, bind};
-use super::release::{Farewell, SILENCE};
+use super::release::Farewell;
 use super::tickets::{Turn, Waiting};
 use super::{Engine, backoff};
 use crate::error::{Error, Result};
@@ -196,7 +196,7 @@ impl Ask {
 impl Drop for Ask {
     fn drop(&mut self) {
         if self.maybe.load(Ordering::Acquire) && !planted(Bug::DropLeaves) {
-            let over_at = self.engine.now() + self.options.lease().max(SILENCE);
+            let over_at = self.engine.now() + self.options.lease();
             drop(Farewell::new(&self.engine, &self.name, self.rule, &self.owner, self.hold, over_at));
         }
     }

@@ -22,8 +22,8 @@ use crate::runtime::Moment;
 use crate::store::Failure;
 
 /// As long as a store may be silent. For so long at least is released what may be there when its own lease is over: a hold whose
-/// owner's other holds are renewed, and an acquisition without an answer, which a store that stood still carries out later.
-pub(super) const SILENCE: Duration = Duration::from_secs(60);
+/// owner's other holds are renewed, and what a request of its own has set late, by a store that stood still.
+const SILENCE: Duration = Duration::from_secs(60);
 
 /// Releases a lock and says how it went.
 ///
@@ -117,10 +117,7 @@ impl Farewell {
         over_at: Moment,
     ) -> Self {
         let (engine, name, owner) = (Arc::clone(engine), name.clone(), owner.clone());
-        let over_at = match rule {
-            Rule::Reentrant => over_at.max(engine.now() + SILENCE),
-            Rule::Mutex | Rule::Queue(_) => over_at,
-        };
+        let over_at = over_at.max(engine.now() + SILENCE);
         let (attempts, rebinds, unknown, done) = (0, false, false, false);
         Self { engine, name, rule, owner, hold, over_at, attempts, rebinds, unknown, done }
     }
