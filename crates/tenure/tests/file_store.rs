@@ -1272,7 +1272,7 @@ fn a_directory_that_its_user_may_not_use_is_said() {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("set");
     let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     let theirs = dir.path().join("theirs");
-    Client::new(&theirs).inspect("x").expect("an answer");
+    block_on(Client::new(&theirs).store.ready(SECOND)).expect("a store");
     for (mode, of_guard) in [(0o700, 0o600), (0o755, 0o644), (0o777, 0o644), (0o555, 0o666)] {
         fs::set_permissions(&theirs, fs::Permissions::from_mode(mode)).expect("set");
         fs::set_permissions(theirs.join("guard"), fs::Permissions::from_mode(of_guard)).expect("set");
