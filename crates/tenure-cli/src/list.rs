@@ -9,7 +9,7 @@ use crate::{status, store, warnings};
 
 /// Prints a line for each lock: its name, its kind and its holders, with tabs between.
 pub(crate) fn list(args: &List) -> u8 {
-    warnings::say(false);
+    let _printer = warnings::say(false);
     match block_on(print_all(args)) {
         Ok(()) => 0,
         Err(failure) => {

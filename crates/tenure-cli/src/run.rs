@@ -26,9 +26,7 @@ use crate::{clock, kind, launch, status, store, warnings};
 /// Runs a command under a lock; returns the code to exit with.
 pub(crate) fn run(args: &Run) -> u8 {
     let voice = Voice { quiet: args.quiet, verbose: args.verbose };
-    if !voice.quiet {
-        warnings::say(voice.verbose);
-    }
+    let _printer = (!voice.quiet).then(|| warnings::say(voice.verbose));
     // All on this thread: the kernel kills the command when the *thread* that started it dies, and this one lives longest.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let code = match runtime {

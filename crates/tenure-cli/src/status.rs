@@ -13,7 +13,7 @@ use crate::{store, warnings};
 
 /// Prints who holds a lock; returns whether somebody does, as the code to exit with.
 pub(crate) fn status(args: &Status) -> u8 {
-    warnings::say(false);
+    let _printer = warnings::say(false);
     match block_on(find(args)) {
         Ok(code) => code,
         Err(failure) => {

@@ -1,6 +1,13 @@
 //! What the library warns of, said as this program says things.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a thread that may block for ever, which no thread of the library may"
+)]
 
 use std::fmt::{Debug, Write};
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::Duration;
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -10,9 +17,46 @@ use crate::output::complain;
 
 /// From here on its warnings go to standard error, a line each: those about what somebody should change, or all. What happens to
 /// the lock meanwhile is told by whoever works under it.
-pub(crate) fn say(all: bool) {
+///
+/// A thread of their own writes them, because whoever reads there may have stopped reading: neither renewals nor the command may
+/// wait for that.
+pub(crate) fn say(all: bool) -> Printer {
+    let (lines, printed) = channel();
+    let hand = lines.clone();
     // There is no other: nobody has been here before.
-    let _ = tracing::subscriber::set_global_default(Warnings { all, hand: |line: String| complain(line) });
+    let _ = tracing::subscriber::set_global_default(Warnings {
+        all,
+        hand: move |line| drop(hand.send(Said::Line(line))),
+    });
+    thread::spawn(move || {
+        for said in printed {
+            match said {
+                Said::Line(line) => complain(line),
+                Said::All(told) => drop(told.send(())),
+            }
+        }
+    });
+    Printer(lines)
+}
+
+/// What is handed to the thread that prints.
+enum Said {
+    Line(String),
+    /// Nothing more.
+    All(Sender<()>),
+}
+
+/// Waits for a moment, when dropped, for what is still to be printed.
+#[must_use = "what is still to be printed when it is dropped may not be"]
+pub(crate) struct Printer(Sender<Said>);
+
+impl Drop for Printer {
+    fn drop(&mut self) {
+        let (told, all) = channel();
+        if self.0.send(Said::All(told)).is_ok() {
+            let _ = all.recv_timeout(Duration::from_millis(500));
+        }
+    }
 }
 
 /// Hands on each line.
@@ -29,9 +73,9 @@ impl<F: Fn(String) + 'static> Subscriber for Warnings<F> {
     }
 
     fn event(&self, event: &Event<'_>) {
-        let mut said = Said::default();
-        event.record(&mut said);
-        (self.hand)(said.line());
+        let mut words = Words::default();
+        event.record(&mut words);
+        (self.hand)(words.line());
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -46,12 +90,12 @@ impl<F: Fn(String) + 'static> Subscriber for Warnings<F> {
 
 /// What an event says.
 #[derive(Default)]
-struct Said {
+struct Words {
     message: String,
     rest: String,
 }
 
-impl Said {
+impl Words {
     fn line(&self) -> String {
         if self.rest.is_empty() {
             format!("warning: {}", self.message)
@@ -61,7 +105,7 @@ impl Said {
     }
 }
 
-impl Visit for Said {
+impl Visit for Words {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.record_debug(field, &format_args!("{value}"));
     }

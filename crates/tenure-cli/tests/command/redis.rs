@@ -1,5 +1,6 @@
 //! The command and a Redis server: one that fails under it, one that is busy, and what is shown of it.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -301,4 +302,22 @@ fn what_a_grant_rests_on_can_be_asked_for() {
     // The first use of a server costs one.
     run(&server.url(), &["-n", "--restart-grace", "1s"]).exits_with(75).says("busy");
     run(&server.url(), &["-w", "20", "--restart-grace", "1s"]).exits_with(0).says_nothing();
+}
+
+/// Whoever reads what we say may have stopped reading, and a lease is renewed all the same.
+#[test]
+fn a_warning_that_nobody_reads_keeps_nothing_up() {
+    let env = TestEnv::new();
+    let servers = [Server::start(), Server::start()];
+    let even = format!("redis-quorum://{},{}", servers[0].address(), servers[1].address());
+    let (_reader, mut writer) = std::io::pipe().expect("a pipe");
+    rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).expect("a flag");
+    while writer.write(&[b'.'; 512]).is_ok() {}
+    rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::empty()).expect("a flag");
+    let mut command =
+        env.tenure(["run", "--ttl", "1s", "-w", "30", "--store", &even, "x", "--", "sleep", "3"]);
+    command.stderr(writer);
+    let started = now();
+    assert_eq!(command.status().expect("a process").code(), Some(0));
+    assert!(now() - started < ms(30_000));
 }
