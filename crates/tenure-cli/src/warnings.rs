@@ -5,6 +5,7 @@
 )]
 
 use std::fmt::{Debug, Write};
+use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -21,13 +22,23 @@ use crate::output::complain;
 /// A thread of their own writes them, because whoever reads there may have stopped reading: neither renewals nor the command may
 /// wait for that.
 pub(crate) fn say(all: bool) -> Printer {
-    let (lines, printed) = channel();
-    let hand = lines.clone();
+    let hand = |line| drop(LINES.get_or_init(print).send(Said::Line(line)));
     // There is no other: nobody has been here before.
-    let _ = tracing::subscriber::set_global_default(Warnings {
-        all,
-        hand: move |line| drop(hand.send(Said::Line(line))),
-    });
+    let _ = tracing::subscriber::set_global_default(Warnings { all, hand });
+    Printer
+}
+
+/// To the thread that prints, which begins with the first.
+static LINES: OnceLock<Sender<Said>> = OnceLock::new();
+
+enum Said {
+    Line(String),
+    /// Nothing more.
+    All(Sender<()>),
+}
+
+fn print() -> Sender<Said> {
+    let (lines, printed) = channel();
     thread::spawn(move || {
         for said in printed {
             match said {
@@ -36,24 +47,18 @@ pub(crate) fn say(all: bool) -> Printer {
             }
         }
     });
-    Printer(lines)
-}
-
-/// What is handed to the thread that prints.
-enum Said {
-    Line(String),
-    /// Nothing more.
-    All(Sender<()>),
+    lines
 }
 
 /// Waits for a moment, when dropped, for what is still to be printed.
 #[must_use = "what is still to be printed when it is dropped may not be"]
-pub(crate) struct Printer(Sender<Said>);
+pub(crate) struct Printer;
 
 impl Drop for Printer {
     fn drop(&mut self) {
+        let Some(lines) = LINES.get() else { return };
         let (told, all) = channel();
-        if self.0.send(Said::All(told)).is_ok() {
+        if lines.send(Said::All(told)).is_ok() {
             let _ = all.recv_timeout(Duration::from_millis(500));
         }
     }

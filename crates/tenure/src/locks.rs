@@ -319,16 +319,14 @@ fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
         Some(("file", path)) => {
             // `file:///var/lib/locks`, `file:/var/lib/locks` and `file:locks` are what people write; of `file://var/lib/locks` the
             // first part would be a host.
-            let path = match path.strip_prefix("//") {
-                Some(path) if !path.starts_with('/') => {
-                    return Err(Error::invalid(format!(
-                        "behind `file://` comes a path that begins with a slash, as in `file:///var/lib/app/locks`, and this one begins with {}",
-                        Quoted(path.split('/').next().unwrap_or_default())
-                    )));
-                }
-                Some(path) => path,
-                None => path,
-            };
+            let behind = path.strip_prefix("//");
+            if let Some(path) = behind.filter(|path| !path.starts_with('/')) {
+                return Err(Error::invalid(format!(
+                    "behind `file://` comes a path that begins with a slash, as in `file:///var/lib/app/locks`, and this one begins with {}",
+                    Quoted(path.split('/').next().unwrap_or_default())
+                )));
+            }
+            let path = behind.unwrap_or(path);
             if path.is_empty() || path.contains('\0') {
                 return Err(Error::invalid(
                     "a file store's URL names a directory, as in `file:/var/lib/app/locks`",

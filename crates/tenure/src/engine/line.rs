@@ -20,7 +20,7 @@ use tracing::debug;
 
 use super::acquire::{Ask, Asked};
 use super::held::Held;
-use super::{Engine, LINGER, backoff};
+use super::{Engine, LINGER, backoff, remove};
 use crate::error::Result;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -82,7 +82,9 @@ impl Lines {
         drop(queue);
         drop(lines);
         // A runtime that has ended drops it at once, and then it abandons its line.
-        server.into_iter().for_each(|server| engine.runtime.spawn(server.run().boxed()));
+        if let Some(server) = server {
+            engine.runtime.spawn(server.run().boxed());
+        }
         Place { line, id, silence, receiver }
     }
 
@@ -117,9 +119,7 @@ impl Lines {
     /// Nobody serves this line any more: who waits in it hears so, and who comes next begins another.
     fn abandon(&self, line: &Arc<Line>) {
         let mut lines = self.lines();
-        if lines.get(&line.key).is_some_and(|known| Arc::ptr_eq(known, line)) {
-            lines.remove(&line.key);
-        }
+        remove(&mut lines, &line.key, line);
         let waiters = std::mem::take(&mut line.queue().waiters);
         drop(lines);
         drop(waiters);
@@ -129,8 +129,8 @@ impl Lines {
     fn retire(&self, line: &Arc<Line>) -> bool {
         let mut lines = self.lines();
         let idle = line.queue().waiters.is_empty();
-        if idle && lines.get(&line.key).is_some_and(|known| Arc::ptr_eq(known, line)) {
-            lines.remove(&line.key);
+        if idle {
+            remove(&mut lines, &line.key, line);
         }
         idle
     }

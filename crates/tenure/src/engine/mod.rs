@@ -12,6 +12,7 @@ pub(crate) mod release;
 mod renew;
 mod tickets;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
@@ -130,6 +131,13 @@ impl Engine {
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+/// Removes what is known by a key, unless it is another by now.
+fn remove<K: Ord, T>(all: &mut BTreeMap<K, Arc<T>>, key: &K, one: &Arc<T>) {
+    if all.get(key).is_some_and(|known| Arc::ptr_eq(known, one)) {
+        all.remove(key);
     }
 }
 

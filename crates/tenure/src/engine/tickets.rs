@@ -21,7 +21,7 @@ use tracing::debug;
 
 use super::acquire::Ask;
 use super::held::{Held, bind};
-use super::{Engine, LINGER, backoff};
+use super::{Engine, LINGER, backoff, remove};
 use crate::error::Result;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -71,7 +71,9 @@ impl Desks {
         drop(desks);
         desk.bell.notify_one();
         // A runtime that has ended drops it at once, and then it abandons its desk.
-        server.into_iter().for_each(|server| engine.runtime.spawn(server.run().boxed()));
+        if let Some(server) = server {
+            engine.runtime.spawn(server.run().boxed());
+        }
         Stub { desk, ticket, receiver }
     }
 
@@ -86,9 +88,7 @@ impl Desks {
     /// Nobody serves this desk any more: who waits there hears so, and who comes next begins another.
     fn abandon(&self, desk: &Arc<Desk>) {
         let mut desks = self.desks();
-        if desks.get(&desk.name).is_some_and(|known| Arc::ptr_eq(known, desk)) {
-            desks.remove(&desk.name);
-        }
+        remove(&mut desks, &desk.name, desk);
         let waiters = std::mem::take(&mut desk.queue().waiters);
         drop(desks);
         drop(waiters);
@@ -97,8 +97,8 @@ impl Desks {
     fn retire(&self, desk: &Arc<Desk>) -> bool {
         let mut desks = self.desks();
         let idle = desk.queue().waiters.is_empty();
-        if idle && desks.get(&desk.name).is_some_and(|known| Arc::ptr_eq(known, desk)) {
-            desks.remove(&desk.name);
+        if idle {
+            remove(&mut desks, &desk.name, desk);
         }
         idle
     }

@@ -212,35 +212,29 @@ impl Worker {
         }
     }
 
-    /// Whether somebody only wants to see who holds, and there is no directory: that is no reason to make one.
-    fn looks_in_vain(&self) -> bool {
-        let only_looks = match self.queue.front().map(|job| &job.ask) {
-            Some(Ask::Call(op, _)) => matches!(op.verb, Verb::Inspect),
-            Some(Ask::List { .. }) => true,
-            Some(Ask::Listen(..) | Ask::Ready(_)) | None => false,
-        };
-        only_looks && matches!(self.path.try_exists(), Ok(false))
-    }
-
-    /// Nobody holds anything in a directory that is not there.
-    fn tell_of_nothing(&mut self) {
-        match self.queue.pop_front().map(|job| job.ask) {
-            Some(Ask::Call(Op { owner, request, .. }, promise)) => {
+    /// Answers the first in the queue without a directory, if it only wants to see who holds: that is no reason to make one.
+    fn sees_nothing(&mut self) -> bool {
+        let Some(Job { ask, until }) = self.queue.pop_front() else { return false };
+        match ask {
+            Ask::Call(Op { owner, request, verb: Verb::Inspect, .. }, promise) => {
                 let _ = promise.send(Ok(Reply { owner, request, answer: Answer::Free }));
             }
-            Some(Ask::List { promise, .. }) => {
+            Ask::List { promise, .. } => {
                 let _ = promise.send(Ok(Page { locks: Vec::new(), next: None }));
             }
-            Some(Ask::Listen(..) | Ask::Ready(_)) | None => {}
+            ask => {
+                self.queue.push_front(Job { ask, until });
+                return false;
+            }
         }
+        true
     }
 
     /// Enters once and answers what is in the queue, as far as a batch reaches.
     fn turn(&mut self) -> Result<Turn, Failure> {
         let directory = match self.directory.take() {
             Some(directory) => directory,
-            None if self.looks_in_vain() => {
-                self.tell_of_nothing();
+            None if matches!(self.path.try_exists(), Ok(false)) && self.sees_nothing() => {
                 return Ok(Turn::Done);
             }
             None => Directory::open(&self.path)?,

@@ -78,7 +78,7 @@ struct Map {
 impl Cluster {
     /// A store on the cluster that some of its nodes are named of; nothing is sent before its first use.
     pub fn at(seeds: Vec<Target>, runtime: Arc<dyn Runtime>) -> Self {
-        Self::over(seeds, Arc::new(Network(Arc::clone(&runtime))), runtime)
+        Self::over(seeds, Network::of(&runtime), runtime)
     }
 
     /// A store whose connections are opened by `dial`.

@@ -39,7 +39,13 @@ pub trait Dial: fmt::Debug + Send + Sync + 'static {
 
 /// The system's network.
 #[derive(Debug)]
-pub(super) struct Network(pub(super) Arc<dyn Runtime>);
+pub(super) struct Network(Arc<dyn Runtime>);
+
+impl Network {
+    pub(super) fn of(runtime: &Arc<dyn Runtime>) -> Arc<Self> {
+        Arc::new(Self(Arc::clone(runtime)))
+    }
+}
 
 impl Dial for Network {
     fn dial(&self, to: &Address) -> BoxFuture<'static, io::Result<Pin<Box<dyn Stream>>>> {

@@ -143,16 +143,18 @@ impl Lane {
             state.queue.push(Pending { id, op: op.clone(), manner, deadline, answer, is_due: false });
             id
         };
-        let _queued = Queued { lane: self, id };
+        let queued = Queued { lane: self, id };
         self.bell.notify_one();
         match by(&*self.runtime, deadline, reply).await {
             Some(Ok(reply)) => reply,
             Some(Err(_)) => Err(Failure::Unknown(Failure::cause("the store was closed"))),
             None => {
-                let mut state = self.state();
-                let was_sent = !state.forget(id);
-                let short =
-                    state.short.as_ref().map_or(String::new(), |short| format!(": the last time {short}"));
+                let was_sent = !queued.withdraw();
+                let short = self
+                    .state()
+                    .short
+                    .as_ref()
+                    .map_or(String::new(), |short| format!(": the last time {short}"));
                 Err(if was_sent {
                     Failure::Unknown(Failure::cause(format!("replicas have not confirmed it in time{short}")))
                 } else {
@@ -181,13 +183,13 @@ impl Lane {
             let mut state = self.state();
             let id = state.number();
             state.there.entry(name.clone()).or_default().asking.insert(id, false);
-            Passage { lane: Arc::clone(self), name: name.clone(), id, left: false }
+            Passage { lane: Arc::clone(self), name: name.clone(), id }
         };
         loop {
             let mut settled = pin!(self.settled.notified());
             settled.as_mut().enable();
             if self.state().lets_pass(name, passage.id) {
-                return Ok(Passage::begins(passage));
+                return Ok(passage);
             }
             if self.runtime.now() >= deadline {
                 let cause = "an earlier request about it is still on its way by another connection";
@@ -497,13 +499,6 @@ impl State {
         self.next
     }
 
-    /// Whether it was still to be sent.
-    fn forget(&mut self, id: u64) -> bool {
-        let before = self.queue.len();
-        self.queue.retain(|pending| pending.id != id);
-        self.queue.len() < before
-    }
-
     /// Whether a request about a lock can leave by the connection of all, as this number. It is on its way then.
     fn lets_pass(&mut self, name: &LockName, id: u64) -> bool {
         let is_before = |pending: &Pending| pending.is_due && pending.id < id && pending.op.name == *name;
@@ -515,17 +510,30 @@ impl State {
     }
 }
 
-/// A request that is to be confirmed, for as long as somebody waits for it. Whoever leaves before it was sent never asked.
+/// A request that is to be confirmed, for as long as somebody waits for it.
 struct Queued<'a> {
     lane: &'a Lane,
     id: u64,
 }
 
-impl Drop for Queued<'_> {
-    fn drop(&mut self) {
-        if self.lane.state().forget(self.id) {
+impl Queued<'_> {
+    /// Whether it was still to be sent: then it was never asked, and nobody waits for it.
+    fn withdraw(&self) -> bool {
+        let was_queued = {
+            let queue = &mut self.lane.state().queue;
+            let at = queue.iter().position(|pending| pending.id == self.id);
+            at.map(|at| queue.remove(at)).is_some()
+        };
+        if was_queued {
             self.lane.settled.notify_waiters();
         }
+        was_queued
+    }
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        self.withdraw();
     }
 }
 
@@ -543,19 +551,14 @@ pub(super) struct Passage {
     lane: Arc<Lane>,
     name: LockName,
     id: u64,
-    left: bool,
 }
 
 impl Passage {
-    /// It leaves: from here on it may be carried out.
-    fn begins(mut self) -> Self {
-        self.left = true;
-        self
-    }
-
     /// It was carried out, or never will be.
-    pub(super) fn answered(mut self) {
-        self.left = false;
+    pub(super) fn answered(self) {
+        if let Some(there) = self.lane.state().there.get_mut(&self.name) {
+            there.asking.remove(&self.id);
+        }
     }
 }
 
@@ -564,8 +567,8 @@ impl Drop for Passage {
         {
             let mut state = self.lane.state();
             if let Some(there) = state.there.get_mut(&self.name) {
-                there.asking.remove(&self.id);
-                there.left += usize::from(self.left);
+                // On its way still: nobody knows what became of it.
+                there.left += usize::from(there.asking.remove(&self.id) == Some(true));
                 if there.is_empty() {
                     state.there.remove(&self.name);
                 }

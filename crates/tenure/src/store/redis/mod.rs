@@ -77,18 +77,13 @@ impl Redis {
 
     /// A store on one server.
     pub fn at(target: Target, runtime: Arc<dyn Runtime>) -> Self {
-        Self::over(target, Arc::new(Network(Arc::clone(&runtime))), runtime)
+        Self::over(target, Network::of(&runtime), runtime)
     }
 
     /// A store on whichever server is the master.
     fn led(sentinels: Sentinels, runtime: Arc<dyn Runtime>) -> Self {
         let (db, url) = (sentinels.master.db, Topology::Sentinel(sentinels.clone()).shown());
-        Self::with(
-            Connector::led(Arc::clone(&runtime), Arc::new(Network(Arc::clone(&runtime))), sentinels),
-            db,
-            url,
-            runtime,
-        )
+        Self::with(Connector::led(Arc::clone(&runtime), Network::of(&runtime), sentinels), db, url, runtime)
     }
 
     /// A store whose connections are opened by `dial`.

@@ -91,7 +91,7 @@ impl Plain {
                 // It may be within MULTI for ever.
                 line.hang_up();
                 return Err(Failure::impossible(format!(
-                    "it forbids scripts ({why}), and without them WATCH, MULTI and EXEC are needed ({error:?})"
+                    "it forbids scripts ({why}), and without them WATCH, MULTI and EXEC are needed ({error})"
                 )));
             }
         }
