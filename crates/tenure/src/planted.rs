@@ -49,8 +49,11 @@ pub enum Bug {
     PushFromReceipt,
     /// A pushed grant is believed by whoever waits, whatever its number.
     PushOfAnotherLife,
-    /// Those who wait are told before the lock is free: when its release is queued, and not when it is sent.
+    /// Those who wait are told before the lock is free: when its release is queued, and not when it is sent. And
+    /// [`EndTakenForTold`](Self::EndTakenForTold), without which that costs no more than a question.
     WakeBeforeWrite,
+    /// A hold that was found by a question before its release is not expected to end any more.
+    EndTakenForTold,
     /// Half of the members of a quorum are taken for a majority.
     MinorityRules,
     /// What got no majority is given back only where it is known to have been granted.
@@ -81,7 +84,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 36] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -104,6 +107,7 @@ impl Bug {
         Self::PushFromReceipt,
         Self::PushOfAnotherLife,
         Self::WakeBeforeWrite,
+        Self::EndTakenForTold,
         Self::MinorityRules,
         Self::UndoOfGrantsOnly,
         Self::UndoOutlivesRetry,

@@ -165,3 +165,73 @@ fn a_guard_hears_of_an_emptied_server_within_a_round_trip_of_the_reconnect() {
     assert!(restarted.elapsed() < ms(1_500), "{:?}", restarted.elapsed());
     println!("told {:?} after the server was back", restarted.elapsed());
 }
+
+/// The one in the server asks by the time that the other has left, or before.
+#[test]
+fn a_release_that_is_overtaken_by_the_next_question_wakes_who_asked() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    let mutex = locks.mutex("x").expect("a name");
+    for round in 0..24 {
+        let guard = block_on(mutex.try_lock_for(ms(5_000))).expect("an answer").expect("a free lock");
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                let started = Instant::now();
+                let guard = block_on(mutex.try_lock_for(ms(5_000))).expect("an answer").expect("a turn");
+                block_on(guard.release()).expect("a release");
+                started.elapsed()
+            });
+            std::thread::sleep(ms(30));
+            match round % 2 {
+                0 => server.command(&["SCRIPT", "FLUSH"]),
+                _ => server.command(&["CLIENT", "KILL", "TYPE", "normal"]),
+            };
+            block_on(guard.release()).expect("a release");
+            let waited = waiter.join().expect("no panic");
+            assert!(waited < ms(4_000), "{waited:?}");
+        });
+    }
+}
+
+#[test]
+fn who_cannot_be_told_asks_meanwhile() {
+    let server = Server::start();
+    let (ours, theirs) = (locks(&server.url()), locks(&server.url()));
+    let (a, b) = (ours.mutex("x").expect("a name"), theirs.mutex("x").expect("a name"));
+    let guard = block_on(a.lock()).expect("a free lock");
+    drop(block_on(theirs.mutex("y").expect("a name").lock()).expect("a free lock"));
+    // Both, and the one that sets it: whoever wants to listen finds no place.
+    server.command(&["CONFIG", "SET", "maxclients", "3"]);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| block_on(b.try_lock_for(ms(900))).expect("an answer"));
+        std::thread::sleep(ms(200));
+        block_on(guard.release()).expect("a release");
+        assert!(waiter.join().expect("no panic").is_some(), "it was free for 700 ms");
+    });
+}
+
+#[test]
+fn who_hears_nothing_any_more_asks_again_and_again() {
+    let server = Server::start();
+    let (ours, theirs) = (locks(&server.url()), locks(&server.url()));
+    let (a, b) = (ours.mutex("x").expect("a name"), theirs.mutex("x").expect("a name"));
+    let guard = block_on(a.lock()).expect("a free lock");
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let guard = block_on(b.try_lock_for(ms(12_000))).expect("an answer").expect("a turn");
+            drop(guard);
+            Instant::now()
+        });
+        while server.command(&["PUBSUB", "CHANNELS"]).items().is_empty() {
+            std::thread::sleep(ms(10));
+        }
+        server.command(&["CONFIG", "SET", "maxclients", "1"]);
+        server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        std::thread::sleep(ms(1_000));
+        let released = Instant::now();
+        block_on(guard.release()).expect("a release");
+        let late = waiter.join().expect("no panic").duration_since(released);
+        // Half a lease, and the pauses are at most a second.
+        assert!(late < ms(6_000), "{late:?}");
+    });
+}

@@ -204,6 +204,7 @@ macro_rules! conformance {
         $crate::conformance_cases!($run, Mutex, semaphore, semaphore:
             permits_never_add_up_to_more_than_there_are,
             who_asks_for_many_is_not_overtaken,
+            all_who_are_let_in_at_once_come_in_at_once,
             another_number_is_a_mismatch_that_says_which_is_in_force,
             permits_that_cannot_be_are_refused,
         );

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use super::{Place, TTL};
+use super::{Place, TTL, options};
 
 /// A counter that would show it, with callers that ask for one to three of five.
 pub async fn permits_never_add_up_to_more_than_there_are(place: &Place) {
@@ -77,4 +77,22 @@ pub async fn permits_that_cannot_be_are_refused(place: &Place) {
         assert!(semaphore.try_acquire(permits).await.expect_err("no number").is_invalid());
         assert!(semaphore.for_permits(permits).is_err());
     }
+}
+
+/// However many they are: a process that hears of more than it can read at once asks.
+pub async fn all_who_are_let_in_at_once_come_in_at_once(place: &Place) {
+    const MANY: u32 = 48;
+    // Who hears nothing asks after a third of its place's time, and that is 5 s for such a lease.
+    let client = || place.client_with(options().ttl(Duration::from_secs(60)));
+    let (ours, theirs) = (client(), client());
+    let taken = ours.semaphore("x", MANY).expect("a name");
+    let guards = join_all((0..MANY).map(|_| taken.acquire(1))).await;
+    let semaphore = theirs.semaphore("x", MANY).expect("a name");
+    let mut waiters = pin!(join_all((0..MANY).map(|_| semaphore.acquire(1))));
+    assert!(place.unless_late(Duration::from_millis(200), &mut waiters).await.is_none());
+    for guard in guards {
+        drop(guard.expect("a permit"));
+    }
+    let let_in = place.within(Duration::from_millis(1_200), waiters).await;
+    assert!(let_in.into_iter().all(|guard| guard.is_ok()));
 }

@@ -15,8 +15,7 @@ use std::time::Duration;
 use tenure::LockName;
 use tenure::internals::Moment;
 use tenure::internals::protocol::{Answer, Fence, Found, Kind, Op, Reply, Rule, Verb, Wake, Whose};
-use tenure::internals::store::{Failure, Life, Listener};
-use tokio::sync::mpsc;
+use tenure::internals::store::{Failure, Life, Listener, Speaker};
 
 use super::clock::{Clock, MS, SECOND, TrueTime};
 use super::executor::{OUTSIDE, Process, ProcessId, Sim, lock};
@@ -115,7 +114,7 @@ struct Ear {
     process: ProcessId,
     name: LockName,
     kind: Kind,
-    sender: mpsc::Sender<Wake>,
+    speaker: Speaker,
     /// The server knows of it.
     is_open: bool,
 }
@@ -342,10 +341,10 @@ impl Network {
         let network = self.clone();
         self.sim.at(heard_at, move || {
             let inner = network.inner();
-            let ears: Vec<_> = inner.ears_of(process).map(|ear| ear.sender.clone()).collect();
+            let ears: Vec<_> = inner.ears_of(process).map(|ear| ear.speaker.clone()).collect();
             drop(inner);
             for ear in ears {
-                let _ = ear.try_send(Wake::Reconnected);
+                ear.say(Wake::Reconnected);
             }
         });
     }
@@ -402,6 +401,12 @@ impl Network {
         }
         let Some((op, slot)) = inner.connections[number].inbox.pop_front() else { return };
         let is_cut = now >= inner.connections[number].cut_at;
+        if !is_cut && self.sim.chance(inner.faults.again) && slot.is_first() {
+            self.sim.note(|| format!("server: p{process}: what script? {}", Shown(&op)));
+            let leaves_at = now + inner.latency(&self.sim);
+            let network = self.clone();
+            return self.sim.at(leaves_at, move || network.send_again(process, number, op, slot));
+        }
         drop(inner);
         if is_cut || !slot.arrive() {
             self.sim.note(|| format!("p{process}: never carried out: {}", Shown(&op)));
@@ -426,6 +431,22 @@ impl Network {
                 slot.fill(Ok(reply));
             }
         });
+    }
+
+    /// A request leaves with its script, unless nobody waits for it any more or its connection is gone.
+    fn send_again(&self, process: ProcessId, number: usize, op: Op, slot: Arc<Slot>) {
+        let now = self.sim.now();
+        let mut inner = self.inner();
+        let latency = inner.latency(&self.sim);
+        let connection = &mut inner.connections[number];
+        if connection.is_broken || connection.loses_requests || !slot.leaves_again() {
+            return;
+        }
+        let arrives_at = (now + latency).max(connection.last_request + 1);
+        connection.last_request = arrives_at;
+        connection.inbox.push_back((op, slot));
+        let network = self.clone();
+        self.sim.at(arrives_at, move || network.arrive(process, number));
     }
 
     /// The server runs a request, is judged, and tells those who listen.
@@ -458,7 +479,7 @@ impl Network {
                 && ear.kind == op.rule.kind()
                 && inner.ends[ear.process].hears_from <= now
         });
-        let ears: Vec<_> = ears.map(|ear| (ear.process, ear.sender.clone())).collect();
+        let ears: Vec<_> = ears.map(|ear| (ear.process, ear.speaker.clone())).collect();
         let rewinds = inner.rewinds;
         for (process, ear) in ears {
             let parting = inner.ends[process].parting;
@@ -477,7 +498,7 @@ impl Network {
                     // What a server has said that is no more comes over no connection to the next.
                     if network.inner().rewinds == rewinds {
                         network.sim.note(|| format!("p{process}: hears {wake:?}"));
-                        drop(ear.try_send(wake));
+                        ear.say(wake);
                     }
                 });
             }
@@ -590,8 +611,8 @@ impl Network {
             let is_lost = end.is_dead || self.sim.chance(inner.faults.lose_reply);
             (inner.next_ear, opens_at, confirmed_at, out_of_time_at, is_lost)
         };
-        let listener = Listener::new(|sender| {
-            let ear = Ear { id, process, name: name.clone(), kind, sender, is_open: false };
+        let listener = Listener::new(|speaker| {
+            let ear = Ear { id, process, name: name.clone(), kind, speaker, is_open: false };
             self.inner().ears.push(ear);
             Box::new(Subscription { network: self.clone(), id }) as Box<dyn Any + Send>
         });

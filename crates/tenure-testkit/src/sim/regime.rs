@@ -40,11 +40,13 @@ pub enum Regime {
     Stepping,
     /// What arrives, arrives when a lease, a request's time or a wait ends, or just beside it.
     Brink,
+    /// The server does not know its scripts, so requests are overtaken by those behind them. Else none.
+    Unscripted,
 }
 
 impl Regime {
     /// All of them. New ones come last, so that what an earlier one is called by stays.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Quiet,
         Self::Lossy,
         Self::Slow,
@@ -59,11 +61,17 @@ impl Regime {
         Self::Evicting,
         Self::Stepping,
         Self::Brink,
+        Self::Unscripted,
     ];
 
     /// That of a seed: they take turns.
     pub fn of(seed: u64) -> Self {
         Self::ALL[(seed % Self::ALL.len() as u64) as usize]
+    }
+
+    /// Whether everything must happen at once.
+    pub fn is_calm(self) -> bool {
+        matches!(self, Self::Quiet | Self::Unscripted)
     }
 
     /// That of this name.
@@ -89,6 +97,8 @@ pub struct Faults {
     pub lose_reply: u32,
     /// Requests that are not sent at all.
     pub refuse: u32,
+    /// Requests that are sent a second time, as the server does not know their script: whatever is sent meanwhile comes first.
+    pub again: u32,
     /// Requests with little time whose silence ends the connection as others' does.
     pub impatient: u32,
     /// Wake-ups that disappear.
@@ -109,6 +119,7 @@ impl Faults {
         lose_request: 0,
         lose_reply: 0,
         refuse: 0,
+        again: 0,
         impatient: 0,
         lose_wake: 0,
         repeat_wake: 0,
@@ -256,7 +267,7 @@ impl Plan {
         }
         let near = sim.between(MS / 50, 5 * MS);
         plan.faults.latency = (near, 2 * near);
-        plan.faults.impatient = if regime == Regime::Quiet { 0 } else { 500 };
+        plan.faults.impatient = if regime.is_calm() { 0 } else { 500 };
         let (quiet, none) = (plan.faults, plan.blows);
         match regime {
             Regime::Quiet => {}
@@ -337,8 +348,9 @@ impl Plan {
                 plan.faults = Faults { edge: 100, limit: 60, ..quiet };
                 (plan.unrenewed, plan.overstay, plan.brink) = (300, 400, 500);
             }
+            Regime::Unscripted => plan.faults.again = 200,
         }
-        if regime != Regime::Quiet {
+        if !regime.is_calm() {
             plan.heals_at = sim.between(200 * MS, 3 * plan.lease() + SECOND);
             // A lease that was set by a clock which is set back since ends so much later.
             plan.strict_from = plan.heals_at + plan.step + plan.lease() + RECOVERY;

@@ -101,6 +101,12 @@ pub const ONE_SERVER: &[Regression] = &[
         84_665_601,
         None,
     ),
+    found(
+        "the end of a hold was taken for told by who had asked before it was released",
+        Regime::Unscripted,
+        311,
+        Some(Bug::EndTakenForTold),
+    ),
 ];
 
 /// With several.

@@ -35,6 +35,10 @@ struct Arrival {
     is_executed: bool,
     /// Nobody waits any more, and it has not left yet.
     is_withdrawn: bool,
+    /// Nobody waits any more.
+    is_over: bool,
+    /// The server did not know its script, and was told it.
+    is_again: bool,
     waker: Option<Waker>,
 }
 
@@ -48,6 +52,17 @@ impl Slot {
     /// When whoever asks gives up.
     pub(super) fn until(&self) -> TrueTime {
         lock(&self.0).until
+    }
+
+    /// Whether its request was not sent a second time yet.
+    pub(super) fn is_first(&self) -> bool {
+        !std::mem::replace(&mut lock(&self.0).is_again, true)
+    }
+
+    /// Whether it is sent a second time: not if nobody waits for it.
+    pub(super) fn leaves_again(&self) -> bool {
+        let arrival = lock(&self.0);
+        !arrival.is_over && !arrival.is_out_of_time
     }
 
     /// Its request has reached the server. Returns false when it is not to be carried out.
@@ -191,6 +206,7 @@ impl Drop for Call {
     /// for a connection does not leave.
     fn drop(&mut self) {
         let mut arrival = lock(&self.slot.0);
+        arrival.is_over = true;
         if self.op.is_none() && arrival.answer.is_none() && !arrival.is_executed {
             let sim = &self.network.sim;
             arrival.is_withdrawn = sim.chance(300) || sim.now() < arrival.leaves_at;

@@ -358,7 +358,7 @@ impl Task {
         let now = sim.now();
         match sim.choose(5) {
             0..3 => Cut::Polls(1 + sim.choose(6)),
-            3 if plan.regime != Regime::Quiet && now < plan.heals_at => {
+            3 if !plan.regime.is_calm() && now < plan.heals_at => {
                 Cut::Neglect(1 + sim.choose(4), sim.between(now, plan.heals_at))
             }
             _ => Cut::At(now + sim.between(0, plan.ttl.as_nanos() as TrueTime)),
@@ -599,7 +599,7 @@ impl Task {
 
     /// An acquisition ended with an error: one that it may end with, and not where nothing fails.
     fn refuse(&self, error: &Error) {
-        if !error.is_unreachable() || self.workload.plan.regime == Regime::Quiet {
+        if !error.is_unreachable() || self.workload.plan.regime.is_calm() {
             self.accuse(format!("an acquisition ended with {error:?}"));
         }
     }

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
 use tenure::internals::planted::{Bug, plant};
-use tenure::internals::protocol::{Now, Op, Reply, Rule, State, Wake, apply, found};
-use tenure::internals::store::{Cursor, Failure, Listener, Page, Store};
+use tenure::internals::protocol::{Now, Op, Reply, Rule, State, apply, found};
+use tenure::internals::store::{Cursor, Failure, Listener, Page, Speaker, Store};
 use tenure::internals::{Runtime, locks};
 use tenure::{Guard, LockName, Locks, Options, Result};
 use tenure_testkit::sim::chooser::{Chooser, next_in_order};
@@ -54,7 +54,7 @@ struct Wire {
 #[derive(Default)]
 struct Server {
     lock: State,
-    listeners: Vec<(u64, tokio::sync::mpsc::Sender<Wake>)>,
+    listeners: Vec<(u64, Speaker)>,
     next: u64,
 }
 
@@ -92,7 +92,7 @@ impl Wire {
         let (answer, wake) = apply(&mut server.lock, Now { ms: at / MS, unix_us: at / 1_000 }, op);
         if let Some(wake) = wake.filter(|_| fate != Fate::WakeLost) {
             for (_, listener) in &server.listeners {
-                let _ = listener.try_send(wake.clone());
+                listener.say(wake.clone());
             }
         }
         Reply { owner: op.owner.clone(), request: op.request, answer }
@@ -130,11 +130,11 @@ impl Store for Wire {
         let wire = self.clone();
         async move {
             wire.sleep(2 * LATENCY).await;
-            Ok(Listener::new(|sender| {
+            Ok(Listener::new(|speaker| {
                 let mut server = server(&wire.server);
                 let id = server.next;
                 server.next += 1;
-                server.listeners.push((id, sender));
+                server.listeners.push((id, speaker));
                 Box::new(Ear(Arc::clone(&wire.server), id)) as Box<dyn Any + Send>
             }))
         }

@@ -7,30 +7,34 @@
 //! Where an owner may hold several times, one that holds already is asked for before the first in line: its re-entry must not
 //! stand behind somebody who waits for it to let go. Who holds is known from the last answer; no other owner's waiters ask.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt, pending};
+use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{Notify, oneshot};
 use tracing::debug;
 
 use super::acquire::{Ask, Asked};
+use super::ears::{Ears, Heard};
 use super::held::Held;
-use super::{Engine, LINGER, backoff, remove};
+use super::rooms::{Room, Rooms};
+use super::{Engine, LINGER, backoff};
 use crate::error::Result;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Kind, Rule, Wake, ours};
 use crate::runtime::Moment;
-use crate::store::{Failure, Listener};
+use crate::store::Failure;
 
 /// The longest sleep of a waiter that hears nothing.
 const CAP: Duration = Duration::from_secs(30);
+/// So long a question waits for the subscription that is to come before it.
+const EAR: Duration = Duration::from_millis(100);
 /// After so many hand-overs inside this process, or so much time, one turn is left to others.
 const STREAK: u32 = 16;
 const STREAK_TIME: Duration = Duration::from_millis(50);
@@ -42,15 +46,12 @@ const TURN: Duration = Duration::from_micros(200);
 type Key = (LockName, Kind);
 
 /// The lines of one engine.
-#[derive(Default)]
-pub(super) struct Lines {
-    lines: Mutex<BTreeMap<Key, Arc<Line>>>,
-}
+pub(super) type Lines = Rooms<Line>;
 
 impl Lines {
     /// Whether a newcomer overtakes nobody by asking at once.
     pub(super) fn may_ask(&self, ask: &Ask) -> bool {
-        self.lines().get(&key(ask)).is_none_or(|line| {
+        self.all().get(&key(ask)).is_none_or(|line| {
             let queue = line.queue();
             queue.waiters.is_empty() || queue.may_reenter(ask)
         })
@@ -60,37 +61,34 @@ impl Lines {
     pub(super) fn join(&self, engine: &Arc<Engine>, ask: &Arc<Ask>, silence: Option<Failure>) -> Place {
         let (sender, receiver) = oneshot::channel();
         let id = engine.id();
-        let mut lines = self.lines();
-        let key = key(ask);
-        let mut server = None;
-        let line = lines.entry(key.clone()).or_insert_with(|| {
-            let line = Arc::new(Line { key, queue: Mutex::default(), bell: Notify::new() });
-            server = Some(Server::new(engine, &line));
-            line
-        });
-        let line = Arc::clone(line);
-        let mut queue = line.queue();
-        if queue.waiters.is_empty() {
-            // Who comes first has asked, and knows more than those who have left.
-            queue.silence = silence.clone().map(|failure| (engine.now(), failure));
-        }
-        let silence = silence.map(|failure| (queue.heard, failure));
-        queue.waiters.push_back(Waiter { id, ask: Arc::clone(ask), grant: sender });
-        if queue.waiters.len() == 1 || queue.may_reenter(ask) {
-            line.bell.notify_one();
-        }
-        drop(queue);
-        drop(lines);
+        let waiter = Waiter { id, ask: Arc::clone(ask), grant: sender };
+        let mut heard = 0;
+        let (line, server) = self.enter(
+            key(ask),
+            |line| Server::new(engine, line),
+            |line| {
+                let mut queue = line.queue();
+                if queue.waiters.is_empty() {
+                    // Who comes first has asked, and knows more than those who have left.
+                    queue.silence = silence.clone().map(|failure| (engine.now(), failure));
+                }
+                heard = queue.heard;
+                queue.waiters.push_back(waiter);
+                if queue.waiters.len() == 1 || queue.may_reenter(ask) {
+                    line.bell.notify_one();
+                }
+            },
+        );
         // A runtime that has ended drops it at once, and then it abandons its line.
         if let Some(server) = server {
             engine.runtime.spawn(server.run().boxed());
         }
-        Place { line, id, silence, receiver }
+        Place { line, id, silence: silence.map(|failure| (heard, failure)), receiver }
     }
 
     /// A hold of this name has ended, here, by a release of `by`, or was found lost: the first in line may try.
     pub(super) fn nudge(&self, name: &LockName, by: Option<&Owner>) {
-        let lines = self.lines();
+        let lines = self.all();
         for (_, line) in
             lines.range((name.clone(), Kind::Mutex)..).take_while(|((known, _), _)| known == name)
         {
@@ -106,37 +104,6 @@ impl Lines {
             drop(queue);
             line.bell.notify_one();
         }
-    }
-
-    /// No handle is left: the tasks end.
-    pub(super) fn close(&self) {
-        for (_, line) in std::mem::take(&mut *self.lines()) {
-            line.queue().closed = true;
-            line.bell.notify_one();
-        }
-    }
-
-    /// Nobody serves this line any more: who waits in it hears so, and who comes next begins another.
-    fn abandon(&self, line: &Arc<Line>) {
-        let mut lines = self.lines();
-        remove(&mut lines, &line.key, line);
-        let waiters = std::mem::take(&mut line.queue().waiters);
-        drop(lines);
-        drop(waiters);
-    }
-
-    /// Removes a line that nobody waits in.
-    fn retire(&self, line: &Arc<Line>) -> bool {
-        let mut lines = self.lines();
-        let idle = line.queue().waiters.is_empty();
-        if idle {
-            remove(&mut lines, &line.key, line);
-        }
-        idle
-    }
-
-    fn lines(&self) -> MutexGuard<'_, BTreeMap<Key, Arc<Line>>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -179,6 +146,32 @@ struct Waiter {
     grant: oneshot::Sender<Result<Held>>,
 }
 
+impl Room for Line {
+    type Key = Key;
+
+    fn new(key: Key) -> Self {
+        Self { key, queue: Mutex::default(), bell: Notify::new() }
+    }
+
+    fn key(&self) -> &Key {
+        &self.key
+    }
+
+    fn is_empty(&self) -> bool {
+        self.queue().waiters.is_empty()
+    }
+
+    fn clear(&self) {
+        let waiters = std::mem::take(&mut self.queue().waiters);
+        drop(waiters);
+    }
+
+    fn close(&self) {
+        self.queue().closed = true;
+        self.bell.notify_one();
+    }
+}
+
 impl Line {
     fn name(&self) -> &LockName {
         &self.key.0
@@ -197,10 +190,15 @@ impl Line {
 
     /// Notes who has it. Whether somebody waits who may come in again.
     fn held_by(&self, rule: Rule, holder: Option<Owner>) -> bool {
+        let mut queue = self.queue();
+        let is_told = planted(Bug::EndTakenForTold) || planted(Bug::WakeBeforeWrite);
+        if holder.is_some() && queue.departed == holder && !is_told {
+            // It was asked about before the release was carried out: that is still to be told.
+            queue.departed = None;
+        }
         if rule != Rule::Reentrant {
             return false;
         }
-        let mut queue = self.queue();
         queue.holder = holder;
         queue.waiters.iter().any(|waiter| queue.may_reenter(&waiter.ask))
     }
@@ -272,7 +270,7 @@ impl Drop for Place {
 struct Server {
     engine: Arc<Engine>,
     line: Arc<Line>,
-    ears: Option<Listener>,
+    ears: Ears,
     /// Questions since there was last any news: the next pause grows with it where nobody tells us.
     attempt: u32,
     /// The foreign holder that was found last, as its value shows it.
@@ -294,7 +292,7 @@ impl Drop for Server {
 /// What ends a sleep.
 enum Event {
     Bell,
-    Message(Option<Wake>),
+    Heard(Heard),
     Time,
 }
 
@@ -302,7 +300,16 @@ impl Server {
     fn new(engine: &Arc<Engine>, line: &Arc<Line>) -> Self {
         let (engine, line) = (Arc::clone(engine), Arc::clone(line));
         let (foreign, streak_since) = (String::new(), Moment(0));
-        Self { engine, line, ears: None, attempt: 0, foreign, streak: 0, streak_since, hop: Duration::ZERO }
+        Self {
+            engine,
+            line,
+            ears: Ears::Deaf,
+            attempt: 0,
+            foreign,
+            streak: 0,
+            streak_since,
+            hop: Duration::ZERO,
+        }
     }
 
     async fn run(mut self) {
@@ -322,9 +329,7 @@ impl Server {
         }
         self.leave_a_turn().await;
         // Whatever was said or rung before this question is answered by it.
-        if let Some(ears) = &mut self.ears {
-            ears.drain();
-        }
+        self.ears.drain();
         if !self.line.queue().closed {
             let _ = self.line.bell.notified().now_or_never();
         }
@@ -380,7 +385,7 @@ impl Server {
             let holder = known.as_ref().map_or(holder, |(owner, _)| owner.as_str());
             debug!(target: "tenure", lock = %ask.name, holder, left_ms, "waiting");
         }
-        if known.is_some() && left_ms.is_some() && self.ears.is_some() {
+        if known.is_some() && left_ms.is_some() && self.ears.is_open() {
             self.attempt = 1;
             return left;
         }
@@ -398,16 +403,27 @@ impl Server {
         pause
     }
 
-    /// Subscribes, so that nothing is missed between the next question and the sleep after it. Where the store lets
-    /// nobody subscribe, asking again and again has to do.
+    /// Subscribes, so that nothing is missed between the next question and the sleep after it. Where that takes long, it goes on
+    /// while the store is asked, and where the store lets nobody subscribe, asking again and again has to do.
     async fn listen(&mut self, ask: &Ask) {
-        if self.ears.is_none() {
-            match self.engine.store.listen(self.line.name(), ask.rule, ask.options.op_timeout).await {
-                Ok(ears) => self.ears = Some(ears),
-                Err(failure) => {
-                    debug!(target: "tenure", lock = %self.line.name(), %failure, "not subscribed")
-                }
-            }
+        if !self.ears.is_deaf() {
+            return;
+        }
+        let within = ask.options.op_timeout;
+        self.ears = Ears::Opening(self.engine.store.listen(self.line.name(), ask.rule, within));
+        let mut timer = self.engine.runtime.sleep_until(self.engine.now() + EAR.min(within));
+        let heard = poll_fn(|context| match self.ears.poll(context) {
+            Poll::Ready(heard) => Poll::Ready(Some(heard)),
+            Poll::Pending => timer.poll_unpin(context).map(|()| None),
+        });
+        if let Some(Heard::Over(failure)) = heard.await {
+            self.note_deafness(failure);
+        }
+    }
+
+    fn note_deafness(&self, failure: Option<Failure>) {
+        if let Some(failure) = failure {
+            debug!(target: "tenure", lock = %self.line.name(), %failure, "not subscribed");
         }
     }
 
@@ -438,14 +454,15 @@ impl Server {
                 // A release of our own, somebody new where nobody was, or the end.
                 Event::Bell => break,
                 // The store's word on a release of our own, after which the next was asked for at once.
-                Event::Message(Some(Wake::Free { by: Some(by) }))
+                Event::Heard(Heard::Message(Wake::Free { by: Some(by) }))
                     if self.line.queue().departed.as_ref() == Some(&by) => {}
-                Event::Message(Some(_)) => break,
-                Event::Message(None) => {
-                    self.ears = None;
+                Event::Heard(Heard::Message(_) | Heard::Open) => break,
+                Event::Heard(Heard::Over(None)) => {
                     let pause = self.next_backoff();
                     return self.engine.runtime.sleep_until(self.engine.now() + pause).await;
                 }
+                // It was slept no longer than it may be without.
+                Event::Heard(Heard::Over(failure)) => self.note_deafness(failure),
                 Event::Time => return,
             }
         }
@@ -456,11 +473,7 @@ impl Server {
     async fn lingers(&mut self) -> bool {
         let mut timer = self.engine.runtime.sleep_until(self.engine.now() + LINGER);
         loop {
-            let event = self.event(&mut timer).await;
-            if let Event::Message(None) = event {
-                self.ears = None;
-            }
-            let time = matches!(event, Event::Time);
+            let time = matches!(self.event(&mut timer).await, Event::Time);
             let (closed, somebody) = {
                 let queue = self.line.queue();
                 (queue.closed, !queue.waiters.is_empty())
@@ -477,18 +490,12 @@ impl Server {
     /// Whatever comes first; a fixed order, so that a seed replays.
     async fn event(&mut self, timer: &mut BoxFuture<'static, ()>) -> Event {
         let mut bell = pin!(self.line.bell.notified());
-        let mut message = pin!(async {
-            match &mut self.ears {
-                Some(ears) => ears.next().await,
-                None => pending().await,
-            }
-        });
         poll_fn(|context| {
             if bell.as_mut().poll(context).is_ready() {
                 return Poll::Ready(Event::Bell);
             }
-            if let Poll::Ready(message) = message.as_mut().poll(context) {
-                return Poll::Ready(Event::Message(message));
+            if let Poll::Ready(heard) = self.ears.poll(context) {
+                return Poll::Ready(Event::Heard(heard));
             }
             timer.poll_unpin(context).map(|()| Event::Time)
         })

@@ -2,17 +2,19 @@
 //!
 //! - [`acquire`] asks once, or waits; [`line`] is where the tasks of one process wait for one name, and asks for them;
 //! - [`tickets`] is the same for the kinds that keep a queue: there each waiter has a place of its own in the store;
+//! - [`rooms`] keeps both, and [`ears`] is what they hear;
 //! - [`held`] is one grant: its deadline, and the news of its loss;
 //! - [`renew`] keeps all grants of one `Locks` alive; [`release`] ends them.
 
 pub(crate) mod acquire;
+mod ears;
 pub(crate) mod held;
 mod line;
 pub(crate) mod release;
 mod renew;
+mod rooms;
 mod tickets;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
@@ -131,13 +133,6 @@ impl Engine {
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine").field("store", &self.store).finish_non_exhaustive()
-    }
-}
-
-/// Removes what is known by a key, unless it is another by now.
-fn remove<K: Ord, T>(all: &mut BTreeMap<K, Arc<T>>, key: &K, one: &Arc<T>) {
-    if all.get(key).is_some_and(|known| Arc::ptr_eq(known, one)) {
-        all.remove(key);
     }
 }
 

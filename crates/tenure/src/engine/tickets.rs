@@ -14,21 +14,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt, pending};
+use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, Stream};
 use tokio::sync::{Notify, oneshot};
 use tracing::debug;
 
 use super::acquire::Ask;
+use super::ears::{Ears, Heard};
 use super::held::{Held, bind};
-use super::{Engine, LINGER, backoff, remove};
+use super::rooms::{Room, Rooms};
+use super::{Engine, LINGER, backoff};
 use crate::error::Result;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Fence, Place, Rule, Verb, Wake, lease};
 use crate::runtime::Moment;
-use crate::store::{Failure, Listener, Terms};
+use crate::store::{Failure, Terms};
 
 /// So many places are refreshed by one request.
 const BATCH: usize = 256;
@@ -39,72 +41,34 @@ const EARLY: usize = 256;
 const ALL: Moment = Moment(0);
 const SOON: Moment = Moment(1);
 
-/// The desks of one engine, by full name.
-#[derive(Default)]
-pub(super) struct Desks {
-    desks: Mutex<BTreeMap<LockName, Arc<Desk>>>,
-}
+/// The desks of one engine.
+pub(super) type Desks = Rooms<Desk>;
 
 impl Desks {
     /// Waits for the turn of a ticket. `sent`: when the request was sent that was answered with it.
     pub(super) fn join(&self, engine: &Arc<Engine>, ask: &Arc<Ask>, place: Waiting) -> Stub {
         let (sender, receiver) = oneshot::channel();
-        let mut desks = self.desks();
-        let mut server = None;
-        let desk = desks.entry(ask.name.clone()).or_insert_with(|| {
-            let desk =
-                Arc::new(Desk { name: ask.name.clone(), queue: Mutex::default(), bell: Notify::new() });
-            server = Some(Server::new(engine, &desk));
-            desk
-        });
-        let desk = Arc::clone(desk);
         let Waiting { ticket, sent, retry_at } = place;
-        let mut queue = desk.queue();
-        let may_have_missed = queue.hears_from.is_some_and(|from| sent <= from);
-        let wait = lease::wait(ask.options.lease());
-        let waiter = Waiter { ask: Arc::clone(ask), sent, wait, may_have_missed, turn: sender };
-        queue.refresh_at = queue.refresh_at.min(waiter.refresh_at());
-        queue.waiters.insert(ticket, waiter);
-        queue.retry_at = earlier(queue.retry_at, retry_at);
-        queue.silence = None;
-        drop(queue);
-        drop(desks);
+        let (desk, server) = self.enter(
+            ask.name.clone(),
+            |desk| Server::new(engine, desk),
+            |desk| {
+                let mut queue = desk.queue();
+                let wait = lease::wait(ask.options.lease());
+                let may_have_missed = queue.may_have_missed(sent);
+                let waiter = Waiter { ask: Arc::clone(ask), sent, wait, may_have_missed, turn: sender };
+                queue.refresh_at = queue.refresh_at.min(waiter.refresh_at());
+                queue.waiters.insert(ticket, waiter);
+                queue.retry_at = earlier(queue.retry_at, retry_at);
+                queue.silence = None;
+            },
+        );
         desk.bell.notify_one();
         // A runtime that has ended drops it at once, and then it abandons its desk.
         if let Some(server) = server {
             engine.runtime.spawn(server.run().boxed());
         }
         Stub { desk, ticket, receiver }
-    }
-
-    /// No handle is left: the tasks end.
-    pub(super) fn close(&self) {
-        for (_, desk) in std::mem::take(&mut *self.desks()) {
-            desk.queue().closed = true;
-            desk.bell.notify_one();
-        }
-    }
-
-    /// Nobody serves this desk any more: who waits there hears so, and who comes next begins another.
-    fn abandon(&self, desk: &Arc<Desk>) {
-        let mut desks = self.desks();
-        remove(&mut desks, &desk.name, desk);
-        let waiters = std::mem::take(&mut desk.queue().waiters);
-        drop(desks);
-        drop(waiters);
-    }
-
-    fn retire(&self, desk: &Arc<Desk>) -> bool {
-        let mut desks = self.desks();
-        let idle = desk.queue().waiters.is_empty();
-        if idle {
-            remove(&mut desks, &desk.name, desk);
-        }
-        idle
-    }
-
-    fn desks(&self) -> MutexGuard<'_, BTreeMap<LockName, Arc<Desk>>> {
-        self.desks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -123,7 +87,7 @@ pub(super) enum Turn {
     Gone,
 }
 
-struct Desk {
+pub(super) struct Desk {
     name: LockName,
     queue: Mutex<Queue>,
     bell: Notify,
@@ -148,13 +112,20 @@ impl Default for Queue {
     }
 }
 
+impl Queue {
+    /// Whether a place that was granted to a request of then may have been called before messages were heard.
+    fn may_have_missed(&self, sent: Moment) -> bool {
+        self.hears_from.is_some_and(|from| sent < from)
+    }
+}
+
 struct Waiter {
     ask: Arc<Ask>,
     /// When the last refresh was sent that was answered.
     sent: Moment,
     /// For how long it kept the place.
     wait: Duration,
-    /// Its place was given before messages were heard, and it was told after: it may hold by now.
+    /// The request that said so may have been carried out before messages were heard: it may hold by now.
     may_have_missed: bool,
     turn: oneshot::Sender<Result<Turn>>,
 }
@@ -162,6 +133,32 @@ struct Waiter {
 impl Waiter {
     fn refresh_at(&self) -> Moment {
         if self.may_have_missed { SOON } else { self.sent + self.wait / 3 }
+    }
+}
+
+impl Room for Desk {
+    type Key = LockName;
+
+    fn new(name: LockName) -> Self {
+        Self { name, queue: Mutex::default(), bell: Notify::new() }
+    }
+
+    fn key(&self) -> &LockName {
+        &self.name
+    }
+
+    fn is_empty(&self) -> bool {
+        self.queue().waiters.is_empty()
+    }
+
+    fn clear(&self) {
+        let waiters = std::mem::take(&mut self.queue().waiters);
+        drop(waiters);
+    }
+
+    fn close(&self) {
+        self.queue().closed = true;
+        self.bell.notify_one();
     }
 }
 
@@ -204,7 +201,7 @@ impl Drop for Stub {
 struct Server {
     engine: Arc<Engine>,
     desk: Arc<Desk>,
-    ears: Option<Listener>,
+    ears: Ears,
     under_way: FuturesUnordered<BoxFuture<'static, Refreshed>>,
     /// Tickets that are being refreshed.
     asked: BTreeSet<u64>,
@@ -232,7 +229,7 @@ struct Refreshed {
 
 enum Event {
     Bell,
-    Message(Option<Wake>),
+    Heard(Heard),
     Refreshed(Refreshed),
     Time,
 }
@@ -242,7 +239,7 @@ impl Server {
         Self {
             engine: Arc::clone(engine),
             desk: Arc::clone(desk),
-            ears: None,
+            ears: Ears::Deaf,
             under_way: FuturesUnordered::new(),
             asked: BTreeSet::new(),
             early: VecDeque::new(),
@@ -270,17 +267,15 @@ impl Server {
                 until.max(now)
             } else {
                 idle_until = None;
-                self.listen().await;
+                self.listen();
                 self.ask_what_is_due()
             };
             match self.event(until).await {
                 Event::Bell => self.hand_out_early(),
                 Event::Time => {}
-                Event::Message(Some(message)) => self.hear(message),
-                Event::Message(None) => {
-                    self.ears = None;
-                    self.desk.queue().hears_from = None;
-                }
+                Event::Heard(Heard::Open) => self.hears_from_now(),
+                Event::Heard(Heard::Message(message)) => self.hear(message),
+                Event::Heard(Heard::Over(failure)) => self.hears_no_more(failure),
                 Event::Refreshed(refreshed) => {
                     self.judge(refreshed);
                     self.hand_out_early();
@@ -289,22 +284,22 @@ impl Server {
         }
     }
 
-    /// Subscribes, and asks about every place once it is done: what was said before was missed.
-    async fn listen(&mut self) {
-        if self.ears.is_some() || self.engine.now() < self.listen_at {
+    /// Subscribes.
+    fn listen(&mut self) {
+        if !self.ears.is_deaf() || self.engine.now() < self.listen_at {
             return;
         }
-        let Some((rule, within)) = self.first(|ask| (ask.rule, ask.options.op_timeout)) else { return };
-        match self.engine.store.listen(&self.desk.name, rule, within).await {
-            Ok(ears) => {
-                self.ears = Some(ears);
-                self.hears_from_now();
-            }
-            Err(failure) => {
-                // Until then, refreshing has to do.
-                self.listen_at = self.engine.now() + lease::WAIT_MAX / 3;
-                debug!(target: "tenure", lock = %self.desk.name, %failure, "not subscribed");
-            }
+        if let Some((rule, within)) = self.first(|ask| (ask.rule, ask.options.op_timeout)) {
+            self.ears = Ears::Opening(self.engine.store.listen(&self.desk.name, rule, within));
+        }
+    }
+
+    fn hears_no_more(&mut self, failure: Option<Failure>) {
+        self.desk.queue().hears_from = None;
+        if let Some(failure) = failure {
+            // Until then, refreshing has to do.
+            self.listen_at = self.engine.now() + lease::WAIT_MAX / 3;
+            debug!(target: "tenure", lock = %self.desk.name, %failure, "not subscribed");
         }
     }
 
@@ -411,20 +406,8 @@ impl Server {
             Ok(Answer::Busy { left_ms, .. }) => self.ask_again(&tickets, left_ms.unwrap_or(0)),
             // A renewal changes nothing for one that only waits.
             Ok(Answer::Waiting { ticket, .. }) if tickets == [ticket] => self.ask_again(&tickets, 0),
-            Ok(
-                Answer::Mismatch { .. }
-                | Answer::Free
-                | Answer::Places { .. }
-                | Answer::Waiting { .. }
-                | Answer::Held { .. },
-            ) => {
-                tickets.into_iter().for_each(|ticket| self.lose(ticket));
-            }
-            Ok(answer) => {
-                let failure =
-                    Failure::Refused(Failure::cause(format!("not an answer to a refresh: {answer:?}")));
-                self.refuse(tickets, &failure);
-            }
+            // It is of another kind, or gone, or says nothing of these places.
+            Ok(_) => tickets.into_iter().for_each(|ticket| self.lose(ticket)),
             Err(failure @ Failure::Refused(_)) => self.refuse(tickets, &failure),
             Err(failure) => self.unheard(failure),
         }
@@ -433,8 +416,9 @@ impl Server {
     /// The place is still there; later news counts from here.
     fn note(&self, ticket: u64, sent: Moment, wait: Duration) {
         let mut queue = self.desk.queue();
+        let may_have_missed = queue.may_have_missed(sent);
         if let Some(waiter) = queue.waiters.get_mut(&ticket) {
-            (waiter.sent, waiter.wait, waiter.may_have_missed) = (sent, wait, false);
+            (waiter.sent, waiter.wait, waiter.may_have_missed) = (sent, wait, may_have_missed);
             let at = waiter.refresh_at();
             queue.refresh_at = queue.refresh_at.min(at);
         }
@@ -575,15 +559,9 @@ impl Server {
         let mut bell = pin!(self.desk.bell.notified());
         let under_way = &mut self.under_way;
         let ears = &mut self.ears;
-        let mut message = pin!(async {
-            match ears {
-                Some(ears) => ears.next().await,
-                None => pending().await,
-            }
-        });
         poll_fn(|context| {
-            if let Poll::Ready(message) = message.as_mut().poll(context) {
-                return Poll::Ready(Event::Message(message));
+            if let Poll::Ready(heard) = ears.poll(context) {
+                return Poll::Ready(Event::Heard(heard));
             }
             if let Poll::Ready(Some(refreshed)) = Pin::new(&mut *under_way).poll_next(context) {
                 return Poll::Ready(Event::Refreshed(refreshed));

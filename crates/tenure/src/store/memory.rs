@@ -7,9 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
-use tokio::sync::mpsc;
 
-use super::{Cursor, Failure, Listener, Page, Store};
+use super::{Cursor, Failure, Listener, Page, Speaker, Store};
 use crate::name::LockName;
 use crate::protocol::{self, Answer, Now, Op, Reply, Rule, State, Wake};
 use crate::runtime::Runtime;
@@ -25,7 +24,7 @@ pub struct Memory {
 #[derive(Default)]
 struct Inner {
     locks: BTreeMap<LockName, State>,
-    listeners: BTreeMap<(LockName, u64), mpsc::Sender<Wake>>,
+    listeners: BTreeMap<(LockName, u64), Speaker>,
     next_listener: u64,
     /// When the map was last cleared of what has lapsed.
     swept_ms: u64,
@@ -86,8 +85,7 @@ impl Inner {
     fn tell(&mut self, name: &LockName, wake: &Wake) {
         let ears = (name.clone(), 0)..=(name.clone(), u64::MAX);
         for (_, listener) in self.listeners.range(ears) {
-            // Full: it has enough to wake up for.
-            let _ = listener.try_send(wake.clone());
+            listener.say(wake.clone());
         }
     }
 }

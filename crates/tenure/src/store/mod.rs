@@ -8,10 +8,12 @@ pub mod redis;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, pending, ready};
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 
 use crate::name::LockName;
 use crate::protocol::{Found, Op, Reply, Rule, Wake};
@@ -180,27 +182,63 @@ pub enum Life {
 /// A subscription; it ends when it is dropped.
 pub struct Listener {
     messages: mpsc::Receiver<Wake>,
+    missed: Arc<AtomicBool>,
     _subscription: Box<dyn Any + Send>,
 }
 
 impl Listener {
-    /// As many messages may be unread before further ones are dropped: they are hints, and one is as good as ten.
+    /// As many messages may be unread before further ones are dropped.
     const UNREAD: usize = 16;
 
     /// A listener and the end that a store speaks into. `subscription` is dropped with the listener.
-    pub fn new(subscription: impl FnOnce(mpsc::Sender<Wake>) -> Box<dyn Any + Send>) -> Self {
+    pub fn new(subscription: impl FnOnce(Speaker) -> Box<dyn Any + Send>) -> Self {
         let (sender, messages) = mpsc::channel(Self::UNREAD);
-        Self { messages, _subscription: subscription(sender) }
+        let missed = Arc::new(AtomicBool::new(false));
+        let speaker = Speaker { messages: sender, missed: Arc::clone(&missed) };
+        Self { messages, missed, _subscription: subscription(speaker) }
     }
 
-    /// The next message; `None` when there will be none any more.
+    /// The next message; `None` when there will be none any more. Messages that were dropped are told as one
+    /// [`Wake::Reconnected`].
     pub async fn next(&mut self) -> Option<Wake> {
+        if self.missed.swap(false, Ordering::AcqRel) {
+            return Some(Wake::Reconnected);
+        }
         self.messages.recv().await
     }
 
     /// Forgets what was said so far.
     pub fn drain(&mut self) {
         while self.messages.try_recv().is_ok() {}
+        self.missed.store(false, Ordering::Release);
+    }
+}
+
+/// The end of a [`Listener`] that a store speaks into.
+#[derive(Clone, Debug)]
+pub struct Speaker {
+    messages: mpsc::Sender<Wake>,
+    missed: Arc<AtomicBool>,
+}
+
+impl Speaker {
+    /// Says it; to one that has too much unread already, that it missed something.
+    pub fn say(&self, wake: Wake) {
+        if let Err(TrySendError::Full(wake)) = self.messages.try_send(wake) {
+            self.missed.store(true, Ordering::Release);
+            // If all was read meanwhile, this wakes it; else what is unread does.
+            let _ = self.messages.try_send(wake);
+        }
+    }
+
+    /// Whether nobody listens any more.
+    pub fn is_over(&self) -> bool {
+        self.messages.is_closed()
+    }
+
+    /// Completes when nobody listens any more.
+    pub async fn over(&self) {
+        self.messages.closed().await;
     }
 }
 

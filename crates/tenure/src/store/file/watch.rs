@@ -9,12 +9,11 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::mpsc;
-use tokio::sync::mpsc::error::TrySendError;
 
 use super::directory::Directory;
 use super::record::{HolderId, RecordId};
 use crate::protocol::Wake;
+use crate::store::Speaker;
 
 /// The listeners of this store, by lock.
 #[derive(Debug, Default)]
@@ -23,21 +22,22 @@ pub(super) struct Ears(BTreeMap<RecordId, Ear>);
 /// The listeners to one lock. One that was dropped is forgotten when the lock is next looked at.
 #[derive(Debug, Default)]
 struct Ear {
-    listeners: Vec<mpsc::Sender<Wake>>,
+    listeners: Vec<Speaker>,
     /// The tickets that hold, as was told last. Telling them again would make every change of a queue's record, and each
     /// refresh is one, news for everybody.
     told: BTreeSet<u64>,
 }
 
 impl Ears {
-    pub(super) fn add(&mut self, id: RecordId, listener: mpsc::Sender<Wake>) {
+    pub(super) fn add(&mut self, id: RecordId, listener: Speaker) {
         self.0.entry(id).or_default().listeners.push(listener);
     }
 
     /// Tells what a request of this store's own has done.
     pub(super) fn tell(&mut self, id: RecordId, wake: &Wake) {
         let Some(ear) = self.0.get_mut(&id) else { return };
-        if let (true, Wake::Granted { tickets }) = (ear.say(wake), wake) {
+        ear.say(wake);
+        if let Wake::Granted { tickets } = wake {
             ear.told.extend(tickets);
         }
     }
@@ -50,9 +50,10 @@ impl Ears {
             return;
         };
         let tickets: Vec<_> = holding.iter().copied().filter(|ticket| !ear.told.contains(ticket)).collect();
-        if tickets.is_empty() || ear.say(&Wake::Granted { tickets }) {
-            ear.told = holding.into_iter().collect();
+        if !tickets.is_empty() {
+            ear.say(&Wake::Granted { tickets });
         }
+        ear.told = holding.into_iter().collect();
     }
 
     pub(super) fn tell_all(&mut self, wake: &Wake) {
@@ -68,7 +69,7 @@ impl Ears {
     /// What is listened to, after forgetting what no longer is.
     pub(super) fn names(&mut self) -> Vec<RecordId> {
         self.0.retain(|_, ear| {
-            ear.listeners.retain(|listener| !listener.is_closed());
+            ear.listeners.retain(|listener| !listener.is_over());
             !ear.listeners.is_empty()
         });
         self.0.keys().copied().collect()
@@ -80,13 +81,8 @@ impl Ears {
 }
 
 impl Ear {
-    /// Says it to all; returns whether all that are still there could take it. One that is full has enough to wake up for.
-    fn say(&self, wake: &Wake) -> bool {
-        let mut is_heard = true;
-        for listener in &self.listeners {
-            is_heard &= !matches!(listener.try_send(wake.clone()), Err(TrySendError::Full(_)));
-        }
-        is_heard
+    fn say(&self, wake: &Wake) {
+        self.listeners.iter().for_each(|listener| listener.say(wake.clone()));
     }
 }
 

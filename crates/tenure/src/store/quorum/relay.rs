@@ -10,7 +10,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
-use tokio::sync::mpsc;
 
 use super::Inner;
 use crate::name::LockName;
@@ -18,7 +17,7 @@ use crate::owner::Owner;
 use crate::protocol::lease::millis;
 use crate::protocol::{Rule, Wake};
 use crate::runtime::Runtime;
-use crate::store::{Failure, Listener};
+use crate::store::{Failure, Listener, Speaker};
 
 /// How long a few members' word is kept back for others to say the same.
 const KEPT: Duration = Duration::from_millis(20);
@@ -50,9 +49,9 @@ impl Inner {
             return Err(Failure::NotSent(self.why(&failures)));
         }
         let (majority, runtime) = (self.majority(), Arc::clone(&self.runtime));
-        Ok(Listener::new(|sender| {
+        Ok(Listener::new(|speaker| {
             let relay =
-                Relay { sources, majority, said: Vec::new(), passed_on: None, timer: None, runtime, sender };
+                Relay { sources, majority, said: Vec::new(), passed_on: None, timer: None, runtime, speaker };
             // It ends when the listener is dropped.
             self.runtime.spawn(relay.run().boxed());
             Box::new(())
@@ -115,17 +114,17 @@ struct Relay {
     /// When what was said is passed on all the same.
     timer: Option<BoxFuture<'static, ()>>,
     runtime: Arc<dyn Runtime>,
-    sender: mpsc::Sender<Wake>,
+    speaker: Speaker,
 }
 
 impl Relay {
     /// Until nobody listens any more, or too few members are heard.
     async fn run(mut self) {
-        let sender = self.sender.clone();
-        let mut closed = pin!(sender.closed());
+        let speaker = self.speaker.clone();
+        let mut over = pin!(speaker.over());
         poll_fn(|context| {
             while self.step(context) {}
-            let is_over = closed.as_mut().poll(context).is_ready() || self.is_deaf();
+            let is_over = over.as_mut().poll(context).is_ready() || self.is_deaf();
             if is_over { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
@@ -145,7 +144,7 @@ impl Relay {
                 news = true;
                 match message {
                     Wake::Free { by } => self.hear(member, by),
-                    message => self.pass_on(message),
+                    message => self.speaker.say(message),
                 }
             }
         }
@@ -157,7 +156,7 @@ impl Relay {
             };
             self.said.clear();
             self.timer = None;
-            self.pass_on(Wake::Free { by });
+            self.speaker.say(Wake::Free { by });
         }
         news
     }
@@ -184,17 +183,12 @@ impl Relay {
             if self.said.is_empty() {
                 self.timer = None;
             }
-            self.pass_on(Wake::Free { by: ending.0.clone() });
+            self.speaker.say(Wake::Free { by: ending.0.clone() });
             self.passed_on = Some(ending);
         } else if self.timer.is_none() {
             // At random, because others hear the same.
             let random = Duration::from_millis(self.runtime.random() % millis(KEPT));
             self.timer = Some(self.runtime.sleep_until(self.runtime.now() + KEPT + random));
         }
-    }
-
-    fn pass_on(&self, message: Wake) {
-        // Full: it has enough to wake up for.
-        let _ = self.sender.try_send(message);
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_util::future::{Either, FutureExt, select, try_join_all};
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 
 use super::connect::{Connection, Connector, Ear, by, command};
 use super::failure;
@@ -22,7 +22,7 @@ use super::reply::{bytes, text};
 use super::request::Publish;
 use crate::protocol::{Rule, Wake, ours};
 use crate::runtime::Moment;
-use crate::store::{Failure, Listener};
+use crate::store::{Failure, Listener, Speaker};
 
 /// A channel is left this long after its last listener, so that those who take turns do not subscribe each time.
 const KEPT: Duration = Duration::from_secs(5);
@@ -56,7 +56,7 @@ struct State {
 struct Channel {
     publish: Publish,
     /// With the rule of the lock that each of them waits for.
-    listeners: BTreeMap<u64, (Rule, mpsc::Sender<Wake>)>,
+    listeners: BTreeMap<u64, (Rule, Speaker)>,
     /// When the last listener left.
     left: Option<Moment>,
     standing: Standing,
@@ -90,8 +90,8 @@ impl Ears {
         deadline: Moment,
     ) -> Result<Listener, Failure> {
         let name = channel.clone();
-        let listener = Listener::new(|sender| {
-            Box::new(self.enter(channel, publish, rule, sender)) as Box<dyn Any + Send>
+        let listener = Listener::new(|speaker| {
+            Box::new(self.enter(channel, publish, rule, speaker)) as Box<dyn Any + Send>
         });
         let confirmed = async {
             loop {
@@ -114,13 +114,7 @@ impl Ears {
     }
 
     /// Adds a listener, and starts the connection's task if it does not run.
-    fn enter(
-        self: &Arc<Self>,
-        name: String,
-        publish: Publish,
-        rule: Rule,
-        sender: mpsc::Sender<Wake>,
-    ) -> Subscription {
+    fn enter(self: &Arc<Self>, name: String, publish: Publish, rule: Rule, speaker: Speaker) -> Subscription {
         let mut state = self.state();
         let id = state.next;
         state.next += 1;
@@ -131,7 +125,7 @@ impl Ears {
             standing: Standing::New,
             was_heard: false,
         });
-        channel.listeners.insert(id, (rule, sender));
+        channel.listeners.insert(id, (rule, speaker));
         channel.left = None;
         if let Standing::Refused(_) = channel.standing {
             channel.standing = Standing::New;
@@ -224,9 +218,16 @@ impl Ears {
         !state.runs
     }
 
-    /// There is no connection: those who want to listen are told only if that will not pass.
+    /// There is no connection: those who want to listen are told only if that will not pass. Those who have listened hear nothing for
+    /// as long as it lasts, and are told so by their end.
     fn cut_off(&self, failure: Failure) {
         let mut state = self.state();
+        let mut deaf = Vec::new();
+        for channel in state.channels.values_mut() {
+            if std::mem::take(&mut channel.was_heard) {
+                deaf.push(std::mem::take(&mut channel.listeners));
+            }
+        }
         if let Failure::Refused(_) = failure {
             for channel in state.channels.values_mut() {
                 channel.standing = Standing::Refused(failure.clone());
@@ -234,6 +235,7 @@ impl Ears {
         }
         state.failure = Some(failure);
         drop(state);
+        drop(deaf);
         self.connector.trouble.notify_one();
         self.told.notify_waiters();
     }
@@ -424,8 +426,7 @@ fn ticket(text: &str) -> Option<u64> {
 
 fn tell(channel: &Channel, wake: impl Fn(Rule) -> Wake) {
     for (rule, listener) in channel.listeners.values() {
-        // Full: it has enough to wake up for.
-        let _ = listener.try_send(wake(*rule));
+        listener.say(wake(*rule));
     }
 }
 

@@ -1,0 +1,62 @@
+//! What is heard of a lock that is waited for: a subscription, or the attempt at one, which keeps nobody from asking meanwhile.
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, ready};
+
+use futures_util::future::{BoxFuture, FutureExt};
+
+use crate::protocol::Wake;
+use crate::store::{Failure, Listener};
+
+#[derive(Default)]
+pub(super) enum Ears {
+    #[default]
+    Deaf,
+    Opening(BoxFuture<'static, Result<Listener, Failure>>),
+    Open(Listener),
+}
+
+pub(super) enum Heard {
+    /// Everything that is said from here on. What was said before may have been missed.
+    Open,
+    Message(Wake),
+    /// Nothing more: the subscription has ended, or could not be had, and why.
+    Over(Option<Failure>),
+}
+
+impl Ears {
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self, Self::Open(_))
+    }
+
+    pub(super) fn is_deaf(&self) -> bool {
+        matches!(self, Self::Deaf)
+    }
+
+    /// Forgets what was said so far.
+    pub(super) fn drain(&mut self) {
+        if let Self::Open(listener) = self {
+            listener.drain();
+        }
+    }
+
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Heard> {
+        let heard = match self {
+            Self::Deaf => return Poll::Pending,
+            Self::Opening(opening) => match ready!(opening.poll_unpin(context)) {
+                Ok(listener) => {
+                    *self = Self::Open(listener);
+                    return Poll::Ready(Heard::Open);
+                }
+                Err(failure) => Heard::Over(Some(failure)),
+            },
+            Self::Open(listener) => match ready!(pin!(listener.next()).poll(context)) {
+                Some(message) => return Poll::Ready(Heard::Message(message)),
+                None => Heard::Over(None),
+            },
+        };
+        *self = Self::Deaf;
+        Poll::Ready(heard)
+    }
+}
