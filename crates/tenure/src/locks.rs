@@ -219,15 +219,21 @@ impl Locks {
     /// anew, to this `Locks`' ttl, and renewed from here on. Two processes that resume one owner both hold.
     ///
     /// # Cancel safety
-    /// The lease may have been renewed; nothing else is changed.
+    /// The lease may have been renewed, and ask again: one of several holds of a reentrant owner that was taken over unheard is let
+    /// go again in the background, and until then nobody else can resume it.
     ///
     /// # Errors
-    /// `is_mismatch`, `is_unreachable`, `is_refused`; `is_unknown` when no answer came: ask again.
+    /// `is_mismatch`, `is_unreachable`, `is_refused`, and `is_invalid` for a name; `is_unknown` when no answer came: ask again.
     pub async fn resume(&self, name: &str, owner: &Owner) -> Result<Option<Guard>> {
         let (name, full) = (LockName::new(name)?, self.options.full_name(name)?);
         let mut rule = Rule::Mutex;
         loop {
-            let ask = Ask::new(&self.home.engine, full.clone(), rule, Some(owner.clone()), &self.options);
+            let engine = &self.home.engine;
+            if rule == Rule::Reentrant {
+                // An earlier call may still have to let go what it had taken over unheard.
+                engine.flushed_within(self.options.op_timeout).await?;
+            }
+            let ask = Ask::new(engine, full.clone(), rule, Some(owner.clone()), &self.options);
             match ask.resume().await? {
                 Resumed::Held(held) => return Ok(Some(Guard::new(&self.home, &name, held))),
                 Resumed::Over => return Ok(None),

@@ -110,6 +110,18 @@ fn strobe(server: &Server, start: &Barrier) {
     server.clock().reset();
 }
 
+/// As on a board that has no clock of its own, before it has asked for the time.
+#[test]
+fn a_queue_is_refused_where_the_clock_stands_at_the_beginning_of_time() {
+    let server = Server::with_clock();
+    server.clock().freeze_us(86_400_000_000);
+    let locks = Locks::open(&server.url()).expect("a store");
+    drop(block_on(locks.mutex("x").expect("a name").try_lock()).expect("an answer").expect("a free lock"));
+    let error = block_on(locks.fair("y").expect("a name").try_lock()).expect_err("no clock");
+    let why = std::error::Error::source(&error).expect("a reason").to_string();
+    assert!(error.is_refused() && why.contains("before March 1973"), "{error}: {why}");
+}
+
 #[test]
 fn a_clock_that_is_set_to_and_fro_costs_no_lease_that_outlasts_a_swing_between_two_renewals() {
     takes_turns(ms(4_000), ms(150), |kind, lost, overlap| {

@@ -100,6 +100,16 @@ fn foreign_holders_are_shown_and_can_be_forced() {
     let status = block_on(locks.force_release("app:foreign")).expect("an answer").expect("a holder");
     assert!(format!("{status:?}").contains("550e8400"), "{status:?}");
     assert_eq!(server.command(&["EXISTS", "app:foreign"]).int(), 0);
+    // What no lock would be: a name and a number that nobody could count to.
+    let long = "x".repeat(5_000);
+    let made = || server.info("stats")["total_connections_received"].clone();
+    let before = made();
+    server.command(&["HSET", "app:odd", &long, "123456789012345678901"]);
+    let status = block_on(locks.inspect("app:odd")).expect("an answer").expect("a holder");
+    assert!(format!("{status:?}").len() < 2_000, "{status:?}");
+    assert!(block_on(locks.fair("app:odd").expect("a name").try_lock()).expect("an answer").is_none());
+    assert!(block_on(locks.force_release("app:odd")).expect("an answer").is_some());
+    assert_eq!(made(), before, "no connection was given up for that");
     drop(own);
 }
 

@@ -244,6 +244,19 @@ fn a_server_that_comes_back_empty_grants_nothing_until_every_lease_is_over() {
 }
 
 #[test]
+fn a_grace_that_began_when_the_clock_was_ahead_begins_again() {
+    let server = Server::with_clock();
+    let hour = Duration::from_secs(3_600);
+    server.clock().forward(hour);
+    let mutex = locks(&server.url(), options().restart_grace(TTL)).mutex("x").expect("a name");
+    let take = || block_on(mutex.try_lock_for(Duration::from_secs(10))).expect("an answer");
+    assert!(take().is_some());
+    server.clock().back(hour);
+    server.command(&["DEL", "x"]);
+    assert!(take().is_some(), "after another grace");
+}
+
+#[test]
 fn a_promoted_server_renews_what_is_held_and_grants_nothing_for_a_while() {
     let server = Server::start();
     let options = options().restart_grace(TTL);

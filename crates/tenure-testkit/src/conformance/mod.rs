@@ -192,6 +192,7 @@ macro_rules! conformance {
             a_reentry_keeps_the_token_and_shortens_nothing,
             holds_of_one_owner_end_one_by_one,
             a_detached_hold_of_two_is_resumed_as_one_of_two,
+            a_resume_that_is_dropped_anywhere_takes_nothing,
         );
         $crate::conformance_cases!($run, Mutex, rwlock, rwlock:
             readers_hold_together_and_a_writer_alone,

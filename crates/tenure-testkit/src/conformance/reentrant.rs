@@ -1,6 +1,8 @@
 //! Holds are counted.
 
+use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use tenure::{Owner, Renewal};
@@ -72,6 +74,35 @@ pub async fn holds_of_one_owner_end_one_by_one(place: &Place) {
     locks.force_release("x").await.expect("an answer").expect("a holder");
     assert!(place.within(TTL, second.lost()).await.is_lost());
     assert_eq!(lock.hold_count().await.expect("an answer"), 0);
+}
+
+/// Polled once, twice, … and dropped: it can be resumed by the next call.
+pub async fn a_resume_that_is_dropped_anywhere_takes_nothing(place: &Place) {
+    let locks = place.client_with(options().ttl(Duration::from_secs(20)));
+    let me = Owner::new("me").expect("an owner");
+    let lock = locks.reentrant("x", &me).expect("a name");
+    for polls in 0..8 {
+        let kept = lock.lock().await.expect("a free lock");
+        lock.lock().await.expect("our own").detach().await.expect("a detached hold");
+        {
+            let mut resuming = Box::pin(locks.resume("x", &me));
+            for _ in 0..polls {
+                match poll_fn(|context| Poll::Ready(resuming.as_mut().poll(context))).await {
+                    // Resumed: it is let go by the guard.
+                    Poll::Ready(resumed) => {
+                        let resumed = resumed.expect("an answer").expect("it is not over");
+                        resumed.detach().await.expect("a detached hold");
+                        break;
+                    }
+                    Poll::Pending => place.sleep(Duration::from_micros(200)).await,
+                }
+            }
+        }
+        let resumed = locks.resume("x", &me).await.expect("an answer").expect("it is not over");
+        assert_eq!(lock.hold_count().await.expect("an answer"), 2);
+        resumed.release().await.expect("a release");
+        kept.release().await.expect("a release");
+    }
 }
 
 /// The count stays right.

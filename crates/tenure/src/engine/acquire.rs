@@ -157,7 +157,14 @@ impl Ask {
         let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, Some(bind(&self.options)));
         let verb = Verb::Renew { ttl_ms, hold, bind, weight: None };
         let (terms, within) = (self.options.terms(), self.options.op_timeout);
-        match engine.call_on(terms, &self.name, self.rule, &self.owner, verb, within).await {
+        // What is taken over has this hold's name, which nobody knows if the answer is not heard.
+        let back = || Farewell::of_resumed(engine, &self.name, self.rule, &self.owner, hold);
+        let back = (self.rule == Rule::Reentrant).then(back);
+        let answer = engine.call_on(terms, &self.name, self.rule, &self.owner, verb, within).await;
+        if !matches!(answer, Err(Failure::Unknown(_))) {
+            back.map(Farewell::is_needless);
+        }
+        match answer {
             Ok(Answer::Held { fence }) => {
                 let held = self.granted(fence, sent, sent, ttl);
                 if !held.is_live() {

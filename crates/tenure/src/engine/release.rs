@@ -81,6 +81,7 @@ pub(super) fn in_background(engine: &Arc<Engine>, lease: &Lease) {
 }
 
 /// A release on its way. Dropped before it was answered, it goes on in the background.
+#[must_use = "it releases when it is dropped"]
 pub(super) struct Farewell {
     engine: Arc<Engine>,
     name: LockName,
@@ -92,6 +93,8 @@ pub(super) struct Farewell {
     attempts: u32,
     /// The hold may have been detached: it is taken back first, because only a hold that has its name can be released.
     rebinds: bool,
+    /// It was to be taken over, and is only let go: as detached as it was.
+    detaches: bool,
     /// An attempt was sent whose outcome is unknown.
     unknown: bool,
     done: bool,
@@ -118,8 +121,26 @@ impl Farewell {
     ) -> Self {
         let (engine, name, owner) = (Arc::clone(engine), name.clone(), owner.clone());
         let over_at = over_at.max(engine.now() + SILENCE);
-        let (attempts, rebinds, unknown, done) = (0, false, false, false);
-        Self { engine, name, rule, owner, hold, over_at, attempts, rebinds, unknown, done }
+        let (attempts, rebinds, detaches, unknown, done) = (0, false, false, false, false);
+        Self { engine, name, rule, owner, hold, over_at, attempts, rebinds, detaches, unknown, done }
+    }
+
+    /// Lets a detached hold go that was asked to be taken over, unless it [is taken](Self::is_needless).
+    pub(super) fn of_resumed(
+        engine: &Arc<Engine>,
+        name: &LockName,
+        rule: Rule,
+        owner: &Owner,
+        hold: u64,
+    ) -> Self {
+        let mut farewell = Self::new(engine, name, rule, owner, hold, engine.now());
+        farewell.detaches = true;
+        farewell
+    }
+
+    /// Nothing is there to be released.
+    pub(super) fn is_needless(mut self) {
+        self.done = true;
     }
 
     /// Tells who waits in this process that it may be its turn. What the store will say of it is no news then, unless the
@@ -135,15 +156,15 @@ impl Farewell {
 
     /// Asks once. The next local waiter asks right behind it: one trip for both.
     async fn attempt(&mut self, within: Duration) -> Result<Answer, Failure> {
-        if self.rebinds {
-            let (bind, weight) = (Some(Bind::Process), None);
-            let verb = Verb::Renew { ttl_ms: 1, hold: self.hold, bind, weight };
+        if self.rebinds || self.detaches {
+            let bind = if self.detaches { Bind::Lease } else { Bind::Process };
+            let verb = Verb::Renew { ttl_ms: 1, hold: self.hold, bind: Some(bind), weight: None };
             let answer = self.engine.call(&self.name, self.rule, &self.owner, verb, within).await;
-            if let Err(failure) = answer {
-                self.attempts += 1;
-                return Err(failure);
+            self.attempts += u32::from(answer.is_err());
+            self.rebinds &= answer.is_err();
+            if answer.is_err() || self.detaches {
+                return answer;
             }
-            self.rebinds = false;
         }
         let verb = Verb::Release { hold: self.hold, fence: Fence::Assign, whose: Whose::Mine };
         let unknown_before = std::mem::replace(&mut self.unknown, true);
@@ -203,7 +224,8 @@ impl Drop for Farewell {
         let mut rest = Self::new(&self.engine, &self.name, self.rule, &self.owner, self.hold, self.over_at);
         // The task may be dropped where it stands, even before it first runs, with its runtime: then it must not spawn
         // itself anew, which on a runtime that has ended would go on until the stack is full.
-        (rest.attempts, rest.rebinds, rest.done) = (self.attempts, self.rebinds, true);
+        (rest.attempts, rest.rebinds, rest.detaches, rest.done) =
+            (self.attempts, self.rebinds, self.detaches, true);
         let pending = self.engine.outbox.add(&self.engine);
         self.engine.runtime.spawn(rest.persist(pending).boxed());
     }

@@ -15,7 +15,8 @@ do
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   local known, since = string.match(redis.call('GET', epoch) or '', '^(%x+):(%d+)$')
-  if known ~= id then
+  if known ~= id or tonumber(since) > now then
+    -- Also where the clock was ahead when it was written: nobody waits for it to come there again.
     since = now
     redis.call('SET', epoch, id .. ':' .. string.format('%.0f', now), 'PX', '2592000000')
   elseif redis.call('PTTL', epoch) < 1296000000 then

@@ -35,6 +35,9 @@ local ends = '!' .. owner
 local time = call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local now = (now_us - now_us % 1000) / 1000
+if now_us < 1e14 then
+  return redis.error_reply('ERR the clock of this server is before March 1973, and a queue counts by it')
+end
 
 -- release, by the only one there.
 local own
@@ -82,7 +85,7 @@ if top[1] ~= header and (top[1] or top.err) then
   elseif type == 'hash' then
     kind = 'reentrant mutex'
     if (tonumber(call('HGET', lock, '#fence') or '') or 0) == 0 then
-      local field = call('HLEN', lock) == 1 and call('HKEYS', lock)[1] or '#'
+      local field = call('HLEN', lock) == 1 and string.sub(call('HKEYS', lock)[1], 1, 1024) or '#'
       holder = string.sub(field, 1, 1) ~= '#' and field or '(hash)'
     end
   else

@@ -45,7 +45,7 @@ if not count or looks then
       local all = call('HGETALL', lock)
       for i = 1, #all, 2 do
         if string.sub(all[i], 1, 1) ~= '#' then
-          holder, times = all[i], string.match(all[i + 1], '^%d+$') or '1'
+          holder, times = string.sub(all[i], 1, 1024), #all[i + 1] < 20 and string.match(all[i + 1], '^%d+$') or '1'
         end
       end
       holder = ours and holder .. '#' .. fence or holder

@@ -18,33 +18,33 @@ pub(super) static MUTEX: Script = Script {
 
 static GUARDED_MUTEX: Script = Script {
     text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/mutex.lua")),
-    sha: "225f7b208297bc4d295f61d8016d57bfcd9f8137",
+    sha: "20c8e68fb13df0b9f2617c0e66b38b3651bf2b4b",
     guarded: None,
 };
 
 /// The reentrant machine.
 pub(super) static REENTRANT: Script = Script {
     text: include_str!("../../protocol/reentrant.lua"),
-    sha: "979da21bac954e446592fca046d933ea706f8214",
+    sha: "9e9ac437a978fb55cf06d3c011d12ff83c21b383",
     guarded: Some(&GUARDED_REENTRANT),
 };
 
 static GUARDED_REENTRANT: Script = Script {
     text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/reentrant.lua")),
-    sha: "30319a78b0c773ffc5bf0ad2618122aa635ffac7",
+    sha: "0413bc209fa2f4701d7e2c1e534aefdb5daec0c2",
     guarded: None,
 };
 
 /// The queue machine.
 pub(super) static QUEUE: Script = Script {
     text: include_str!("../../protocol/queue.lua"),
-    sha: "117aa22216e1935a53d08d2d2a39e70cc09af67d",
+    sha: "69bb845f03ea721c75e348df324afd4386e0ae43",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/queue.lua")),
-    sha: "206747165f4a93e54d13bad85b2243a79b29b0ff",
+    sha: "ec11802ab7a3951e1d4ff1edc672606ba3255d8d",
     guarded: None,
 };
 
