@@ -52,6 +52,16 @@ impl Guard {
         self.lease().rule
     }
 
+    /// With the prefix.
+    pub(crate) fn full_name(&self) -> &LockName {
+        &self.lease().name
+    }
+
+    /// Whether it is of the lock of this full name on the store of this handle.
+    pub(crate) fn is_at(&self, home: &Arc<Home>, full: &LockName) -> bool {
+        Arc::ptr_eq(&self.home, home) && self.full_name() == full
+    }
+
     /// The lock's name, without the prefix.
     pub fn name(&self) -> &LockName {
         &self.name

@@ -61,7 +61,8 @@ impl RwLock {
     /// Dropped, it leaves the queue; a place, once left, is gone.
     ///
     /// # Errors
-    /// `is_unreachable`, `is_refused`, or `is_mismatch` when the name is in use as another kind.
+    /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind; `is_unsupported` when the server
+    /// forbids scripts, without which there is no such lock, or cannot do what [`Options::acks`](crate::Options::acks) asks for.
     pub async fn read(&self) -> Result<Guard> {
         self.reader().lock().await
     }
@@ -128,12 +129,15 @@ impl RwLock {
     /// The request may still be carried out; the guard goes on to hold in either case.
     ///
     /// # Errors
-    /// `is_invalid` when the guard is not of this lock; `is_lost` when it holds no more; `is_unknown` when no answer came: ask again.
+    /// `is_invalid` when the guard is not of this lock, or was taken through another [`Locks`](crate::Locks) than this one, its
+    /// clones and what [`Locks::with`](crate::Locks::with) makes of it; otherwise as [`Guard::renew`].
     pub async fn downgrade(&self, write: &mut Guard) -> Result<()> {
         let is_of_this = matches!(write.rule(), Rule::Queue(seat) if seat.kind == Seat::WRITER.kind);
-        if !is_of_this || *write.name() != self.0.name {
-            let (name, other) = (&self.0.name, write.name());
-            return Err(Error::invalid(format!("a guard of {other} is none of the read-write lock {name}")));
+        if !is_of_this || !write.is_at(&self.0.home, &self.0.full) {
+            let (name, other) = (&self.0.full, write.full_name());
+            return Err(Error::invalid(format!(
+                "a guard of {other} is none of the read-write lock {name} of this `Locks`"
+            )));
         }
         write.set_lease(None, Some(Seat::READER.weight)).await
     }

@@ -85,14 +85,22 @@ pub async fn a_downgrade_lets_readers_in_at_once(place: &Place) {
     reader.release().await.expect("a release");
 }
 
-/// And for no other.
+/// And for no other: what tells locks apart is the whole name, whatever part of it is the prefix, and the `Locks` they are of.
 pub async fn a_downgrade_is_for_a_guard_of_the_same_lock(place: &Place) {
-    let locks = place.client();
+    let (locks, theirs) = (place.client(), place.client());
+    let apart = locks.with(locks.options().clone().prefix("p:")).expect("options");
     let lock = locks.rwlock("x").expect("a name");
     let mut other = locks.rwlock("y").expect("a name").write().await.expect("a free lock");
     let mut mutex = locks.mutex("m").expect("a name").lock().await.expect("a free lock");
-    for guard in [&mut other, &mut mutex] {
+    let mut prefixed = apart.rwlock("x").expect("a name").write().await.expect("a free lock");
+    let mut foreign = theirs.rwlock("x").expect("a name").write().await.expect("a free lock");
+    for guard in [&mut other, &mut mutex, &mut prefixed, &mut foreign] {
         assert!(lock.downgrade(guard).await.expect_err("another lock's").is_invalid());
     }
-    assert!(locks.rwlock("y").expect("a name").try_read().await.expect("an answer").is_none());
+    for lock in [&locks.rwlock("y"), &apart.rwlock("x"), &theirs.rwlock("x")] {
+        let lock = lock.as_ref().expect("a name");
+        assert!(lock.try_read().await.expect("an answer").is_none(), "{lock:?} was downgraded");
+    }
+    locks.rwlock("p:x").expect("a name").downgrade(&mut prefixed).await.expect("the same lock");
+    assert!(apart.rwlock("x").expect("a name").try_read().await.expect("an answer").is_some());
 }
