@@ -67,7 +67,8 @@ impl Guard {
         &self.name
     }
 
-    /// Who holds: fresh for this acquisition.
+    /// Who holds: fresh for this acquisition, unless the caller chose it, for a [`ReentrantMutex`](crate::ReentrantMutex) or to
+    /// [resume](crate::Locks::resume) a hold.
     pub fn owner(&self) -> &Owner {
         &self.lease().owner
     }
@@ -75,6 +76,10 @@ impl Guard {
     /// The fencing token: greater than that of every earlier grant of this name, and the same for as long as this guard
     /// lives. A resource that stores the greatest token it has seen, and refuses smaller ones together with the write they
     /// come with, is safe even from a holder that does not know yet that it has lost the lock.
+    ///
+    /// Where several hold at once only a writer's token may be compared. That of a reader, or of a semaphore with more than one
+    /// permit, tells its grant from others; a resource that compared it would lock out those who came before and hold still.
+    /// All holds of one owner of a [`ReentrantMutex`](crate::ReentrantMutex) share the token of the first.
     ///
     /// 0 where the store can give none, which only [`Options::unfenced`](crate::Options::unfenced) allows.
     pub fn fence(&self) -> u64 {

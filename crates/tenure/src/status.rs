@@ -43,7 +43,8 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// When it was granted, by the store's clock: tokens are made from it. `None` without a token.
+    /// When it was granted, or, where the kind keeps a queue, when it took its place there, as a waiter has too. By the clock that
+    /// tokens are made from: the store's, and on a quorum that of the process that asked. `None` without a token.
     pub fn since(&self) -> Option<SystemTime> {
         (self.fence > 0).then(|| UNIX_EPOCH + Duration::from_micros(self.fence))
     }
