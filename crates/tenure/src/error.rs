@@ -48,7 +48,8 @@ impl Error {
         self.0.what == What::Released
     }
 
-    /// The store did not answer in time, and nothing was changed that was not undone.
+    /// The store did not answer in time, and nothing was changed that was not undone. Of [`Locks::shutdown`](crate::Locks::shutdown):
+    /// some releases are not answered yet, and go on.
     pub fn is_unreachable(&self) -> bool {
         self.0.what == What::Unreachable
     }

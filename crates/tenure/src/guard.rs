@@ -13,7 +13,9 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{Answer, Bind, Rule, Verb};
 
-/// A lock that is held. Dropping it releases the lock in the background.
+/// A lock that is held. Dropping it releases the lock in the background: without a wait, unless it was the last handle of its
+/// [`Locks`](crate::Locks), as is said there. One that is leaked ([`std::mem::forget`]) is renewed until the process ends, or
+/// [`max_hold`](crate::Options::max_hold) is over.
 ///
 /// `let _ = mutex.lock().await?` holds nothing: the guard is dropped, and the lock released, at once. Give it a name:
 ///
@@ -111,7 +113,8 @@ impl Guard {
     /// Nothing is lost; it asks and changes nothing.
     ///
     /// # Errors
-    /// `is_lost` when it is not held; `is_unreachable` or `is_refused` when the store did not say.
+    /// `is_lost` when it is not held; `is_unreachable` or `is_refused` when the store did not say, within
+    /// [`op_timeout`](crate::Options::op_timeout) or what is left of the lease.
     pub async fn verify(&self) -> Result<()> {
         self.ask(self.lease().question()).await?;
         self.still()
@@ -124,7 +127,9 @@ impl Guard {
     /// The request may still be carried out; the lease is then longer than [`remaining`](Self::remaining) says.
     ///
     /// # Errors
-    /// `is_lost` when it is not held any more; `is_unknown` when no answer came: ask again.
+    /// `is_lost` when it is not held any more. Otherwise it may still be, and can be asked again: `is_unreachable` when the request
+    /// was not sent; `is_unknown` when no answer came; `is_refused` when the store said no, `is_unsupported` when it cannot do what the
+    /// options ask for. It takes [`op_timeout`](crate::Options::op_timeout) at most, and no longer than is left of the lease.
     pub async fn renew(&self) -> Result<()> {
         self.set_lease(None, None).await
     }

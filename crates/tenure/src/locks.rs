@@ -29,6 +29,10 @@ use crate::store::redis::{Cluster, Redis, Topology};
 /// nothing the caller does to its own can cost a lease. The thread ends with the last handle: `Locks`, face or guard. After
 /// a `fork` the child has no such thread: connect anew there.
 ///
+/// The drop of the very last handle gives releases that are on their way a moment, because `main` may be about to return: it
+/// blocks the thread it happens on for up to 100 ms while there are any. Where that matters, as in an asynchronous task, await
+/// [`shutdown`](Self::shutdown) first.
+///
 /// # Examples
 /// ```
 /// # tenure::block_on(async {
@@ -68,8 +72,8 @@ impl Locks {
     ///
     /// # Errors
     /// `is_invalid` when the URL cannot be right; `is_unsupported` when this build cannot do what it asks for;
-    /// `is_unreachable` when nobody answers within [`op_timeout`](Options::op_timeout); `is_refused` when the store may not be
-    /// used, or a certificate is not accepted.
+    /// `is_unreachable` when nobody answers within 1 s (to allow more, use [`open`](Self::open) and [`with`](Self::with)), or the
+    /// system starts no thread; `is_refused` when the store may not be used, or a certificate is not accepted.
     pub async fn connect(url: &str) -> Result<Self> {
         let locks = Self::open(url)?;
         let store = &locks.home.engine.store;
@@ -92,7 +96,9 @@ impl Locks {
 
     /// A store in memory of its own, shared by clones.
     ///
-    /// Under tokio's paused clock its leases still run in real time: they are kept by a thread that the pause does not reach.
+    /// Under tokio's paused clock its leases still run in real time: they are kept by a thread that the pause does not reach. And
+    /// that clock leaps ahead while tokio waits for us, so a `tokio::time::timeout` around a wait ends at once there: use
+    /// [`try_lock_for`](Mutex::try_lock_for).
     ///
     /// # Panics
     /// When the system starts no thread.
@@ -102,8 +108,9 @@ impl Locks {
 
     /// A majority of independent stores: Redlock, with fencing tokens. For mutexes; other kinds are unsupported on it.
     ///
-    /// Each member is asked with a quarter of [`op_timeout`](Options::op_timeout), all at once, and a minority that is slow, dead,
-    /// empty or refuses costs nothing else. The members are kept open; their own options do not matter here.
+    /// All members are asked at once, and each has a quarter of [`op_timeout`](Options::op_timeout) to answer when a lock is acquired,
+    /// half of it otherwise. A minority that is slow, dead, empty or refuses costs nothing else. The members are kept open; their own
+    /// options do not matter here.
     ///
     /// A server that has started less than the longest lease ago does not vote, because it may have forgotten one that
     /// still runs. That is the longest that this `Locks` has asked for: let all clients of a quorum use the same `ttl`.
@@ -140,7 +147,8 @@ impl Locks {
     ///
     /// # Errors
     /// `is_invalid` when an option, or two together, cannot be right; `is_unsupported` for [`acks`](Options::acks) and
-    /// [`restart_grace`](Options::restart_grace) on a store that knows neither.
+    /// [`restart_grace`](Options::restart_grace) on a store without replicas (`memory:`, `file:`, a quorum), and for the latter on a
+    /// cluster.
     pub fn with(&self, options: Options) -> Result<Self> {
         options.check()?;
         let store = &self.home.engine.store;
@@ -256,12 +264,19 @@ impl Locks {
     /// Nothing is lost; it asks and changes nothing.
     ///
     /// # Errors
-    /// `is_unreachable`, `is_refused`.
+    /// `is_invalid` when the name cannot be one; `is_unreachable`, `is_refused`; `is_mismatch` when another kind of lock came to
+    /// stand there while it was asked about; `is_unsupported` when one stands there that is kept by scripts, and the server forbids
+    /// them.
     pub async fn inspect(&self, name: &str) -> Result<Option<Status>> {
         self.ask_as_anyone(name, Verb::Inspect).await
     }
 
     /// The locks whose names begin with `prefix`, those that are held. What comes and goes meanwhile may or may not show.
+    ///
+    /// On a server this walks over all keys of the database, three times and a few hundred at once, whatever the prefix, because
+    /// there is no index of names; on a cluster over those of every master, on a quorum of every member. A lock may be told twice. Where
+    /// neither a prefix is given nor one is [set](Options::prefix), only locks of this library are told; otherwise also what
+    /// other programs have written at such names.
     ///
     /// # Errors
     /// `is_invalid` when the prefix cannot begin a name.
@@ -279,7 +294,7 @@ impl Locks {
     /// The request may still be carried out.
     ///
     /// # Errors
-    /// `is_unreachable`, `is_refused`; `is_unknown` when no answer came.
+    /// As [`inspect`](Self::inspect); `is_unknown` when no answer came.
     pub async fn force_release(&self, name: &str) -> Result<Option<Status>> {
         let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: Whose::Anyone };
         self.ask_as_anyone(name, verb).await

@@ -46,7 +46,9 @@ impl Mutex {
     /// Dropped, it leaves the queue; what may have been granted is released in the background.
     ///
     /// # Errors
-    /// `is_unreachable`, `is_refused`, or `is_mismatch` when the name is in use as another kind.
+    /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind; `is_unsupported` when the server
+    /// forbids scripts and [`Options::unfenced`](crate::Options::unfenced) is not set, or cannot do what
+    /// [`Options::acks`](crate::Options::acks) asks for.
     pub async fn lock(&self) -> Result<Guard> {
         self.0.lock().await
     }

@@ -27,7 +27,7 @@ pub struct Options {
     /// Whether the lease is renewed while the guard lives. Automatic unless set: after a third of the lease, at most a
     /// minute after the last time.
     pub renewal: Renewal,
-    /// The longest time for which one guard may hold, however often it is renewed. No limit unless set.
+    /// The longest time for which one guard may hold, however often it is renewed. 50 ms to 1 year; no limit unless set.
     pub max_hold: Option<Duration>,
     /// How long before the lease can be somebody else's the loss is announced, so that work can be stopped in time. At
     /// most a third of the lease; zero unless set.
@@ -35,13 +35,14 @@ pub struct Options {
     /// Bind the hold to the children of this process too, where the store is on this machine (`file:`): the lock is free
     /// when the last process of the work is gone. Off unless set; stores elsewhere know leases only.
     pub inherit_liveness: bool,
-    /// How long one request to the store may take. 1 s unless set.
+    /// How long one request to the store may take. 1 ms to 1 year; 1 s unless set.
     pub op_timeout: Duration,
-    /// How long [`lock`](crate::Mutex::lock) goes on asking a store that does not answer at all. 60 s unless set.
+    /// How long [`lock`](crate::Mutex::lock) goes on asking a store that does not answer at all. At most 1 year; 60 s unless set.
     pub patience: Duration,
     /// Who holds, for people: the first part of each owner. Up to 64 of `A-Z a-z 0-9 . _ -`; empty unless set.
     pub label: String,
-    /// Put before each name to make the store's key. Empty unless set.
+    /// Put before each name to make the store's key. At most 32 KiB, and together with the name at most 64 KiB; it does not begin
+    /// with `tenure:`. Empty unless set.
     pub prefix: String,
     /// How many replicas have to confirm a grant, and each renewal, before it counts. None unless set.
     ///
@@ -54,7 +55,7 @@ pub struct Options {
     /// with replicas, with Sentinel, or a cluster.
     pub acks: u32,
     /// How long a server that was promoted, or has restarted, or lost its data, grants nothing: the longest lease that
-    /// anybody uses. At least this `ttl`; none unless set.
+    /// anybody uses. At least this `ttl`, and at most 1 year; none unless set.
     ///
     /// A server's replication id changes then, which each acquisition compares with the one that is kept in the key
     /// `tenure:epoch`; where that key is missing, as at the very first use, the time begins as well. Until it is over every lock is

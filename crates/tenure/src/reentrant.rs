@@ -56,7 +56,8 @@ impl ReentrantMutex {
     /// Dropped, it leaves the queue; what may have been granted is released in the background, and counts for nothing.
     ///
     /// # Errors
-    /// `is_unreachable`, `is_refused`, or `is_mismatch` when the name is in use as another kind.
+    /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind; `is_unsupported` when the server
+    /// forbids scripts, without which there is no such lock, or cannot do what [`Options::acks`](crate::Options::acks) asks for.
     pub async fn lock(&self) -> Result<Guard> {
         self.0.lock().await
     }
@@ -89,7 +90,7 @@ impl ReentrantMutex {
     /// Nothing is lost; it asks and changes nothing.
     ///
     /// # Errors
-    /// `is_unreachable`, `is_refused`, `is_mismatch`.
+    /// `is_unreachable`, `is_refused`, `is_mismatch`; `is_unsupported` when the server forbids scripts.
     pub async fn hold_count(&self) -> Result<u32> {
         let Face { home, options, full, owner, .. } = &self.0;
         let (engine, Some(owner)) = (&home.engine, owner) else { return Ok(0) };

@@ -168,10 +168,11 @@ pub(crate) fn random_long() -> u128 {
 
 /// Runs a future of this crate to its end on the calling thread: the blocking API.
 ///
-/// Any other future works too, as long as it needs no runtime of its own.
+/// Any other future works too, as long as it needs no runtime of its own. In a task of another executor than tokio's it blocks a thread
+/// that has other work.
 ///
 /// # Panics
-/// Inside an asynchronous task, where it would block a thread that has other work; use `spawn_blocking` there.
+/// On a thread that runs tokio's tasks, and inside another `block_on`; use `spawn_blocking` there.
 ///
 /// # Examples
 /// ```

@@ -73,7 +73,8 @@ impl Semaphore {
     ///
     /// # Errors
     /// `is_invalid` for 0 permits or more than there are; `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use
-    /// as another kind or with another number.
+    /// as another kind or with another number; `is_unsupported` when the server forbids scripts, without which there is no such
+    /// lock, or cannot do what [`Options::acks`](crate::Options::acks) asks for.
     pub async fn acquire(&self, permits: u32) -> Result<Guard> {
         self.of(permits)?.lock().await
     }
