@@ -57,11 +57,14 @@
 //! | event | level | fields |
 //! |---|---|---|
 //! | `acquired` | debug | `lock owner fence waited_ms` |
-//! | `waiting` | debug | `lock holder left_ms` |
+//! | `waiting` | debug | `lock holder left_ms`: of a [`Mutex`] and a [`ReentrantMutex`], which wait for their holder; in a queue one waits for one's turn |
 //! | `released` | debug | `lock owner left`: the holds that its owner has left, absent where nothing was found to release |
 //! | `renewal failed` | warn | `lock owner failure left_ms` |
 //! | `lost` | warn | `lock owner fence reason` |
 //! | `release refused` | warn | `lock owner cause` |
+//! | `the store is silent: its connection is given up` | warn | `server` |
+//! | `the connection is given up` | warn | `lock store what` |
+//! | `the directory was replaced: its locks are gone` | warn | `directory` |
 //!
 //! Warnings about what somebody should change have the target `tenure::setup`: a directory on a network file system, a right that is missing, a
 //! quorum of an even number.

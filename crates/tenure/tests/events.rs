@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tenure::{Locks, Options, Renewal, block_on};
+use tenure_testkit::servers::{Server, eventually};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -74,11 +75,27 @@ fn events_keep_their_names_and_fields() {
     assert!(block_on(lost.lost()).is_lost());
     block_on(guard.release()).expect("a release");
 
+    // A server that takes back what renewals and releases need.
+    let server = Server::start();
+    let locks = block_on(Locks::connect(&server.url())).expect("a server");
+    let locks = locks.with(Options::new().ttl(Duration::from_secs(3))).expect("options");
+    let guard = block_on(locks.mutex("y").expect("a name").lock()).expect("a free lock");
+    assert!(server.command(&["ACL", "SETUSER", "default", "-pexpire", "-del"]) == "OK");
+    let is_said = |message| {
+        let ear = &ear;
+        move || ear.fields_of(message).is_some()
+    };
+    eventually("a renewal fails", Duration::from_secs(10), is_said("renewal failed"));
+    drop(guard);
+    eventually("a release is refused", Duration::from_secs(10), is_said("release refused"));
+
     let expected = [
         ("acquired", Level::DEBUG, vec!["fence", "lock", "owner", "waited_ms"]),
         ("waiting", Level::DEBUG, vec!["holder", "left_ms", "lock"]),
         ("lost", Level::WARN, vec!["fence", "lock", "owner", "reason"]),
         ("released", Level::DEBUG, vec!["left", "lock", "owner"]),
+        ("renewal failed", Level::WARN, vec!["failure", "left_ms", "lock", "owner"]),
+        ("release refused", Level::WARN, vec!["cause", "lock", "owner"]),
     ];
     for (message, level, fields) in expected {
         assert_eq!(ear.fields_of(message), Some((level, fields)), "{message}");

@@ -255,7 +255,7 @@ impl Worker {
             self.swept = Some(runtime.now());
             let swept = inside.sweep(now(runtime), runtime.random(), |id| self.holders.is_mine(id));
             if let Err(failure) = swept {
-                debug!(%failure, "the directory was not swept");
+                debug!(target: "tenure", %failure, "the directory was not swept");
             }
         }
         let (mut wakes, mut listing) = (Vec::new(), None);
@@ -387,10 +387,10 @@ fn listen(watch: &mut Option<Watch>, directory: &Directory) {
     if watch.is_none() {
         match Watch::new() {
             Ok(new) => *watch = Some(new),
-            Err(error) => return debug!(%error, "the system gives no inotify object"),
+            Err(error) => return debug!(target: "tenure", %error, "the system gives no inotify object"),
         }
     }
     if let Some(Err(errno)) = watch.as_mut().map(|watch| watch.begin(directory)) {
-        debug!(%errno, "the system does not watch the directory");
+        debug!(target: "tenure", %errno, "the system does not watch the directory");
     }
 }

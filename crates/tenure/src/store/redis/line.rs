@@ -205,7 +205,7 @@ impl Line {
             }
             let (late, dead) = self.overdue(self.runtime.now());
             if dead {
-                tracing::warn!(target: "tenure", "the store is silent: its connection is given up");
+                tracing::warn!(target: "tenure", server = %self.to, "the store is silent: its connection is given up");
                 self.hang_up();
             }
             // Only now, so that whoever asks again does so on another connection.
