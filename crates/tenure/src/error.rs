@@ -1,4 +1,5 @@
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 use crate::name::LockName;
@@ -187,6 +188,10 @@ impl Error {
         Self(Arc::new(Inner { what, lock: lock.cloned(), store: store.cloned(), message, source }))
     }
 }
+
+/// Nothing in it changes; what its source is made of is not ours, and is only read.
+impl UnwindSafe for Error {}
+impl RefUnwindSafe for Error {}
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

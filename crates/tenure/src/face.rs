@@ -1,3 +1,4 @@
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 use crate::engine::Home;
@@ -21,6 +22,10 @@ pub(crate) struct Face {
     /// Chosen by the caller, for the kind that counts its owner's holds.
     pub(crate) owner: Option<Owner>,
 }
+
+/// As [`Locks`](crate::Locks).
+impl UnwindSafe for Face {}
+impl RefUnwindSafe for Face {}
 
 impl Face {
     /// The same lock asked for under another rule.

@@ -1,4 +1,5 @@
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +41,10 @@ pub struct Guard {
     name: LockName,
     home: Arc<Home>,
 }
+
+/// As [`Locks`](crate::Locks).
+impl UnwindSafe for Guard {}
+impl RefUnwindSafe for Guard {}
 
 impl Guard {
     pub(crate) fn new(home: &Arc<Home>, name: &LockName, held: Held) -> Self {

@@ -1,3 +1,4 @@
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -44,10 +45,15 @@ use crate::store::redis::{Cluster, Redis, Topology};
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone, Debug)]
+#[must_use = "options are for the returned `Locks` only"]
 pub struct Locks {
     home: Arc<Home>,
     options: Arc<Options>,
 }
+
+/// What is shared behind it is whole at each moment: a lock that somebody panicked under is taken as it stands.
+impl UnwindSafe for Locks {}
+impl RefUnwindSafe for Locks {}
 
 impl Locks {
     /// Opens a store and makes sure that it answers.

@@ -19,6 +19,7 @@ use crate::runtime::Runtime;
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[must_use = "only its owner can resume a hold that was detached"]
 pub struct Owner(Arc<str>);
 
 impl Owner {

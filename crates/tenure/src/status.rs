@@ -1,3 +1,4 @@
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::engine::Home;
@@ -78,6 +79,10 @@ pub struct Listing {
     page: std::vec::IntoIter<(LockName, Found)>,
     next: Option<Cursor>,
 }
+
+/// As [`Locks`](crate::Locks): where it stands is set once a page is there.
+impl UnwindSafe for Listing {}
+impl RefUnwindSafe for Listing {}
 
 impl Listing {
     pub(crate) fn new(home: &Arc<Home>, options: &Arc<Options>, prefix: &str) -> Self {

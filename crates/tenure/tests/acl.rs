@@ -216,7 +216,7 @@ fn meet_others(server: &Server, url: &str) -> Result<()> {
     drop(mine);
     // Another number of permits, when all has lapsed.
     let short = locks.with(Options::new().prefix("app:").ttl(Duration::from_millis(50)))?;
-    block_on(block_on(short.semaphore("permits", 2)?.acquire(1))?.detach())?;
+    drop(block_on(block_on(short.semaphore("permits", 2)?.acquire(1))?.detach())?);
     std::thread::sleep(Duration::from_millis(100));
     block_on(block_on(locks.semaphore("permits", 3)?.acquire(1))?.release())
 }

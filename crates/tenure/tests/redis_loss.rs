@@ -390,7 +390,7 @@ fn whatever_tail_of_its_log_a_server_loses_it_invents_no_holder_and_gives_no_tok
     let second = held(&locks);
     let last = second.fence();
     known.push((second.owner().clone(), last));
-    block_on(second.detach()).expect("nobody renews it");
+    drop(block_on(second.detach()).expect("nobody renews it"));
     server.kill();
 
     let path = log_of(&server);

@@ -2,13 +2,17 @@
 #![expect(clippy::disallowed_methods, reason = "these tests misuse threads and runtimes on purpose")]
 
 use std::future::Future;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake};
 use std::thread;
 use std::time::Duration;
 
-use tenure::{Error, Guard, Listing, LockName, Locks, Lost, Mutex, Options, Owner, Status, block_on};
+use tenure::{
+    Error, FairMutex, Guard, Holder, Kind, Listing, LockName, Locks, Lost, Multi, MultiGuard, Mutex, Options,
+    Owner, Part, ReentrantMutex, Renewal, RwLock, Semaphore, Status, block_on,
+};
 
 const TTL: Duration = Duration::from_millis(300);
 
@@ -228,9 +232,10 @@ fn a_renewal_that_is_looked_at_too_late_says_that_the_lock_is_lost() {
 
 #[test]
 fn what_is_public_can_be_sent_shared_and_kept() {
-    fn all<T: Send + Sync + Unpin + 'static>() {}
-    all::<(Locks, Mutex, Guard, Lost, Listing)>();
-    all::<(Options, Owner, LockName, Status, Error)>();
+    fn all<T: Send + Sync + Unpin + UnwindSafe + RefUnwindSafe + 'static>() {}
+    all::<(Locks, Mutex, FairMutex, ReentrantMutex, RwLock, Semaphore)>();
+    all::<(Multi, Part, Guard, MultiGuard, Lost, Listing)>();
+    all::<(Options, Renewal, Owner, LockName, Status, Holder, Kind, Error)>();
     fn future<F: Future + Send>(_: &F) {}
     let locks = locks();
     let mutex = locks.mutex("x").expect("a name");

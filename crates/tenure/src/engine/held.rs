@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -353,6 +354,10 @@ struct Ear {
     lease: Arc<Lease>,
     id: u64,
 }
+
+/// As [`Locks`](crate::Locks).
+impl UnwindSafe for Lost {}
+impl RefUnwindSafe for Lost {}
 
 impl Lost {
     pub(crate) fn new(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Self {
