@@ -1,5 +1,6 @@
 //! Several locks at once.
 
+use std::future::pending;
 use std::time::Duration;
 
 use futures_util::future::join;
@@ -48,7 +49,7 @@ pub async fn all_or_none_are_held(place: &Place) {
     drop(multi.lock().await.expect("free locks"));
 }
 
-/// A hundred times, without a deadlock.
+/// Twenty times each, without a deadlock.
 pub async fn two_that_want_the_same_in_another_order_both_get_it(place: &Place) {
     let (ours, theirs) = (place.client(), place.client());
     let part = |locks: &tenure::Locks, name| locks.mutex(name).expect("a name").into();
@@ -74,6 +75,12 @@ pub async fn the_loss_of_one_is_the_loss_of_all(place: &Place) {
     assert!(place.within(TTL, lost).await.is_lost());
     assert!(!guards.is_held());
     drop(guards);
+
+    let guards = place.within(2 * TTL, multi.lock()).await.expect("free locks");
+    let work = guards.run(async |_| pending::<()>().await);
+    let (stopped, forced) = place.within(2 * TTL, join(work, locks.force_release("c"))).await;
+    assert!(stopped.expect_err("one is gone").is_lost());
+    assert!(forced.expect("an answer").is_some());
     let next = place.within(2 * TTL, multi.lock()).await.expect("free locks");
     assert_eq!(next.run(async |guards| guards.len()).await.expect("a value"), 3);
 }

@@ -55,7 +55,7 @@ pub async fn a_reentry_keeps_the_token_and_shortens_nothing(place: &Place) {
     assert!(again.fence() > fence);
 }
 
-/// One that is not renewed lapses with the owner's lease; one that is released twice counts once.
+/// The drop of one leaves the other; a forced release ends all that are left.
 pub async fn holds_of_one_owner_end_one_by_one(place: &Place) {
     let locks = place.client();
     let me = Owner::new("me").expect("an owner");
