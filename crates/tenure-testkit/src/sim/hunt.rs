@@ -91,7 +91,7 @@ impl Hunt {
         }
         if let Some(report) = violations.first() {
             panic!(
-                "{} violations; the first: {}\nto see it: TENURE_REGIME={:?} TENURE_SEED={} cargo test -p tenure --test {} replay -- --nocapture",
+                "{} violations; the first: {}\nto see it: TENURE_REGIME={:?} TENURE_SEED={} cargo test -p tenure --test {} replay -- --ignored --nocapture",
                 violations.len(),
                 report.violation.as_ref().expect("a violation"),
                 report.plan.regime,
@@ -135,12 +135,12 @@ impl Hunt {
         assert!(wrong.is_empty(), "{wrong:#?}");
     }
 
-    /// Plays the schedule of `TENURE_SEED` again, for a person; without a seed there is nothing to show.
+    /// Plays the schedule of `TENURE_SEED` again, for a person.
     ///
     /// # Panics
-    /// If it violates a promise.
+    /// If it violates a promise, or no seed is given.
     pub fn replay(&self) {
-        let Some(seed) = setting("TENURE_SEED") else { return };
+        let seed = setting("TENURE_SEED").expect("TENURE_SEED says which schedule");
         let report = (self.replay)(regime(seed), seed);
         println!("seed {seed}, {:?}, {} servers\n{}", report.plan.regime, report.nodes, report.trace());
         match &report.violation {
