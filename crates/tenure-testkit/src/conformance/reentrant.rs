@@ -83,7 +83,7 @@ pub async fn a_resume_that_is_dropped_anywhere_takes_nothing(place: &Place) {
     let lock = locks.reentrant("x", &me).expect("a name");
     for polls in 0..8 {
         let kept = lock.lock().await.expect("a free lock");
-        lock.lock().await.expect("our own").detach().await.expect("a detached hold");
+        drop(lock.lock().await.expect("our own").detach().await.expect("a detached hold"));
         {
             let mut resuming = Box::pin(locks.resume("x", &me));
             for _ in 0..polls {
@@ -91,7 +91,7 @@ pub async fn a_resume_that_is_dropped_anywhere_takes_nothing(place: &Place) {
                     // Resumed: it is let go by the guard.
                     Poll::Ready(resumed) => {
                         let resumed = resumed.expect("an answer").expect("it is not over");
-                        resumed.detach().await.expect("a detached hold");
+                        drop(resumed.detach().await.expect("a detached hold"));
                         break;
                     }
                     Poll::Pending => place.sleep(Duration::from_micros(200)).await,

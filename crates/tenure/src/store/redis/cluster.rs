@@ -305,18 +305,6 @@ impl Inner {
 
     /// What is looked for in the map; waits until it is there.
     async fn known<T>(&self, deadline: Moment, look_for: impl Fn(&Map) -> Option<T>) -> Result<T, Failure> {
-        let found = look_for(&self.map());
-        match found {
-            Some(found) => Ok(found),
-            None => self.wait_for(deadline, look_for).await,
-        }
-    }
-
-    async fn wait_for<T>(
-        &self,
-        deadline: Moment,
-        look_for: impl Fn(&Map) -> Option<T>,
-    ) -> Result<T, Failure> {
         let before = self.map().failures;
         loop {
             let mut changed = pin!(self.changed.notified());
@@ -469,24 +457,25 @@ impl Inner {
     }
 
     /// Who can be asked: first those that are connected to, each time in another order, because one of them may be cut off
-    /// from the others and not know it.
+    /// from the others and not know it; then those that the URL names, since all others may have moved.
     fn candidates(&self) -> Vec<Arc<Member>> {
         let map = self.map();
         let is_open = |member: &Arc<Member>| member.node.link.open_line().is_some();
-        let (mut open, mut rest): (Vec<_>, Vec<_>) =
-            map.nodes.values().map(|(member, _)| Arc::clone(member)).partition(is_open);
-        if !open.is_empty() {
-            let first = self.runtime.random() % open.len() as u64;
-            open.rotate_left(first as usize);
+        let known = map.nodes.values().map(|(member, _)| Arc::clone(member));
+        let (mut all, rest): (Vec<_>, Vec<_>) = known.partition(is_open);
+        if !all.is_empty() {
+            let first = self.runtime.random() % all.len() as u64;
+            all.rotate_left(first as usize);
         }
-        open.append(&mut rest);
-        for address in map.replicas.iter().chain(self.seeds.iter().map(|seed| &seed.address)) {
-            if !open.iter().any(|known| known.address == *address) {
-                // Whether it can be reached matters to nobody else.
-                open.push(self.stranger(address, Arc::default()));
+        let seeds = self.seeds.iter().map(|seed| &seed.address);
+        for address in seeds.chain(rest.iter().map(|member| &member.address)).chain(&map.replicas) {
+            if !all.iter().any(|asked| asked.address == *address) {
+                let known = map.nodes.get(address).map(|(member, _)| Arc::clone(member));
+                // Whether a stranger can be reached matters to nobody else.
+                all.push(known.unwrap_or_else(|| self.stranger(address, Arc::default())));
             }
         }
-        open
+        all
     }
 
     async fn ask_for_view(&self, member: &Member) -> Result<(View, Publish), Failure> {
@@ -524,6 +513,10 @@ impl Inner {
         let now = self.runtime.now();
         {
             let mut map = self.map();
+            // They served until now, and something may be on its way to them.
+            for served in map.table.masters().to_vec() {
+                self.member(&mut map, &served.address);
+            }
             let mut table = Table::default();
             for (first, last, address) in &view.ranges {
                 let member = self.member(&mut map, address);

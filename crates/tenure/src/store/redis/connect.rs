@@ -255,6 +255,7 @@ impl Connector {
         before: Option<&Peer>,
         deadline: Moment,
     ) -> Result<Connection, Failure> {
+        let requests = ear.is_none();
         let mut connection = self.log_in(target, ear, deadline).await?;
         let pipe = &mut connection.pipe;
         if let Goal::Master(_) = self.goal {
@@ -265,6 +266,9 @@ impl Connector {
         let (peer, life) = self.by(deadline, greet(pipe, target, now)).await??;
         if let Some(before) = before {
             self.by(deadline, self.end(pipe, target, before, peer.as_ref())).await??;
+        }
+        if requests && peer.is_none() {
+            self.warn_of_late_requests(target, "it does not tell which connection this is");
         }
         Ok(Connection { peer, life, ..connection })
     }
@@ -368,16 +372,20 @@ impl Connector {
             if let (failure @ Failure::NotSent(_), _) = failure::of(&error) {
                 return Err(failure);
             }
-            if !self.warned.swap(true, Ordering::Relaxed) {
-                tracing::warn!(
-                    target: SETUP,
-                    store = %target.shown(),
-                    error = error.details().unwrap_or(error.code()),
-                    "an old connection cannot be ended: a request that was lost with it may still be carried out"
-                );
-            }
+            self.warn_of_late_requests(target, error.details().unwrap_or(error.code()));
         }
         Ok(())
+    }
+
+    fn warn_of_late_requests(&self, target: &Target, error: &str) {
+        if !self.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                target: SETUP,
+                store = %target.shown(),
+                error,
+                "an old connection cannot be ended: a request that was lost with it may still be carried out"
+            );
+        }
     }
 }
 
@@ -481,8 +489,10 @@ impl Peer {
     /// Reads `id=… addr=… …`.
     fn read(info: &Value) -> Option<Self> {
         let text = prose(info)?;
-        let field = |name: &str| text.split(' ').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
-        Some(Self { id: field("id")?.parse().ok()?, addr: field("addr")?.to_owned() })
+        let (id, rest) = text.strip_prefix("id=")?.split_once(" addr=")?;
+        // The path of a socket may have spaces.
+        let end = rest.find(" laddr=").or_else(|| rest.find(' '))?;
+        Some(Self { id: id.parse().ok()?, addr: rest[..end].to_owned() })
     }
 }
 
@@ -494,6 +504,19 @@ mod tests {
     use super::*;
     use crate::block_on;
     use crate::runtime::Driver;
+
+    #[test]
+    fn a_connection_is_named_by_its_number_and_its_address() {
+        for (info, addr) in [
+            ("id=7 addr=127.0.0.1:5 laddr=127.0.0.1:6379 fd=8 name=", "127.0.0.1:5"),
+            ("id=7 addr=/a b/s:0 laddr=/a b/s:0 fd=8 name=", "/a b/s:0"),
+            ("id=7 addr=[::1]:5 fd=8 name=", "[::1]:5"),
+        ] {
+            let peer = Peer::read(&Value::BulkString(info.into())).expect("a peer");
+            assert_eq!((peer.id, &*peer.addr), (7, addr));
+        }
+        assert!(Peer::read(&Value::BulkString("no id".into())).is_none());
+    }
 
     fn local(listener: &TcpListener) -> SocketAddr {
         listener.local_addr().expect("an address")

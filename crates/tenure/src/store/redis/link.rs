@@ -76,18 +76,17 @@ impl Link {
                     }
                     why.clone_from(&state.failure);
                     // Wrong credentials do not become right by waiting. But what was said before we asked does not count.
-                    if let Some(Failure::Refused(_)) = state.failure
+                    if let Some(failure @ Failure::Refused(_)) = &state.failure
                         && state.failures > before
                     {
-                        return Err(state.failure.clone());
+                        return Err(failure.clone());
                     }
                 }
                 changed.await;
             }
         };
         match by(&*self.connector.runtime, deadline, connected).await {
-            Some(Ok(line)) => Ok(line),
-            Some(Err(refused)) => Err(refused.unwrap_or_else(never_sent)),
+            Some(line) => line,
             None => Err(why.unwrap_or_else(|| {
                 let stage = self.connector.stage();
                 Failure::NotSent(Failure::cause(format!("there was no connection in time: {stage}")))
@@ -218,10 +217,6 @@ fn later(before: Life, now: Life) -> Life {
         (Life::Since { .. }, Life::Since { id, at, .. }) => Life::Since { id, up: Duration::ZERO, at },
         (_, now) => now,
     }
-}
-
-fn never_sent() -> Failure {
-    Failure::NotSent(Failure::cause("there was no connection in time"))
 }
 
 /// A connection that lasted this long was a good one, whether or not it was used.
