@@ -197,6 +197,22 @@ fn a_server_that_is_there_twice_is_found_out() {
 }
 
 #[test]
+fn who_connects_where_no_majority_answers_hears_why_when_the_time_is_over() {
+    let nodes = Nodes::new(3);
+    let proxies = [&nodes[1], &nodes[2]].map(|node| Proxy::start(node.address()));
+    let members = [nodes[0].url(), proxies[0].url(), proxies[1].url()];
+    // The one that answers does so long after the small time of a member is over, and the other two never do.
+    for proxy in &proxies {
+        proxy.set(Fault::BlackHole);
+    }
+    let url = format!("redis-quorum://{}", members.map(|url| url.replace("redis://", "")).join(","));
+    let error = block_on(Locks::connect(&url)).expect_err("no majority");
+    assert!(error.is_unreachable(), "{error}");
+    let why = error.source().expect("a cause").to_string();
+    assert!(why.contains("2 of 3 members are needed") && why.contains(&proxies[1].url()), "{why}");
+}
+
+#[test]
 fn a_member_that_is_several_servers_is_refused() {
     for url in ["redis-sentinel://h/service", "redis-cluster://h", "redis-quorum://h,i,j"] {
         let members = [Locks::open(url).expect("a store"), Locks::memory(), Locks::memory()];

@@ -208,6 +208,7 @@ impl Inner {
         let mut asks: Vec<_> = self.members.iter().map(|member| Some(member.store.ready(within))).collect();
         let mut said: Vec<Option<Result<(), Failure>>> = self.members.iter().map(|_| None).collect();
         let mut patience = self.runtime.sleep_until(self.runtime.now() + self.part(within));
+        let mut is_over = false;
         poll_fn(|context| {
             for (ask, said) in asks.iter_mut().zip(&mut said) {
                 if let Some(Poll::Ready(answer)) = ask.as_mut().map(|ask| ask.poll_unpin(context)) {
@@ -216,7 +217,8 @@ impl Inner {
             }
             let count =
                 |is: fn(&Option<Result<(), Failure>>) -> bool| said.iter().filter(|said| is(said)).count();
-            let is_over = patience.poll_unpin(context).is_ready();
+            // Once: it is not asked again after its end.
+            is_over = is_over || patience.poll_unpin(context).is_ready();
             let enough = is_over && count(|said| matches!(said, Some(Ok(())))) >= self.majority();
             if enough || count(Option::is_some) == said.len() { Poll::Ready(()) } else { Poll::Pending }
         })
