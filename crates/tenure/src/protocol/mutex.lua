@@ -109,12 +109,23 @@ local by
 if verb == 'release' then
   local ballot, whose = ARGV[4], ARGV[5]
   if ballot ~= '' then
-    -- Also where nothing is held: the acquire that this undoes may still be on its way.
-    local stored = redis.call('GET', counter)
-    local raised = tonumber(ballot) >= (tonumber(stored or '') or 0) and ballot or stored
+    -- raise: also where nothing is held, because the acquire that this undoes may still be on its way. What would be refused anyhow is
+    -- not noted: a number that is far ahead would spend those of all, and one that is old would stand for all that a node has
+    -- seen that forgot.
+    local stored, raised = redis.call('GET', counter), nil
+    local last = tonumber(stored or '')
+    if last and tonumber(ballot) <= last then
+      raised = stored
+    else
+      local time = redis.call('TIME')
+      local now = time[1] * 1000000 + time[2]
+      if tonumber(ballot) > (last or now - 10000000) and tonumber(ballot) <= now + 31536000000000 then
+        raised = ballot
+      end
+    end
     -- By pcall: a server without memory takes back what it has given. All it fails to note then is the undo of an acquire that it
     -- would refuse too.
-    local noted = redis.pcall('SET', counter, raised, 'PX', '2592000000')
+    local noted = raised and redis.pcall('SET', counter, raised, 'PX', '2592000000')
     local ends = held and whose == 'mine' and tonumber(held) <= tonumber(ballot)
     if type(noted) == 'table' and noted.err and not ends then
       return noted

@@ -95,6 +95,15 @@ fn accept(state: &mut State, now: Now, ballot: u64) -> Result<(), Answer> {
     Ok(())
 }
 
+/// Takes note of a ballot, also where nothing is held: the acquire that a release undoes may still be on its way. What would be
+/// refused anyhow is not noted: a number that is far ahead would spend those of all, and one that is old would stand for all that a
+/// node has seen that forgot.
+fn raise(state: &mut State, now: Now, ballot: u64) {
+    if let (Err(Answer::Behind { .. }), Some(stored)) = (accept(state, now, ballot), &mut state.fence) {
+        stored.expires_ms = Some(now.ms + ballot_ms());
+    }
+}
+
 fn ballot_ms() -> u64 {
     if planted(Bug::BallotForgotten) { 0 } else { BALLOT_MS }
 }
@@ -123,10 +132,7 @@ pub(super) fn extend(state: &mut State, now: Now, ttl_ms: u64) {
 
 fn release(state: &mut State, now: Now, owner: &Owner, fence: Fence, whose: Whose) -> (Answer, Option<Wake>) {
     if let Fence::Ballot(ballot) = fence {
-        // Also where nothing is held: the acquire that this undoes may still be on its way.
-        let stored = state.fence.as_ref().map_or(0, |fence| fence.value);
-        let raised = stored.max(ballot);
-        state.fence = Some(Entry { value: raised, expires_ms: Some(now.ms + ballot_ms()) });
+        raise(state, now, ballot);
     }
     match (standing_for(state, now, owner, fence), whose) {
         (Standing::Nothing, _) => (Answer::Free, None),
@@ -347,6 +353,22 @@ mod tests {
         assert_eq!(bench.ask(&a, undo(clock + 4)), (left, None));
         assert!(matches!(bench.renew(&a, 100), Answer::Held { .. }));
         assert_eq!(bench.ask(&a, undo(clock + 5)).0, Answer::Released { left: 0 });
+    }
+
+    #[test]
+    fn a_release_notes_no_ballot_that_would_be_refused() {
+        let ((a, b), mut bench) = (owners(), Bench::new());
+        let clock = bench.now.unix_us;
+        let undo = |ballot| Verb::Release { hold: 1, fence: Fence::Ballot(ballot), whose: Whose::Mine };
+        // A node that has lost its ballot still answers from its clock, which moves on.
+        bench.ask(&a, undo(clock - 20_000_000));
+        bench.after_ms(5_000);
+        let behind = Answer::Behind { ballot: clock - 5_000_000 };
+        assert_eq!(bench.acquire_with(&b, 100, Fence::Ballot(clock - 6_000_000)), behind);
+        // And no clock that is far ahead spends the numbers of all.
+        assert_eq!(fence(bench.acquire_with(&a, 100, Fence::Ballot(clock))), clock);
+        assert_eq!(bench.ask(&a, undo(clock + 2 * BALLOT_AHEAD_US)).0, Answer::Released { left: 0 });
+        assert_eq!(fence(bench.acquire_with(&b, 100, Fence::Ballot(clock + 1))), clock + 1);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 
 use std::error::Error;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tenure::{Guard, Locks, Options, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
@@ -116,6 +116,27 @@ fn a_minority_whose_clock_steps_by_an_hour_costs_nothing() {
         }
     }
     eventually("nothing is left", SOON, || nodes.iter().all(|node| !node.has("x")));
+}
+
+#[test]
+fn the_clock_of_one_node_is_no_measure_for_the_others() {
+    for ahead in [2 * HOUR, 2 * 366 * 24 * HOUR] {
+        let nodes = Nodes::new(3);
+        let locks = locks(&nodes.url(), Options::new().ttl(ms(1_000)));
+        // It accepts no ballot of ours, until it is asked with one of its own: after the first renewal.
+        nodes[2].clock().forward(ahead);
+        let guard = held(&locks, "x").expect("a free lock");
+        eventually("it is taken there too", SOON, || nodes[2].has("x"));
+        block_on(guard.release()).expect("a release");
+        eventually("nothing is left", SOON, || nodes.iter().all(|node| !node.has("x")));
+        let soon = SystemTime::now() + HOUR;
+        let soon = soon.duration_since(UNIX_EPOCH).expect("a clock after 1970").as_micros() as u64;
+        for node in &nodes[..2] {
+            let counter = node.command(&["GET", "tenure:fence:{x}"]).text().parse::<u64>();
+            assert!(counter.expect("a number") < soon, "{ahead:?}");
+        }
+        drop(held(&locks, "x").expect("a free lock"));
+    }
 }
 
 #[test]

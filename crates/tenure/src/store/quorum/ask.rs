@@ -51,6 +51,7 @@ impl Inner {
             && lease::deadline(sent, now, ttl) > now
         {
             hold.is_settled();
+            hold.is_granted(fence);
             return Ok(Answer::Held { fence });
         }
         let is_undone = self.undo(&mut round, &op, &hold, part).await;
@@ -95,28 +96,28 @@ impl Inner {
 
     /// Gives back what an acquisition may have taken, also where its answer never came. Whether nothing is left.
     async fn undo(self: &Arc<Self>, round: &mut Round, op: &Op, hold: &Arc<Hold>, part: Duration) -> bool {
-        let (mut undo, release) = (Round::new(self, 0), self.release_of(op, hold));
+        let (mut undo, releases) = (Round::new(self, 0), self.releases(op, hold));
         for index in 0..self.members.len() {
             let is_there = !planted(Bug::UndoOfGrantsOnly)
                 || matches!(round.words[index], Word::Said(Answer::Held { .. }));
             if hold.may_be_at(index) && is_there {
-                undo.ask(index, release.clone(), part);
+                undo.ask(index, releases[index].clone(), part);
             }
         }
         let all = |words: &[Word], is_last| (is_last || !words.contains(&Word::Pending)).then_some(());
         undo.gather(all).await;
-        self.go_on_releasing(&mut undo, &release, hold)
+        self.go_on_releasing(&mut undo, &releases, hold)
     }
 
     /// Releases on and on where a release was not answered. Whether there was no such member.
-    fn go_on_releasing(self: &Arc<Self>, round: &mut Round, release: &Op, hold: &Arc<Hold>) -> bool {
+    fn go_on_releasing(self: &Arc<Self>, round: &mut Round, releases: &[Op], hold: &Arc<Hold>) -> bool {
         let mut all_answered = true;
         for index in 0..self.members.len() {
             let is_unheard = matches!(round.words[index], Word::Pending | Word::Silent { .. });
             if is_unheard && hold.may_be_at(index) {
                 all_answered = false;
                 let first = round.take(index);
-                let (quorum, release, hold) = (Arc::clone(self), release.clone(), Arc::clone(hold));
+                let (quorum, release, hold) = (Arc::clone(self), releases[index].clone(), Arc::clone(hold));
                 let task = async move { quorum.release_at(index, first, release, &hold).await };
                 self.runtime.spawn(task.boxed());
             }
@@ -137,7 +138,7 @@ impl Inner {
         const PAUSE: Duration = Duration::from_millis(100);
         let has_asked_again = || match release.verb {
             Verb::Release { fence: Fence::Ballot(ballot), .. } => {
-                hold.ballot() > ballot && !planted(Bug::UndoOutlivesRetry)
+                hold.ballot_at(index) > ballot && !planted(Bug::UndoOutlivesRetry)
             }
             _ => false,
         };
@@ -172,8 +173,8 @@ impl Inner {
             round.ask(index, op.clone(), part);
         }
         let verdict = round.gather(renewed).await;
-        let is_held = matches!(verdict, Verdict::Is(Answer::Held { .. }));
-        if is_held {
+        if let Verdict::Is(Answer::Held { fence }) = verdict {
+            hold.has_token(fence);
             self.rejoin(&mut round, &op, ttl_ms, &hold, part);
         }
         self.answer(verdict, &round)
@@ -185,8 +186,7 @@ impl Inner {
         for index in 0..self.members.len() {
             let first = match &round.words[index] {
                 Word::Said(Answer::Held { fence }) => {
-                    hold.saw(*fence);
-                    hold.sent_to(index);
+                    hold.saw(index, *fence);
                     continue;
                 }
                 Word::Said(Answer::Free) => None,
@@ -217,13 +217,14 @@ impl Inner {
         hold: &Arc<Hold>,
         part: Duration,
     ) {
-        let (mut above, sent) = (0, self.runtime.now());
+        let (mut above, sent) = (hold.token(), self.runtime.now());
         for _ in 0..BALLOTS {
             if hold.has_left() {
                 return;
             }
-            // Not the ballot it has: a member that has lost everything takes none that is older than 10 s.
-            let ballot = hold.propose(self.runtime.unix_micros(), above);
+            // Not the ballot it has: a member that has lost everything takes none that is older than 10 s. And for this member alone: what
+            // its clock wants is no measure for the others.
+            let ballot = hold.propose_to(index, self.runtime.unix_micros(), above);
             let sent_there = hold.sent_to(index);
             let said = self.members[index].ask(with_ballot(op, ttl_ms, ballot), part).await;
             hold.heard_of(index, sent_there, &said);
@@ -234,7 +235,7 @@ impl Inner {
         }
         if hold.has_left() {
             // The release may have been there before.
-            self.release_at(index, None, self.release_of(op, hold), hold).await;
+            self.release_at(index, None, release_of(op, hold, index), hold).await;
         }
     }
 
@@ -243,12 +244,12 @@ impl Inner {
         let (now, part) = (self.runtime.now(), within / 2);
         let hold = self.holds.known(&op.owner).unwrap_or_else(|| self.unknown_hold(now));
         hold.leave();
-        let release = match whose {
-            Whose::Mine => self.release_of(&op, &hold),
-            Whose::Anyone => op.clone(),
+        let releases = match whose {
+            Whose::Mine => self.releases(&op, &hold),
+            Whose::Anyone => vec![op.clone(); self.members.len()],
         };
         let mut round = Round::new(self, self.majority());
-        for index in 0..self.members.len() {
+        for (index, release) in releases.iter().enumerate() {
             round.ask(index, release.clone(), part);
         }
         let verdict = match whose {
@@ -256,22 +257,15 @@ impl Inner {
             Whose::Anyone => round.gather(found).await,
         };
         if let (Verdict::Is(_), Whose::Mine) = (&verdict, whose) {
-            self.go_on_releasing(&mut round, &release, &hold);
+            self.go_on_releasing(&mut round, &releases, &hold);
             self.holds.forget(&op.owner);
         }
         self.answer(verdict, &round)
     }
 
-    /// The request that gives a hold back. Its ballot is at least what a member without one would answer with: a member that has lost
-    /// its ballot must not take that of an old hold for all it has ever seen. A hold whose ballot is not known is given back
-    /// whatever that is.
-    fn release_of(&self, op: &Op, hold: &Hold) -> Op {
-        let least = self.runtime.unix_micros().saturating_sub(lease::BALLOT_BEHIND_US);
-        let fence = match hold.ballot() {
-            0 => Fence::Assign,
-            ballot => Fence::Ballot(ballot.max(least)),
-        };
-        Op { verb: Verb::Release { hold: 0, fence, whose: Whose::Mine }, ..op.clone() }
+    /// What gives a hold back at each member, as it is now: what its owner asks for from now on is spared.
+    fn releases(&self, op: &Op, hold: &Hold) -> Vec<Op> {
+        (0..self.members.len()).map(|index| release_of(op, hold, index)).collect()
     }
 
     /// A hold of which this side knows nothing: taken over, or forgotten. It may be anywhere, with any ballot.
@@ -311,4 +305,13 @@ fn with_ballot(op: &Op, ttl_ms: u64, ballot: u64) -> Op {
     let fence = if planted(Bug::TokensByCounter) { Fence::Assign } else { Fence::Ballot(ballot) };
     let verb = Verb::Acquire { ttl_ms, hold: 0, fence, wait_ms: None, bind: Bind::Process };
     Op { verb, ..op.clone() }
+}
+
+/// The request that gives a hold back at one member. One whose ballot is not known is given back whatever that is.
+fn release_of(op: &Op, hold: &Hold, member: usize) -> Op {
+    let fence = match hold.ballot_at(member) {
+        0 => Fence::Assign,
+        ballot => Fence::Ballot(ballot),
+    };
+    Op { verb: Verb::Release { hold: 0, fence, whose: Whose::Mine }, ..op.clone() }
 }

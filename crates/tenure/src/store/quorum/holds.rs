@@ -1,4 +1,4 @@
-//! What this side knows of each owner's hold: its newest ballot, and where there may be something to give back.
+//! What this side knows of each owner's hold: its newest ballots, and where there may be something to give back.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -13,8 +13,10 @@ use crate::store::Failure;
 /// One owner's hold, or its wish for one.
 #[derive(Debug, Default)]
 pub(super) struct Hold {
-    /// The highest ballot that was sent for it.
+    /// The highest ballot that was sent for it to all members.
     ballot: AtomicU64,
+    /// The token with which it was granted, or taken over; 0 if it was not.
+    token: AtomicU64,
     /// What may be at each member.
     places: Mutex<Vec<Place>>,
     /// How often in a row nobody got a majority.
@@ -27,6 +29,9 @@ pub(super) struct Hold {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
+    /// The highest ballot that was sent there alone, or shown there. A member whose clock is ahead has a high one, and the others
+    /// must not get it: they would keep it.
+    ballot: u64,
     /// How many acquisitions were sent there.
     sent: u64,
     /// One of them may have been granted.
@@ -42,21 +47,44 @@ pub(super) struct Sent {
 }
 
 impl Hold {
-    /// The next ballot: above all before it, above what stands in its way, and not below the clock.
+    /// The next ballot for all members: above all before it, above what stands in its way, and not below the clock.
     pub(super) fn propose(&self, clock: u64, above: u64) -> u64 {
-        let least = self.ballot().max(above) + 1;
-        let next = clock.max(least);
+        let next = clock.max(self.ballot.load(Ordering::Acquire).max(above) + 1);
         self.ballot.fetch_max(next, Ordering::AcqRel);
         next
     }
 
-    pub(super) fn ballot(&self) -> u64 {
-        self.ballot.load(Ordering::Acquire)
+    /// The same for one member alone.
+    pub(super) fn propose_to(&self, member: usize, clock: u64, above: u64) -> u64 {
+        let next = clock.max(self.ballot_at(member).max(above) + 1);
+        self.place(member, |place| place.ballot = place.ballot.max(next));
+        next
     }
 
-    /// A member has shown this token.
-    pub(super) fn saw(&self, ballot: u64) {
-        self.ballot.fetch_max(ballot, Ordering::AcqRel);
+    /// The highest ballot that may be at a member.
+    pub(super) fn ballot_at(&self, member: usize) -> u64 {
+        let own = self.places().get(member).map_or(0, |place| place.ballot);
+        own.max(self.ballot.load(Ordering::Acquire))
+    }
+
+    /// A member has shown that it is held there, with this token.
+    pub(super) fn saw(&self, member: usize, ballot: u64) {
+        self.sent_to(member);
+        self.place(member, |place| place.ballot = place.ballot.max(ballot));
+    }
+
+    /// A majority has granted this token.
+    pub(super) fn is_granted(&self, token: u64) {
+        self.token.store(token, Ordering::Release);
+    }
+
+    /// It is held, with this token if none was known before.
+    pub(super) fn has_token(&self, token: u64) {
+        let _ = self.token.compare_exchange(0, token, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    pub(super) fn token(&self) -> u64 {
+        self.token.load(Ordering::Acquire)
     }
 
     pub(super) fn until(&self) -> Moment {
@@ -69,15 +97,12 @@ impl Hold {
 
     /// An acquisition is about to be sent to a member.
     pub(super) fn sent_to(&self, member: usize) -> Sent {
-        let mut places = self.places();
-        if places.len() <= member {
-            places.resize(member + 1, Place::default());
-        }
-        let place = &mut places[member];
-        let was_empty = !place.maybe;
-        place.maybe = true;
-        place.sent += 1;
-        Sent { number: place.sent, was_empty }
+        self.place(member, |place| {
+            let was_empty = !place.maybe;
+            place.maybe = true;
+            place.sent += 1;
+            Sent { number: place.sent, was_empty }
+        })
     }
 
     /// An acquisition was answered by a member. What an earlier one may have taken there is there still if this one was not
@@ -98,6 +123,14 @@ impl Hold {
 
     pub(super) fn may_be_at(&self, member: usize) -> bool {
         self.places().get(member).is_some_and(|place| place.maybe)
+    }
+
+    fn place<R>(&self, member: usize, change: impl FnOnce(&mut Place) -> R) -> R {
+        let mut places = self.places();
+        if places.len() <= member {
+            places.resize(member + 1, Place::default());
+        }
+        change(&mut places[member])
     }
 
     fn places(&self) -> MutexGuard<'_, Vec<Place>> {

@@ -12,13 +12,13 @@ pub(super) struct Script {
 /// The mutex machine.
 pub(super) static MUTEX: Script = Script {
     text: include_str!("../../protocol/mutex.lua"),
-    sha: "76155342d43bfe53e1a0dbff7b5c460065b4c55a",
+    sha: "a3f00697c8f2c1be6353dc181ecf09adc5ab7793",
     guarded: Some(&GUARDED_MUTEX),
 };
 
 static GUARDED_MUTEX: Script = Script {
     text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/mutex.lua")),
-    sha: "20c8e68fb13df0b9f2617c0e66b38b3651bf2b4b",
+    sha: "52f8d487ace4b4137993cabb581804cbaf936fb3",
     guarded: None,
 };
 
