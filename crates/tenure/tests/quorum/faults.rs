@@ -139,6 +139,46 @@ fn the_clock_of_one_node_is_no_measure_for_the_others() {
     }
 }
 
+/// Scripts of all nodes so far.
+fn scripts(nodes: &[Server]) -> u64 {
+    let of = |node: &Server| {
+        let stats = node.info_commandstats();
+        ["eval", "evalsha"].iter().filter_map(|script| stats.get(*script)).sum::<u64>()
+    };
+    nodes.iter().map(of).sum()
+}
+
+#[test]
+fn who_waits_for_a_bare_majority_does_not_wake_himself_and_all_others_for_ever() {
+    let nodes = Nodes::new(3);
+    let ours = locks(&nodes.url(), Options::new().ttl(Duration::from_secs(60)));
+    let guard = held(&ours, "x").expect("a free lock");
+    all_have(&nodes, "x");
+    // As after a restart, or where two have asked at once: the third is free until the next renewal.
+    nodes[2].command(&["DEL", "x"]);
+    let waiters: Vec<Locks> = (0..5).map(|_| locks(&nodes.url(), Options::new())).collect();
+    let before = scripts(&nodes);
+    thread::scope(|scope| {
+        for waiter in &waiters {
+            let wait = || block_on(waiter.mutex("x").expect("a name").try_lock_for(ms(4_000)));
+            scope.spawn(move || assert!(wait().expect("an answer").is_none()));
+        }
+    });
+    let asked = scripts(&nodes) - before;
+    assert!(asked < 600, "{asked} scripts for five who wait 4 s");
+    // Who has heard many such words hears of the release at once all the same.
+    thread::scope(|scope| {
+        let before = scripts(&nodes);
+        let waiter =
+            scope.spawn(|| block_on(waiters[0].mutex("x").expect("a name").lock()).expect("a grant"));
+        eventually("it has asked in vain a few times", SOON, || scripts(&nodes) >= before + 30);
+        block_on(guard.release()).expect("a release");
+        let released = Instant::now();
+        drop(waiter.join().expect("a grant"));
+        assert!(released.elapsed() < Duration::from_secs(10), "{:?}", released.elapsed());
+    });
+}
+
 #[test]
 fn a_lock_survives_the_restart_of_every_node_one_after_the_other() {
     let nodes = Nodes::new(5);

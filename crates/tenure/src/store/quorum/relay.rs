@@ -1,7 +1,9 @@
 //! Messages of all members, as one subscription.
 //!
 //! One member's word that a lock is free means little: the others may not have heard of the release yet, or it was the undo of
-//! somebody who got no majority. So it is passed on when a majority has said the same, or a little later if no majority does.
+//! somebody who got no majority. So it is passed on when a majority has said the same, or a little later if no majority does. While
+//! one has a bare majority, whoever asks takes the rest, gives it back, and so wakes all who ask next: each such word is kept back
+//! for longer than the one before.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -16,11 +18,14 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::lease::millis;
 use crate::protocol::{Rule, Wake};
-use crate::runtime::Runtime;
+use crate::runtime::{Moment, Runtime};
 use crate::store::{Failure, Listener, Speaker};
 
-/// How long a few members' word is kept back for others to say the same.
+/// How long a few members' word is kept back for others to say the same: at first, and at most.
 const KEPT: Duration = Duration::from_millis(20);
+const KEPT_MOST: Duration = Duration::from_secs(1);
+/// After so long without such a word the next is kept back no longer than the first.
+const QUIET: Duration = Duration::from_secs(5);
 
 impl Inner {
     /// Listens to all; ready when a majority is heard.
@@ -50,8 +55,8 @@ impl Inner {
         }
         let (majority, runtime) = (self.majority(), Arc::clone(&self.runtime));
         Ok(Listener::new(|speaker| {
-            let relay =
-                Relay { sources, majority, said: Vec::new(), passed_on: None, timer: None, runtime, speaker };
+            let (said, passed_on, timer, kept, heard) = (Vec::new(), None, None, KEPT, runtime.now());
+            let relay = Relay { sources, majority, said, passed_on, timer, kept, heard, runtime, speaker };
             // It ends when the listener is dropped.
             self.runtime.spawn(relay.run().boxed());
             Box::new(())
@@ -113,6 +118,9 @@ struct Relay {
     passed_on: Option<Ending>,
     /// When what was said is passed on all the same.
     timer: Option<BoxFuture<'static, ()>>,
+    /// How long the next word is kept back, and when one last was.
+    kept: Duration,
+    heard: Moment,
     runtime: Arc<dyn Runtime>,
     speaker: Speaker,
 }
@@ -156,6 +164,7 @@ impl Relay {
             };
             self.said.clear();
             self.timer = None;
+            self.kept = (2 * self.kept).min(KEPT_MOST);
             self.speaker.say(Wake::Free { by });
         }
         news
@@ -183,12 +192,18 @@ impl Relay {
             if self.said.is_empty() {
                 self.timer = None;
             }
+            self.kept = KEPT;
             self.speaker.say(Wake::Free { by: ending.0.clone() });
             self.passed_on = Some(ending);
         } else if self.timer.is_none() {
+            let now = self.runtime.now();
+            if now.since(self.heard) >= QUIET {
+                self.kept = KEPT;
+            }
+            self.heard = now;
             // At random, because others hear the same.
-            let random = Duration::from_millis(self.runtime.random() % millis(KEPT));
-            self.timer = Some(self.runtime.sleep_until(self.runtime.now() + KEPT + random));
+            let random = Duration::from_millis(self.runtime.random() % millis(self.kept));
+            self.timer = Some(self.runtime.sleep_until(now + self.kept + random));
         }
     }
 }
