@@ -180,6 +180,32 @@ fn who_waits_for_a_bare_majority_does_not_wake_himself_and_all_others_for_ever()
 }
 
 #[test]
+fn a_node_does_not_keep_a_token_below_the_one_that_was_granted() {
+    let nodes = Nodes::new(3);
+    // It has no vote, but takes the first ballot; the others want a higher one.
+    nodes[2].command(&["ACL", "SETUSER", "default", "-info"]);
+    let ahead = SystemTime::now() + Duration::from_secs(5);
+    let ahead = ahead.duration_since(UNIX_EPOCH).expect("a clock after 1970").as_micros().to_string();
+    for node in &nodes[..2] {
+        node.command(&["SET", "tenure:fence:{x}", &ahead]);
+    }
+    let locks = locks(&nodes.url(), Options::new().ttl(ms(30_000)));
+    block_on(held(&locks, "warm").expect("a free lock").release()).expect("a release");
+    let guard = held(&locks, "x").expect("a free lock");
+    let token = |node: &Server| {
+        let value = node.command(&["GET", "x"]);
+        value.text().rsplit('#').next().expect("a token").parse::<u64>().expect("a number")
+    };
+    let all_have_it = || nodes.iter().all(|node| node.has("x") && token(node) >= guard.fence());
+    eventually("it is asked with the second too", SOON / 6, all_have_it);
+    // Where that did not come through, a renewal sees it.
+    nodes[2].command(&["SET", "x", &format!("{}#{}", guard.owner(), guard.fence() - 1), "PX", "30000"]);
+    block_on(guard.renew()).expect("a renewal");
+    eventually("it is asked with a higher one", SOON / 6, all_have_it);
+    nodes[2].command(&["ACL", "SETUSER", "default", "+info"]);
+}
+
+#[test]
 fn a_lock_survives_the_restart_of_every_node_one_after_the_other() {
     let nodes = Nodes::new(5);
     let options = Options::new().ttl(ms(3_000));

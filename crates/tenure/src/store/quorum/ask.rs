@@ -40,7 +40,9 @@ impl Inner {
             round.give_up_waiting();
             ballot = hold.propose(self.runtime.unix_micros(), self.beyond(above, sent));
             for index in 0..self.members.len() {
-                if matches!(round.words[index], Word::Said(Answer::Held { .. } | Answer::Behind { .. })) {
+                // Also where the first may have been taken and does not count: what is left there would show a token that is too low.
+                let was_behind = matches!(round.words[index], Word::Said(Answer::Behind { .. }));
+                if was_behind || hold.may_be_at(index) {
                     round.ask(index, with_ballot(&op, ttl_ms, ballot), part);
                 }
             }
@@ -181,26 +183,37 @@ impl Inner {
     }
 
     /// Takes again where the hold is gone: a majority is its owner's already, so nobody else can have been let in. Else a restart
-    /// of one member after the other would cost a lock that never had fewer than all but one.
+    /// of one member after the other would cost a lock that never had fewer than all but one. The same where a member has kept a
+    /// ballot below the one that was granted: whoever takes the hold over would be shown that.
     fn rejoin(self: &Arc<Self>, round: &mut Round, op: &Op, ttl_ms: u64, hold: &Arc<Hold>, part: Duration) {
+        let token = hold.token();
+        let lacks = move |answer: &Answer| match answer {
+            Answer::Free => true,
+            Answer::Held { fence } => *fence < token,
+            _ => false,
+        };
         for index in 0..self.members.len() {
             let first = match &round.words[index] {
-                Word::Said(Answer::Held { fence }) => {
-                    hold.saw(index, *fence);
-                    continue;
+                Word::Said(answer) => {
+                    if let Answer::Held { fence } = answer {
+                        hold.saw(index, *fence);
+                    }
+                    if !lacks(answer) {
+                        continue;
+                    }
+                    None
                 }
-                Word::Said(Answer::Free) => None,
                 Word::Pending => round.take(index),
                 _ => continue,
             };
             let (quorum, op, hold) = (Arc::clone(self), op.clone(), Arc::clone(hold));
             self.runtime.spawn(
                 async move {
-                    let is_free = match first {
-                        Some(first) => matches!(first.await, Ok(Answer::Free)),
+                    let is_lacking = match first {
+                        Some(first) => first.await.is_ok_and(|answer| lacks(&answer)),
                         None => true,
                     };
-                    if is_free {
+                    if is_lacking {
                         quorum.rejoin_at(index, &op, ttl_ms, &hold, part).await;
                     }
                 }
