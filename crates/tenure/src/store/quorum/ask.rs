@@ -17,6 +17,8 @@ use crate::store::Failure;
 
 /// So many ballots are tried in one call.
 const BALLOTS: u32 = 2;
+/// Within this time somebody whom nobody let in and nobody kept out has asked again.
+const SOON: Duration = Duration::from_secs(10);
 
 impl Inner {
     /// Takes the lock on a majority, or gives it back everywhere.
@@ -57,6 +59,13 @@ impl Inner {
             return Ok(Answer::Held { fence });
         }
         let is_undone = self.undo(&mut round, &op, &hold, part).await;
+        if is_undone {
+            // One whom nobody kept out asks again soon, and remembers how often it did.
+            match verdict {
+                Verdict::Raise { .. } | Verdict::Split { .. } => hold.lasts_no_longer_than(now + SOON),
+                _ => self.holds.forget(&op.owner),
+            }
+        }
         let back_off = |hold: &Hold| self.back_off_ms(hold.split(), now.since(sent));
         Ok(match verdict {
             Verdict::Is(Answer::Held { .. }) => return Err(self.silence(is_undone, &round)),

@@ -95,6 +95,11 @@ impl Hold {
         self.until.fetch_max(until.0, Ordering::AcqRel);
     }
 
+    /// Nothing is left of what was asked for.
+    pub(super) fn lasts_no_longer_than(&self, until: Moment) {
+        self.until.fetch_min(until.0, Ordering::AcqRel);
+    }
+
     /// An acquisition is about to be sent to a member.
     pub(super) fn sent_to(&self, member: usize) -> Sent {
         self.place(member, |place| {
@@ -190,5 +195,10 @@ impl Holds {
 
     pub(super) fn forget(&self, owner: &Owner) {
         self.table().by_owner.remove(owner);
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.table().by_owner.len()
     }
 }

@@ -254,3 +254,32 @@ impl fmt::Debug for Quorum {
         f.debug_tuple("Quorum").field(&self.0.url).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::owner::Owner;
+    use crate::protocol::{Answer, Bind, Fence};
+    use crate::runtime::{Driver, block_on};
+    use crate::store::memory::Memory;
+
+    #[test]
+    fn those_who_were_turned_away_are_forgotten() {
+        let runtime: Arc<dyn Runtime> = Driver::start().expect("a thread");
+        let member = |_| Arc::new(Memory::new(Arc::clone(&runtime), "memory:")) as Arc<dyn Store>;
+        let members = (0..3).map(member).collect();
+        let quorum = Quorum::new(members, Box::new(()), Arc::clone(&runtime), None).expect("a quorum");
+        let acquire = |request| {
+            let (owner, name) = (Owner::fresh("", &*runtime), LockName::new("x").expect("a name"));
+            let (ttl_ms, fence, wait_ms) = (86_400_000, Fence::Assign, None);
+            let verb = Verb::Acquire { ttl_ms, hold: 0, fence, wait_ms, bind: Bind::Process };
+            let op = Op { name, rule: Rule::Mutex, owner, request, verb };
+            block_on(quorum.call(op, Duration::from_secs(60))).expect("an answer").answer
+        };
+        assert!(matches!(acquire(0), Answer::Held { .. }));
+        for request in 1..1_000 {
+            assert!(matches!(acquire(request), Answer::Busy { .. }));
+        }
+        assert_eq!(quorum.0.holds.len(), 1);
+    }
+}
