@@ -270,12 +270,20 @@ fn a_server_that_is_there_twice_is_found_out() {
         let why = error.source().expect("a cause").to_string();
         error.is_refused() && why.contains("the same server") && why.contains(&nodes[0].url())
     };
-    // The first may get through before both are known; then they exclude each other, and nobody has a majority.
+    // The first may get through before both are known, with the votes of the two that are independent.
     eventually("it is refused", SOON, || {
         let said = block_on(locks.mutex("x").expect("a name").try_lock());
         said.is_err_and(|error| error.is_refused())
     });
     assert!(refused(&locks));
+    // Also by the answers to the first request ever, where it would be a majority alone.
+    let dead = Server::start();
+    dead.kill();
+    let members = [nodes[0].url(), nodes[0].unix_url(), dead.url()];
+    let locks = Locks::quorum(members.map(|url| Locks::open(&url).expect("a store"))).expect("a quorum");
+    let mutex = locks.mutex("y").expect("a name");
+    assert!(block_on(mutex.try_lock()).expect_err("no quorum").is_refused());
+    assert!(!nodes[0].has("y"));
     let twice = format!("{},{}", url(&nodes), nodes[0].address());
     assert!(Locks::open(&twice).expect_err("no quorum").is_invalid());
     let one = Locks::memory();

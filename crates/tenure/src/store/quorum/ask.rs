@@ -51,7 +51,10 @@ impl Inner {
             verdict = round.gather(|words, is_last| acquired(words, ballot, is_last)).await;
         }
         let now = self.runtime.now();
+        // Again: those that were asked for the first time are known only by now.
+        let twins = self.twins();
         if let Verdict::Is(Answer::Held { fence }) = verdict
+            && twins.is_ok()
             && lease::deadline(sent, now, ttl) > now
         {
             hold.is_settled();
@@ -67,6 +70,7 @@ impl Inner {
             }
         }
         let back_off = |hold: &Hold| self.back_off_ms(hold.split(), now.since(sent));
+        twins?;
         Ok(match verdict {
             Verdict::Is(Answer::Held { .. }) => return Err(self.silence(is_undone, &round)),
             Verdict::Is(answer) => {
