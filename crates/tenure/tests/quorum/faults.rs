@@ -206,6 +206,22 @@ fn a_node_does_not_keep_a_token_below_the_one_that_was_granted() {
 }
 
 #[test]
+fn a_listing_shows_what_a_majority_holds_beside_a_foreign_value_once() {
+    let nodes = Nodes::new(3);
+    nodes[0].command(&["SET", "x", "somebody else", "PX", "60000"]);
+    let locks = locks(&nodes.url(), Options::new());
+    let _guard = held(&locks, "x").expect("free on two");
+    for prefix in ["", "x"] {
+        let mut listing = locks.list(prefix).expect("a prefix");
+        let mut names = Vec::new();
+        while let Some(status) = block_on(listing.next()).expect("an answer") {
+            names.push(status.name.as_str().to_owned());
+        }
+        assert_eq!(names, ["x"], "{prefix:?}");
+    }
+}
+
+#[test]
 fn a_lock_survives_the_restart_of_every_node_one_after_the_other() {
     let nodes = Nodes::new(5);
     let options = Options::new().ttl(ms(3_000));

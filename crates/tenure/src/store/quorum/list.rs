@@ -10,7 +10,7 @@ use super::round::Round;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::quorum::{Verdict, Word, found};
-use crate::protocol::{Answer, Found, Op, Rule, Verb};
+use crate::protocol::{Answer, Found, Op, Rule, Verb, ours};
 use crate::store::{Cursor, Failure, Page};
 
 /// Where a listing stands: in which member's, which members failed so far, and where in it.
@@ -46,7 +46,8 @@ impl Inner {
         let next = match member.store.list(prefix, place.from.clone(), within / 2).await {
             Ok(part) => {
                 let names = part.locks.into_iter().map(|(name, _)| name);
-                let looks = names.map(|name| self.look_from(place.member, place.failed, name, within / 2));
+                let (member, failed, has_prefix) = (place.member, place.failed, !prefix.is_empty());
+                let looks = names.map(|name| self.look_from(member, failed, has_prefix, name, within / 2));
                 for look in join_all(looks).await {
                     page.locks.extend(look?);
                 }
@@ -75,6 +76,7 @@ impl Inner {
         self: &Arc<Self>,
         member: usize,
         failed: u64,
+        has_prefix: bool,
         name: LockName,
         within: Duration,
     ) -> Result<Option<(LockName, Found)>, Failure> {
@@ -86,8 +88,11 @@ impl Inner {
         }
         // Of all who answer: who has it decides in whose listing it is told.
         let verdict = round.gather(|words, is_last| if is_last { found(words, true) } else { None }).await;
+        // A listing without a prefix shows nothing foreign, so that member has not told it.
+        let is_shown =
+            |found: &Found| has_prefix || found.holders.iter().any(|holding| ours(&holding.value).is_some());
         let is_told = |(index, word): (usize, &Word)| {
-            failed & (1 << index) == 0 && matches!(word, Word::Said(Answer::Found(_)))
+            failed & (1 << index) == 0 && matches!(word, Word::Said(Answer::Found(found)) if is_shown(found))
         };
         if round.words[..member].iter().enumerate().any(is_told) {
             return Ok(None);
