@@ -181,6 +181,7 @@ impl Inner {
     /// Renews on a majority, and then takes again where the hold is gone and nobody has it.
     pub(super) async fn renew(self: &Arc<Self>, op: Op, ttl_ms: u64, within: Duration) -> Said {
         let (sent, part) = (self.runtime.now(), within / 2);
+        self.longest_ms.fetch_max(ttl_ms, std::sync::atomic::Ordering::Relaxed);
         let until = sent + within + Duration::from_millis(ttl_ms);
         let hold = self.holds.of(&op.owner, sent, until);
         let mut round = Round::new(self, self.majority());
