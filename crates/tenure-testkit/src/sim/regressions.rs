@@ -114,7 +114,7 @@ pub const QUORUM: &[Regression] = &[
     found(
         "what an earlier try may have left was given back after a later one had been granted",
         Regime::Lossy,
-        226,
+        46,
         Some(Bug::UndoOutlivesRetry),
     ),
     found("a ballot was raised to where the clock of a node without one had been", Regime::Quiet, 441, None),
