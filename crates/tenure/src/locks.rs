@@ -326,7 +326,8 @@ impl Locks {
     }
 
     /// Waits until the releases in the background are done, at most [`op_timeout`](Options::op_timeout). For programs whose
-    /// `Locks` is a `static`, which is never dropped.
+    /// `Locks` is a `static`, which is never dropped. On a quorum this includes the members that have not answered a release that a
+    /// majority has; that some of those are left is no error.
     ///
     /// # Cancel safety
     /// The releases go on.

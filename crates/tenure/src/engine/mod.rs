@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, FutureExt, select};
 
 use crate::error::{Error, Result};
 use crate::name::LockName;
@@ -123,10 +123,17 @@ impl Engine {
     /// Waits until the releases in the background are done, at most this long.
     pub(crate) async fn flushed_within(&self, most: Duration) -> Result<()> {
         let timer = self.runtime.sleep_until(self.now() + most);
-        match select(pin!(self.outbox.flushed()), timer).await {
-            Either::Left(_) => Ok(()),
-            Either::Right(_) => Err(Error::unflushed(self.store.url())),
+        match select(pin!(self.flushed()), timer).await {
+            // What the store goes on with was answered.
+            Either::Right(_) if !self.outbox.is_empty() => Err(Error::unflushed(self.store.url())),
+            _ => Ok(()),
         }
+    }
+
+    /// Waits until neither the engine nor the store has releases under way.
+    async fn flushed(&self) {
+        self.outbox.flushed().await;
+        self.store.settled().await;
     }
 }
 
@@ -170,14 +177,14 @@ impl Drop for Home {
         self.engine.lines.close();
         self.engine.desks.close();
         let Some(driver) = self.driver.take() else { return };
-        if self.engine.outbox.is_empty() {
+        if self.engine.flushed().now_or_never().is_some() {
             driver.stop();
             return;
         }
         let engine = Arc::clone(&self.engine);
         let last = Arc::clone(&driver);
         driver.spawn(Box::pin(async move {
-            engine.outbox.flushed().await;
+            engine.flushed().await;
             last.stop();
         }));
         if !driver.is_current() {

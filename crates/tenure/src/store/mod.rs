@@ -134,6 +134,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn list(&self, prefix: &str, from: Cursor, within: Duration)
     -> BoxFuture<'static, Result<Page, Failure>>;
 
+    /// Completes when the store goes on with no release by itself, as a quorum does where a member has not answered.
+    fn settled(&self) -> BoxFuture<'static, ()> {
+        ready(()).boxed()
+    }
+
     /// Whether this store can keep the promise of this rule, or why not.
     ///
     /// # Errors

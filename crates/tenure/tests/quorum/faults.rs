@@ -222,6 +222,29 @@ fn a_listing_shows_what_a_majority_holds_beside_a_foreign_value_once() {
 }
 
 #[test]
+fn a_release_that_one_node_has_yet_to_get_reaches_it_after_the_last_handle_is_gone() {
+    for is_shut_down in [true, false] {
+        let nodes = Nodes::new(3);
+        let proxy = Proxy::start(nodes[2].address());
+        let url = format!("{},{}", url(&nodes[..2]), proxy.address());
+        let locks = locks(&url, Options::new().ttl(Duration::from_secs(120)));
+        let guard = held(&locks, "x").expect("a free lock");
+        all_have(&nodes, "x");
+        proxy.set(Fault::Refuse);
+        proxy.reset();
+        block_on(guard.release()).expect("a release by the others");
+        if is_shut_down {
+            block_on(locks.shutdown()).expect("a majority has answered");
+        } else {
+            drop(locks);
+        }
+        assert!(nodes[2].has("x"));
+        proxy.set(Fault::None);
+        eventually("it is released there too", SOON, || !nodes[2].has("x"));
+    }
+}
+
+#[test]
 fn a_lock_survives_the_restart_of_every_node_one_after_the_other() {
     let nodes = Nodes::new(5);
     let options = Options::new().ttl(ms(3_000));

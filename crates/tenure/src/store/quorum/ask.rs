@@ -1,6 +1,7 @@
 //! What is asked of the members: acquire, renew, release, look.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
@@ -25,7 +26,7 @@ impl Inner {
     pub(super) async fn acquire(self: &Arc<Self>, op: Op, ttl_ms: u64, within: Duration) -> Said {
         self.twins()?;
         let (sent, ttl, part) = (self.runtime.now(), Duration::from_millis(ttl_ms), self.part(within));
-        self.longest_ms.fetch_max(ttl_ms, std::sync::atomic::Ordering::Relaxed);
+        self.longest_ms.fetch_max(ttl_ms, Ordering::Relaxed);
         let longest = self.longest();
         let hold = self.holds.of(&op.owner, sent, sent + within + ttl);
         let mut ballot = hold.propose(self.runtime.unix_micros(), 0);
@@ -112,11 +113,11 @@ impl Inner {
     /// Gives back what an acquisition may have taken, also where its answer never came. Whether nothing is left.
     async fn undo(self: &Arc<Self>, round: &mut Round, op: &Op, hold: &Arc<Hold>, part: Duration) -> bool {
         let (mut undo, releases) = (Round::new(self, 0), self.releases(op, hold));
-        for index in 0..self.members.len() {
+        for (index, release) in releases.iter().enumerate() {
             let is_there = !planted(Bug::UndoOfGrantsOnly)
                 || matches!(round.words[index], Word::Said(Answer::Held { .. }));
             if hold.may_be_at(index) && is_there {
-                undo.ask(index, releases[index].clone(), part);
+                undo.ask(index, release.clone(), part);
             }
         }
         let all = |words: &[Word], is_last| (is_last || !words.contains(&Word::Pending)).then_some(());
@@ -127,13 +128,17 @@ impl Inner {
     /// Releases on and on where a release was not answered. Whether there was no such member.
     fn go_on_releasing(self: &Arc<Self>, round: &mut Round, releases: &[Op], hold: &Arc<Hold>) -> bool {
         let mut all_answered = true;
-        for index in 0..self.members.len() {
+        for (index, release) in releases.iter().enumerate() {
             let is_unheard = matches!(round.words[index], Word::Pending | Word::Silent { .. });
             if is_unheard && hold.may_be_at(index) {
                 all_answered = false;
                 let first = round.take(index);
-                let (quorum, release, hold) = (Arc::clone(self), releases[index].clone(), Arc::clone(hold));
-                let task = async move { quorum.release_at(index, first, release, &hold).await };
+                let (quorum, release, hold) = (Arc::clone(self), release.clone(), Arc::clone(hold));
+                let under_way = Releasing::one(self);
+                let task = async move {
+                    quorum.release_at(index, first, release, &hold).await;
+                    drop(under_way);
+                };
                 self.runtime.spawn(task.boxed());
             }
         }
@@ -181,7 +186,7 @@ impl Inner {
     /// Renews on a majority, and then takes again where the hold is gone and nobody has it.
     pub(super) async fn renew(self: &Arc<Self>, op: Op, ttl_ms: u64, within: Duration) -> Said {
         let (sent, part) = (self.runtime.now(), within / 2);
-        self.longest_ms.fetch_max(ttl_ms, std::sync::atomic::Ordering::Relaxed);
+        self.longest_ms.fetch_max(ttl_ms, Ordering::Relaxed);
         let until = sent + within + Duration::from_millis(ttl_ms);
         let hold = self.holds.of(&op.owner, sent, until);
         let mut round = Round::new(self, self.majority());
@@ -262,6 +267,7 @@ impl Inner {
         }
         if hold.has_left() {
             // The release may have been there before.
+            let _under_way = Releasing::one(self);
             self.release_at(index, None, release_of(op, hold, index), hold).await;
         }
     }
@@ -325,6 +331,24 @@ impl Inner {
                 Failure::Unknown(self.why(&round.reasons()))
             }
         })
+    }
+}
+
+/// A release that goes on behind the caller's back.
+struct Releasing(Arc<Inner>);
+
+impl Releasing {
+    fn one(quorum: &Arc<Inner>) -> Self {
+        quorum.releases.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(quorum))
+    }
+}
+
+impl Drop for Releasing {
+    fn drop(&mut self) {
+        if self.0.releases.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.are_done.notify_waiters();
+        }
     }
 }
 

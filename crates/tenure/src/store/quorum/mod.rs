@@ -19,11 +19,12 @@ use std::any::Any;
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
+use tokio::sync::Notify;
 
 use super::{Cursor, Failure, Life, Listener, Page, SETUP, Store};
 use crate::error::{Error, Result};
@@ -44,6 +45,9 @@ struct Inner {
     holds: Holds,
     /// The longest lease that was asked for, in ms: for so long a member that starts anew may have forgotten one.
     longest_ms: AtomicU64,
+    /// Releases that go on behind the caller's back.
+    releases: AtomicUsize,
+    are_done: Notify,
     url: Arc<str>,
     /// What the members live on.
     _keeps: Box<dyn Any + Send + Sync>,
@@ -97,7 +101,9 @@ impl Quorum {
         let url = url.unwrap_or_else(|| format!("quorum:{}", urls.join(",")).into());
         let members = members.into_iter().map(Member::new).collect();
         let (holds, longest_ms) = (Holds::default(), AtomicU64::new(0));
-        Ok(Self(Arc::new(Inner { members, runtime, holds, longest_ms, url, _keeps: keeps })))
+        let (releases, are_done) = (AtomicUsize::new(0), Notify::new());
+        let inner = Inner { members, runtime, holds, longest_ms, releases, are_done, url, _keeps: keeps };
+        Ok(Self(Arc::new(inner)))
     }
 }
 
@@ -146,6 +152,20 @@ impl Store for Quorum {
             Rule::Reentrant => Err("no majority can tell how often an owner holds"),
             Rule::Queue(_) => Err(NO_QUEUE),
         }
+    }
+
+    fn settled(&self) -> BoxFuture<'static, ()> {
+        let inner = Arc::clone(&self.0);
+        async move {
+            loop {
+                let are_done = inner.are_done.notified();
+                if inner.releases.load(Ordering::Acquire) == 0 {
+                    return;
+                }
+                are_done.await;
+            }
+        }
+        .boxed()
     }
 
     fn interrupted(&self) -> BoxFuture<'static, ()> {
