@@ -54,6 +54,8 @@ pub enum Bug {
     WakeBeforeWrite,
     /// A hold that was found by a question before its release is not expected to end any more.
     EndTakenForTold,
+    /// A release that finds nothing to release says that it has released.
+    LossTakenForRelease,
     /// Half of the members of a quorum are taken for a majority.
     MinorityRules,
     /// What got no majority is given back only where it is known to have been granted.
@@ -84,7 +86,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 37] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -108,6 +110,7 @@ impl Bug {
         Self::PushOfAnotherLife,
         Self::WakeBeforeWrite,
         Self::EndTakenForTold,
+        Self::LossTakenForRelease,
         Self::MinorityRules,
         Self::UndoOfGrantsOnly,
         Self::UndoOutlivesRetry,

@@ -36,6 +36,7 @@ const CAUGHT: [(Bug, &str, u64); Bug::ALL.len()] = [
     (Bug::PushOfAnotherLife, "exclusion within validity", 1_000),
     (Bug::WakeBeforeWrite, "progress", 1_000),
     (Bug::EndTakenForTold, "progress", 20_000),
+    (Bug::LossTakenForRelease, "honesty", 20_000),
     (Bug::MinorityRules, quorum::EXCLUSION, 1_000),
     (Bug::UndoOfGrantsOnly, quorum::LEFTOVERS, 1_000),
     (Bug::UndoOutlivesRetry, quorum::EXCLUSION, 1_000),

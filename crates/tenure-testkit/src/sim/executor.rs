@@ -21,6 +21,7 @@ use tenure::internals::{Moment, Runtime};
 
 use super::chooser::{Choice, Chooser, Rng};
 use super::clock::{Clock, TrueTime};
+use super::coverage::{Event, Events};
 
 /// What one poll takes. Not nothing, so that time passes also for a task that never rests.
 const POLL: TrueTime = 1_000;
@@ -57,6 +58,7 @@ struct Core {
     steps: u64,
     hash: u64,
     log: Option<Vec<(TrueTime, String)>>,
+    events: Events,
     /// How often somebody looked at a clock since the last poll began.
     looks: u32,
     over: bool,
@@ -162,6 +164,7 @@ impl Sim {
             next_due: 0,
             steps: 0,
             hash: 0,
+            events: Events::default(),
             log: None,
             looks: 0,
             over: false,
@@ -235,6 +238,16 @@ impl Sim {
     /// Adds something that happened to the hash.
     pub fn mark(&self, what: u64) {
         self.core().mark(what);
+    }
+
+    /// Counts what happened.
+    pub fn count(&self, event: Event) {
+        self.core().events.add(event);
+    }
+
+    /// What has happened so far.
+    pub fn events(&self) -> Events {
+        self.core().events
     }
 
     /// Writes notes down from now on.
@@ -321,6 +334,9 @@ impl Sim {
         for task in core.tasks.iter_mut().filter(|task| task.process == process && !task.done) {
             task.done = true;
             gone.extend(task.future.take());
+        }
+        if !gone.is_empty() {
+            core.events.add(Event::Died);
         }
         drop(core);
         drop(gone);
@@ -481,6 +497,7 @@ impl Core {
         if task.done {
         } else if life.paused {
             life.parked.push(id);
+            self.events.add(Event::Paused);
         } else {
             self.ready.push(id);
         }

@@ -7,6 +7,7 @@ use std::{env, thread};
 
 use tenure::internals::planted::Bug;
 
+use super::coverage::Coverage;
 use super::regime::Regime;
 use super::regressions::Regression;
 use super::report::Report;
@@ -72,6 +73,11 @@ impl Hunt {
             all.lasted as f64 / 3.6e12,
             all.schedules as f64 / took
         );
+        let unseen = |(regime, coverage): (_, &Coverage)| {
+            coverage.missing().into_iter().map(|event| format!("{event:?} in {regime:?}")).collect::<Vec<_>>()
+        };
+        let unseen: Vec<_> = all.coverage.iter().flat_map(unseen).collect();
+        assert!(unseen.is_empty(), "never happened: {unseen:?}");
         self.accuse(all.violations);
     }
 
@@ -157,6 +163,8 @@ struct Tally {
     steps: u64,
     lasted: u128,
     violations: Vec<Report>,
+    /// Of schedules with one server.
+    coverage: BTreeMap<Regime, Coverage>,
 }
 
 impl Tally {
@@ -165,6 +173,9 @@ impl Tally {
         self.grants += report.grants;
         self.steps += report.steps;
         self.lasted += u128::from(report.lasted);
+        if report.nodes == 1 {
+            self.coverage.entry(report.plan.regime).or_default().add(&report.plan, &report.events);
+        }
         if report.violation.is_some() {
             self.violations.push(report);
         }
@@ -176,5 +187,8 @@ impl Tally {
         self.steps += other.steps;
         self.lasted += other.lasted;
         self.violations.extend(other.violations);
+        for (regime, coverage) in &other.coverage {
+            self.coverage.entry(*regime).or_default().merge(coverage);
+        }
     }
 }

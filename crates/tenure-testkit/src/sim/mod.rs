@@ -27,6 +27,7 @@
 pub mod blows;
 pub mod chooser;
 pub mod clock;
+pub mod coverage;
 pub mod executor;
 pub mod hunt;
 pub mod network;

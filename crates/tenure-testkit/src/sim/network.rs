@@ -18,6 +18,7 @@ use tenure::internals::protocol::{Answer, Fence, Found, Kind, Op, Reply, Rule, V
 use tenure::internals::store::{Failure, Life, Listener, Speaker};
 
 use super::clock::{Clock, MS, SECOND, TrueTime};
+use super::coverage::Event;
 use super::executor::{OUTSIDE, Process, ProcessId, Sim, lock};
 use super::oracle::{Executed, Oracle};
 use super::regime::Faults;
@@ -203,7 +204,7 @@ impl Network {
 
     /// The server starts again with nothing, so every connection ends.
     pub fn forget(&self) {
-        self.inner().server.forget();
+        self.changes(Event::Forgotten, Server::forget);
         if let Some(oracle) = &self.oracle {
             oracle.forgotten();
         }
@@ -212,12 +213,23 @@ impl Network {
 
     /// The server, or the one that takes its place, has nothing that was written after a moment, and every connection ends.
     pub fn rewind(&self, to: TrueTime) {
-        self.inner().server.rewind(to);
+        self.changes(Event::Rewound, |server| server.rewind(to));
         if let Some(oracle) = &self.oracle {
             oracle.rewound(to);
         }
         self.inner().rewinds += 1;
         self.start_anew();
+    }
+
+    /// Does something to the server, and counts it if it has other locks then.
+    fn changes(&self, event: Event, what: impl FnOnce(&mut Server)) {
+        let now = self.sim.now();
+        let server = &mut self.inner().server;
+        let before = server.list(now, "");
+        what(server);
+        if server.list(now, "") != before {
+            self.sim.count(event);
+        }
     }
 
     fn start_anew(&self) {
@@ -243,6 +255,9 @@ impl Network {
         let now = self.sim.now();
         let mut inner = self.inner();
         let by = inner.server.set_off(off);
+        if by != 0 {
+            self.sim.count(Event::Stepped);
+        }
         self.sim.note(|| format!("server: its clock steps by {:.3} s", by as f64 / 1e9));
         if let Some(oracle) = &self.oracle {
             oracle.stepped(by > 0, |name, owner| inner.server.standing(now, name)?.share(owner)?.lapses);
@@ -268,12 +283,16 @@ impl Network {
 
     /// The counter of a lock's tokens is evicted.
     pub fn evict_counter(&self, name: &LockName) {
+        let had_one = self.inner().server.has_counter(name);
         self.inner().server.evict_counter(name);
+        if had_one && !self.inner().server.has_counter(name) {
+            self.sim.count(Event::Evicted);
+        }
     }
 
     /// An operator deletes a lock's key.
     pub fn delete(&self, name: &LockName) {
-        self.inner().server.delete(name);
+        self.changes(Event::Deleted, |server| server.delete(name));
         if let Some(oracle) = &self.oracle {
             oracle.deleted(name);
         }
@@ -308,6 +327,9 @@ impl Network {
         (old.cut_at, old.is_broken) = (up_at, true);
         let under_way = std::mem::take(&mut old.under_way);
         drop(inner);
+        if under_way.iter().any(|slot| slot.strong_count() > 0) {
+            self.sim.count(Event::Cut);
+        }
         self.sim
             .note(|| format!("p{process}: connection ended, the next is there at {:.6}", up_at as f64 / 1e9));
         under_way.iter().filter_map(Weak::upgrade).for_each(|slot| slot.fill(Err(unknown())));
@@ -357,13 +379,20 @@ impl Network {
         let end = &inner.ends[process];
         let (out_of_time_at, leaves_at) = (now + end.clock.lasts(within), now.max(end.up_at));
         let number = end.connection;
-        if end.is_dead || leaves_at >= out_of_time_at && leaves_at > now || self.sim.chance(refused) {
+        if end.is_dead || leaves_at >= out_of_time_at && leaves_at > now {
+            return false;
+        }
+        if self.sim.chance(refused) {
+            self.sim.count(Event::NotSent);
             return false;
         }
         self.sim.note(|| format!("p{process}: sends {}", Shown(&op)));
         let faults = inner.faults;
         slot.leave(leaves_at, out_of_time_at);
         let parting = inner.ends[process].parting;
+        if leaves_at < parting.requests {
+            self.sim.count(Event::Parted);
+        }
         let latency = inner.delay(&self.sim, &op.name, leaves_at, Some(out_of_time_at));
         let connection = &mut inner.connections[number];
         connection.loses_requests |= parting.loses && leaves_at < parting.requests;
@@ -380,6 +409,8 @@ impl Network {
             connection.inbox.insert(place, (op, Arc::clone(slot)));
             let network = self.clone();
             self.sim.at(arrives_at, move || network.arrive(process, number));
+        } else {
+            self.sim.count(Event::RequestLost);
         }
         drop(inner);
         let slot = Arc::downgrade(slot);
@@ -396,6 +427,7 @@ impl Network {
         let now = self.sim.now();
         let mut inner = self.inner();
         if now < inner.stalled_until {
+            self.sim.count(Event::Stalled);
             let (network, until) = (self.clone(), inner.stalled_until);
             return self.sim.at(until, move || network.arrive(process, number));
         }
@@ -419,6 +451,7 @@ impl Network {
         let connection = &mut inner.connections[number];
         connection.loses_replies |= parting.loses && now < parting.replies;
         if connection.is_broken || connection.loses_replies {
+            self.sim.count(Event::ReplyLost);
             return;
         }
         let answered_at = (now.max(parting.replies) + latency).max(connection.last_reply + 1);
@@ -442,6 +475,7 @@ impl Network {
         if connection.is_broken || connection.loses_requests || !slot.leaves_again() {
             return;
         }
+        self.sim.count(Event::Again);
         let arrives_at = (now + latency).max(connection.last_request + 1);
         connection.last_request = arrives_at;
         connection.inbox.push_back((op, slot));
@@ -474,10 +508,12 @@ impl Network {
         let (now, name) = (self.sim.now(), &op.name);
         let faults = inner.faults;
         let ears = inner.ears.iter().filter(|ear| {
-            ear.is_open
-                && ear.name == *name
-                && ear.kind == op.rule.kind()
-                && inner.ends[ear.process].hears_from <= now
+            let is_meant = ear.is_open && ear.name == *name && ear.kind == op.rule.kind();
+            let is_deaf = is_meant && now < inner.ends[ear.process].hears_from;
+            if is_deaf {
+                self.sim.count(Event::Unheard);
+            }
+            is_meant && !is_deaf
         });
         let ears: Vec<_> = ears.map(|ear| (ear.process, ear.speaker.clone())).collect();
         let rewinds = inner.rewinds;
@@ -485,12 +521,18 @@ impl Network {
             let parting = inner.ends[process].parting;
             if parting.loses && now < parting.messages || self.sim.chance(faults.lose_wake) {
                 self.sim.note(|| format!("p{process}: a message is lost"));
+                self.sim.count(Event::MessageLost);
                 continue;
             }
-            for _ in 0..=u32::from(self.sim.chance(faults.repeat_wake)) {
+            let again = self.sim.chance(faults.repeat_wake);
+            if again {
+                self.sim.count(Event::MessageAgain);
+            }
+            for _ in 0..=u32::from(again) {
                 let (ear, wake) = (ear.clone(), wake.clone());
                 let mut heard_at = now.max(parting.messages) + inner.delay(&self.sim, name, now, None);
                 if self.sim.chance(faults.late_wake.0) {
+                    self.sim.count(Event::MessageLate);
                     heard_at += self.sim.between(MS, faults.late_wake.1);
                 }
                 let network = self.clone();
@@ -538,14 +580,17 @@ impl Inner {
             && let Some(lapses) = self.server.standing(now, name).and_then(|standing| standing.edge())
             && lapses < now + NEAR
         {
+            sim.count(Event::AtEdge);
             return beside(lapses);
         }
         if let Some(until) = until
             && sim.chance(self.faults.limit)
         {
+            sim.count(Event::AtLimit);
             return beside(until);
         }
         if sim.chance(self.faults.late.0) {
+            sim.count(Event::Late);
             return sim.between(self.faults.latency.1, self.faults.late.1);
         }
         self.latency(sim)

@@ -159,6 +159,7 @@ impl World {
             hash: scene.sim.hash(),
             steps: scene.sim.steps(),
             grants: judge.grants,
+            events: scene.sim.events(),
             lasted: scene.sim.now(),
             log: scene.sim.log(),
         }

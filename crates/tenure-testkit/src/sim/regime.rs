@@ -10,7 +10,7 @@ use super::clock::{MS, SECOND, TrueTime};
 use super::executor::Sim;
 
 /// The trouble a schedule has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Regime {
     /// None. So everything must happen at once.
     Quiet,

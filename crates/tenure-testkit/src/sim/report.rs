@@ -1,6 +1,7 @@
 //! What became of a schedule.
 
 use super::clock::TrueTime;
+use super::coverage::Events;
 use super::oracle::Violation;
 use super::regime::Plan;
 
@@ -21,6 +22,8 @@ pub struct Report {
     pub steps: u64,
     /// Guards handed out.
     pub grants: u64,
+    /// What happened in it.
+    pub events: Events,
     /// How much time passed in it.
     pub lasted: TrueTime,
     /// What happened, if it was asked for.

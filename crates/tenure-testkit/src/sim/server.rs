@@ -162,6 +162,11 @@ impl Server {
         }
     }
 
+    /// Whether a lock's counter of tokens is there.
+    pub fn has_counter(&self, name: &LockName) -> bool {
+        self.locks.get(name).is_some_and(|state| state.fence.is_some())
+    }
+
     /// Remembers from now on what it was.
     pub fn remember(&mut self) {
         self.past.get_or_insert_default();

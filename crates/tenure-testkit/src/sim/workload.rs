@@ -585,10 +585,11 @@ impl Task {
                 }
             }
             _ => {
+                let begun = sim.now();
                 let outcome = self.cut_short(self.cut(), guard.release()).await;
                 if let Some(outcome) = outcome {
                     self.sim().note(|| format!("p{}: release said {outcome:?}", self.process.id()));
-                    self.oracle().said_released(&owner, was_held, is_one_of_many, said(&outcome));
+                    self.oracle().said_released(&owner, begun, was_held, is_one_of_many, said(&outcome));
                     if outcome.is_err_and(|error| !error.is_lost() && !error.is_unknown()) {
                         self.accuse("a release ended neither well, nor lost, nor unknown".into());
                     }

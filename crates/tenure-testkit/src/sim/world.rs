@@ -119,6 +119,7 @@ impl World {
             hash: self.sim.hash(),
             steps: self.sim.steps(),
             grants: self.oracle.grants(),
+            events: self.sim.events(),
             lasted: self.sim.now(),
             log: self.sim.log(),
         }

@@ -161,8 +161,8 @@ impl Ask {
         let back = || Farewell::of_resumed(engine, &self.name, self.rule, &self.owner, hold);
         let back = (self.rule == Rule::Reentrant).then(back);
         let answer = engine.call_on(terms, &self.name, self.rule, &self.owner, verb, within).await;
-        if !matches!(answer, Err(Failure::Unknown(_))) {
-            back.map(Farewell::is_needless);
+        if let (Some(back), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) = (back, &answer) {
+            back.cancel();
         }
         match answer {
             Ok(Answer::Held { fence }) => {

@@ -31,7 +31,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// means, before our own deadline, that the first did it; after that nobody can know.
 pub(crate) async fn release(held: Held) -> Result<()> {
     let engine = Arc::clone(&held.engine);
-    let lost = held.lease.outcome(&engine);
+    let lost = held.lease.outcome(&engine).filter(|_| !planted(Bug::LossTakenForRelease));
     let (deadline, op_timeout) = (held.lease.lost_at(), held.lease.op_timeout);
     let mut farewell = Farewell::to(&held.engine, &held.lease);
     let lease = held.disarm();
@@ -43,6 +43,7 @@ pub(crate) async fn release(held: Held) -> Result<()> {
             Ok(Answer::Released { .. }) => return Ok(()),
             Ok(answer) => match lease.refusal(&answer) {
                 Some(_) if farewell.was_repeated() && engine.now() < deadline => return Ok(()),
+                Some(_) if planted(Bug::LossTakenForRelease) => return Ok(()),
                 Some(_) if farewell.was_repeated() => {
                     let cause =
                         Failure::cause("the release was repeated, and the lease may have ended before it");
@@ -125,7 +126,7 @@ impl Farewell {
         Self { engine, name, rule, owner, hold, over_at, attempts, rebinds, detaches, unknown, done }
     }
 
-    /// Lets a detached hold go that was asked to be taken over, unless it [is taken](Self::is_needless).
+    /// Lets a detached hold go that was asked to be taken over, unless it is [cancelled](Self::cancel).
     pub(super) fn of_resumed(
         engine: &Arc<Engine>,
         name: &LockName,
@@ -138,8 +139,8 @@ impl Farewell {
         farewell
     }
 
-    /// Nothing is there to be released.
-    pub(super) fn is_needless(mut self) {
+    /// There is nothing to be released.
+    pub(super) fn cancel(mut self) {
         self.done = true;
     }
 

@@ -191,14 +191,23 @@ impl Oracle {
         }
     }
 
-    /// A release of a guard that held or did not ended and said this.
-    pub fn said_released(&self, owner: &Owner, was_held: bool, is_one_of_many: bool, said: Said) {
+    /// A release of a guard that held or did not, which began at this moment, ended and said this.
+    pub fn said_released(
+        &self,
+        owner: &Owner,
+        since: TrueTime,
+        was_held: bool,
+        is_one_of_many: bool,
+        said: Said,
+    ) {
         let at = self.sim.now();
         let mut book = lock(&self.book);
         let Some(owned) = book.owners.get(owner) else { return };
+        // What was ended by another may be taken for ended by the release, if that had to be repeated in time.
+        let is_wrong = owned.ended.is_none() && (owned.lapses < since || owned.lapses > at);
         let wrong = match said {
             // Of a reentrant owner, another hold may be there still; and what a server went back to says nothing of the answer.
-            Said::Yes => owned.ended.is_none() && owned.lapses > at && !is_one_of_many && !owned.is_back,
+            Said::Yes => is_wrong && !is_one_of_many && !owned.is_back,
             Said::Lost => was_held && !is_one_of_many && matches!(owned.ended, Some((_, End::Released))),
             Said::Unknown => false,
         };
