@@ -454,7 +454,9 @@ fn a_master_that_fails_over_costs_seconds_and_nobody_who_has_lost_is_not_told() 
     let cluster = Cluster::start();
     let key = cluster.key_at(0, "k");
     for (what, blow) in [("failed over", Blow::FailOver), ("killed", Blow::Kill), ("stopped", Blow::Stop)] {
-        let (crowd, clients) = (Crowd::new(&key), [(); 2].map(|()| locks(&cluster.url(), ms(2_000))));
+        // A server that gives a failover up has kept its clients waiting for 5 s by then.
+        let ttl = if let Blow::FailOver = blow { ms(15_000) } else { ms(2_000) };
+        let (crowd, clients) = (Crowd::new(&key), [(); 2].map(|()| locks(&cluster.url(), ttl)));
         let holders = locks(&cluster.url(), Duration::from_secs(8));
         let mut guards = held(&holders, &key);
         let many = (0..200).map(|number| acquire(&holders, "mutex", &format!("many:{number}")));

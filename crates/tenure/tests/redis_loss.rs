@@ -245,15 +245,19 @@ fn the_overlap_that_a_killed_server_costs_is_a_pause_of_the_reconnect() {
 #[test]
 fn the_first_round_trip_of_a_reconnect_tells_the_loss() {
     let server = Server::start();
-    let holders = Locks::open(&server.url()).expect("a store");
+    // They are renewed after 20 s.
+    let options = Options::new().ttl(Duration::from_secs(60));
+    let holders = Locks::open(&server.url()).expect("a store").with(options).expect("options");
     let guards: Vec<Guard> = (0..10)
         .map(|number| block_on(holders.mutex(&format!("x{number}")).expect("a name").lock()))
         .collect::<Result<_, _>>()
         .expect("free locks");
     server.restart_with(Config::new().set("slowlog-log-slower-than", "0").set("slowlog-max-len", "1000"));
+    let restarted = now();
     for guard in &guards {
         assert!(block_on(guard.lost()).is_lost());
     }
+    assert!(now() - restarted < Duration::from_secs(10), "{:?}", now() - restarted);
     let log = server.command(&["SLOWLOG", "GET", "1000"]);
     // The oldest first: what it was, and from which connection.
     let said = log.items().iter().rev().map(|entry| {

@@ -46,7 +46,8 @@ mod conformance {
 }
 
 /// What becomes of locks of every kind that are held and waited for while another server becomes the master.
-fn survives(what: &str, sentinels: &Sentinels, change: impl FnOnce()) {
+/// How many were held on.
+fn survives(what: &str, sentinels: &Sentinels, change: impl FnOnce()) -> usize {
     let url = sentinels.url();
     // A lease that outlives the failover: those that the new master has are held on, and those that it has not are lost.
     let options = || Options::new().ttl(Duration::from_secs(12)).op_timeout(Duration::from_secs(2));
@@ -92,7 +93,7 @@ fn survives(what: &str, sentinels: &Sentinels, change: impl FnOnce()) {
         println!("{what}: another master after {:?}", changed.elapsed());
         // The same server answers for all of them, and each guard knows by now how it stands.
         let verified = Instant::now();
-        let mut kept = 0;
+        let mut held_until = Vec::new();
         for guard in guards {
             let name = guard.name().to_owned();
             eventually("the holder knows", SOON, || match block_on(guard.verify()) {
@@ -106,22 +107,25 @@ fn survives(what: &str, sentinels: &Sentinels, change: impl FnOnce()) {
                     false
                 }
             });
-            kept += usize::from(guard.is_held());
+            held_until.push(guard.is_held().then(Instant::now));
             if guard.is_held() {
                 block_on(guard.release()).unwrap_or_else(|error| panic!("{name}: {error:?}"));
             }
         }
         let released = Instant::now();
+        let kept = held_until.iter().flatten().count();
         println!("{what}: {kept} of 5 kept; known after {:?}", released - verified);
-        for (wait, token) in waits.into_iter().zip(tokens) {
+        for ((wait, token), held_until) in waits.into_iter().zip(tokens).zip(held_until) {
             let (granted, guard) = wait.join().expect("no panic");
+            assert!(held_until.is_none_or(|until| granted >= until), "{what}: {}: two held", guard.name());
             let took = granted.saturating_duration_since(released);
             println!("{what}: {} went on after {took:?}", guard.name());
             assert!(took < Duration::from_secs(8), "{what}: {} waited for {took:?}", guard.name());
             assert!(guard.fence() > token, "{what}: {} {} after {token}", guard.name(), guard.fence());
             block_on(guard.release()).expect("it is held");
         }
-    });
+        kept
+    })
 }
 
 #[test]
@@ -154,9 +158,10 @@ fn a_master_that_is_stopped_is_left_and_not_believed_when_it_comes_back() {
 #[test]
 fn a_failover_that_was_asked_for_costs_no_lock() {
     let sentinels = Sentinels::start();
-    survives("asked for", &sentinels, || {
+    let kept = survives("asked for", &sentinels, || {
         sentinels.fail_over();
     });
+    assert_eq!(kept, 5);
 }
 
 #[test]

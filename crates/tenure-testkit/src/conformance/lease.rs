@@ -109,7 +109,7 @@ pub async fn grace_announces_the_loss_early(place: &Place) {
     assert!(taken.since(told) >= grace / 2, "{:?}", taken.since(told));
 }
 
-/// 50 ms, renewed like any other.
+/// 50 ms.
 pub async fn the_shortest_lease_can_be_held(place: &Place) {
     let locks = place.client_with(Options::new().ttl(Duration::from_millis(50)));
     let guard = place.mutex(&locks, "x").await.lock().await.expect("a free lock");

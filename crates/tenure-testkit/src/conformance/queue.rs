@@ -49,7 +49,7 @@ pub async fn a_try_overtakes_nobody(place: &Place) {
     drop(place.within(TTL, writer).await.expect("a grant"));
 }
 
-/// Its client is gone without a word; whoever is next waits for its place to lapse, not for a whole lease.
+/// Its client is gone without a word; whoever is next waits for its place of 5 s to lapse, not for a whole lease.
 pub async fn a_head_that_died_costs_its_short_lease(place: &Place) {
     let long = options().ttl(Duration::from_secs(60));
     let (ours, next) = (place.client_with(long.clone()), place.client_with(long.clone()));
@@ -63,7 +63,7 @@ pub async fn a_head_that_died_costs_its_short_lease(place: &Place) {
     assert!(place.unless_late(TTL / 4, &mut second).await.is_none());
     guard.release().await.expect("a release");
     // The head is granted in the background, and is never polled again: nobody renews it.
-    drop(place.within(Duration::from_secs(9), second).await.expect("a grant"));
+    drop(place.within(Duration::from_secs(6), second).await.expect("a grant"));
     drop(head);
 }
 
