@@ -250,13 +250,15 @@ Exit status:
     0  it is held
     1  it is free
    64  usage: a flag, name or URL that cannot be right
-   69  the store did not answer, or refused: neither held nor free";
+   69  the store did not answer, or refused: neither held nor free
+  125  something of this program's own failed";
 
 const LIST_CODES: &str = "\
 Exit status:
     0  all that are held were listed
    64  usage: a flag or URL that cannot be right
-   69  the store did not answer, or refused";
+   69  the store did not answer, or refused
+  125  something of this program's own failed";
 
 const STRESS_MANUAL: &str = "\
 Processes of this program take turns at a few locks, in every way: waiting, asking once, giving up, dropping the request at

@@ -46,7 +46,7 @@ impl From<tenure::Error> for Failure {
     }
 }
 
-fn of_error(error: &tenure::Error) -> u8 {
+pub(crate) fn of_error(error: &tenure::Error) -> u8 {
     if error.is_invalid() || error.is_unsupported() {
         USAGE
     } else if error.is_mismatch() {

@@ -6,11 +6,17 @@ use std::path::PathBuf;
 use tenure::{Locks, Options};
 
 use crate::cli::Store;
-use crate::exit::{Failure, USAGE};
+use crate::exit::{Failure, OWN, USAGE, of_error};
+use crate::output::chain;
 
 /// The store that was named, or the one in the user's state directory. Nobody is asked yet.
 pub(crate) fn open(args: &Store, options: Options) -> Result<Locks, Failure> {
-    Ok(Locks::open(&url(args)?)?.with(options.prefix(&args.prefix))?)
+    let locks = Locks::open(&url(args)?).map_err(|error| {
+        // Nobody was asked: it is this process that has no room for the thread of its locks.
+        let code = if error.is_unreachable() { OWN } else { of_error(&error) };
+        Failure { code, message: chain(&error) }
+    })?;
+    Ok(locks.with(options.prefix(&args.prefix))?)
 }
 
 /// Its URL.

@@ -103,14 +103,9 @@ impl Error {
     }
 
     pub(crate) fn no_thread(url: &str, error: std::io::Error) -> Self {
-        let store = url.split_once(':').map_or(url, |(scheme, _)| scheme).into();
-        Self::new(
-            What::Unreachable,
-            None,
-            Some(&store),
-            "no thread could be started for it".into(),
-            Some(Arc::new(error)),
-        )
+        let store: Arc<str> = url.split_once(':').map_or(url, |(scheme, _)| scheme).into();
+        let message = format!("no thread could be started for the store {store}");
+        Self::new(What::Unreachable, None, Some(&store), message, Some(Arc::new(error)))
     }
 
     /// Releases are still on their way.

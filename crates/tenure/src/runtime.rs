@@ -10,7 +10,7 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::ops::{Add, Sub};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -80,14 +80,19 @@ impl Driver {
     /// # Errors
     /// What the system says when it starts no thread or opens no poller.
     pub fn start() -> io::Result<Arc<Self>> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
-        let handle = runtime.handle().clone();
+        // A thread that does not start drops what it was to have, and a runtime must not be dropped inside a task of another
+        // (`block_on` is one). So it is handed over when the thread is there.
+        let (hand_over, handed) = mpsc::channel::<tokio::runtime::Runtime>();
         let (stop, stopped) = oneshot::channel::<()>();
         let thread = thread::Builder::new().name("tenure".into()).spawn(move || {
+            let Ok(runtime) = handed.recv() else { return };
             let _ = runtime.block_on(stopped);
             // What a task left running (a blocking call of the system) must not hold up the thread's end.
             runtime.shutdown_background();
         })?;
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        hand_over.send(runtime).expect("the thread waits for it");
         Ok(Arc::new(Self { handle, stop: std::sync::Mutex::new(Some(stop)), thread: thread.thread().id() }))
     }
 

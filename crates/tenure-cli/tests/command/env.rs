@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -54,6 +55,25 @@ impl TestEnv {
     pub(crate) fn tenure<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Command {
         let mut command = self.program(BINARY);
         command.args(args);
+        command
+    }
+
+    /// `tenure` as a user who is not root, by way of a program that is told to run it.
+    pub(crate) fn as_user(&self, id: u32, by: &[&str]) -> Command {
+        let binary = self.path("tenure-for-all");
+        if !binary.exists() {
+            // Not written by this process: a child that another test forks would have it open for writing, and it could not run.
+            let mut copy = self.program("install");
+            copy.args(["-m", "755", BINARY]).arg(&binary);
+            self.run(copy).exits_with(0);
+            fs::set_permissions(binary.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let user = [format!("--reuid={id}"), format!("--regid={id}")];
+        let mut command = self.program("env");
+        if rustix::process::geteuid().is_root() {
+            command.arg("setpriv").args(user).args(["--clear-groups", "--"]);
+        }
+        command.args(by).arg(&binary);
         command
     }
 

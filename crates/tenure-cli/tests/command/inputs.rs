@@ -162,19 +162,7 @@ fn a_directory_that_is_missing_is_made() {
 
 /// The command as a user who is not root, to whom permissions mean something.
 fn as_nobody(env: &TestEnv, args: &[&str]) -> Command {
-    let binary = env.path("tenure-for-all");
-    if !binary.exists() {
-        // Not written by this process: a child that another test forks would have it open for writing, and it could not run.
-        let mut copy = env.program("install");
-        copy.args(["-m", "755", BINARY]).arg(&binary);
-        env.run(copy).exits_with(0);
-        fs::set_permissions(binary.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
-    }
-    let is_root = rustix::process::geteuid().is_root();
-    let mut command = if is_root { env.program("setpriv") } else { env.program(&binary) };
-    if is_root {
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&binary);
-    }
+    let mut command = env.as_user(65534, &[]);
     command.args(args);
     command
 }

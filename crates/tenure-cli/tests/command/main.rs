@@ -10,6 +10,7 @@ mod env;
 mod exits;
 mod inputs;
 mod kinds;
+mod limits;
 mod loss;
 mod output;
 mod redis;

@@ -1,0 +1,28 @@
+//! Limits of the system on what a process may have.
+
+use std::process::Command;
+
+use crate::env::{TestEnv, random};
+
+/// The command, where it may have so many threads and processes.
+fn with_threads(env: &TestEnv, count: u32, args: &[&str]) -> Command {
+    // They are counted for each user, or each name space of users: one that nobody else is in.
+    let limit = format!("--nproc={count}");
+    let id = 100_000 + u32::try_from(random(1_000_000)).expect("it is small");
+    let mut command = env.as_user(id, &["unshare", "--user", "prlimit", &limit]);
+    command.args(args);
+    command
+}
+
+#[test]
+fn without_a_thread_for_the_locks_it_is_told_that_there_is_none() {
+    let env = TestEnv::new();
+    for args in [&["run", "x", "--", "touch", "ran"][..], &["status", "x"], &["list"]] {
+        for store in ["file:there", "redis://localhost:1", "redis-quorum://localhost:1,localhost:2"] {
+            let (verb, rest) = args.split_first().unwrap();
+            let args = [&[verb, "--store", store][..], rest].concat();
+            env.run(with_threads(&env, 1, &args)).exits_with(125).says("no thread could be started");
+        }
+    }
+    assert!(!env.path("ran").exists());
+}
