@@ -9,6 +9,7 @@ mod kind;
 mod launch;
 mod list;
 mod output;
+mod printer;
 mod run;
 mod signals;
 mod status;

@@ -5,6 +5,8 @@ use std::fmt::{self, Display};
 use std::io::{self, Write};
 use std::time::Duration;
 
+use crate::printer;
+
 /// How much a run says on standard error, where the command under the lock writes too.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Voice {
@@ -28,10 +30,9 @@ impl Voice {
     }
 }
 
-/// One line on standard error. If nobody reads there, nobody is told.
+/// One line on standard error, by the thread for that if it was started. If nobody reads there, nobody is told.
 pub(crate) fn complain(message: impl Display) {
-    let line = format!("tenure: {}\n", Line(&message.to_string()));
-    let _ = io::stderr().write_all(line.as_bytes());
+    printer::line(format!("tenure: {}\n", Line(&message.to_string())));
 }
 
 /// Lines on standard output. A reader that has gone away is no failure of ours.

@@ -21,7 +21,7 @@ use crate::output::{Span, Voice, chain};
 use crate::signals::{FORWARDED, Signals};
 use crate::terminal::Terminal;
 use crate::watch::{End, Watch};
-use crate::{clock, kind, launch, status, store, warnings};
+use crate::{clock, kind, launch, printer, status, store, warnings};
 
 /// Runs a command under a lock; returns the code to exit with.
 pub(crate) fn run(args: &Run) -> u8 {
@@ -146,8 +146,12 @@ async fn hold(args: &Run, guards: MultiGuard, signals: &mut Signals, voice: Voic
         signals.also(&[Signal::WINCH, Signal::TSTP]).map_err(own)?;
     }
     let changes = signal(SignalKind::child()).map_err(own)?;
+    // The command writes there too, and what was said before comes before.
+    printer::catch_up(Duration::from_millis(100));
     if !guards.is_held() {
-        voice.say(format_args!("{}; the command was not started", chain(&guards.lost().await)));
+        let why = guards.lost().await;
+        drop(guards);
+        voice.say(format_args!("{}; the command was not started", chain(&why)));
         return Ok(exit::LOST);
     }
     let child = match Child::start(&mut command) {
@@ -160,6 +164,7 @@ async fn hold(args: &Run, guards: MultiGuard, signals: &mut Signals, voice: Voic
     let status = match ended.map_err(|error| Failure::own("cannot learn how the command ended", &error))? {
         End::Exited(status) => status,
         End::Lost(why) => {
+            drop(guards);
             voice.say(format_args!("{}; the command was stopped", chain(&why)));
             return Ok(exit::LOST);
         }

@@ -1,67 +1,23 @@
 //! What the library warns of, said as this program says things.
-#![expect(
-    clippy::disallowed_methods,
-    reason = "a thread that may block for ever, which no thread of the library may"
-)]
 
 use std::fmt::{Debug, Write};
-use std::sync::OnceLock;
-use std::sync::mpsc::{Sender, channel};
-use std::thread;
-use std::time::Duration;
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::output::complain;
+use crate::printer::{self, Printer};
 
 /// From here on its warnings go to standard error, a line each: those about what somebody should change, or all. What happens to
 /// the lock meanwhile is told by whoever works under it.
 ///
-/// A thread of their own writes them, because whoever reads there may have stopped reading: neither renewals nor the command may
-/// wait for that.
+/// They come from the library's own thread, where nothing may fail or block: so the thread that writes them is there before.
 pub(crate) fn say(all: bool) -> Printer {
-    let hand = |line| drop(LINES.get_or_init(print).send(Said::Line(line)));
+    let printer = printer::start();
     // There is no other: nobody has been here before.
-    let _ = tracing::subscriber::set_global_default(Warnings { all, hand });
-    Printer
-}
-
-/// To the thread that prints, which begins with the first.
-static LINES: OnceLock<Sender<Said>> = OnceLock::new();
-
-enum Said {
-    Line(String),
-    /// Nothing more.
-    All(Sender<()>),
-}
-
-fn print() -> Sender<Said> {
-    let (lines, printed) = channel();
-    thread::spawn(move || {
-        for said in printed {
-            match said {
-                Said::Line(line) => complain(line),
-                Said::All(told) => drop(told.send(())),
-            }
-        }
-    });
-    lines
-}
-
-/// Waits for a moment, when dropped, for what is still to be printed.
-#[must_use = "what is still to be printed when it is dropped may not be"]
-pub(crate) struct Printer;
-
-impl Drop for Printer {
-    fn drop(&mut self) {
-        let Some(lines) = LINES.get() else { return };
-        let (told, all) = channel();
-        if lines.send(Said::All(told)).is_ok() {
-            let _ = all.recv_timeout(Duration::from_millis(500));
-        }
-    }
+    let _ = tracing::subscriber::set_global_default(Warnings { all, hand: complain });
+    printer
 }
 
 /// Hands on each line.

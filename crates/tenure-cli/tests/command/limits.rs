@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use tenure_testkit::servers::Server;
+
 use crate::env::{TestEnv, random};
 
 /// The command, where it may have so many threads and processes.
@@ -23,6 +25,22 @@ fn without_a_thread_for_the_locks_it_is_told_that_there_is_none() {
             let args = [&[verb, "--store", store][..], rest].concat();
             env.run(with_threads(&env, 1, &args)).exits_with(125).says("no thread could be started");
         }
+    }
+    assert!(!env.path("ran").exists());
+}
+
+#[test]
+fn a_warning_that_no_thread_can_be_had_for_ends_nothing() {
+    let env = TestEnv::new();
+    let servers = [Server::start(), Server::start()];
+    let even = format!("redis-quorum://{},{}", servers[0].address(), servers[1].address());
+    // Which of its threads is the last that starts is not the question: it says so, and does not break.
+    for count in 1..=3 {
+        let args = ["run", "--ttl", "1s", "-w", "30", "--store", &even, "x", "--", "touch", "ran"];
+        let said = env.run(with_threads(&env, count, &args)).exits_with(125);
+        let last = said.stderr.lines().last().unwrap_or_default();
+        assert!(last.contains("no thread could be") || last.contains("cannot start a process"), "{said:?}");
+        assert!(!said.stderr.contains("panic"), "{said:?}");
     }
     assert!(!env.path("ran").exists());
 }

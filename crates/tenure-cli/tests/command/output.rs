@@ -1,11 +1,14 @@
 //! What is said, and where: `-q`, `-v`, `--help`, `status` and `list`.
 
 use std::fs;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
-use crate::env::TestEnv;
+use crate::env::{LIMIT, TestEnv, now};
 
 #[test]
 fn help_and_version_go_to_standard_output() {
@@ -106,4 +109,48 @@ fn standard_error_may_be_closed() {
     ]);
     let said = env.run(command).exits_with(4);
     assert!(said.took < Duration::from_secs(5));
+}
+
+/// A command whose standard error nobody reads, and where nothing more fits: its code. What is done meanwhile is told its process.
+fn unread(mut command: Command, mut meanwhile: impl FnMut(Pid) -> bool) -> Option<i32> {
+    let (_reader, mut writer) = std::io::pipe().expect("a pipe");
+    rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).expect("a flag");
+    while writer.write(b".").is_ok() {}
+    rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::empty()).expect("a flag");
+    let mut child = command.stdout(Stdio::null()).stderr(writer).spawn().expect("a process");
+    let (end, mut is_done) = (now() + LIMIT, false);
+    loop {
+        if let Some(status) = child.try_wait().expect("a status") {
+            return status.code();
+        }
+        is_done = is_done || meanwhile(Pid::from_child(&child));
+        if now() > end {
+            child.kill().and_then(|()| child.wait()).expect("it was ours to kill");
+            return None;
+        }
+        sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn nobody_has_to_read_what_is_said() {
+    let env = TestEnv::new();
+    let run = |args: &[&str]| env.tenure_run_command(args);
+    assert_eq!(unread(run(&["-v", "x", "--", "sh", "-c", "exit 3"]), |_| false), Some(3));
+
+    let holder = env.start_script(&[], "x", "READY; while [ ! -e end ]; do sleep 0.02; done");
+    assert_eq!(unread(run(&["-n", "x", "--", "true"]), |_| false), Some(75));
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let waiter = run(&["--fair", "-v", "y", "--", "touch", "ran"]);
+        let held = env.start_script(&["--fair"], "y", "READY; while [ ! -e end ]; do sleep 0.02; done");
+        let ended = unread(waiter, |pid| {
+            let waits = env.run(env.tenure(["status", "y"])).stdout.contains("waiter");
+            waits && kill_process(pid, signal).is_ok()
+        });
+        assert_eq!(ended, Some(code));
+        drop(held);
+    }
+    fs::write(env.path("end"), "").unwrap();
+    holder.wait().exits_with(0);
+    assert!(!env.path("ran").exists());
 }
