@@ -108,7 +108,7 @@ pub(crate) struct Run {
     pub(crate) unfenced: bool,
 
     /// Hold this lock too, of the same kind: all or none. May be given several times; the order does not matter.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
     pub(crate) also: Vec<String>,
 
     /// Say nothing; the exit code tells.
@@ -156,7 +156,7 @@ pub(crate) struct Kind {
     pub(crate) reentrant: bool,
 
     /// Who holds a --reentrant lock, as TENURE_OWNER says it in the run that holds it already. Default: a new owner.
-    #[arg(long, value_name = "ID", requires = "reentrant")]
+    #[arg(long, value_name = "ID", requires = "reentrant", allow_hyphen_values = true)]
     pub(crate) owner: Option<String>,
 }
 

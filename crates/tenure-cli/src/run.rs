@@ -71,7 +71,9 @@ fn grace(args: &Run) -> Duration {
 /// The name, as far as the label of an owner can say it.
 fn label(name: &str) -> String {
     let fits = |char: char| char.is_ascii_alphanumeric() || matches!(char, '.' | '_' | '-');
-    name.chars().take(64).map(|char| if fits(char) { char } else { '-' }).collect()
+    let fitting = name.chars().map(|char| if fits(char) { char } else { '-' });
+    // One that begins with a hyphen would look like an option where an owner is an argument.
+    fitting.skip_while(|char| *char == '-').take(64).collect()
 }
 
 /// Waits for the lock as long as was asked for.

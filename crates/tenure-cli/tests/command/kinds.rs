@@ -252,3 +252,18 @@ fn status_tells_readers_from_writers() {
     reader.wait().exits_with(0);
     writer.wait().exits_with(0);
 }
+
+#[test]
+fn an_owner_and_a_name_may_begin_with_a_hyphen() {
+    let env = TestEnv::new();
+    let script = r#"echo "$TENURE_OWNER"; exec "$BINARY" run -n --reentrant --owner "$TENURE_OWNER" "$TENURE_NAME" -- sh -c 'echo "$TENURE_OWNER"'"#;
+    let mut command = env.tenure_run_command(["--reentrant", "/var/lock/x", "--", "sh", "-c", script]);
+    command.env("BINARY", BINARY);
+    let said = env.run(command).exits_with(0).says_nothing();
+    let lines: Vec<&str> = said.stdout.lines().collect();
+    assert!(lines.len() == 2 && lines[0] == lines[1] && lines[0].starts_with("var-lock-x@"), "{said:?}");
+
+    let owner = format!("-{}", tenure::Owner::new("x").unwrap());
+    env.tenure_run(["--reentrant", "--owner", &owner, "x", "--", "true"]).exits_with(0).says_nothing();
+    env.tenure_run(["--also", "-y", "x", "--", "true"]).exits_with(0).says_nothing();
+}
