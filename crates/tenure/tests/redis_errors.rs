@@ -128,13 +128,19 @@ fn a_server_that_cannot_save_refuses() {
 #[test]
 fn a_replica_is_asked_again_until_it_is_a_master() {
     let server = Server::start();
-    let asker = Asker::new(&server.url());
+    let (asker, other) = (Asker::new(&server.url()), Asker::new(&server.url()));
+    assert!(held(&asker.acquire("a")) && held(&other.acquire("b")));
     server.command(&["REPLICAOF", "127.0.0.1", "1"]);
     let why = not_sent(asker.acquire("x"));
     assert!(why.contains("READONLY"), "{why}");
     server.command(&["CONFIG", "SET", "replica-serve-stale-data", "no"]);
-    let why = not_sent(asker.acquire("x"));
+    let why = not_sent(other.acquire("x"));
     assert!(why.contains("MASTERDOWN"), "{why}");
+    // A connection that says so is left, and the next one is told what it is.
+    for asker in [&asker, &other] {
+        let why = not_sent(asker.acquire("x"));
+        assert!(why.contains("this server is a replica"), "{why}");
+    }
     server.command(&["REPLICAOF", "NO", "ONE"]);
     eventually("the lock is granted", SOON, || held(&asker.acquire("x")));
 }

@@ -321,3 +321,23 @@ fn a_warning_that_nobody_reads_keeps_nothing_up() {
     assert_eq!(command.status().expect("a process").code(), Some(0));
     assert!(now() - started < ms(30_000));
 }
+
+/// It may be behind its master, and knows of no lock there that it has not been told of.
+#[test]
+fn a_replica_is_not_believed() {
+    let env = TestEnv::new();
+    let master = Server::start();
+    let of_master = format!("127.0.0.1 {}", master.address().port());
+    let replica = Server::start_with(Config::new().set("replicaof", &of_master));
+    let (_holder, _) = start(&env, &master.url());
+    let url = replica.url();
+    for args in [&["status", "x"][..], &["list"], &["run", "-n", "x", "touch", "ran"]] {
+        let args = [&args[..1], &["--store", &url], &args[1..]].concat();
+        env.run(env.tenure(args)).exits_with(69).says("this server is a replica; name its master");
+    }
+    // It is asked again each time: it may be promoted.
+    let waiter = env.start(env.tenure_run_command(["--store", &url, "-w", "30", "y", "--", "true"]));
+    replica.command(&["REPLICAOF", "NO", "ONE"]);
+    waiter.wait_for(ms(40_000)).exits_with(0).says_nothing();
+    env.run(env.tenure(["status", "--store", &url, "y"])).exits_with(1).says_nothing();
+}

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, FutureExt, join, select};
+use futures_util::future::{BoxFuture, Either, FutureExt, join3, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, RedisConnectionInfo, Value};
@@ -19,7 +19,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::failure;
 use super::frame::Checked;
-use super::reply::prose;
+use super::reply::{bytes, prose};
 use super::sentinel::{self, Guide};
 #[cfg(feature = "tls")]
 use super::tls;
@@ -114,7 +114,10 @@ pub(super) struct Connector {
 
 /// Where a connection is to go.
 enum Goal {
-    Server(Target),
+    /// One of several, whichever its role: who asks knows whom.
+    Node(Target),
+    /// The one that is the store.
+    Only(Target),
     Master(Guide),
 }
 
@@ -143,9 +146,14 @@ pub(super) struct Peer {
 }
 
 impl Connector {
-    /// Connections to one server.
+    /// Connections to one server of several.
     pub(super) fn new(runtime: Arc<dyn Runtime>, dial: Arc<dyn Dial>, target: Target) -> Self {
-        Self::to(Goal::Server(target), dial, runtime)
+        Self::to(Goal::Node(target), dial, runtime)
+    }
+
+    /// Connections to the one server that is the store. Each time anew it must not say that it is a replica.
+    pub(super) fn only(runtime: Arc<dyn Runtime>, dial: Arc<dyn Dial>, target: Target) -> Self {
+        Self::to(Goal::Only(target), dial, runtime)
     }
 
     /// Connections to the server that these sentinels call the master, each time anew.
@@ -174,7 +182,7 @@ impl Connector {
         let deadline = self.runtime.now() + DIAL;
         let requests = ear.is_none();
         let connection = match &self.goal {
-            Goal::Server(target) => self.open(target, ear, before, deadline).await?,
+            Goal::Node(target) | Goal::Only(target) => self.open(target, ear, before, deadline).await?,
             Goal::Master(guide) => self.find(guide, ear, before, deadline).await?,
         };
         if requests {
@@ -263,7 +271,11 @@ impl Connector {
             sentinel::is_master(&role.map_err(unknown)?)?;
         }
         let now = || self.runtime.now();
-        let (peer, life) = self.by(deadline, greet(pipe, target, now)).await??;
+        let Greeting { peer, life, is_replica } = self.by(deadline, greet(pipe, target, now)).await??;
+        if is_replica && matches!(self.goal, Goal::Only(_)) {
+            // It knows of no lock that its master has not told it of yet, and may be promoted at any time.
+            return Err(Failure::NotSent(Failure::cause("this server is a replica; name its master")));
+        }
         if let Some(before) = before {
             self.by(deadline, self.end(pipe, target, before, peer.as_ref())).await??;
         }
@@ -401,23 +413,43 @@ fn login(access: &Access) -> RedisConnectionInfo {
     info
 }
 
-/// Chooses the database, says what we are, and asks what the server calls this connection and how long it has been up. A
-/// connection does not outlive its server, so once is enough.
+/// What a server told of itself, and of a connection.
+struct Greeting {
+    peer: Option<Peer>,
+    life: Life,
+    /// Whether it says so.
+    is_replica: bool,
+}
+
+/// Chooses the database, says what we are, and asks what the server calls this connection, how long it has been up, and what
+/// it is. A connection does not outlive its server, so once is enough.
 async fn greet(
     pipe: &mut MultiplexedConnection,
     target: &Target,
     now: impl Fn() -> Moment,
-) -> Result<(Option<Peer>, Life), Failure> {
+) -> Result<Greeting, Failure> {
     if target.access.db != 0 {
         done(pipe.send_packed_command(&command(&["SELECT", &target.access.db.to_string()])).await)?;
     }
     // Neither is needed; a user without the right to them can lock all the same.
     let _ = ask(pipe, &["CLIENT", "SETNAME", "tenure"]).await?;
-    let (mut pipe, mut other) = (pipe.clone(), pipe.clone());
-    let (peer, server) =
-        join(ask(&mut pipe, &["CLIENT", "INFO"]), ask(&mut other, &["INFO", "server"])).await;
+    let (mut pipe, mut other, mut third) = (pipe.clone(), pipe.clone(), pipe.clone());
+    let (peer, server, hello) = join3(
+        ask(&mut pipe, &["CLIENT", "INFO"]),
+        ask(&mut other, &["INFO", "server"]),
+        ask(&mut third, &["HELLO"]),
+    )
+    .await;
     let peer = peer?.as_ref().and_then(Peer::read);
-    Ok((peer, server?.as_ref().map_or(Life::Unknown, |server| life(server, now()))))
+    let life = server?.as_ref().map_or(Life::Unknown, |server| life(server, now()));
+    Ok(Greeting { peer, life, is_replica: hello?.as_ref().is_some_and(is_replica) })
+}
+
+/// Reads the `role` of a server's answer to HELLO. One that does not tell it is none.
+fn is_replica(hello: &Value) -> bool {
+    let Value::Map(fields) = hello else { return false };
+    let role = fields.iter().find(|(field, _)| bytes(field) == Some(b"role"));
+    role.and_then(|(_, role)| bytes(role)).is_some_and(|role| role == b"replica" || role == b"slave")
 }
 
 /// `work`'s output, unless the deadline comes first.

@@ -89,7 +89,7 @@ impl Redis {
     /// A store whose connections are opened by `dial`.
     pub fn over(target: Target, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
         let (db, url) = (target.access.db, target.shown());
-        Self::with(Connector::new(Arc::clone(&runtime), dial, target), db, url, runtime)
+        Self::with(Connector::only(Arc::clone(&runtime), dial, target), db, url, runtime)
     }
 
     fn with(connector: Connector, db: u32, url: Arc<str>, runtime: Arc<dyn Runtime>) -> Self {
