@@ -1,6 +1,6 @@
 //! Which locks a run wants.
 
-use tenure::{Locks, Multi, Owner, Part};
+use tenure::{Kind, Locks, Multi, Owner, Part, Status};
 
 use crate::cli::Run;
 use crate::exit::Failure;
@@ -27,4 +27,19 @@ fn one(args: &Run, locks: &Locks, name: &str, owner: Option<&Owner>) -> Result<P
         _ if kind.fair => locks.fair(name)?.into(),
         _ => locks.mutex(name)?.into(),
     })
+}
+
+/// Whether a lock that these hold, and nobody else, is free for this run.
+pub(crate) fn has_room(args: &Run, others: &Status) -> bool {
+    let (all, kind) = (&others.holders, &args.kind);
+    let has_room = match (others.kind, others.permits) {
+        (Kind::RwLock, _) if kind.shared => all.iter().all(|holder| holder.weight == 1),
+        (Kind::Semaphore, Some(permits)) => {
+            let taken = all.iter().fold(0_u32, |taken, holder| taken.saturating_add(holder.weight));
+            taken.saturating_add(kind.take.unwrap_or(1)) <= permits
+        }
+        _ => all.is_empty(),
+    };
+    // Those who wait go first.
+    has_room && others.waiters.is_empty()
 }

@@ -9,10 +9,11 @@ use std::io;
 use std::pin::pin;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use rustix::process::Signal;
-use tenure::{LockName, Locks, Multi, MultiGuard, Options};
+use tenure::{Holder, LockName, Locks, Multi, MultiGuard, Options, Owner, Status};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::child::Child;
 use crate::cli::Run;
@@ -48,11 +49,13 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
     // What was granted to a wait that ended otherwise is given back when the last handle is dropped, at the end of this.
     match signals.or_end(take(args, &locks, &wanted, voice)).await {
         Ok(Ok(Some(guards))) => hold(args, guards, &mut signals, voice).await,
-        Ok(Ok(None)) => {
-            let others = if args.also.is_empty() { "" } else { ", or one of the others," };
-            voice.say(format_args!("lock {}{others} is busy", LockName::new(&args.name)?));
-            Ok(args.busy_code)
-        }
+        Ok(Ok(None)) => match signals.or_end(busy(args, &locks, voice)).await {
+            Ok(which) => {
+                voice.say(which?);
+                Ok(args.busy_code)
+            }
+            Err(signal) => Ok(of_signal(signal)),
+        },
         Ok(Err(failure)) => Err(failure),
         Err(signal) => Ok(of_signal(signal)),
     }
@@ -110,11 +113,59 @@ async fn say_who_holds(args: &Run, locks: &Locks, voice: Voice) {
         return;
     }
     sleep(Duration::from_millis(100)).await;
-    match locks.inspect(&args.name).await {
-        Ok(Some(status)) => voice.detail(format_args!("waiting for {}", status::holders(&status))),
-        Ok(None) => {}
-        Err(error) => voice.detail(format_args!("waiting: {}", chain(&error))),
+    for found in held_by_others(args, locks).await {
+        match found {
+            Ok(status) if args.also.is_empty() => {
+                voice.detail(format_args!("waiting for {}", status::holders(&status)));
+            }
+            Ok(status) => {
+                let holders = status::holders(&status);
+                voice.detail(format_args!("waiting for lock {}: {holders}", status.name));
+            }
+            Err(error) => voice.detail(format_args!("waiting: {}", chain(&error))),
+        }
     }
+}
+
+/// Which of the locks is busy, as far as that can be learnt in a moment.
+async fn busy(args: &Run, locks: &Locks, voice: Voice) -> Result<String, Failure> {
+    let name = LockName::new(&args.name)?;
+    if args.also.is_empty() {
+        return Ok(format!("lock {name} is busy"));
+    }
+    let mut names = Vec::new();
+    if !voice.quiet
+        && let Ok(found) = timeout(Duration::from_millis(500), held_by_others(args, locks)).await
+    {
+        names.extend(found.into_iter().flatten().map(|status| format!("lock {}", status.name)));
+    }
+    Ok(match &names[..] {
+        // It is free by now, or nobody says.
+        [] => format!("lock {name}, or one of the others, is busy"),
+        [one] => format!("{one} is busy"),
+        several => format!("{} are busy", several.join(" and ")),
+    })
+}
+
+/// Those of the wanted locks that others hold, so that this run cannot.
+async fn held_by_others(args: &Run, locks: &Locks) -> Vec<tenure::Result<Status>> {
+    let names = [&args.name].into_iter().chain(&args.also);
+    let found = join_all(names.map(|name| locks.inspect(name))).await;
+    let mut held: Vec<_> = found.into_iter().filter_map(Result::transpose).collect();
+    // Whoever waits for one of several holds those before it.
+    let this = Owner::new("").ok();
+    let is_ours = |owner: &Owner| {
+        let made_here =
+            this.as_ref().is_some_and(|this| (owner.host(), owner.pid()) == (this.host(), this.pid()));
+        made_here || args.kind.owner.as_ref().is_some_and(|ours| *ours == owner.to_string())
+    };
+    let is_anothers = |holder: &Holder| !holder.owner.as_ref().is_some_and(is_ours);
+    for status in held.iter_mut().flatten() {
+        status.holders.retain(is_anothers);
+        status.waiters.retain(is_anothers);
+    }
+    held.retain(|found| !matches!(found, Ok(status) if kind::has_room(args, status)));
+    held
 }
 
 /// Does the work, and meanwhile something else that nobody waits for.

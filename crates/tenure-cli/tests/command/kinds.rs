@@ -267,3 +267,31 @@ fn an_owner_and_a_name_may_begin_with_a_hyphen() {
     env.tenure_run(["--reentrant", "--owner", &owner, "x", "--", "true"]).exits_with(0).says_nothing();
     env.tenure_run(["--also", "-y", "x", "--", "true"]).exits_with(0).says_nothing();
 }
+
+#[test]
+fn of_several_locks_those_that_others_hold_are_named() {
+    let env = TestEnv::new();
+    let holder = env.start_script(&["--also", "d"], "b", UNTIL_END);
+    let pid = format!("pid {}", holder.pid().as_raw_nonzero());
+    let run = |options: &[&str]| {
+        let args = [options, &["--also", "b", "--also", "c", "a", "--", "true"]].concat();
+        env.tenure_run(&args)
+    };
+    run(&["-n"]).exits_with(75).says("lock `b` is busy");
+    run(&["-n", "--also", "d"]).exits_with(75).says("lock `d` and lock `b` are busy");
+    // It holds `a` meanwhile, and does not wait for itself.
+    let said = run(&["-v", "-w", "0.5"]).exits_with(75);
+    let lines: Vec<&str> = said.stderr.lines().collect();
+    assert!(lines.len() == 2 && lines[1].contains("lock `b` is busy"), "{said:?}");
+    assert!(lines[0].contains("waiting for lock `b`: b on host") && lines[0].contains(&pid), "{said:?}");
+    env.end();
+    holder.wait().exits_with(0);
+
+    // What others hold is not always in the way.
+    fs::remove_file(env.path("end")).unwrap();
+    let reader = env.start_script(&["-s"], "r", UNTIL_END);
+    let writer = env.start_script(&["-x"], "w", UNTIL_END);
+    env.tenure_run(["-ns", "--also", "w", "r", "--", "true"]).exits_with(75).says("tenure: lock `w` is busy");
+    env.end();
+    [reader, writer].into_iter().for_each(|running| drop(running.wait().exits_with(0)));
+}
