@@ -4,9 +4,10 @@
 //! exec. It asks the kernel to kill it when the thread that started it dies; it makes sure that this has not already
 //! happened; it executes the command, which keeps the first setting. (The kernel clears it for a setuid program.)
 
-use std::env::ArgsOs;
+use std::env::{self, ArgsOs};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
@@ -75,12 +76,26 @@ fn launch(mut args: ArgsOs) -> Option<u8> {
     let error = Command::new(&program).args(args).exec();
     let code = of_exec(&error);
     let shown = program.to_string_lossy();
-    if code == NOT_FOUND {
+    if code == NOT_FOUND && is_there(&program) {
+        voice.say(format_args!("{shown}: cannot be run: its interpreter was not found"));
+    } else if code == NOT_FOUND {
         voice.say(format_args!("{shown}: command not found"));
     } else {
         voice.say(format_args!("{shown}: cannot be run: {}", chain(&error)));
     }
     Some(code)
+}
+
+/// Whether this is the path of a file, which is not looked for elsewhere, or the name of one where commands are looked for.
+fn is_there(program: &OsStr) -> bool {
+    if program.is_empty() {
+        return false;
+    }
+    if program.as_encoded_bytes().contains(&b'/') {
+        return Path::new(program).is_file();
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
 
 fn pid(text: &OsStr) -> Option<Pid> {

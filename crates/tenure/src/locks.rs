@@ -373,11 +373,15 @@ fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
             _ => Arc::new(Redis::open(url, runtime())?),
         },
         _ => {
-            let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
-            return Err(Error::invalid(format!(
-                "a store's URL reads `memory:`, `memory:NAME`, `file:DIR` or `redis://HOST`, and this one begins with {}",
-                Quoted(scheme)
-            )));
+            // The store of this process alone is not offered: whoever asks for it by mistake has no lock at all.
+            let reads = "a store's URL reads `file:DIR` or `redis://HOST`";
+            return Err(Error::invalid(match url.split_once(':') {
+                Some((scheme, _)) => format!("{reads}, and this one begins with {}", Quoted(scheme)),
+                None if url.starts_with('/') => {
+                    format!("{reads}: this directory is {}", Quoted(&format!("file:{url}")))
+                }
+                None => format!("{reads}, and this one begins with {}", Quoted(url)),
+            }));
         }
     })
 }

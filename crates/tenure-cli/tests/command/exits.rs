@@ -52,16 +52,19 @@ fn what_cannot_be_run_is_told_as_a_shell_does() {
     fs::write(env.path("script"), "#!/no/such/interpreter\n").unwrap();
     fs::set_permissions(env.path("script"), fs::Permissions::from_mode(0o755)).unwrap();
     for (program, code, says) in [
-        ("/no/such/program", 127, "not found"),
+        ("/no/such/program", 127, "command not found"),
         ("no-such-program", 127, "not found"),
         ("", 127, "not found"),
-        ("./script", 127, "not found"),
+        ("./script", 127, "interpreter was not found"),
         ("./plain", 126, "ermission denied"),
         ("/", 126, "ermission denied"),
     ] {
         env.tenure_run(["x", "--", program]).exits_with(code).says(says);
         env.tenure_run(["-q", "x", "--", program]).exits_with(code).says_nothing();
     }
+    let mut command = env.tenure_run_command(["x", "--", "script"]);
+    command.env("PATH", env.path(""));
+    env.run(command).exits_with(127).says("interpreter was not found");
     env.tenure_run(["-n", "x", "--", "true"]).exits_with(0);
 }
 

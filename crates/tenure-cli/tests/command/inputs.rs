@@ -94,6 +94,7 @@ fn what_is_no_lease_is_told_what_one_is() {
         (&["--prefix", "tenure:"], "tenure:"),
         (&["--store", "nonsense"], "file:DIR"),
         (&["--store", "ftp://host"], "file:DIR"),
+        (&["--store", "/tmp/locks"], "`file:/tmp/locks`"),
         (&["--store", "file://var/lib/locks"], "file:///"),
         (&["--store", "memory:"], "do not share"),
         (&["--acks", "-1"], "-1"),

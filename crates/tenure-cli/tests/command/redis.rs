@@ -1,6 +1,7 @@
 //! The command and a Redis server: one that fails under it, one that is busy, and what is shown of it.
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -340,4 +341,24 @@ fn a_replica_is_not_believed() {
     replica.command(&["REPLICAOF", "NO", "ONE"]);
     waiter.wait_for(ms(40_000)).exits_with(0).says_nothing();
     env.run(env.tenure(["status", "--store", &url, "y"])).exits_with(1).says_nothing();
+}
+
+#[test]
+fn a_server_of_another_protocol_is_told_from_one_that_hangs_up() {
+    let env = TestEnv::new();
+    for (reply, says) in [
+        ("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", "it does not speak the Redis protocol"),
+        ("", "it hung up before it said anything"),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("redis://{}", listener.local_addr().expect("an address"));
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.expect("a connection");
+                let _ = stream.read(&mut [0; 1024]);
+                let _ = stream.write_all(reply.as_bytes());
+            }
+        });
+        env.run(env.tenure(["status", "--store", &url, "x"])).exits_with(69).says(says);
+    }
 }

@@ -1,5 +1,6 @@
 //! Opens connections: dials, logs in, and puts an end to the connection before.
 
+use std::error::Error;
 use std::fmt;
 use std::future::Future;
 use std::io;
@@ -18,14 +19,14 @@ use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::sync::{Notify, oneshot};
 
 use super::failure;
-use super::frame::Checked;
+use super::frame::{Checked, Malformed};
 use super::reply::{bytes, prose};
 use super::sentinel::{self, Guide};
 #[cfg(feature = "tls")]
 use super::tls;
 use super::topology::{Access, Address, Sentinels, Target};
 use crate::runtime::{Moment, Runtime};
-use crate::store::{Failure, Life, SETUP};
+use crate::store::{Cause, Failure, Life, SETUP};
 
 /// An open stream of bytes.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -326,7 +327,15 @@ impl Connector {
         let opened = MultiplexedConnection::new_with_config(&login, stream, config);
         let (pipe, driver) = self.by(deadline, opened).await?.map_err(|error| {
             let silent = heard.load(Ordering::Relaxed) == 0;
+            let malformed = is_malformed(&error);
             match refusal(error) {
+                Failure::NotSent(cause) if silent && malformed => {
+                    let hint =
+                        if target.access.tls.is_none() { "; one that speaks TLS is rediss://" } else { "" };
+                    Failure::NotSent(Failure::cause(format!(
+                        "it does not speak the Redis protocol{hint} ({cause})"
+                    )))
+                }
                 Failure::NotSent(cause) if silent && target.access.tls.is_none() => {
                     Failure::NotSent(Failure::cause(format!(
                         "it hung up before it said anything; one that speaks TLS is rediss:// ({cause})"
@@ -481,6 +490,13 @@ fn done(reply: redis::RedisResult<Value>) -> Result<(), Failure> {
         Value::ServerError(error) => Err(failure::of(&error).0),
         _ => Ok(()),
     }
+}
+
+/// Whether what came in is not what a server says.
+fn is_malformed(error: &redis::RedisError) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<Cause>());
+    let error = cause.and_then(|cause| cause.downcast_ref::<io::Error>());
+    error.and_then(io::Error::get_ref).is_some_and(|error| error.is::<Malformed>())
 }
 
 /// What comes of logging in.

@@ -4,6 +4,7 @@
 //! cluster sends when a slot moves away, would be taken for the reply to a request, and each later reply for that of the
 //! next one. Here both end the connection instead.
 
+use std::fmt;
 use std::io::{Error, ErrorKind, Result};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -39,9 +40,21 @@ impl<S: AsyncRead + Unpin> AsyncRead for Checked<S> {
         ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
         let checked = self.scan.feed(&buf.filled()[before..]);
         self.heard.store(self.scan.whole, Ordering::Relaxed);
-        Poll::Ready(checked.map_err(|what| Error::new(ErrorKind::InvalidData, what)))
+        Poll::Ready(checked.map_err(|what| Error::new(ErrorKind::InvalidData, Malformed(what))))
     }
 }
+
+/// What came in is not what a server says.
+#[derive(Debug)]
+pub(super) struct Malformed(&'static str);
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for Malformed {}
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Checked<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
