@@ -103,8 +103,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DURATION", default_value = "0s", hide_default_value = true, value_parser = duration, allow_hyphen_values = true)]
     pub(crate) restart_grace: Duration,
 
-    /// Do without a token, TENURE_FENCE=0, where the server forbids scripts. Only for the plain lock.
-    #[arg(long)]
+    /// Do without a token where the server forbids scripts: only there TENURE_FENCE is 0. Only for the plain lock.
+    #[arg(long, conflicts_with = "kind")]
     pub(crate) unfenced: bool,
 
     /// Hold this lock too, of the same kind: all or none. May be given several times; the order does not matter.

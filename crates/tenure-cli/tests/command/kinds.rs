@@ -186,7 +186,7 @@ fn a_name_in_use_as_another_kind_is_told() {
 fn what_is_no_kind_is_told_what_is_wrong() {
     let env = TestEnv::new();
     let owner = tenure::Owner::new("x").unwrap().to_string();
-    let wrong: [(&[&str], &str); 12] = [
+    let wrong: [(&[&str], &str); 17] = [
         (&["--take", "1"], "--slots"),
         (&["--slots", "0"], "permits"),
         (&["--slots", "1048577"], "permits"),
@@ -199,6 +199,11 @@ fn what_is_no_kind_is_told_what_is_wrong() {
         (&["-s", "-x"], "--exclusive"),
         (&["--slots", "2", "--reentrant"], "--reentrant"),
         (&["--also", "x"], "twice"),
+        (&["--unfenced", "--fair"], "--unfenced"),
+        (&["--unfenced", "-s"], "--unfenced"),
+        (&["--unfenced", "-x"], "--unfenced"),
+        (&["--unfenced", "--slots", "2"], "--unfenced"),
+        (&["--unfenced", "--reentrant"], "--unfenced"),
     ];
     for (options, says) in wrong {
         env.tenure_run(options.iter().chain(&["x", "--", "touch", "ran"])).exits_with(64).says(says);
