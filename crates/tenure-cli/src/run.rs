@@ -41,8 +41,10 @@ pub(crate) fn run(args: &Run) -> u8 {
 }
 
 async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
-    let mut signals =
-        Signals::catch(&FORWARDED).map_err(|error| Failure::own("cannot catch signals", &error))?;
+    let own = |error| Failure::own("cannot catch signals", &error);
+    let mut signals = Signals::catch(&FORWARDED).map_err(own)?;
+    // A file of the store that may not grow is then an error of its own (EFBIG), and no end. The command has the default again.
+    let _too_large = Signals::catch(&[Signal::XFSZ]).map_err(own)?;
     let locks = store::open(&args.store, options(args))?;
     let wanted = kind::all(args, &locks)?;
 

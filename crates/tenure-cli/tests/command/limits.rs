@@ -4,7 +4,7 @@ use std::process::Command;
 
 use tenure_testkit::servers::Server;
 
-use crate::env::{TestEnv, random};
+use crate::env::{BINARY, TestEnv, random};
 
 /// The command, where it may have so many threads and processes.
 fn with_threads(env: &TestEnv, count: u32, args: &[&str]) -> Command {
@@ -43,4 +43,43 @@ fn a_warning_that_no_thread_can_be_had_for_ends_nothing() {
         assert!(!said.stderr.contains("panic"), "{said:?}");
     }
     assert!(!env.path("ran").exists());
+}
+
+#[test]
+fn a_file_that_may_not_grow_is_told_and_the_command_has_that_signal_as_ever() {
+    let env = TestEnv::new();
+    // Whoever starts the tests may ignore the signal.
+    let bash = |script| {
+        let mut command = env.program("env");
+        command.args(["--default-signal=XFSZ", "bash", "-c", script, BINARY]);
+        command
+    };
+    let script = r#"{ (ulimit -f 0; exec "$0" run x -- touch ran); echo "code $?"; } 2>&1 | cat"#;
+    let command = bash(script);
+    // Where even what is said goes into a pipe.
+    let said = env.run(command).exits_with(0).stdout;
+    assert!(
+        said.starts_with("tenure: ") && said.contains("too large") && said.ends_with("code 69\n"),
+        "{said}"
+    );
+    assert!(!env.path("ran").exists());
+
+    let script = r#"ulimit -f 16; exec "$0" run x -- head -c 1000000 /dev/zero"#;
+    let command = bash(script);
+    env.run(command).exits_with(128 + 25);
+}
+
+#[test]
+fn what_cannot_be_printed_is_told_with_a_code_that_the_help_has() {
+    let env = TestEnv::new();
+    let holder = env.start_script(&[], "x", "READY; exec sleep 30");
+    for command in ["status x", "list"] {
+        let mut shell = env.program("sh");
+        shell.args(["-c", &format!("\"$0\" {command} > /dev/full"), BINARY]);
+        env.run(shell).exits_with(125).says("cannot print");
+        let verb = command.split(' ').next().unwrap();
+        let help = env.run(env.tenure([verb, "--help"])).exits_with(0).stdout;
+        assert!(help.contains("125  something of this program's own failed"), "{help}");
+    }
+    drop(holder);
 }
