@@ -40,7 +40,7 @@ const CAUGHT: [(Bug, &str, u64); Bug::ALL.len()] = [
     (Bug::MinorityRules, quorum::EXCLUSION, 1_000),
     (Bug::UndoOfGrantsOnly, quorum::LEFTOVERS, 1_000),
     (Bug::UndoOutlivesRetry, quorum::EXCLUSION, 1_000),
-    (Bug::NewcomersVote, quorum::EXCLUSION, 1_000),
+    (Bug::NewcomersVote, quorum::EXCLUSION, 5_000),
     (Bug::TokensByCounter, quorum::TOKENS, 1_000),
     (Bug::UndoneOnce, quorum::LEFTOVERS, 1_000),
     (Bug::BallotForgotten, quorum::TOKENS, 1_000),
