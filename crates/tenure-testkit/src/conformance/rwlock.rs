@@ -63,7 +63,7 @@ pub async fn a_lapsed_reader_blocks_a_writer_no_longer_than_its_own_lease(place:
     let mut writer = pin!(a.write());
     assert!(place.unless_late(TTL / 2, &mut writer).await.is_none(), "granted beside two readers");
     stays.release().await.expect("a release");
-    drop(place.within(TTL, writer).await.expect("a grant"));
+    drop(place.within(TTL + TTL / 2, writer).await.expect("a grant"));
     assert!(!lapses.is_held());
 }
 
