@@ -9,9 +9,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use crate::protocol::Wake;
 use crate::store::{Failure, Listener};
 
-#[derive(Default)]
 pub(super) enum Ears {
-    #[default]
     Deaf,
     Opening(BoxFuture<'static, Result<Listener, Failure>>),
     Open(Listener),
