@@ -73,7 +73,7 @@ impl Trio {
         let links = [(); 2].map(|()| Proxy::start(master.address()));
         let replicas = [&links[0], &links[1]].map(|link| replica_of(link.address().port()));
         eventually("the replicas follow", SOON, || replicas.iter().all(follows));
-        eventually("the master knows", SOON, || master.info("replication")["connected_slaves"] == "2");
+        master.replicates(2, "told");
         Self { master, links, replicas }
     }
 
@@ -439,6 +439,7 @@ mod acked {
             let master = Server::start_with(config());
             let replica = replica_of(master.address().port());
             eventually("the replica follows", SOON, || follows(&replica));
+            master.replicates(1, "told");
             let pair = Arc::new(Pair { master, _replica: replica, databases: AtomicU32::new(0) });
             *known = Arc::downgrade(&pair);
             pair

@@ -122,18 +122,12 @@ impl Cluster {
         });
     }
 
-    /// Waits until a replica has all that the node of this key was told so far. One that has just been connected is sent nothing for up to a
-    /// second.
+    /// Waits until a replica has all that the node of this key was told so far.
     ///
     /// # Panics
-    /// If none has it within 4 s.
+    /// As [`Server::replicates`].
     pub fn replicates(&self, key: &str) {
-        let mut client = self.nodes[self.owner_of(key)].client().expect("a connection");
-        let mut tell = |words: &[&str]| client.command(words).expect("an answer");
-        let told = tell(&["SET", &format!("{{{key}}}:told"), "", "PX", "1"]);
-        assert_eq!(told.text(), "OK");
-        let by = tell(&["WAIT", "1", "4000"]).int();
-        assert!(by > 0, "no replica follows within 4 s");
+        self.nodes[self.owner_of(key)].replicates(1, &format!("{{{key}}}:told"));
     }
 
     /// All nodes, those that were the masters in the beginning first.

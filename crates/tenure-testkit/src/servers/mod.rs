@@ -192,6 +192,19 @@ impl Server {
             .collect()
     }
 
+    /// Waits until so many replicas have all that it was told so far. One that has just been connected is sent nothing for up to a
+    /// second, though it says that the link is up. `key` is set for a moment.
+    ///
+    /// # Panics
+    /// If they have it not within 4 s.
+    pub fn replicates(&self, replicas: u32, key: &str) {
+        let mut client = self.client().expect("a connection");
+        let mut tell = |words: &[&str]| client.command(words).expect("an answer");
+        assert_eq!(tell(&["SET", key, "", "PX", "1"]).text(), "OK");
+        let by = tell(&["WAIT", &replicas.to_string(), "4000"]).int();
+        assert!(by >= replicas.into(), "{by} of {replicas} replicas follow within 4 s");
+    }
+
     /// The server's clock.
     ///
     /// # Panics

@@ -47,6 +47,7 @@ impl Sentinels {
         eventually("the replicas have what the master has", READY, || {
             replicas.iter().all(|replica| says(replica, "master_link_status", "up"))
         });
+        master.replicates(2, "told");
 
         let service = Self::SERVICE;
         let mut config = sentinels

@@ -37,6 +37,7 @@ pub(crate) fn pairs(what: &str, tasks: usize, reach: f64) {
     eventually("the replica follows", Duration::from_secs(20), || {
         replica.info("replication").get("master_link_status").is_some_and(|status| status == "up")
     });
+    master.replicates(1, "told");
     let locks = Locks::open(&master.url()).expect("a store").with(Options::new().acks(1)).expect("options");
     let mut connection = bare(&master.url());
     let sha = block_on(load(&mut connection));
