@@ -3,11 +3,12 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use tenure_history::line::Sort;
 
 use crate::duration::{duration, seconds};
-use crate::stress::Sort;
 use crate::{exit, output};
 
 /// Runs a program under a distributed lock, and shows who holds what.
@@ -193,7 +194,7 @@ pub(crate) struct Stress {
     pub(crate) length: Duration,
 
     /// The kinds of locks. Default: all that the store has.
-    #[arg(long, value_name = "KIND", value_delimiter = ',')]
+    #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = kind())]
     pub(crate) kind: Vec<Sort>,
 
     /// How many locks of each kind.
@@ -235,6 +236,12 @@ pub(crate) struct Stress {
     /// It is a violation if somebody waits for a lock and nobody holds it for so long. More than a lease and what your faults last.
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = some_time, allow_hyphen_values = true)]
     pub(crate) stall: Duration,
+}
+
+/// One of the kinds that can be hammered.
+fn kind() -> impl TypedValueParser<Value = Sort> {
+    PossibleValuesParser::new(Sort::ALL.map(Sort::name))
+        .map(|name| Sort::named(&name).expect("one of these names"))
 }
 
 /// A duration that is not zero.

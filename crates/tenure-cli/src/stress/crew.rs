@@ -8,10 +8,10 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use tenure_history::judge::Judge;
+use tenure_history::line::{self, Line};
+use tenure_history::merge::Merge;
 
-use super::history::{self, Line};
-use super::judge::Judge;
-use super::merge::Merge;
 use super::worker::{self, Dice, Orders, nanos, now};
 
 /// So many lines may be unheard: beyond that a worker has to wait until we have listened.
@@ -60,7 +60,7 @@ impl Crew {
             std::thread::spawn(move || {
                 for line in BufReader::new(stdout).lines() {
                     let Ok(line) = line else { break };
-                    let line = history::read(&line).ok_or(line);
+                    let line = line::read(&line).ok_or(line);
                     if tell.send((number, Some(line))).is_err() {
                         return;
                     }
@@ -97,7 +97,7 @@ impl Crew {
                 }
             }
         }
-        while let Some((time, number, event)) = self.merge.next() {
+        for (time, number, event) in self.merge.by_ref() {
             judge.hear(time, number, event);
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! `tenure stress`: the store is hammered by processes of this program, and what they were told is judged.
 //!
-//! `worker` takes turns and writes a `history`; the `crew` starts workers, hears them and breaks some; `merge` puts all histories in
-//! order; the `judge` says what must not have been.
+//! A `worker` takes turns and writes its history; the `crew` starts workers, hears them and breaks some; `tenure-history` puts all
+//! histories in order, and says what must not have been.
 #![expect(clippy::disallowed_methods, reason = "a program of its own, with timers of its own")]
 
 use std::fmt::Write;
@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tenure::Locks;
+use tenure_history::judge::{Judge, Length};
+use tenure_history::line::{End, Sort};
 use tokio::time::sleep;
 
 use crate::cli::Stress;
@@ -21,16 +23,10 @@ use crate::signals::Signals;
 use crate::store;
 
 mod crew;
-mod history;
-mod judge;
-mod merge;
 pub(crate) mod worker;
 
 use crew::Crew;
-pub(crate) use history::Sort;
-use history::{End, Lock};
-use judge::{Judge, Length};
-use worker::{Dice, Orders, nanos, now};
+use worker::{Dice, Orders, PERMITS, lock, nanos, now};
 
 /// How often we look at what has come.
 const LOOK: Duration = Duration::from_millis(10);
@@ -78,7 +74,7 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
     let locks = Locks::open(&url)?.with(orders.options())?;
     orders.sorts = sorts(args, &locks)?;
     // Somebody must be there, and whatever is left there is not ours: names are new with each run.
-    locks.inspect(&orders.name(Lock { sort: Sort::Mutex, number: 0 })).await?;
+    locks.inspect(&orders.name(lock(Sort::Mutex, 0))).await?;
 
     let begun = now();
     let mut judge = Judge::new(begun, nanos(args.stall));
@@ -130,7 +126,7 @@ fn sorts(args: &Stress, locks: &Locks) -> Result<Vec<Sort>, Failure> {
             Sort::Mutex => locks.mutex("stress").map(drop),
             Sort::Fair => locks.fair("stress").map(drop),
             Sort::Rwlock => locks.rwlock("stress").map(drop),
-            Sort::Semaphore => locks.semaphore("stress", history::PERMITS).map(drop),
+            Sort::Semaphore => locks.semaphore("stress", PERMITS).map(drop),
             Sort::Reentrant => locks.reentrant("stress", &owner).map(drop),
         }
     };
@@ -222,7 +218,7 @@ async fn left_behind(locks: &Locks, orders: &Orders, limit: u64) -> Result<Vec<S
     let mut left = Vec::new();
     for sort in &orders.sorts {
         for number in 0..orders.names {
-            let name = orders.name(Lock { sort: *sort, number });
+            let name = orders.name(lock(*sort, number));
             loop {
                 match locks.inspect(&name).await {
                     Ok(None) => break,

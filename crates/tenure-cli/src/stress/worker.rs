@@ -13,14 +13,13 @@ use std::io::{self, Read, Write};
 use std::pin::pin;
 use std::time::Duration;
 
-use clap::ValueEnum;
 use futures_util::future::{Either, join_all, select};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use tenure::{Guard, Locks, Options, Owner, Result};
+use tenure_history::line::{End, Line, Lock, Sort, What};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::history::{End, Line, Lock, PERMITS, Sort, WRITER, What};
 use crate::exit::{OWN, STORE};
 use crate::output::{chain, complain};
 use crate::{clock, launch};
@@ -29,6 +28,20 @@ use crate::{clock, launch};
 pub(super) const STORE_URL: &str = "TENURE_STORE";
 /// So often a worker says that it lives, and looks whether what it holds is still its own.
 const PULSE: Duration = Duration::from_millis(50);
+/// What a semaphore has.
+pub(super) const PERMITS: u32 = 3;
+/// What a writer takes of a read-write lock: all of it.
+const WRITER: u32 = 1 << 20;
+
+/// One of the locks that are fought for.
+pub(super) fn lock(sort: Sort, number: u32) -> Lock {
+    let capacity = match sort {
+        Sort::Rwlock => WRITER,
+        Sort::Semaphore => PERMITS,
+        Sort::Mutex | Sort::Fair | Sort::Reentrant => 1,
+    };
+    Lock { sort, number, capacity }
+}
 
 /// What each worker is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +81,7 @@ impl Orders {
 
     fn read(args: &[String]) -> Option<Self> {
         let [ttl, hold, tasks, names, run, prefix, sorts] = args else { return None };
-        let sorts = sorts.split(',').map(|sort| Sort::from_str(sort, false).ok()).collect::<Option<_>>()?;
+        let sorts = sorts.split(',').map(Sort::named).collect::<Option<_>>()?;
         Some(Self {
             prefix: prefix.clone(),
             ttl: Duration::from_millis(ttl.parse().ok()?),
@@ -151,7 +164,7 @@ impl Task<'_> {
         let orders = self.orders;
         while !*self.stopped.borrow() {
             let sort = orders.sorts[self.dice.below(orders.sorts.len() as u64) as usize];
-            let lock = Lock { sort, number: self.dice.below(orders.names.into()) as u32 };
+            let lock = lock(sort, self.dice.below(orders.names.into()) as u32);
             match self.ask(lock).await {
                 Ok(Some((weight, guard, owner))) => self.hold(lock, weight, guard, &owner).await,
                 Ok(None) => self.note(What::Leaves),

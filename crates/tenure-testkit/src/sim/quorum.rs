@@ -156,6 +156,7 @@ impl World {
             plan: self.plan,
             nodes: scene.nodes.len(),
             violation: judge.violation.clone(),
+            seen_by_callers: None,
             hash: scene.sim.hash(),
             steps: scene.sim.steps(),
             grants: judge.grants,

@@ -16,6 +16,8 @@ pub struct Report {
     pub nodes: usize,
     /// What went wrong first.
     pub violation: Option<Violation>,
+    /// What callers saw that must not be.
+    pub seen_by_callers: Option<String>,
     /// Differs when anything that happened differs.
     pub hash: u64,
     /// Polls.

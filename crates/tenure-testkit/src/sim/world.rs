@@ -11,7 +11,7 @@ use super::chooser::{Chooser, Rng};
 use super::clock::{Clock, MS, SECOND, TrueTime};
 use super::executor::{OUTSIDE, Process, Sim, Stop, lock};
 use super::network::{Network, Parting};
-use super::oracle::Oracle;
+use super::oracle::{Oracle, Violation};
 use super::regime::{Plan, RECOVERY, Regime, Sort};
 use super::report::Report;
 use super::workload::{Present, Task, Workload};
@@ -111,11 +111,18 @@ impl World {
             // What it was doing is not to be touched any more, not even to be dropped.
             Err(_) => self.accuse("a task panicked; see above".into()),
         }
+        let seen_by_callers = self.oracle.seen_by_callers();
+        let seen = seen_by_callers.clone().map(|what| Violation {
+            at: self.sim.now(),
+            invariant: "what callers see",
+            what,
+        });
         Report {
             seed: self.seed,
             plan: self.plan,
             nodes: 1,
-            violation: self.oracle.violation(),
+            violation: self.oracle.violation().or(seen),
+            seen_by_callers,
             hash: self.sim.hash(),
             steps: self.sim.steps(),
             grants: self.oracle.grants(),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use tenure::internals::protocol::{Answer, Bind, Place as Told, Verb, Wake, Whose};
 use tenure::{LockName, Owner};
 
+use super::history::History;
 use super::{Executed, Hold, Violation, Wait};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{ProcessId, Sim};
@@ -16,6 +17,8 @@ pub(super) struct Book {
     pub(super) owners: BTreeMap<Owner, Owned>,
     pub(super) holds: Vec<Hold>,
     pub(super) waits: Vec<Wait>,
+    /// What callers know of it.
+    pub(super) history: History,
     /// Who was let in by the request that is judged, and as what.
     let_in: Vec<(u64, Owner)>,
     /// The places at a lock before each request, where the server may go back.
@@ -156,6 +159,7 @@ impl Book {
             owners: BTreeMap::new(),
             holds: Vec::new(),
             waits: Vec::new(),
+            history: History::new(plan),
             let_in: Vec::new(),
             past: Vec::new(),
             shaken_at: 0,
@@ -179,6 +183,7 @@ impl Book {
             last_exclusive: 0,
             edge: 0,
         };
+        self.history.open(name, sort);
         self.locks.insert(name.clone(), lock);
     }
 
@@ -394,6 +399,9 @@ impl Book {
         lock.places = stay;
         lock.changed(at);
         let gone: Vec<Place> = gone;
+        if !gone.is_empty() {
+            self.history.ends_here(at);
+        }
         for place in gone {
             if let Some(owned) = self.owners.get_mut(&place.owner) {
                 owned.ended = Some((at, End::Forced));
@@ -416,6 +424,7 @@ impl Book {
 
     /// The server is what it was at a moment: who had a place then has it again, and nobody else. Returns what locks that changed.
     pub(super) fn rewind(&mut self, at: TrueTime, to: TrueTime) -> Vec<LockName> {
+        self.history.ends_here(at);
         let mut then: BTreeMap<LockName, Vec<Place>> = BTreeMap::new();
         while let Some((_, name, places)) = self.past.pop_if(|(at, ..)| *at > to) {
             then.insert(name, places);
@@ -482,6 +491,7 @@ impl Book {
 
     /// The server's clock was set: leases end when it says so now, some of them at once.
     pub(super) fn retime(&mut self, at: TrueTime, lapses: impl Fn(&LockName, &Owner) -> Option<TrueTime>) {
+        self.history.ends_here(at);
         for (name, lock) in &mut self.locks {
             for place in &mut lock.places {
                 place.lapses = lapses(name, &place.owner).unwrap_or(at).max(at);

@@ -158,7 +158,7 @@ impl Oracle {
         }
         let (name, owner, weak) = (name.clone(), owner.clone(), Arc::downgrade(&claim));
         let (was_lost, is_watched) = (false, false);
-        book.holds.push(Hold {
+        let hold = Hold {
             id,
             name,
             owner: owner.clone(),
@@ -172,7 +172,9 @@ impl Oracle {
             claim: weak,
             was_lost,
             is_watched,
-        });
+        };
+        book.history.granted(at, &hold);
+        book.holds.push(hold);
         drop(book);
         let holding = Holding { oracle: self.clone(), id, owner };
         holding.look();
@@ -268,13 +270,16 @@ impl Holding {
             book.accuse(at, HONESTY, format!("the token of {} changed under its guard", self.owner));
         }
         hold.was_lost |= !is_held;
+        book.history.looks(at, self.id);
         book.holds.push(hold);
         is_held
     }
 
     /// The task will be content with less from now on.
     pub fn lighten(&self, weight: u32) {
+        let at = self.oracle.sim.now();
         let mut book = lock(&self.oracle.book);
+        book.history.lets_go(at, self.id);
         if let Some(hold) = book.holds.iter_mut().find(|hold| hold.id == self.id) {
             hold.weight = hold.weight.min(weight);
         }
@@ -293,6 +298,7 @@ impl Drop for Holding {
     fn drop(&mut self) {
         let at = self.oracle.sim.now();
         let mut book = lock(&self.oracle.book);
+        book.history.lets_go(at, self.id);
         book.holds.retain(|hold| hold.id != self.id);
         if let Some(owned) = book.owners.get_mut(&self.owner) {
             owned.let_go_at = Some(at);

@@ -13,10 +13,12 @@
 //! | [`leftovers`] | what was given up, dropped or cancelled leaves nothing; nothing is without an end |
 //! | [`progress`] | nobody waits for what is free |
 //! | [`honesty`] | what is reported is true: lost, released, busy |
+//! | `history` | exclusion, tokens and progress by what callers can see: the judge of `tenure stress` |
 
 pub mod book;
 pub mod counting;
 pub mod exclusion;
+mod history;
 pub mod honesty;
 pub mod leftovers;
 pub mod order;
@@ -130,6 +132,13 @@ impl Oracle {
     /// What went wrong first, if anything did.
     pub fn violation(&self) -> Option<Violation> {
         lock(&self.book).violation.clone()
+    }
+
+    /// What callers saw that must not be, when all is over.
+    pub fn seen_by_callers(&self) -> Option<String> {
+        let mut book = lock(&self.book);
+        book.history.finish(self.sim.now());
+        book.history.evidence().map(str::to_owned)
     }
 
     /// How many guards were handed out.

@@ -65,7 +65,8 @@ impl Oracle {
         book.next_id += 1;
         let id = book.next_id;
         book.waits.push(Wait { id, name: name.cloned(), process, since });
-        Waiting { oracle: self.clone(), id }
+        let told = name.and_then(|name| book.history.asks(since, process, name));
+        Waiting { oracle: self.clone(), id, process, told }
     }
 
     /// Somebody was let in by another's request a while ago: by now it has its guard, or has left.
@@ -108,10 +109,18 @@ impl Oracle {
 pub struct Waiting {
     oracle: Oracle,
     id: u64,
+    process: ProcessId,
+    /// As what the history knows it.
+    told: Option<u32>,
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        lock(&self.oracle.book).waits.retain(|wait| wait.id != self.id);
+        let at = self.oracle.sim.now();
+        let mut book = lock(&self.oracle.book);
+        book.waits.retain(|wait| wait.id != self.id);
+        if let Some(task) = self.told {
+            book.history.leaves(at, self.process, task);
+        }
     }
 }

@@ -1,55 +1,58 @@
-//! What a worker was told, line by line: written by it, read by the one who judges.
+//! What a task was told, line by line: written by it, read by the one who judges.
 
 use std::fmt;
 
-use clap::ValueEnum;
-
-/// The kinds of locks that can be stressed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub(crate) enum Sort {
+/// The kinds of locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Sort {
+    /// One holder.
     Mutex,
+    /// One holder, in order.
     Fair,
+    /// Readers or a writer.
     Rwlock,
+    /// Several permits.
     Semaphore,
+    /// One owner, several times.
     Reentrant,
 }
 
-/// What a writer takes of a read-write lock: all of it.
-pub(super) const WRITER: u32 = 1 << 20;
-/// What a semaphore has.
-pub(super) const PERMITS: u32 = 3;
-
 impl Sort {
-    pub(super) const ALL: [Self; 5] =
-        [Self::Mutex, Self::Fair, Self::Rwlock, Self::Semaphore, Self::Reentrant];
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Mutex, Self::Fair, Self::Rwlock, Self::Semaphore, Self::Reentrant];
 
-    /// How much may be held at once.
-    pub(super) fn capacity(self) -> u32 {
+    /// What it is called.
+    pub const fn name(self) -> &'static str {
         match self {
-            Self::Rwlock => WRITER,
-            Self::Semaphore => PERMITS,
-            Self::Mutex | Self::Fair | Self::Reentrant => 1,
-        }
-    }
-}
-
-impl fmt::Display for Sort {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
             Self::Mutex => "mutex",
             Self::Fair => "fair",
             Self::Rwlock => "rwlock",
             Self::Semaphore => "semaphore",
             Self::Reentrant => "reentrant",
-        })
+        }
+    }
+
+    /// That of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|sort| sort.name() == name)
     }
 }
 
-/// One of the locks that are fought for; so its name ends.
+impl fmt::Display for Sort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One of the locks that are fought for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Lock {
-    pub(super) sort: Sort,
-    pub(super) number: u32,
+pub struct Lock {
+    /// Its kind.
+    pub sort: Sort,
+    /// Which of this kind.
+    pub number: u32,
+    /// How much may be held at once. Whoever takes all of it has it alone.
+    pub capacity: u32,
 }
 
 impl fmt::Display for Lock {
@@ -58,25 +61,44 @@ impl fmt::Display for Lock {
     }
 }
 
-/// What one task of a worker was told, and when. Times are in nanoseconds, on the clock that all processes of a machine have in
+/// What one task was told, and when. Times are in nanoseconds, on the clock that all processes of a machine have in
 /// common and that also runs while it sleeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Line {
-    pub(super) time: u64,
-    pub(super) task: u32,
-    pub(super) what: What,
+pub struct Line {
+    /// When.
+    pub time: u64,
+    /// Which task of its process.
+    pub task: u32,
+    /// What it was told, or asked.
+    pub what: What,
 }
 
+/// What a line says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub enum What {
     /// It asks from now on.
     Asks(Lock),
     /// It holds, and will until `deadline` if nothing is renewed.
-    Holds { token: u64, weight: u32, deadline: u64 },
+    Holds {
+        /// Its fencing token.
+        token: u64,
+        /// How much of the lock's capacity it takes.
+        weight: u32,
+        /// When its lease ends.
+        deadline: u64,
+    },
     /// It still does.
-    Keeps { deadline: u64 },
+    Keeps {
+        /// When its lease ends now.
+        deadline: u64,
+    },
     /// It does no more; at `until` it still did.
-    Ends { until: u64, how: End },
+    Ends {
+        /// When its guard, asked, said for the last time that it held.
+        until: u64,
+        /// See there.
+        how: End,
+    },
     /// It asks no more, and got nothing.
     Leaves,
     /// A request failed.
@@ -89,9 +111,12 @@ pub(super) enum What {
 
 /// How a hold ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum End {
+pub enum End {
+    /// By its task.
     Released,
+    /// Its guard was dropped.
     Dropped,
+    /// Its lease was over, or taken away.
     Lost,
     /// With its process. Nobody writes that; it is found out.
     Killed,
@@ -113,7 +138,7 @@ impl fmt::Display for Line {
         let one_line = |text: &str| text.replace(char::is_control, " ");
         write!(f, "{} {} ", self.time, self.task)?;
         match &self.what {
-            What::Asks(Lock { sort, number }) => write!(f, "asks {sort} {number}"),
+            What::Asks(Lock { sort, number, capacity }) => write!(f, "asks {sort} {number} {capacity}"),
             What::Holds { token, weight, deadline } => write!(f, "holds {token} {weight} {deadline}"),
             What::Keeps { deadline } => write!(f, "keeps {deadline}"),
             What::Ends { until, how } => write!(f, "ends {until} {how}"),
@@ -125,16 +150,18 @@ impl fmt::Display for Line {
     }
 }
 
-/// Reads one line; `None` for what no worker writes.
-pub(super) fn read(line: &str) -> Option<Line> {
+/// Reads one line; `None` for what no task writes.
+pub fn read(line: &str) -> Option<Line> {
     let mut words = line.splitn(4, ' ');
     let (time, task) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     let (verb, rest) = (words.next()?, words.next());
     let words: Vec<&str> = rest.unwrap_or("").split(' ').collect();
     let what = match (verb, &words[..]) {
-        ("asks", [sort, number]) => {
-            What::Asks(Lock { sort: Sort::from_str(sort, false).ok()?, number: number.parse().ok()? })
-        }
+        ("asks", [sort, number, capacity]) => What::Asks(Lock {
+            sort: Sort::named(sort)?,
+            number: number.parse().ok()?,
+            capacity: capacity.parse().ok()?,
+        }),
         ("holds", [token, weight, deadline]) => What::Holds {
             token: token.parse().ok()?,
             weight: weight.parse().ok()?,
@@ -164,8 +191,8 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         for what in [
-            What::Asks(Lock { sort: Sort::Reentrant, number: 3 }),
-            What::Holds { token: u64::MAX, weight: WRITER, deadline: 7 },
+            What::Asks(Lock { sort: Sort::Semaphore, number: 3, capacity: 5 }),
+            What::Holds { token: u64::MAX, weight: 9, deadline: 7 },
             What::Keeps { deadline: 8 },
             What::Ends { until: 5, how: End::Lost },
             What::Leaves,
@@ -205,7 +232,8 @@ mod tests {
             "x 2 lives",
             "1 2 leaves now",
             "1 2 ends 3 killed",
-            "1 2 asks umbrella 1",
+            "1 2 asks umbrella 1 1",
+            "1 2 asks mutex 1",
             "1 2 holds 1 2",
         ] {
             assert_eq!(read(text), None, "{text}");

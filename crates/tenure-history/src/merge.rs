@@ -5,18 +5,20 @@
 
 use std::collections::BTreeMap;
 
-use super::history::{Line, What};
+use crate::line::{Line, What};
 
 /// What happened next, to whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Event {
+pub enum Event {
+    /// One of its tasks was told something.
     Said(Line),
     /// The process is no more.
     Gone,
 }
 
+/// Puts histories in one order.
 #[derive(Debug, Default)]
-pub(super) struct Merge {
+pub struct Merge {
     /// When each living worker last said something.
     heard: BTreeMap<u32, u64>,
     /// By time, worker and order of arrival.
@@ -26,12 +28,12 @@ pub(super) struct Merge {
 
 impl Merge {
     /// A worker was started.
-    pub(super) fn open(&mut self, worker: u32, time: u64) {
+    pub fn open(&mut self, worker: u32, time: u64) {
         self.heard.insert(worker, time);
     }
 
     /// A worker said something. Its times never go back.
-    pub(super) fn say(&mut self, worker: u32, line: Line) {
+    pub fn say(&mut self, worker: u32, line: Line) {
         let heard = self.heard.entry(worker).or_default();
         *heard = (*heard).max(line.time);
         if line.what != What::Lives {
@@ -40,7 +42,7 @@ impl Merge {
     }
 
     /// A worker has said its last: it lived at `time` at least, and when it last spoke.
-    pub(super) fn close(&mut self, worker: u32, time: u64) {
+    pub fn close(&mut self, worker: u32, time: u64) {
         let heard = self.heard.remove(&worker).unwrap_or_default();
         self.put(heard.max(time), worker, Event::Gone);
     }
@@ -49,9 +51,13 @@ impl Merge {
         self.arrived += 1;
         self.waiting.insert((time, worker, self.arrived), event);
     }
+}
 
-    /// What happened next, once that is certain: when, to which worker, and what.
-    pub(super) fn next(&mut self) -> Option<(u64, u32, Event)> {
+/// What happened next, once that is certain: when, to which worker, and what. After a `None` there may be more.
+impl Iterator for Merge {
+    type Item = (u64, u32, Event);
+
+    fn next(&mut self) -> Option<Self::Item> {
         let certain = self.heard.values().min();
         let entry = self.waiting.first_entry()?;
         if certain.is_some_and(|certain| entry.key().0 >= *certain) {
@@ -71,7 +77,7 @@ mod tests {
     }
 
     fn times(merge: &mut Merge) -> Vec<(u64, u32)> {
-        std::iter::from_fn(|| merge.next()).map(|(time, worker, _)| (time, worker)).collect()
+        merge.map(|(time, worker, _)| (time, worker)).collect()
     }
 
     #[test]

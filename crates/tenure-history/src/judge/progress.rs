@@ -1,0 +1,47 @@
+//! Nobody waits for what nobody holds.
+
+use std::mem;
+
+use super::{Judge, Length};
+use crate::line::Lock;
+
+/// The longest time for which a lock that was waited for was held by nobody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stall {
+    /// Of which lock.
+    pub lock: Lock,
+    /// How long it was, in nanoseconds.
+    pub length: u64,
+    /// When it was over.
+    pub time: u64,
+}
+
+impl Judge {
+    /// Adds to the time for which a lock was waited for by somebody and held by nobody.
+    pub(super) fn look(&mut self, time: u64, lock: Lock) {
+        let limit = self.stall_limit;
+        let book = self.locks.entry(lock).or_default();
+        // Whoever does not say anything any more holds until its lease is over.
+        let held_until = book.open.values().map(|hold| hold.until).max().unwrap_or(0);
+        let since = mem::replace(&mut book.looked, time).max(held_until);
+        if book.waiting == 0 || time <= since {
+            return;
+        }
+        let before = book.stall;
+        book.stall += time - since;
+        let length = book.stall;
+        if self.stall.is_none_or(|longest| longest.length < length) {
+            self.stall = Some(Stall { lock, length, time });
+        }
+        if before <= limit && limit < length {
+            let waiting = self.book(lock).waiting;
+            let text = format!(
+                "{lock} was held by nobody for {}, until {}, while {waiting} task{} waited",
+                Length(length),
+                self.at(time),
+                if waiting == 1 { "" } else { "s" },
+            );
+            self.accuse("progress", text);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! What the tasks of a schedule were told, as workers on real servers write it down, and judged by the judge who judges those.
+//!
+//! It knows less than the rest of the oracle, nothing of the server, and excuses nothing. So it judges a schedule until its server
+//! first ends what it had promised: where exclusion is not promised, callers see that.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::sync::Weak;
+
+use tenure::{LockName, Owner};
+use tenure_history::judge::Judge;
+use tenure_history::line::{self, End, Line, What};
+use tenure_history::merge::Event;
+
+use super::{Claim, Hold};
+use crate::sim::clock::{SECOND, TrueTime};
+use crate::sim::executor::ProcessId;
+use crate::sim::regime::{Plan, Sort};
+
+/// The history of a schedule, and its judge.
+pub(super) struct History {
+    judge: Judge,
+    locks: BTreeMap<LockName, line::Lock>,
+    /// By the number of its task: each wait, and each hold, is that of a task of its own here.
+    turns: BTreeMap<u32, Turn>,
+    tasks: u32,
+    is_over: bool,
+}
+
+/// A hold, as callers see it: whoever enters it again, or resumes it, holds on.
+struct Turn {
+    process: ProcessId,
+    lock: line::Lock,
+    owner: Owner,
+    token: u64,
+    weight: u32,
+    /// The guards that stand for it.
+    claims: Vec<(u64, Weak<dyn Claim>)>,
+    /// The first moment at which none of them said any more that it held, as far as they were asked.
+    until: TrueTime,
+}
+
+impl History {
+    pub(super) fn new(plan: &Plan) -> Self {
+        // Until all is healed, and then as long as it takes until what was detached has lapsed, and the place of one who is gone too.
+        // Several at once are asked for one after the other, and nobody is told of the first alone.
+        let stall = if plan.both > 0 { u64::MAX } else { plan.strict_from + 4 * plan.lease() + 5 * SECOND };
+        Self {
+            judge: Judge::new(0, stall),
+            locks: BTreeMap::new(),
+            turns: BTreeMap::new(),
+            tasks: 0,
+            is_over: false,
+        }
+    }
+
+    pub(super) fn open(&mut self, name: &LockName, sort: Sort) {
+        let number = self.locks.len() as u32;
+        let capacity = sort.capacity();
+        let sort = match sort {
+            Sort::Mutex => line::Sort::Mutex,
+            Sort::Fair => line::Sort::Fair,
+            Sort::RwLock => line::Sort::Rwlock,
+            Sort::Semaphore(_) => line::Sort::Semaphore,
+            Sort::Reentrant => line::Sort::Reentrant,
+        };
+        self.locks.insert(name.clone(), line::Lock { sort, number, capacity });
+    }
+
+    /// From here on the server does not keep what it promised.
+    pub(super) fn ends_here(&mut self, at: TrueTime) {
+        self.finish(at);
+        self.is_over = true;
+    }
+
+    fn tell(&mut self, time: TrueTime, process: ProcessId, task: u32, what: What) {
+        if !self.is_over {
+            self.judge.hear(time, process as u32, Event::Said(Line { time, task, what }));
+        }
+    }
+
+    fn number(&mut self) -> u32 {
+        self.tasks += 1;
+        self.tasks
+    }
+
+    /// A task waits from now on; returns what to say when it does no more.
+    pub(super) fn asks(&mut self, at: TrueTime, process: ProcessId, name: &LockName) -> Option<u32> {
+        let lock = *self.locks.get(name)?;
+        let task = self.number();
+        self.tell(at, process, task, What::Asks(lock));
+        Some(task)
+    }
+
+    /// It waits no more.
+    pub(super) fn leaves(&mut self, at: TrueTime, process: ProcessId, task: u32) {
+        self.tell(at, process, task, What::Leaves);
+    }
+
+    /// A task got a guard.
+    pub(super) fn granted(&mut self, at: TrueTime, hold: &Hold) {
+        let Some(lock) = self.locks.get(&hold.name).copied() else { return };
+        // Until when do others hold?
+        self.look(at, |turn| turn.lock == lock);
+        let claim = (hold.id, Weak::clone(&hold.claim));
+        let is_same = |turn: &&mut Turn| turn.owner == hold.owner && turn.token == hold.token;
+        match self.turns.values_mut().find(is_same) {
+            Some(turn) if turn.weight == hold.weight => turn.claims.push(claim),
+            // A writer that reads now. The judge knows no such change, so what it does from here on is not told.
+            Some(_) => {}
+            None => {
+                let Hold { process, token, weight, .. } = *hold;
+                let (task, until) = (self.number(), at + 1);
+                self.tell(at, process, task, What::Asks(lock));
+                self.tell(at, process, task, What::Holds { token, weight, deadline: until });
+                let (owner, claims) = (hold.owner.clone(), vec![claim]);
+                self.turns.insert(task, Turn { process, lock, owner, token, weight, claims, until });
+            }
+        }
+    }
+
+    /// A guard is asked.
+    pub(super) fn looks(&mut self, at: TrueTime, id: u64) {
+        self.look(at, |turn| turn.has(id));
+    }
+
+    /// A guard goes out of the hands of its task, or says less from now on.
+    pub(super) fn lets_go(&mut self, at: TrueTime, id: u64) {
+        self.look(at, |turn| turn.has(id));
+        self.turns.values_mut().for_each(|turn| turn.claims.retain(|(known, _)| *known != id));
+    }
+
+    fn look(&mut self, at: TrueTime, which: impl Fn(&Turn) -> bool) {
+        let mut kept = Vec::new();
+        for (task, turn) in &mut self.turns {
+            if which(turn) && turn.until <= at && turn.is_held() {
+                turn.until = at + 1;
+                kept.push((*task, turn.process));
+            }
+        }
+        for (task, process) in kept {
+            self.tell(at, process, task, What::Keeps { deadline: at + 1 });
+        }
+    }
+
+    /// All turns are over, and judged.
+    pub(super) fn finish(&mut self, at: TrueTime) {
+        self.look(at, |_| true);
+        for (task, turn) in mem::take(&mut self.turns) {
+            self.tell(at, turn.process, task, What::Ends { until: turn.until, how: End::Released });
+        }
+        if !self.is_over {
+            self.judge.finish();
+        }
+    }
+
+    /// What must not have been.
+    pub(super) fn evidence(&self) -> Option<&str> {
+        self.judge.evidence.first().map(String::as_str)
+    }
+}
+
+impl Turn {
+    fn has(&self, id: u64) -> bool {
+        self.claims.iter().any(|(known, _)| *known == id)
+    }
+
+    fn is_held(&self) -> bool {
+        self.claims.iter().any(|(_, claim)| claim.upgrade().is_some_and(|claim| claim.is_held()))
+    }
+}
