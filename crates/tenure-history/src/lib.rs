@@ -7,7 +7,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`line`] | what a task was told, as it is written down and read |
+//! | [`mod@line`] | what a task was told, as it is written down and read |
 //! | [`merge`] | many histories become one |
 //! | [`judge`] | what must not be |
 
