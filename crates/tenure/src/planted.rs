@@ -1,7 +1,8 @@
-//! Known bugs that a test can switch on, one at a time, to show that the suite catches them.
+//! Known bugs that a test can switch on, one at a time, to show that the suite catches them; and places at which a process may end,
+//! so that a test can have it end at each.
 //!
 //! Without the feature `planted` every question below is the constant `false` and the compiler removes it. The feature is for
-//! this workspace's own tests: it changes nothing until a test asks for a bug.
+//! this workspace's own tests: it changes nothing until a test asks for it.
 
 /// The mistakes that locks are known to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +131,8 @@ impl Bug {
 #[cfg(feature = "planted")]
 mod switch {
     use std::cell::Cell;
+    use std::process::abort;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::Bug;
 
@@ -145,14 +148,32 @@ mod switch {
     pub fn plant(bug: Option<Bug>) {
         ON.set(bug);
     }
+
+    /// How many crash points this process still passes, and one more.
+    static LEFT: AtomicU64 = AtomicU64::new(u64::MAX);
+
+    pub(crate) fn crash_point() {
+        if LEFT.load(Ordering::Relaxed) < u64::MAX && LEFT.fetch_sub(1, Ordering::Relaxed) == 0 {
+            abort();
+        }
+    }
+
+    /// Ends this process at one of the places at which the system may end it: after it has passed so many.
+    pub fn crash_after(points: u64) {
+        LEFT.store(points, Ordering::Relaxed);
+    }
 }
 
 #[cfg(feature = "planted")]
-pub use switch::plant;
+pub use switch::{crash_after, plant};
 #[cfg(feature = "planted")]
-pub(crate) use switch::planted;
+pub(crate) use switch::{crash_point, planted};
 
 #[cfg(not(feature = "planted"))]
 pub(crate) const fn planted(_: Bug) -> bool {
     false
 }
+
+/// Between two things that others can see of this process: here it may be killed.
+#[cfg(not(feature = "planted"))]
+pub(crate) const fn crash_point() {}

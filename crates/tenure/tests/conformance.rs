@@ -9,7 +9,7 @@ use tenure_testkit::conformance::{Case, Flavour, Place, in_virtual_time};
 use tenure_testkit::servers::{Cluster, Server};
 
 /// Each client is a `Locks` of its own, with a thread, descriptors and a holder file as another process would have them;
-/// `file_store.rs` has what takes real processes.
+/// `file_store` has what takes real processes.
 mod file {
     use super::*;
 

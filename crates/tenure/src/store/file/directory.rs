@@ -19,6 +19,7 @@ use rustix::io::{Errno, pread, pwrite, read, write};
 use super::fault::{failed, unusable};
 use super::record::{HolderId, Ledger, MAX_BYTES, Record, RecordId};
 use super::system::{boot_id, errno, warn_of_network};
+use crate::planted::crash_point;
 use crate::protocol::Now;
 use crate::store::Failure;
 
@@ -78,6 +79,7 @@ impl Directory {
     pub(super) fn open(path: &Path) -> Result<Self, Failure> {
         let create = DirBuilder::new().recursive(true).mode(0o700).create(path);
         create.map_err(|error| failed("create the directory", path, errno(&error)))?;
+        crash_point();
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let dir = rustix::fs::open(path, flags, Mode::empty())
             .map_err(|errno| failed("open the directory", path, errno))?;
@@ -85,6 +87,7 @@ impl Directory {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let guard = openat(&dir, GUARD, flags, MODE)
             .map_err(|errno| failed("open the guard file", &guard_path, errno))?;
+        crash_point();
         let stat = fstat(&guard).map_err(|errno| failed("look at the guard file", &guard_path, errno))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(unusable(
@@ -104,6 +107,7 @@ impl Directory {
             Err(Errno::WOULDBLOCK) => return Ok(Entered::Locked),
             Err(errno) => return Err(failed("lock", &self.guard_path, errno)),
         }
+        crash_point();
         let mut inside = Inside { directory: self, fence: 0 };
         if !self.is_in_place()? {
             return Ok(Entered::Replaced);
@@ -213,6 +217,7 @@ impl Directory {
     /// Removes the file of a holder of this process's own. Nobody else makes a file of that name, so no guard is needed.
     pub(super) fn remove_holder(&self, holder: HolderId) {
         let _ = unlinkat(&self.dir, holder.to_string(), AtFlags::empty());
+        crash_point();
     }
 
     /// The boot that this directory's leases are counted in.
@@ -259,6 +264,7 @@ impl Inside<'_> {
             return Err(failed("write the guard file", &self.guard_path, Errno::NOSPC));
         }
         self.fence = fence;
+        crash_point();
         Ok(())
     }
 
@@ -269,6 +275,7 @@ impl Inside<'_> {
             self.remove_temp();
             failed("write", &temp, errno)
         })?;
+        crash_point();
         let id = id.to_string();
         // The record that was there becomes the next temp file.
         let exchanged = match over {
@@ -279,14 +286,19 @@ impl Inside<'_> {
             true => Ok(()),
             false => renameat(&self.dir, TEMP, &self.dir, &id),
         }
-        .map_err(|errno| failed("replace the record", &self.path.join(&id), errno))
+        .map_err(|errno| failed("replace the record", &self.path.join(&id), errno))?;
+        crash_point();
+        Ok(())
     }
 
     /// Removes a record: the lock is free. Its file is kept for the next one, because making a file and removing it
     /// takes most of the time of an acquisition.
     pub(super) fn remove(&self, id: RecordId) -> Result<(), Failure> {
         match renameat(&self.dir, id.to_string(), &self.dir, TEMP) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Ok(()) | Err(Errno::NOENT) => {
+                crash_point();
+                Ok(())
+            }
             Err(errno) => Err(failed("remove the record", &self.path.join(id.to_string()), errno)),
         }
     }
@@ -305,8 +317,10 @@ impl Inside<'_> {
         };
         let mut written = 0;
         while written < text.len() {
+            crash_point();
             written += pwrite(&temp, &text[written..], written as u64)?;
         }
+        crash_point();
         if length > text.len() { ftruncate(&temp, text.len() as u64) } else { Ok(()) }
     }
 
@@ -316,10 +330,12 @@ impl Inside<'_> {
         let broken = |errno| failed("create the holder file", &self.path.join(&name), errno);
         let flags = if inherit { OFlags::empty() } else { OFlags::CLOEXEC };
         let file = self.create(&name, flags).map_err(broken)?;
+        crash_point();
         flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|errno| {
             self.remove_holder(holder);
             broken(errno)
         })?;
+        crash_point();
         Ok(file)
     }
 
@@ -384,6 +400,7 @@ impl Inside<'_> {
         match openat(&self.dir, name, flags, MODE) {
             Err(Errno::EXIST) => {
                 unlinkat(&self.dir, name, AtFlags::empty())?;
+                crash_point();
                 openat(&self.dir, name, flags, MODE)
             }
             other => other,
@@ -405,5 +422,6 @@ impl Deref for Inside<'_> {
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
         let _ = flock(&self.directory.guard, FlockOperation::Unlock);
+        crash_point();
     }
 }

@@ -1,0 +1,125 @@
+//! What every store promises.
+
+use super::*;
+
+#[test]
+fn a_locked_guard_fails_calls_in_time_and_they_are_never_carried_out() {
+    let (dir, name) = (dir(), owner());
+    let client = Client::new(dir.path());
+    client.inspect("x").expect("an answer");
+    let path = dir.path().join("guard");
+    let guard = fs::OpenOptions::new().read(true).write(true).open(&path).expect("the guard");
+    guard.lock().expect("the guard's lock");
+    let acquire =
+        Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence: Fence::Assign, wait_ms: None, bind: Bind::Process };
+    let begin = Instant::now();
+    match client.ask("x", &name, acquire, Duration::from_millis(300)) {
+        Err(Failure::NotSent(cause)) => {
+            let text = cause.to_string();
+            assert!(text.contains(&path.display().to_string()) && text.contains("locked"), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let took = begin.elapsed();
+    assert!(took >= Duration::from_millis(300) && took < Duration::from_millis(500), "{took:?}");
+    guard.unlock().expect("the guard's lock");
+    assert_eq!(client.inspect("x").expect("an answer"), Answer::Free);
+}
+
+#[test]
+fn a_short_call_behind_a_long_one_fails_in_its_own_time() {
+    let dir = dir();
+    let client = Client::new(dir.path());
+    client.inspect("x").expect("an answer");
+    let guard = fs::File::open(dir.path().join("guard")).expect("the guard");
+    guard.lock().expect("the guard's lock");
+    std::thread::scope(|scope| {
+        let long = scope.spawn(|| client.ask("x", &owner(), Verb::Inspect, 20 * SECOND));
+        sleep(Duration::from_millis(50));
+        let begin = Instant::now();
+        let short = client.ask("x", &owner(), Verb::Inspect, Duration::from_millis(100));
+        assert!(matches!(short, Err(Failure::NotSent(_))), "{short:?}");
+        assert!(begin.elapsed() < Duration::from_millis(300), "{:?}", begin.elapsed());
+        guard.unlock().expect("the guard's lock");
+        assert_eq!(long.join().expect("an end").expect("an answer"), Answer::Free);
+    });
+}
+
+#[test]
+fn a_release_undoes_an_acquire_whose_future_was_dropped() {
+    let (dir, name) = (dir(), owner());
+    let client = Client::new(dir.path());
+    for _ in 0..200 {
+        let verb = Verb::Acquire {
+            ttl_ms: LONG_MS,
+            hold: 1,
+            fence: Fence::Assign,
+            wait_ms: None,
+            bind: Bind::Process,
+        };
+        let lock = LockName::new("x").expect("a name");
+        let op = Op { name: lock, rule: Rule::Mutex, owner: name.clone(), request: 0, verb };
+        let mut call = client.store.call(op, SECOND);
+        let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(polled, Poll::Pending | Poll::Ready(Ok(_))));
+        drop(call);
+        client.release("x", &name);
+        assert_eq!(client.inspect("x").expect("an answer"), Answer::Free);
+    }
+}
+
+#[test]
+fn a_store_that_is_shut_down_says_so() {
+    let dir = dir();
+    let client = Client::new(dir.path());
+    client.inspect("x").expect("an answer");
+    client.driver.stop();
+    let mut last = Ok(Answer::Free);
+    eventually("the thread has ended", || {
+        last = client.inspect("x");
+        last.is_err()
+    });
+    assert!(matches!(last, Err(Failure::NotSent(_))), "{last:?}");
+}
+
+#[test]
+fn a_listing_goes_on_where_its_page_ended() {
+    let dir = dir();
+    let client = Client::new(dir.path());
+    let name = owner();
+    for number in 0..1_100 {
+        let kind = if number % 2 == 0 { "even" } else { "odd" };
+        client.acquire(&format!("{kind}/{number}"), &name);
+    }
+    let mut names = client.list("").expect("a list");
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), 1_100);
+    assert_eq!(client.list("even/").expect("a list").len(), 550);
+    assert_eq!(client.list("none").expect("a list"), Vec::<String>::new());
+}
+
+#[test]
+fn tokens_grow_over_all_names_and_processes_when_the_clock_steps_back() {
+    let dir = dir();
+    Client::new(dir.path()).inspect("x").expect("an answer");
+    // A year ahead: as if the clock had been set back by one since.
+    let file = dir.path().join("guard");
+    let text = fs::read_to_string(&file).expect("the guard");
+    let ahead = Driver::start().expect("a thread").unix_micros() + 31_536_000_000_000;
+    fs::write(&file, text.replace(&format!("{:020}", 0), &format!("{ahead:020}"))).expect("written");
+    for step in 1..5 {
+        let answer = Client::new(dir.path()).acquire(&format!("x{step}"), &owner());
+        assert_eq!(answer, Answer::Held { fence: ahead + step });
+    }
+}
+
+#[test]
+fn a_lapsed_lease_is_free_and_its_record_goes() {
+    let (dir, name) = (dir(), owner());
+    let client = Client::new(dir.path());
+    assert!(is_held(&client.try_acquire("x", &name, Bind::Lease, 60).expect("an answer")));
+    eventually("the lease ends", || client.inspect("x").expect("an answer") == Answer::Free);
+    assert_eq!(files(dir.path(), "lock-"), Vec::<PathBuf>::new());
+    assert_eq!(client.renew("x", &name, None, LONG_MS), Answer::Free);
+}

@@ -1,0 +1,97 @@
+//! A process that ends at any of the places at which another could see what it has done so far.
+
+use super::*;
+
+const KINDS: [(&str, Rule); 5] = [
+    ("mutex", Rule::Mutex),
+    ("reentrant", Rule::Reentrant),
+    ("fair", FAIR),
+    ("writer", WRITER),
+    ("permits", TWO_OF_FIVE),
+];
+
+/// Everything that changes a file, of each kind.
+pub(crate) fn live(dir: &Path) {
+    let mut client = Client::new(dir);
+    for (name, rule) in KINDS {
+        client.rule = rule;
+        let (first, second) = (owner(), owner());
+        say(&format!("{name} {}", ticket(&client.acquire(name, &first))));
+        assert!(is_held(&client.renew(name, &first, Some(Bind::Work), LONG_MS + 1)));
+        if rule == Rule::Reentrant {
+            assert!(is_held(&client.enter(name, &first, 2)));
+            assert_eq!(client.release(name, &first), Answer::Released { left: 1 });
+            let verb = Verb::Release { hold: 2, fence: Fence::Assign, whose: Whose::Mine };
+            let left = client.ask(name, &first, verb, SECOND).expect("an answer");
+            assert_eq!(left, Answer::Released { left: 0 });
+        } else {
+            if matches!(rule, Rule::Queue(_)) {
+                ticket(&client.join(name, &second));
+            }
+            assert_eq!(client.release(name, &first), Answer::Released { left: 0 });
+        }
+        if matches!(rule, Rule::Queue(_)) {
+            say(&format!("{name} {}", ticket(&client.join(name, &second))));
+            assert_eq!(client.release(name, &second), Answer::Released { left: 0 });
+        }
+    }
+}
+
+/// A process that passes so many crash points and no more. Returns the greatest token that it said for each lock, and whether it lived.
+fn dies(after: u64, dir: &Path) -> (Vec<(String, u64)>, bool) {
+    let mut process = Process::start(&format!("live: {after}"), dir);
+    let mut said = String::new();
+    process.lines.read_to_string(&mut said).expect("its output");
+    let lived = process.child.wait().expect("a process").success();
+    let lines =
+        said.lines().filter_map(|line| line.strip_prefix('@')).filter_map(|line| line.split_once(' '));
+    let tokens = lines.map(|(name, token)| (name.to_owned(), token.parse().expect("a token")));
+    (tokens.collect(), lived)
+}
+
+/// Whatever a process was doing when it ended: all that it had is free at once, tokens go on above all that it was given, and the
+/// locks of others are what they were.
+#[test]
+fn a_process_may_end_at_every_point_and_leaves_what_the_next_can_use() {
+    for others in [false, true] {
+        let mut points = 0;
+        loop {
+            let dir = dir();
+            let mut client = Client::new(dir.path());
+            let (other, next) = (owner(), owner());
+            if others {
+                assert!(is_held(&client.acquire("other", &other)));
+                client.rule = TWO_OF_FIVE;
+                assert!(is_held(&client.acquire("permits", &other)));
+            }
+            let (tokens, lived) = dies(points, dir.path());
+            let known = client.list("").expect("what can be read");
+            assert!(known.len() <= 2, "{points}: what a dead process had is listed: {known:?}");
+            for (name, rule) in KINDS {
+                client.rule = rule;
+                let answer = client.acquire(name, &next);
+                assert!(is_held(&answer), "{name} after {points} points: {answer:?}");
+                let given = tokens.iter().filter(|(of, _)| of == name).map(|(_, token)| *token).max();
+                assert!(
+                    Some(ticket(&answer)) > given,
+                    "{name} after {points} points: {answer:?} after {given:?}"
+                );
+                assert_eq!(client.release(name, &next), Answer::Released { left: 0 });
+            }
+            if others {
+                client.rule = Rule::Mutex;
+                assert!(is_held(&client.renew("other", &other, None, LONG_MS)));
+                assert_eq!(client.release("other", &other), Answer::Released { left: 0 });
+                client.rule = TWO_OF_FIVE;
+                assert_eq!(client.release("permits", &other), Answer::Released { left: 0 });
+            }
+            assert_eq!(client.list("").expect("an answer"), Vec::<String>::new());
+            if lived {
+                break;
+            }
+            points += 1;
+        }
+        println!("{points} points");
+        assert!(points > 100, "only {points} points: this showed little");
+    }
+}

@@ -1,0 +1,184 @@
+//! Directories that cannot be used, or are no longer what they were.
+
+use super::*;
+
+#[test]
+fn a_missing_directory_is_created_for_its_user_alone() {
+    let dir = dir();
+    let path = dir.path().join("a/b/c");
+    let client = Client::new(&path);
+    assert!(!path.exists(), "no I/O before the first use");
+    let looks = Locks::open(&format!("file://{}", path.display())).expect("a store");
+    assert!(block_on(looks.inspect("x")).expect("an answer").is_none());
+    assert!(block_on(looks.list("").expect("a prefix").next()).expect("an answer").is_none());
+    assert!(!path.exists(), "a look makes no directory");
+    block_on(client.store.ready(SECOND)).expect("a store");
+    assert_eq!(fs::metadata(&path).expect("a directory").permissions().mode() & 0o777, 0o700);
+    assert_eq!(fs::metadata(dir.path().join("a")).expect("a directory").permissions().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn a_file_in_the_place_of_the_directory_or_its_guard_is_said() {
+    let dir = dir();
+    let file = dir.path().join("file");
+    fs::write(&file, "").expect("written");
+    for path in [file.clone(), file.join("below")] {
+        let text = refusal(block_on(Client::new(&path).store.ready(SECOND)), &path);
+        assert!(text.contains("a file is in the way"), "{text}");
+    }
+    let below = dir.path().join("below");
+    fs::create_dir_all(below.join("guard")).expect("a directory");
+    let text = refusal(block_on(Client::new(&below).store.ready(SECOND)), &below.join("guard"));
+    assert!(text.contains("it is a directory"), "{text}");
+}
+
+#[test]
+fn a_directory_that_its_user_may_not_use_is_said() {
+    let dir = dir();
+    // Below a directory that anybody may pass.
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("set");
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let theirs = dir.path().join("theirs");
+    block_on(Client::new(&theirs).store.ready(SECOND)).expect("a store");
+    for (mode, of_guard) in [(0o700, 0o600), (0o755, 0o644), (0o777, 0o644), (0o555, 0o666)] {
+        fs::set_permissions(&theirs, fs::Permissions::from_mode(mode)).expect("set");
+        fs::set_permissions(theirs.join("guard"), fs::Permissions::from_mode(of_guard)).expect("set");
+        let said = Process::start_under(&nobody, "try", &theirs).line();
+        let path = theirs.display().to_string();
+        assert!(said.contains("this user may not") && said.contains(&path), "{mode:o}: {said}");
+    }
+    let said = Process::start_under(&nobody, "try", &dir.path().join("new")).line();
+    assert!(said.contains("this user may not"), "{said}");
+    fs::set_permissions(&theirs, fs::Permissions::from_mode(0o777)).expect("set");
+    fs::set_permissions(theirs.join("guard"), fs::Permissions::from_mode(0o666)).expect("set");
+    let said = Process::start_under(&nobody, "try", &theirs).line();
+    assert!(said.contains("Held"), "{said}");
+}
+
+/// A file system of its own. Mounting takes root: without, it fails and says so.
+struct Mount(TempDir);
+
+impl Mount {
+    fn new(options: &str) -> Self {
+        let dir = dir();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", options, "tenure-test"]).arg(dir.path());
+        assert!(
+            mount.status().expect("mount").success(),
+            "mounting a tmpfs takes root: run the tests as root"
+        );
+        Self(dir)
+    }
+
+    fn remount(&self, options: &str) {
+        let mut mount = Command::new("mount");
+        mount.args(["-o", &format!("remount,{options}")]).arg(self.0.path());
+        assert!(mount.status().expect("mount").success());
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_full_file_system_refuses_a_grant_and_lets_a_release_through() {
+    let mount = Mount::new("size=64k");
+    let dir = mount.0.path();
+    let (client, name) = (Client::new(dir), owner());
+    assert!(is_held(&client.acquire("x", &name)));
+    let ballast = dir.join("ballast");
+    let mut file = fs::File::create(&ballast).expect("a file");
+    while file.write_all(&[0; 1024]).is_ok() {}
+    let other = Client::new(dir);
+    for text in [
+        refusal(other.try_acquire("y", &owner(), Bind::Process, LONG_MS), dir),
+        refusal(block_on(other.store.ready(SECOND)), dir),
+    ] {
+        assert!(text.contains("full"), "{text}");
+    }
+    assert_eq!(other.inspect("y").expect("an answer"), Answer::Free);
+    assert!(is_busy(&other.acquire("x", &owner())));
+    assert_eq!(client.list("").expect("a list"), ["x"]);
+    assert_eq!(client.release("x", &name), Answer::Released { left: 0 });
+    fs::remove_file(&ballast).expect("removed");
+    assert!(is_held(&other.acquire("y", &owner())));
+}
+
+#[test]
+fn a_read_only_file_system_is_said() {
+    let mount = Mount::new("size=64k");
+    let dir = mount.0.path();
+    Client::new(dir).inspect("x").expect("an answer");
+    // The store that ends writes nothing any more, but may still have its files open.
+    sleep(Duration::from_millis(100));
+    mount.remount("ro");
+    let text = refusal(block_on(Client::new(dir).store.ready(SECOND)), dir);
+    assert!(text.contains("read-only"), "{text}");
+    let below = dir.join("below");
+    let text = refusal(block_on(Client::new(&below).store.ready(SECOND)), &below);
+    assert!(text.contains("read-only"), "{text}");
+}
+
+#[test]
+fn a_directory_that_is_replaced_is_noticed_by_who_listens_and_by_who_holds() {
+    let dir = dir();
+    let path = dir.path().join("locks");
+    let (client, name) = (Client::new(&path), owner());
+    assert!(is_held(&client.acquire("x", &name)));
+    let mut listener = client.listen("y");
+    let interrupted = client.store.interrupted();
+    fs::rename(&path, dir.path().join("aside")).expect("moved");
+    assert_eq!(client.within(SECOND, listener.next()), Some(Some(Wake::Reconnected)));
+    assert!(client.within(SECOND, interrupted).is_some());
+    let other = Client::new(&path);
+    assert!(is_held(&other.acquire("x", &owner())));
+    assert!(is_busy(&client.renew("x", &name, None, LONG_MS)), "both would hold");
+}
+
+#[test]
+fn a_directory_that_was_removed_is_made_anew_and_nobody_holds_there() {
+    let dir = dir();
+    let path = dir.path().join("locks");
+    let (client, name) = (Client::new(&path), owner());
+    assert!(is_held(&client.acquire("x", &name)));
+    let interrupted = client.store.interrupted();
+    fs::remove_dir_all(&path).expect("removed");
+    assert_eq!(client.renew("x", &name, None, LONG_MS), Answer::Free);
+    assert!(client.within(SECOND, interrupted).is_some());
+    assert!(is_held(&client.acquire("x", &owner())));
+    assert!(is_busy(&Client::new(&path).acquire("x", &owner())));
+}
+
+/// Whoever is answered asks again, from threads of their own, and the thread beneath them has more to do than that.
+#[test]
+fn however_much_is_asked_what_is_held_is_renewed_and_limits_are_kept() {
+    const TTL: Duration = Duration::from_millis(300);
+    let dir = dir();
+    let locks = Locks::open(&format!("file:{}", dir.path().display())).expect("a store");
+    let locks = locks.with(Options::new().ttl(TTL)).expect("options");
+    let guard = block_on(locks.mutex("leader").expect("a name").lock()).expect("a free lock");
+    let until = Instant::now() + 10 * TTL;
+    std::thread::scope(|scope| {
+        for number in 0..16 {
+            let locks = &locks;
+            scope.spawn(move || {
+                let mutex = locks.mutex(&format!("busy:{number}")).expect("a name");
+                while Instant::now() < until {
+                    let turn = block_on(mutex.try_lock()).expect("an answer").expect("a free lock");
+                    block_on(turn.release()).expect("a release");
+                }
+            });
+        }
+        let waiter = locks.mutex("leader").expect("a name");
+        while Instant::now() < until {
+            let begun = Instant::now();
+            assert!(block_on(waiter.try_lock_for(TTL / 3)).expect("an answer").is_none());
+            assert!(begun.elapsed() < 10 * TTL, "a limit of {:?} took {:?}", TTL / 3, begun.elapsed());
+            assert!(guard.is_held(), "its renewals had no turn");
+        }
+    });
+    block_on(guard.release()).expect("still held");
+}

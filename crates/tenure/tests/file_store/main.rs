@@ -1,0 +1,47 @@
+//! The file store with real processes, damaged files and directories that cannot be used.
+//!
+//! A test that needs another process starts this very program again, with a role in its environment: see `process::role`.
+#![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "real processes take real time")]
+#![expect(clippy::zombie_processes, reason = "some children are to outlive their parent")]
+
+mod client;
+mod contract;
+mod crash_points;
+mod crashes;
+mod damage;
+mod directories;
+mod process;
+mod turns;
+
+use std::fs;
+use std::future::Future;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use futures_util::future::{Either, select};
+use tempfile::TempDir;
+use tenure::internals::planted::crash_after;
+use tenure::internals::protocol::{
+    Answer, Bind, Fence, Found, Kind, Op, Place, Rule, Seat, Verb, Wake, Whose,
+};
+use tenure::internals::store::file::File;
+use tenure::internals::store::{Cursor, Failure, Listener};
+use tenure::internals::{Driver, Runtime, Store};
+use tenure::{LockName, Locks, Options, Owner, block_on};
+
+use client::*;
+use process::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+/// A lease that no test outlives: what becomes free before it did so for another reason.
+const LONG_MS: u64 = 600_000;
+const FAIR: Rule = Rule::Queue(Seat::FAIR);
+const READER: Rule = Rule::Queue(Seat::READER);
+const WRITER: Rule = Rule::Queue(Seat::WRITER);
+const TWO_OF_FIVE: Rule = Rule::Queue(Seat::permits(5, 2));
