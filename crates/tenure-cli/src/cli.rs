@@ -27,6 +27,8 @@ pub(crate) enum Command {
     Status(Status),
     /// Lists the locks that are held.
     List(List),
+    /// Ends what holds a lock, whoever it is: exits with 0 if it was held and with 1 if it was free.
+    Release(Release),
     /// Puts a store to the test: many processes fight for locks, some are killed, and what they were told is judged.
     Stress(Stress),
 }
@@ -167,6 +169,33 @@ pub(crate) struct Status {
     #[command(flatten)]
     pub(crate) store: Store,
 
+    /// Print a JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// The lock's name.
+    pub(crate) name: String,
+}
+
+/// Ends what holds the lock NAME: its holders lose it, and whoever waits is let in.
+///
+/// For a lock whose holder is gone, or stuck, when nobody can wait for its lease to end. A holder of `tenure run` is told when it asks
+/// next, after a third of its ttl at most, and until then its CMD runs beside the next holder's; only fencing tokens keep
+/// the two apart. Prints what was ended, as `tenure status` does.
+#[derive(Args, Debug)]
+#[command(after_help = RELEASE_CODES)]
+pub(crate) struct Release {
+    #[command(flatten)]
+    pub(crate) store: Store,
+
+    /// Yes: it is somebody else's.
+    #[arg(long, required = true)]
+    pub(crate) force: bool,
+
+    /// Print a JSON object, as `status --json` does.
+    #[arg(long)]
+    pub(crate) json: bool,
+
     /// The lock's name.
     pub(crate) name: String,
 }
@@ -176,6 +205,10 @@ pub(crate) struct Status {
 pub(crate) struct List {
     #[command(flatten)]
     pub(crate) store: Store,
+
+    /// Print a JSON object for each lock, as `status --json` does, on a line of its own.
+    #[arg(long)]
+    pub(crate) json: bool,
 
     /// Only names that begin so. On a server every listing walks all keys; without a PREFIX, locks of other programs are left out.
     #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
@@ -253,11 +286,23 @@ fn some_time(text: &str) -> Result<Duration, String> {
 }
 
 const STATUS_CODES: &str = "\
+With --json, one object on one line: `name`, `held`, `kind`, `permits` (of a semaphore), `holders` and, in their order, `waiters`; each with
+`owner`, `foreign` (then `owner` is what stands at the key), `label`, `host`, `pid`, `since_ms` (Unix time), `remaining_ms` (of its
+lease), `fence` (its token) and `weight` (permits, or how often it is held; of a read-write lock, 1 reads). What is not known is null.
+
 Exit status:
     0  it is held
     1  it is free
    64  usage: a flag, name or URL that cannot be right
    69  the store did not answer, or refused: neither held nor free
+  125  something of this program's own failed";
+
+const RELEASE_CODES: &str = "\
+Exit status:
+    0  it was held, and is not by those any more
+    1  it was free
+   64  usage: a flag, name or URL that cannot be right, or no --force
+   69  the store did not answer, or refused, or nobody knows what it did
   125  something of this program's own failed";
 
 const LIST_CODES: &str = "\

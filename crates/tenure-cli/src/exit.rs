@@ -6,6 +6,8 @@ use std::process::ExitStatus;
 
 use rustix::process::Signal;
 
+use crate::{output, warnings};
+
 /// `status`: nobody holds the lock.
 pub(crate) const FREE: u8 = 1;
 /// `stress`: something was that must not be.
@@ -42,7 +44,7 @@ impl Failure {
 
 impl From<tenure::Error> for Failure {
     fn from(error: tenure::Error) -> Self {
-        Self { code: of_error(&error), message: crate::output::chain(&error) }
+        Self { code: of_error(&error), message: output::chain(&error) }
     }
 }
 
@@ -71,6 +73,15 @@ pub(crate) fn of_status(status: ExitStatus) -> u8 {
 
 pub(crate) fn of_signal(signal: Signal) -> u8 {
     of_raw_signal(signal.as_raw())
+}
+
+/// Asks a store something, and says why that failed, and what the library warns of; returns the code to exit with.
+pub(crate) fn of(asked: impl Future<Output = Result<u8, Failure>>) -> u8 {
+    let _printer = warnings::say(false);
+    tenure::block_on(asked).unwrap_or_else(|failure| {
+        output::complain(failure.message);
+        failure.code
+    })
 }
 
 fn of_raw_signal(signal: i32) -> u8 {

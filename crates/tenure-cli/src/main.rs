@@ -1,15 +1,17 @@
-//! `tenure`: runs a program under a distributed lock, shows who holds what, and puts a store to the test.
+//! `tenure`: runs a program under a distributed lock, shows who holds what, ends a hold by force, and puts a store to the test.
 
 mod child;
 mod cli;
 mod clock;
 mod duration;
 mod exit;
+mod json;
 mod kind;
 mod launch;
 mod list;
 mod output;
 mod printer;
+mod release;
 mod run;
 mod signals;
 mod status;
@@ -29,8 +31,9 @@ fn main() -> ExitCode {
     }
     let code = match Cli::read() {
         Ok(Cli { command: Command::Run(args) }) => run::run(&args),
-        Ok(Cli { command: Command::Status(args) }) => status::status(&args),
-        Ok(Cli { command: Command::List(args) }) => list::list(&args),
+        Ok(Cli { command: Command::Status(args) }) => exit::of(status::status(&args)),
+        Ok(Cli { command: Command::List(args) }) => exit::of(list::list(&args)),
+        Ok(Cli { command: Command::Release(args) }) => exit::of(release::release(&args)),
         Ok(Cli { command: Command::Stress(args) }) => stress::stress(&args),
         Err(code) => code,
     };

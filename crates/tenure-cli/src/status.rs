@@ -3,41 +3,32 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use tenure::{Holder, Kind, Options, block_on};
+use tenure::{Holder, Kind, Options};
 
 use crate::cli::Status;
 use crate::clock;
 use crate::exit::{self, Failure};
 use crate::output::{self, Line, Span};
-use crate::{store, warnings};
+use crate::{json, store};
 
 /// Prints who holds a lock; returns whether somebody does, as the code to exit with.
-pub(crate) fn status(args: &Status) -> u8 {
-    let _printer = warnings::say(false);
-    match block_on(find(args)) {
-        Ok(code) => code,
-        Err(failure) => {
-            output::complain(failure.message);
-            failure.code
-        }
-    }
-}
-
-async fn find(args: &Status) -> Result<u8, Failure> {
+pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
     let locks = store::open(&args.store, Options::new())?;
-    let (lines, code) = match locks.inspect(&args.name).await? {
-        Some(found) => (held(&found), 0),
-        None => ("free\n".to_owned(), exit::FREE),
+    let found = locks.inspect(&args.name).await?;
+    let lines = match &found {
+        found if args.json => json::lock(&args.name, found.as_ref()),
+        Some(found) => held("held", found),
+        None => "free\n".to_owned(),
     };
     output::print(lines).map_err(|error| Failure::own("cannot print", &error))?;
-    Ok(code)
+    Ok(if found.is_some() { 0 } else { exit::FREE })
 }
 
 /// A line for the kind, one for each holder and one for each waiter.
-fn held(status: &tenure::Status) -> String {
+pub(crate) fn held(how: &str, status: &tenure::Status) -> String {
     let mut lines = match status.permits {
-        Some(permits) => format!("held as a {} of {permits}\n", status.kind),
-        None => format!("held as a {}\n", status.kind),
+        Some(permits) => format!("{how} as a {} of {permits}\n", status.kind),
+        None => format!("{how} as a {}\n", status.kind),
     };
     for (role, all) in [("holder", &status.holders), ("waiter", &status.waiters)] {
         for one in all {

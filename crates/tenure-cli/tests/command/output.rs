@@ -7,6 +7,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
 
 use crate::env::{LIMIT, TestEnv, now};
 
@@ -18,6 +19,7 @@ fn help_and_version_go_to_standard_output() {
         &["run", "--help"],
         &["status", "-h"],
         &["list", "--help"],
+        &["release", "--help"],
         &["--version"],
         &["help", "run"],
     ] {
@@ -96,6 +98,67 @@ fn list_has_a_line_for_each_lock_that_is_held() {
         holder.wait().exits_with(143);
     }
     assert_eq!(names(&[]), [""; 0]);
+}
+
+/// What `--json` says, line by line.
+fn json(env: &TestEnv, code: i32, args: &[&str]) -> Vec<Value> {
+    let said = env.run(env.tenure(args)).exits_with(code).says_nothing();
+    said.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+#[test]
+fn json_has_all_that_is_said_of_a_lock() {
+    let env = TestEnv::new();
+    let free =
+        json!({ "name": "x", "held": false, "kind": null, "permits": null, "holders": [], "waiters": [] });
+    assert_eq!(json(&env, 1, &["status", "--json", "x"]), [free]);
+    let script = "echo $TENURE_FENCE > fence; echo $TENURE_OWNER > owner; READY; exec sleep 30";
+    let holder = env.start_script(&["--ttl", "1h", "--slots", "3", "--take", "2"], "x", script);
+    let waiter = env.start(env.tenure_run_command(["--slots", "3", "--take", "3", "x", "--", "true"]));
+    waiter.eventually("it waits", || {
+        json(&env, 0, &["status", "--json", "x"])[0]["waiters"].as_array().expect("a list").len() == 1
+    });
+    let [lock] = &json(&env, 0, &["status", "--json", "x"])[..] else { panic!("one line") };
+    assert_eq!(
+        (&lock["name"], &lock["kind"], &lock["permits"]),
+        (&json!("x"), &json!("semaphore"), &json!(3))
+    );
+    let one = &lock["holders"][0];
+    let (fence, owner) = (env.read("fence"), env.read("owner"));
+    assert_eq!(one["fence"].to_string(), fence.trim());
+    assert_eq!((&one["owner"], &one["weight"]), (&json!(owner.trim()), &json!(2)));
+    assert_eq!((&one["foreign"], &one["pid"]), (&json!(false), &json!(holder.pid().as_raw_nonzero().get())));
+    let since = one["since_ms"].as_u64().expect("a time");
+    assert!((since * 1_000).abs_diff(fence.trim().parse().expect("a token")) < 1_000);
+    assert!((3_500_000..=3_600_000).contains(&one["remaining_ms"].as_u64().expect("a lease")), "{one}");
+    assert_eq!(lock["waiters"][0]["weight"], json!(3));
+    assert_eq!(json(&env, 0, &["list", "--json"])[0]["holders"][0]["owner"], one["owner"]);
+    for running in [waiter, holder] {
+        running.signal(Signal::TERM);
+        running.wait().exits_with(143);
+    }
+}
+
+#[test]
+fn a_forced_release_says_whose_it_was_and_lets_the_next_in() {
+    let env = TestEnv::new();
+    env.run(env.tenure(["release", "x"])).exits_with(64).says("--force");
+    assert_eq!(
+        env.run(env.tenure(["release", "--force", "x"])).exits_with(1).says_nothing().stdout,
+        "free\n"
+    );
+    let holder = env.start_script(&["--ttl", "1s"], "x", "READY; exec sleep 30");
+    let said = env.run(env.tenure(["release", "--force", "x"])).exits_with(0).says_nothing().stdout;
+    let pid = format!("pid {}", holder.pid().as_raw_nonzero());
+    assert!(said.starts_with("was held as a mutex\nholder: x on host ") && said.contains(&pid), "{said}");
+    env.tenure_run(["-n", "x", "--", "true"]).exits_with(0);
+    holder.wait().exits_with(79).says("lost");
+    let holder = env.start_script(&["--fair", "--ttl", "1s"], "x", "READY; exec sleep 30");
+    let waiter = env.start(env.tenure_run_command(["--fair", "x", "--", "sh", "-c", "exit 7"]));
+    waiter.eventually("it waits", || json(&env, 0, &["status", "--json", "x"])[0]["waiters"] != json!([]));
+    assert_eq!(json(&env, 0, &["release", "--force", "--json", "x"])[0]["kind"], json!("fair mutex"));
+    waiter.wait().exits_with(7);
+    holder.wait().exits_with(79);
 }
 
 #[test]
