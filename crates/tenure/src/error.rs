@@ -156,7 +156,7 @@ impl Error {
         let about = lock.map_or(String::new(), |lock| format!(" about lock {lock}"));
         let (what, message, cause) = match failure {
             Failure::NotSent(cause) => {
-                (What::Unreachable, format!("store {store} did not answer{about}"), cause)
+                (What::Unreachable, format!("store {store} could not answer{about}"), cause)
             }
             Failure::Unknown(cause) => (
                 What::Unknown,

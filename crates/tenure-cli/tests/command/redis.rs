@@ -174,9 +174,9 @@ fn a_wait_for_a_server_ends_in_time() {
     wait(&server.url()).exits_with(75).says("busy");
     let proxy = Proxy::start(server.address());
     proxy.set(Fault::BlackHole);
-    wait(&proxy.url()).exits_with(69).says("did not answer");
+    wait(&proxy.url()).exits_with(69).says("could not answer");
     server.stop();
-    wait(&server.url()).exits_with(69).says("did not answer");
+    wait(&server.url()).exits_with(69).says("could not answer");
     server.kill();
     wait(&server.url()).exits_with(69).says("refused");
     drop(holder);
