@@ -172,7 +172,8 @@ impl Locks {
     /// A lock with one holder at a time.
     ///
     /// # Errors
-    /// `is_invalid` when the name cannot be one; `is_unsupported` when the store keeps no such locks.
+    /// `is_invalid` when the name cannot be one; `is_unsupported` when the store keeps no such locks, or none
+    /// of this name, as a cluster does not where its counter could not be in its slot.
     pub fn mutex(&self, name: &str) -> Result<Mutex> {
         self.face(name, Rule::Mutex, None).map(Mutex)
     }
@@ -219,11 +220,9 @@ impl Locks {
     fn face(&self, name: &str, rule: Rule, owner: Option<Owner>) -> Result<Face> {
         let (name, full) = (LockName::new(name)?, self.options.full_name(name)?);
         let store = &self.home.engine.store;
-        store.supports(rule).map_err(|reason| {
-            Error::unsupported(
-                store.url(),
-                format!("store {} keeps no {}: {reason}", store.url(), rule.kind()),
-            )
+        store.supports(rule, &full).map_err(|reason| {
+            let what = format!("store {} cannot keep {name} as a {}: {reason}", store.url(), rule.kind());
+            Error::unsupported(store.url(), what)
         })?;
         let (home, options) = (Arc::clone(&self.home), Arc::clone(&self.options));
         Ok(Face { home, options, name, full, rule, owner })

@@ -697,6 +697,31 @@ fn who_is_sent_on_and_on_gives_up_in_time_and_asks_ever_more_seldom() {
 }
 
 #[test]
+fn a_name_whose_counter_cannot_be_in_its_slot_is_refused_before_anything_is_asked() {
+    let nobody = locks("redis-cluster://127.0.0.1:1", ms(1_000));
+    for (kind, name, is_kept) in [
+        ("mutex", "a}b", false),
+        ("mutex", "{}a}b", false),
+        ("fair", "a}b", false),
+        ("reentrant", "a{b", false),
+        ("mutex", "{a}b}", true),
+        ("reentrant", "{a}b", true),
+        ("mutex", "a{b", true),
+    ] {
+        let error = match kind {
+            "mutex" => nobody.mutex(name).err(),
+            "fair" => nobody.fair(name).err(),
+            _ => nobody.reentrant(name, &Owner::new("x").expect("an owner")).err(),
+        };
+        let said = error.as_ref().map(|error| (error.is_unsupported(), error.to_string()));
+        let is_refused = said.is_some_and(|(is_unsupported, said)| {
+            is_unsupported && said.contains(&format!("`{name}`")) && said.contains("share a slot")
+        });
+        assert_eq!(is_refused, !is_kept, "{kind} {name}: {error:?}");
+    }
+}
+
+#[test]
 fn what_is_no_table_of_slots_is_not_believed() {
     for (health, slots, why) in [
         ("ok", "*1\r\n:1\r\n", "a reply to CLUSTER SLOTS that is none"),

@@ -135,7 +135,7 @@ impl Store for SimStore {
         ready(Ok(Page { locks, next: None })).boxed()
     }
 
-    fn supports(&self, _: Rule) -> Result<(), &'static str> {
+    fn supports(&self, _: Rule, _: &LockName) -> Result<(), &'static str> {
         Ok(())
     }
 

@@ -145,7 +145,7 @@ impl Store for Wire {
         ready(Ok(Page::default())).boxed()
     }
 
-    fn supports(&self, _: Rule) -> Result<(), &'static str> {
+    fn supports(&self, _: Rule, _: &LockName) -> Result<(), &'static str> {
         Ok(())
     }
 

@@ -134,7 +134,7 @@ impl Store for Memory {
         ready(Ok(page)).boxed()
     }
 
-    fn supports(&self, _rule: Rule) -> Result<(), &'static str> {
+    fn supports(&self, _rule: Rule, _name: &LockName) -> Result<(), &'static str> {
         Ok(())
     }
 

@@ -139,11 +139,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         ready(()).boxed()
     }
 
-    /// Whether this store can keep the promise of this rule, or why not.
+    /// Whether this store can keep the promise of this rule for this name, or why not.
     ///
     /// # Errors
     /// The reason, as the end of the sentence "it cannot, because".
-    fn supports(&self, rule: Rule) -> Result<(), &'static str>;
+    fn supports(&self, rule: Rule, name: &LockName) -> Result<(), &'static str>;
 
     /// Completes when the store may have forgotten what it was told or missed what it was asked: then every held lock
     /// is verified at once.

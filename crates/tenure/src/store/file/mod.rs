@@ -130,7 +130,7 @@ impl Store for File {
         self.ask(within, |promise| Ask::List { prefix, from, promise }).boxed()
     }
 
-    fn supports(&self, _rule: Rule) -> Result<(), &'static str> {
+    fn supports(&self, _rule: Rule, _name: &LockName) -> Result<(), &'static str> {
         Ok(())
     }
 

@@ -146,7 +146,7 @@ impl Store for Quorum {
         async move { inner.list(&prefix, &from, within).await }.boxed()
     }
 
-    fn supports(&self, rule: Rule) -> Result<(), &'static str> {
+    fn supports(&self, rule: Rule, _name: &LockName) -> Result<(), &'static str> {
         match rule {
             Rule::Mutex => Ok(()),
             Rule::Reentrant => Err("no majority can tell how often an owner holds"),

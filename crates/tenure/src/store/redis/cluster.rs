@@ -42,6 +42,9 @@ const KEPT: Duration = Duration::from_secs(60);
 const HASTY: u32 = 3;
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// Why a name cannot be a lock's.
+const APART: &str = "on a cluster a lock and its counter must share a slot, and no counter can share that of a name with `}`, or of a \
+     reentrant mutex with `{`, unless something stands between a first `{` and the next `}`";
 
 /// A store on a cluster of Redis or Valkey servers. Clones share its connections.
 #[derive(Clone)]
@@ -146,8 +149,9 @@ impl Store for Cluster {
         }
     }
 
-    fn supports(&self, _rule: Rule) -> Result<(), &'static str> {
-        Ok(())
+    /// A lock is kept only where its counter and its channel can be.
+    fn supports(&self, rule: Rule, name: &LockName) -> Result<(), &'static str> {
+        if keys::share_a_slot(rule, name.as_str()) { Ok(()) } else { Err(APART) }
     }
 
     /// When any node was connected to anew, or serves slots for the first time.
@@ -597,15 +601,12 @@ async fn scout(cluster: Weak<Inner>) {
     }
 }
 
-/// A lock is kept only where its counter and its channel can be.
+/// Also what was asked of no face of ours, as an inspection.
 fn fits(rule: Rule, name: &LockName) -> Result<(), Failure> {
-    if keys::share_a_slot(rule, name.as_str()) {
-        return Ok(());
+    match keys::share_a_slot(rule, name.as_str()) {
+        true => Ok(()),
+        false => Err(Failure::Refused(Failure::cause(APART))),
     }
-    Err(Failure::Refused(Failure::cause(
-        "on a cluster a lock and its counter must share a slot, and no counter can share that of a name with `}`, or of a \
-         reentrant mutex with `{`, unless something stands between a first `{` and the next `}`",
-    )))
 }
 
 fn unserved() -> Failure {

@@ -142,7 +142,7 @@ impl Store for Redis {
         Ok(())
     }
 
-    fn supports(&self, _rule: Rule) -> Result<(), &'static str> {
+    fn supports(&self, _rule: Rule, _name: &LockName) -> Result<(), &'static str> {
         Ok(())
     }
 
