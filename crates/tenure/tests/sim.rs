@@ -1,14 +1,17 @@
 //! The real faces and the real engine under two hundred thousand schedules of faults, and not one violation.
 //!
-//! A failure names its regime and its seed. `TENURE_REGIME=… TENURE_SEED=… cargo test -p tenure --test sim replay -- --ignored
-//! --nocapture` plays that schedule again and prints what happened in it.
+//! A failure names its regime and its seed, and the command that plays that schedule again and prints what happened in it:
+//! `TENURE_REGIME=… TENURE_SEED=… cargo test -p tenure --test sim replay -- --ignored --nocapture`.
 
 use tenure::internals::planted::plant;
 use tenure_testkit::sim::hunt::Hunt;
 use tenure_testkit::sim::regressions::ONE_SERVER;
 use tenure_testkit::sim::world;
 
-const HUNT: Hunt = Hunt { run: world::run_in, replay: world::replay, test: "sim" };
+const HUNT: Hunt = Hunt { run: world::run_in, replay: world::replay, test: "sim", again: "replay" };
+/// On a server that runs the scripts as well.
+const SCRIPTS: Hunt =
+    Hunt { run: world::run_scripts, replay: world::replay_scripts, test: "sim", again: "again_on_scripts" };
 
 #[test]
 fn no_schedule_violates_a_promise() {
@@ -18,10 +21,7 @@ fn no_schedule_violates_a_promise() {
 /// Fewer, because a script takes longer than its twin.
 #[test]
 fn the_scripts_themselves_answer_as_the_machines_in_every_schedule() {
-    for seed in 0..3_000 {
-        let report = world::run_scripts(seed);
-        assert!(report.violation.is_none(), "seed {seed}: {:?}", report.violation);
-    }
+    SCRIPTS.no_violation_in(3_000);
 }
 
 #[test]
@@ -38,4 +38,10 @@ fn what_once_went_wrong_does_not_again() {
 #[ignore = "a tool: needs TENURE_SEED"]
 fn replay() {
     HUNT.replay();
+}
+
+#[test]
+#[ignore = "a tool: needs TENURE_SEED"]
+fn again_on_scripts() {
+    SCRIPTS.replay();
 }

@@ -1,4 +1,4 @@
-//! Many schedules, one after the other and on every core: what the tests of both simulations share.
+//! Many schedules, one after the other and on every core: what the tests of all simulations share.
 //!
 //! `TENURE_SCHEDULES` says how many, `TENURE_SEED` from which on, `TENURE_REGIME` in which regime only.
 
@@ -12,7 +12,7 @@ use super::regime::Regime;
 use super::regressions::Regression;
 use super::report::Report;
 
-/// One of the two simulations.
+/// One of the simulations.
 #[derive(Clone, Copy, Debug)]
 pub struct Hunt {
     /// Runs a schedule.
@@ -21,6 +21,8 @@ pub struct Hunt {
     pub replay: fn(Regime, u64) -> Report,
     /// The test binary, as cargo is asked for it.
     pub test: &'static str,
+    /// The test in it that plays a schedule again.
+    pub again: &'static str,
 }
 
 fn setting(name: &str) -> Option<u64> {
@@ -97,12 +99,13 @@ impl Hunt {
         }
         if let Some(report) = violations.first() {
             panic!(
-                "{} violations; the first: {}\nto see it: TENURE_REGIME={:?} TENURE_SEED={} cargo test -p tenure --test {} replay -- --ignored --nocapture",
+                "{} violations; the first: {}\nto see it: TENURE_REGIME={:?} TENURE_SEED={} cargo test -p tenure --test {} {} -- --ignored --nocapture",
                 violations.len(),
                 report.violation.as_ref().expect("a violation"),
                 report.plan.regime,
                 report.seed,
-                self.test
+                self.test,
+                self.again
             );
         }
     }

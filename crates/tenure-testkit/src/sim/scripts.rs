@@ -38,7 +38,8 @@ impl Scripts {
     /// In what the two differ.
     pub fn compare(&self, now: Now, op: &Op, said: &(Answer, Option<Wake>)) -> Result<(), String> {
         let (value, messages) = self.run(now, op);
-        let answer = read(&sent(value.clone()), op);
+        let value = sent(value);
+        let answer = read(&value, op);
         let wake = messages.first().map(|(_, message)| heard(message, op.rule));
         let is_same_wake = match op.rule {
             // In Redisson's words, which do not say whose hold it was.

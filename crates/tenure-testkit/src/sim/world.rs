@@ -36,16 +36,19 @@ pub fn run_of(sort: Sort, seed: u64) -> Report {
     World::new(Regime::of(seed), seed, Some(sort), false).run()
 }
 
-/// Runs the schedule of a seed on a server that runs the scripts as well: any difference is a violation.
-pub fn run_scripts(seed: u64) -> Report {
-    let world = World::new(Regime::of(seed), seed, None, false);
-    world.network.run_scripts();
-    world.run()
+/// Runs the schedule of a seed in a regime on a server that runs the scripts as well: any difference is a violation.
+pub fn run_scripts(regime: Regime, seed: u64) -> Report {
+    World::new(regime, seed, None, false).with_scripts().run()
 }
 
 /// Runs the schedule of a seed in a regime and writes down what happens.
 pub fn replay(regime: Regime, seed: u64) -> Report {
     World::new(regime, seed, None, true).run()
+}
+
+/// The same on a server that runs the scripts as well.
+pub fn replay_scripts(regime: Regime, seed: u64) -> Report {
+    World::new(regime, seed, None, true).with_scripts().run()
 }
 
 struct World {
@@ -78,6 +81,11 @@ impl World {
         }
         let processes = (0..plan.processes).map(|_| sim.process(clock(), seed)).collect();
         Self { seed, sim, oracle, network, plan, processes }
+    }
+
+    fn with_scripts(self) -> Self {
+        self.network.run_scripts();
+        self
     }
 
     fn run(self) -> Report {

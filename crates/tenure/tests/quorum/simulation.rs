@@ -5,7 +5,7 @@ use tenure_testkit::sim::hunt::Hunt;
 use tenure_testkit::sim::quorum;
 use tenure_testkit::sim::regressions::QUORUM;
 
-const HUNT: Hunt = Hunt { run: quorum::run_in, replay: quorum::replay, test: "quorum" };
+const HUNT: Hunt = Hunt { run: quorum::run_in, replay: quorum::replay, test: "quorum", again: "replay" };
 
 #[test]
 fn no_schedule_violates_a_promise() {
