@@ -83,11 +83,17 @@ pub enum Bug {
     NoRetryPause,
     /// A renewal that finds the hold gone is taken for one that was not answered.
     RefusalIgnored,
+    /// Who waits in line, and was granted it in an answer that got lost, is asked for when it is its turn.
+    LostGrantInLine,
+    /// Messages that were missed are not asked about when they are heard again.
+    ReconnectIgnored,
+    /// Who could not subscribe does not try again.
+    NeverListensAgain,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 40] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -125,6 +131,9 @@ impl Bug {
         Self::CalledWithTooLittle,
         Self::NoRetryPause,
         Self::RefusalIgnored,
+        Self::LostGrantInLine,
+        Self::ReconnectIgnored,
+        Self::NeverListensAgain,
     ];
 }
 

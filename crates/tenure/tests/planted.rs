@@ -49,6 +49,9 @@ const CAUGHT: [(Bug, &str, u64); Bug::ALL.len()] = [
     (Bug::CalledWithTooLittle, "honesty", 1_000),
     (Bug::NoRetryPause, "everything ends", 1_000),
     (Bug::RefusalIgnored, "honesty", 1_000),
+    (Bug::LostGrantInLine, "nothing is left behind", 20_000),
+    (Bug::ReconnectIgnored, "progress", 20_000),
+    (Bug::NeverListensAgain, "progress", 5_000),
 ];
 
 /// Runs a schedule of the simulation that is for this bug.

@@ -355,7 +355,7 @@ impl Network {
         let mut inner = self.inner();
         let Parting { requests, messages, .. } = inner.ends[process].parting;
         let begins_at = now.max(inner.stalled_until).max(requests).max(messages);
-        let hears_from = begins_at + self.sim.between(MS / 10, 500 * MS);
+        let hears_from = begins_at + self.sim.between(MS / 10, inner.faults.deaf);
         inner.ends[process].hears_from = inner.ends[process].hears_from.max(hears_from);
         let heard_at = hears_from + inner.latency(&self.sim);
         drop(inner);
@@ -653,7 +653,7 @@ impl Network {
             let leaves_at = now.max(end.hears_from).max(inner.stalled_until).max(parting.requests);
             let opens_at = leaves_at + inner.delay(&self.sim, name, leaves_at, None);
             let confirmed_at = opens_at.max(parting.messages) + inner.delay(&self.sim, name, opens_at, None);
-            let is_lost = end.is_dead || self.sim.chance(inner.faults.lose_reply);
+            let is_lost = end.is_dead || self.sim.chance(inner.faults.lose_reply + inner.faults.lose_ear);
             (inner.next_ear, opens_at, confirmed_at, out_of_time_at, is_lost)
         };
         let listener = Listener::new(|speaker| {

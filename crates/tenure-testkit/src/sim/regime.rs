@@ -42,11 +42,14 @@ pub enum Regime {
     Brink,
     /// The server does not know its scripts, so requests are overtaken by those behind them. Else none.
     Unscripted,
+    /// Messages get lost, come late and come twice, many wait, and requests arrive. So whoever relies on what it was told waits
+    /// for ever, or for the rest of a lease.
+    Deaf,
 }
 
 impl Regime {
     /// All of them. New ones come last, so that what an earlier one is called by stays.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Quiet,
         Self::Lossy,
         Self::Slow,
@@ -62,6 +65,7 @@ impl Regime {
         Self::Stepping,
         Self::Brink,
         Self::Unscripted,
+        Self::Deaf,
     ];
 
     /// That of a seed: they take turns.
@@ -101,6 +105,10 @@ pub struct Faults {
     pub again: u32,
     /// Requests with little time whose silence ends the connection as others' does.
     pub impatient: u32,
+    /// How long it takes at most until messages are heard again.
+    pub deaf: TrueTime,
+    /// Subscriptions that are not answered, beside those whose replies disappear.
+    pub lose_ear: u32,
     /// Wake-ups that disappear.
     pub lose_wake: u32,
     /// Wake-ups that come twice.
@@ -121,6 +129,8 @@ impl Faults {
         refuse: 0,
         again: 0,
         impatient: 0,
+        deaf: 500 * MS,
+        lose_ear: 0,
         lose_wake: 0,
         repeat_wake: 0,
         late_wake: (0, 0),
@@ -218,6 +228,9 @@ pub struct Plan {
 /// Everything the code under test may do by itself once nothing fails any more: an attempt that is still running, the pause after
 /// it, and the next.
 pub const RECOVERY: TrueTime = 3 * SECOND;
+
+/// The longest that a waiter sleeps who hears nothing.
+const SLEEP: Duration = Duration::from_secs(30);
 
 impl Plan {
     /// The lease in true time, on the slowest clock.
@@ -349,11 +362,32 @@ impl Plan {
                 (plan.unrenewed, plan.overstay, plan.brink) = (300, 400, 500);
             }
             Regime::Unscripted => plan.faults.again = 200,
+            Regime::Deaf => {
+                (plan.processes, plan.tasks, plan.names, plan.both) = (2, 5, 1, 0);
+                plan.blows = Blows { most: 8, deafen: 3, cut: 2, ..none };
+                plan.faults = Faults { repeat_wake: 200, deaf: 2 * SECOND, ..quiet };
+                plan.faults.late_wake = (400, 2 * SECOND);
+                let is_told = sim.chance(500);
+                if !is_told {
+                    (plan.faults.lose_wake, plan.faults.lose_ear) = (400, 200);
+                }
+                if is_told || sim.chance(500) {
+                    // Of a kind without places, which are asked about every so often, and nobody goes on to say more.
+                    plan.kinds[0] = if sim.chance(700) { Sort::Mutex } else { Sort::Reentrant };
+                    plan.ttl = ttl(60 * SECOND, 120 * SECOND);
+                    plan.rounds = 1;
+                }
+            }
         }
         if !regime.is_calm() {
             plan.heals_at = sim.between(200 * MS, 3 * plan.lease() + SECOND);
             // A lease that was set by a clock which is set back since ends so much later.
             plan.strict_from = plan.heals_at + plan.step + plan.lease() + RECOVERY;
+            if regime == Regime::Deaf {
+                // Whoever missed something was told so, or will have tried again to listen; else it asks when it has slept enough.
+                let known = if plan.faults.lose_wake == 0 { lease::WAIT_MAX } else { SLEEP.min(plan.ttl) };
+                plan.strict_from = plan.heals_at + known.as_nanos() as TrueTime + RECOVERY;
+            }
         }
         plan
     }

@@ -107,6 +107,12 @@ pub const ONE_SERVER: &[Regression] = &[
         311,
         Some(Bug::EndTakenForTold),
     ),
+    found(
+        "who waited in line, and had been granted it in an answer that got lost, kept all out for a lease",
+        Regime::Deaf,
+        101,
+        Some(Bug::LostGrantInLine),
+    ),
 ];
 
 /// With several.

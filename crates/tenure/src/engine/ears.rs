@@ -4,8 +4,9 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, ready};
 
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::{BoxFuture, FutureExt, pending};
 
+use crate::planted::{Bug, planted};
 use crate::protocol::Wake;
 use crate::store::{Failure, Listener};
 
@@ -49,12 +50,16 @@ impl Ears {
                 }
                 Err(failure) => Heard::Over(Some(failure)),
             },
-            Self::Open(listener) => match ready!(pin!(listener.next()).poll(context)) {
-                Some(message) => return Poll::Ready(Heard::Message(message)),
-                None => Heard::Over(None),
-            },
+            Self::Open(listener) => {
+                let message = ready!(pin!(listener.next()).poll(context));
+                match message {
+                    Some(Wake::Reconnected) if planted(Bug::ReconnectIgnored) => return self.poll(context),
+                    Some(message) => return Poll::Ready(Heard::Message(message)),
+                    None => Heard::Over(None),
+                }
+            }
         };
-        *self = Self::Deaf;
+        *self = if planted(Bug::NeverListensAgain) { Self::Opening(pending().boxed()) } else { Self::Deaf };
         Poll::Ready(heard)
     }
 }

@@ -4,8 +4,8 @@
 //! task listens, asks, and sleeps until it is told, until the holder's lease is over, or until a cap. A wake-up is a
 //! hint to the task, never a permit of a waiter's: a waiter that leaves takes nothing with it.
 //!
-//! Where an owner may hold several times, one that holds already is asked for before the first in line: its re-entry must not
-//! stand behind somebody who waits for it to let go. Who holds is known from the last answer; no other owner's waiters ask.
+//! One that holds already is asked for before the first in line, who waits for it to let go: a re-entry, where an owner may hold
+//! several times, or somebody whose grant was lost on its way. Who holds is known from the last answer; no other owner's waiters ask.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -53,7 +53,7 @@ impl Lines {
     pub(super) fn may_ask(&self, ask: &Ask) -> bool {
         self.all().get(&key(ask)).is_none_or(|line| {
             let queue = line.queue();
-            queue.waiters.is_empty() || queue.may_reenter(ask)
+            queue.waiters.is_empty() || queue.has(ask)
         })
     }
 
@@ -74,7 +74,7 @@ impl Lines {
                 }
                 heard = queue.heard;
                 queue.waiters.push_back(waiter);
-                if queue.waiters.len() == 1 || queue.may_reenter(ask) {
+                if queue.waiters.len() == 1 || queue.has(ask) {
                     line.bell.notify_one();
                 }
             },
@@ -129,14 +129,16 @@ struct Queue {
     nudged: bool,
     /// Whose it was: the store's message about the same is no news.
     departed: Option<Owner>,
-    /// Who has it, as the store last said, where its owner may come in again.
+    /// Who has it, as the store last said.
     holder: Option<Owner>,
     closed: bool,
 }
 
 impl Queue {
-    fn may_reenter(&self, ask: &Ask) -> bool {
-        ask.rule == Rule::Reentrant && self.holder.as_ref() == Some(&ask.owner)
+    /// Whether the store has it for this owner already: for another of its holds, or because the answer that said so got lost.
+    fn has(&self, ask: &Ask) -> bool {
+        let is_seen = ask.rule == Rule::Reentrant || !planted(Bug::LostGrantInLine);
+        self.holder.as_ref() == Some(&ask.owner) && is_seen
     }
 }
 
@@ -181,26 +183,23 @@ impl Line {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who is asked for next: whoever may come in again, else the first.
+    /// Who is asked for next: whoever has it already, else the first.
     fn next(&self) -> Option<(u64, Arc<Ask>)> {
         let queue = self.queue();
-        let again = queue.waiters.iter().find(|waiter| queue.may_reenter(&waiter.ask));
+        let again = queue.waiters.iter().find(|waiter| queue.has(&waiter.ask));
         again.or(queue.waiters.front()).map(|waiter| (waiter.id, Arc::clone(&waiter.ask)))
     }
 
-    /// Notes who has it. Whether somebody waits who may come in again.
-    fn held_by(&self, rule: Rule, holder: Option<Owner>) -> bool {
+    /// Notes who has it. Whether somebody of the same owner waits.
+    fn held_by(&self, holder: Option<Owner>) -> bool {
         let mut queue = self.queue();
         let is_told = planted(Bug::EndTakenForTold) || planted(Bug::WakeBeforeWrite);
         if holder.is_some() && queue.departed == holder && !is_told {
             // It was asked about before the release was carried out: that is still to be told.
             queue.departed = None;
         }
-        if rule != Rule::Reentrant {
-            return false;
-        }
         queue.holder = holder;
-        queue.waiters.iter().any(|waiter| queue.may_reenter(&waiter.ask))
+        queue.waiters.iter().any(|waiter| queue.has(&waiter.ask))
     }
 
     /// Gives a waiter its answer. Whoever has left gets none, and a grant then finds its way back by itself.
@@ -333,6 +332,8 @@ impl Server {
         if !self.line.queue().closed {
             let _ = self.line.bell.notified().now_or_never();
         }
+        // On a quorum each of two may have what the other lacks: they do not ask in turns without a pause.
+        let is_out_of_turn = ask.rule == Rule::Mutex && self.line.queue().has(ask);
         let sent = self.engine.now();
         let asked = ask.once(true, None).await;
         self.hop = self.engine.now().since(sent);
@@ -349,7 +350,7 @@ impl Server {
                 if !self.line.answer(id, Ok(held)) && planted(Bug::WakeSwallowed) {
                     return self.engine.runtime.sleep_until(self.engine.now() + CAP).await;
                 }
-                if self.line.held_by(ask.rule, Some(ask.owner.clone())) {
+                if self.line.held_by(Some(ask.owner.clone())) {
                     return;
                 }
                 left.min(CAP)
@@ -357,7 +358,7 @@ impl Server {
             Asked::Busy { holder, left_ms } => {
                 self.streak = 0;
                 let owner = ours(&holder).map(|(owner, _)| owner).filter(|owner| *owner != ask.owner);
-                if self.line.held_by(ask.rule, owner) {
+                if self.line.held_by(owner) && !is_out_of_turn {
                     return;
                 }
                 self.pause(ask, &holder, left_ms)
