@@ -83,6 +83,35 @@ pub enum Bug {
     NoRetryPause,
     /// A renewal that finds the hold gone is taken for one that was not answered.
     RefusalIgnored,
+    /// A re-entry stands in line behind those who wait for its owner to let go.
+    ReentryInLine,
+    /// Who may come in again is not asked for when its owner has just been let in.
+    SecondHoldForgotten,
+    /// The end of an owner's hold is taken for told when another of its holds has ended here. And [`EndTakenForTold`](Self::EndTakenForTold),
+    /// without which that costs no more than a question.
+    EndOfAnotherForgotten,
+    /// A release is given up when the lease that it is for is over.
+    ReleaseGivenUp,
+    /// A detach that is dropped leaves its hold counted for nobody.
+    DetachLeaves,
+    /// `max_hold` counts from before the turn of who waits in a queue.
+    MaxHoldFromWait,
+    /// What is being released is asked for again under the same owner.
+    AskedForAsReleased,
+    /// Who hears of its turn by a refresh begins with whatever that has left.
+    RefreshedWithTooLittle,
+    /// A place that may have been called before messages were heard is asked about only when it is due.
+    CallMissed,
+    /// A call is believed of a place that is younger than it.
+    OldCallBelieved,
+    /// Who comes into a line and got no answer lets all in it say that the store is silent.
+    SilenceOfOne,
+    /// A wait in a queue gives up before its patience is over, by one pause.
+    PatienceCutShort,
+    /// A reentrant guard is verified by its owner alone.
+    TokenUnverified,
+    /// A grant that is answered when its question is over is handed out, however little of it is left.
+    LateGrantKept,
     /// Who waits in line, and was granted it in an answer that got lost, is asked for when it is its turn.
     LostGrantInLine,
     /// Messages that were missed are not asked about when they are heard again.
@@ -93,7 +122,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 40] = [
+    pub const ALL: [Self; 54] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -131,6 +160,20 @@ impl Bug {
         Self::CalledWithTooLittle,
         Self::NoRetryPause,
         Self::RefusalIgnored,
+        Self::ReentryInLine,
+        Self::SecondHoldForgotten,
+        Self::EndOfAnotherForgotten,
+        Self::ReleaseGivenUp,
+        Self::DetachLeaves,
+        Self::MaxHoldFromWait,
+        Self::AskedForAsReleased,
+        Self::RefreshedWithTooLittle,
+        Self::CallMissed,
+        Self::OldCallBelieved,
+        Self::SilenceOfOne,
+        Self::PatienceCutShort,
+        Self::TokenUnverified,
+        Self::LateGrantKept,
         Self::LostGrantInLine,
         Self::ReconnectIgnored,
         Self::NeverListensAgain,

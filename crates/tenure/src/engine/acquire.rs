@@ -91,7 +91,8 @@ impl Ask {
     /// The same wish under another owner, or at least another hold. One whose hold has lapsed, and is being released, must
     /// not be asked for again: the release would find the new hold.
     fn anew(&self) -> Self {
-        let owner = (!self.is_fresh).then(|| self.owner.clone());
+        let is_kept = !self.is_fresh || planted(Bug::AskedForAsReleased);
+        let owner = is_kept.then(|| self.owner.clone());
         let mut anew = Self::new(&self.engine, self.name.clone(), self.rule, owner, &self.options);
         anew.since = self.since;
         anew
@@ -113,7 +114,8 @@ impl Ask {
             let answer =
                 engine.call_on(terms, &self.name, self.rule, &self.owner, verb.clone(), within).await;
             let answered = engine.now();
-            let has_time = limit.is_none_or(|limit| answered + answered.since(sent) < limit);
+            let has_time = limit.is_none_or(|limit| answered + answered.since(sent) < limit)
+                && !(planted(Bug::LateGrantKept) && answered.since(sent) >= within);
             let asks_again = round < ROUNDS && has_time && lease::is_stale(sent, answered, ttl);
             // What is known now: with an answer, that there is nothing but what it says; without, no more than before.
             let (asked, maybe) = match answer {
@@ -349,7 +351,9 @@ async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resu
                 if is_over && matches!(failure, Failure::Unknown(_)) && is_busy(busy_at) {
                     return Ok(None);
                 }
-                if is_over || engine.now() >= gives_up_at {
+                let is_out =
+                    engine.now() >= gives_up_at || until >= gives_up_at && planted(Bug::PatienceCutShort);
+                if is_over || is_out {
                     return Err(ask.silent(failure));
                 }
                 busy_at = None;

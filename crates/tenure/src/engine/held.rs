@@ -270,7 +270,8 @@ impl Lease {
     /// A reentrant owner may have lost this hold and have another, with another token. Members of a quorum that have taken it again
     /// have a later ballot.
     fn wrote(&self, value: &str) -> bool {
-        let is_same = |fence| fence == self.fence || self.rule != Rule::Reentrant;
+        let is_same =
+            |fence| fence == self.fence || self.rule != Rule::Reentrant || planted(Bug::TokenUnverified);
         ours(value).is_some_and(|(owner, fence)| owner == self.owner && is_same(fence))
     }
 

@@ -68,7 +68,7 @@ impl Lines {
             |line| Server::new(engine, line),
             |line| {
                 let mut queue = line.queue();
-                if queue.waiters.is_empty() {
+                if queue.waiters.is_empty() || silence.is_some() && planted(Bug::SilenceOfOne) {
                     // Who comes first has asked, and knows more than those who have left.
                     queue.silence = silence.clone().map(|failure| (engine.now(), failure));
                 }
@@ -137,8 +137,8 @@ struct Queue {
 impl Queue {
     /// Whether the store has it for this owner already: for another of its holds, or because the answer that said so got lost.
     fn has(&self, ask: &Ask) -> bool {
-        let is_seen = ask.rule == Rule::Reentrant || !planted(Bug::LostGrantInLine);
-        self.holder.as_ref() == Some(&ask.owner) && is_seen
+        let bug = if ask.rule == Rule::Reentrant { Bug::ReentryInLine } else { Bug::LostGrantInLine };
+        self.holder.as_ref() == Some(&ask.owner) && !planted(bug)
     }
 }
 
@@ -193,7 +193,9 @@ impl Line {
     /// Notes who has it. Whether somebody of the same owner waits.
     fn held_by(&self, holder: Option<Owner>) -> bool {
         let mut queue = self.queue();
-        let is_told = planted(Bug::EndTakenForTold) || planted(Bug::WakeBeforeWrite);
+        let is_told = planted(Bug::EndTakenForTold)
+            || planted(Bug::WakeBeforeWrite)
+            || planted(Bug::EndOfAnotherForgotten);
         if holder.is_some() && queue.departed == holder && !is_told {
             // It was asked about before the release was carried out: that is still to be told.
             queue.departed = None;
@@ -350,7 +352,7 @@ impl Server {
                 if !self.line.answer(id, Ok(held)) && planted(Bug::WakeSwallowed) {
                     return self.engine.runtime.sleep_until(self.engine.now() + CAP).await;
                 }
-                if self.line.held_by(Some(ask.owner.clone())) {
+                if self.line.held_by(Some(ask.owner.clone())) && !planted(Bug::SecondHoldForgotten) {
                     return;
                 }
                 left.min(CAP)

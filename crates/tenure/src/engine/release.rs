@@ -105,7 +105,7 @@ impl Farewell {
     fn to(engine: &Arc<Engine>, lease: &Lease) -> Self {
         let mut farewell =
             Self::new(engine, &lease.name, lease.rule, &lease.owner, lease.hold, lease.over_at());
-        farewell.rebinds = lease.may_be_detached();
+        farewell.rebinds = lease.may_be_detached() && !planted(Bug::DetachLeaves);
         if planted(Bug::WakeBeforeWrite) {
             farewell.nudge();
         }
@@ -121,7 +121,8 @@ impl Farewell {
         over_at: Moment,
     ) -> Self {
         let (engine, name, owner) = (Arc::clone(engine), name.clone(), owner.clone());
-        let over_at = over_at.max(engine.now() + SILENCE);
+        let silence = if planted(Bug::ReleaseGivenUp) { Duration::ZERO } else { SILENCE };
+        let over_at = over_at.max(engine.now() + silence);
         let (attempts, rebinds, detaches, unknown, done) = (0, false, false, false, false);
         Self { engine, name, rule, owner, hold, over_at, attempts, rebinds, detaches, unknown, done }
     }
@@ -147,7 +148,8 @@ impl Farewell {
     /// Tells who waits in this process that it may be its turn. What the store will say of it is no news then, unless the
     /// owner has further holds: their end will be told in the same words.
     fn nudge(&self) {
-        let by = (self.rule != Rule::Reentrant).then_some(&self.owner);
+        let is_only = self.rule != Rule::Reentrant || planted(Bug::EndOfAnotherForgotten);
+        let by = is_only.then_some(&self.owner);
         self.engine.lines.nudge(&self.name, by);
     }
 

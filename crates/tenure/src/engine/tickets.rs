@@ -115,7 +115,7 @@ impl Default for Queue {
 impl Queue {
     /// Whether a place that was granted to a request of then may have been called before messages were heard.
     fn may_have_missed(&self, sent: Moment) -> bool {
-        self.hears_from.is_some_and(|from| sent < from)
+        self.hears_from.is_some_and(|from| sent < from) && !planted(Bug::CallMissed)
     }
 }
 
@@ -394,6 +394,9 @@ impl Server {
                 }
                 for (ticket, place) in tickets.into_iter().zip(places) {
                     match place {
+                        Place::Held { fence } if fence == ticket && planted(Bug::RefreshedWithTooLittle) => {
+                            self.grant(ticket, sent, first)
+                        }
                         Place::Held { fence } if fence == ticket => _ = self.call(ticket, sent, first),
                         Place::Waiting { ticket: same } if same == ticket => self.note(ticket, sent, first),
                         _ => self.lose(ticket),
@@ -488,7 +491,7 @@ impl Server {
         let known = |waiter: &Waiter| (waiter.sent, waiter.wait);
         let found = self.desk.queue().waiters.get(&ticket).map(known);
         let Some((sent, wait)) = found else { return self.remember(ticket, heard_at) };
-        if heard_at < sent {
+        if heard_at < sent && !planted(Bug::OldCallBelieved) {
             return; // The place is younger: another had this number, on a server that has gone back since.
         }
         let counted_from = if planted(Bug::PushFromReceipt) { now } else { sent };
@@ -547,7 +550,8 @@ impl Server {
     /// Its lease was set to `first` by a request that was sent at `sent`.
     fn grant(&self, ticket: u64, sent: Moment, first: Duration) {
         if let Some(waiter) = self.desk.take(ticket) {
-            let held = waiter.ask.granted(ticket, self.engine.now(), sent, first);
+            let begun = if planted(Bug::MaxHoldFromWait) { sent } else { self.engine.now() };
+            let held = waiter.ask.granted(ticket, begun, sent, first);
             // Whoever has left does not take it, and then it finds its way back by itself.
             let _ = waiter.turn.send(Ok(Turn::Held(held)));
         }
