@@ -112,17 +112,35 @@ pub enum Bug {
     TokenUnverified,
     /// A grant that is answered when its question is over is handed out, however little of it is left.
     LateGrantKept,
+    /// An allowance for rounding alone.
+    NoDrift,
+    /// No pause between questions that are not answered.
+    NoBackoff,
+    /// A place is refreshed when its time is over.
+    RefreshedTooLate,
+    /// A lease is renewed when it is over.
+    RenewedTooLate,
+    /// A first lease that is shorter than it should be is not renewed soon.
+    NeverWhole,
+    /// A call that is heard before its waiter is there is forgotten.
+    EarlyCallForgotten,
     /// Who waits in line, and was granted it in an answer that got lost, is asked for when it is its turn.
     LostGrantInLine,
     /// Messages that were missed are not asked about when they are heard again.
     ReconnectIgnored,
+    /// What was said before a subscription was there is not asked about.
+    OpenIgnored,
     /// Who could not subscribe does not try again.
     NeverListensAgain,
+    /// Who is to be told sleeps beyond the end of the holder's lease.
+    EndNotAwaited,
+    /// Who is to be told sleeps to the end of the holder's lease, however long that is.
+    NoCap,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 54] = [
+    pub const ALL: [Self; 63] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -174,9 +192,18 @@ impl Bug {
         Self::PatienceCutShort,
         Self::TokenUnverified,
         Self::LateGrantKept,
+        Self::NoDrift,
+        Self::NoBackoff,
+        Self::RefreshedTooLate,
+        Self::RenewedTooLate,
+        Self::NeverWhole,
+        Self::EarlyCallForgotten,
         Self::LostGrantInLine,
         Self::ReconnectIgnored,
+        Self::OpenIgnored,
         Self::NeverListensAgain,
+        Self::EndNotAwaited,
+        Self::NoCap,
     ];
 }
 

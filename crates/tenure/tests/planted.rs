@@ -58,9 +58,18 @@ const CAUGHT: &[(Bug, &str, u64)] = &[
     (Bug::MaxHoldFromWait, "honesty", 5_000),
     (Bug::AskedForAsReleased, "honesty", 1_000),
     (Bug::RefreshedWithTooLittle, "honesty", 1_000),
+    (Bug::NoDrift, "exclusion within validity", 1_000),
+    (Bug::NoBackoff, "everything ends", 1_000),
+    (Bug::RefreshedTooLate, "nothing is left behind", 1_000),
+    (Bug::RenewedTooLate, "honesty", 1_000),
+    (Bug::NeverWhole, "honesty", 5_000),
+    (Bug::EarlyCallForgotten, "progress", 5_000),
     (Bug::LostGrantInLine, "nothing is left behind", 20_000),
     (Bug::ReconnectIgnored, "progress", 20_000),
+    (Bug::OpenIgnored, "progress", 5_000),
     (Bug::NeverListensAgain, "progress", 5_000),
+    (Bug::EndNotAwaited, "progress", 1_000),
+    (Bug::NoCap, "progress", 20_000),
 ];
 
 /// Too rare for a hunt in each test run: the schedule of each is in `sim/regressions.rs`. By which invariant it is caught there.

@@ -15,6 +15,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
 
 use futures_util::future::BoxFuture;
 use tenure::internals::{Moment, Runtime};
@@ -534,7 +535,9 @@ impl Runtime for Process {
     fn now(&self) -> Moment {
         let mut core = self.sim.core();
         core.looks += 1;
-        assert!(core.looks < LOOKS, "a poll looked at the clock {LOOKS} times, and will not end");
+        // Whatever is dropped because of that may look once more.
+        let is_over = core.looks >= LOOKS && !thread::panicking();
+        assert!(!is_over, "a poll looked at the clock {LOOKS} times, and will not end");
         Moment(self.clock.shows(core.now))
     }
 

@@ -46,6 +46,9 @@ impl Ears {
             Self::Opening(opening) => match ready!(opening.poll_unpin(context)) {
                 Ok(listener) => {
                     *self = Self::Open(listener);
+                    if planted(Bug::OpenIgnored) {
+                        return self.poll(context);
+                    }
                     return Poll::Ready(Heard::Open);
                 }
                 Err(failure) => Heard::Over(Some(failure)),

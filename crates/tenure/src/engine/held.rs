@@ -158,7 +158,7 @@ impl Lease {
     pub(super) fn renew_at(&self) -> Option<Moment> {
         let sent = Moment(self.sent.load(Ordering::Acquire));
         if sent == UNSET {
-            return Some(self.whole_at);
+            return (!planted(Bug::NeverWhole)).then_some(self.whole_at);
         }
         let reaches_end = self.end.is_some_and(|end| sent + self.ttl >= end);
         (self.renewal == Renewal::Automatic && !reaches_end).then(|| lease::renew_at(sent, self.ttl))

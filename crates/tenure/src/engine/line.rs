@@ -382,7 +382,8 @@ impl Server {
     /// How long to wait for news before asking again: to the end of the holder's lease if its end will be told, else a
     /// little longer each time, because a foreign holder tells nobody.
     fn pause(&mut self, ask: &Ask, holder: &str, left_ms: Option<u64>) -> Duration {
-        let left = left_ms.map_or(CAP, |left_ms| Duration::from_millis(left_ms.saturating_add(1))).min(CAP);
+        let cap = if planted(Bug::NoCap) { Duration::MAX } else { CAP };
+        let left = left_ms.map_or(CAP, |left_ms| Duration::from_millis(left_ms.saturating_add(1))).min(cap);
         let known = ours(holder);
         if self.attempt == 0 {
             let holder = known.as_ref().map_or(holder, |(owner, _)| owner.as_str());
@@ -390,7 +391,7 @@ impl Server {
         }
         if known.is_some() && left_ms.is_some() && self.ears.is_open() {
             self.attempt = 1;
-            return left;
+            return if planted(Bug::EndNotAwaited) { CAP } else { left };
         }
         if known.is_none() && self.foreign != holder {
             // It changes hands without a word to us, among clients that ask often: who asks ever more seldom never gets it.

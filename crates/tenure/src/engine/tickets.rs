@@ -132,7 +132,11 @@ struct Waiter {
 
 impl Waiter {
     fn refresh_at(&self) -> Moment {
-        if self.may_have_missed { SOON } else { self.sent + self.wait / 3 }
+        match self.may_have_missed {
+            true => SOON,
+            false if planted(Bug::RefreshedTooLate) => self.sent + self.wait,
+            false => self.sent + self.wait / 3,
+        }
     }
 }
 
@@ -535,6 +539,9 @@ impl Server {
     }
 
     fn remember(&mut self, ticket: u64, heard_at: Moment) {
+        if planted(Bug::EarlyCallForgotten) {
+            return;
+        }
         if self.early.len() == EARLY {
             self.early.pop_front();
         }

@@ -28,7 +28,7 @@ pub fn margin(ttl: Duration) -> Duration {
         return Duration::ZERO;
     }
     let rounding = if planted(Bug::NoRounding) { Duration::ZERO } else { Duration::from_millis(2) };
-    ttl / 100 + rounding
+    if planted(Bug::NoDrift) { rounding } else { ttl / 100 + rounding }
 }
 
 /// How long a place is kept: a waiter that turns into a holder and dies must not cost more than a holder does.
@@ -44,6 +44,9 @@ pub fn deadline(sent: Moment, answered: Moment, ttl: Duration) -> Moment {
 
 /// When a lease that was last set by a request sent at `sent` is renewed: after a third of it, at most a minute.
 pub fn renew_at(sent: Moment, ttl: Duration) -> Moment {
+    if planted(Bug::RenewedTooLate) {
+        return sent + ttl;
+    }
     sent + (ttl / 3).min(RENEWAL_MAX)
 }
 

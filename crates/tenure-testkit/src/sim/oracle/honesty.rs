@@ -269,6 +269,9 @@ impl Holding {
         if hold.claim.upgrade().is_some_and(|claim| claim.fence() != hold.token) {
             book.accuse(at, HONESTY, format!("the token of {} changed under its guard", self.owner));
         }
+        if !is_held && hold.is_renewed && !hold.is_excused() && book.plan.regime.is_calm() {
+            book.accuse(at, HONESTY, format!("a guard of {} is lost, and nothing has failed", self.owner));
+        }
         hold.was_lost |= !is_held;
         book.history.looks(at, self.id);
         book.holds.push(hold);
