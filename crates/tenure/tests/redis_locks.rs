@@ -7,9 +7,10 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::try_join_all;
 use tenure::{Guard, Locks, Options, Owner, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
-use tenure_testkit::servers::Server;
+use tenure_testkit::servers::{Server, Value, eventually};
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -71,6 +72,51 @@ fn fifty_wait(lock: impl Fn(&Locks, Duration) -> Option<Guard> + Sync) {
         assert!(asked <= 10 + 2 * 3, "{asked}");
     });
     drop(guard);
+}
+
+#[test]
+fn a_thousand_guards_are_renewed_over_a_slow_network_in_little_more_than_one_trip() {
+    const DELAY: Duration = Duration::from_millis(20);
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let locks = locks(&proxy.url()).with(Options::new().ttl(ms(3_000))).expect("options");
+    let mutexes: Vec<_> =
+        (0..1_000).map(|number| locks.mutex(&format!("x{number}")).expect("a name")).collect();
+    proxy.set(Fault::Delay(DELAY));
+    let guards = block_on(try_join_all(mutexes.iter().map(|mutex| mutex.lock()))).expect("free locks");
+    // A machine with other things to do may take longer over a round; the way to the server and back is part of each.
+    let mut rounds = Vec::new();
+    while rounds.len() < 5 && rounds.last().is_none_or(|round| *round > ms(200)) {
+        rounds.push(next_round(&server, guards.len()) + 2 * DELAY);
+    }
+    println!("rounds of 1,000 renewals over a network with 20 ms of delay each way: {rounds:?}");
+    assert!(rounds.iter().any(|round| *round <= ms(200)), "{rounds:?}");
+    assert!(guards.iter().all(Guard::is_held));
+}
+
+/// Waits until each of these locks was renewed once more, and says how long after the first the last was.
+fn next_round(server: &Server, locks: usize) -> Duration {
+    let (_, before) = leases_end(server, locks);
+    let mut round = (0, 0);
+    eventually("all are renewed", Duration::from_secs(5), || {
+        round = leases_end(server, locks);
+        round.0 > before
+    });
+    Duration::from_millis(round.1 - round.0)
+}
+
+/// When the first and the last of these leases end, by the server's clock in ms. All are as long, so they were set as far apart.
+fn leases_end(server: &Server, locks: usize) -> (u64, u64) {
+    const ENDS: &str = "local first, last = math.huge, 0
+        for i = 0, ARGV[1] - 1 do
+            local ends = redis.call('PEXPIRETIME', 'x' .. i)
+            first, last = math.min(first, ends), math.max(last, ends)
+        end
+        return {first, last}";
+    let ends = server.command(&["EVAL", ENDS, "0", &locks.to_string()]);
+    let [first, last] = ends.items() else { panic!("no two: {ends:?}") };
+    let moment = |end: &Value| u64::try_from(end.int()).expect("a key that ends");
+    (moment(first), moment(last))
 }
 
 #[test]
