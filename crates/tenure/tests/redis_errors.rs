@@ -7,16 +7,18 @@
 
 mod common;
 
+use std::error::Error;
 use std::time::{Duration, Instant};
 
 use common::{Asker, held, not_sent, refusal};
-use tenure::LockName;
-use tenure::block_on;
 use tenure::internals::protocol::{Answer, Rule};
 use tenure::internals::store::Failure;
+use tenure::{LockName, Locks, block_on};
 use tenure_testkit::servers::{Client, Config, Server, Value, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
+/// Longer than any wait here.
+const LONG: Duration = Duration::from_secs(30);
 
 fn url(server: &Server, login: &str) -> String {
     server.url().replace("redis://", &format!("redis://{login}@"))
@@ -155,16 +157,31 @@ fn a_master_without_the_replicas_that_it_wants_is_asked_again() {
 
 #[test]
 fn a_server_that_loads_its_data_is_asked_again() {
-    let slow = || Config::new().keep_data().set("save", "3600 1");
-    let server = Server::start_with(slow());
-    server.command(&["EVAL", "for i = 1, 2000 do redis.call('SET', 'key' .. i, 'value') end", "0"]);
-    server.command(&["SAVE"]);
-    let slow = slow().set("key-load-delay", "500").set("loading-process-events-interval-bytes", "1024");
-    server.restart_with(slow);
+    let server = Server::loading(LONG);
     let asker = Asker::new(&server.url());
     let why = not_sent(asker.acquire("x"));
     assert!(why.contains("LOADING"), "{why}");
+    server.finish_loading();
     eventually("the data is loaded", Duration::from_secs(10), || held(&asker.acquire("x")));
+}
+
+#[test]
+fn a_wait_for_a_server_that_loads_its_data_ends_while_it_does_or_with_the_lock() {
+    let server = Server::loading(LONG);
+    let mutex = Locks::open(&server.url()).expect("a store").mutex("x").expect("a name");
+    let limit = Duration::from_millis(500);
+    let started = Instant::now();
+    for error in [block_on(mutex.try_lock_for(limit)), block_on(mutex.try_lock())].map(Result::unwrap_err) {
+        let why = error.source().expect("a cause").to_string();
+        assert!(error.is_unreachable() && why.contains("LOADING"), "{error:?}: {why}");
+        assert!(started.elapsed() >= limit, "{:?}", started.elapsed());
+    }
+    assert!(server.is_loading(), "it took {:?}", started.elapsed());
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| block_on(mutex.lock()).expect("a grant"));
+        server.finish_loading();
+        drop(waiter.join().expect("no panic"));
+    });
 }
 
 /// A server that runs a script without end, who is asked meanwhile, and whose script it is.

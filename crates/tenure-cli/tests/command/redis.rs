@@ -184,6 +184,20 @@ fn a_wait_for_a_server_ends_in_time() {
 }
 
 #[test]
+fn a_wait_for_a_server_that_loads_its_data_ends_while_it_does() {
+    let env = TestEnv::new();
+    let server = Server::loading(Duration::from_secs(30));
+    let url = server.url();
+    let wait = |limit: &str| env.tenure_run(["--store", &url, "-w", limit, "x", "--", "touch", "ran"]);
+    let said = wait("0.5").exits_with(69).says("LOADING");
+    assert!(said.took >= ms(450) && server.is_loading(), "{said:?}");
+    assert!(!env.path("ran").exists());
+    server.finish_loading();
+    wait("20").exits_with(0).says_nothing();
+    assert!(env.path("ran").exists());
+}
+
+#[test]
 fn status_and_list_show_holders_of_ours_and_of_others() {
     let env = TestEnv::new();
     let server = Server::start();

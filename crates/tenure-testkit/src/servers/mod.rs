@@ -105,6 +105,25 @@ impl Server {
         Self { running: Mutex::new(running), port, clock, dir }
     }
 
+    /// A server that reads what it has kept, and says so instead of an answer, for about this time or until [`Server::finish_loading`].
+    pub fn loading(time: Duration) -> Self {
+        const KEYS: u32 = 500;
+        let config = || Config::new().keep_data().set("save", "3600 1");
+        let server = Self::start_with(config());
+        // Each is as long as what is read between two looks at who asks.
+        let fill = "for i = 1, ARGV[1] do
+            redis.call('SET', 'key' .. i, redis.sha1hex(i):rep(26))
+        end";
+        server.command(&["CONFIG", "SET", "rdbcompression", "no"]);
+        server.command(&["EVAL", fill, "0", &KEYS.to_string()]);
+        server.command(&["SAVE"]);
+        let delay = (time / KEYS).as_micros().to_string();
+        server.restart_with(
+            config().set("key-load-delay", &delay).set("loading-process-events-interval-bytes", "1024"),
+        );
+        server
+    }
+
     /// `redis://127.0.0.1:PORT`, without a user; `rediss://` where the port speaks TLS.
     pub fn url(&self) -> String {
         format!("{}://{}", self.scheme(), self.address())
@@ -275,6 +294,16 @@ impl Server {
         running.process = launch(self.dir.path(), &self.port, &config);
         assert!(running.process.is_some(), "somebody took {} while its server was down", self.address());
         running.config = config;
+    }
+
+    /// Whether it still reads what it has kept.
+    pub fn is_loading(&self) -> bool {
+        self.info("persistence")["loading"] == "1"
+    }
+
+    /// Lets it read the rest at once.
+    pub fn finish_loading(&self) {
+        self.command(&["CONFIG", "SET", "key-load-delay", "0"]);
     }
 
     /// What the server wrote into its log since its last start.

@@ -76,10 +76,7 @@ const TABLE: &[(&str, &str, Means)] = &[
 
 /// The failure that an error stands for, and whether to leave the connection.
 pub(super) fn of(error: &ServerError) -> (Failure, bool) {
-    let text = match error.details() {
-        Some(details) => format!("{} {details}", error.code()),
-        None => error.code().to_owned(),
-    };
+    let text = text(error);
     let means = meaning(error.code(), &text);
     let hint = hint(error.code(), &text);
     let cause = Arc::new(Said { error: error.clone(), text, hint });
@@ -92,10 +89,19 @@ pub(super) fn of(error: &ServerError) -> (Failure, bool) {
 
 fn meaning(code: &str, text: &str) -> Means {
     // What is not listed would most likely be said again.
-    TABLE
-        .iter()
-        .find(|(row, part, _)| *row == code && text.contains(part))
-        .map_or(Refused, |(_, _, means)| *means)
+    row(code, text).map_or(Refused, |row| TABLE[row].2)
+}
+
+/// The row of the table that counts.
+fn row(code: &str, text: &str) -> Option<usize> {
+    TABLE.iter().position(|(row, part, _)| *row == code && text.contains(part))
+}
+
+fn text(error: &ServerError) -> String {
+    match error.details() {
+        Some(details) => format!("{} {details}", error.code()),
+        None => error.code().to_owned(),
+    }
 }
 
 /// What to do about it, where the server does not say.
@@ -164,72 +170,114 @@ pub(super) fn is_no_script(error: &ServerError) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use redis::{Parser, Value};
 
     use super::*;
 
-    fn said(line: &str) -> (Failure, bool) {
+    // As servers say it: Redis 5, 6.2, 7.0 and 8, Valkey 8.
+    const AGAIN: &[&str] = &[
+        "LOADING Redis is loading the dataset in memory",
+        "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+        "NOREPLICAS Not enough good replicas to write.",
+        "ERR Error running script (call to f_59b5): @user_script:68: -NOREPLICAS Not enough good replicas to write.",
+        "CLUSTERDOWN The cluster is down",
+        "CLUSTERDOWN Hash slot not served",
+        "TRYAGAIN Multiple keys request during rehashing of slot",
+        "ERR max number of clients reached",
+        "ERR max number of clients + cluster connections reached",
+        "ERR Error running script: Script killed by user with SCRIPT KILL... script: 1234",
+    ];
+    const ELSEWHERE: &[&str] = &[
+        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+        "ERR Error running script (call to f_59b5): @user_script:68: -MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+        "READONLY You can't write against a read only replica.",
+        "READONLY You can't write against a read only replica. script: 59b5, on @user_script:68.",
+        "ERR Error running script (call to f_59b5): @user_script:68: -READONLY You can't write against a read only replica.",
+    ];
+    const REFUSED: &[&str] = &[
+        "NOAUTH Authentication required.",
+        "WRONGPASS invalid username-password pair or user is disabled.",
+        "NOPERM this user has no permissions to run the 'evalsha' command",
+        "NOPERM No permissions to access a key",
+        "ERR The user executing the script can't run this command or subcommand script: 59b5, on @user_script:68.",
+        "ERR AUTH <password> called without any password configured for the default user. Are you sure?",
+        "ERR invalid password",
+        "DENIED Redis is running in protected mode because protected mode is enabled",
+        "OOM command not allowed when used memory > 'maxmemory'. script: 59b5, on @user_script:68.",
+        "ERR Error running script (call to f_59b5): @user_script:68: -OOM command not allowed when used memory > 'maxmemory'.",
+        "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+        "ERR Error running script (call to f_59b5): @user_script:68: -MISCONF Redis is configured to save RDB snapshots",
+        "WRONGTYPE Operation against a key holding the wrong kind of value script: 59b5",
+        "ERR Error running script (call to f_59b5): @user_script:68: -WRONGTYPE Operation against a key holding the wrong kind of value",
+        "NOPROTO unsupported protocol version",
+        "ERR unknown command `HELLO`, with args beginning with: `3`, ",
+        "ERR unknown command 'EVALSHA'",
+        "ERR DB index is out of range",
+        "MOVED 3999 127.0.0.1:6381",
+        "ASK 3999 127.0.0.1:6381",
+        "CROSSSLOT Keys in request don't hash to the same slot",
+    ];
+    /// In no row.
+    const UNHEARD_OF: &[&str] =
+        &["ERR something that nobody has seen yet", "NEWCODE something that nobody has seen yet"];
+
+    fn error(line: &str) -> ServerError {
         match Parser::new().parse_value(format!("-{line}\r\n").as_bytes()).expect("a reply") {
-            Value::ServerError(error) => of(&error),
+            Value::ServerError(error) => error,
             other => panic!("not an error: {other:?}"),
         }
     }
 
+    fn said(line: &str) -> (Failure, bool) {
+        of(&error(line))
+    }
+
     #[test]
     fn what_passes_is_asked_again_and_what_stays_is_refused() {
-        // As servers say it: Redis 6.2, 7.0 and 8, Valkey 8.
-        let again = [
-            "LOADING Redis is loading the dataset in memory",
-            "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
-            "NOREPLICAS Not enough good replicas to write.",
-            "CLUSTERDOWN The cluster is down",
-            "CLUSTERDOWN Hash slot not served",
-            "TRYAGAIN Multiple keys request during rehashing of slot",
-            "ERR max number of clients reached",
-            "ERR max number of clients + cluster connections reached",
-            "ERR Error running script: Script killed by user with SCRIPT KILL... script: 1234",
-        ];
-        for line in again {
+        for line in AGAIN {
             assert!(matches!(said(line), (Failure::NotSent(_), false)), "{line}");
         }
-        let elsewhere = [
-            "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
-            "READONLY You can't write against a read only replica.",
-            "READONLY You can't write against a read only replica. script: 59b5, on @user_script:68.",
-            "ERR Error running script (call to f_59b5): @user_script:68: -READONLY You can't write against a read only replica.",
-        ];
-        for line in elsewhere {
+        for line in ELSEWHERE {
             assert!(matches!(said(line), (Failure::NotSent(_), true)), "{line}");
         }
-        let refused = [
-            "NOAUTH Authentication required.",
-            "WRONGPASS invalid username-password pair or user is disabled.",
-            "NOPERM this user has no permissions to run the 'evalsha' command",
-            "NOPERM No permissions to access a key",
-            "ERR The user executing the script can't run this command or subcommand script: 59b5, on @user_script:68.",
-            "ERR AUTH <password> called without any password configured for the default user. Are you sure?",
-            "DENIED Redis is running in protected mode because protected mode is enabled",
-            "OOM command not allowed when used memory > 'maxmemory'. script: 59b5, on @user_script:68.",
-            "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
-            "WRONGTYPE Operation against a key holding the wrong kind of value script: 59b5",
-            "NOPROTO unsupported protocol version",
-            "ERR unknown command `HELLO`, with args beginning with: `3`, ",
-            "ERR unknown command 'EVALSHA'",
-            "ERR DB index is out of range",
-            "MOVED 3999 127.0.0.1:6381",
-            "ERR something that nobody has seen yet",
-            "NEWCODE something that nobody has seen yet",
-        ];
-        for line in refused {
+        for line in [REFUSED, UNHEARD_OF].concat() {
             assert!(matches!(said(line), (Failure::Refused(_), false)), "{line}");
         }
+    }
+
+    #[test]
+    fn each_row_of_the_table_counts_for_something_that_a_server_says() {
+        let row_of = |line: &str| row(error(line).code(), &text(&error(line)));
+        let said: BTreeSet<usize> = [AGAIN, ELSEWHERE, REFUSED]
+            .concat()
+            .into_iter()
+            .map(|line| row_of(line).unwrap_or_else(|| panic!("in no row: {line}")))
+            .collect();
+        for (at, row) in TABLE.iter().enumerate() {
+            assert!(said.contains(&at), "nothing that is tested is in this row: {row:?}");
+        }
+        assert!(UNHEARD_OF.iter().all(|line| row_of(line).is_none()));
     }
 
     #[test]
     fn the_cause_is_what_the_server_said() {
         let (failure, _) = said("OOM command not allowed");
         assert_eq!(failure.to_string(), "refused: OOM command not allowed");
-        let (failure, _) = said("MOVED 3999 127.0.0.1:6381");
-        assert!(failure.to_string().contains("part of a cluster"), "{failure}");
+        for (line, hint) in [
+            ("MOVED 3999 127.0.0.1:6381", "part of a cluster"),
+            ("ASK 3999 127.0.0.1:6381", "part of a cluster"),
+            ("CROSSSLOT Keys in request don't hash to the same slot", "part of a cluster"),
+            ("NOPROTO unsupported protocol version", "Redis 6.2"),
+            ("ERR unknown command `HELLO`, with args beginning with: `3`, ", "Redis 6.2"),
+            ("WRONGTYPE Operation against a key", "counter"),
+        ] {
+            let (failure, _) = said(line);
+            assert!(
+                failure.to_string().contains(line.trim_end()) && failure.to_string().contains(hint),
+                "{failure}"
+            );
+        }
     }
 }
