@@ -79,6 +79,17 @@ impl Mini {
         (value, std::mem::take(&mut self.database().published))
     }
 
+    /// All keys, as they would be shown if asked for now: with what is left to each in ms, −1 if it has no end.
+    pub fn keys(&self) -> Vec<(String, i64)> {
+        let keys: Vec<Vec<u8>> = self.database().keys.keys().cloned().collect();
+        let left = |key: &[u8]| match self.command(&[b"PTTL", key]) {
+            Value::Int(left) => left,
+            other => panic!("no number: {other:?}"),
+        };
+        let keys = keys.iter().map(|key| (String::from_utf8_lossy(key).into_owned(), left(key)));
+        keys.filter(|(_, left)| *left != -2).collect()
+    }
+
     /// Forgets everything.
     pub fn forget(&self) {
         self.database().keys.clear();

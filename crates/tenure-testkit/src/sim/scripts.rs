@@ -52,6 +52,12 @@ impl Scripts {
         Err(format!("{op:?}: in Rust {said:?}, as a script {answer:?} ({value:?}) and {messages:?}"))
     }
 
+    /// What is kept, with what is left of it in ms, −1 if it has no end.
+    pub fn keys(&self, now: Now) -> Vec<(String, i64)> {
+        self.0.set_clock(now.unix_us);
+        self.0.keys()
+    }
+
     /// An operator deletes a lock's key.
     pub fn delete(&self, name: &LockName) {
         self.0.command(&[b"DEL", name.as_str().as_bytes()]);

@@ -19,9 +19,10 @@ use tenure::internals::store::redis::{Address, Dial, Stream};
 
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::Sim;
-use server::{Server, Session};
+use crate::sim::scripts::Scripts;
+use server::{Guarded, Server, Session};
 
-pub use server::Executed;
+pub use server::{Executed, Look};
 
 /// The network and the server. Clones are the same ones.
 #[derive(Clone)]
@@ -39,6 +40,8 @@ struct Inner {
     connections: Vec<Connection>,
     cuts: BTreeMap<usize, Cut>,
     spoiler: Option<(usize, Spoiler)>,
+    /// Nothing passes.
+    swallows: bool,
 }
 
 /// What is done to one reply of a script.
@@ -106,6 +109,7 @@ impl Wire {
             connections: Vec::new(),
             cuts: BTreeMap::new(),
             spoiler: None,
+            swallows: false,
         };
         Self(Arc::new(Shared { sim: sim.clone(), shaken, inner: Mutex::new(inner) }))
     }
@@ -128,6 +132,55 @@ impl Wire {
     /// The server refuses to end connections, as one does to a user without the right to.
     pub fn let_nobody_kill(&self) {
         self.inner().server.no_kill = true;
+    }
+
+    /// The server lets only this user in, and all requests have to be about this database.
+    #[must_use]
+    pub fn guarded(self, user: &str, password: &str, database: u32) -> Self {
+        let (user, password) = (user.to_owned(), password.to_owned());
+        self.inner().server.guarded = Some(Guarded { user, password, database });
+        self
+    }
+
+    /// The scripts themselves run beside the machine in Rust and have to say the same; [`Wire::looks`] then shows what they keep. One
+    /// such server at a time on a thread.
+    pub fn run_scripts(&self) {
+        self.inner().server.scripts = Some(Scripts::new());
+    }
+
+    /// What the server kept after each script and each failure of a connection.
+    pub fn looks(&self) -> Vec<Look> {
+        self.inner().server.looks.clone()
+    }
+
+    /// From now on nothing passes on any connection, and nobody is told.
+    pub fn swallow(&self) {
+        let mut inner = self.inner();
+        inner.swallows = true;
+        for line in inner.connections.iter_mut().filter(|line| line.state == Line::Open) {
+            line.state = Line::Held;
+        }
+    }
+
+    /// What was held back goes on its way, and so does what comes.
+    pub fn let_pass(&self) {
+        let connections = {
+            let mut inner = self.inner();
+            inner.swallows = false;
+            inner.connections.len()
+        };
+        (0..connections).for_each(|id| self.release(id));
+    }
+
+    /// What was held back is lost, with all connections of before; the next are as good as ever.
+    pub fn lose(&self) {
+        let connections = {
+            let mut inner = self.inner();
+            inner.swallows = false;
+            inner.connections.iter_mut().for_each(|line| line.held.clear());
+            inner.connections.len()
+        };
+        (0..connections).for_each(|id| self.reset(id));
     }
 
     /// What was carried out, in order.
@@ -158,6 +211,7 @@ impl Wire {
     fn open(&self) -> usize {
         let mut inner = self.inner();
         let id = inner.connections.len();
+        let state = if inner.swallows { Line::Held } else { Line::Open };
         let session = inner.server.session();
         inner.connections.push(Connection {
             session,
@@ -166,7 +220,7 @@ impl Wire {
             reader: None,
             passed: [0; 2],
             due: [0; 2],
-            state: Line::Open,
+            state,
             held: Vec::new(),
             left: false,
         });
@@ -219,6 +273,7 @@ impl Wire {
     fn fail(&self, id: usize, cut: Cut, beyond: &[u8]) {
         let mut inner = self.inner();
         inner.cuts.remove(&id);
+        inner.server.look(self.0.sim.now());
         let line = &mut inner.connections[id];
         if line.state != Line::Open {
             return;
@@ -261,7 +316,10 @@ impl Wire {
     }
 
     fn reset(&self, id: usize) {
-        let reader = self.inner().connections[id].close(Some(io::ErrorKind::ConnectionReset));
+        let mut inner = self.inner();
+        let reader = inner.connections[id].close(Some(io::ErrorKind::ConnectionReset));
+        inner.server.look(self.0.sim.now());
+        drop(inner);
         reader.into_iter().for_each(Waker::wake);
     }
 

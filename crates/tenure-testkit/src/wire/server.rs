@@ -2,11 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tenure::internals::protocol::{self, Answer, Bind, Data, Fence, Now, Op, Rule, State, Verb, Wake, Whose};
+use tenure::internals::protocol::{
+    self, Answer, Bind, Data, Fence, Holding, Now, Op, Rule, State, Verb, Wake, Whose,
+};
 use tenure::{LockName, Owner};
 
 use super::Spoiler;
 use crate::sim::clock::TrueTime;
+use crate::sim::scripts::Scripts;
 
 /// A request that was carried out.
 #[derive(Clone, Debug)]
@@ -19,6 +22,25 @@ pub struct Executed {
     pub answer: Answer,
 }
 
+/// What a server keeps, as it was at some time.
+#[derive(Clone, Debug)]
+pub struct Look {
+    /// When.
+    pub at: TrueTime,
+    /// Each lock's key, with what is left of it in ms, −1 if it has no end; of the scripts, where they run, and then all keys.
+    pub keys: Vec<(String, i64)>,
+    /// Who holds, by the lock's key, as it is written there.
+    pub holders: BTreeMap<String, String>,
+}
+
+/// Who is let in, and where all of his requests have to go.
+#[derive(Clone, Debug)]
+pub(super) struct Guarded {
+    pub(super) user: String,
+    pub(super) password: String,
+    pub(super) database: u32,
+}
+
 #[derive(Default)]
 pub(super) struct Server {
     locks: BTreeMap<String, State>,
@@ -26,6 +48,10 @@ pub(super) struct Server {
     knows_script: bool,
     replies: usize,
     pub(super) no_kill: bool,
+    pub(super) guarded: Option<Guarded>,
+    /// The scripts themselves, which have to say what the machine says; what is kept for how long is theirs.
+    pub(super) scripts: Option<Scripts>,
+    pub(super) looks: Vec<Look>,
     pub(super) player: Option<Player>,
     pub(super) executed: Vec<Executed>,
 }
@@ -37,6 +63,9 @@ pub(super) type Player = Box<dyn FnMut(&[&str]) -> Option<String> + Send>;
 pub(super) struct Session {
     pub(super) id: u64,
     heard: Vec<u8>,
+    /// It said who it is.
+    is_known: bool,
+    database: u32,
     pub(super) channels: BTreeSet<String>,
 }
 
@@ -48,6 +77,8 @@ pub(super) struct Said {
     pub(super) killed: Vec<u64>,
 }
 
+const HELLO: &[u8] = b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n";
+
 /// The server's clock begins here, in ms.
 const EPOCH_MS: u64 = 1_800_000_000_000;
 
@@ -58,12 +89,29 @@ fn clock(now: TrueTime) -> Now {
 impl Server {
     pub(super) fn session(&mut self) -> Session {
         self.sessions += 1;
-        Session { id: self.sessions, heard: Vec::new(), channels: BTreeSet::new() }
+        let (id, is_known) = (self.sessions, self.guarded.is_none());
+        Session { id, heard: Vec::new(), is_known, database: 0, channels: BTreeSet::new() }
     }
 
     pub(super) fn holder(&self, key: &str, now: TrueTime) -> Option<String> {
         let found = protocol::found(self.locks.get(key)?, clock(now))?;
         found.holders.first().map(|holder| holder.value.clone())
+    }
+
+    /// Notes what is kept now.
+    pub(super) fn look(&mut self, at: TrueTime) {
+        let locks = self.locks.iter().filter_map(|(key, state)| {
+            let found = protocol::found(state, clock(at))?;
+            Some((key.clone(), found.holders.into_iter().next()?))
+        });
+        let locks: BTreeMap<_, _> = locks.collect();
+        let left_ms = |holder: &Holding| holder.left_ms.map_or(-1, |left_ms| left_ms as i64);
+        let keys = match &self.scripts {
+            Some(scripts) => scripts.keys(clock(at)),
+            None => locks.iter().map(|(key, holder)| (key.clone(), left_ms(holder))).collect(),
+        };
+        let holders = locks.into_iter().map(|(key, holder)| (key, holder.value)).collect();
+        self.looks.push(Look { at, keys, holders });
     }
 
     /// Carries out every request that is there in whole.
@@ -87,6 +135,7 @@ impl Server {
                     reply = spoil(reply);
                 }
                 self.replies += 1;
+                self.look(now);
             }
             said.reply.extend(reply);
         }
@@ -104,7 +153,20 @@ impl Server {
             return reply.into_bytes();
         }
         match words {
-            ["HELLO", ..] => b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n".to_vec(),
+            ["HELLO", "3", "AUTH", user, password] => {
+                let is = |guarded: &Guarded| (*user, *password) == (&*guarded.user, &*guarded.password);
+                session.is_known = self.guarded.as_ref().is_some_and(is);
+                match session.is_known {
+                    true => HELLO.to_vec(),
+                    false => b"-WRONGPASS invalid username-password pair or user is disabled.\r\n".to_vec(),
+                }
+            }
+            _ if !session.is_known => b"-NOAUTH Authentication required.\r\n".to_vec(),
+            ["HELLO", ..] => HELLO.to_vec(),
+            ["SELECT", database] => {
+                session.database = database.parse().expect("a number");
+                b"+OK\r\n".to_vec()
+            }
             ["CLIENT", "SETNAME", _] => b"+OK\r\n".to_vec(),
             ["CLIENT", "INFO"] => {
                 let info = format!("id={0} addr=127.0.0.1:{0} laddr=127.0.0.1:6379\n", session.id);
@@ -125,6 +187,8 @@ impl Server {
             ["EVALSHA", ..] if !self.knows_script => b"-NOSCRIPT No matching script.\r\n".to_vec(),
             ["EVALSHA" | "EVAL", _, keys, rest @ ..] => {
                 self.knows_script = true;
+                let database = self.guarded.as_ref().map_or(0, |guarded| guarded.database);
+                assert_eq!(session.database, database, "a request to another database");
                 let (keys, args) = rest.split_at(keys.parse().unwrap_or(0));
                 self.script(keys, args, now, said)
             }
@@ -136,6 +200,10 @@ impl Server {
         let op = op(keys, args);
         let state = self.locks.entry(keys[0].to_owned()).or_default();
         let (answer, wake) = protocol::apply(state, clock(now), &op);
+        if let Some(scripts) = &self.scripts {
+            let same = scripts.compare(clock(now), &op, &(answer.clone(), wake.clone()));
+            assert_eq!(same, Ok(()), "the script and its twin");
+        }
         if let Some(lock) = &state.lock {
             assert!(lock.expires_ms.is_some() && matches!(lock.value, Data::Text(_)), "a key without a TTL");
         }
