@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,7 +12,7 @@ use tenure::internals::protocol::{Answer, Op, Rule, Verb};
 use tenure::internals::store::Failure;
 use tenure::internals::store::redis::{Redis, Target};
 use tenure::internals::{Runtime, Store};
-use tenure::{LockName, Options, Owner};
+use tenure::{Guard, LockName, Locks, Options, Owner};
 use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, MS, SECOND, TrueTime};
 use tenure_testkit::sim::executor::{Process, Sim, Stop};
@@ -350,4 +352,116 @@ fn a_wait_in_a_queue_that_another_program_keeps_shut_ends_with_a_no_however_long
     sim.run(1_000 * SECOND, 10_000_000);
     assert_eq!(*waits.lock().expect("no panic"), 747);
     sim.end();
+}
+
+/// A server behind a network, and locks on it with a process of their own.
+#[derive(Clone)]
+struct Scene {
+    wire: Wire,
+    runtime: Arc<dyn Runtime>,
+    locks: Locks,
+}
+
+/// One request, and a lease that is longer than anything that is waited for but its end.
+const REQUEST: Duration = Duration::from_secs(1);
+const LEASE: Duration = Duration::from_secs(30);
+/// For so long a release is repeated at least.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// Plays something to its end in virtual time.
+fn play<F: Future<Output = ()> + Send + 'static>(act: impl FnOnce(Scene) -> F) {
+    let sim = Sim::new(Chooser::seeded(1));
+    let (wire, process) = (Wire::new(&sim, false), sim.process(Clock::default(), 1));
+    let runtime = Arc::clone(&process) as Arc<dyn Runtime>;
+    let target = Target::parse("redis://wire").expect("a URL");
+    let store = Arc::new(Redis::over(target, Arc::new(wire.clone()), Arc::clone(&runtime)));
+    let options = Options::new().ttl(LEASE).op_timeout(REQUEST);
+    let locks = tenure::internals::locks(store, Arc::clone(&runtime), options).expect("options");
+    let over = Arc::new(AtomicBool::new(false));
+    let (act, told) = (act(Scene { wire, runtime, locks }), Arc::clone(&over));
+    process.spawn(Box::pin(async move {
+        act.await;
+        told.store(true, Ordering::Relaxed);
+    }));
+    let stop = sim.run(600 * SECOND, 10_000_000);
+    assert!(over.load(Ordering::Relaxed), "not over: {stop:?}");
+    sim.end();
+}
+
+impl Scene {
+    async fn held(&self) -> Guard {
+        self.locks.mutex("x").expect("a name").lock().await.expect("a free lock")
+    }
+
+    async fn sleep(&self, time: Duration) {
+        self.runtime.sleep_until(self.runtime.now() + time).await;
+    }
+
+    /// Releases, and is told after the time of one request that nobody knows what became of it.
+    async fn release_that_nobody_answers(&self, guard: Guard) {
+        let (started, lost) = (self.runtime.now(), guard.lost());
+        let error = guard.release().await.expect_err("nobody answers");
+        let took = self.runtime.now().since(started);
+        assert!(error.is_unknown() && !error.is_lost(), "{error}");
+        assert!(took < REQUEST * 11 / 10 && took >= REQUEST / 2, "{took:?}");
+        assert!(lost.await.is_released());
+    }
+}
+
+#[test]
+fn a_release_that_was_swallowed_is_unknown_and_carried_out_once_the_network_is_back() {
+    for back in [Wire::let_pass, Wire::lose] {
+        play(move |scene| async move {
+            let guard = scene.held().await;
+            scene.wire.swallow();
+            scene.release_that_nobody_answers(guard).await;
+            scene.sleep(LEASE / 5).await;
+            assert!(scene.wire.holder("x").is_some(), "nothing has passed yet");
+            back(&scene.wire);
+            scene.sleep(LEASE / 5).await;
+            assert_eq!(scene.wire.holder("x"), None, "long before its lease is over");
+            scene.locks.clone().shutdown().await.expect("no release is left");
+            scene.held().await.release().await.expect("a release");
+        });
+    }
+}
+
+#[test]
+fn a_release_that_was_carried_out_unheard_is_unknown_and_repeated_without_harm_to_the_next() {
+    play(|scene| async move {
+        let guard = scene.held().await;
+        let [_, after] = scene.wire.passed(0);
+        scene.wire.cut(0, Cut { way: Way::ToClient, after, then: Then::Silence });
+        scene.release_that_nobody_answers(guard).await;
+        assert_eq!(scene.wire.holder("x"), None);
+        // The next holds before the release has been repeated for the last time.
+        let next = scene.held().await;
+        scene.sleep(LEASE / 2).await;
+        next.verify().await.expect("it is held");
+        next.release().await.expect("a release");
+        scene.locks.clone().shutdown().await.expect("no release is left");
+    });
+}
+
+#[test]
+fn a_release_that_nobody_ever_answers_is_given_up_some_time_after_its_lease_is_over() {
+    play(|scene| async move {
+        let guard = scene.held().await;
+        scene.wire.swallow();
+        scene.release_that_nobody_answers(guard).await;
+        let left = scene.locks.clone().shutdown().await.expect_err("one is left");
+        assert!(left.is_unreachable(), "{left}");
+        scene.sleep(LEASE).await;
+        assert_eq!(scene.wire.holder("x"), None, "its lease is over");
+        scene.sleep(2 * SILENCE).await;
+        scene.locks.clone().shutdown().await.expect("it was given up");
+        // What was sent and swallowed comes late, and is nobody's any more.
+        let executed = scene.wire.executed().len();
+        scene.wire.let_pass();
+        scene.sleep(LEASE / 5).await;
+        for late in &scene.wire.executed()[executed..] {
+            assert!(matches!(late.answer, Answer::Free), "{late:?}");
+        }
+        scene.held().await.release().await.expect("a release");
+    });
 }
