@@ -465,3 +465,23 @@ fn a_release_that_nobody_ever_answers_is_given_up_some_time_after_its_lease_is_o
         scene.held().await.release().await.expect("a release");
     });
 }
+
+#[test]
+fn what_a_wait_that_is_over_may_still_be_granted_is_given_back_before_a_shutdown_is_done() {
+    for after_ms in [0, 100, 400, 800, 1_100, 1_600] {
+        play(move |scene| async move {
+            scene.held().await.release().await.expect("a release");
+            scene.wire.swallow();
+            let mutex = scene.locks.mutex("x").expect("a name");
+            let error = mutex.try_lock_for(REQUEST / 4).await.expect_err("nobody answers");
+            assert!(error.is_unreachable(), "{error}");
+            scene.sleep(Duration::from_millis(after_ms)).await;
+            scene.wire.let_pass();
+            scene.locks.clone().shutdown().await.expect("no release is left");
+            let executed = scene.wire.executed().len();
+            assert_eq!(scene.wire.holder("x"), None, "after {after_ms} ms");
+            scene.sleep(LEASE / 5).await;
+            assert_eq!(scene.wire.executed().len(), executed, "after {after_ms} ms something came after it");
+        });
+    }
+}

@@ -21,6 +21,7 @@ use tracing::debug;
 use super::acquire::{Ask, Asked};
 use super::ears::{Ears, Heard};
 use super::held::Held;
+use super::release::Pending;
 use super::rooms::{Room, Rooms};
 use super::{Engine, LINGER, backoff};
 use crate::error::Result;
@@ -281,6 +282,9 @@ struct Server {
     streak_since: Moment,
     /// How long the last question took.
     hop: Duration,
+    /// Counts among the releases from before a question until it is known what came of it: whoever it is for may leave meanwhile, and
+    /// what is granted then is given back.
+    under_way: Option<Pending>,
 }
 
 impl Drop for Server {
@@ -310,15 +314,20 @@ impl Server {
             streak: 0,
             streak_since,
             hop: Duration::ZERO,
+            under_way: None,
         }
     }
 
     async fn run(mut self) {
         loop {
-            match self.line.next() {
-                Some((id, ask)) => self.serve(id, &ask).await,
-                None if self.lingers().await => {}
-                None => return,
+            self.under_way = Some(self.engine.outbox.add(&self.engine));
+            if let Some((id, ask)) = self.line.next() {
+                self.serve(id, &ask).await;
+                continue;
+            }
+            self.under_way = None;
+            if !self.lingers().await {
+                return;
             }
         }
     }
@@ -342,7 +351,8 @@ impl Server {
         if planted(Bug::ListenAfterAsking) {
             self.listen(ask).await;
         }
-        if !matches!(asked, Asked::Silent(_)) {
+        let is_heard = !matches!(asked, Asked::Silent(_));
+        if is_heard {
             self.line.heard();
         }
         let pause = match asked {
@@ -376,6 +386,9 @@ impl Server {
                 self.next_backoff()
             }
         };
+        if is_heard {
+            self.under_way = None;
+        }
         self.sleep(self.engine.now() + pause).await;
     }
 

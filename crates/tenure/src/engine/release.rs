@@ -243,12 +243,12 @@ pub(super) struct Outbox {
 }
 
 /// One of them.
-struct Pending {
+pub(super) struct Pending {
     engine: Arc<Engine>,
 }
 
 impl Outbox {
-    fn add(&self, engine: &Arc<Engine>) -> Pending {
+    pub(super) fn add(&self, engine: &Arc<Engine>) -> Pending {
         *self.pending() += 1;
         Pending { engine: Arc::clone(engine) }
     }
