@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::{Either, join_all, select};
 
+use crate::engine::Engine;
 use crate::engine::acquire::Wait;
 use crate::engine::held::Lost;
 use crate::error::{Error, Result};
@@ -151,26 +152,26 @@ impl Multi {
             match next {
                 Ok(Some(guard)) => taken.0.push((*index, guard)),
                 Ok(None) => {
-                    taken.give_back().await;
+                    taken.give_back(self.engine()).await;
                     return Ok(None);
                 }
                 // Where a store is silent, what it has is given back in the background: each would take its time once more.
                 Err(error) if error.is_unreachable() => return Err(error),
                 Err(error) => {
-                    taken.give_back().await;
+                    taken.give_back(self.engine()).await;
                     return Err(error);
                 }
             }
         }
         let mut taken = std::mem::take(&mut taken.0);
         taken.sort_by_key(|(index, _)| *index);
-        let guards = MultiGuard {
+        let mut guards = MultiGuard {
             guards: taken.into_iter().map(|(_, guard)| guard).collect(),
             order: self.order.clone(),
         };
         if let Some(error) = guards.outcome() {
             // Whatever becomes of the releases, that is what the caller is told.
-            let _ = guards.release().await;
+            guards.take().give_back(self.engine()).await;
             return Err(error);
         }
         Ok(Some(guards))
@@ -178,19 +179,31 @@ impl Multi {
 
     /// On the first part's clock: one limit for all.
     fn now(&self) -> Moment {
-        self.parts[0].0.home.engine.now()
+        self.engine().now()
+    }
+
+    fn engine(&self) -> &Engine {
+        &self.parts[0].0.home.engine
     }
 }
+
+/// A call that ends without the locks waits this long until what it had is given back; the rest goes on in the background. A store
+/// that is silent by then would take the time of one request for each.
+const GIVE_BACK: Duration = Duration::from_millis(500);
 
 /// Guards in the order in which they were taken. Dropped, they are released in reverse.
 struct Taken(Vec<(usize, Guard)>);
 
 impl Taken {
-    async fn give_back(mut self) {
-        while let Some((_, guard)) = self.0.pop() {
-            // One that was lost meanwhile, or whose store is silent now, is given back in the background or not at all.
-            let _ = guard.release().await;
-        }
+    async fn give_back(mut self, engine: &Engine) {
+        let late = engine.runtime.sleep_until(engine.now() + GIVE_BACK);
+        let given_back = async {
+            while let Some((_, guard)) = self.0.pop() {
+                // One that was lost meanwhile, or whose store is silent now, is given back in the background or not at all.
+                let _ = guard.release().await;
+            }
+        };
+        select(pin!(given_back), late).await;
     }
 }
 
