@@ -8,6 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{join_all, poll_fn};
+use tenure::Locks;
 
 use super::{Place, TTL, options};
 
@@ -84,6 +85,56 @@ pub async fn a_wait_that_is_dropped_leaves_the_queue(place: &Place) {
     };
     guard.release().await.expect("a release");
     drop(place.within(TTL, &mut last).await.expect("a grant"));
+}
+
+/// Dropped after each of the polls that it takes until it waits for good, while another client holds: no place is left, and whoever is
+/// next gets the lock at once, of the same client or another.
+pub async fn a_wait_that_is_dropped_anywhere_leaves_no_place(place: &Place) {
+    let clients = [(); 3].map(|()| place.client_with(options().ttl(Duration::from_secs(20))));
+    let [ours, holder, theirs] = &clients;
+    for next in [ours, theirs] {
+        for polls in 1.. {
+            let guard = place.mutex(holder, "x").await.lock().await.expect("a free lock");
+            let (first, second) = (place.mutex(ours, "x").await, place.mutex(next, "x").await);
+            let mut dropped = Box::pin(first.lock());
+            let waits_for_good =
+                place.unless_late(Duration::from_millis(60), polled(&mut dropped, polls)).await.is_none();
+            let mut waiting = Box::pin(second.lock());
+            assert!(place.unless_late(Duration::from_millis(20), &mut waiting).await.is_none());
+            drop(dropped);
+            // It is told in the background.
+            let left = async {
+                while waiters(theirs, "x").await > 1 {
+                    place.sleep(Duration::from_millis(2)).await;
+                }
+            };
+            place.within(2 * TTL, left).await;
+            guard.release().await.expect("a release");
+            let guard = place.within(2 * TTL, waiting).await.expect("a grant");
+            assert_eq!(waiters(theirs, "x").await, 0);
+            guard.release().await.expect("a release");
+            if waits_for_good {
+                assert!(polls > 1, "it was never polled a second time");
+                break;
+            }
+        }
+    }
+}
+
+/// Polls it whenever it may go on, so many times.
+async fn polled(waiting: &mut (impl Future + Unpin), times: u32) {
+    let mut polls = 0;
+    poll_fn(|context| {
+        assert!(pin!(&mut *waiting).poll(context).is_pending(), "granted while it was held");
+        polls += 1;
+        if polls == times { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
+
+/// How many wait, where the kind keeps a queue.
+async fn waiters(locks: &Locks, name: &str) -> usize {
+    locks.inspect(name).await.expect("an answer").map_or(0, |status| status.waiters.len())
 }
 
 /// Polled once, twice, … and dropped: the lock is free soon after, long before a lease is over.

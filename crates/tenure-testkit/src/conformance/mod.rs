@@ -211,6 +211,7 @@ macro_rules! conformance {
         );
         $crate::conformance_cases!($run, Mutex, multi, multi:
             all_or_none_are_held,
+            a_wait_for_several_ends_at_its_limit,
             two_that_want_the_same_in_another_order_both_get_it,
             the_loss_of_one_is_the_loss_of_all,
             the_same_name_twice_is_refused,
@@ -250,6 +251,7 @@ macro_rules! conformance_exclusive {
                 a_wait_ends_at_its_limit,
                 a_wait_of_no_time_asks_once,
                 a_wait_that_is_dropped_leaves_the_queue,
+                a_wait_that_is_dropped_anywhere_leaves_no_place,
                 an_acquisition_that_is_dropped_anywhere_leaves_nothing,
                 a_future_that_was_granted_and_is_never_polled_again_loses_its_turn,
                 a_hundred_tasks_of_four_clients_never_overlap,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::join;
 use tenure::{Multi, Owner};
 
-use super::{Place, TTL};
+use super::{Place, TTL, options};
 
 /// Of four kinds.
 pub async fn all_or_none_are_held(place: &Place) {
@@ -47,6 +47,30 @@ pub async fn all_or_none_are_held(place: &Place) {
     assert!(theirs.inspect("a").await.expect("an answer").is_none());
     busy.release().await.expect("a release");
     drop(multi.lock().await.expect("free locks"));
+}
+
+/// Whichever of them is held, and nothing is left of the others.
+pub async fn a_wait_for_several_ends_at_its_limit(place: &Place) {
+    let patient = || place.client_with(options().ttl(Duration::from_secs(20)));
+    let (ours, theirs) = (patient(), patient());
+    let names = ["a", "b", "c"];
+    let multi = Multi::new(names.map(|name| ours.mutex(name).expect("a name").into())).expect("three names");
+    for held in names {
+        let guard = theirs.mutex(held).expect("a name").lock().await.expect("a free lock");
+        let (started, limit) = (place.now(), Duration::from_millis(150));
+        assert!(multi.try_lock_for(limit).await.expect("an answer").is_none());
+        let took = place.now().since(started);
+        assert!(took >= limit && took < limit + 4 * TTL, "{took:?}");
+        for name in names.into_iter().filter(|name| *name != held) {
+            let freed = async {
+                while theirs.inspect(name).await.expect("an answer").is_some() {
+                    place.sleep(Duration::from_millis(2)).await;
+                }
+            };
+            place.within(4 * TTL, freed).await;
+        }
+        guard.release().await.expect("a release");
+    }
 }
 
 /// Twenty times each, without a deadlock.
