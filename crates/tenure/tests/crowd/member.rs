@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tenure::{Guard, Locks, Options, Owner, block_on};
 
 use crate::log::{Line, Log, What, now};
@@ -40,6 +41,26 @@ impl Member {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.arg(MARK).arg(&log).args(args).stdout(Stdio::null());
         Self { child: command.spawn().expect("a process"), log, killed: None }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Stops it where it is. Returns once it stands still.
+    pub(crate) fn stop(&self) {
+        self.signal(Signal::STOP);
+        let look = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(Pid::from_child(&self.child)), look).expect("a child that was stopped");
+    }
+
+    /// Lets it go on.
+    pub(crate) fn cont(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("a child that nobody waited for");
     }
 
     pub(crate) fn kill(&mut self) {
