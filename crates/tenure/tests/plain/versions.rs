@@ -11,56 +11,62 @@ use tenure::Guard;
 use super::*;
 
 const KINDS: [&str; 5] = ["mutex", "reentrant", "fair", "writer", "permit"];
-const SEMAPHORE: &str = "#1:semaphore:1";
+const SEMAPHORE: Lock = Lock { machine: Machine::Queue, kind: "semaphore", permits: "1" };
 
 /// A client of another version, which sends its own scripts.
 struct Version {
     plain: Plain,
-    kind: &'static str,
+    lock: Lock,
     script: String,
 }
 
 impl Version {
     /// `mark` makes it another script that does the same.
     fn new(server: &Server, digit: char, kind: &'static str, mark: &str) -> Self {
-        let text = match kind {
-            "mutex" => MUTEX,
-            "reentrant" => REENTRANT,
-            _ => QUEUE,
-        };
-        Self { plain: Plain::new(server, digit), kind, script: format!("{text}{mark}") }
-    }
-
-    fn ask(&mut self, verb: &str, mutex: &[&str], reentrant: &[&str], queue: &[&str]) -> Vec<String> {
-        let header = match self.kind {
+        let lock = match kind {
+            "mutex" => MUTEXES,
+            "reentrant" => REENTRANTS,
             "fair" => FAIR,
             "writer" => READ_WRITE,
             _ => SEMAPHORE,
         };
-        let rest = match self.kind {
-            "mutex" => mutex.to_vec(),
-            "reentrant" => reentrant.to_vec(),
-            _ => head(header, queue),
+        let script = format!("{}{mark}", lock.machine.script());
+        Self { plain: Plain::new(server, digit), lock, script }
+    }
+
+    /// With those of these arguments that the request has.
+    fn ask(&mut self, verb: &str) -> Said {
+        let weight = match (self.lock.kind, verb) {
+            (_, "renew") => "",
+            ("read-write lock", _) => page::weight_to_write(),
+            _ => "1",
         };
-        let keys = if verb == "acquire" { &COUNTED[..] } else { &COUNTED[..1] };
-        self.plain.words(&self.script, keys, verb, &rest)
+        let all = [
+            ("hold", "1a"),
+            ("ttl", "30000"),
+            ("ballot", ""),
+            ("bind", ""),
+            ("weight", weight),
+            ("wait", ""),
+            ("whose", "mine"),
+        ];
+        let names = page::arguments(self.lock.machine, verb);
+        let given: Vec<_> = all.into_iter().filter(|(name, _)| names.contains(name)).collect();
+        self.plain.ask_by(&self.script, self.lock, verb, &given)
     }
 
     /// Its token, if it is free.
     fn try_acquire(&mut self) -> Option<u64> {
-        let weight = if self.kind == "writer" { "1048576" } else { "1" };
-        let said = self.ask("acquire", &["30000", ""], &["1a", "30000"], &["30000", weight, ""]);
-        (said[0] == "held").then(|| said[1].parse().expect("a token"))
+        let said = self.ask("acquire");
+        (said.word == "held").then(|| said.part("token").parse().expect("a token"))
     }
 
     fn holds(&mut self) -> bool {
-        self.ask("renew", &["30000"], &["1a", "30000", ""], &["30000", ""])[0] == "held"
+        self.ask("renew").word == "held"
     }
 
     fn release(&mut self) -> bool {
-        let (wake, redisson) = ("tenure:wake:0:{x}", "redisson_lock__channel:{x}");
-        let mutex = ["", "mine", wake, "PUBLISH"];
-        self.ask("release", &mutex, &["1a", "mine", redisson, "PUBLISH"], &["mine"])[0] == "released"
+        self.ask("release").word == "released"
     }
 }
 
