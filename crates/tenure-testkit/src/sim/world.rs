@@ -114,12 +114,21 @@ impl World {
             let ids = self.processes.iter().map(|process| process.id()).collect();
             self.sim.spawn(OUTSIDE, Box::pin(blows.run(ids)));
         }
-        match catch_unwind(AssertUnwindSafe(|| self.see_through(&workload))) {
-            Ok(()) => self.sim.end(),
+        let judged = catch_unwind(AssertUnwindSafe(|| {
+            self.see_through(&workload);
+            self.oracle.seen_by_callers()
+        }));
+        let seen_by_callers = match judged {
+            Ok(seen) => {
+                self.sim.end();
+                seen
+            }
             // What it was doing is not to be touched any more, not even to be dropped.
-            Err(_) => self.accuse("a task panicked; see above".into()),
-        }
-        let seen_by_callers = self.oracle.seen_by_callers();
+            Err(_) => {
+                self.accuse("a task panicked; see above".into());
+                None
+            }
+        };
         let seen = seen_by_callers.clone().map(|what| Violation {
             at: self.sim.now(),
             invariant: "what callers see",
