@@ -42,8 +42,8 @@ pub enum Regime {
     Brink,
     /// The server does not know its scripts, so requests are overtaken by those behind them. Else none.
     Unscripted,
-    /// Messages get lost, come late and come twice, many wait, and requests arrive. So whoever relies on what it was told waits
-    /// for ever, or for the rest of a lease.
+    /// Messages get lost, come late and come twice, many wait, and requests arrive, unless their connection is cut. So whoever
+    /// relies on what it is told waits for ever, or for the rest of a lease.
     Deaf,
 }
 
