@@ -188,8 +188,8 @@ fn a_connection_may_be_cut_after_any_byte() {
         for after in 0..=bytes {
             for then in [Then::Reset, Then::Silence, Then::Late(250 * MS), Then::Late(2 * SECOND)] {
                 let life = Life::new(after, false);
-                // Once for each byte of a request: it takes longer than all the rest, and of a reply the server knows nothing.
-                if (way, then) == (Way::ToServer, Then::Reset) {
+                // For one byte of a request in four: it takes longer than all the rest, and of a reply the server knows nothing.
+                if (way, then) == (Way::ToServer, Then::Reset) && after % 4 == 0 {
                     life.wire.run_scripts();
                 }
                 life.wire.cut(0, Cut { way, after, then });
