@@ -136,11 +136,25 @@ pub enum Bug {
     EndNotAwaited,
     /// Who is to be told sleeps to the end of the holder's lease, however long that is.
     NoCap,
+    /// Members of a quorum that do not answer are taken to show that whoever asks holds.
+    MaybeTakenForHeld,
+    /// Ballots that stood in the way on a quorum are taken for a holder.
+    BallotsTakenForHolder,
+    /// What a minority of a quorum says of the end of a hold is not passed on.
+    MinorityUnheard,
+    /// A node of a quorum without a ballot answers as if it had seen one at its clock.
+    NoBallotBehind,
+    /// A node of a quorum refuses every ballot above its clock.
+    NoBallotAhead,
+    /// A hold that is taken over on a quorum gets the lowest token that a member shows.
+    LowestTokenTaken,
+    /// A ballot is raised just above what stood in its way on a quorum, also where that is a clock.
+    RaisedTooLittle,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 63] = [
+    pub const ALL: [Self; 70] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -204,6 +218,13 @@ impl Bug {
         Self::NeverListensAgain,
         Self::EndNotAwaited,
         Self::NoCap,
+        Self::MaybeTakenForHeld,
+        Self::BallotsTakenForHolder,
+        Self::MinorityUnheard,
+        Self::NoBallotBehind,
+        Self::NoBallotAhead,
+        Self::LowestTokenTaken,
+        Self::RaisedTooLittle,
     ];
 }
 

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, panic, thread};
 
 use tenure::internals::planted::{Bug, plant};
+use tenure_testkit::sim::oracle::members::ONE_TRIP;
 use tenure_testkit::sim::regime::Regime;
-use tenure_testkit::sim::regressions::ONE_SERVER;
+use tenure_testkit::sim::regressions::{ONE_SERVER, QUORUM, Regression};
 use tenure_testkit::sim::report::Report;
 use tenure_testkit::sim::{quorum, world};
 
@@ -37,13 +38,13 @@ const CAUGHT: &[(Bug, &str, u64)] = &[
     (Bug::WakeBeforeWrite, "progress", 1_000),
     (Bug::EndTakenForTold, "progress", 20_000),
     (Bug::LossTakenForRelease, "honesty", 20_000),
-    (Bug::MinorityRules, quorum::EXCLUSION, 1_000),
-    (Bug::UndoOfGrantsOnly, quorum::LEFTOVERS, 1_000),
-    (Bug::UndoOutlivesRetry, quorum::EXCLUSION, 1_000),
-    (Bug::NewcomersVote, quorum::EXCLUSION, 5_000),
-    (Bug::TokensByCounter, quorum::TOKENS, 1_000),
+    (Bug::MinorityRules, "token order", 1_000),
+    (Bug::UndoOfGrantsOnly, quorum::LEFTOVERS, 5_000),
+    (Bug::UndoOutlivesRetry, "exclusion within validity", 1_000),
+    (Bug::NewcomersVote, "exclusion within validity", 5_000),
+    (Bug::TokensByCounter, "token order", 1_000),
     (Bug::UndoneOnce, quorum::LEFTOVERS, 1_000),
-    (Bug::BallotForgotten, quorum::TOKENS, 1_000),
+    (Bug::BallotForgotten, "token order", 1_000),
     (Bug::CounterForgotten, "token order", 1_000),
     (Bug::NoRounding, "exclusion within validity", 20_000),
     (Bug::NoGrace, "exclusion within validity", 1_000),
@@ -70,6 +71,11 @@ const CAUGHT: &[(Bug, &str, u64)] = &[
     (Bug::NeverListensAgain, "progress", 5_000),
     (Bug::EndNotAwaited, "progress", 1_000),
     (Bug::NoCap, "progress", 20_000),
+    (Bug::MaybeTakenForHeld, "honesty", 5_000),
+    (Bug::MinorityUnheard, "progress", 5_000),
+    (Bug::NoBallotBehind, ONE_TRIP, 1_000),
+    (Bug::NoBallotAhead, "the API's word", 1_000),
+    (Bug::RaisedTooLittle, "the API's word", 1_000),
 ];
 
 /// Too rare for a hunt in each test run: the schedule of each is in `sim/regressions.rs`. By which invariant it is caught there.
@@ -80,6 +86,22 @@ const RARE: &[(Bug, &str)] = &[
     (Bug::PatienceCutShort, "the API's word"),
     (Bug::TokenUnverified, "honesty"),
     (Bug::LateGrantKept, "honesty"),
+    (Bug::BallotsTakenForHolder, "honesty"),
+    (Bug::LowestTokenTaken, "token order"),
+];
+
+/// So are bugs of the engine on a quorum: what is judged there can fail there.
+const CAUGHT_ON_A_QUORUM: &[(Bug, &str, u64)] = &[
+    (Bug::DeadlineFromReply, "exclusion within validity", 5_000),
+    (Bug::ElapsedIgnored, "honesty", 5_000),
+    (Bug::NoMargin, "exclusion within validity", 5_000),
+    (Bug::ReleaseWithoutCompare, "no stale release, no revival", 5_000),
+    (Bug::FailedRenewalExtends, "exclusion within validity", 5_000),
+    (Bug::WakeSwallowed, "progress", 5_000),
+    (Bug::DropLeaves, quorum::LEFTOVERS, 5_000),
+    (Bug::LossUnannounced, "honesty", 5_000),
+    (Bug::LossTakenForRelease, "honesty", 20_000),
+    (Bug::NoGrace, "exclusion within validity", 5_000),
 ];
 
 /// Runs a schedule of the simulation that is for this bug.
@@ -91,35 +113,56 @@ fn run(bug: Bug, seed: u64) -> Report {
         | Bug::NewcomersVote
         | Bug::TokensByCounter
         | Bug::UndoneOnce
-        | Bug::BallotForgotten => quorum::run(seed),
+        | Bug::BallotForgotten
+        | Bug::MaybeTakenForHeld
+        | Bug::MinorityUnheard
+        | Bug::NoBallotBehind
+        | Bug::NoBallotAhead
+        | Bug::RaisedTooLittle => quorum::run(seed),
         _ => world::run(seed),
     }
 }
 
 /// How many schedules it takes until a bug is caught by its check, from this seed on, and in which regime.
-fn caught(bug: Bug, invariant: &str, first: u64, within: u64) -> Option<(u64, Regime)> {
+fn caught(
+    run: impl Fn(u64) -> Report,
+    bug: Bug,
+    invariant: &str,
+    first: u64,
+    within: u64,
+) -> Option<(u64, Regime)> {
     plant(Some(bug));
     let caught = (first..first + within).find_map(|seed| {
-        let report = run(bug, seed);
+        let report = run(seed);
         report.violates(invariant).then_some((seed + 1 - first, report.plan.regime))
     });
     plant(None);
     caught
 }
 
-#[test]
-fn every_planted_bug_is_caught_by_its_check() {
+/// Looks for each of these bugs in as many schedules as it is said to take.
+fn all_are_caught(bugs: &[(Bug, &str, u64)], run: impl Fn(Bug, u64) -> Report) {
     // One of them may show as a panic, many times.
     panic::set_hook(Box::new(|_| {}));
     let mut missed = Vec::new();
-    for (bug, invariant, within) in CAUGHT {
-        match caught(*bug, invariant, 0, *within) {
+    for (bug, invariant, within) in bugs {
+        match caught(|seed| run(*bug, seed), *bug, invariant, 0, *within) {
             Some((schedules, regime)) => println!("{bug:?}: {schedules} schedules ({regime:?}), {invariant}"),
             None => missed.push(format!("{bug:?} is not caught within {within} schedules by {invariant}")),
         }
     }
     drop(panic::take_hook());
     assert!(missed.is_empty(), "{missed:#?}");
+}
+
+#[test]
+fn every_planted_bug_is_caught_by_its_check() {
+    all_are_caught(CAUGHT, run);
+}
+
+#[test]
+fn what_is_judged_on_a_quorum_can_fail_there() {
+    all_are_caught(CAUGHT_ON_A_QUORUM, |_, seed| quorum::run(seed));
 }
 
 /// What callers see by themselves, and by which of its checks the judge of `tenure stress` finds it, within five thousand schedules.
@@ -152,10 +195,13 @@ fn what_callers_can_see_of_a_planted_bug_is_seen_in_their_history_alone() {
 #[test]
 fn every_bug_that_is_rare_is_caught_in_its_schedule() {
     for (bug, invariant) in RARE {
-        let found = ONE_SERVER.iter().find(|found| found.bug == Some(*bug));
-        let found = found.unwrap_or_else(|| panic!("{bug:?} has no schedule"));
+        let shows = |known: &'static [Regression]| known.iter().find(|found| found.bug == Some(*bug));
         plant(Some(*bug));
-        let report = world::run_in(found.regime, found.seed);
+        let report = match (shows(ONE_SERVER), shows(QUORUM)) {
+            (Some(found), _) => world::run_in(found.regime, found.seed),
+            (None, Some(found)) => quorum::run_in(found.regime, found.seed),
+            (None, None) => panic!("{bug:?} has no schedule"),
+        };
         plant(None);
         assert!(report.violates(invariant), "{bug:?}: {:?}", report.violation);
     }
@@ -182,7 +228,8 @@ fn medians() {
         for _ in 0..thread::available_parallelism().map_or(1, |cores| cores.get()) {
             scope.spawn(|| {
                 while let Some((bug, invariant, _)) = CAUGHT.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let from = |start| caught(*bug, invariant, start * 1_000_000, 100_000);
+                    let run = |seed| run(*bug, seed);
+                    let from = |start| caught(run, *bug, invariant, start * 1_000_000, 100_000);
                     let mut counts: Vec<u64> =
                         (1..=starts).map(|start| from(start).map_or(u64::MAX, |(count, _)| count)).collect();
                     counts.sort_unstable();

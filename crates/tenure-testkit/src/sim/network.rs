@@ -20,6 +20,7 @@ use tenure::internals::store::{Failure, Life, Listener, Speaker};
 use super::clock::{Clock, MS, SECOND, TrueTime};
 use super::coverage::Event;
 use super::executor::{OUTSIDE, Process, ProcessId, Sim, lock};
+use super::oracle::members::Trouble;
 use super::oracle::{Executed, Oracle};
 use super::regime::Faults;
 use super::server::Server;
@@ -35,7 +36,7 @@ const NEAR: TrueTime = 1_200 * MS;
 #[derive(Clone)]
 pub struct Network {
     pub(super) sim: Sim,
-    /// Nobody judges what one member of several does.
+    /// Who judges it, if anybody does.
     oracle: Option<Oracle>,
     url: Arc<str>,
     inner: Arc<Mutex<Inner>>,
@@ -123,7 +124,12 @@ struct Ear {
 impl Network {
     /// A network before a server with this clock.
     pub fn new(sim: &Sim, oracle: &Oracle, clock: Clock, faults: Faults) -> Self {
-        Self { oracle: Some(oracle.clone()), ..Self::member(sim, "sim:", clock, faults) }
+        Self::member(sim, "sim:", clock, faults).judged(oracle.clone())
+    }
+
+    /// The same under the eyes of a judge.
+    pub fn judged(self, oracle: Oracle) -> Self {
+        Self { oracle: Some(oracle), ..self }
     }
 
     /// A network before a server that is one of several.
@@ -208,6 +214,7 @@ impl Network {
         if let Some(oracle) = &self.oracle {
             oracle.forgotten();
         }
+        self.show(Trouble::StartedAnew);
         self.start_anew();
     }
 
@@ -217,6 +224,7 @@ impl Network {
         if let Some(oracle) = &self.oracle {
             oracle.rewound(to);
         }
+        self.show(Trouble::StartedAnew);
         self.inner().rewinds += 1;
         self.start_anew();
     }
@@ -229,6 +237,14 @@ impl Network {
         what(server);
         if server.list(now, "") != before {
             self.sim.count(event);
+        }
+    }
+
+    /// Shows a judge of several servers what stands at this one after something has become of it.
+    fn show(&self, trouble: Trouble) {
+        let (now, inner) = (self.sim.now(), self.inner());
+        if let Some(oracle) = &self.oracle {
+            oracle.shows(trouble, |name| inner.server.standing(now, name));
         }
     }
 
@@ -262,6 +278,8 @@ impl Network {
         if let Some(oracle) = &self.oracle {
             oracle.stepped(by > 0, |name, owner| inner.server.standing(now, name)?.share(owner)?.lapses);
         }
+        drop(inner);
+        self.show(if by > 0 { Trouble::SteppedAhead } else { Trouble::SteppedBack });
     }
 
     /// Somebody who has nothing there asks to release, which sweeps what has lapsed.
@@ -288,6 +306,7 @@ impl Network {
         if had_one && !self.inner().server.has_counter(name) {
             self.sim.count(Event::Evicted);
         }
+        self.show(Trouble::Evicted);
     }
 
     /// An operator deletes a lock's key.

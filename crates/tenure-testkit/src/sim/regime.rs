@@ -223,6 +223,8 @@ pub struct Plan {
     pub heals_at: TrueTime,
     /// From when on everything must happen at once.
     pub strict_from: TrueTime,
+    /// Whether all wall clocks agree within less than a member of a quorum allows for.
+    pub is_near: bool,
 }
 
 /// Everything the code under test may do by itself once nothing fails any more: an attempt that is still running, the pause after
@@ -271,6 +273,7 @@ impl Plan {
             step: 0,
             heals_at: 0,
             strict_from: 0,
+            is_near: false,
         };
         if sim.chance(200) {
             (plan.names, plan.both) = (2, 300 * sim.choose(2));

@@ -72,6 +72,14 @@ impl Standing<'_> {
         }
     }
 
+    /// Who has it, where only one can.
+    pub fn holder(&self) -> Option<Owner> {
+        match self.data {
+            Data::Text(value) => protocol::ours(value).map(|(owner, _)| owner),
+            _ => None,
+        }
+    }
+
     /// The moment at which the first of what stands there is over.
     pub fn edge(&self) -> Option<TrueTime> {
         match self.data {

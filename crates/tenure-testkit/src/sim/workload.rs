@@ -29,7 +29,7 @@ impl Claim for Guard {
 }
 
 /// More than a question and its answer take where nothing fails.
-const ROUND_TRIP: Duration = Duration::from_millis(30);
+pub const ROUND_TRIP: Duration = Duration::from_millis(30);
 
 /// A re-entry waits for nobody; this is for its trip, and for those of others before it.
 const AT_ONCE: TrueTime = 150 * MS;
@@ -51,6 +51,10 @@ pub struct Workload {
     pub owners: Vec<Vec<Owner>>,
     /// Owners that were detached and not taken over yet.
     pub board: Mutex<Vec<(LockName, Owner)>>,
+    /// More than a call takes where nothing fails.
+    pub trip: Duration,
+    /// Where it matters whose an owner is: the last label that one got.
+    pub labels: Option<Mutex<u32>>,
     /// How many tasks have not ended.
     pub left: Mutex<u32>,
 }
@@ -139,7 +143,7 @@ impl Task {
         let locks = self.locks.with(options.clone())?;
         let index = sim.choose(plan.names) as usize;
         let name = &self.workload.names[index];
-        if plan.regime == Regime::Forgetting && sim.chance(30) {
+        if plan.regime == Regime::Forgetting && plan.blows.delete > 0 && sim.chance(30) {
             // An operator's hand; whoever held hears of it when it asks next.
             drop(self.cut_short(self.cut(), locks.force_release(name.as_str())).await);
         }
@@ -276,11 +280,11 @@ impl Task {
         self.stay(&*guard, std::slice::from_ref(&holding), time).await;
         drop(holding);
         let mut guard = Arc::into_inner(guard)?;
-        let since = self.sim().now();
+        let (since, left) = (self.sim().now(), guard.remaining());
         let Ok(lock) = locks.rwlock(name.as_str()) else { return None };
         let outcome = self.cut_short(self.cut(), lock.downgrade(&mut guard)).await;
         if let Some(outcome) = outcome {
-            self.oracle().said_held(guard.owner(), since, said(&outcome));
+            self.oracle().said_held(guard.owner(), since, left, said(&outcome));
         }
         if !guard.is_held() {
             return None;
@@ -334,6 +338,12 @@ impl Task {
     fn options(&self) -> Options {
         let (sim, plan) = (self.sim(), self.workload.plan);
         let mut options = Options::new().ttl(plan.ttl);
+        if let Some(labels) = &self.workload.labels {
+            // Another for each acquisition: what an earlier one has left is not its own.
+            let mut labels = lock(labels);
+            *labels += 1;
+            options = options.label(format!("a{labels}"));
+        }
         if sim.chance(plan.unrenewed) {
             options = options.renewal(Renewal::Off);
         }
@@ -446,7 +456,7 @@ impl Task {
                 let times = if name.is_some() { 1 } else { 2 * plan.names };
                 self.check_in_time(cut, since, begun, locks.options().op_timeout * times);
                 if let (Ok(None), Some(name)) = (&outcome, name) {
-                    self.oracle().said_busy(name, since);
+                    self.oracle().said_busy(name, &locks.options().label, since);
                 }
                 outcome
             }
@@ -462,7 +472,9 @@ impl Task {
                 told.is_fresh &= self.has_time(begun, most);
                 match outcome {
                     // No answer can have come by then; of several, what is left for the second may be as little.
-                    Err(error) if error.is_unreachable() && (limit < ROUND_TRIP || name.is_none()) => {
+                    Err(error)
+                        if error.is_unreachable() && (limit < self.workload.trip || name.is_none()) =>
+                    {
                         Ok(None)
                     }
                     outcome => outcome,
@@ -518,7 +530,7 @@ impl Task {
                 self.reenter(guard, index, locks).await;
                 continue;
             }
-            let since = sim.now();
+            let (since, left) = (sim.now(), guard.remaining());
             let outcome = match sim.choose(6) {
                 0 => self.cut_short(self.cut(), guard.verify()).await,
                 1 => self.cut_short(self.cut(), guard.renew()).await,
@@ -526,7 +538,7 @@ impl Task {
             };
             if let Some(outcome) = outcome {
                 let said = said(&outcome);
-                self.oracle().said_held(guard.owner(), since, said);
+                self.oracle().said_held(guard.owner(), since, left, said);
                 if said == Said::Lost && holding.look() {
                     self.accuse("a call said that the lock is lost, and the guard that it is held".into());
                 }
@@ -578,7 +590,7 @@ impl Task {
                 let begun = sim.now();
                 match self.cut_short(self.cut(), guard.detach()).await {
                     Some(Ok(owner)) => {
-                        self.oracle().said_held(&owner, begun, Said::Yes);
+                        self.oracle().said_held(&owner, begun, Duration::ZERO, Said::Yes);
                         lock(&self.workload.board).push((name.clone(), owner));
                     }
                     _ => self.oracle().detached(&owner, false),

@@ -1,6 +1,5 @@
 //! One schedule, from its seed to its verdict.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use tenure::internals::locks;
@@ -11,10 +10,10 @@ use super::chooser::{Chooser, Rng};
 use super::clock::{Clock, MS, SECOND, TrueTime};
 use super::executor::{OUTSIDE, Process, Sim, Stop, lock};
 use super::network::{Network, Parting};
-use super::oracle::{Oracle, Violation};
+use super::oracle::Oracle;
 use super::regime::{Plan, RECOVERY, Regime, Sort};
 use super::report::Report;
-use super::workload::{Present, Task, Workload};
+use super::workload::{Present, ROUND_TRIP, Task, Workload};
 
 /// So many polls, and something turns in circles.
 const STEPS: u64 = 2_000_000;
@@ -103,6 +102,8 @@ impl World {
             owners: owners.collect(),
             names,
             board: Mutex::default(),
+            trip: ROUND_TRIP,
+            labels: None,
             left: Mutex::new(0),
         };
         let workload = Arc::new(workload);
@@ -114,31 +115,12 @@ impl World {
             let ids = self.processes.iter().map(|process| process.id()).collect();
             self.sim.spawn(OUTSIDE, Box::pin(blows.run(ids)));
         }
-        let judged = catch_unwind(AssertUnwindSafe(|| {
-            self.see_through(&workload);
-            self.oracle.seen_by_callers()
-        }));
-        let seen_by_callers = match judged {
-            Ok(seen) => {
-                self.sim.end();
-                seen
-            }
-            // What it was doing is not to be touched any more, not even to be dropped.
-            Err(_) => {
-                self.accuse("a task panicked; see above".into());
-                None
-            }
-        };
-        let seen = seen_by_callers.clone().map(|what| Violation {
-            at: self.sim.now(),
-            invariant: "what callers see",
-            what,
-        });
+        let (violation, seen_by_callers) = self.oracle.judge(ENDING, || self.see_through(&workload));
         Report {
             seed: self.seed,
             plan: self.plan,
             nodes: 1,
-            violation: self.oracle.violation().or(seen),
+            violation,
             seen_by_callers,
             hash: self.sim.hash(),
             steps: self.sim.steps(),

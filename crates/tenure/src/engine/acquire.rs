@@ -17,7 +17,7 @@ use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Fence, Kind, Rule, Verb, lease};
+use crate::protocol::{Answer, Fence, Kind, Rule, Verb, lease, quorum};
 use crate::runtime::Moment;
 use crate::store::Failure;
 
@@ -84,6 +84,7 @@ impl Ask {
         let is_fresh = owner.is_none();
         let owner = owner.unwrap_or_else(|| Owner::fresh(&options.label, &*engine.runtime));
         let (hold, since) = (engine.id(), engine.now());
+        engine.store.lends(options.ttl);
         let (engine, options) = (Arc::clone(engine), Arc::clone(options));
         Self { engine, name, rule, owner, hold, options, since, is_fresh, maybe: AtomicBool::new(false) }
     }
@@ -237,29 +238,37 @@ impl Wait {
     }
 }
 
-/// Asks whoever else waits, and takes no for an answer. Only silence is asked again, for `op_timeout` in all.
+/// Asks whoever else waits, and takes no for an answer. Only silence is asked again, and what nobody has that ballots kept from this
+/// one, for `op_timeout` in all.
 async fn at_once(engine: &Arc<Engine>, ask: Ask) -> Result<Option<Held>> {
     let until = engine.now() + ask.options.op_timeout;
     for attempt in 0.. {
-        match ask.once(false, Some(until)).await {
+        let (failure, pause) = match ask.once(false, Some(until)).await {
             Asked::Held(held) if held.is_live() => return Ok(Some(held)),
             Asked::Held(_) => return Err(ask.silent(too_slow())),
+            Asked::Busy { holder, left_ms }
+                if holder == quorum::NOBODY && !planted(Bug::BallotsTakenForHolder) =>
+            {
+                (overtaken(), Duration::from_millis(left_ms.unwrap_or(0) + 1))
+            }
             Asked::Busy { .. } | Asked::Waiting(_) => return Ok(None),
             Asked::Refused(error) => return Err(error),
-            Asked::Silent(failure) => {
-                let pause = engine.jittered(backoff(attempt));
-                if engine.now() + pause >= until {
-                    return Err(ask.silent(failure));
-                }
-                engine.runtime.sleep_until(engine.now() + pause).await;
-            }
+            Asked::Silent(failure) => (failure, engine.jittered(backoff(attempt))),
+        };
+        if engine.now() + pause >= until {
+            return Err(ask.silent(failure));
         }
+        engine.runtime.sleep_until(engine.now() + pause).await;
     }
     unreachable!("time passes")
 }
 
 fn too_slow() -> Failure {
     Failure::NotSent(Failure::cause("its answers take longer than the lease that is asked for"))
+}
+
+fn overtaken() -> Failure {
+    Failure::NotSent(Failure::cause("its members had accepted higher ballots each time"))
 }
 
 fn not_in_time() -> Failure {

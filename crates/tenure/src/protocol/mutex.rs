@@ -84,11 +84,11 @@ pub(super) fn assign_above(state: &mut State, now: Now, above: u64) -> u64 {
 /// Takes a ballot if it is above all this node has seen. A node that has seen none, or forgot, answers from its clock.
 fn accept(state: &mut State, now: Now, ballot: u64) -> Result<(), Answer> {
     let stored =
-        state.fence.as_ref().map_or(now.unix_us.saturating_sub(BALLOT_BEHIND_US), |fence| fence.value);
+        state.fence.as_ref().map_or(now.unix_us.saturating_sub(ballot_behind_us()), |fence| fence.value);
     if ballot <= stored {
         return Err(Answer::Behind { ballot: stored });
     }
-    if ballot > now.unix_us.saturating_add(BALLOT_AHEAD_US) {
+    if ballot > now.unix_us.saturating_add(ballot_ahead_us()) {
         return Err(Answer::Ahead);
     }
     state.fence = Some(Entry { value: ballot, expires_ms: Some(now.ms + ballot_ms()) });
@@ -102,6 +102,14 @@ fn raise(state: &mut State, now: Now, ballot: u64) {
     if let (Err(Answer::Behind { .. }), Some(stored)) = (accept(state, now, ballot), &mut state.fence) {
         stored.expires_ms = Some(now.ms + ballot_ms());
     }
+}
+
+fn ballot_behind_us() -> u64 {
+    if planted(Bug::NoBallotBehind) { 0 } else { BALLOT_BEHIND_US }
+}
+
+fn ballot_ahead_us() -> u64 {
+    if planted(Bug::NoBallotAhead) { 0 } else { BALLOT_AHEAD_US }
 }
 
 fn ballot_ms() -> u64 {

@@ -6,7 +6,11 @@
 //! has a higher one, whatever clocks do, for as long as the members keep what they have accepted.
 
 use super::{Answer, Found, Holding, Kind, ours};
+use crate::owner::Owner;
 use crate::planted::{Bug, planted};
+
+/// Whom an acquisition names that only ballots kept from a majority: no member said that anybody holds.
+pub const NOBODY: &str = "(nobody)";
 
 /// What is known of one member's part in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,6 +103,15 @@ impl<'a> Count<'a> {
         (self.said(|_| true) < self.majority).then(|| Verdict::Silent { maybe: self.maybe() })
     }
 
+    /// What there is to say while a majority may be had and may not be.
+    fn undecided(&self, is_last: bool) -> Option<Verdict> {
+        if self.is_open(is_last) {
+            return None;
+        }
+        let refused = self.stops(self.all(|word| *word == Word::Refused));
+        Some(if refused { Verdict::Refused } else { Verdict::Silent { maybe: self.maybe() } })
+    }
+
     fn maybe(&self) -> bool {
         self.said(|_| true) > 0
             || self.all(|word| matches!(word, Word::Pending | Word::Silent { maybe: true })) > 0
@@ -179,6 +192,13 @@ impl Top {
         }
     }
 
+    /// That it holds.
+    fn show(self, majority: usize) -> Verdict {
+        let holder = Holding { left_ms: self.left_ms(majority), value: self.value, weight: 1 };
+        let found = Found { kind: Kind::Mutex, capacity: None, holders: vec![holder], waiters: Vec::new() };
+        Verdict::Is(Answer::Found(found))
+    }
+
     /// For how much longer it has a majority.
     fn left_ms(&self, majority: usize) -> Option<u64> {
         let mut lefts = self.lefts.clone();
@@ -242,7 +262,7 @@ pub fn acquired(words: &[Word], ballot: u64, is_last: bool) -> Option<Verdict> {
 }
 
 /// The tokens with which members say that the asker holds.
-fn held(words: &[Word]) -> impl Iterator<Item = u64> {
+pub fn held(words: &[Word]) -> impl Iterator<Item = u64> {
     words.iter().filter_map(|word| match word {
         Word::Said(Answer::Held { fence }) => Some(*fence),
         _ => None,
@@ -258,11 +278,7 @@ pub fn renewed(words: &[Word], is_last: bool) -> Option<Verdict> {
     }
     if !count.stops(words.len() - renewed - count.unheard()) {
         // It may have a majority yet: a failed renewal is no loss.
-        if count.is_open(is_last) {
-            return None;
-        }
-        let refused = count.stops(count.all(|word| *word == Word::Refused));
-        return Some(if refused { Verdict::Refused } else { Verdict::Silent { maybe: count.maybe() } });
+        return count.undecided(is_last);
     }
     Some(count.mismatch().unwrap_or_else(|| Verdict::Is(Count::busy(count.top(), count.majority))))
 }
@@ -289,18 +305,38 @@ pub fn released(words: &[Word], is_last: bool) -> Option<Verdict> {
     count.mismatch().or_else(|| is(Count::busy(count.top(), count.majority)))
 }
 
+/// What a holder's own question has come to. It holds if a majority shows it: those that are silent may have forgotten.
+pub fn verified(words: &[Word], owner: &Owner, is_last: bool) -> Option<Verdict> {
+    let count = Count::of(words);
+    let mine = count.said(|answer| shows(answer, owner));
+    if mine == 0 || mine >= count.majority || planted(Bug::MaybeTakenForHeld) {
+        return found(words, is_last);
+    }
+    if !count.stops(words.len() - mine - count.unheard()) {
+        return count.undecided(is_last);
+    }
+    let others = words.iter().filter(|word| !matches!(word, Word::Said(answer) if shows(answer, owner)));
+    let others: Vec<Word> = others.cloned().collect();
+    Some(count.mismatch().unwrap_or_else(|| match Count::of(&others).top() {
+        Some(top) => top.show(count.majority),
+        None => Verdict::Is(Answer::Free),
+    }))
+}
+
+/// Whether a member shows that this owner holds.
+fn shows(answer: &Answer, owner: &Owner) -> bool {
+    let Answer::Found(found) = answer else { return false };
+    let holder = found.holders.first().and_then(|holder| ours(&holder.value));
+    holder.is_some_and(|(holder, _)| holder == *owner)
+}
+
 /// Who holds, as asked, or who held, where anybody's hold was ended.
 pub fn found(words: &[Word], is_last: bool) -> Option<Verdict> {
     let count = Count::of(words);
     let top = count.top();
     let most = top.as_ref().map_or(0, |top| top.lefts.len());
-    let show = |top: Top| {
-        let holder = Holding { left_ms: top.left_ms(count.majority), value: top.value, weight: 1 };
-        let found = Found { kind: Kind::Mutex, capacity: None, holders: vec![holder], waiters: Vec::new() };
-        Verdict::Is(Answer::Found(found))
-    };
     if most >= count.majority {
-        return top.map(show);
+        return top.map(|top| top.show(count.majority));
     }
     if count.stops(count.said(|answer| *answer == Answer::Free)) {
         return Some(Verdict::Is(Answer::Free));
@@ -315,7 +351,7 @@ pub fn found(words: &[Word], is_last: bool) -> Option<Verdict> {
         return Some(silence);
     }
     match top {
-        Some(top) if most + count.unheard() >= count.majority => Some(show(top)),
+        Some(top) if most + count.unheard() >= count.majority => Some(top.show(count.majority)),
         _ => Some(Verdict::Is(Answer::Free)),
     }
 }
@@ -323,7 +359,6 @@ pub fn found(words: &[Word], is_last: bool) -> Option<Verdict> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::owner::Owner;
 
     const T: u64 = 100;
 
@@ -437,15 +472,34 @@ mod tests {
         assert_eq!(released(&[gone, DOWN, DOWN], true), Some(Verdict::Silent { maybe: true }));
     }
 
+    fn shown(owner: &Owner, fence: u64, left_ms: u64) -> Word {
+        let value = format!("{owner}#{fence}");
+        let holders = vec![Holding { value, left_ms: Some(left_ms), weight: 1 }];
+        let (kind, capacity, waiters) = (Kind::Mutex, None, Vec::new());
+        said(Answer::Found(Found { kind, capacity, holders, waiters }))
+    }
+
+    #[test]
+    fn a_holder_holds_if_a_majority_shows_it_and_has_lost_if_none_can() {
+        let [me, other] = ["x", "y"].map(|name| Owner::new(name).expect("an owner"));
+        let (mine, theirs) = (shown(&me, T, 5), shown(&other, T + 1, 5));
+        let verified = |words: &[Word]| super::verified(words, &me, true);
+        let silent = Some(Verdict::Silent { maybe: true });
+        assert!(matches!(verified(&[mine.clone(), mine.clone(), FREE]), Some(Verdict::Is(Answer::Found(_)))));
+        assert_eq!(verified(&[mine.clone(), FREE, LOST]), silent);
+        // Whoever asks for the rest of it has taken nothing from anybody yet.
+        assert_eq!(verified(&[theirs.clone(), mine.clone(), LOST]), silent);
+        assert_eq!(verified(&[mine.clone(), FREE, FREE]), Some(Verdict::Is(Answer::Free)));
+        let Some(Verdict::Is(Answer::Found(found))) = verified(&[mine, theirs.clone(), theirs]) else {
+            panic!("it is another's");
+        };
+        assert_eq!(found.holders[0].value, format!("{other}#{}", T + 1));
+    }
+
     #[test]
     fn one_holder_with_several_tokens_is_one_holder_with_its_first() {
         let owner = Owner::new("x").expect("an owner");
-        let word = |fence: u64, left_ms| {
-            let value = format!("{owner}#{fence}");
-            let holders = vec![Holding { value, left_ms: Some(left_ms), weight: 1 }];
-            let (kind, capacity, waiters) = (Kind::Mutex, None, Vec::new());
-            said(Answer::Found(Found { kind, capacity, holders, waiters }))
-        };
+        let word = |fence: u64, left_ms| shown(&owner, fence, left_ms);
         let verdict = found(&[word(9, 10), word(7, 30), word(8, 20)], true);
         let Some(Verdict::Is(Answer::Found(found))) = verdict else { panic!("{verdict:?}") };
         assert_eq!(found.holders[0].value, format!("{owner}#7"));

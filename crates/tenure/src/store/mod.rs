@@ -121,6 +121,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         }
     }
 
+    /// Leases of this length are about to be asked for. A request may ask for less: `max_hold` clips its own.
+    fn lends(&self, _ttl: Duration) {}
+
     /// Subscribes to what is said about one lock. When it is ready, every later change that frees the lock is heard, unless
     /// the message is lost. The rule says where messages about the kind are sent.
     fn listen(

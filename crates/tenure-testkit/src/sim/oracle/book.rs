@@ -6,6 +6,7 @@ use tenure::internals::protocol::{Answer, Bind, Place as Told, Verb, Wake, Whose
 use tenure::{LockName, Owner};
 
 use super::history::History;
+use super::members::Members;
 use super::{Executed, Hold, Violation, Wait};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{ProcessId, Sim};
@@ -19,6 +20,8 @@ pub(super) struct Book {
     pub(super) waits: Vec<Wait>,
     /// What callers know of it.
     pub(super) history: History,
+    /// Where a majority of several servers decides.
+    pub(super) members: Option<Members>,
     /// Who was let in by the request that is judged, and as what.
     let_in: Vec<(u64, Owner)>,
     /// The places at a lock before each request, where the server may go back.
@@ -144,7 +147,7 @@ impl Lock {
     }
 
     /// Brings what follows from the places up to date.
-    fn changed(&mut self, at: TrueTime) {
+    pub(super) fn changed(&mut self, at: TrueTime) {
         if self.places.is_empty() {
             self.free_since = at;
         }
@@ -160,6 +163,7 @@ impl Book {
             holds: Vec::new(),
             waits: Vec::new(),
             history: History::new(plan),
+            members: None,
             let_in: Vec::new(),
             past: Vec::new(),
             shaken_at: 0,
@@ -511,26 +515,7 @@ impl Book {
         token: u64,
         lapses: TrueTime,
     ) -> &mut Owned {
-        let owned = self.owners.entry(owner.clone()).or_insert(Owned {
-            process: executed.process,
-            processes: 0,
-            token,
-            taken: Vec::new(),
-            granted_at: at,
-            set_at: at,
-            lapses,
-            told_until: 0,
-            doubted: Vec::new(),
-            is_back: false,
-            waits: false,
-            let_in_at: None,
-            told_at: None,
-            was_called: false,
-            ended: None,
-            let_go_at: None,
-            detached: 0,
-            grants: 0,
-        });
+        let owned = self.owners.entry(owner.clone()).or_insert_with(|| Owned::new(at));
         // A grant that lapsed before anybody was told of it may be made anew, with another token.
         (owned.process, owned.token, owned.lapses) = (executed.process, token, lapses);
         owned.processes |= 1 << executed.process;
@@ -553,7 +538,39 @@ impl Lock {
     }
 }
 
+impl Owned {
+    /// What has become of nobody yet.
+    pub(super) fn new(at: TrueTime) -> Self {
+        Self {
+            process: 0,
+            processes: 0,
+            token: 0,
+            taken: Vec::new(),
+            granted_at: at,
+            set_at: at,
+            lapses: at,
+            told_until: 0,
+            doubted: Vec::new(),
+            is_back: false,
+            waits: false,
+            let_in_at: None,
+            told_at: None,
+            was_called: false,
+            ended: None,
+            let_go_at: None,
+            detached: 0,
+            grants: 0,
+        }
+    }
+}
+
 impl Place {
+    /// That of an owner who holds, where one holds.
+    pub(super) fn of(owner: &Owner, lapses: TrueTime) -> Self {
+        let (owner, live) = (owner.clone(), Vec::new());
+        Self { owner, process: 0, number: 0, weight: 1, holds: true, lapses, live, detached: 0 }
+    }
+
     /// What a granted request means for the holds of a reentrant owner.
     fn count_in(&mut self, verb: &Verb) {
         match verb {

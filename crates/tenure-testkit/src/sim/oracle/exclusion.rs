@@ -9,9 +9,9 @@ use crate::sim::clock::TrueTime;
 use crate::sim::regime::Sort;
 
 /// Those who believe to hold at one moment fit in together.
-const EXCLUSION: &str = "exclusion within validity";
+pub(super) const EXCLUSION: &str = "exclusion within validity";
 /// A request of one owner never changes another's hold, nor revives its own.
-const UNTOUCHED: &str = "no stale release, no revival";
+pub(super) const UNTOUCHED: &str = "no stale release, no revival";
 
 impl Book {
     /// Somebody holds from this moment on, and not only from when it hears of it: together with the guards that say that they
@@ -21,9 +21,13 @@ impl Book {
         let most = u64::from(lock.sort.capacity());
         let others = || {
             self.holds.iter().filter(|hold| {
-                hold.name == *name && hold.owner != *owner && !hold.is_excused() && hold.is_held()
+                let is_other = hold.name == *name && hold.owner != *owner && !hold.is_excused();
+                is_other && hold.is_held() && !self.is_stepped_over(at, &hold.owner)
             })
         };
+        if self.is_stepped_over(at, owner) {
+            return;
+        }
         let used: u64 = others().map(|hold| u64::from(hold.weight)).sum();
         if used + u64::from(weight) > most
             && let Some(other) = others().next()
@@ -83,6 +87,9 @@ impl Book {
 
     /// A guard says now that it holds: then the server must have a living lease for it.
     pub(super) fn check_covered(&mut self, at: TrueTime, hold: &Hold) {
+        if self.members.is_some() {
+            return self.check_majority(at, &hold.owner);
+        }
         let Some(owned) = self.owners.get(&hold.owner) else {
             return self.accuse(
                 at,

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use tenure::{LockName, Owner};
 
-use super::book::{Book, End};
+use super::book::{Book, End, Owned};
 use super::progress::TELLING;
 use super::{Claim, Hold, Oracle};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{ProcessId, Sim, lock};
 
-const HONESTY: &str = "honesty";
+pub(super) const HONESTY: &str = "honesty";
 
 /// What a call said about a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +44,9 @@ pub struct Told {
     /// Whether it is renewed by itself for as long as it is held.
     pub is_renewed: bool,
 }
+
+/// What clocks may differ by while somebody asks, and what a poll takes.
+const SLACK: TrueTime = MS;
 
 /// How often a grant that took too long is asked for again.
 const ROUNDS: u32 = 3;
@@ -143,6 +146,9 @@ impl Oracle {
         if told.is_fresh && self.sim.ran_since(process, told.asked_at) {
             book.check_fresh(at, owner, &told);
         }
+        if !told.is_resumed {
+            book.check_one_trip(at, owner);
+        }
         let grace = told.grace;
         let mut is_forced = book.is_forced(owner);
         let is_doubted = book.owners.get(owner).is_some_and(|owned| owned.doubted.contains(&token));
@@ -181,11 +187,14 @@ impl Oracle {
         holding
     }
 
-    /// `try_lock` said that somebody holds: somebody did, at some moment since it was asked.
-    pub fn said_busy(&self, name: &LockName, since: TrueTime) {
+    /// `try_lock`, for an owner of this label, said that somebody holds: somebody did, at some moment since it was asked.
+    pub fn said_busy(&self, name: &LockName, label: &str, since: TrueTime) {
         let at = self.sim.now();
         let mut book = lock(&self.book);
         book.settle(at, name, &self.sim);
+        if book.members.is_some() {
+            return book.check_busy_members(at, label, since);
+        }
         let was_held =
             book.locks.get(name).is_some_and(|lock| !lock.places.is_empty() || lock.free_since >= since);
         if !was_held {
@@ -207,10 +216,13 @@ impl Oracle {
         let Some(owned) = book.owners.get(owner) else { return };
         // What was ended by another may be taken for ended by the release, if that had to be repeated in time.
         let is_wrong = owned.ended.is_none() && (owned.lapses < since || owned.lapses > at);
+        // Of several servers, some may have lost it before the release came to them, or let its lease end.
+        let is_torn = book.members.is_some() && (book.was_robbed(owner) || owned.lapses <= at);
+        let is_released = |owned: &Owned| matches!(owned.ended, Some((_, End::Released))) && !is_torn;
         let wrong = match said {
             // Of a reentrant owner, another hold may be there still; and what a server went back to says nothing of the answer.
             Said::Yes => is_wrong && !is_one_of_many && !owned.is_back,
-            Said::Lost => was_held && !is_one_of_many && matches!(owned.ended, Some((_, End::Released))),
+            Said::Lost => was_held && !is_one_of_many && is_released(owned),
             Said::Unknown => false,
         };
         if wrong {
@@ -228,8 +240,8 @@ impl Oracle {
         }
     }
 
-    /// `verify` or `renew` ended and said this about a hold.
-    pub fn said_held(&self, owner: &Owner, since: TrueTime, said: Said) {
+    /// `verify` or `renew` ended and said this about a hold of which so much was left before.
+    pub fn said_held(&self, owner: &Owner, since: TrueTime, left: Duration, said: Said) {
         let at = self.sim.now();
         let mut book = lock(&self.book);
         let Some(owned) = book.owners.get(owner) else { return };
@@ -237,6 +249,11 @@ impl Oracle {
         if said == Said::Yes && gone_at < since {
             let what = format!("{owner} was told that it holds, {} µs after it did", (at - gone_at) / 1_000);
             book.accuse(at, HONESTY, what);
+        }
+        // Whoever asks for so long that its lease is over has lost it, whatever the servers have.
+        let is_early = (at - since) * 101 / 100 + SLACK < left.as_nanos() as TrueTime;
+        if said == Said::Lost && is_early {
+            book.check_not_had(at, owner, since);
         }
     }
 }

@@ -7,7 +7,7 @@ use super::{Executed, Oracle};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{Sim, lock};
 
-const ENDLESS: &str = "every hold has an end";
+pub(super) const ENDLESS: &str = "every hold has an end";
 const ORPHAN: &str = "nothing is left behind";
 
 /// How long giving back may take when nothing fails.

@@ -11,6 +11,7 @@
 //! | [`counting`] | each hold of a reentrant owner counts once |
 //! | [`tokens`] | tokens grow in the order of the grants, and stay what they are |
 //! | [`leftovers`] | what was given up, dropped or cancelled leaves nothing; nothing is without an end |
+//! | [`members`] | who has a majority, where a lock is on several servers |
 //! | [`progress`] | nobody waits for what is free |
 //! | [`honesty`] | what is reported is true: lost, released, busy |
 //! | `history` | exclusion, tokens and progress by what callers can see: the judge of `tenure stress` |
@@ -21,11 +22,13 @@ pub mod exclusion;
 mod history;
 pub mod honesty;
 pub mod leftovers;
+pub mod members;
 pub mod order;
 pub mod progress;
 pub mod tokens;
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Weak};
 
 use tenure::internals::protocol::{Answer, Op, Wake};
@@ -68,6 +71,8 @@ impl fmt::Display for Violation {
 pub struct Oracle {
     sim: Sim,
     book: Arc<Mutex<Book>>,
+    /// Which of several servers it looks at, if there are several.
+    member: Option<usize>,
 }
 
 /// A guard in a task's hands.
@@ -121,7 +126,7 @@ pub struct Executed<'a> {
 impl Oracle {
     /// A judge who knows nothing yet.
     pub fn new(sim: &Sim, plan: &Plan) -> Self {
-        Self { sim: sim.clone(), book: Arc::new(Mutex::new(Book::new(plan))) }
+        Self { sim: sim.clone(), book: Arc::new(Mutex::new(Book::new(plan))), member: None }
     }
 
     /// A lock of these names exists, and lets in so much.
@@ -134,11 +139,33 @@ impl Oracle {
         lock(&self.book).violation.clone()
     }
 
-    /// What callers saw that must not be, when all is over.
-    pub fn seen_by_callers(&self) -> Option<String> {
-        let mut book = lock(&self.book);
-        book.history.finish(self.sim.now());
-        book.history.evidence().map(str::to_owned)
+    /// Runs a schedule to its end. Returns what went wrong first, and what callers saw that must not be. `ending`: what is violated by a
+    /// panic.
+    pub fn judge(
+        &self,
+        ending: &'static str,
+        schedule: impl FnOnce(),
+    ) -> (Option<Violation>, Option<String>) {
+        let seen = || {
+            schedule();
+            let mut book = lock(&self.book);
+            book.history.finish(self.sim.now());
+            book.history.evidence().map(str::to_owned)
+        };
+        let seen = match catch_unwind(AssertUnwindSafe(seen)) {
+            Ok(seen) => {
+                self.sim.end();
+                seen
+            }
+            // What it was doing is not to be touched any more, not even to be dropped.
+            Err(_) => {
+                self.accuse(ending, "a task panicked; see above".into());
+                None
+            }
+        };
+        let by_callers =
+            seen.clone().map(|what| Violation { at: self.sim.now(), invariant: "what callers see", what });
+        (self.violation().or(by_callers), seen)
     }
 
     /// How many guards were handed out.
@@ -156,6 +183,9 @@ impl Oracle {
 
     /// The server ran a request.
     pub fn executed(&self, executed: &Executed<'_>) {
+        if let Some(member) = self.member {
+            return self.executed_at(member, executed);
+        }
         let at = self.sim.now();
         let mut book = lock(&self.book);
         book.settle(at, &executed.op.name, &self.sim);
@@ -195,7 +225,8 @@ impl Oracle {
         self.sim.at(lapses.saturating_sub(grace), move || {
             let at = oracle.sim.now();
             let mut book = lock(&oracle.book);
-            if book.owners.get(&owner).is_some_and(|owned| owned.lapses == lapses) {
+            let is_set = book.owners.get(&owner).is_some_and(|owned| owned.lapses == lapses);
+            if is_set && !book.is_robbed(lapses, &owner) {
                 book.check_unheld(at, &owner, Some(id));
             }
         });
@@ -203,6 +234,9 @@ impl Oracle {
 
     /// The server forgot everything.
     pub fn forgotten(&self) {
+        if self.member.is_some() {
+            return;
+        }
         let names: Vec<LockName> = lock(&self.book).locks.keys().cloned().collect();
         names.iter().for_each(|name| self.deleted(name));
     }
@@ -220,6 +254,9 @@ impl Oracle {
 
     /// The server is what it was at a moment.
     pub fn rewound(&self, to: TrueTime) {
+        if self.member.is_some() {
+            return;
+        }
         let at = self.sim.now();
         let mut book = lock(&self.book);
         book.settle_all(at, &self.sim);
@@ -234,6 +271,9 @@ impl Oracle {
 
     /// The server's clock was set, ahead or back, and by that leases end at these moments.
     pub fn stepped(&self, is_ahead: bool, lapses: impl Fn(&LockName, &Owner) -> Option<TrueTime>) {
+        if self.member.is_some() {
+            return;
+        }
         let at = self.sim.now();
         let mut book = lock(&self.book);
         let names = book.settle_all(at, &self.sim);
@@ -261,6 +301,9 @@ impl Oracle {
         let at = self.sim.now();
         let mut book = lock(&self.book);
         if book.owners.get(owner).is_none_or(|owned| owned.lapses != lapses) {
+            return;
+        }
+        if book.is_robbed(at, owner) {
             return;
         }
         book.check_unheld(at, owner, None);

@@ -12,6 +12,9 @@ const PROGRESS: &str = "progress";
 /// How long a lock may stay free while somebody waits for it, when nothing fails: the message, the question, and the turn that
 /// busy processes leave to one another.
 const HAND_OVER: TrueTime = 150 * MS;
+/// The same where a majority decides, and nobody is promised a turn. What a minority says is kept back for up to 1 s, and at
+/// random as long again; then those who split the votes ask again after up to 500 ms, once more and once more.
+const AMONG_MEMBERS: TrueTime = 4_000 * MS;
 /// How long it may take until somebody who was let in has its guard, or has given it back.
 pub(super) const TELLING: TrueTime = 200 * MS;
 
@@ -19,7 +22,8 @@ impl Book {
     /// The server granted a lock: nobody waited for it all the while that it was free, unless that was short.
     pub(super) fn check_prompt(&mut self, at: TrueTime, name: &LockName, free_since: TrueTime, sim: &Sim) {
         let free_since = free_since.max(self.plan.strict_from);
-        let most = HAND_OVER + self.plan.drift();
+        let hand_over = if self.members.is_some() { AMONG_MEMBERS } else { HAND_OVER };
+        let most = hand_over + self.plan.drift();
         if at <= free_since + most || self.locks.get(name).is_some_and(|lock| lock.places.len() > 1) {
             return;
         }

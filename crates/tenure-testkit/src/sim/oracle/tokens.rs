@@ -42,6 +42,18 @@ impl Book {
     ) {
         let owned = self.owners.get(owner);
         let given = owned.map(|owned| owned.token);
+        if let Some(is_accepted) = self.is_accepted(owner, token) {
+            if !is_accepted {
+                let what = format!("a guard of {owner} has token {token}, which no majority has accepted");
+                return self.accuse(at, TOKENS, what);
+            }
+            let is_unknown = |earlier| earlier > token && self.is_unknown(earlier, owner, token);
+            let is_late = self.is_stepped_over(at, owner);
+            if is_late || self.locks.get(name).is_some_and(|lock| is_unknown(lock.last_reported)) {
+                return;
+            }
+            return self.check_risen(at, name, token, weight, again);
+        }
         let is_late =
             |owned: &Owned| owned.taken.contains(&token) || owned.doubted.contains(&token) || owned.is_back;
         if self.is_forced(owner) || owned.is_some_and(is_late) {
@@ -56,6 +68,11 @@ impl Book {
                 format!("a guard of {owner} has token {token}, the server gave {given:?}"),
             );
         }
+        self.check_risen(at, name, token, weight, again);
+    }
+
+    /// A token that was reported is above those before it. `again`: of a hold that had a guard before.
+    fn check_risen(&mut self, at: TrueTime, name: &LockName, token: u64, weight: u32, again: bool) {
         let Some(lock) = self.locks.get_mut(name) else { return };
         let is_exclusive = weight == lock.sort.capacity();
         let last = if is_exclusive { lock.last_reported } else { lock.last_exclusive };

@@ -11,7 +11,7 @@ use super::holds::Hold;
 use super::member::Said;
 use super::round::Round;
 use crate::planted::{Bug, planted};
-use crate::protocol::quorum::{Verdict, Word, acquired, found, released, renewed};
+use crate::protocol::quorum::{NOBODY, Verdict, Word, acquired, found, held, released, renewed, verified};
 use crate::protocol::{Answer, Bind, Fence, Op, Verb, Whose, lease};
 use crate::runtime::Moment;
 use crate::store::Failure;
@@ -78,7 +78,7 @@ impl Inner {
                 hold.is_settled();
                 answer
             }
-            Verdict::Raise { .. } => Answer::Busy { holder: String::new(), left_ms: Some(back_off(&hold)) },
+            Verdict::Raise { .. } => Answer::Busy { holder: NOBODY.into(), left_ms: Some(back_off(&hold)) },
             Verdict::Split { holder, left_ms } => {
                 let back_off = back_off(&hold);
                 Answer::Busy {
@@ -93,6 +93,9 @@ impl Inner {
 
     /// Above what stood in the way, also if it moves on meanwhile: a member that has no ballot answers from its clock.
     fn beyond(&self, ballot: u64, sent: Moment) -> u64 {
+        if planted(Bug::RaisedTooLittle) {
+            return ballot;
+        }
         let trip = self.runtime.now().since(sent);
         ballot.saturating_add(1_000 + 2 * trip.as_micros() as u64)
     }
@@ -183,22 +186,74 @@ impl Inner {
         }
     }
 
-    /// Renews on a majority, and then takes again where the hold is gone and nobody has it.
-    pub(super) async fn renew(self: &Arc<Self>, op: Op, ttl_ms: u64, within: Duration) -> Said {
+    /// Renews on a majority, and then takes again where the hold is gone and nobody has it. `bind`: it is passed on, or taken over.
+    pub(super) async fn renew(
+        self: &Arc<Self>,
+        op: Op,
+        ttl_ms: u64,
+        bind: Option<Bind>,
+        within: Duration,
+    ) -> Said {
         let (sent, part) = (self.runtime.now(), within / 2);
         self.longest_ms.fetch_max(ttl_ms, Ordering::Relaxed);
         let until = sent + within + Duration::from_millis(ttl_ms);
+        let is_taken_over = bind.is_some_and(|bind| bind != Bind::Lease);
+        if is_taken_over {
+            // Whatever this side knew of it before it was passed on may be over.
+            self.holds.forget(&op.owner);
+        }
         let hold = self.holds.of(&op.owner, sent, until);
+        if bind == Some(Bind::Lease) {
+            // Whoever takes it over knows nothing of what this side does from here on.
+            hold.leave();
+        }
         let mut round = Round::new(self, self.majority());
         for index in 0..self.members.len() {
             round.ask(index, op.clone(), part);
         }
         let verdict = round.gather(renewed).await;
         if let Verdict::Is(Answer::Held { fence }) = verdict {
+            let highest = held(&round.words).max().unwrap_or(fence);
+            if is_taken_over && highest > fence && !planted(Bug::LowestTokenTaken) {
+                return self.take_over(&op, ttl_ms, &hold, highest, within / 4).await;
+            }
             hold.has_token(fence);
-            self.rejoin(&mut round, &op, ttl_ms, &hold, part);
+            if bind != Some(Bind::Lease) {
+                self.rejoin(&mut round, &op, ttl_ms, &hold, part);
+            }
         }
         self.answer(verdict, &round)
+    }
+
+    /// Gives a hold that is taken over a token that a majority knows. Where members show different ones, the lowest may be below the
+    /// one that was granted, of a try that did not count, and the highest is of one member that took it again.
+    async fn take_over(
+        self: &Arc<Self>,
+        op: &Op,
+        ttl_ms: u64,
+        hold: &Arc<Hold>,
+        highest: u64,
+        part: Duration,
+    ) -> Said {
+        let (mut above, sent) = (highest, self.runtime.now());
+        let mut round = Round::new(self, self.majority());
+        for _ in 0..BALLOTS {
+            let ballot = hold.propose(self.runtime.unix_micros(), above);
+            for index in 0..self.members.len() {
+                hold.sent_to(index);
+                round.ask(index, with_ballot(op, ttl_ms, ballot), part);
+            }
+            match round.gather(|words, is_last| acquired(words, ballot, is_last)).await {
+                Verdict::Is(Answer::Held { fence }) => {
+                    hold.is_granted(fence);
+                    return Ok(Answer::Held { fence });
+                }
+                Verdict::Raise { above: higher } => above = self.beyond(higher, sent),
+                verdict => return self.answer(verdict, &round),
+            }
+            round.give_up_waiting();
+        }
+        Err(Failure::Unknown(self.why(&round.reasons())))
     }
 
     /// Takes again where the hold is gone: a majority is its owner's already, so nobody else can have been let in. Else a restart
@@ -229,7 +284,13 @@ impl Inner {
             self.runtime.spawn(
                 async move {
                     let is_lacking = match first {
-                        Some(first) => first.await.is_ok_and(|answer| lacks(&answer)),
+                        Some(first) => {
+                            let said = first.await;
+                            if let Ok(Answer::Held { fence }) = said {
+                                hold.saw(index, fence);
+                            }
+                            said.is_ok_and(|answer| lacks(&answer))
+                        }
                         None => true,
                     };
                     if is_lacking {
@@ -311,13 +372,13 @@ impl Inner {
         Arc::new(hold)
     }
 
-    /// Looks who holds.
+    /// Looks who holds, and whether the one who asks does.
     pub(super) async fn look(self: &Arc<Self>, op: Op, within: Duration) -> Said {
         let mut round = Round::new(self, self.majority());
         for index in 0..self.members.len() {
             round.ask(index, op.clone(), within / 2);
         }
-        let verdict = round.gather(found).await;
+        let verdict = round.gather(|words, is_last| verified(words, &op.owner, is_last)).await;
         self.answer(verdict, &round)
     }
 

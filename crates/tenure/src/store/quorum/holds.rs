@@ -121,6 +121,10 @@ impl Hold {
             Ok(_) => true,
         };
         let place = &mut self.places()[member];
+        // Its owner may have been taken over, and another process may have taken it again there, above what this side knows.
+        if let Ok(Answer::Held { fence }) = said {
+            place.ballot = place.ballot.max(*fence);
+        }
         if is_nothing && place.sent == sent.number {
             place.maybe = false;
         }

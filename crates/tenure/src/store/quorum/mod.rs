@@ -30,7 +30,7 @@ use super::{Cursor, Failure, Life, Listener, Page, SETUP, Store};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::protocol::quorum::majority;
-use crate::protocol::{Op, Reply, Rule, Verb};
+use crate::protocol::{Op, Reply, Rule, Verb, lease};
 use crate::runtime::Runtime;
 use holds::Holds;
 use member::Member;
@@ -114,7 +114,7 @@ impl Store for Quorum {
             let (owner, request) = (op.owner.clone(), op.request);
             let answer = match op.verb {
                 Verb::Acquire { ttl_ms, .. } => inner.acquire(op, ttl_ms, within).await,
-                Verb::Renew { ttl_ms, .. } => inner.renew(op, ttl_ms, within).await,
+                Verb::Renew { ttl_ms, bind, .. } => inner.renew(op, ttl_ms, bind, within).await,
                 Verb::Release { whose, .. } => inner.release(op, whose, within).await,
                 Verb::Inspect => inner.look(op, within).await,
                 Verb::Refresh { .. } => Err(Failure::Refused(Failure::cause(NO_QUEUE))),
@@ -122,6 +122,10 @@ impl Store for Quorum {
             answer.map(|answer| Reply { owner, request, answer })
         }
         .boxed()
+    }
+
+    fn lends(&self, ttl: Duration) {
+        self.0.longest_ms.fetch_max(lease::millis(ttl), Ordering::Relaxed);
     }
 
     fn listen(

@@ -1,0 +1,435 @@
+//! A lock on several servers: whoever has a majority of them has it, and is judged as if one server had said so.
+//!
+//! A majority counts from what stands at the servers in true time, whoever knows of it, and lasts until so many of its leases
+//! are over that it is none any more. What one server loses, by starting anew or by a step of its clock, is a *vote taken*: a guard may
+//! rightly believe in it until its next renewal. It is excused for exactly that, and only if it would have its majority with the
+//! votes that were taken. Whoever was let in meanwhile is another matter: a server that has started anew does not vote, so
+//! exclusion is excused only for votes that a step *ahead* of a clock has taken.
+
+use std::collections::BTreeMap;
+
+use tenure::internals::protocol::{Answer, Verb, Whose};
+use tenure::{LockName, Owner};
+
+use super::book::{Book, End, Owned, Place};
+use super::exclusion::{EXCLUSION, UNTOUCHED};
+use super::honesty::HONESTY;
+use super::leftovers::ENDLESS;
+use super::{Executed, Oracle};
+use crate::sim::clock::TrueTime;
+use crate::sim::executor::{Sim, lock};
+use crate::sim::server::Standing;
+
+/// Whoever is in nobody's way asks each server once.
+pub const ONE_TRIP: &str = "a majority is had in one trip";
+
+/// What has become of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// It began again, with nothing or with less.
+    StartedAnew,
+    /// Its clock was set ahead.
+    SteppedAhead,
+    /// Its clock was set back.
+    SteppedBack,
+    /// It lost the ballot that it had accepted.
+    Evicted,
+}
+
+/// The servers, what stands at each, and what each owner had of them.
+pub(super) struct Members {
+    name: LockName,
+    servers: Vec<Server>,
+    owners: BTreeMap<Owner, Votes>,
+    /// Which know that they have accepted a token.
+    kept: BTreeMap<u64, Bits>,
+}
+
+#[derive(Default)]
+struct Server {
+    stands: Option<Stand>,
+    past: Vec<Past>,
+}
+
+/// Who has one server, and the first moment at which it does not.
+#[derive(Clone, PartialEq, Eq)]
+struct Stand {
+    owner: Owner,
+    lapses: TrueTime,
+}
+
+/// A request that came to a server, or something that became of it, and what stood there before.
+struct Past {
+    at: TrueTime,
+    by: Option<Owner>,
+    before: Option<Stand>,
+}
+
+/// Servers as bits.
+type Bits = u64;
+
+/// What one owner has had of the servers.
+#[derive(Default)]
+struct Votes {
+    /// Which have accepted each token from it.
+    accepted: BTreeMap<u64, Bits>,
+    /// Which have granted each of its acquisitions, by the number of the request.
+    granted: BTreeMap<u64, Bits>,
+    /// Which were asked, and which with a second ballot.
+    asked: BTreeMap<u64, (Bits, Bits)>,
+    /// Which have lost it without its doing, and which of them by a step ahead.
+    taken: Bits,
+    stepped: Bits,
+}
+
+impl Members {
+    pub(super) fn new(name: LockName, count: usize) -> Self {
+        let servers = std::iter::repeat_with(Server::default).take(count).collect();
+        Self { name, servers, owners: BTreeMap::new(), kept: BTreeMap::new() }
+    }
+
+    fn majority(&self) -> usize {
+        self.servers.len() / 2 + 1
+    }
+
+    fn is_majority(&self, servers: Bits) -> bool {
+        servers.count_ones() as usize >= self.majority()
+    }
+
+    /// Which servers an owner has at a moment.
+    fn of(&self, at: TrueTime, owner: &Owner) -> Bits {
+        let has = |server: &Server| {
+            server.stands.as_ref().is_some_and(|stand| stand.owner == *owner && at < stand.lapses)
+        };
+        let bits = self.servers.iter().enumerate().filter(|(_, server)| has(server));
+        bits.fold(0, |bits, (index, _)| bits | 1 << index)
+    }
+
+    /// Until when an owner has a majority, if it has one now.
+    fn lapses(&self, at: TrueTime, owner: &Owner) -> Option<TrueTime> {
+        let stands = self.servers.iter().filter_map(|server| server.stands.as_ref());
+        let mine = stands.filter(|stand| stand.owner == *owner && at < stand.lapses);
+        let mut lapses: Vec<TrueTime> = mine.map(|stand| stand.lapses).collect();
+        lapses.sort_unstable_by(|a, b| b.cmp(a));
+        lapses.get(self.majority() - 1).copied()
+    }
+
+    /// Whether an owner has no majority, and would have one with the votes that were taken.
+    fn lacks_only(&self, at: TrueTime, owner: &Owner, taken: impl Fn(&Votes) -> Bits) -> bool {
+        let (has, votes) = (self.of(at, owner), self.owners.get(owner));
+        !self.is_majority(has) && votes.is_some_and(|votes| self.is_majority(has | taken(votes)))
+    }
+
+    /// At how many servers somebody with another label stood, or asked for something, since a moment.
+    fn disputed(&self, label: &str, since: TrueTime) -> usize {
+        let is_other = |owner: &Owner| owner.label() != label;
+        let stood = |stand: &Option<Stand>| {
+            stand.as_ref().is_some_and(|stand| is_other(&stand.owner) && stand.lapses > since)
+        };
+        let was_there = |past: &Past| past.by.as_ref().is_some_and(is_other) || stood(&past.before);
+        let is_disputed = |server: &&Server| {
+            let mut since_then = server.past.iter().rev().take_while(|past| past.at >= since);
+            stood(&server.stands) || since_then.any(was_there)
+        };
+        self.servers.iter().filter(is_disputed).count()
+    }
+}
+
+impl Votes {
+    fn hears(&mut self, member: usize, executed: &Executed<'_>) {
+        let (bit, request) = (1 << member, executed.op.request);
+        if let Answer::Held { fence } = executed.answer {
+            *self.accepted.entry(*fence).or_default() |= bit;
+            self.taken &= !bit;
+            self.stepped &= !bit;
+        }
+        let Verb::Acquire { .. } = executed.op.verb else { return };
+        let (asked, again) = self.asked.entry(request).or_default();
+        *again |= *asked & bit;
+        *asked |= bit;
+        if matches!(executed.answer, Answer::Held { .. }) {
+            *self.granted.entry(request).or_default() |= bit;
+        }
+    }
+}
+
+impl Book {
+    /// One of several servers has run a request: writes down what that makes of the lock, and judges it.
+    pub(super) fn vote(
+        &mut self,
+        at: TrueTime,
+        member: usize,
+        executed: &Executed<'_>,
+        sim: &Sim,
+        news: &mut Vec<Owner>,
+    ) {
+        let (owner, verb) = (&executed.op.owner, &executed.op.verb);
+        self.stands_at(at, member, executed.after.as_ref(), Some(owner));
+        self.check_spared(at, member, executed);
+        let Some(members) = &mut self.members else { return };
+        members.owners.entry(owner.clone()).or_default().hears(member, executed);
+        if let Answer::Held { fence } = executed.answer {
+            *members.kept.entry(*fence).or_default() |= 1 << member;
+        }
+        let ends = matches!(verb, Verb::Release { whose: Whose::Mine, .. }).then_some(owner);
+        self.weigh(at, ends, sim, news);
+        let Some(owned) = self.owners.get_mut(owner) else { return };
+        if !matches!(verb, Verb::Inspect) {
+            owned.process = executed.process;
+            owned.processes |= 1 << executed.process;
+        }
+        let Some(members) = &self.members else { return };
+        let rounds = members.owners[owner].granted.values().filter(|servers| members.is_majority(**servers));
+        owned.grants = rounds.count() as u32;
+    }
+
+    /// What stands at a server from now on.
+    fn stands_at(
+        &mut self,
+        at: TrueTime,
+        member: usize,
+        standing: Option<&Standing<'_>>,
+        by: Option<&Owner>,
+    ) {
+        let holder = standing.and_then(|standing| Some((standing.holder()?, standing.lapses)));
+        if let Some((owner, None)) = &holder {
+            self.accuse(at, ENDLESS, format!("{owner} has server {member} without an end"));
+        }
+        let Some(server) = self.members.as_mut().map(|members| &mut members.servers[member]) else { return };
+        let stands = holder.and_then(|(owner, lapses)| Some(Stand { owner, lapses: lapses? }));
+        let before = std::mem::replace(&mut server.stands, stands);
+        server.past.push(Past { at, by: by.cloned(), before });
+    }
+
+    /// A request leaves alone what others have at a server.
+    fn check_spared(&mut self, at: TrueTime, member: usize, executed: &Executed<'_>) {
+        let Some(server) = self.members.as_ref().map(|members| &members.servers[member]) else { return };
+        let is_forced = matches!(executed.op.verb, Verb::Release { whose: Whose::Anyone, .. });
+        let before = server.past.last().and_then(|past| past.before.as_ref());
+        let others = before.filter(|stand| stand.owner != executed.op.owner && stand.lapses > at);
+        if !is_forced && others.is_some() && server.stands.as_ref() != others {
+            let (by, verb) = (&executed.op.owner, &executed.op.verb);
+            let what = format!("a request of {by} changed what another has at server {member}: {verb:?}");
+            self.accuse(at, UNTOUCHED, what);
+        }
+    }
+
+    /// Something has become of a server.
+    fn suffer(
+        &mut self,
+        at: TrueTime,
+        member: usize,
+        trouble: Trouble,
+        standing: Option<&Standing<'_>>,
+        sim: &Sim,
+        news: &mut Vec<Owner>,
+    ) {
+        self.stands_at(at, member, standing, None);
+        let Some(members) = &mut self.members else { return };
+        if matches!(trouble, Trouble::StartedAnew | Trouble::Evicted) {
+            members.kept.values_mut().for_each(|servers| *servers &= !(1 << member));
+        }
+        let server = &members.servers[member];
+        let before = server.past.last().and_then(|past| past.before.clone());
+        let loses = matches!(trouble, Trouble::StartedAnew | Trouble::SteppedAhead);
+        let robbed = before.filter(|stand| stand.lapses > at && loses);
+        if let Some(votes) = robbed.and_then(|stand| members.owners.get_mut(&stand.owner)) {
+            votes.taken |= 1 << member;
+            if trouble == Trouble::SteppedAhead {
+                votes.stepped |= 1 << member;
+            }
+        }
+        self.weigh(at, None, sim, news);
+    }
+
+    /// Who has a majority now. `ends`: whose own release has come to a server.
+    fn weigh(&mut self, at: TrueTime, ends: Option<&Owner>, sim: &Sim, news: &mut Vec<Owner>) {
+        let Some(members) = &self.members else { return };
+        let name = members.name.clone();
+        let stands = members.servers.iter().filter_map(|server| server.stands.as_ref());
+        let winner = stands.map(|stand| &stand.owner).find_map(|owner| {
+            let lapses = members.lapses(at, owner)?;
+            Some((owner.clone(), lapses))
+        });
+        let Some(lock) = self.locks.get_mut(&name) else { return };
+        lock.edge = winner.as_ref().map_or(lock.edge, |(_, lapses)| *lapses);
+        let had = lock.places.first().map(|place| place.owner.clone());
+        let has = winner.as_ref().map(|(owner, _)| owner);
+        if had.as_ref() != has
+            && let Some(owner) = had
+        {
+            lock.places.clear();
+            lock.changed(at);
+            let how = if ends == Some(&owner) { End::Released } else { End::Forced };
+            if let Some(owned) = self.owners.get_mut(&owner) {
+                owned.ended = Some((at, how));
+            }
+        }
+        if let Some((owner, lapses)) = winner {
+            self.has_majority(at, &name, &owner, lapses, sim, news);
+        }
+    }
+
+    /// An owner has a majority, until this moment.
+    fn has_majority(
+        &mut self,
+        at: TrueTime,
+        name: &LockName,
+        owner: &Owner,
+        lapses: TrueTime,
+        sim: &Sim,
+        news: &mut Vec<Owner>,
+    ) {
+        let Some(lock) = self.locks.get_mut(name) else { return };
+        let free_since = lock.free_since;
+        let is_new = lock.places.is_empty();
+        if is_new {
+            lock.places.push(Place::of(owner, lapses));
+            lock.changed(at);
+        }
+        lock.places[0].lapses = lapses;
+        let owned = self.owners.entry(owner.clone()).or_insert_with(|| Owned::new(at));
+        let is_moved = is_new || owned.lapses != lapses;
+        (owned.lapses, owned.set_at, owned.ended) = (lapses, at, None);
+        if is_new {
+            owned.granted_at = at;
+        }
+        if is_moved {
+            news.push(owner.clone());
+        }
+        if is_new {
+            self.check_prompt(at, name, free_since, sim);
+            // Servers that have started anew are asked now and then, and do not vote.
+            if self.plan.blows.forget + self.plan.blows.rewind == 0 {
+                self.check_room(at, name, owner, 1);
+            }
+        }
+    }
+
+    /// Whether this owner may believe in a majority that it does not have, because servers lost its votes.
+    pub(super) fn is_robbed(&self, at: TrueTime, owner: &Owner) -> bool {
+        self.members.as_ref().is_some_and(|members| members.lacks_only(at, owner, |votes| votes.taken))
+    }
+
+    /// Whether somebody else may be let in beside this owner, because clocks stepped.
+    pub(super) fn is_stepped_over(&self, at: TrueTime, owner: &Owner) -> bool {
+        self.members.as_ref().is_some_and(|members| members.lacks_only(at, owner, |votes| votes.stepped))
+    }
+
+    /// Whether any server lost what this owner had.
+    pub(super) fn was_robbed(&self, owner: &Owner) -> bool {
+        let votes = self.members.as_ref().and_then(|members| members.owners.get(owner));
+        votes.is_some_and(|votes| votes.taken != 0)
+    }
+
+    /// A guard says now that it holds: then its owner has a majority.
+    pub(super) fn check_majority(&mut self, at: TrueTime, owner: &Owner) {
+        let Some(members) = &self.members else { return };
+        let (has, of) = (members.of(at, owner), members.servers.len());
+        if !members.is_majority(has) && !self.is_robbed(at, owner) {
+            let has = has.count_ones();
+            self.accuse(at, EXCLUSION, format!("{owner} says that it holds, with {has} of {of} servers"));
+        }
+    }
+
+    /// The token of a guard is one that a majority has accepted from its owner; `None` for one server.
+    pub(super) fn is_accepted(&self, owner: &Owner, token: u64) -> Option<bool> {
+        let members = self.members.as_ref()?;
+        let accepted = members.owners.get(owner).and_then(|votes| votes.accepted.get(&token));
+        Some(accepted.is_some_and(|servers| members.is_majority(*servers)))
+    }
+
+    /// An owner was told that it has lost its lock, and not for the sake of its own clock: then it did not have a majority all the
+    /// while since it asked.
+    pub(super) fn check_not_had(&mut self, at: TrueTime, owner: &Owner, since: TrueTime) {
+        let Some(owned) = self.owners.get(owner).filter(|_| self.members.is_some()) else { return };
+        if owned.granted_at <= since && owned.ended.is_none() && owned.lapses > at {
+            self.accuse(
+                at,
+                HONESTY,
+                format!("{owner} was told that it is lost, and had a majority all the while"),
+            );
+        }
+    }
+
+    /// Whether nobody is left who could have known of an earlier token when this owner's was accepted: those that accepted both have
+    /// lost their ballots between. Then tokens rest on clocks, and those of a schedule differ.
+    pub(super) fn is_unknown(&self, earlier: u64, owner: &Owner, token: u64) -> bool {
+        let Some(members) = &self.members else { return false };
+        let accepted = members.owners.get(owner).and_then(|votes| votes.accepted.get(&token));
+        let kept = members.kept.get(&earlier);
+        accepted.copied().unwrap_or(0) & kept.copied().unwrap_or(0) == 0
+    }
+
+    /// `try_lock` said that the lock is busy. A majority was not to be had: where nothing fails, others had, or wanted, so many
+    /// servers that too few were left; contenders may have split the votes, so that nobody got it. Where something fails, the
+    /// servers that are not heard may have been anybody's, and one that is disputed is enough.
+    pub(super) fn check_busy_members(&mut self, at: TrueTime, label: &str, since: TrueTime) {
+        let Some(members) = &self.members else { return };
+        let (disputed, of) = (members.disputed(label, since), members.servers.len());
+        let least = if since >= self.plan.strict_from { of - members.majority() + 1 } else { 1 };
+        if disputed < least {
+            let what = format!("it was called busy, and others were at {disputed} of {of} servers");
+            self.accuse(at, HONESTY, what);
+        }
+    }
+
+    /// The first of all who asked has a guard, and nobody was in its way: each server was asked once, where clocks are near each other
+    /// and nothing fails.
+    pub(super) fn check_one_trip(&mut self, at: TrueTime, owner: &Owner) {
+        let Some(members) = &self.members else { return };
+        let Some(votes) = members.owners.get(owner) else { return };
+        let is_easy = self.plan.regime.is_calm() && self.plan.is_near;
+        let again = votes.asked.values().any(|(_, again)| *again != 0);
+        if is_easy && again && members.disputed(owner.label(), 0) == 0 {
+            let what = format!("{owner} had to ask with a second ballot, and nobody was in its way");
+            self.accuse(at, ONE_TRIP, what);
+        }
+    }
+}
+
+impl Oracle {
+    /// Everything has ended well and some time ago: whose hold still stands at a server, and at which, unless it was passed on
+    /// to nobody.
+    pub fn left_at_members(&self, at: TrueTime) -> Option<(usize, Owner)> {
+        let book = lock(&self.book);
+        let stands = book.members.iter().flat_map(|members| members.servers.iter().enumerate());
+        let mut left = stands.filter_map(|(index, server)| {
+            let stand = server.stands.as_ref().filter(|stand| stand.lapses > at)?;
+            Some((index, stand.owner.clone()))
+        });
+        left.find(|(_, owner)| book.owners.get(owner).is_none_or(|owned| owned.detached == 0))
+    }
+
+    /// The same judge, who looks at one of several servers.
+    pub fn at(&self, member: usize) -> Self {
+        Self { member: Some(member), ..self.clone() }
+    }
+
+    /// The lock of this name is on so many servers.
+    pub fn has_members(&self, name: &LockName, count: usize) {
+        lock(&self.book).members = Some(Members::new(name.clone(), count));
+    }
+
+    pub(super) fn executed_at(&self, member: usize, executed: &Executed<'_>) {
+        let at = self.sim.now();
+        let mut book = lock(&self.book);
+        book.settle(at, &executed.op.name, &self.sim);
+        let mut news = Vec::new();
+        book.vote(at, member, executed, &self.sim, &mut news);
+        drop(book);
+        news.into_iter().for_each(|owner| self.watch(owner));
+    }
+
+    /// Something has become of one of several servers, and this is what stands there now.
+    pub fn shows<'a>(&self, trouble: Trouble, standing: impl Fn(&LockName) -> Option<Standing<'a>>) {
+        let (Some(member), at) = (self.member, self.sim.now()) else { return };
+        let mut book = lock(&self.book);
+        let Some(name) = book.members.as_ref().map(|members| members.name.clone()) else { return };
+        book.settle(at, &name, &self.sim);
+        let mut news = Vec::new();
+        book.suffer(at, member, trouble, standing(&name).as_ref(), &self.sim, &mut news);
+        drop(book);
+        news.into_iter().for_each(|owner| self.watch(owner));
+    }
+}

@@ -1,0 +1,124 @@
+//! What happens to the nodes of a quorum, and to whoever uses it.
+
+use std::sync::Arc;
+
+use super::Scene;
+use crate::sim::blows::Blow;
+use crate::sim::clock::{MS, TrueTime};
+use crate::sim::executor::{ProcessId, lock};
+use crate::sim::network::{Network, Parting};
+use crate::sim::regime::Sort;
+
+/// Deals the blows of a schedule, and heals everything at the end.
+pub(super) struct Blower(Arc<Scene>);
+
+impl Blower {
+    pub(super) fn new(scene: &Arc<Scene>) -> Self {
+        Self(Arc::clone(scene))
+    }
+
+    pub(super) async fn run(self, processes: Vec<ProcessId>) {
+        let (scene, sim, plan) = (&self.0, &self.0.sim, self.0.plan);
+        let most = plan.blows.most;
+        let count = if most == 0 { 0 } else { 1 + sim.choose(most as u32) };
+        let mut times: Vec<_> = (0..count).map(|_| sim.between(0, plan.heals_at)).collect();
+        times.sort_unstable();
+        for at in times {
+            sim.sleep_until(at).await;
+            self.strike(&processes);
+        }
+        sim.sleep_until(plan.heals_at).await;
+        sim.note(|| "healed".into());
+        processes.iter().for_each(|process| sim.resume(*process));
+        scene.nodes.iter().for_each(Network::heal);
+    }
+
+    fn strike(&self, processes: &[ProcessId]) {
+        let (scene, sim, blows) = (&self.0, &self.0.sim, self.0.plan.blows);
+        let process = processes[sim.choose(processes.len() as u32) as usize];
+        let index = sim.choose(scene.nodes.len() as u32) as usize;
+        let node = &scene.nodes[index];
+        let until = (sim.now() + sim.between(MS, 2 * scene.plan.lease())).min(scene.plan.heals_at);
+        match blows.draw(sim) {
+            None | Some(Blow::Delete) => {}
+            Some(Blow::Pause) => {
+                sim.note(|| format!("p{process}: stands still until {:.6}", until as f64 / 1e9));
+                sim.pause(process);
+                let (sim, resumed) = (sim.clone(), sim.clone());
+                sim.at(until, move || resumed.resume(process));
+            }
+            Some(Blow::Kill) if sim.is_dead(process) => {}
+            Some(Blow::Kill) => {
+                sim.note(|| format!("p{process}: dies"));
+                scene.excuse();
+                scene.nodes.iter().for_each(|node| node.silence(process));
+                sim.kill(process);
+            }
+            Some(Blow::Cut) => node.cut(process),
+            Some(Blow::Deafen) => node.deafen(process),
+            Some(Blow::Stall) => self.stall(index, until),
+            Some(Blow::Forget) => self.forget(index),
+            Some(Blow::Part) => self.part(index, process, until),
+            Some(Blow::Rewind) => {
+                let to = sim.now().saturating_sub(sim.between(0, scene.plan.lease()));
+                sim.note(|| format!("node {index}: starts with what it had at {:.6}", to as f64 / 1e9));
+                scene.excuse();
+                node.rewind(to);
+            }
+            Some(Blow::Evict) => {
+                // One node is a minority of three; of two there is none.
+                if scene.nodes.len() > 2 {
+                    sim.note(|| "node 0: its ballot is evicted".into());
+                    scene.excuse();
+                    scene.nodes[0].evict_counter(&scene.name);
+                }
+            }
+            Some(Blow::Step) => self.step(index),
+        }
+    }
+
+    fn stall(&self, index: usize, until: TrueTime) {
+        let (scene, sim) = (&self.0, &self.0.sim);
+        sim.note(|| format!("node {index}: stands still until {:.6}", until as f64 / 1e9));
+        let lasts_long = until.saturating_sub(sim.now()) > scene.plan.lease() / 2;
+        let mut remains = lock(&scene.remains);
+        let is_again = remains.stalled & (1 << index) != 0;
+        remains.stalled |= 1 << index;
+        remains.are_excused |= is_again || lasts_long;
+        drop(remains);
+        scene.nodes[index].stall(until);
+    }
+
+    fn forget(&self, index: usize) {
+        let (scene, sim) = (&self.0, &self.0.sim);
+        sim.note(|| format!("node {index}: starts with nothing"));
+        scene.nodes[index].forget();
+        if sim.chance(300) {
+            let next = (index + 1) % scene.nodes.len();
+            sim.note(|| format!("node {next}: starts with nothing too"));
+            scene.nodes[next].forget();
+        }
+    }
+
+    /// Cuts a process off from as many nodes as leave it a majority, or from one more.
+    fn part(&self, index: usize, process: ProcessId, until: TrueTime) {
+        let (scene, sim) = (&self.0, &self.0.sim);
+        scene.excuse();
+        let nodes = scene.nodes.len();
+        let cut_off = (nodes - 1) / 2 + sim.choose(2) as usize;
+        for node in (0..cut_off).map(|next| &scene.nodes[(index + next) % nodes]) {
+            node.part(process, Parting::draw(sim, until));
+        }
+    }
+
+    fn step(&self, index: usize) {
+        let (scene, sim) = (&self.0, &self.0.sim);
+        let Some(stepper) = scene.stepper else { return };
+        scene.excuse();
+        let node = &scene.nodes[index % scene.stepping];
+        let (swept, name) = (node.clone(), scene.name.clone());
+        // What has lapsed by now does not live again when the clock is set back.
+        let sweep = move || swept.sweep(&name, Sort::Mutex.rule());
+        stepper.strike(sim, node, scene.plan.heals_at, sweep);
+    }
+}

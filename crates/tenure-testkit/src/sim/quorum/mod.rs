@@ -1,0 +1,236 @@
+//! One schedule of a mutex on a majority of several servers: the real quorum, engine and faces over simulated nodes.
+//!
+//! Each node has a network of its own that delays, loses and cuts, and stands still or starts anew without its memory; processes
+//! stop and die; all clocks drift, and some step. The tasks are those of the simulation with one server, and so is the judge:
+//! whoever has a majority of the nodes has the lock ([`members`](super::oracle::members)).
+
+mod blows;
+
+use std::sync::{Arc, Mutex};
+
+use tenure::internals::store::quorum::Quorum;
+use tenure::internals::{Runtime, Store, locks};
+use tenure::{LockName, Options};
+
+use super::blows::Stepper;
+use super::chooser::{Chooser, Rng};
+use super::clock::{Clock, SECOND, TrueTime};
+use super::executor::{OUTSIDE, Process, Sim, Stop, lock};
+use super::network::Network;
+use super::oracle::Oracle;
+use super::regime::{Plan, RECOVERY, Regime, Sort};
+use super::report::Report;
+use super::workload::{Present, ROUND_TRIP, Task, Workload};
+use blows::Blower;
+
+/// So many polls, and something turns in circles.
+const STEPS: u64 = 600_000;
+
+/// Nothing stays at any node of what was released, dropped or given up.
+pub const LEFTOVERS: &str = "nothing is left at any node";
+/// Every wait and every task ends, and no call fails but by silence.
+pub const ENDING: &str = "everything on a quorum ends";
+
+/// Runs the schedule of a seed, in the regime whose turn it is.
+pub fn run(seed: u64) -> Report {
+    run_in(Regime::of(seed), seed)
+}
+
+/// Runs the schedule of a seed in a regime.
+pub fn run_in(regime: Regime, seed: u64) -> Report {
+    World::new(regime, seed, false).run()
+}
+
+/// Runs the schedule of a seed in a regime and writes down what happens.
+pub fn replay(regime: Regime, seed: u64) -> Report {
+    World::new(regime, seed, true).run()
+}
+
+struct World {
+    seed: u64,
+    scene: Arc<Scene>,
+    workload: Arc<Workload>,
+    processes: Vec<Arc<Process>>,
+}
+
+/// The nodes, and what becomes of them.
+struct Scene {
+    sim: Sim,
+    plan: Plan,
+    stepper: Option<Stepper>,
+    /// How many nodes have clocks that step.
+    stepping: usize,
+    name: LockName,
+    nodes: Vec<Network>,
+    remains: Mutex<Remains>,
+}
+
+/// What may be left for a while.
+#[derive(Default)]
+struct Remains {
+    /// Somebody could not give back what it had: it died, or a node stood still for so long that the lease was over before
+    /// the node had even seen it.
+    are_excused: bool,
+    /// The nodes that have stood still, one bit each.
+    stalled: u64,
+}
+
+impl Scene {
+    /// From now on something may be left for a while that nobody can give back.
+    fn excuse(&self) {
+        lock(&self.remains).are_excused = true;
+    }
+}
+
+/// The numbers of a schedule with one lock, a mutex.
+fn plan(sim: &Sim, regime: Regime) -> Plan {
+    let mut plan = Plan::draw(sim, regime);
+    (plan.names, plan.kinds, plan.both) = (1, [Sort::Mutex; 2], 0);
+    if regime == Regime::Forgetting {
+        plan.blows.forget = 6;
+    }
+    plan.blows.delete = 0;
+    plan.blows.most *= 2;
+    plan.processes = plan.processes.max(2);
+    plan.is_near = sim.chance(300);
+    plan
+}
+
+/// How many nodes have clocks that step: a minority, mostly, where there is one.
+fn stepping(sim: &Sim, nodes: usize) -> usize {
+    let minority = (nodes - 1) / 2;
+    if minority > 0 && sim.chance(700) { 1 + sim.choose(minority as u32) as usize } else { nodes }
+}
+
+impl World {
+    fn new(regime: Regime, seed: u64, keep_log: bool) -> Self {
+        // Not the choices of the schedule of one server that has this seed.
+        let sim = Sim::new(Chooser::seeded(Rng::new(!seed).next()));
+        if keep_log {
+            sim.keep_log();
+        }
+        let plan = plan(&sim, regime);
+        sim.note(|| format!("{plan:?}"));
+        let (start, far) = (200_000 * SECOND, if plan.is_near { 2 * SECOND } else { 100_000 * SECOND });
+        let clock = || Clock {
+            offset: start + sim.between(0, far),
+            ppm: sim.between(0, 2 * u64::from(plan.ppm)) as i32 - plan.ppm as i32,
+        };
+        let count = [3, 3, 5, 4, 2][sim.choose(5) as usize];
+        let (oracle, name) = (Oracle::new(&sim, &plan), LockName::new("x").expect("a name"));
+        oracle.knows(&name, Sort::Mutex);
+        oracle.has_members(&name, count);
+        let node = |index| {
+            let node = Network::member(&sim, &format!("sim:{index}"), clock(), plan.faults);
+            node.judged(oracle.at(index))
+        };
+        let nodes: Vec<Network> = (0..count).map(node).collect();
+        if plan.blows.rewind > 0 {
+            nodes.iter().for_each(Network::remember);
+        }
+        let stepper = if plan.step > 0 { Some(Stepper::draw(&sim, plan.step)) } else { None };
+        let stepping = if plan.step > 0 { stepping(&sim, count) } else { 0 };
+        let processes = (0..plan.processes).map(|_| sim.process(clock(), seed)).collect();
+        let workload = Workload {
+            sim: sim.clone(),
+            oracle,
+            plan,
+            names: vec![name.clone()],
+            owners: vec![Vec::new()],
+            board: Mutex::default(),
+            // Of a call to all, a quarter is for each question.
+            trip: 4 * ROUND_TRIP,
+            labels: Some(Mutex::new(0)),
+            left: Mutex::new(0),
+        };
+        let scene = Scene { sim, plan, stepper, stepping, name, nodes, remains: Mutex::default() };
+        Self { seed, processes, workload: Arc::new(workload), scene: Arc::new(scene) }
+    }
+
+    fn run(self) -> Report {
+        let (scene, sim, plan) = (&self.scene, &self.scene.sim, self.scene.plan);
+        self.people();
+        if plan.heals_at > 0 {
+            let ids = self.processes.iter().map(|process| process.id()).collect();
+            sim.spawn(OUTSIDE, Box::pin(Blower::new(scene).run(ids)));
+        }
+        let oracle = &self.workload.oracle;
+        let (violation, seen_by_callers) = oracle.judge(ENDING, || self.see_through());
+        Report {
+            seed: self.seed,
+            plan,
+            nodes: scene.nodes.len(),
+            violation,
+            seen_by_callers,
+            hash: sim.hash(),
+            steps: sim.steps(),
+            grants: oracle.grants(),
+            events: sim.events(),
+            lasted: sim.now(),
+            log: sim.log(),
+        }
+    }
+
+    /// Starts every process with its tasks. They alone have handles to its locks.
+    fn people(&self) {
+        let sim = &self.scene.sim;
+        for process in &self.processes {
+            let store = |node: &Network| Arc::new(node.store(process)) as Arc<dyn Store>;
+            let stores = self.scene.nodes.iter().map(store).collect();
+            let runtime = Arc::clone(process) as Arc<dyn Runtime>;
+            let store = Quorum::new(stores, Box::new(()), Arc::clone(&runtime), None).expect("a quorum");
+            let options = Options::new().ttl(self.scene.plan.ttl);
+            let locks = locks(Arc::new(store), runtime, options).expect("the options are right");
+            for _ in 0..=sim.choose(2) {
+                let (process, locks, workload) =
+                    (Arc::clone(process), locks.clone(), Arc::clone(&self.workload));
+                let (id, present) = (process.id(), Present::new(&workload));
+                sim.spawn(id, Box::pin(Task { workload, process, locks, present }.run()));
+            }
+        }
+    }
+
+    /// Runs to the end of all tasks, then until what they left behind has settled, then until nothing runs any more.
+    fn see_through(&self) {
+        let (scene, sim, plan) = (&self.scene, &self.scene.sim, self.scene.plan);
+        let oracle = &self.workload.oracle;
+        let rounds = u64::from(*lock(&self.workload.left)) * u64::from(plan.rounds);
+        let horizon = plan.strict_from + rounds * (14 * plan.lease() + 2 * SECOND);
+        match sim.run(horizon, STEPS) {
+            Stop::Halted => {}
+            Stop::Idle if *lock(&self.workload.left) == 0 => {}
+            stop => {
+                oracle.check_served();
+                return self.accuse(ENDING, format!("the tasks have not ended: {stop:?}"));
+            }
+        }
+        if oracle.violation().is_some() {
+            return;
+        }
+        // What is released on and on at a node that was silent is asked for again after at most 1.7 s, and takes at most 1 s.
+        let settled = sim.now().max(plan.heals_at + RECOVERY) + 4 * SECOND;
+        sim.run(settled, STEPS);
+        if !lock(&scene.remains).are_excused {
+            self.check_empty(sim.now());
+        }
+        // Whatever nobody could give back has lapsed.
+        let over = settled + plan.step + 2 * plan.lease() + 90 * SECOND;
+        sim.run(over, STEPS);
+        self.check_empty(over);
+        let left: usize = self.processes.iter().map(|process| sim.tasks(process.id())).sum();
+        if left > 0 {
+            self.accuse(ENDING, format!("{left} tasks run on after the last handle is gone"));
+        }
+    }
+
+    /// Everything has ended well and some time ago.
+    fn check_empty(&self, now: TrueTime) {
+        if let Some((index, owner)) = self.workload.oracle.left_at_members(now) {
+            self.accuse(LEFTOVERS, format!("node {index} still has {} for {owner}", self.scene.name));
+        }
+    }
+
+    fn accuse(&self, invariant: &'static str, what: String) {
+        self.workload.oracle.accuse(invariant, what);
+    }
+}
