@@ -12,7 +12,7 @@ use super::member::Said;
 use super::round::Round;
 use crate::planted::{Bug, planted};
 use crate::protocol::quorum::{NOBODY, Verdict, Word, acquired, found, held, released, renewed, verified};
-use crate::protocol::{Answer, Bind, Fence, Op, Verb, Whose, lease};
+use crate::protocol::{Answer, Bind, Fence, Op, Verb, Whose, lease, ours};
 use crate::runtime::Moment;
 use crate::store::Failure;
 
@@ -133,9 +133,20 @@ impl Inner {
         let mut all_answered = true;
         for (index, release) in releases.iter().enumerate() {
             let is_unheard = matches!(round.words[index], Word::Pending | Word::Silent { .. });
-            if is_unheard && hold.may_be_at(index) {
+            let passed_on = match &round.words[index] {
+                Word::Said(answer) => of_another_side(answer, release, hold, index),
+                _ => None,
+            };
+            if let Some(ballot) = passed_on {
+                hold.saw(index, ballot);
+            }
+            if (is_unheard || passed_on.is_some()) && hold.may_be_at(index) {
                 all_answered = false;
                 let first = round.take(index);
+                let release = &match passed_on {
+                    Some(_) => release_of(release, hold, index),
+                    None => release.clone(),
+                };
                 let (quorum, release, hold) = (Arc::clone(self), release.clone(), Arc::clone(hold));
                 let under_way = Releasing::one(self);
                 let task = async move {
@@ -154,12 +165,12 @@ impl Inner {
         self: &Arc<Self>,
         index: usize,
         first: Option<BoxFuture<'static, Said>>,
-        release: Op,
+        mut release: Op,
         hold: &Arc<Hold>,
     ) {
         const WITHIN: Duration = Duration::from_secs(1);
         const PAUSE: Duration = Duration::from_millis(100);
-        let has_asked_again = || match release.verb {
+        let has_asked_again = |release: &Op| match release.verb {
             Verb::Release { fence: Fence::Ballot(ballot), .. } => {
                 hold.ballot_at(index) > ballot && !planted(Bug::UndoOutlivesRetry)
             }
@@ -170,6 +181,13 @@ impl Inner {
             None => Err(Failure::NotSent(Failure::cause("it was not asked yet"))),
         };
         for attempt in 0..u32::MAX {
+            if let Ok(answer) = &said
+                && let Some(ballot) = of_another_side(answer, &release, hold, index)
+            {
+                hold.saw(index, ballot);
+                release = release_of(&release, hold, index);
+                said = self.members[index].ask(release.clone(), WITHIN).await;
+            }
             if !matches!(said, Err(Failure::NotSent(_) | Failure::Unknown(_)))
                 || !hold.may_be_at(index)
                 || self.runtime.now() >= hold.until()
@@ -179,7 +197,7 @@ impl Inner {
             }
             let pause = PAUSE * (1 << attempt.min(4)) + Duration::from_millis(self.runtime.random() % 50);
             self.runtime.sleep_until(self.runtime.now() + pause).await;
-            if has_asked_again() {
+            if has_asked_again(&release) {
                 return;
             }
             said = self.members[index].ask(release.clone(), WITHIN).await;
@@ -411,6 +429,14 @@ impl Drop for Releasing {
             self.0.are_done.notify_waiters();
         }
     }
+}
+
+/// The ballot with which a member shows that a hold is still there after its release, if this side has never sent one so high: it was
+/// passed on, and the side that had it before was heard there late.
+fn of_another_side(answer: &Answer, release: &Op, hold: &Hold, member: usize) -> Option<u64> {
+    let Answer::Busy { holder, .. } = answer else { return None };
+    let (owner, ballot) = ours(holder)?;
+    (owner == release.owner && ballot > hold.ballot_at(member)).then_some(ballot)
 }
 
 fn with_ballot(op: &Op, ttl_ms: u64, ballot: u64) -> Op {
