@@ -166,7 +166,7 @@ fn what_is_judged_on_a_quorum_can_fail_there() {
 }
 
 /// What callers see by themselves, and by which of its checks the judge of `tenure stress` finds it, within five thousand schedules.
-const SEEN: [(Bug, &str); 11] = [
+const SEEN: [(Bug, &str); 13] = [
     (Bug::DeadlineFromReply, "exclusion"),
     (Bug::NoMargin, "exclusion"),
     (Bug::ReleaseWithoutCompare, "exclusion"),
@@ -178,6 +178,8 @@ const SEEN: [(Bug, &str); 11] = [
     (Bug::WeightIgnored, "exclusion"),
     (Bug::PushFromReceipt, "exclusion"),
     (Bug::PushOfAnotherLife, "exclusion"),
+    (Bug::MinorityRules, "exclusion"),
+    (Bug::TokensByCounter, "tokens"),
 ];
 
 /// It knows nothing of servers, and is what judges histories of real ones.

@@ -157,7 +157,7 @@ pub const QUORUM: &[Regression] = &[
     found(
         "`try_lock` called busy what nobody held, when a reply was lost and ballots stood in the way",
         Regime::Parted,
-        10_929,
+        44_429,
         Some(Bug::BallotsTakenForHolder),
     ),
     found(

@@ -225,6 +225,9 @@ impl Book {
         news: &mut Vec<Owner>,
     ) {
         self.stands_at(at, member, standing, None);
+        if trouble != Trouble::SteppedBack {
+            self.history.ends_here(at);
+        }
         let Some(members) = &mut self.members else { return };
         if matches!(trouble, Trouble::StartedAnew | Trouble::Evicted) {
             members.kept.values_mut().for_each(|servers| *servers &= !(1 << member));
