@@ -185,6 +185,12 @@ pub const QUORUM: &[Regression] = &[
         None,
     ),
     found(
+        "a member that a hold which was taken over had not been heard at got its release once, and no more",
+        Regime::Lossy,
+        2_071_651,
+        None,
+    ),
+    found(
         "members that had started anew voted too soon for a process whose own leases `max_hold` had clipped",
         Regime::Rewinding,
         14_214,

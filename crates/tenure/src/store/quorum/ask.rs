@@ -221,6 +221,12 @@ impl Inner {
             self.holds.forget(&op.owner);
         }
         let hold = self.holds.of(&op.owner, sent, until);
+        if is_taken_over {
+            // It may be anywhere.
+            for index in 0..self.members.len() {
+                hold.sent_to(index);
+            }
+        }
         if bind == Some(Bind::Lease) {
             // Whoever takes it over knows nothing of what this side does from here on.
             hold.leave();
