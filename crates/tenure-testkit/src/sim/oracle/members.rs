@@ -168,7 +168,8 @@ impl Book {
         self.check_spared(at, member, executed);
         let Some(members) = &mut self.members else { return };
         members.owners.entry(owner.clone()).or_default().hears(member, executed);
-        if let Answer::Held { fence } = executed.answer {
+        // A renewal shows the token of a hold, and keeps nothing.
+        if let (Verb::Acquire { .. }, Answer::Held { fence }) = (verb, executed.answer) {
             *members.kept.entry(*fence).or_default() |= 1 << member;
         }
         let ends = matches!(verb, Verb::Release { whose: Whose::Mine, .. }).then_some(owner);
