@@ -7,10 +7,12 @@
 #![expect(clippy::disallowed_methods, reason = "this file is the door")]
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::ops::{Add, Sub};
-use std::sync::{Arc, OnceLock, mpsc};
+use std::pin::pin;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, mpsc};
+use std::task::Poll;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -70,6 +72,8 @@ pub trait Runtime: fmt::Debug + Send + Sync + 'static {
 /// The production runtime: one thread, named `tenure`, with a current-thread tokio runtime.
 pub struct Driver {
     handle: Handle,
+    /// Its timers are no more: whoever polls one holds this meanwhile.
+    is_over: Arc<RwLock<bool>>,
     stop: std::sync::Mutex<Option<oneshot::Sender<()>>>,
     thread: thread::ThreadId,
 }
@@ -84,16 +88,20 @@ impl Driver {
         // (`block_on` is one). So it is handed over when the thread is there.
         let (hand_over, handed) = mpsc::channel::<tokio::runtime::Runtime>();
         let (stop, stopped) = oneshot::channel::<()>();
+        let is_over = Arc::new(RwLock::new(false));
+        let over = Arc::clone(&is_over);
         let thread = thread::Builder::new().name("tenure".into()).spawn(move || {
             let Ok(runtime) = handed.recv() else { return };
             let _ = runtime.block_on(stopped);
+            *over.write().unwrap_or_else(PoisonError::into_inner) = true;
             // What a task left running (a blocking call of the system) must not hold up the thread's end.
             runtime.shutdown_background();
         })?;
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         hand_over.send(runtime).expect("the thread waits for it");
-        Ok(Arc::new(Self { handle, stop: std::sync::Mutex::new(Some(stop)), thread: thread.thread().id() }))
+        let (stop, thread) = (std::sync::Mutex::new(Some(stop)), thread.thread().id());
+        Ok(Arc::new(Self { handle, is_over, stop, thread }))
     }
 
     /// Whether the caller is the driver's own thread, which must not wait for itself.
@@ -131,7 +139,7 @@ impl Runtime for Driver {
     }
 
     fn sleep_until(&self, at: Moment) -> BoxFuture<'static, ()> {
-        let handle = self.handle.clone();
+        let (handle, is_over) = (self.handle.clone(), Arc::clone(&self.is_over));
         Box::pin(async move {
             loop {
                 let left = at.since(boottime());
@@ -139,11 +147,18 @@ impl Runtime for Driver {
                     return;
                 }
                 // A timer belongs to the runtime in whose context it is made; it may be polled anywhere.
-                let piece = {
+                let mut piece = pin!({
                     let _context = handle.enter();
                     tokio::time::sleep(left.min(RECHECK))
-                };
-                piece.await;
+                });
+                let ended = poll_fn(|context| {
+                    // One that is no more panics when it is polled, and keeps nobody waiting here.
+                    let is_over = is_over.read().unwrap_or_else(PoisonError::into_inner);
+                    if *is_over { Poll::Ready(true) } else { piece.as_mut().poll(context).map(|()| false) }
+                });
+                if ended.await {
+                    return;
+                }
             }
         })
     }

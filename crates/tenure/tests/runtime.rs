@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Wake};
 use std::thread;
 use std::time::Duration;
 
+use tenure::internals::{Driver, Runtime};
 use tenure::{
     Error, FairMutex, Guard, Holder, Kind, Listing, LockName, Locks, Lost, Multi, MultiGuard, Mutex, Options,
     Owner, Part, ReentrantMutex, Renewal, RwLock, Semaphore, Status, block_on,
@@ -26,6 +27,21 @@ fn lock(locks: &Locks, name: &str) -> Guard {
 
 fn is_free(locks: &Locks, name: &str) -> bool {
     block_on(locks.inspect(name)).expect("an answer").is_none()
+}
+
+/// As of a quorum's member whose last handle goes while a question to it is under way.
+#[test]
+fn a_timer_whose_thread_has_ended_keeps_nobody_waiting_and_does_not_panic() {
+    let driver = Driver::start().expect("a thread");
+    let mut sleep = driver.sleep_until(driver.now() + Duration::from_secs(3_600));
+    let mut context = Context::from_waker(std::task::Waker::noop());
+    assert!(sleep.as_mut().poll(&mut context).is_pending());
+    driver.stop();
+    let ended = (0..5_000).any(|_| {
+        thread::sleep(Duration::from_millis(1));
+        sleep.as_mut().poll(&mut context).is_ready()
+    });
+    assert!(ended, "it goes on without its thread");
 }
 
 #[test]
