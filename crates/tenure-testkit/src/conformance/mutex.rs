@@ -1,6 +1,5 @@
 //! Names, and the order within a client.
 
-use std::error::Error;
 use std::time::Duration;
 
 use futures_util::future::join_all;
