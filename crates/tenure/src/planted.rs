@@ -150,11 +150,13 @@ pub enum Bug {
     LowestTokenTaken,
     /// A ballot is raised just above what stood in its way on a quorum, also where that is a clock.
     RaisedTooLittle,
+    /// Who takes over on a quorum what its own process has passed on forgets the ballots that are on their way.
+    BallotsForgotten,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 70] = [
+    pub const ALL: [Self; 71] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -225,6 +227,7 @@ impl Bug {
         Self::NoBallotAhead,
         Self::LowestTokenTaken,
         Self::RaisedTooLittle,
+        Self::BallotsForgotten,
     ];
 }
 

@@ -88,6 +88,7 @@ const RARE: &[(Bug, &str)] = &[
     (Bug::LateGrantKept, "honesty"),
     (Bug::BallotsTakenForHolder, "honesty"),
     (Bug::LowestTokenTaken, "token order"),
+    (Bug::BallotsForgotten, quorum::LEFTOVERS),
 ];
 
 /// So are bugs of the engine on a quorum: what is judged there can fail there.

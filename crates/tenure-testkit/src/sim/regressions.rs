@@ -197,4 +197,11 @@ pub const QUORUM: &[Regression] = &[
         None,
     ),
     found("the same, after two members had lost everything", Regime::Forgetting, 1_210_043, None),
+    found(
+        "an acquisition that was on its way when its process passed the hold on, and took it back, stood there after its release",
+        Regime::Lossy,
+        3_148_411,
+        Some(Bug::BallotsForgotten),
+    ),
+    found("the same at a server that had started anew", Regime::Forgetting, 3_207_518, None),
 ];

@@ -216,17 +216,11 @@ impl Inner {
         self.longest_ms.fetch_max(ttl_ms, Ordering::Relaxed);
         let until = sent + within + Duration::from_millis(ttl_ms);
         let is_taken_over = bind.is_some_and(|bind| bind != Bind::Lease);
-        if is_taken_over {
-            // Whatever this side knew of it before it was passed on may be over.
-            self.holds.forget(&op.owner);
-        }
-        let hold = self.holds.of(&op.owner, sent, until);
-        if is_taken_over {
-            // It may be anywhere.
-            for index in 0..self.members.len() {
-                hold.sent_to(index);
-            }
-        }
+        let hold = if is_taken_over {
+            self.holds.taken_over(&op.owner, self.members.len(), sent, until)
+        } else {
+            self.holds.of(&op.owner, sent, until)
+        };
         if bind == Some(Bind::Lease) {
             // Whoever takes it over knows nothing of what this side does from here on.
             hold.leave();

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::member::Said;
 use crate::owner::Owner;
+use crate::planted::{Bug, planted};
 use crate::protocol::Answer;
 use crate::runtime::Moment;
 use crate::store::Failure;
@@ -191,6 +192,21 @@ impl Holds {
         let hold = table.by_owner.entry(owner.clone()).or_default();
         hold.lasts_until(until);
         Arc::clone(hold)
+    }
+
+    /// The hold of an owner that is taken over: it may be anywhere. Whatever this side knew of it before it was passed on may be over, but
+    /// for the ballots that are on their way: their time is over with its release.
+    pub(super) fn taken_over(&self, owner: &Owner, members: usize, now: Moment, until: Moment) -> Arc<Hold> {
+        let before = self.table().by_owner.remove(owner);
+        let before = before.filter(|_| !planted(Bug::BallotsForgotten)).unwrap_or_default();
+        let hold = self.of(owner, now, until);
+        hold.ballot.fetch_max(before.ballot.load(Ordering::Acquire), Ordering::AcqRel);
+        for member in 0..members {
+            let ballot = before.ballot_at(member);
+            hold.sent_to(member);
+            hold.place(member, |place| place.ballot = place.ballot.max(ballot));
+        }
+        hold
     }
 
     pub(super) fn known(&self, owner: &Owner) -> Option<Arc<Hold>> {
