@@ -64,7 +64,7 @@ pub(crate) fn crowd(kind: &str) {
             if since(asleep) > STALL {
                 reasons.push(Reason { from: asleep, to: now(), killed: None });
             }
-            assert!(since(begun) < Duration::from_secs(120), "{kind}: only {} turns", turns(&members));
+            assert!(since(begun) < Duration::from_secs(300), "{kind}: only {} turns", turns(&members));
         }
         if kill <= KILLS {
             let victim = [Victim::Waiter, Victim::Holder][kill % 2];

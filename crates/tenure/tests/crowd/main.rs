@@ -3,11 +3,12 @@
 //!
 //! A process of a crowd is this same program, started again with arguments of its own: so the tests have a `main` here. Otherwise
 //! arguments choose among them by parts of their names, as usual.
-#![expect(clippy::disallowed_methods, reason = "real processes take real time")]
+#![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "real processes take real time")]
 
 use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::thread;
+use std::time::Instant;
 
 mod killed;
 mod log;
@@ -60,11 +61,15 @@ fn main() -> ExitCode {
     let parts: Vec<&str> = args.iter().map(String::as_str).filter(|arg| !arg.starts_with('-')).collect();
     let is_meant = |name: &str| parts.is_empty() || parts.iter().any(|part| name.contains(part));
     let failed = |tests: &[Test]| tests.iter().filter(|test| is_meant(test.name) && !passes(test)).count();
+    let begun = Instant::now();
     let failures = thread::scope(|scope| {
         let halves = HALVES.map(|half| scope.spawn(move || failed(half)));
         halves.map(|half| half.join().expect("a panic of a test is caught")).iter().sum::<usize>()
     }) + failed(ALONE);
-    println!("{}", if failures == 0 { "test result: ok" } else { "test result: FAILED" });
+    let meant = HALVES.into_iter().flatten().chain(ALONE).filter(|test| is_meant(test.name)).count();
+    let (verdict, passed) = (if failures == 0 { "ok" } else { "FAILED" }, meant - failures);
+    let took = begun.elapsed().as_secs_f64();
+    println!("test result: {verdict}. {passed} passed; {failures} failed; finished in {took:.2}s");
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
