@@ -14,10 +14,19 @@ use crate::{json, store};
 /// Prints who holds a lock; returns whether somebody does, as the code to exit with.
 pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
     let locks = store::open(&args.store, Options::new())?;
-    let found = locks.inspect(&args.name).await?;
-    let lines = match &found {
-        found if args.json => json::lock(&args.name, found.as_ref()),
-        Some(found) => held("held", found),
+    tell("held", &args.name, locks.inspect(&args.name).await?.as_ref(), args.json)
+}
+
+/// Prints what was found at a name, and how it is held; returns whether there was something, as the code to exit with.
+pub(crate) fn tell(
+    how: &str,
+    name: &str,
+    found: Option<&tenure::Status>,
+    as_json: bool,
+) -> Result<u8, Failure> {
+    let lines = match found {
+        found if as_json => json::lock(name, found),
+        Some(found) => held(how, found),
         None => "free\n".to_owned(),
     };
     output::print(lines).map_err(|error| Failure::own("cannot print", &error))?;
@@ -25,7 +34,7 @@ pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
 }
 
 /// A line for the kind, one for each holder and one for each waiter.
-pub(crate) fn held(how: &str, status: &tenure::Status) -> String {
+fn held(how: &str, status: &tenure::Status) -> String {
     let mut lines = match status.permits {
         Some(permits) => format!("{how} as a {} of {permits}\n", status.kind),
         None => format!("{how} as a {}\n", status.kind),
