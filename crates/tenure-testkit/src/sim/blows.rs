@@ -86,6 +86,19 @@ impl Blows {
         }
         None
     }
+
+    /// Strikes so often, at moments that are drawn, and returns when everything is to heal.
+    pub async fn deal(&self, sim: &Sim, heals_at: TrueTime, strike: impl Fn()) {
+        let count = if self.most == 0 { 0 } else { 1 + sim.choose(self.most as u32) };
+        let mut times: Vec<_> = (0..count).map(|_| sim.between(0, heals_at)).collect();
+        times.sort_unstable();
+        for at in times {
+            sim.sleep_until(at).await;
+            strike();
+        }
+        sim.sleep_until(heals_at).await;
+        sim.note(|| "healed".into());
+    }
 }
 
 impl Parting {

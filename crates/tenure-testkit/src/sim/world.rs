@@ -211,16 +211,8 @@ struct Blower {
 
 impl Blower {
     async fn run(self, processes: Vec<usize>) {
-        let most = self.plan.blows.most;
-        let count = if most == 0 { 0 } else { 1 + self.sim.choose(most as u32) };
-        let mut times: Vec<_> = (0..count).map(|_| self.sim.between(0, self.plan.heals_at)).collect();
-        times.sort_unstable();
-        for at in times {
-            self.sim.sleep_until(at).await;
-            self.strike(&processes);
-        }
-        self.sim.sleep_until(self.plan.heals_at).await;
-        self.sim.note(|| "healed".into());
+        let Plan { blows, heals_at, .. } = self.plan;
+        blows.deal(&self.sim, heals_at, || self.strike(&processes)).await;
         processes.iter().for_each(|process| self.sim.resume(*process));
         self.network.heal();
     }

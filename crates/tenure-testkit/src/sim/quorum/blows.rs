@@ -19,16 +19,7 @@ impl Blower {
 
     pub(super) async fn run(self, processes: Vec<ProcessId>) {
         let (scene, sim, plan) = (&self.0, &self.0.sim, self.0.plan);
-        let most = plan.blows.most;
-        let count = if most == 0 { 0 } else { 1 + sim.choose(most as u32) };
-        let mut times: Vec<_> = (0..count).map(|_| sim.between(0, plan.heals_at)).collect();
-        times.sort_unstable();
-        for at in times {
-            sim.sleep_until(at).await;
-            self.strike(&processes);
-        }
-        sim.sleep_until(plan.heals_at).await;
-        sim.note(|| "healed".into());
+        plan.blows.deal(sim, plan.heals_at, || self.strike(&processes)).await;
         processes.iter().for_each(|process| sim.resume(*process));
         scene.nodes.iter().for_each(Network::heal);
     }
