@@ -123,7 +123,7 @@ impl Line {
         mut reply: Pin<&mut impl Future<Output = RedisResult<T>>>,
         deadline: Moment,
     ) -> Result<T, Failure> {
-        let mut ticket = None;
+        let mut ticket: Option<Ticket<'_>> = None;
         poll_fn(|cx| {
             if let Poll::Ready(reply) = reply.as_mut().poll(cx) {
                 return Poll::Ready(reply.map_err(|error| {
@@ -133,14 +133,19 @@ impl Line {
                     Failure::Unknown(Arc::new(error))
                 }));
             }
-            match &ticket {
-                None => ticket = Some(self.board(deadline, cx.waker())),
-                Some(ticket) if !ticket.waits(cx.waker()) => {
-                    return Poll::Ready(Err(Failure::Unknown(Failure::cause("no answer came in time"))));
+            let waits = match &ticket {
+                Some(ticket) => ticket.waits(cx.waker()),
+                None => {
+                    ticket = self.board(deadline, cx.waker());
+                    ticket.is_some()
                 }
-                Some(_) => {}
+            };
+            if waits {
+                return Poll::Pending;
             }
-            Poll::Pending
+            let is_late = self.runtime.now() >= deadline;
+            let why = if is_late { "no answer came in time" } else { "the connection was closed meanwhile" };
+            Poll::Ready(Err(Failure::Unknown(Failure::cause(why))))
         })
         .await
     }
@@ -172,13 +177,17 @@ impl Line {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn board(&self, due: Moment, waker: &Waker) -> Ticket<'_> {
+    /// From here on somebody looks after a request: until it is due, or the line is closed. On one that is closed nobody does.
+    fn board(&self, due: Moment, waker: &Waker) -> Option<Ticket<'_>> {
         let flight = Flight {
             sent: self.runtime.now(),
             heard: self.heard.load(Ordering::Relaxed),
             waker: Some(waker.clone()),
         };
         let mut flights = self.flights();
+        if self.is_closed() {
+            return None;
+        }
         let key = (due, flights.next);
         flights.next += 1;
         flights.by_due.insert(key, flight);
@@ -186,7 +195,7 @@ impl Line {
             flights.looks_at = Some(due);
             self.look.notify_one();
         }
-        Ticket { line: self, key }
+        Some(Ticket { line: self, key })
     }
 
     async fn watch(self: Arc<Self>) {
@@ -211,6 +220,9 @@ impl Line {
             // Only now, so that whoever asks again does so on another connection.
             late.into_iter().for_each(Waker::wake);
         }
+        // The connection's end does not tell all of them: what was handed over in that very moment is kept and never answered.
+        let left = std::mem::take(&mut self.flights().by_due);
+        left.into_values().filter_map(|flight| flight.waker).for_each(Waker::wake);
     }
 
     /// Those whose time is over, and whether the connection is to be given up.
@@ -259,5 +271,48 @@ impl Ticket<'_> {
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         self.line.flights().by_due.remove(&self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::{AsyncConnectionConfig, RedisConnectionInfo};
+
+    use super::super::connect::{by, command};
+    use super::*;
+    use crate::block_on;
+    use crate::runtime::Driver;
+
+    /// A line over a connection that never answers and, as long as the last of these lives, never says that it is over.
+    async fn silent(runtime: &Arc<Driver>, login: &RedisConnectionInfo) -> (Arc<Line>, impl Sized) {
+        let (ours, theirs) = tokio::io::duplex(4_096);
+        let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
+        let opened = MultiplexedConnection::new_with_config(login, ours, config).await;
+        let (pipe, driver) = opened.expect("a connection");
+        let ((hangup, hung), (done, over)) = (oneshot::channel(), oneshot::channel());
+        let (to, life) = (Address::Tcp("h".into(), 1), crate::store::Life::Unknown);
+        let connection = Connection { pipe, to, peer: None, life, heard: Arc::default(), hangup, over };
+        let (line, over) = Line::new(connection, false, Arc::clone(runtime) as Arc<dyn Runtime>);
+        (line, (theirs, driver, hung, done, over))
+    }
+
+    #[test]
+    fn a_request_ends_with_its_line_whatever_becomes_of_its_reply() {
+        let runtime = Driver::start().expect("a thread");
+        let asked = block_on(async {
+            let login = RedisConnectionInfo::default().set_skip_set_lib_name();
+            let (line, _connection) = silent(&runtime, &login).await;
+            let far = runtime.now() + Duration::from_secs(3_600);
+            let ping = command(&["PING"]);
+            let mut before = pin!(line.ask(&ping, far));
+            assert!(before.as_mut().now_or_never().is_none(), "nobody answers");
+            line.hang_up();
+            let limit = runtime.now() + Duration::from_secs(10);
+            let after = line.ask(&ping, far);
+            [by(&*runtime, limit, before).await, by(&*runtime, limit, after).await]
+        });
+        for answer in asked {
+            assert!(matches!(answer, Some(Err(Failure::Unknown(_)))), "{answer:?}");
+        }
     }
 }
