@@ -232,8 +232,9 @@ impl Locks {
     /// anew, to this `Locks`' ttl, and renewed from here on. Two processes that resume one owner both hold.
     ///
     /// # Cancel safety
-    /// The lease may have been renewed, and ask again: one of several holds of a reentrant owner that was taken over unheard is let
-    /// go again in the background, and until then nobody else can resume it.
+    /// The lease may have been renewed, and ask again. In a directory the hold may be this process's by then, and end with it. One of
+    /// several holds of a reentrant owner that was taken over unheard is let go again in the background, and until then nobody else
+    /// can resume it.
     ///
     /// # Errors
     /// `is_mismatch`, `is_unreachable`, `is_refused`, and `is_invalid` for a name; `is_unknown` when no answer came: ask again.

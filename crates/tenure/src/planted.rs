@@ -4,6 +4,8 @@
 //! Without the feature `planted` every question below is the constant `false` and the compiler removes it. The feature is for
 //! this workspace's own tests: it changes nothing until a test asks for it.
 
+use crate::protocol::{Answer, Data, Entry, Op, Wake};
+
 /// The mistakes that locks are known to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -152,11 +154,17 @@ pub enum Bug {
     RaisedTooLittle,
     /// Who takes over on a quorum what its own process has passed on forgets the ballots that are on their way.
     BallotsForgotten,
+    /// What a process had that died counts in a directory until its lease is over.
+    DeathIgnored,
+    /// That a process has ended is not heard of in a directory.
+    DeathUnheard,
+    /// What another process has changed in a directory is not heard of.
+    ChangeUnheard,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 71] = [
+    pub const ALL: [Self; 74] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -228,16 +236,19 @@ impl Bug {
         Self::LowestTokenTaken,
         Self::RaisedTooLittle,
         Self::BallotsForgotten,
+        Self::DeathIgnored,
+        Self::DeathUnheard,
+        Self::ChangeUnheard,
     ];
 }
 
 #[cfg(feature = "planted")]
 mod switch {
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
     use std::process::abort;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use super::Bug;
+    use super::{Answer, Bug, Data, Entry, Op, Wake};
 
     thread_local! {
         static ON: Cell<Option<Bug>> = const { Cell::new(None) };
@@ -250,6 +261,23 @@ mod switch {
     /// Switches one bug on, or all off, for what runs on this thread.
     pub fn plant(bug: Option<Bug>) {
         ON.set(bug);
+    }
+
+    /// Hears what a request has made of a record of a directory.
+    pub type Observer = Box<dyn Fn(&Op, &Answer, Option<&Wake>, Option<&Entry<Data>>)>;
+
+    thread_local! {
+        static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
+    }
+
+    pub(crate) fn applied(op: &Op, answer: &Answer, wake: Option<&Wake>, after: Option<&Entry<Data>>) {
+        OBSERVER
+            .with_borrow(|observer| observer.iter().for_each(|observer| observer(op, answer, wake, after)));
+    }
+
+    /// Lets somebody hear of each request that stores in directories carry out on this thread, in the order in which they do.
+    pub fn observe(observer: Option<Observer>) {
+        OBSERVER.set(observer);
     }
 
     /// How many crash points this process still passes, and one more.
@@ -268,9 +296,9 @@ mod switch {
 }
 
 #[cfg(feature = "planted")]
-pub use switch::{crash_after, plant};
+pub use switch::{Observer, crash_after, observe, plant};
 #[cfg(feature = "planted")]
-pub(crate) use switch::{crash_point, planted};
+pub(crate) use switch::{applied, crash_point, planted};
 
 #[cfg(not(feature = "planted"))]
 pub(crate) const fn planted(_: Bug) -> bool {
@@ -280,3 +308,7 @@ pub(crate) const fn planted(_: Bug) -> bool {
 /// Between two things that others can see of this process: here it may be killed.
 #[cfg(not(feature = "planted"))]
 pub(crate) const fn crash_point() {}
+
+/// What became of a record of a directory, for whoever judges that.
+#[cfg(not(feature = "planted"))]
+pub(crate) const fn applied(_: &Op, _: &Answer, _: Option<&Wake>, _: Option<&Entry<Data>>) {}

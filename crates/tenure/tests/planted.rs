@@ -10,7 +10,7 @@ use tenure_testkit::sim::oracle::members::ONE_TRIP;
 use tenure_testkit::sim::regime::Regime;
 use tenure_testkit::sim::regressions::{ONE_SERVER, QUORUM, Regression};
 use tenure_testkit::sim::report::Report;
-use tenure_testkit::sim::{quorum, world};
+use tenure_testkit::sim::{files, quorum, world};
 
 /// By which invariant each bug is caught, and within how many schedules.
 const CAUGHT: &[(Bug, &str, u64)] = &[
@@ -76,6 +76,9 @@ const CAUGHT: &[(Bug, &str, u64)] = &[
     (Bug::NoBallotBehind, ONE_TRIP, 1_000),
     (Bug::NoBallotAhead, "the API's word", 1_000),
     (Bug::RaisedTooLittle, "the API's word", 1_000),
+    (Bug::DeathIgnored, "whoever fits is let in", 1_000),
+    (Bug::DeathUnheard, "progress", 1_000),
+    (Bug::ChangeUnheard, "progress", 1_000),
 ];
 
 /// Too rare for a hunt in each test run: the schedule of each is in `sim/regressions.rs`. By which invariant it is caught there.
@@ -105,6 +108,22 @@ const CAUGHT_ON_A_QUORUM: &[(Bug, &str, u64)] = &[
     (Bug::NoGrace, "exclusion within validity", 5_000),
 ];
 
+/// And in a directory.
+const CAUGHT_IN_A_DIRECTORY: &[(Bug, &str, u64)] = &[
+    (Bug::DeadlineFromReply, "exclusion within validity", 200),
+    (Bug::NoMargin, "exclusion within validity", 200),
+    (Bug::RenewalRecreates, "no stale release, no revival", 200),
+    (Bug::LossUnannounced, "honesty", 200),
+    (Bug::NoGrace, "exclusion within validity", 200),
+    (Bug::ReentryBumpsToken, "token order", 200),
+    (Bug::RepeatCountsTwice, "each hold counts once", 500),
+    (Bug::RankOffByOne, "exclusion within validity", 200),
+    (Bug::LeaverPromotesNobody, "whoever fits is let in", 200),
+    (Bug::ReentryInLine, "progress", 200),
+    (Bug::EndNotAwaited, "progress", 200),
+    (Bug::RefreshedTooLate, "nothing is left behind", 500),
+];
+
 /// Runs a schedule of the simulation that is for this bug.
 fn run(bug: Bug, seed: u64) -> Report {
     match bug {
@@ -120,6 +139,7 @@ fn run(bug: Bug, seed: u64) -> Report {
         | Bug::NoBallotBehind
         | Bug::NoBallotAhead
         | Bug::RaisedTooLittle => quorum::run(seed),
+        Bug::DeathIgnored | Bug::DeathUnheard | Bug::ChangeUnheard => files::run(seed),
         _ => world::run(seed),
     }
 }
@@ -164,6 +184,11 @@ fn every_planted_bug_is_caught_by_its_check() {
 #[test]
 fn what_is_judged_on_a_quorum_can_fail_there() {
     all_are_caught(CAUGHT_ON_A_QUORUM, |_, seed| quorum::run(seed));
+}
+
+#[test]
+fn what_is_judged_in_a_directory_can_fail_there() {
+    all_are_caught(CAUGHT_IN_A_DIRECTORY, |_, seed| files::run(seed));
 }
 
 /// What callers see by themselves, and by which of its checks the judge of `tenure stress` finds it, within five thousand schedules.

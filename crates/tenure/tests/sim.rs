@@ -5,13 +5,20 @@
 
 use tenure::internals::planted::plant;
 use tenure_testkit::sim::hunt::Hunt;
+use tenure_testkit::sim::regime::Regime;
 use tenure_testkit::sim::regressions::ONE_SERVER;
 use tenure_testkit::sim::world;
 
-const HUNT: Hunt = Hunt { run: world::run_in, replay: world::replay, test: "sim", again: "replay" };
+const HUNT: Hunt =
+    Hunt { run: world::run_in, replay: world::replay, regimes: &Regime::ALL, test: "sim", again: "replay" };
 /// On a server that runs the scripts as well.
-const SCRIPTS: Hunt =
-    Hunt { run: world::run_scripts, replay: world::replay_scripts, test: "sim", again: "again_on_scripts" };
+const SCRIPTS: Hunt = Hunt {
+    run: world::run_scripts,
+    replay: world::replay_scripts,
+    regimes: &Regime::ALL,
+    test: "sim",
+    again: "again_on_scripts",
+};
 
 #[test]
 fn no_schedule_violates_a_promise() {

@@ -13,7 +13,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
@@ -46,6 +46,7 @@ pub struct Sim(Arc<Shared>);
 struct Shared {
     core: Mutex<Core>,
     woken: Arc<Mutex<Vec<u32>>>,
+    pump: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 struct Core {
@@ -62,6 +63,8 @@ struct Core {
     events: Events,
     /// How often somebody looked at a clock since the last poll began.
     looks: u32,
+    /// Whose task was polled last.
+    current: ProcessId,
     over: bool,
     halted: bool,
 }
@@ -168,10 +171,11 @@ impl Sim {
             events: Events::default(),
             log: None,
             looks: 0,
+            current: OUTSIDE,
             over: false,
             halted: false,
         };
-        Self(Arc::new(Shared { core: Mutex::new(core), woken: Arc::default() }))
+        Self(Arc::new(Shared { core: Mutex::new(core), woken: Arc::default(), pump: OnceLock::new() }))
     }
 
     fn core(&self) -> MutexGuard<'_, Core> {
@@ -285,6 +289,11 @@ impl Sim {
         Sleep { sim: self.clone(), at, waker: None }
     }
 
+    /// The process one of whose tasks is being polled.
+    pub fn current(&self) -> ProcessId {
+        self.core().current
+    }
+
     /// Runs a task in a process. A dead process runs nothing.
     pub fn spawn(&self, process: ProcessId, future: BoxFuture<'static, ()>) {
         let mut core = self.core();
@@ -370,9 +379,20 @@ impl Sim {
         self.core().tasks.iter().filter(|task| task.process == process && !task.done).count()
     }
 
+    /// From now on does this before whatever comes next: it wakes who waits for the system, which is real.
+    pub fn pump(&self, pump: impl Fn() + Send + Sync + 'static) {
+        assert!(self.0.pump.set(Box::new(pump)).is_ok(), "there is one system");
+    }
+
     /// Runs until nothing is left to do, a true time is reached, or so many polls were made in all.
     pub fn run(&self, until: TrueTime, steps: u64) -> Stop {
         loop {
+            if let Some(pump) = self.0.pump.get() {
+                let before = lock(&self.0.woken).len();
+                pump();
+                // In whatever order the system tells those who wait for the same.
+                lock(&self.0.woken)[before..].sort_unstable();
+            }
             match self.next(until, steps) {
                 Next::Stop(stop) => return stop,
                 Next::Event(event) => event(),
@@ -445,6 +465,7 @@ impl Sim {
         let id = core.ready.swap_remove(chosen as usize);
         let now = core.now;
         core.mark(now ^ u64::from(id) << 48);
+        core.current = core.tasks[id as usize].process;
         let task = &mut core.tasks[id as usize];
         match task.future.take() {
             Some(future) => Next::Poll(id, future, Arc::clone(&task.waker)),

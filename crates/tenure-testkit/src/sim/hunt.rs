@@ -19,6 +19,8 @@ pub struct Hunt {
     pub run: fn(Regime, u64) -> Report,
     /// The same, and writes down what happens.
     pub replay: fn(Regime, u64) -> Report,
+    /// Those that its schedules have, in turns.
+    pub regimes: &'static [Regime],
     /// The test binary, as cargo is asked for it.
     pub test: &'static str,
     /// The test in it that plays a schedule again.
@@ -29,15 +31,21 @@ fn setting(name: &str) -> Option<u64> {
     env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text}")))
 }
 
-/// The regime that was asked for, or the one whose turn it is.
-fn regime(seed: u64) -> Regime {
-    match env::var("TENURE_REGIME") {
-        Ok(name) => Regime::named(&name).unwrap_or_else(|| panic!("TENURE_REGIME: none is called {name}")),
-        Err(_) => Regime::of(seed),
-    }
-}
-
 impl Hunt {
+    /// The regime that was asked for, or the one whose turn it is.
+    fn regime(&self, seed: u64) -> Regime {
+        match env::var("TENURE_REGIME") {
+            Ok(name) => {
+                Regime::named(&name).unwrap_or_else(|| panic!("TENURE_REGIME: none is called {name}"))
+            }
+            Err(_) => self.turn(seed),
+        }
+    }
+
+    fn turn(&self, seed: u64) -> Regime {
+        self.regimes[(seed % self.regimes.len() as u64) as usize]
+    }
+
     /// Runs so many schedules, unless another number is asked for.
     ///
     /// # Panics
@@ -57,7 +65,7 @@ impl Hunt {
                 scope.spawn(move || {
                     let mut tally = Tally::default();
                     let seeds = (first + worker..last).step_by(threads as usize);
-                    seeds.for_each(|seed| tally.add((self.run)(regime(seed), seed)));
+                    seeds.for_each(|seed| tally.add((self.run)(self.regime(seed), seed)));
                     tally
                 })
             });
@@ -116,7 +124,7 @@ impl Hunt {
     /// If the two differ.
     pub fn replays(&self, schedules: u64) {
         for seed in 0..schedules {
-            let regime = Regime::of(seed);
+            let regime = self.turn(seed);
             let (one, two) = ((self.run)(regime, seed), (self.run)(regime, seed));
             assert_eq!(one.hash, two.hash, "seed {seed} ({regime:?}): a door leaks");
         }
@@ -150,7 +158,7 @@ impl Hunt {
     /// If it violates a promise, or no seed is given.
     pub fn replay(&self) {
         let seed = setting("TENURE_SEED").expect("TENURE_SEED says which schedule");
-        let report = (self.replay)(regime(seed), seed);
+        let report = (self.replay)(self.regime(seed), seed);
         println!("seed {seed}, {:?}, {} servers\n{}", report.plan.regime, report.nodes, report.trace());
         match &report.violation {
             Some(violation) => panic!("{violation}"),
@@ -166,7 +174,7 @@ struct Tally {
     steps: u64,
     lasted: u128,
     violations: Vec<Report>,
-    /// Of schedules with one server.
+    /// Of schedules with one server, or a directory.
     coverage: BTreeMap<Regime, Coverage>,
 }
 
@@ -176,7 +184,7 @@ impl Tally {
         self.grants += report.grants;
         self.steps += report.steps;
         self.lasted += u128::from(report.lasted);
-        if report.nodes == 1 {
+        if report.nodes <= 1 {
             self.coverage.entry(report.plan.regime).or_default().add(&report.plan, &report.events);
         }
         if report.violation.is_some() {

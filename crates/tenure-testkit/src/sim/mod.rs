@@ -20,6 +20,7 @@
 //! | [`workload`] | what the tasks do |
 //! | [`world`] | one schedule from its seed to its verdict |
 //! | [`quorum`] | the same for a mutex on a majority of several servers |
+//! | `files` | the same for processes that share a directory; with the feature `planted`, by which its store tells what it does |
 //! | [`report`] | what became of a schedule |
 //! | [`hunt`] | many of them, for the tests of both |
 //! | [`regressions`] | what they have found so far |
@@ -29,6 +30,8 @@ pub mod chooser;
 pub mod clock;
 pub mod coverage;
 pub mod executor;
+#[cfg(feature = "planted")]
+pub mod files;
 pub mod hunt;
 pub mod network;
 pub mod oracle;

@@ -12,7 +12,7 @@ pub struct Report {
     pub seed: u64,
     /// Its numbers.
     pub plan: Plan,
-    /// How many servers there were.
+    /// How many servers there were; none where there was a directory.
     pub nodes: usize,
     /// What went wrong first.
     pub violation: Option<Violation>,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tenure::internals::protocol::{self, Answer, Data, Found, Now, Op, State, Wake};
+use tenure::internals::protocol::{self, Answer, Data, Entry, Found, Now, Op, State, Wake};
 use tenure::{LockName, Owner};
 
 use super::clock::{Clock, MS, TrueTime};
@@ -53,7 +53,14 @@ pub struct Share {
     pub weight: u32,
 }
 
-impl Standing<'_> {
+impl<'a> Standing<'a> {
+    /// What such a record is at a moment, where it lives.
+    pub fn at(at: TrueTime, record: &'a Entry<Data>, clock: Clock) -> Option<Self> {
+        let lapses = record.expires_ms.map(|end| over(clock, end));
+        let lives = lapses.is_none_or(|end| at < end);
+        lives.then_some(Self { data: &record.value, clock, lapses })
+    }
+
     /// What this owner has, as it is written there: also what has lapsed since and was not swept.
     pub fn share(&self, owner: &Owner) -> Option<Share> {
         match self.data {
@@ -137,10 +144,7 @@ impl Server {
 
     /// What stands at a lock's key.
     pub fn standing(&self, at: TrueTime, name: &LockName) -> Option<Standing<'_>> {
-        let lock = self.locks.get(name)?.lock.as_ref()?;
-        let lapses = lock.expires_ms.map(|end| over(self.clock, end));
-        let lives = lapses.is_none_or(|end| at < end);
-        lives.then_some(Standing { data: &lock.value, clock: self.clock, lapses })
+        Standing::at(at, self.locks.get(name)?.lock.as_ref()?, self.clock)
     }
 
     /// Every lock that is held.

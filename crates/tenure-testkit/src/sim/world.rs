@@ -16,9 +16,10 @@ use super::report::Report;
 use super::workload::{Present, ROUND_TRIP, Task, Workload};
 
 /// So many polls, and something turns in circles.
-const STEPS: u64 = 2_000_000;
+pub(super) const STEPS: u64 = 2_000_000;
 
-const ENDING: &str = "everything ends";
+/// Every wait and every task ends, and no call fails but by silence.
+pub(super) const ENDING: &str = "everything ends";
 
 /// Runs the schedule of a seed, in the regime whose turn it is.
 pub fn run(seed: u64) -> Report {
@@ -185,7 +186,7 @@ impl World {
 }
 
 /// The owner of this number. Not a random one: a seed must replay.
-fn owner(number: usize) -> Owner {
+pub(super) fn owner(number: usize) -> Owner {
     format!("o{number}@sim:1/{number:032x}").parse().expect("an owner")
 }
 

@@ -11,6 +11,7 @@ mod crashes;
 mod damage;
 mod directories;
 mod process;
+mod simulation;
 mod turns;
 
 use std::fs;

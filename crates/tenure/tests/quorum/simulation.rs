@@ -3,9 +3,16 @@
 use tenure::internals::planted::plant;
 use tenure_testkit::sim::hunt::Hunt;
 use tenure_testkit::sim::quorum;
+use tenure_testkit::sim::regime::Regime;
 use tenure_testkit::sim::regressions::QUORUM;
 
-const HUNT: Hunt = Hunt { run: quorum::run_in, replay: quorum::replay, test: "quorum", again: "replay" };
+const HUNT: Hunt = Hunt {
+    run: quorum::run_in,
+    replay: quorum::replay,
+    regimes: &Regime::ALL,
+    test: "quorum",
+    again: "replay",
+};
 
 #[test]
 fn no_schedule_violates_a_promise() {

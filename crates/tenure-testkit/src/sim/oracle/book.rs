@@ -62,8 +62,10 @@ pub(super) struct Place {
     pub(super) holds: bool,
     /// The first moment at which it is gone.
     pub(super) lapses: TrueTime,
-    /// The holds that a reentrant owner has, and how many are on their way from one process to another.
-    pub(super) live: Vec<u64>,
+    /// Whether it is bound to its process.
+    is_bound: bool,
+    /// The holds that a reentrant owner has, each with its process, and how many are on their way from one to another.
+    live: Vec<(u64, ProcessId)>,
     pub(super) detached: u32,
 }
 
@@ -115,6 +117,11 @@ impl Place {
     /// Whether it is the same place at another time.
     fn is_of(&self, other: &Self) -> bool {
         (&self.owner, self.number) == (&other.owner, other.number)
+    }
+
+    /// Whether this hold of its owner counts, where they are counted.
+    pub(super) fn is_live(&self, hold: u64) -> bool {
+        self.live.iter().any(|(live, _)| *live == hold)
     }
 
     /// How many holds its owner has, where they are counted.
@@ -288,10 +295,11 @@ impl Book {
         let place = &mut lock.places[known];
         (place.process, place.lapses, place.holds) = (executed.process, lapses, true);
         if lock.sort == Sort::Reentrant {
-            place.count_in(&executed.op.verb);
+            place.count_in(&executed.op.verb, executed.process);
         } else {
             place.weight = weight;
         }
+        place.bind(&executed.op.verb);
         lock.edge = lapses;
         if is_new {
             self.check_made(at, executed, owner);
@@ -337,6 +345,7 @@ impl Book {
         let place = known.unwrap_or_else(|| lock.add(owner, number));
         let place = &mut lock.places[place];
         (place.process, place.lapses, place.weight) = (executed.process, lapses, weight);
+        place.bind(&executed.op.verb);
         lock.edge = lapses;
         if is_new {
             self.check_made(at, executed, owner);
@@ -381,7 +390,7 @@ impl Book {
         let Some(known) = lock.places.iter().position(|place| place.owner == *owner) else { return };
         if let (Sort::Reentrant, Verb::Release { hold, .. }) = (lock.sort, &executed.op.verb) {
             let place = &mut lock.places[known];
-            place.live.retain(|live| live != hold);
+            place.live.retain(|(live, _)| live != hold);
             let count = place.count();
             self.check_left(at, name, owner, count, left);
             if left > 0 {
@@ -414,6 +423,24 @@ impl Book {
             }
             let guards = self.holds.iter_mut().filter(|hold| hold.owner == place.owner);
             guards.for_each(|hold| hold.is_forced = true);
+        }
+    }
+
+    /// A process is over: what is bound to it is gone.
+    pub(super) fn bury(&mut self, at: TrueTime, process: ProcessId) {
+        for lock in self.locks.values_mut() {
+            let is_counted = lock.sort == Sort::Reentrant;
+            lock.places.iter_mut().for_each(|place| place.live.retain(|(_, of)| *of != process));
+            let ends = |place: &mut Place| match is_counted {
+                true => place.count() == 0,
+                false => place.is_bound && place.process == process,
+            };
+            for place in lock.places.extract_if(.., ends) {
+                if let Some(owned) = self.owners.get_mut(&place.owner) {
+                    owned.ended = Some((at, End::Forced));
+                }
+            }
+            lock.changed(at);
         }
     }
 
@@ -532,8 +559,8 @@ impl Book {
 impl Lock {
     fn add(&mut self, owner: &Owner, number: u64) -> usize {
         let (owner, live) = (owner.clone(), Vec::new());
-        let (process, weight, holds, lapses, detached) = (0, 1, false, 0, 0);
-        self.places.push(Place { owner, process, number, weight, holds, lapses, live, detached });
+        let (process, weight, holds, lapses, is_bound, detached) = (0, 1, false, 0, false, 0);
+        self.places.push(Place { owner, process, number, weight, holds, lapses, is_bound, live, detached });
         self.places.len() - 1
     }
 }
@@ -568,24 +595,31 @@ impl Place {
     /// That of an owner who holds, where one holds.
     pub(super) fn of(owner: &Owner, lapses: TrueTime) -> Self {
         let (owner, live) = (owner.clone(), Vec::new());
-        Self { owner, process: 0, number: 0, weight: 1, holds: true, lapses, live, detached: 0 }
+        let (process, number, weight, holds, is_bound, detached) = (0, 0, 1, true, false, 0);
+        Self { owner, process, number, weight, holds, lapses, is_bound, live, detached }
     }
 
     /// What a granted request means for the holds of a reentrant owner.
-    fn count_in(&mut self, verb: &Verb) {
+    fn count_in(&mut self, verb: &Verb, process: ProcessId) {
         match verb {
-            Verb::Acquire { hold, .. } if !self.live.contains(hold) => self.live.push(*hold),
-            Verb::Renew { hold, bind: Some(Bind::Lease), .. } if self.live.contains(hold) => {
-                self.live.retain(|live| live != hold);
+            Verb::Acquire { hold, .. } if !self.is_live(*hold) => self.live.push((*hold, process)),
+            Verb::Renew { hold, bind: Some(Bind::Lease), .. } if self.is_live(*hold) => {
+                self.live.retain(|(live, _)| live != hold);
                 self.detached += 1;
             }
             Verb::Renew { hold, bind: Some(Bind::Process | Bind::Work), .. }
-                if !self.live.contains(hold) && self.detached > 0 =>
+                if !self.is_live(*hold) && self.detached > 0 =>
             {
                 self.detached -= 1;
-                self.live.push(*hold);
+                self.live.push((*hold, process));
             }
             _ => {}
+        }
+    }
+
+    fn bind(&mut self, verb: &Verb) {
+        if let Verb::Acquire { bind, .. } | Verb::Renew { bind: Some(bind), .. } = verb {
+            self.is_bound = *bind != Bind::Lease;
         }
     }
 }

@@ -164,7 +164,7 @@ impl Book {
         let Some(lock) = self.locks.get(name) else { return };
         let Some(place) = lock.place(owner) else { return };
         // Of a reentrant owner, one hold may be gone while others are there.
-        let counts = |hold: &u64| lock.sort != Sort::Reentrant || place.live.contains(hold);
+        let counts = |hold: &u64| lock.sort != Sort::Reentrant || place.is_live(*hold);
         let is_wrong = match &executed.op.verb {
             Verb::Renew { hold, .. } | Verb::Release { hold, .. } => counts(hold),
             _ => true,

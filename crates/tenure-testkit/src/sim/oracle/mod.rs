@@ -232,6 +232,14 @@ impl Oracle {
         });
     }
 
+    /// A process is over, and its end ends what is bound to it.
+    pub fn died(&self, process: ProcessId) {
+        let at = self.sim.now();
+        let mut book = lock(&self.book);
+        book.settle_all(at, &self.sim);
+        book.bury(at, process);
+    }
+
     /// The server forgot everything.
     pub fn forgotten(&self) {
         if self.member.is_some() {

@@ -4,6 +4,7 @@ use super::bonds::Bonds;
 use super::directory::{Directory, Inside, Life, Over};
 use super::holders::Holders;
 use super::record::{FULL_BYTES, Record, RecordId};
+use crate::planted::{Bug, applied, planted};
 use crate::protocol::{self, Answer, Bind, Data, Entry, Now, Op, Rule, State, Verb, Wake, ours};
 use crate::runtime::Runtime;
 use crate::store::{Cursor, Failure, Page};
@@ -49,13 +50,17 @@ pub(super) fn apply(
     let fence = state.fence.map_or(0, |fence| fence.value);
     let written = store(inside, id, text.as_deref(), after.as_ref(), fence, op);
     let removed = text.is_some() && after.is_none();
+    let wake = wake.or(removed.then_some(Wake::Free { by: None }));
+    if written.is_ok() {
+        applied(op, &answer, wake.as_ref(), after.as_ref().map(|record| &record.lock));
+    }
     let kept = match written {
         Ok(()) => after.map(|record| record.bonds).unwrap_or_default(),
         Err(_) => named,
     };
     holders.settle(inside, &op.name, &kept);
     written?;
-    Ok((answer, wake.or(removed.then_some(Wake::Free { by: None }))))
+    Ok((answer, wake))
 }
 
 /// The hold or place that this answer is about, and what it is to be bound to from now on.
@@ -101,7 +106,7 @@ fn store(
 fn living(directory: &Directory, holders: &Holders, record: Record) -> Result<Option<Record>, Failure> {
     let life = |holder| if holders.is_mine(holder) { Life::Alive } else { directory.life(holder) };
     if record.boot == directory.boot() {
-        return Ok(record.without(|holder| life(holder) == Life::Dead));
+        return Ok(record.without(|holder| life(holder) == Life::Dead && !planted(Bug::DeathIgnored)));
     }
     // A process outlives no boot, so with a living holder the boot id is what is wrong.
     let is_alive = record.bonds.iter().any(|(holder, _)| life(holder) == Life::Alive);

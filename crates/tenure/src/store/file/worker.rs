@@ -19,6 +19,7 @@ use super::holders::Holders;
 use super::record::RecordId;
 use super::watch::{Ears, Seen, Watch};
 use crate::name::LockName;
+use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Op, Reply, Verb, Wake};
 use crate::runtime::{Moment, Runtime};
 use crate::store::{Cursor, Failure, Listener, Page};
@@ -303,7 +304,9 @@ impl Worker {
         let mut changed = BTreeSet::new();
         for seen in self.watch.as_ref().map(Watch::read).unwrap_or_default() {
             match seen {
+                Seen::Changed(_) if planted(Bug::ChangeUnheard) => {}
                 Seen::Changed(id) => drop(changed.insert(id)),
+                Seen::HolderClosed if planted(Bug::DeathUnheard) => {}
                 Seen::HolderClosed if self.look.is_some() => self.look_after(AFTER_CLOSE),
                 Seen::HolderClosed => {}
                 Seen::Replaced => self.replaced(),

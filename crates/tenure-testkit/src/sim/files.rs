@@ -1,0 +1,312 @@
+//! One schedule of processes on one machine that share a directory: the real file store, engine and faces, in virtual time.
+//!
+//! The files are real, and so is what the system says of them; the clock is that of the schedule, the same for all. Processes stop and
+//! die, some of them while another has the directory's guard, and the directory is taken away.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use tempfile::TempDir;
+use tenure::internals::planted::observe;
+use tenure::internals::store::Cursor;
+use tenure::internals::store::file::File;
+use tenure::internals::{Runtime, Store, locks};
+use tenure::{LockName, Options};
+
+use super::blows::Blow;
+use super::chooser::{Chooser, Rng};
+use super::clock::{Clock, MS, SECOND};
+use super::coverage::Event;
+use super::executor::{OUTSIDE, Process, ProcessId, Sim, Stop, lock};
+use super::oracle::{Executed, Oracle};
+use super::regime::{Faults, Plan, RECOVERY, Regime};
+use super::report::Report;
+use super::server::Standing;
+use super::store::Shown;
+use super::workload::{Present, ROUND_TRIP, Task, Workload};
+use super::world::{ENDING, STEPS, owner};
+
+/// What can happen to processes and a directory; the rest is about networks and servers.
+pub const REGIMES: &[Regime] = &[
+    Regime::Quiet,
+    Regime::Pausing,
+    Regime::Killing,
+    Regime::Drifting,
+    Regime::Tiny,
+    Regime::Storm,
+    Regime::Forgetting,
+    Regime::Brink,
+];
+
+/// Runs the schedule of a seed, in the regime whose turn it is.
+pub fn run(seed: u64) -> Report {
+    run_in(REGIMES[(seed % REGIMES.len() as u64) as usize], seed)
+}
+
+/// Runs the schedule of a seed in a regime.
+pub fn run_in(regime: Regime, seed: u64) -> Report {
+    World::new(regime, seed, false).run()
+}
+
+/// Runs the schedule of a seed in a regime and writes down what happens.
+pub fn replay(regime: Regime, seed: u64) -> Report {
+    World::new(regime, seed, true).run()
+}
+
+struct World {
+    seed: u64,
+    scene: Arc<Scene>,
+    processes: Vec<Arc<Process>>,
+    /// Looks at what is left.
+    auditor: Arc<Process>,
+}
+
+/// The directory, and what becomes of it.
+struct Scene {
+    sim: Sim,
+    plan: Plan,
+    workload: Arc<Workload>,
+    /// That of the machine.
+    clock: Clock,
+    directory: TempDir,
+    /// How often it was taken away.
+    taken: Mutex<u32>,
+    /// The processes that are not over.
+    alive: Mutex<Vec<ProcessId>>,
+}
+
+/// The numbers of a schedule without a network.
+fn plan(sim: &Sim, regime: Regime) -> Plan {
+    let mut plan = Plan::draw(sim, regime);
+    (plan.faults, plan.ppm) = (Faults::NONE, 0);
+    let blows = &mut plan.blows;
+    (blows.cut, blows.deafen, blows.delete) = (0, 0, 0);
+    if regime == Regime::Killing {
+        // Nobody has to wait for what the dead have had.
+        plan.strict_from = 0;
+    }
+    plan
+}
+
+impl World {
+    fn new(regime: Regime, seed: u64, keep_log: bool) -> Self {
+        // Not the choices of the schedule of a server that has this seed.
+        let sim = Sim::new(Chooser::seeded(Rng::new(seed ^ u64::MAX >> 1).next()));
+        if keep_log {
+            sim.keep_log();
+        }
+        let plan = plan(&sim, regime);
+        sim.note(|| format!("{plan:?}"));
+        let clock = Clock { offset: sim.between(0, 100_000 * SECOND), ppm: 0 };
+        let oracle = Oracle::new(&sim, &plan);
+        let names = ["x", "y"].iter().take(plan.names as usize);
+        let names: Vec<LockName> = names.map(|name| LockName::new(name).expect("a name")).collect();
+        for (name, sort) in names.iter().zip(plan.kinds) {
+            oracle.knows(name, sort);
+        }
+        let owners = (0..names.len()).map(|lock| (0..2).map(|number| owner(2 * lock + number)).collect());
+        let workload = Workload {
+            sim: sim.clone(),
+            oracle,
+            plan,
+            owners: owners.collect(),
+            names,
+            board: Mutex::default(),
+            trip: ROUND_TRIP,
+            labels: None,
+            left: Mutex::new(0),
+        };
+        let processes: Vec<_> = (0..plan.processes).map(|_| sim.process(clock, seed)).collect();
+        let alive = Mutex::new(processes.iter().map(|process| process.id()).collect());
+        let auditor = sim.process(clock, seed);
+        // In memory, where there is such a file system: thousands of them are made and removed.
+        let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        let directory = directory.expect("a directory");
+        let (workload, taken) = (Arc::new(workload), Mutex::new(0));
+        let scene = Scene { sim, plan, workload, clock, directory, taken, alive };
+        Self { seed, scene: Arc::new(scene), processes, auditor }
+    }
+
+    fn run(self) -> Report {
+        let Scene { sim, plan, workload, .. } = &*self.scene;
+        // What the system has to say is heard through this, and nothing else runs on it.
+        let reactor = tokio::runtime::Builder::new_current_thread().enable_io().build();
+        let reactor = Arc::new(reactor.expect("a reactor"));
+        let _inside = reactor.enter();
+        let heard = Arc::clone(&reactor);
+        sim.pump(move || heard.block_on(tokio::task::yield_now()));
+        self.people();
+        if plan.heals_at > 0 {
+            let ids = self.processes.iter().map(|process| process.id()).collect();
+            sim.spawn(OUTSIDE, Box::pin(Arc::clone(&self.scene).blows(ids)));
+        }
+        self.scene.observe();
+        let (violation, seen_by_callers) = workload.oracle.judge(ENDING, || self.see_through());
+        observe(None);
+        Report {
+            seed: self.seed,
+            plan: *plan,
+            nodes: 0,
+            violation,
+            seen_by_callers,
+            hash: sim.hash(),
+            steps: sim.steps(),
+            grants: workload.oracle.grants(),
+            events: sim.events(),
+            lasted: sim.now(),
+            log: sim.log(),
+        }
+    }
+
+    /// Starts every process with its tasks. They alone have handles to its locks.
+    fn people(&self) {
+        let Scene { sim, plan, workload, .. } = &*self.scene;
+        for process in &self.processes {
+            let options = Options::new().ttl(plan.ttl);
+            let runtime = Arc::clone(process) as Arc<dyn Runtime>;
+            let locks = locks(Arc::new(self.scene.store(process)), runtime, options);
+            let locks = locks.expect("the options are right");
+            for _ in 0..=sim.choose(plan.tasks) {
+                let (process, locks, workload) = (Arc::clone(process), locks.clone(), Arc::clone(workload));
+                let (id, present) = (process.id(), Present::new(&workload));
+                sim.spawn(id, Box::pin(Task { workload, process, locks, present }.run()));
+            }
+        }
+    }
+
+    /// Runs to the end of all tasks, then until what they left behind is over, then until nothing runs any more.
+    fn see_through(&self) {
+        let Scene { sim, plan, workload, .. } = &*self.scene;
+        let rounds = u64::from(*lock(&workload.left)) * u64::from(plan.rounds);
+        let horizon = plan.strict_from + rounds * (14 * plan.lease() + SECOND);
+        match sim.run(horizon, STEPS) {
+            Stop::Halted => {}
+            Stop::Idle if *lock(&workload.left) == 0 => {}
+            stop => {
+                workload.oracle.check_served();
+                return self.accuse(format!("the tasks have not ended: {stop:?}"));
+            }
+        }
+        if workload.oracle.violation().is_some() {
+            return;
+        }
+        let settled = sim.now().max(plan.heals_at + RECOVERY) + 250 * MS;
+        sim.run(settled, STEPS);
+        self.scene.bury();
+        workload.oracle.check_empty();
+        // The last handle went with the last task: what still runs in the background ends by itself.
+        let over = settled + plan.lease() + 90 * SECOND;
+        sim.run(over, STEPS);
+        let left: usize = self.processes.iter().map(|process| sim.tasks(process.id())).sum();
+        if left > 0 {
+            return self.accuse(format!("{left} tasks run on after the last handle is gone"));
+        }
+        let left = Arc::new(Mutex::new(None));
+        let (store, told) = (self.scene.store(&self.auditor), Arc::clone(&left));
+        let all_is_over = sim.sleep_until(over);
+        let look = async move {
+            all_is_over.await;
+            let page = store.list("", Cursor::default(), Duration::from_secs(1)).await;
+            *lock(&told) = Some(page.map(|page| page.locks));
+        };
+        sim.spawn(self.auditor.id(), Box::pin(look));
+        sim.run(over + 2 * SECOND, STEPS);
+        let left = lock(&left).take();
+        if !matches!(&left, Some(Ok(locks)) if locks.is_empty()) {
+            self.accuse(format!("in the end there is {left:?}"));
+        }
+    }
+
+    fn accuse(&self, what: String) {
+        self.scene.workload.oracle.accuse(ENDING, what);
+    }
+}
+
+impl Scene {
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("locks")
+    }
+
+    /// Tells the judge of each request, in the order in which they are carried out: all of it happens on this thread.
+    fn observe(self: &Arc<Self>) {
+        let scene = Arc::clone(self);
+        let (sim, oracle, clock) = (self.sim.clone(), self.workload.oracle.clone(), self.clock);
+        observe(Some(Box::new(move |op, answer, wake, after| {
+            scene.bury();
+            let (at, process) = (sim.now(), sim.current());
+            sim.note(|| format!("p{process}: {}: {answer:?}", Shown(op)));
+            let after = after.and_then(|record| Standing::at(at, record, clock));
+            oracle.executed(&Executed { process, op, answer, wake, after });
+        })));
+    }
+
+    /// Tells the judge of processes that are over, by death or because nothing is left to do: so is what is bound to them.
+    fn bury(&self) {
+        lock(&self.alive).retain(|process| {
+            let is_alive = self.sim.tasks(*process) > 0;
+            if !is_alive {
+                self.workload.oracle.died(*process);
+            }
+            is_alive
+        });
+    }
+
+    /// The store as a process opens it.
+    fn store(&self, process: &Arc<Process>) -> File {
+        File::new(&self.path(), "file:sim", Arc::clone(process) as Arc<dyn Runtime>)
+    }
+
+    /// Deals the blows of a schedule, and heals everything at the end.
+    async fn blows(self: Arc<Self>, processes: Vec<ProcessId>) {
+        let (sim, plan) = (&self.sim, self.plan);
+        plan.blows.deal(sim, plan.heals_at, || self.strike(&processes)).await;
+        processes.iter().for_each(|process| sim.resume(*process));
+    }
+
+    fn strike(&self, processes: &[ProcessId]) {
+        let sim = &self.sim;
+        let process = processes[sim.choose(processes.len() as u32) as usize];
+        let until = (sim.now() + sim.between(MS, 2 * self.plan.lease())).min(self.plan.heals_at);
+        match self.plan.blows.draw(sim) {
+            Some(Blow::Pause) => {
+                sim.note(|| format!("p{process}: stands still until {:.6}", until as f64 / 1e9));
+                sim.pause(process);
+                let resumed = sim.clone();
+                sim.at(until, move || resumed.resume(process));
+            }
+            Some(Blow::Kill) if !sim.is_dead(process) => {
+                sim.note(|| format!("p{process}: dies"));
+                sim.kill(process);
+                self.bury();
+            }
+            Some(Blow::Stall) => {
+                let Some(guard) = self.guard() else { return };
+                sim.note(|| format!("somebody stands still inside until {:.6}", until as f64 / 1e9));
+                sim.count(Event::Stalled);
+                sim.at(until, move || drop(guard));
+            }
+            Some(Blow::Forget) => {
+                let mut taken = lock(&self.taken);
+                let away = self.directory.path().join(taken.to_string());
+                if fs::rename(self.path(), away).is_ok() {
+                    sim.note(|| "the directory is taken away".into());
+                    sim.count(Event::Forgotten);
+                    *taken += 1;
+                    self.workload.oracle.forgotten();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The guard, as another process has it. None where there is none yet; who has it now is never another, in between two polls.
+    fn guard(&self) -> Option<OwnedFd> {
+        let guard = fs::File::open(self.path().join("guard")).ok()?;
+        flock(&guard, FlockOperation::NonBlockingLockExclusive).ok()?;
+        Some(guard.into())
+    }
+}
