@@ -160,11 +160,13 @@ pub enum Bug {
     DeathUnheard,
     /// What another process has changed in a directory is not heard of.
     ChangeUnheard,
+    /// Who is kept out of a directory is told so at the end of a pause, and not at that of its time.
+    LateRefusal,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 74] = [
+    pub const ALL: [Self; 75] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -239,6 +241,7 @@ impl Bug {
         Self::DeathIgnored,
         Self::DeathUnheard,
         Self::ChangeUnheard,
+        Self::LateRefusal,
     ];
 }
 

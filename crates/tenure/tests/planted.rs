@@ -8,7 +8,7 @@ use std::{env, panic, thread};
 use tenure::internals::planted::{Bug, plant};
 use tenure_testkit::sim::oracle::members::ONE_TRIP;
 use tenure_testkit::sim::regime::Regime;
-use tenure_testkit::sim::regressions::{ONE_SERVER, QUORUM, Regression};
+use tenure_testkit::sim::regressions::{DIRECTORY, ONE_SERVER, QUORUM, Regression};
 use tenure_testkit::sim::report::Report;
 use tenure_testkit::sim::{files, quorum, world};
 
@@ -92,6 +92,7 @@ const RARE: &[(Bug, &str)] = &[
     (Bug::BallotsTakenForHolder, "honesty"),
     (Bug::LowestTokenTaken, "token order"),
     (Bug::BallotsForgotten, quorum::LEFTOVERS),
+    (Bug::LateRefusal, "the API's word"),
 ];
 
 /// So are bugs of the engine on a quorum: what is judged there can fail there.
@@ -225,10 +226,11 @@ fn every_bug_that_is_rare_is_caught_in_its_schedule() {
     for (bug, invariant) in RARE {
         let shows = |known: &'static [Regression]| known.iter().find(|found| found.bug == Some(*bug));
         plant(Some(*bug));
-        let report = match (shows(ONE_SERVER), shows(QUORUM)) {
-            (Some(found), _) => world::run_in(found.regime, found.seed),
-            (None, Some(found)) => quorum::run_in(found.regime, found.seed),
-            (None, None) => panic!("{bug:?} has no schedule"),
+        let report = match (shows(ONE_SERVER), shows(QUORUM), shows(DIRECTORY)) {
+            (Some(found), ..) => world::run_in(found.regime, found.seed),
+            (_, Some(found), _) => quorum::run_in(found.regime, found.seed),
+            (.., Some(found)) => files::run_in(found.regime, found.seed),
+            (None, None, None) => panic!("{bug:?} has no schedule"),
         };
         plant(None);
         assert!(report.violates(invariant), "{bug:?}: {:?}", report.violation);

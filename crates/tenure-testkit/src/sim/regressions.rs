@@ -205,3 +205,11 @@ pub const QUORUM: &[Regression] = &[
     ),
     found("the same at a server that had started anew", Regime::Forgetting, 3_207_518, None),
 ];
+
+/// In a directory.
+pub const DIRECTORY: &[Regression] = &[found(
+    "who was kept out by one that stood still inside was told so up to a pause after its time",
+    Regime::Drifting,
+    20_331,
+    Some(Bug::LateRefusal),
+)];

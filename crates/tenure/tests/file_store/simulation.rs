@@ -1,7 +1,9 @@
 //! The real file store under schedules of faults in virtual time, and not one violation.
 
+use tenure::internals::planted::plant;
 use tenure_testkit::sim::files;
 use tenure_testkit::sim::hunt::Hunt;
+use tenure_testkit::sim::regressions::DIRECTORY;
 
 const HUNT: Hunt = Hunt {
     run: files::run_in,
@@ -19,6 +21,11 @@ fn no_schedule_violates_a_promise() {
 #[test]
 fn the_same_seed_gives_the_same_schedule() {
     HUNT.replays(100);
+}
+
+#[test]
+fn what_once_went_wrong_does_not_again() {
+    HUNT.stays_right(DIRECTORY, plant);
 }
 
 #[test]

@@ -198,7 +198,11 @@ impl Worker {
         let pause = (PAUSE[0] * 2_u32.pow((attempts - EAGER).min(8))).min(PAUSE[1]);
         // Some earlier, some later, so that two who wait do not meet again.
         let jitter = Duration::from_nanos(self.runtime.random() % (pause.as_nanos() as u64 / 2));
-        self.runtime.sleep_until(self.runtime.now() + pause - jitter).await;
+        let end = self.runtime.now() + pause - jitter;
+        // Whose time is over by then is told so, and not only afterwards.
+        let due = self.queue.iter().map(|job| job.until).min();
+        let due = due.filter(|due| *due < end && !planted(Bug::LateRefusal));
+        self.runtime.sleep_until(due.unwrap_or(end)).await;
     }
 
     fn expire(&mut self) {
