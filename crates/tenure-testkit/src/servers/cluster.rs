@@ -106,6 +106,11 @@ impl Cluster {
             });
         }
         self.settles();
+        // One that is started again before may not start: valkey-io/valkey#2171.
+        eventually("all nodes know which of them are one shard", READY, || {
+            let shards = |node: &Server| node.command(&["CLUSTER", "SHARDS"]).items().len();
+            self.nodes.iter().all(|node| shards(node) == self.masters().len())
+        });
     }
 
     /// Waits until every node that runs says that all slots are served, and every replica has what its master has.
