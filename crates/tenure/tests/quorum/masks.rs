@@ -1,4 +1,4 @@
-//! Every set of nodes that can fail at once, in four ways, and what a minority of them costs.
+//! Every set of nodes that can fail at once, in four ways, and what a minority of them costs, in five.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -6,7 +6,6 @@
 )]
 
 use std::error::Error;
-use std::mem;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,6 +26,8 @@ enum Trouble {
     Silent,
     /// It answers, just after its small time is over.
     Late,
+    /// It has lost all that it knew, before each call.
+    Emptied,
 }
 
 /// Longer than the test, so that whatever is gone at its end was given back.
@@ -49,7 +50,7 @@ impl Client {
     fn new(nodes: &[Server], dead: &Server, troubled: u32, trouble: Trouble, small: Duration) -> Self {
         let mut proxies = Vec::new();
         let mut member = |(index, node): (usize, &Server)| {
-            if troubled & (1 << index) == 0 {
+            if troubled & (1 << index) == 0 || matches!(trouble, Trouble::Emptied) {
                 return (node.url(), block_on(Locks::connect(&node.url())).expect("a node that answers"));
             }
             let url = match trouble {
@@ -57,7 +58,7 @@ impl Client {
                 Trouble::Down => format!("redis://{}/{index}", dead.address()),
                 Trouble::Refusing if index % 2 == 0 => format!("redis://nobody:wrong@{}", node.address()),
                 Trouble::Refusing => format!("redis://nobody:right@{}", node.address()),
-                Trouble::Silent | Trouble::Late => {
+                Trouble::Silent | Trouble::Late | Trouble::Emptied => {
                     let proxy = Proxy::start(node.address());
                     let url = proxy.url();
                     let locks = block_on(Locks::connect(&url)).expect("a node that answers yet");
@@ -101,7 +102,7 @@ fn judge(nodes: &[Server], dead: &Server, troubled: u32, trouble: Trouble) {
         let error = block_on(one.try_lock()).expect_err("no majority");
         match trouble {
             Trouble::Refusing => assert!(error.is_refused(), "{name}: {error:?}"),
-            Trouble::Down | Trouble::Silent | Trouble::Late => {
+            Trouble::Down | Trouble::Silent | Trouble::Late | Trouble::Emptied => {
                 assert!(error.is_unreachable(), "{name}: {error:?}")
             }
         }
@@ -170,9 +171,25 @@ fn calls_take(nodes: &[Server], dead: &Server, troubled: u32, trouble: Trouble) 
     let name = format!("costs:{trouble:?}:{troubled:b}");
     let [one, two] = clients.each_ref().map(|client| client.locks.mutex(&name).expect("a name"));
     let mut took = [const { Vec::new() }; 4];
+    let are_emptied = matches!(trouble, Trouble::Emptied);
+    let empty = || {
+        let is_emptied = |index: usize| are_emptied && troubled & (1 << index) != 0;
+        for (_, node) in nodes.iter().enumerate().filter(|(index, _)| is_emptied(*index)) {
+            node.command(&["FLUSHALL"]);
+        }
+    };
     for _ in 0..20 {
+        empty();
         let mut started = Instant::now();
-        let mut lap = |call: usize| took[call].push(mem::replace(&mut started, Instant::now()).elapsed());
+        let mut lap = |call: usize| {
+            took[call].push(started.elapsed());
+            if call == 0 && are_emptied {
+                // A majority is enough, and it is to outlive this.
+                eventually("all have it", SOON, || nodes.iter().all(|node| node.has(&name)));
+            }
+            empty();
+            started = Instant::now();
+        };
         let guard = block_on(one.try_lock()).expect("an answer").expect("a free lock");
         lap(0);
         assert!(block_on(two.try_lock()).expect("an answer").is_none(), "{name} is held");
@@ -195,7 +212,7 @@ fn a_troubled_minority_costs_no_call_more_than_its_small_time() {
         let (nodes, dead) = (Nodes::new(count), dead());
         forbid_scripts_to_nobody(&nodes);
         let healthy = calls_take(&nodes, &dead, 0, Trouble::Down);
-        for trouble in [Trouble::Down, Trouble::Refusing, Trouble::Silent, Trouble::Late] {
+        for trouble in [Trouble::Down, Trouble::Refusing, Trouble::Silent, Trouble::Late, Trouble::Emptied] {
             for set in sets {
                 let took = calls_take(&nodes, &dead, *set, trouble);
                 let most = healthy.map(|healthy| healthy + SMALLER_TIME);
