@@ -1,7 +1,7 @@
 //! What happens to whole processes, connections and servers.
 
 use super::clock::{MS, SECOND, TrueTime};
-use super::executor::Sim;
+use super::executor::{ProcessId, Sim};
 use super::network::{Network, Parting};
 
 /// How likely each blow is, against the others.
@@ -99,6 +99,17 @@ impl Blows {
         sim.sleep_until(heals_at).await;
         sim.note(|| "healed".into());
     }
+}
+
+/// A process stands still until then.
+pub(super) fn pause(sim: &Sim, process: ProcessId, until: TrueTime) {
+    sim.note(|| format!("p{process}: stands still until {:.6}", until as f64 / 1e9));
+    sim.pause(process);
+    let sleeper = sim.clone();
+    sim.at(until, move || {
+        sleeper.note(|| format!("p{process}: goes on"));
+        sleeper.resume(process);
+    });
 }
 
 impl Parting {

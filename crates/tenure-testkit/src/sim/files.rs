@@ -17,7 +17,7 @@ use tenure::internals::store::file::File;
 use tenure::internals::{Runtime, Store, locks};
 use tenure::{LockName, Options};
 
-use super::blows::Blow;
+use super::blows::{Blow, pause};
 use super::chooser::{Chooser, Rng};
 use super::clock::{Clock, MS, SECOND};
 use super::coverage::Event;
@@ -272,12 +272,7 @@ impl Scene {
         let process = processes[sim.choose(processes.len() as u32) as usize];
         let until = (sim.now() + sim.between(MS, 2 * self.plan.lease())).min(self.plan.heals_at);
         match self.plan.blows.draw(sim) {
-            Some(Blow::Pause) => {
-                sim.note(|| format!("p{process}: stands still until {:.6}", until as f64 / 1e9));
-                sim.pause(process);
-                let resumed = sim.clone();
-                sim.at(until, move || resumed.resume(process));
-            }
+            Some(Blow::Pause) => pause(sim, process, until),
             Some(Blow::Kill) if !sim.is_dead(process) => {
                 sim.note(|| format!("p{process}: dies"));
                 sim.kill(process);

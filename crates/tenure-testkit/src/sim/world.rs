@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use tenure::internals::locks;
 use tenure::{LockName, Options, Owner};
 
-use super::blows::{Blow, Stepper};
+use super::blows::{Blow, Stepper, pause};
 use super::chooser::{Chooser, Rng};
 use super::clock::{Clock, MS, SECOND, TrueTime};
 use super::executor::{OUTSIDE, Process, Sim, Stop, lock};
@@ -226,16 +226,7 @@ impl Blower {
         };
         match self.plan.blows.draw(&self.sim) {
             None => {}
-            Some(Blow::Pause) => {
-                let until = self.until();
-                self.sim.note(|| format!("p{process}: stands still until {:.6}", until as f64 / 1e9));
-                self.sim.pause(process);
-                let sim = self.sim.clone();
-                self.sim.at(until, move || {
-                    sim.note(|| format!("p{process}: goes on"));
-                    sim.resume(process);
-                });
-            }
+            Some(Blow::Pause) => pause(&self.sim, process, self.until()),
             Some(Blow::Kill) if self.sim.is_dead(process) => {}
             Some(Blow::Kill) => {
                 self.sim.note(|| format!("p{process}: dies"));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Scene;
-use crate::sim::blows::Blow;
+use crate::sim::blows::{Blow, pause};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{ProcessId, lock};
 use crate::sim::network::{Network, Parting};
@@ -32,12 +32,7 @@ impl Blower {
         let until = (sim.now() + sim.between(MS, 2 * scene.plan.lease())).min(scene.plan.heals_at);
         match blows.draw(sim) {
             None | Some(Blow::Delete) => {}
-            Some(Blow::Pause) => {
-                sim.note(|| format!("p{process}: stands still until {:.6}", until as f64 / 1e9));
-                sim.pause(process);
-                let (sim, resumed) = (sim.clone(), sim.clone());
-                sim.at(until, move || resumed.resume(process));
-            }
+            Some(Blow::Pause) => pause(sim, process, until),
             Some(Blow::Kill) if sim.is_dead(process) => {}
             Some(Blow::Kill) => {
                 sim.note(|| format!("p{process}: dies"));
