@@ -85,9 +85,11 @@ fn plan(sim: &Sim, regime: Regime) -> Plan {
     (plan.faults, plan.ppm) = (Faults::NONE, 0);
     let blows = &mut plan.blows;
     (blows.cut, blows.deafen, blows.delete) = (0, 0, 0);
-    if regime == Regime::Killing {
-        // Nobody has to wait for what the dead have had.
-        plan.strict_from = 0;
+    // So often a store looks at what is waited for.
+    plan.looks = 200 * MS;
+    if regime == Regime::Killing && sim.chance(500) {
+        // Nobody has to wait for what the dead have had, where nothing else goes wrong.
+        (plan.strict_from, plan.cancel) = (0, 0);
     }
     plan
 }

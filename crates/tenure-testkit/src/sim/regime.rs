@@ -223,6 +223,8 @@ pub struct Plan {
     pub heals_at: TrueTime,
     /// From when on everything must happen at once.
     pub strict_from: TrueTime,
+    /// After how long at most the end of a lease is noticed that nobody was told of. On a server whoever waits knows when it is.
+    pub looks: TrueTime,
     /// Whether all wall clocks agree within less than a member of a quorum allows for.
     pub is_near: bool,
 }
@@ -273,6 +275,7 @@ impl Plan {
             step: 0,
             heals_at: 0,
             strict_from: 0,
+            looks: 0,
             is_near: false,
         };
         if sim.chance(200) {

@@ -42,6 +42,8 @@ pub(super) struct Lock {
     pub(super) places: Vec<Place>,
     /// While nobody has a place: since when, which is also until when somebody did.
     pub(super) free_since: TrueTime,
+    /// Since when that may be known.
+    known_since: TrueTime,
     /// Since when the first who waits could have been let in.
     pub(super) open_since: Option<TrueTime>,
     pub(super) last_number: u64,
@@ -156,7 +158,7 @@ impl Lock {
     /// Brings what follows from the places up to date.
     pub(super) fn changed(&mut self, at: TrueTime) {
         if self.places.is_empty() {
-            self.free_since = at;
+            (self.free_since, self.known_since) = (at, at);
         }
         self.open_since = if self.is_open() { self.open_since.or(Some(at)) } else { None };
     }
@@ -187,6 +189,7 @@ impl Book {
             sort,
             places: Vec::new(),
             free_since: 0,
+            known_since: 0,
             open_since: None,
             last_number: 0,
             last_token: 0,
@@ -208,6 +211,7 @@ impl Book {
         while let Some(lapsed) = lock.places.iter().map(|place| place.lapses).min().filter(|end| *end <= at) {
             lock.places.retain(|place| place.lapses > lapsed);
             lock.changed(lapsed);
+            lock.known_since = lapsed + self.plan.looks;
         }
         self.check_let_in(at, name, sim);
     }
@@ -291,7 +295,7 @@ impl Book {
         let known = lock.places.iter().position(|place| place.owner == *owner);
         let (is_new, held) = (known.is_none(), known.is_some_and(|known| lock.places[known].holds));
         let known = known.unwrap_or_else(|| lock.add(owner, token));
-        let is_free_since = lock.free_since;
+        let known_since = lock.known_since;
         let place = &mut lock.places[known];
         (place.process, place.lapses, place.holds) = (executed.process, lapses, true);
         if lock.sort == Sort::Reentrant {
@@ -308,7 +312,7 @@ impl Book {
             self.check_kept(at, name, owner, token);
         } else {
             if is_new {
-                self.check_prompt(at, name, is_free_since, sim);
+                self.check_prompt(at, name, known_since, sim);
             }
             self.let_in.push((token, owner.clone()));
         }
