@@ -119,9 +119,9 @@ const CAUGHT_IN_A_DIRECTORY: &[(Bug, &str, u64)] = &[
     (Bug::ReentryBumpsToken, "token order", 200),
     (Bug::RepeatCountsTwice, "each hold counts once", 500),
     (Bug::RankOffByOne, "exclusion within validity", 200),
+    (Bug::WeightIgnored, "exclusion within validity", 200),
     (Bug::LeaverPromotesNobody, "whoever fits is let in", 200),
     (Bug::ReentryInLine, "progress", 200),
-    (Bug::EndNotAwaited, "progress", 200),
     (Bug::RefreshedTooLate, "nothing is left behind", 500),
 ];
 
