@@ -155,7 +155,7 @@ impl Line {
         self.brings_script.load(Ordering::Relaxed) && self.brings_script.swap(false, Ordering::Relaxed)
     }
 
-    /// Closes the connection. What is unanswered on it remains so.
+    /// Closes the connection. What is unanswered on it remains so, and whoever waits for it is told.
     pub(super) fn hang_up(&self) {
         self.closed.store(true, Ordering::Release);
         self.hangup.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -256,7 +256,7 @@ struct Ticket<'a> {
 }
 
 impl Ticket<'_> {
-    /// Whether its time is not over yet; then this is who waits.
+    /// Whether it is still looked after: its time is not over, and its line not closed. Then this is who waits.
     fn waits(&self, waker: &Waker) -> bool {
         match self.line.flights().by_due.get_mut(&self.key).and_then(|flight| flight.waker.as_mut()) {
             Some(waits) => {
