@@ -6,11 +6,17 @@
 )]
 
 use std::fs;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use futures_util::future::{BoxFuture, FutureExt, ready};
 use tempfile::TempDir;
-use tenure::{Guard, Locks, Multi, MultiGuard, Options, Result, block_on};
+use tenure::internals::protocol::{Op, Reply, Rule, Verb};
+use tenure::internals::store::memory::Memory;
+use tenure::internals::store::{Cursor, Failure, Listener, Page};
+use tenure::internals::{Driver, Runtime, Store};
+use tenure::{Guard, LockName, Locks, Multi, MultiGuard, Options, Renewal, Result, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Server, eventually};
 
@@ -197,4 +203,69 @@ fn a_wait_for_one_that_is_held_ends_at_its_limit_though_the_store_of_the_others_
         block_on(guard.release()).expect("a release");
         client.ends(&stores);
     }
+}
+
+/// A store whose grants are looked at late, and that says nothing of releases.
+#[derive(Debug)]
+struct Odd {
+    memory: Memory,
+    late: Duration,
+}
+
+impl Store for Odd {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+        if let Verb::Release { .. } = op.verb {
+            return ready(Err(Failure::Unknown(Failure::cause("nobody knows")))).boxed();
+        }
+        let (late, granted) = (self.late, self.memory.call(op, within));
+        async move {
+            let granted = granted.await;
+            // In the poll in which it comes: whoever waits for something else as well sees both at once.
+            thread::sleep(late);
+            granted
+        }
+        .boxed()
+    }
+
+    fn listen(
+        &self,
+        name: &LockName,
+        rule: Rule,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        self.memory.listen(name, rule, within)
+    }
+
+    fn list(
+        &self,
+        prefix: &str,
+        from: Cursor,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Page, Failure>> {
+        self.memory.list(prefix, from, within)
+    }
+
+    fn supports(&self, rule: Rule, name: &LockName) -> Result<(), &'static str> {
+        self.memory.supports(rule, name)
+    }
+
+    fn url(&self) -> &Arc<str> {
+        self.memory.url()
+    }
+}
+
+#[test]
+fn a_lock_that_is_lost_when_the_last_is_taken_is_told_whatever_becomes_of_the_releases() {
+    let runtime = Driver::start().expect("a thread");
+    let locks = |late, ttl| {
+        let runtime = Arc::clone(&runtime) as Arc<dyn Runtime>;
+        let store = Odd { memory: Memory::new(Arc::clone(&runtime), "memory:odd"), late };
+        let options = Options::new().ttl(ttl).renewal(Renewal::Off);
+        tenure::internals::locks(Arc::new(store), runtime, options).expect("the options are right")
+    };
+    let short = Duration::from_millis(50);
+    let (first, last) = (locks(Duration::ZERO, short), locks(3 * short, TTL));
+    let parts = [first.mutex("a"), last.mutex("b")].map(|part| part.expect("a name").into());
+    let error = block_on(Multi::new(parts).expect("two names").try_lock()).expect_err("one is lost");
+    assert!(error.is_lost(), "{error:?}");
 }
