@@ -21,13 +21,13 @@ use super::blows::{Blow, pause};
 use super::chooser::{Chooser, Rng};
 use super::clock::{Clock, MS, SECOND};
 use super::coverage::Event;
-use super::executor::{OUTSIDE, Process, ProcessId, Sim, Stop, lock};
+use super::executor::{OUTSIDE, Process, ProcessId, Sim, lock};
 use super::oracle::{Executed, Oracle};
 use super::regime::{Faults, Plan, RECOVERY, Regime};
 use super::report::Report;
 use super::server::Standing;
 use super::store::Shown;
-use super::workload::{Present, ROUND_TRIP, Task, Workload};
+use super::workload::{ROUND_TRIP, Workload};
 use super::world::{ENDING, STEPS, owner};
 
 /// What can happen to processes and a directory; the rest is about networks and servers.
@@ -147,51 +147,27 @@ impl World {
             sim.spawn(OUTSIDE, Box::pin(Arc::clone(&self.scene).blows(ids)));
         }
         self.scene.observe();
-        let (violation, seen_by_callers) = workload.oracle.judge(ENDING, || self.see_through());
+        let judged = workload.oracle.judge(ENDING, || self.see_through());
         observe(None);
-        Report {
-            seed: self.seed,
-            plan: *plan,
-            nodes: 0,
-            violation,
-            seen_by_callers,
-            hash: sim.hash(),
-            steps: sim.steps(),
-            grants: workload.oracle.grants(),
-            events: sim.events(),
-            lasted: sim.now(),
-            log: sim.log(),
-        }
+        Report::of(self.seed, 0, workload, judged)
     }
 
-    /// Starts every process with its tasks. They alone have handles to its locks.
+    /// Starts every process with its tasks.
     fn people(&self) {
-        let Scene { sim, plan, workload, .. } = &*self.scene;
+        let Scene { plan, workload, .. } = &*self.scene;
         for process in &self.processes {
             let options = Options::new().ttl(plan.ttl);
             let runtime = Arc::clone(process) as Arc<dyn Runtime>;
             let locks = locks(Arc::new(self.scene.store(process)), runtime, options);
-            let locks = locks.expect("the options are right");
-            for _ in 0..=sim.choose(plan.tasks) {
-                let (process, locks, workload) = (Arc::clone(process), locks.clone(), Arc::clone(workload));
-                let (id, present) = (process.id(), Present::new(&workload));
-                sim.spawn(id, Box::pin(Task { workload, process, locks, present }.run()));
-            }
+            workload.start(process, locks.expect("the options are right"), plan.tasks);
         }
     }
 
     /// Runs to the end of all tasks, then until what they left behind is over, then until nothing runs any more.
     fn see_through(&self) {
         let Scene { sim, plan, workload, .. } = &*self.scene;
-        let rounds = u64::from(*lock(&workload.left)) * u64::from(plan.rounds);
-        let horizon = plan.strict_from + rounds * (14 * plan.lease() + SECOND);
-        match sim.run(horizon, STEPS) {
-            Stop::Halted => {}
-            Stop::Idle if *lock(&workload.left) == 0 => {}
-            stop => {
-                workload.oracle.check_served();
-                return self.accuse(format!("the tasks have not ended: {stop:?}"));
-            }
+        if let Err(stop) = workload.run_out(SECOND, STEPS) {
+            return self.accuse(format!("the tasks have not ended: {stop:?}"));
         }
         if workload.oracle.violation().is_some() {
             return;

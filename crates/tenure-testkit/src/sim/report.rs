@@ -4,6 +4,7 @@ use super::clock::TrueTime;
 use super::coverage::Events;
 use super::oracle::Violation;
 use super::regime::Plan;
+use super::workload::Workload;
 
 /// A schedule, after it.
 #[derive(Clone, Debug)]
@@ -33,6 +34,29 @@ pub struct Report {
 }
 
 impl Report {
+    /// What became of this workload on so many servers: what its judge has said, and what it did.
+    pub(super) fn of(
+        seed: u64,
+        nodes: usize,
+        workload: &Workload,
+        (violation, seen_by_callers): (Option<Violation>, Option<String>),
+    ) -> Self {
+        let Workload { sim, oracle, plan, .. } = workload;
+        Self {
+            seed,
+            plan: *plan,
+            nodes,
+            violation,
+            seen_by_callers,
+            hash: sim.hash(),
+            steps: sim.steps(),
+            grants: oracle.grants(),
+            events: sim.events(),
+            lasted: sim.now(),
+            log: sim.log(),
+        }
+    }
+
     /// The trace as a person reads it.
     pub fn trace(&self) -> String {
         self.log.iter().map(|(at, what)| format!("{:12.6}  {what}\n", *at as f64 / 1e9)).collect()

@@ -12,7 +12,7 @@ use tenure::internals::protocol::lease;
 use tenure::{Error, Guard, LockName, Locks, Options, Owner, Renewal};
 
 use super::clock::{MS, TrueTime};
-use super::executor::{Process, Sim, lock};
+use super::executor::{Process, Sim, Stop, lock};
 use super::oracle::honesty::{Holding, Said, Told};
 use super::oracle::{Claim, Oracle};
 use super::regime::{Plan, Regime, Sort};
@@ -57,6 +57,34 @@ pub struct Workload {
     pub labels: Option<Mutex<u32>>,
     /// How many tasks have not ended.
     pub left: Mutex<u32>,
+}
+
+impl Workload {
+    /// Starts up to so many tasks of a process, and one more. They alone have handles to its locks.
+    pub fn start(self: &Arc<Self>, process: &Arc<Process>, locks: Locks, most: u32) {
+        for _ in 0..=self.sim.choose(most) {
+            let (workload, process, locks) = (Arc::clone(self), Arc::clone(process), locks.clone());
+            let (id, present) = (process.id(), Present::new(&workload));
+            self.sim.spawn(id, Box::pin(Task { workload, process, locks, present }.run()));
+        }
+    }
+
+    /// Runs until no task is left. `between`: what a task may take beside leases, each time.
+    ///
+    /// # Errors
+    /// Why it ended, if some task is left.
+    pub fn run_out(&self, between: TrueTime, steps: u64) -> Result<(), Stop> {
+        let rounds = u64::from(*lock(&self.left)) * u64::from(self.plan.rounds);
+        let horizon = self.plan.strict_from + rounds * (14 * self.plan.lease() + between);
+        match self.sim.run(horizon, steps) {
+            Stop::Halted => Ok(()),
+            Stop::Idle if *lock(&self.left) == 0 => Ok(()),
+            stop => {
+                self.oracle.check_served();
+                Err(stop)
+            }
+        }
+    }
 }
 
 /// How a future is cut short.

@@ -8,12 +8,12 @@ use tenure::{LockName, Options, Owner};
 use super::blows::{Blow, Stepper, pause};
 use super::chooser::{Chooser, Rng};
 use super::clock::{Clock, MS, SECOND, TrueTime};
-use super::executor::{OUTSIDE, Process, Sim, Stop, lock};
+use super::executor::{OUTSIDE, Process, Sim};
 use super::network::{Network, Parting};
 use super::oracle::Oracle;
 use super::regime::{Plan, RECOVERY, Regime, Sort};
 use super::report::Report;
-use super::workload::{Present, ROUND_TRIP, Task, Workload};
+use super::workload::{ROUND_TRIP, Workload};
 
 /// So many polls, and something turns in circles.
 pub(super) const STEPS: u64 = 2_000_000;
@@ -116,48 +116,24 @@ impl World {
             let ids = self.processes.iter().map(|process| process.id()).collect();
             self.sim.spawn(OUTSIDE, Box::pin(blows.run(ids)));
         }
-        let (violation, seen_by_callers) = self.oracle.judge(ENDING, || self.see_through(&workload));
-        Report {
-            seed: self.seed,
-            plan: self.plan,
-            nodes: 1,
-            violation,
-            seen_by_callers,
-            hash: self.sim.hash(),
-            steps: self.sim.steps(),
-            grants: self.oracle.grants(),
-            events: self.sim.events(),
-            lasted: self.sim.now(),
-            log: self.sim.log(),
-        }
+        let judged = self.oracle.judge(ENDING, || self.see_through(&workload));
+        Report::of(self.seed, 1, &workload, judged)
     }
 
-    /// Starts every process with its tasks. They alone have handles to its locks.
+    /// Starts every process with its tasks.
     fn people(&self, workload: &Arc<Workload>) {
         for process in &self.processes {
             let store = Arc::new(self.network.store(process));
             let options = Options::new().ttl(self.plan.ttl);
             let locks = locks(store, Arc::clone(process) as _, options).expect("the options are right");
-            for _ in 0..=self.sim.choose(self.plan.tasks) {
-                let (process, locks, workload) = (Arc::clone(process), locks.clone(), Arc::clone(workload));
-                let (id, present) = (process.id(), Present::new(&workload));
-                self.sim.spawn(id, Box::pin(Task { workload, process, locks, present }.run()));
-            }
+            workload.start(process, locks, self.plan.tasks);
         }
     }
 
     /// Runs to the end of all tasks, then until what they left behind has settled, then until nothing runs any more.
     fn see_through(&self, workload: &Workload) {
-        let tasks = u64::from(*lock(&workload.left));
-        let rounds = tasks * u64::from(self.plan.rounds);
-        let horizon = self.plan.strict_from + rounds * (14 * self.plan.lease() + SECOND);
-        match self.sim.run(horizon, STEPS) {
-            Stop::Halted => {}
-            Stop::Idle if *lock(&workload.left) == 0 => {}
-            stop => {
-                self.oracle.check_served();
-                return self.accuse(format!("the tasks have not ended: {stop:?}"));
-            }
+        if let Err(stop) = workload.run_out(SECOND, STEPS) {
+            return self.accuse(format!("the tasks have not ended: {stop:?}"));
         }
         if self.oracle.violation().is_some() {
             return;

@@ -15,12 +15,12 @@ use tenure::{LockName, Options};
 use super::blows::Stepper;
 use super::chooser::{Chooser, Rng};
 use super::clock::{Clock, SECOND, TrueTime};
-use super::executor::{OUTSIDE, Process, Sim, Stop, lock};
+use super::executor::{OUTSIDE, Process, Sim, lock};
 use super::network::Network;
 use super::oracle::Oracle;
 use super::regime::{Plan, RECOVERY, Regime, Sort};
 use super::report::Report;
-use super::workload::{Present, ROUND_TRIP, Task, Workload};
+use super::workload::{ROUND_TRIP, Workload};
 use blows::Blower;
 
 /// So many polls, and something turns in circles.
@@ -154,26 +154,12 @@ impl World {
             let ids = self.processes.iter().map(|process| process.id()).collect();
             sim.spawn(OUTSIDE, Box::pin(Blower::new(scene).run(ids)));
         }
-        let oracle = &self.workload.oracle;
-        let (violation, seen_by_callers) = oracle.judge(ENDING, || self.see_through());
-        Report {
-            seed: self.seed,
-            plan,
-            nodes: scene.nodes.len(),
-            violation,
-            seen_by_callers,
-            hash: sim.hash(),
-            steps: sim.steps(),
-            grants: oracle.grants(),
-            events: sim.events(),
-            lasted: sim.now(),
-            log: sim.log(),
-        }
+        let judged = self.workload.oracle.judge(ENDING, || self.see_through());
+        Report::of(self.seed, scene.nodes.len(), &self.workload, judged)
     }
 
-    /// Starts every process with its tasks. They alone have handles to its locks.
+    /// Starts every process with its tasks.
     fn people(&self) {
-        let sim = &self.scene.sim;
         for process in &self.processes {
             let store = |node: &Network| Arc::new(node.store(process)) as Arc<dyn Store>;
             let stores = self.scene.nodes.iter().map(store).collect();
@@ -181,12 +167,7 @@ impl World {
             let store = Quorum::new(stores, Box::new(()), Arc::clone(&runtime), None).expect("a quorum");
             let options = Options::new().ttl(self.scene.plan.ttl);
             let locks = locks(Arc::new(store), runtime, options).expect("the options are right");
-            for _ in 0..=sim.choose(2) {
-                let (process, locks, workload) =
-                    (Arc::clone(process), locks.clone(), Arc::clone(&self.workload));
-                let (id, present) = (process.id(), Present::new(&workload));
-                sim.spawn(id, Box::pin(Task { workload, process, locks, present }.run()));
-            }
+            self.workload.start(process, locks, 2);
         }
     }
 
@@ -194,15 +175,8 @@ impl World {
     fn see_through(&self) {
         let (scene, sim, plan) = (&self.scene, &self.scene.sim, self.scene.plan);
         let oracle = &self.workload.oracle;
-        let rounds = u64::from(*lock(&self.workload.left)) * u64::from(plan.rounds);
-        let horizon = plan.strict_from + rounds * (14 * plan.lease() + 2 * SECOND);
-        match sim.run(horizon, STEPS) {
-            Stop::Halted => {}
-            Stop::Idle if *lock(&self.workload.left) == 0 => {}
-            stop => {
-                oracle.check_served();
-                return self.accuse(ENDING, format!("the tasks have not ended: {stop:?}"));
-            }
+        if let Err(stop) = self.workload.run_out(2 * SECOND, STEPS) {
+            return self.accuse(ENDING, format!("the tasks have not ended: {stop:?}"));
         }
         if oracle.violation().is_some() {
             return;
