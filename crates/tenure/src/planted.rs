@@ -162,11 +162,13 @@ pub enum Bug {
     ChangeUnheard,
     /// Who is kept out of a directory is told so at the end of a pause, and not at that of its time.
     LateRefusal,
+    /// A queue is kept until the first of its places lapses, and not until the last.
+    KeyEndsFirst,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 75] = [
+    pub const ALL: [Self; 76] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -242,6 +244,7 @@ impl Bug {
         Self::DeathUnheard,
         Self::ChangeUnheard,
         Self::LateRefusal,
+        Self::KeyEndsFirst,
     ];
 }
 

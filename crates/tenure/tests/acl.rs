@@ -214,9 +214,11 @@ fn meet_others(server: &Server, url: &str) -> Result<()> {
     }
     assert!(block_on(locks.force_release("mine"))?.is_some());
     drop(mine);
-    // Another number of permits, when all has lapsed.
+    // Another number of permits, when all has lapsed, and the key is still there for one that would have lasted.
     let short = locks.with(Options::new().prefix("app:").ttl(Duration::from_millis(50)))?;
+    let long = block_on(locks.semaphore("permits", 2)?.acquire(1))?;
     drop(block_on(block_on(short.semaphore("permits", 2)?.acquire(1))?.detach())?);
+    block_on(long.release())?;
     std::thread::sleep(Duration::from_millis(100));
     block_on(block_on(locks.semaphore("permits", 3)?.acquire(1))?.release())
 }

@@ -79,6 +79,7 @@ const CAUGHT: &[(Bug, &str, u64)] = &[
     (Bug::DeathIgnored, "whoever fits is let in", 1_000),
     (Bug::DeathUnheard, "progress", 1_000),
     (Bug::ChangeUnheard, "progress", 1_000),
+    (Bug::KeyEndsFirst, "no stale release, no revival", 1_000),
 ];
 
 /// Too rare for a hunt in each test run: the schedule of each is in `sim/regressions.rs`. By which invariant it is caught there.

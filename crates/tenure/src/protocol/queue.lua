@@ -354,13 +354,13 @@ if mark ~= mark_was or used ~= used_was then
 end
 if is_new then
   -- By pcall: no key is left without an end.
-  local set = redis.pcall('PEXPIREAT', lock, due + 1000)
+  local set = redis.pcall('PEXPIREAT', lock, due)
   if type(set) == 'table' then
     call('DEL', lock)
     return set
   end
-elseif due and due > lasts and call('PTTL', lock) < due + 1000 - now then
-  call('PEXPIREAT', lock, due + 1000)
+elseif due and due > lasts and call('PTTL', lock) < due - now then
+  call('PEXPIREAT', lock, due)
 end
 
 -- retry_in_ms: when the first in line should ask again if it hears nothing: when the next ticket lapses. Others need not.

@@ -28,8 +28,6 @@ use crate::planted::{Bug, planted};
 
 /// At most so many are swept and promoted by one request; the next goes on.
 pub const BOUND: usize = 64;
-/// The key outlives its last ticket by this long, so that its end is swept and told, not just gone.
-pub const TAIL_MS: u64 = 1_000;
 
 /// All tickets of one lock.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -242,11 +240,12 @@ fn busy(state: &mut State, now: Now) -> Answer {
 fn settle(state: &mut State) {
     let Some(lock) = &mut state.lock else { return };
     if let Data::Queue(queue) = &lock.value {
-        match queue.deadlines.last() {
-            Some((deadline_ms, _)) => {
-                let end = deadline_ms + TAIL_MS;
-                lock.expires_ms = Some(lock.expires_ms.map_or(end, |old| old.max(end)));
-            }
+        let last = match planted(Bug::KeyEndsFirst) {
+            true => queue.deadlines.first(),
+            false => queue.deadlines.last(),
+        };
+        match last {
+            Some((end, _)) => lock.expires_ms = Some(lock.expires_ms.map_or(*end, |old| old.max(*end))),
             None => state.lock = None,
         }
     }

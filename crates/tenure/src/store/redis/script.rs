@@ -38,13 +38,13 @@ static GUARDED_REENTRANT: Script = Script {
 /// The queue machine.
 pub(super) static QUEUE: Script = Script {
     text: include_str!("../../protocol/queue.lua"),
-    sha: "69bb845f03ea721c75e348df324afd4386e0ae43",
+    sha: "3a173fd1fedceffaaba5627ea652cce5263970d0",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/queue.lua")),
-    sha: "ec11802ab7a3951e1d4ff1edc672606ba3255d8d",
+    sha: "cd0f6fc8d09d82104cc186593fa4cff5ce71b145",
     guarded: None,
 };
 
