@@ -164,11 +164,15 @@ pub enum Bug {
     LateRefusal,
     /// A queue is kept until the first of its places lapses, and not until the last.
     KeyEndsFirst,
+    /// The first in a queue does not ask when somebody's lease is over.
+    FirstDoesNotAsk,
+    /// An attempt to renew takes as long as any question may.
+    LongAttempts,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 76] = [
+    pub const ALL: [Self; 78] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -245,6 +249,8 @@ impl Bug {
         Self::ChangeUnheard,
         Self::LateRefusal,
         Self::KeyEndsFirst,
+        Self::FirstDoesNotAsk,
+        Self::LongAttempts,
     ];
 }
 

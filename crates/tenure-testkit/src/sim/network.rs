@@ -71,6 +71,8 @@ struct End {
     breaks: u64,
     curious: Vec<Waker>,
     is_dead: bool,
+    /// It has lost a request or a reply.
+    has_lost: bool,
     parting: Parting,
     /// What the server told of itself at the last connection.
     life: Life,
@@ -119,6 +121,13 @@ struct Ear {
     speaker: Speaker,
     /// The server knows of it.
     is_open: bool,
+}
+
+impl Connection {
+    /// Whether whoever asks on it hears nothing.
+    fn loses(&self) -> bool {
+        self.loses_requests || self.loses_replies
+    }
 }
 
 impl Network {
@@ -170,6 +179,7 @@ impl Network {
                 breaks: 0,
                 curious: Vec::new(),
                 is_dead: false,
+                has_lost: false,
                 parting: Parting::default(),
             });
         }
@@ -193,13 +203,10 @@ impl Network {
         inner.ends.iter_mut().for_each(|end| end.parting = Parting::default());
         inner.stalled_until = inner.stalled_until.min(self.sim.now());
         let broken: Vec<ProcessId> = (0..inner.ends.len())
-            .filter(|process| {
-                let connection = &inner.connections[inner.ends[*process].connection];
-                connection.loses_requests || connection.loses_replies
-            })
+            .filter(|process| inner.connections[inner.ends[*process].connection].loses())
             .collect();
         drop(inner);
-        broken.into_iter().for_each(|process| self.cut(process));
+        broken.into_iter().for_each(|process| self.replace(process));
     }
 
     /// The server stands still until then; what arrives meanwhile waits.
@@ -328,9 +335,22 @@ impl Network {
         inner.ears.retain(|ear| ear.process != process);
     }
 
-    /// Ends a process's connection for requests. The next begins by putting an end to this one, so what is still on its way is
-    /// carried out before anything later, or never.
+    /// Ends a process's connection for requests.
     pub fn cut(&self, process: ProcessId) {
+        self.has_failed(process);
+        self.replace(process);
+    }
+
+    /// Something goes wrong between a process and the server.
+    fn has_failed(&self, process: ProcessId) {
+        if let Some(oracle) = &self.oracle {
+            oracle.has_failed(process);
+        }
+    }
+
+    /// Begins the next connection of a process, by putting an end to the last: what is still on its way there is carried out before
+    /// anything later, or never.
+    pub(super) fn replace(&self, process: ProcessId) {
         let now = self.sim.now();
         let mut inner = self.inner();
         if inner.ends[process].is_dead {
@@ -403,6 +423,7 @@ impl Network {
         }
         if self.sim.chance(refused) {
             self.sim.count(Event::NotSent);
+            self.has_failed(process);
             return false;
         }
         self.sim.note(|| format!("p{process}: sends {}", Shown(&op)));
@@ -413,10 +434,18 @@ impl Network {
             self.sim.count(Event::Parted);
         }
         let latency = inner.delay(&self.sim, &op.name, leaves_at, Some(out_of_time_at));
+        let is_spared = faults.once && inner.ends[process].has_lost;
         let connection = &mut inner.connections[number];
+        let was_well = !connection.loses();
         connection.loses_requests |= parting.loses && leaves_at < parting.requests;
-        connection.loses_requests |= self.sim.chance(faults.lose_request);
-        connection.loses_replies |= self.sim.chance(faults.lose_reply);
+        connection.loses_requests |= self.sim.chance(faults.lose_request) && !is_spared;
+        connection.loses_replies |= self.sim.chance(faults.lose_reply) && !is_spared;
+        let has_lost = was_well && connection.loses();
+        inner.ends[process].has_lost |= has_lost;
+        if has_lost || latency > faults.latency.1 {
+            self.has_failed(process);
+        }
+        let connection = &mut inner.connections[number];
         connection.under_way.retain(|slot| slot.strong_count() > 0);
         connection.under_way.push(Arc::downgrade(slot));
         let arrives_at = (leaves_at.max(parting.requests) + latency).max(connection.last_request + 1);
@@ -467,6 +496,9 @@ impl Network {
         let mut inner = self.inner();
         let parting = inner.ends[process].parting;
         let latency = inner.delay(&self.sim, &op.name, now, Some(slot.until()));
+        if latency > inner.faults.latency.1 {
+            self.has_failed(process);
+        }
         let connection = &mut inner.connections[number];
         connection.loses_replies |= parting.loses && now < parting.replies;
         if connection.is_broken || connection.loses_replies {

@@ -45,11 +45,13 @@ pub enum Regime {
     /// Messages get lost, come late and come twice, many wait, and requests arrive, unless their connection is cut. So whoever
     /// relies on what it is told waits for ever, or for the rest of a lease.
     Deaf,
+    /// Each process has one request or reply lost, with its connection, and no more. So whoever is renewed loses nothing.
+    Hiccup,
 }
 
 impl Regime {
     /// All of them. New ones come last, so that what an earlier one is called by stays.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Quiet,
         Self::Lossy,
         Self::Slow,
@@ -66,6 +68,7 @@ impl Regime {
         Self::Brink,
         Self::Unscripted,
         Self::Deaf,
+        Self::Hiccup,
     ];
 
     /// That of a seed: they take turns.
@@ -76,6 +79,11 @@ impl Regime {
     /// Whether everything must happen at once.
     pub fn is_calm(self) -> bool {
         matches!(self, Self::Quiet | Self::Unscripted)
+    }
+
+    /// Whether nothing stands still, and a request whose connection is well is answered at once.
+    pub fn is_gentle(self) -> bool {
+        self.is_calm() || matches!(self, Self::Lossy | Self::Deaf | Self::Hiccup)
     }
 
     /// That of this name.
@@ -99,6 +107,8 @@ pub struct Faults {
     pub lose_request: u32,
     /// Replies that disappear, with everything after them on that connection.
     pub lose_reply: u32,
+    /// A process loses no more than one of those.
+    pub once: bool,
     /// Requests that are not sent at all.
     pub refuse: u32,
     /// Requests that are sent a second time, as the server does not know their script: whatever is sent meanwhile comes first.
@@ -126,6 +136,7 @@ impl Faults {
         limit: 0,
         lose_request: 0,
         lose_reply: 0,
+        once: false,
         refuse: 0,
         again: 0,
         impatient: 0,
@@ -368,6 +379,11 @@ impl Plan {
                 (plan.unrenewed, plan.overstay, plan.brink) = (300, 400, 500);
             }
             Regime::Unscripted => plan.faults.again = 200,
+            Regime::Hiccup => {
+                plan.ttl = ttl(SECOND, 5 * SECOND);
+                plan.faults = Faults { lose_request: 60, lose_reply: 60, once: true, ..quiet };
+                plan.overstay = 500;
+            }
             Regime::Deaf => {
                 (plan.processes, plan.tasks, plan.names, plan.both) = (2, 5, 1, 0);
                 plan.blows = Blows { most: 8, deafen: 3, cut: 2, ..none };

@@ -186,7 +186,7 @@ impl Future for Call {
             drop(arrival);
             let gives_up = self.within >= SHORT || self.network.is_impatient();
             if gives_up && !matches!(known, Some(Err(_))) {
-                self.network.cut(self.process);
+                self.network.replace(self.process);
             }
             return Poll::Ready(Err(unknown()));
         }

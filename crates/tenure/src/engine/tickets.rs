@@ -337,7 +337,7 @@ impl Server {
         }
         if queue.retry_at.is_some_and(|at| now >= at) {
             queue.retry_at = None;
-            let head = queue.waiters.keys().next().copied();
+            let head = queue.waiters.keys().next().copied().filter(|_| !planted(Bug::FirstDoesNotAsk));
             due.extend(head.filter(|head| !self.asked.contains(head) && !due.contains(head)));
         }
         let until = earlier(Some(queue.refresh_at), queue.retry_at).unwrap_or(queue.refresh_at);

@@ -64,7 +64,7 @@ pub fn retry_after(ttl: Duration) -> Duration {
 
 /// How long one attempt to renew may take: short enough that at least two are made before the lease is lost.
 pub fn attempt(ttl: Duration, op_timeout: Duration) -> Duration {
-    op_timeout.min(ttl / 6)
+    if planted(Bug::LongAttempts) { op_timeout } else { op_timeout.min(ttl / 6) }
 }
 
 /// A grant whose answer took longer than this is asked again before it is reported: too little of it is left.

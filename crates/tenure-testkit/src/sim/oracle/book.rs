@@ -28,6 +28,8 @@ pub(super) struct Book {
     past: Vec<(TrueTime, LockName, Vec<Place>)>,
     /// When the server last did what may have ended leases without their owners' doing.
     pub(super) shaken_at: TrueTime,
+    /// How much has gone wrong between each process and the server.
+    pub(super) failed: BTreeMap<ProcessId, u32>,
     pub(super) next_id: u64,
     pub(super) plan: Plan,
     pub(super) longest_ms: u64,
@@ -66,6 +68,8 @@ pub(super) struct Place {
     pub(super) lapses: TrueTime,
     /// Whether it is bound to its process.
     is_bound: bool,
+    /// Whether it was told when to ask again, as the first in line is.
+    pub(super) knows: bool,
     /// The holds that a reentrant owner has, each with its process, and how many are on their way from one to another.
     live: Vec<(u64, ProcessId)>,
     pub(super) detached: u32,
@@ -176,6 +180,7 @@ impl Book {
             let_in: Vec::new(),
             past: Vec::new(),
             shaken_at: 0,
+            failed: BTreeMap::new(),
             next_id: 0,
             plan: *plan,
             longest_ms: plan.ttl.as_millis() as u64,
@@ -230,10 +235,11 @@ impl Book {
             (Verb::Acquire { .. } | Verb::Renew { .. }, Answer::Held { fence }) => {
                 self.held(at, executed, owner, *fence, sim, news);
             }
-            (Verb::Acquire { .. }, Answer::Waiting { ticket, .. }) => {
+            (Verb::Acquire { .. }, Answer::Waiting { ticket, retry_in_ms }) => {
                 self.waiting(at, executed, owner, *ticket, news);
+                self.told_when(name, *retry_in_ms);
             }
-            (Verb::Refresh { owners, .. }, Answer::Places { places, .. }) => {
+            (Verb::Refresh { owners, .. }, Answer::Places { places, retry_in_ms }) => {
                 for (owner, place) in owners.iter().zip(places) {
                     match place {
                         Told::Held { fence } => self.held(at, executed, owner, *fence, sim, news),
@@ -241,6 +247,7 @@ impl Book {
                         Told::Gone => self.check_gone(at, executed, owner),
                     }
                 }
+                self.told_when(name, *retry_in_ms);
             }
             (Verb::Release { whose: Whose::Mine, .. }, Answer::Released { left }) => {
                 self.released(at, executed, *left);
@@ -361,6 +368,14 @@ impl Book {
         (owned.waits, owned.was_called) = (true, true);
         self.trust(at, executed, owner, number, is_new);
         news.push(owner.clone());
+    }
+
+    /// Whoever is first in line was told when to ask again, if anybody was.
+    fn told_when(&mut self, name: &LockName, retry_in_ms: Option<u64>) {
+        let lock = self.locks.get_mut(name).filter(|_| retry_in_ms.is_some());
+        if let Some(head) = lock.and_then(|lock| lock.places.iter_mut().find(|place| !place.holds)) {
+            head.knows = true;
+        }
     }
 
     /// Somebody's request let in a ticket that waited.
@@ -563,8 +578,9 @@ impl Book {
 impl Lock {
     fn add(&mut self, owner: &Owner, number: u64) -> usize {
         let (owner, live) = (owner.clone(), Vec::new());
-        let (process, weight, holds, lapses, is_bound, detached) = (0, 1, false, 0, false, 0);
-        self.places.push(Place { owner, process, number, weight, holds, lapses, is_bound, live, detached });
+        let (process, weight, holds, lapses, is_bound, knows, detached) = (0, 1, false, 0, false, false, 0);
+        let place = Place { owner, process, number, weight, holds, lapses, is_bound, knows, live, detached };
+        self.places.push(place);
         self.places.len() - 1
     }
 }
@@ -599,8 +615,8 @@ impl Place {
     /// That of an owner who holds, where one holds.
     pub(super) fn of(owner: &Owner, lapses: TrueTime) -> Self {
         let (owner, live) = (owner.clone(), Vec::new());
-        let (process, number, weight, holds, is_bound, detached) = (0, 0, 1, true, false, 0);
-        Self { owner, process, number, weight, holds, lapses, is_bound, live, detached }
+        let (process, number, weight, holds, is_bound, knows, detached) = (0, 0, 1, true, false, false, 0);
+        Self { owner, process, number, weight, holds, lapses, is_bound, knows, live, detached }
     }
 
     /// What a granted request means for the holds of a reentrant owner.

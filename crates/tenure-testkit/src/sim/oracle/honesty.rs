@@ -68,6 +68,17 @@ impl Book {
         }
     }
 
+    /// A guard that is renewed is lost, and nobody has taken it away: more than one thing has gone wrong, because there is time to try
+    /// again, where it had most of its lease before it at first.
+    fn check_kept_alive(&mut self, at: TrueTime, hold: &Hold) {
+        let failed = self.failed.get(&hold.process).copied().unwrap_or(0);
+        let most = if hold.is_fresh { 1 } else { 0 };
+        if self.plan.regime.is_gentle() && failed <= most {
+            let what = format!("a guard of {} is lost, and no more has failed than {failed}", hold.owner);
+            self.accuse(at, HONESTY, what);
+        }
+    }
+
     /// A lease is over in true time: whoever waits for its loss was told before, unless its process stands still.
     pub(super) fn check_told(&mut self, at: TrueTime, owner: &Owner, sim: &Sim) {
         let waits = self
@@ -84,6 +95,11 @@ impl Book {
 }
 
 impl Oracle {
+    /// Something goes wrong between a process and the server.
+    pub(in crate::sim) fn has_failed(&self, process: ProcessId) {
+        *lock(&self.book).failed.entry(process).or_default() += 1;
+    }
+
     /// What guards hold may be gone, without their doing: whoever renews is told when it asks next.
     pub(super) fn will_tell(&self) {
         let at = self.sim.now();
@@ -174,6 +190,7 @@ impl Oracle {
             is_forced,
             is_doubted,
             is_renewed: told.is_renewed,
+            is_fresh: told.is_fresh,
             process,
             claim: weak,
             was_lost,
@@ -286,8 +303,8 @@ impl Holding {
         if hold.claim.upgrade().is_some_and(|claim| claim.fence() != hold.token) {
             book.accuse(at, HONESTY, format!("the token of {} changed under its guard", self.owner));
         }
-        if !is_held && hold.is_renewed && !hold.is_excused() && book.plan.regime.is_calm() {
-            book.accuse(at, HONESTY, format!("a guard of {} is lost, and nothing has failed", self.owner));
+        if !is_held && hold.is_renewed && !hold.is_excused() {
+            book.check_kept_alive(at, &hold);
         }
         hold.was_lost |= !is_held;
         book.history.looks(at, self.id);

@@ -91,6 +91,8 @@ struct Hold {
     is_doubted: bool,
     /// It asks whether it still holds, by and by.
     is_renewed: bool,
+    /// It was handed out as soon as it was granted.
+    is_fresh: bool,
     process: ProcessId,
     claim: Weak<dyn Claim>,
     /// It was seen lost, which is final.

@@ -42,12 +42,15 @@ impl Book {
     }
 
     /// The first in a queue could be let in, because somebody's lease is over, and nobody has asked: for no longer than until
-    /// the next of those who wait refreshes its place. So a dead head costs its own lease and that.
+    /// the next of those who wait refreshes its place. So a dead head costs its own lease and that. The first itself knows when to ask, if
+    /// its last answer came.
     pub(super) fn check_let_in(&mut self, at: TrueTime, name: &LockName, sim: &Sim) {
         let Some(lock) = self.locks.get(name) else { return };
         let Some(open_since) = lock.open_since else { return };
         let since = open_since.max(self.plan.strict_from);
-        let most = HAND_OVER + self.plan.wait() / 2 + self.plan.drift();
+        let knows = self.plan.regime.is_calm() && lock.head().is_some_and(|head| head.knows);
+        let refreshed = if knows { 0 } else { self.plan.wait() / 2 };
+        let most = HAND_OVER + refreshed + self.plan.drift();
         let waits = |process: ProcessId| sim.ran_since(process, since);
         let waiter = lock.places.iter().find(|place| !place.holds && waits(place.process));
         if let Some(waiter) = waiter.filter(|_| at > since + most) {
