@@ -36,10 +36,11 @@ mod worker;
 use std::fmt;
 use std::future::Future;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::{BoxFuture, Either, FutureExt, select};
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use self::worker::{Ask, Job, Promise, Worker};
@@ -86,9 +87,16 @@ impl File {
         async move {
             let (promise, answer) = oneshot::channel();
             let until = store.0.runtime.now() + within;
-            // A worker that is gone drops the promise.
-            let _ = store.0.jobs().send(Job { ask: ask(promise), until });
-            answer.await.unwrap_or_else(|_| Err(Failure::NotSent(Failure::cause("the store is shut down"))))
+            let jobs = store.0.jobs();
+            if jobs.send(Job { ask: ask(promise), until }).is_err() {
+                return Err(Failure::NotSent(Failure::cause("the store is shut down")));
+            }
+            let answered = match select(answer, pin!(jobs.closed())).await {
+                Either::Left((answered, _)) => answered.ok(),
+                // What was handed over in the very moment in which the worker ended is kept and never looked at.
+                Either::Right((_, answer)) => answer.now_or_never().and_then(Result::ok),
+            };
+            answered.unwrap_or_else(|| Err(Failure::Unknown(Failure::cause("the store ended meanwhile"))))
         }
     }
 }
@@ -151,5 +159,26 @@ impl Store for File {
 impl fmt::Debug for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("File").field(&self.0.url).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::Driver;
+
+    #[test]
+    fn a_request_ends_with_the_worker_whatever_becomes_of_its_promise() {
+        let runtime = Driver::start().expect("a thread");
+        let store = File::new(Path::new("never-made"), "file:never-made", runtime);
+        let (sender, mut jobs) = mpsc::unbounded_channel();
+        assert!(store.0.jobs.set(sender).is_ok(), "there is no worker yet");
+        let mut ready = store.ready(Duration::from_secs(3_600));
+        assert!((&mut ready).now_or_never().is_none(), "nobody answers");
+        // As when a worker ends whose queue is not empty.
+        jobs.close();
+        assert!(matches!(ready.now_or_never(), Some(Err(Failure::Unknown(_)))));
+        let late = store.ready(Duration::from_secs(3_600)).now_or_never();
+        assert!(matches!(late, Some(Err(Failure::NotSent(_)))));
     }
 }
