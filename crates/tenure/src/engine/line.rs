@@ -10,19 +10,19 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 use tracing::debug;
 
 use super::acquire::{Ask, Asked};
 use super::ears::{Ears, Heard};
 use super::held::Held;
 use super::release::Pending;
-use super::rooms::{Room, Rooms};
+use super::rooms::{self, Room, Rooms};
 use super::{Engine, LINGER, backoff};
 use crate::error::Result;
 use crate::name::LockName;
@@ -47,7 +47,8 @@ const TURN: Duration = Duration::from_micros(200);
 type Key = (LockName, Kind);
 
 /// The lines of one engine.
-pub(super) type Lines = Rooms<Line>;
+pub(super) type Lines = Rooms<Key, Queue>;
+type Line = Room<Key, Queue>;
 
 impl Lines {
     /// Whether a newcomer overtakes nobody by asking at once.
@@ -113,14 +114,8 @@ fn key(ask: &Ask) -> Key {
     (ask.name.clone(), ask.rule.kind())
 }
 
-pub(super) struct Line {
-    key: Key,
-    queue: Mutex<Queue>,
-    bell: Notify,
-}
-
 #[derive(Default)]
-struct Queue {
+pub(super) struct Queue {
     waiters: VecDeque<Waiter>,
     /// How often the store has answered.
     heard: u64,
@@ -143,45 +138,31 @@ impl Queue {
     }
 }
 
-struct Waiter {
+pub(super) struct Waiter {
     id: u64,
     ask: Arc<Ask>,
     grant: oneshot::Sender<Result<Held>>,
 }
 
-impl Room for Line {
-    type Key = Key;
-
-    fn new(key: Key) -> Self {
-        Self { key, queue: Mutex::default(), bell: Notify::new() }
-    }
-
-    fn key(&self) -> &Key {
-        &self.key
-    }
+impl rooms::Queue for Queue {
+    type Waiters = VecDeque<Waiter>;
 
     fn is_empty(&self) -> bool {
-        self.queue().waiters.is_empty()
+        self.waiters.is_empty()
     }
 
-    fn clear(&self) {
-        let waiters = std::mem::take(&mut self.queue().waiters);
-        drop(waiters);
+    fn clear(&mut self) -> VecDeque<Waiter> {
+        std::mem::take(&mut self.waiters)
     }
 
-    fn close(&self) {
-        self.queue().closed = true;
-        self.bell.notify_one();
+    fn close(&mut self) {
+        self.closed = true;
     }
 }
 
 impl Line {
     fn name(&self) -> &LockName {
         &self.key.0
-    }
-
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Who is asked for next: whoever has it already, else the first.

@@ -4,28 +4,42 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub(super) trait Room: Sized {
-    type Key: Clone + Ord;
+use tokio::sync::Notify;
 
-    fn new(key: Self::Key) -> Self;
-    fn key(&self) -> &Self::Key;
+/// What is known in a room: who waits there, and for what.
+pub(super) trait Queue: Default {
+    type Waiters;
+
     fn is_empty(&self) -> bool;
-    /// Nobody serves it: who waits there hears so.
-    fn clear(&self);
-    /// No handle is left: the task that serves it ends.
-    fn close(&self);
+    /// Nobody serves it: who waits hears so when it is dropped.
+    fn clear(&mut self) -> Self::Waiters;
+    /// No handle is left: the task that serves it is to end.
+    fn close(&mut self);
 }
 
-pub(super) struct Rooms<R: Room>(Mutex<BTreeMap<R::Key, Arc<R>>>);
+pub(super) struct Room<K, Q> {
+    pub(super) key: K,
+    queue: Mutex<Q>,
+    /// Rung for the task that serves it.
+    pub(super) bell: Notify,
+}
 
-impl<R: Room> Default for Rooms<R> {
+impl<K, Q> Room<K, Q> {
+    pub(super) fn queue(&self) -> MutexGuard<'_, Q> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(super) struct Rooms<K, Q>(Mutex<BTreeMap<K, Arc<Room<K, Q>>>>);
+
+impl<K, Q> Default for Rooms<K, Q> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<R: Room> Rooms<R> {
-    pub(super) fn all(&self) -> MutexGuard<'_, BTreeMap<R::Key, Arc<R>>> {
+impl<K: Clone + Ord, Q: Queue> Rooms<K, Q> {
+    pub(super) fn all(&self) -> MutexGuard<'_, BTreeMap<K, Arc<Room<K, Q>>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -33,14 +47,14 @@ impl<R: Room> Rooms<R> {
     /// of one that was opened; whoever came in has it run.
     pub(super) fn enter<S>(
         &self,
-        key: R::Key,
-        serve: impl FnOnce(&Arc<R>) -> S,
-        take_place: impl FnOnce(&R),
-    ) -> (Arc<R>, Option<S>) {
+        key: K,
+        serve: impl FnOnce(&Arc<Room<K, Q>>) -> S,
+        take_place: impl FnOnce(&Room<K, Q>),
+    ) -> (Arc<Room<K, Q>>, Option<S>) {
         let mut rooms = self.all();
         let mut server = None;
         let room = Arc::clone(rooms.entry(key.clone()).or_insert_with(|| {
-            let room = Arc::new(R::new(key));
+            let room = Arc::new(Room { key, queue: Mutex::default(), bell: Notify::new() });
             server = Some(serve(&room));
             room
         }));
@@ -50,27 +64,29 @@ impl<R: Room> Rooms<R> {
 
     pub(super) fn close(&self) {
         for room in std::mem::take(&mut *self.all()).into_values() {
-            room.close();
+            room.queue().close();
+            room.bell.notify_one();
         }
     }
 
     /// Nobody serves this room any more: who waits there hears so, and who comes next opens another.
-    pub(super) fn abandon(&self, room: &Arc<R>) {
+    pub(super) fn abandon(&self, room: &Arc<Room<K, Q>>) {
         self.remove(room, |_| true);
-        room.clear();
+        let waiters = room.queue().clear();
+        drop(waiters);
     }
 
     /// Closes a room that nobody waits in; whether it did.
-    pub(super) fn retire(&self, room: &Arc<R>) -> bool {
-        self.remove(room, R::is_empty)
+    pub(super) fn retire(&self, room: &Arc<Room<K, Q>>) -> bool {
+        self.remove(room, Q::is_empty)
     }
 
     /// Unless it is another room by now.
-    fn remove(&self, room: &Arc<R>, if_so: impl FnOnce(&R) -> bool) -> bool {
+    fn remove(&self, room: &Arc<Room<K, Q>>, if_so: impl FnOnce(&Q) -> bool) -> bool {
         let mut rooms = self.all();
-        let goes = if_so(room);
-        if goes && rooms.get(room.key()).is_some_and(|known| Arc::ptr_eq(known, room)) {
-            rooms.remove(room.key());
+        let goes = if_so(&room.queue());
+        if goes && rooms.get(&room.key).is_some_and(|known| Arc::ptr_eq(known, room)) {
+            rooms.remove(&room.key);
         }
         goes
     }

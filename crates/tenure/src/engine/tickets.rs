@@ -10,19 +10,19 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, Stream};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 use tracing::debug;
 
 use super::acquire::Ask;
 use super::ears::{Ears, Heard};
 use super::held::{Held, bind};
-use super::rooms::{Room, Rooms};
+use super::rooms::{self, Room, Rooms};
 use super::{Engine, LINGER, backoff};
 use crate::error::Result;
 use crate::name::LockName;
@@ -42,7 +42,8 @@ const ALL: Moment = Moment(0);
 const SOON: Moment = Moment(1);
 
 /// The desks of one engine.
-pub(super) type Desks = Rooms<Desk>;
+pub(super) type Desks = Rooms<LockName, Queue>;
+type Desk = Room<LockName, Queue>;
 
 impl Desks {
     /// Waits for the turn of a ticket. `sent`: when the request was sent that was answered with it.
@@ -87,13 +88,7 @@ pub(super) enum Turn {
     Gone,
 }
 
-pub(super) struct Desk {
-    name: LockName,
-    queue: Mutex<Queue>,
-    bell: Notify,
-}
-
-struct Queue {
+pub(super) struct Queue {
     waiters: BTreeMap<u64, Waiter>,
     /// When the first of the places must be refreshed.
     refresh_at: Moment,
@@ -119,7 +114,7 @@ impl Queue {
     }
 }
 
-struct Waiter {
+pub(super) struct Waiter {
     ask: Arc<Ask>,
     /// When the last refresh was sent that was answered.
     sent: Moment,
@@ -140,37 +135,23 @@ impl Waiter {
     }
 }
 
-impl Room for Desk {
-    type Key = LockName;
-
-    fn new(name: LockName) -> Self {
-        Self { name, queue: Mutex::default(), bell: Notify::new() }
-    }
-
-    fn key(&self) -> &LockName {
-        &self.name
-    }
+impl rooms::Queue for Queue {
+    type Waiters = BTreeMap<u64, Waiter>;
 
     fn is_empty(&self) -> bool {
-        self.queue().waiters.is_empty()
+        self.waiters.is_empty()
     }
 
-    fn clear(&self) {
-        let waiters = std::mem::take(&mut self.queue().waiters);
-        drop(waiters);
+    fn clear(&mut self) -> BTreeMap<u64, Waiter> {
+        std::mem::take(&mut self.waiters)
     }
 
-    fn close(&self) {
-        self.queue().closed = true;
-        self.bell.notify_one();
+    fn close(&mut self) {
+        self.closed = true;
     }
 }
 
 impl Desk {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn take(&self, ticket: u64) -> Option<Waiter> {
         self.queue().waiters.remove(&ticket)
     }
@@ -294,7 +275,7 @@ impl Server {
             return;
         }
         if let Some((rule, within)) = self.first(|ask| (ask.rule, ask.options.op_timeout)) {
-            self.ears = Ears::Opening(self.engine.store.listen(&self.desk.name, rule, within));
+            self.ears = Ears::Opening(self.engine.store.listen(&self.desk.key, rule, within));
         }
     }
 
@@ -303,7 +284,7 @@ impl Server {
         if let Some(failure) = failure {
             // Until then, refreshing has to do.
             self.listen_at = self.engine.now() + lease::WAIT_MAX / 3;
-            debug!(target: "tenure", lock = %self.desk.name, %failure, "not subscribed");
+            debug!(target: "tenure", lock = %self.desk.key, %failure, "not subscribed");
         }
     }
 
@@ -371,7 +352,7 @@ impl Server {
         first: Duration,
         within: Duration,
     ) {
-        let (engine, name) = (Arc::clone(&self.engine), self.desk.name.clone());
+        let (engine, name) = (Arc::clone(&self.engine), self.desk.key.clone());
         self.under_way.push(
             async move {
                 let sent = engine.now();
@@ -468,7 +449,7 @@ impl Server {
         let out: Vec<_> =
             queue.waiters.iter().filter(|(_, waiter)| is_out(waiter)).map(|(ticket, _)| *ticket).collect();
         drop(queue);
-        debug!(target: "tenure", lock = %self.desk.name, %failure, given_up = out.len(), "no answer");
+        debug!(target: "tenure", lock = %self.desk.key, %failure, given_up = out.len(), "no answer");
         self.refuse(out, &failure);
     }
 
