@@ -25,14 +25,17 @@ local verb, owner, request, hold = ARGV[1], ARGV[2], ARGV[3], '#' .. (ARGV[4] or
 local looks = verb == 'inspect' or ARGV[5] == 'anyone'
 
 -- standing: what is at the key, as the asker sees it. Count: how often it holds. Found: who does, if others are meant as well;
--- busy or mismatch, if somebody else has it.
-local fields, left_ms = redis.pcall('HMGET', lock, owner, hold, '#fence', '#0'), -1
+-- busy or mismatch, if somebody else has it. Whoever acquires mostly finds nothing.
+local left_ms, fields = verb == 'acquire' and call('PTTL', lock), {}
+if left_ms ~= -2 then
+  fields = redis.pcall('HMGET', lock, owner, hold, '#fence', '#0')
+end
 local count, fence, found, theirs = tonumber(fields[1]), fields[3], nil, nil
 if not count or looks then
   if fields.err and string.sub(fields.err, 1, 9) ~= 'WRONGTYPE' then
     return fields
   end
-  left_ms = call('PTTL', lock)
+  left_ms = left_ms or call('PTTL', lock)
   local type = fields.err and call('TYPE', lock).ok or 'hash'
   if left_ms == -2 then
     if verb ~= 'acquire' then
@@ -118,7 +121,7 @@ end
 
 if verb == 'acquire' or verb == 'renew' then
   -- extend: no request ever shortens a lease: the other holds of the same owner count on it.
-  if call('PTTL', lock) < tonumber(ARGV[5]) then
+  if (left_ms or call('PTTL', lock)) < tonumber(ARGV[5]) then
     call('PEXPIRE', lock, ARGV[5])
   end
   return owner .. ' ' .. request .. ' held ' .. (fence or '0')

@@ -25,13 +25,13 @@ static GUARDED_MUTEX: Script = Script {
 /// The reentrant machine.
 pub(super) static REENTRANT: Script = Script {
     text: include_str!("../../protocol/reentrant.lua"),
-    sha: "9e9ac437a978fb55cf06d3c011d12ff83c21b383",
+    sha: "cb5390f3cc7f9915230a6ef63e57709bf535f134",
     guarded: Some(&GUARDED_REENTRANT),
 };
 
 static GUARDED_REENTRANT: Script = Script {
     text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/reentrant.lua")),
-    sha: "0413bc209fa2f4701d7e2c1e534aefdb5daec0c2",
+    sha: "f16b69c49dfb260521c02443daedbc00bcb65be8",
     guarded: None,
 };
 
