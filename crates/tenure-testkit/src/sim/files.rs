@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use tempfile::TempDir;
+use tenure::Options;
 use tenure::internals::planted::observe;
 use tenure::internals::store::Cursor;
 use tenure::internals::store::file::File;
 use tenure::internals::{Runtime, Store, locks};
-use tenure::{LockName, Options};
 
 use super::blows::{Blow, pause};
 use super::chooser::{Chooser, Rng};
@@ -27,8 +27,8 @@ use super::regime::{Faults, Plan, RECOVERY, Regime};
 use super::report::Report;
 use super::server::Standing;
 use super::store::Shown;
-use super::workload::{ROUND_TRIP, Workload};
-use super::world::{ENDING, STEPS, owner};
+use super::workload::Workload;
+use super::world::{ENDING, STEPS};
 
 /// What can happen to processes and a directory; the rest is about networks and servers.
 pub const REGIMES: &[Regime] = &[
@@ -104,24 +104,7 @@ impl World {
         let plan = plan(&sim, regime);
         sim.note(|| format!("{plan:?}"));
         let clock = Clock { offset: sim.between(0, 100_000 * SECOND), ppm: 0 };
-        let oracle = Oracle::new(&sim, &plan);
-        let names = ["x", "y"].iter().take(plan.names as usize);
-        let names: Vec<LockName> = names.map(|name| LockName::new(name).expect("a name")).collect();
-        for (name, sort) in names.iter().zip(plan.kinds) {
-            oracle.knows(name, sort);
-        }
-        let owners = (0..names.len()).map(|lock| (0..2).map(|number| owner(2 * lock + number)).collect());
-        let workload = Workload {
-            sim: sim.clone(),
-            oracle,
-            plan,
-            owners: owners.collect(),
-            names,
-            board: Mutex::default(),
-            trip: ROUND_TRIP,
-            labels: None,
-            left: Mutex::new(0),
-        };
+        let workload = Workload::new(&sim, Oracle::new(&sim, &plan), plan);
         let processes: Vec<_> = (0..plan.processes).map(|_| sim.process(clock, seed)).collect();
         let alive = Mutex::new(processes.iter().map(|process| process.id()).collect());
         let auditor = sim.process(clock, seed);

@@ -60,6 +60,19 @@ pub struct Workload {
 }
 
 impl Workload {
+    /// The locks of a schedule, and two owners for each, before any task.
+    pub fn new(sim: &Sim, oracle: Oracle, plan: Plan) -> Self {
+        let names = ["x", "y"].iter().take(plan.names as usize);
+        let names: Vec<LockName> = names.map(|name| LockName::new(name).expect("a name")).collect();
+        for (name, sort) in names.iter().zip(plan.kinds) {
+            oracle.knows(name, sort);
+        }
+        let owners = (0..names.len()).map(|lock| (0..2).map(|number| owner(2 * lock + number)).collect());
+        let owners = owners.collect();
+        let (sim, board, left) = (sim.clone(), Mutex::default(), Mutex::new(0));
+        Self { sim, oracle, plan, names, owners, board, trip: ROUND_TRIP, labels: None, left }
+    }
+
     /// Starts up to so many tasks of a process, and one more. They alone have handles to its locks.
     pub fn start(self: &Arc<Self>, process: &Arc<Process>, locks: Locks, most: u32) {
         for _ in 0..=self.sim.choose(most) {
@@ -85,6 +98,11 @@ impl Workload {
             }
         }
     }
+}
+
+/// The owner of this number. Not a random one: a seed must replay.
+fn owner(number: usize) -> Owner {
+    format!("o{number}@sim:1/{number:032x}").parse().expect("an owner")
 }
 
 /// How a future is cut short.

@@ -1,9 +1,9 @@
 //! One schedule, from its seed to its verdict.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use tenure::Options;
 use tenure::internals::locks;
-use tenure::{LockName, Options, Owner};
 
 use super::blows::{Blow, Stepper, pause};
 use super::chooser::{Chooser, Rng};
@@ -13,7 +13,7 @@ use super::network::{Network, Parting};
 use super::oracle::Oracle;
 use super::regime::{Plan, RECOVERY, Regime, Sort};
 use super::report::Report;
-use super::workload::{ROUND_TRIP, Workload};
+use super::workload::Workload;
 
 /// So many polls, and something turns in circles.
 pub(super) const STEPS: u64 = 2_000_000;
@@ -89,25 +89,7 @@ impl World {
     }
 
     fn run(self) -> Report {
-        let names = ["x", "y"].iter().take(self.plan.names as usize);
-        let names = names.map(|name| LockName::new(name).expect("a name"));
-        let names: Vec<LockName> = names.collect();
-        for (name, sort) in names.iter().zip(self.plan.kinds) {
-            self.oracle.knows(name, sort);
-        }
-        let owners = (0..names.len()).map(|lock| (0..2).map(|number| owner(2 * lock + number)).collect());
-        let workload = Workload {
-            sim: self.sim.clone(),
-            oracle: self.oracle.clone(),
-            plan: self.plan,
-            owners: owners.collect(),
-            names,
-            board: Mutex::default(),
-            trip: ROUND_TRIP,
-            labels: None,
-            left: Mutex::new(0),
-        };
-        let workload = Arc::new(workload);
+        let workload = Arc::new(Workload::new(&self.sim, self.oracle.clone(), self.plan));
         let (sim, network, plan) = (self.sim.clone(), self.network.clone(), self.plan);
         let stepper = if plan.step > 0 { Some(Stepper::draw(&sim, plan.step)) } else { None };
         let blows = Blower { sim, network, plan, stepper, workload: Arc::clone(&workload) };
@@ -159,11 +141,6 @@ impl World {
     fn accuse(&self, what: String) {
         self.oracle.accuse(ENDING, what);
     }
-}
-
-/// The owner of this number. Not a random one: a seed must replay.
-pub(super) fn owner(number: usize) -> Owner {
-    format!("o{number}@sim:1/{number:032x}").parse().expect("an owner")
 }
 
 /// A clock's error: none, some, or as much as there may be.

@@ -117,8 +117,10 @@ impl World {
             ppm: sim.between(0, 2 * u64::from(plan.ppm)) as i32 - plan.ppm as i32,
         };
         let count = [3, 3, 5, 4, 2][sim.choose(5) as usize];
-        let (oracle, name) = (Oracle::new(&sim, &plan), LockName::new("x").expect("a name"));
-        oracle.knows(&name, Sort::Mutex);
+        let mut workload = Workload::new(&sim, Oracle::new(&sim, &plan), plan);
+        // Of a call to all, a quarter is for each question.
+        (workload.trip, workload.labels) = (4 * ROUND_TRIP, Some(Mutex::new(0)));
+        let (oracle, name) = (&workload.oracle, workload.names[0].clone());
         oracle.has_members(&name, count);
         let node = |index| {
             let node = Network::member(&sim, &format!("sim:{index}"), clock(), plan.faults);
@@ -131,18 +133,6 @@ impl World {
         let stepper = if plan.step > 0 { Some(Stepper::draw(&sim, plan.step)) } else { None };
         let stepping = if plan.step > 0 { stepping(&sim, count) } else { 0 };
         let processes = (0..plan.processes).map(|_| sim.process(clock(), seed)).collect();
-        let workload = Workload {
-            sim: sim.clone(),
-            oracle,
-            plan,
-            names: vec![name.clone()],
-            owners: vec![Vec::new()],
-            board: Mutex::default(),
-            // Of a call to all, a quarter is for each question.
-            trip: 4 * ROUND_TRIP,
-            labels: Some(Mutex::new(0)),
-            left: Mutex::new(0),
-        };
         let scene = Scene { sim, plan, stepper, stepping, name, nodes, remains: Mutex::default() };
         Self { seed, processes, workload: Arc::new(workload), scene: Arc::new(scene) }
     }
