@@ -12,7 +12,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
-use futures_util::stream::{FuturesUnordered, Stream};
+use futures_util::stream::{FuturesUnordered, Stream, StreamExt};
 use tokio::sync::Notify;
 use tracing::warn;
 
@@ -127,7 +127,13 @@ impl Task {
         loop {
             let Some(until) = self.look() else { return };
             match self.next(until).await {
-                Event::Attempt(attempt) => self.judge(attempt),
+                Event::Attempt(attempt) => {
+                    self.judge(attempt);
+                    // Mostly many are answered at once, and one look is enough for all.
+                    while let Some(Some(attempt)) = self.under_way.next().now_or_never() {
+                        self.judge(attempt);
+                    }
+                }
                 Event::Interrupted => {
                     self.interrupted = self.engine.store.interrupted();
                     self.ask_all();
