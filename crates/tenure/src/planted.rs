@@ -168,11 +168,13 @@ pub enum Bug {
     FirstDoesNotAsk,
     /// An attempt to renew takes as long as any question may.
     LongAttempts,
+    /// When the first in a queue is to ask is forgotten if it is being asked about at that time.
+    RetryForgotten,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 78] = [
+    pub const ALL: [Self; 79] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -251,6 +253,7 @@ impl Bug {
         Self::KeyEndsFirst,
         Self::FirstDoesNotAsk,
         Self::LongAttempts,
+        Self::RetryForgotten,
     ];
 }
 

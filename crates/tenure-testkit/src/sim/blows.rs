@@ -9,6 +9,8 @@ use super::network::{Network, Parting};
 pub struct Blows {
     /// How many at most.
     pub most: u64,
+    /// Whether all times and lengths are as likely, and not each power of two: so most of them are long.
+    pub evenly: bool,
     /// See [`Blow`].
     pub pause: u32,
     /// See [`Blow`].
@@ -87,10 +89,18 @@ impl Blows {
         None
     }
 
+    /// Draws a time within the bounds.
+    pub fn span(&self, sim: &Sim, low: TrueTime, high: TrueTime) -> TrueTime {
+        match self.evenly {
+            true => low + high.saturating_sub(low) * TrueTime::from(sim.choose(1_000)) / 1_000,
+            false => sim.between(low, high),
+        }
+    }
+
     /// Strikes so often, at moments that are drawn, and returns when everything is to heal.
     pub async fn deal(&self, sim: &Sim, heals_at: TrueTime, strike: impl Fn()) {
         let count = if self.most == 0 { 0 } else { 1 + sim.choose(self.most as u32) };
-        let mut times: Vec<_> = (0..count).map(|_| sim.between(0, heals_at)).collect();
+        let mut times: Vec<_> = (0..count).map(|_| self.span(sim, 0, heals_at)).collect();
         times.sort_unstable();
         for at in times {
             sim.sleep_until(at).await;

@@ -40,6 +40,8 @@ pub const REGIMES: &[Regime] = &[
     Regime::Storm,
     Regime::Forgetting,
     Regime::Brink,
+    Regime::Rush,
+    Regime::Outage,
 ];
 
 /// Runs the schedule of a seed, in the regime whose turn it is.
@@ -231,7 +233,8 @@ impl Scene {
     fn strike(&self, processes: &[ProcessId]) {
         let sim = &self.sim;
         let process = processes[sim.choose(processes.len() as u32) as usize];
-        let until = (sim.now() + sim.between(MS, 2 * self.plan.lease())).min(self.plan.heals_at);
+        let span = self.plan.blows.span(sim, MS, 2 * self.plan.lease());
+        let until = (sim.now() + span).min(self.plan.heals_at);
         match self.plan.blows.draw(sim) {
             Some(Blow::Pause) => pause(sim, process, until),
             Some(Blow::Kill) if !sim.is_dead(process) => {

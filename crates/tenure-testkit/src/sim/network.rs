@@ -507,11 +507,14 @@ impl Network {
         }
         let answered_at = (now.max(parting.replies) + latency).max(connection.last_reply + 1);
         connection.last_reply = answered_at;
-        let reply = Reply { owner: op.owner, request: op.request, answer };
+        let reply = Reply { owner: op.owner.clone(), request: op.request, answer };
         let network = self.clone();
         self.sim.at(answered_at, move || {
             let is_broken = network.inner().connections[number].is_broken;
             if !is_broken {
+                if let Some(oracle) = &network.oracle {
+                    oracle.answered(&op);
+                }
                 slot.fill(Ok(reply));
             }
         });
@@ -625,7 +628,10 @@ impl Inner {
     /// How long something about a lock takes one way: sometimes just so long that it arrives when a lease ends, or when nobody
     /// waits for it any more.
     fn delay(&self, sim: &Sim, name: &LockName, now: TrueTime, until: Option<TrueTime>) -> TrueTime {
-        let beside = |moment: TrueTime| (moment + sim.between(0, 6 * MS)).saturating_sub(now + 3 * MS);
+        let beside = |moment: TrueTime| match sim.chance(self.faults.exact) {
+            true => moment.saturating_sub(now),
+            false => (moment + sim.between(0, 6 * MS)).saturating_sub(now + 3 * MS),
+        };
         if self.faults.edge > 0
             && sim.chance(self.faults.edge)
             && let Some(lapses) = self.server.standing(now, name).and_then(|standing| standing.edge())

@@ -47,11 +47,20 @@ pub enum Regime {
     Deaf,
     /// Each process has one request or reply lost, with its connection, and no more. So whoever is renewed loses nothing.
     Hiccup,
+    /// Many hold and wait for no longer than a few messages take, and what leaves first may come last. So all of it meets on its way.
+    /// Else nothing.
+    Rush,
+    /// The same on a server that goes back again and again, by as little.
+    Relapsing,
+    /// The server stands still for longer than anybody's patience.
+    Outage,
+    /// What arrives, arrives at the very nanosecond when a lease or a request's time ends.
+    OnTheDot,
 }
 
 impl Regime {
     /// All of them. New ones come last, so that what an earlier one is called by stays.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 21] = [
         Self::Quiet,
         Self::Lossy,
         Self::Slow,
@@ -69,6 +78,10 @@ impl Regime {
         Self::Unscripted,
         Self::Deaf,
         Self::Hiccup,
+        Self::Rush,
+        Self::Relapsing,
+        Self::Outage,
+        Self::OnTheDot,
     ];
 
     /// That of a seed: they take turns.
@@ -78,7 +91,7 @@ impl Regime {
 
     /// Whether everything must happen at once.
     pub fn is_calm(self) -> bool {
-        matches!(self, Self::Quiet | Self::Unscripted)
+        matches!(self, Self::Quiet | Self::Unscripted | Self::Rush)
     }
 
     /// Whether nothing stands still, and a request whose connection is well is answered at once.
@@ -103,6 +116,8 @@ pub struct Faults {
     pub edge: u32,
     /// How many requests, and replies, arrive when the time that was given to them is over, or just beside that.
     pub limit: u32,
+    /// How many of those that arrive at such a moment, or beside it, arrive at it.
+    pub exact: u32,
     /// Requests that disappear, with everything after them on that connection.
     pub lose_request: u32,
     /// Replies that disappear, with everything after them on that connection.
@@ -134,6 +149,7 @@ impl Faults {
         late: (0, 0),
         edge: 0,
         limit: 0,
+        exact: 0,
         lose_request: 0,
         lose_reply: 0,
         once: false,
@@ -206,6 +222,10 @@ pub struct Plan {
     pub blows: Blows,
     /// The lease.
     pub ttl: Duration,
+    /// For how long a wait without a limit goes on while nothing answers.
+    pub patience: Duration,
+    /// For how long anybody holds or waits at most, and how far a server goes back, where that has nothing to do with leases.
+    pub brief: Option<TrueTime>,
     /// How wrong clocks are at most, in parts per million.
     pub ppm: u32,
     /// How many processes.
@@ -244,6 +264,9 @@ pub struct Plan {
 /// it, and the next.
 pub const RECOVERY: TrueTime = 3 * SECOND;
 
+/// More than a question and its answer take where nothing fails.
+pub const ROUND_TRIP: Duration = Duration::from_millis(30);
+
 /// The longest that a waiter sleeps who hears nothing.
 const SLEEP: Duration = Duration::from_secs(30);
 
@@ -259,6 +282,23 @@ impl Plan {
         self.ttl.as_nanos() as TrueTime / 1_000 * 2 * TrueTime::from(self.ppm) / 1_000
     }
 
+    /// Draws for how long somebody holds or waits, or how far a server goes back: so much at most, unless all is brief.
+    pub fn span(&self, sim: &Sim, most: TrueTime) -> TrueTime {
+        match self.brief {
+            // Its square: short ones, which cross more of what is on its way, come more often.
+            Some(brief) => brief * TrueTime::from(sim.choose(1_000)).pow(2) / 1_000_000,
+            None => sim.between(0, most),
+        }
+    }
+
+    /// More than a question and its answer take where nothing fails.
+    pub fn trip(&self) -> Duration {
+        match self.brief {
+            Some(_) => Duration::from_nanos(3 * self.faults.latency.1),
+            None => ROUND_TRIP,
+        }
+    }
+
     /// For how long a place in a queue is kept, in true time.
     pub fn wait(&self) -> TrueTime {
         lease::wait(self.ttl).as_nanos() as TrueTime + self.drift()
@@ -272,6 +312,8 @@ impl Plan {
             faults: Faults::NONE,
             blows: Blows::default(),
             ttl: ttl(2 * SECOND, 20 * SECOND),
+            patience: Duration::from_secs(60),
+            brief: None,
             ppm: 100,
             processes: 1 + sim.choose(3) as usize,
             tasks: 3,
@@ -379,6 +421,29 @@ impl Plan {
                 (plan.unrenewed, plan.overstay, plan.brink) = (300, 400, 500);
             }
             Regime::Unscripted => plan.faults.again = 200,
+            Regime::Rush | Regime::Relapsing => {
+                (plan.processes, plan.tasks, plan.rounds) = (1 + sim.choose(2) as usize, 7, 5);
+                let near = MS + TrueTime::from(sim.choose(4_000)) * MS / 1_000;
+                plan.faults.latency = (near / 8, 2 * near);
+                plan.brief = Some(8 * near);
+                plan.overstay = 0;
+                if regime == Regime::Relapsing {
+                    plan.blows = Blows { most: 8, evenly: true, rewind: 1, ..none };
+                    if sim.chance(500) {
+                        plan.kinds = [Sort::Reentrant; 2];
+                    }
+                }
+            }
+            Regime::Outage => {
+                plan.ttl = ttl(SECOND, 10 * SECOND);
+                plan.patience = ttl(MS, 3 * SECOND);
+                plan.blows = Blows { most: 3, evenly: true, stall: 1, ..none };
+            }
+            Regime::OnTheDot => {
+                plan.ttl = ttl(300 * MS, 5 * SECOND);
+                plan.faults = Faults { edge: 100, limit: 100, exact: 500, ..quiet };
+                (plan.unrenewed, plan.overstay, plan.brink) = (300, 400, 500);
+            }
             Regime::Hiccup => {
                 plan.ttl = ttl(SECOND, 5 * SECOND);
                 plan.faults = Faults { lose_request: 60, lose_reply: 60, once: true, ..quiet };
@@ -402,7 +467,11 @@ impl Plan {
             }
         }
         if !regime.is_calm() {
-            plan.heals_at = sim.between(200 * MS, 3 * plan.lease() + SECOND);
+            plan.heals_at = match (regime, plan.brief) {
+                (_, Some(brief)) => brief * TrueTime::from(2 + sim.choose(60)),
+                (Regime::Outage, _) => 3 * plan.lease() + SECOND,
+                _ => sim.between(200 * MS, 3 * plan.lease() + SECOND),
+            };
             // A lease that was set by a clock which is set back since ends so much later.
             plan.strict_from = plan.heals_at + plan.step + plan.lease() + RECOVERY;
             if regime == Regime::Deaf {

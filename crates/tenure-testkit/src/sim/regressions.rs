@@ -103,8 +103,8 @@ pub const ONE_SERVER: &[Regression] = &[
     ),
     found(
         "a wait without a limit gave up before its patience was over, by one pause",
-        Regime::Drifting,
-        8_331_503,
+        Regime::Outage,
+        3,
         Some(Bug::PatienceCutShort),
     ),
     found(
@@ -130,6 +130,12 @@ pub const ONE_SERVER: &[Regression] = &[
         Regime::Deaf,
         101,
         Some(Bug::LostGrantInLine),
+    ),
+    found(
+        "when the next in a queue was to ask was forgotten, as the one before it was being asked about just then",
+        Regime::Rush,
+        64_946,
+        Some(Bug::RetryForgotten),
     ),
 ];
 

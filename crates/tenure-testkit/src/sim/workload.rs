@@ -28,9 +28,6 @@ impl Claim for Guard {
     }
 }
 
-/// More than a question and its answer take where nothing fails.
-pub const ROUND_TRIP: Duration = Duration::from_millis(30);
-
 /// A re-entry waits for nobody; this is for its trip, and for those of others before it.
 const AT_ONCE: TrueTime = 150 * MS;
 
@@ -70,7 +67,7 @@ impl Workload {
         let owners = (0..names.len()).map(|lock| (0..2).map(|number| owner(2 * lock + number)).collect());
         let owners = owners.collect();
         let (sim, board, left) = (sim.clone(), Mutex::default(), Mutex::new(0));
-        Self { sim, oracle, plan, names, owners, board, trip: ROUND_TRIP, labels: None, left }
+        Self { sim, oracle, plan, names, owners, board, trip: plan.trip(), labels: None, left }
     }
 
     /// Starts up to so many tasks of a process, and one more. They alone have handles to its locks.
@@ -249,7 +246,7 @@ impl Task {
             self.granted(name, claim.guard(), Arc::clone(claim) as _, told)
         };
         let holdings: Vec<Holding> = names.iter().zip(&claims).map(granted).collect();
-        let time = sim.between(0, 3 * plan.ttl.as_nanos() as TrueTime / 2);
+        let time = plan.span(sim, 3 * plan.ttl.as_nanos() as TrueTime / 2);
         self.stay(&*guards, &holdings, time).await;
         drop((holdings, claims));
         let Some(guards) = Arc::into_inner(guards) else { return Ok(()) };
@@ -322,7 +319,8 @@ impl Task {
         told: Told,
     ) -> Option<(Arc<Guard>, Holding)> {
         let name = &self.workload.names[index];
-        let time = self.sim().between(0, self.workload.plan.ttl.as_nanos() as TrueTime);
+        let plan = self.workload.plan;
+        let time = plan.span(self.sim(), plan.ttl.as_nanos() as TrueTime);
         self.stay(&*guard, std::slice::from_ref(&holding), time).await;
         drop(holding);
         let mut guard = Arc::into_inner(guard)?;
@@ -383,7 +381,7 @@ impl Task {
 
     fn options(&self) -> Options {
         let (sim, plan) = (self.sim(), self.workload.plan);
-        let mut options = Options::new().ttl(plan.ttl);
+        let mut options = Options::new().ttl(plan.ttl).patience(plan.patience);
         if let Some(labels) = &self.workload.labels {
             // Another for each acquisition: what an earlier one has left is not its own.
             let mut labels = lock(labels);
@@ -533,9 +531,12 @@ impl Task {
     fn limit(&self, name: Option<&LockName>) -> Duration {
         let (sim, plan) = (self.sim(), self.workload.plan);
         let edge = if sim.chance(plan.brink) { name.and_then(|name| self.oracle().edge(name)) } else { None };
-        Duration::from_nanos(match edge.filter(|edge| *edge > sim.now()) {
-            Some(edge) => (edge + sim.between(0, 6 * MS)).saturating_sub(sim.now() + 3 * MS),
-            None => sim.between(0, 2 * plan.ttl.as_nanos() as TrueTime),
+        let now = sim.now();
+        Duration::from_nanos(match (edge.filter(|edge| *edge > now), plan.brief) {
+            (Some(edge), _) => (edge + sim.between(0, 6 * MS)).saturating_sub(now + 3 * MS),
+            // The waits of several end together.
+            (None, Some(brief)) => (now + plan.span(sim, brief)).next_multiple_of(brief / 8) - now,
+            (None, None) => plan.span(sim, 2 * plan.ttl.as_nanos() as TrueTime),
         })
     }
 
@@ -564,7 +565,7 @@ impl Task {
             return;
         }
         for _ in 0..=sim.choose(3) {
-            let time = sim.between(0, 3 * plan.ttl.as_nanos() as TrueTime / 2);
+            let time = plan.span(sim, 3 * plan.ttl.as_nanos() as TrueTime / 2);
             if self.stay(guard, std::slice::from_ref(holding), time).await.is_some() {
                 return;
             }

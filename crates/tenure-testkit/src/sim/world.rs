@@ -208,7 +208,7 @@ impl Blower {
             }
             Some(Blow::Rewind) => {
                 let now = self.sim.now();
-                let to = now.saturating_sub(self.sim.between(0, self.plan.lease()));
+                let to = now.saturating_sub(self.plan.span(&self.sim, self.plan.lease()));
                 self.sim.note(|| format!("server: is again what it was at {:.6}", to as f64 / 1e9));
                 self.network.rewind(to);
             }
@@ -239,7 +239,7 @@ impl Blower {
         let edge = self.workload.names.iter().find_map(|name| self.workload.oracle.edge(name));
         let until = match edge {
             Some(edge) if edge > now && self.sim.chance(500) => edge + self.sim.between(0, 6 * MS) - 3 * MS,
-            _ => now + self.sim.between(MS, 2 * self.plan.lease()),
+            _ => now + self.plan.blows.span(&self.sim, MS, 2 * self.plan.lease()),
         };
         until.min(self.plan.heals_at)
     }

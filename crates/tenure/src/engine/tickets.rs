@@ -316,12 +316,16 @@ impl Server {
             }
             queue.refresh_at = next;
         }
-        if queue.retry_at.is_some_and(|at| now >= at) {
-            queue.retry_at = None;
-            let head = queue.waiters.keys().next().copied().filter(|_| !planted(Bug::FirstDoesNotAsk));
+        let head = queue.waiters.keys().next().copied();
+        // Not while it is asked already: what it hears then may say nothing of when to ask again.
+        let may_ask = head.is_some_and(|head| !self.asked.contains(&head)) || planted(Bug::RetryForgotten);
+        let mut retry_at = queue.retry_at.filter(|_| may_ask);
+        if retry_at.is_some_and(|at| now >= at) {
+            (queue.retry_at, retry_at) = (None, None);
+            let head = head.filter(|_| !planted(Bug::FirstDoesNotAsk));
             due.extend(head.filter(|head| !self.asked.contains(head) && !due.contains(head)));
         }
-        let until = earlier(Some(queue.refresh_at), queue.retry_at).unwrap_or(queue.refresh_at);
+        let until = earlier(Some(queue.refresh_at), retry_at).unwrap_or(queue.refresh_at);
         let batches: Vec<_> = due
             .chunks(BATCH)
             .filter_map(|tickets| {

@@ -96,6 +96,9 @@ pub(super) struct Owned {
     pub(super) is_back: bool,
     /// It has only a place.
     pub(super) waits: bool,
+    /// It had been let in, and has only a place again, because the server went back: it may hear of its turn until it has been told
+    /// that it waits.
+    pub(super) was_let_in: bool,
     /// When somebody else's request let it in.
     pub(super) let_in_at: Option<TrueTime>,
     /// When a guard of it was handed out, or it renewed what it was let in to.
@@ -484,11 +487,12 @@ impl Book {
             let Some(lock) = self.locks.get_mut(name) else { continue };
             let kept = std::mem::take(&mut lock.places);
             for place in places {
-                let is_kept = kept.iter().any(|now| place.is_of(now));
+                let now = kept.iter().find(|now| place.is_of(now));
                 if let Some(owned) = self.owners.get_mut(&place.owner) {
                     (owned.token, owned.lapses, owned.waits) = (place.number, place.lapses, !place.holds);
                     (owned.let_in_at, owned.is_back) = (None, true);
-                    owned.ended = if is_kept { None } else { Some((at, End::Forced)) };
+                    owned.was_let_in |= !place.holds && now.is_some_and(|now| now.holds);
+                    owned.ended = if now.is_some() { None } else { Some((at, End::Forced)) };
                 }
                 lock.places.push(place.clone());
             }
@@ -529,6 +533,7 @@ impl Book {
         let until = at + (told_ms * MS * 99 / 100).saturating_sub(2 * MS);
         owned.told_until = if is_new { until } else { owned.told_until.max(until) };
         owned.is_back &= !is_new;
+        owned.was_let_in &= !is_new;
         if owned.lapses < owned.told_until {
             return;
         }
@@ -599,6 +604,7 @@ impl Owned {
             told_until: 0,
             doubted: Vec::new(),
             is_back: false,
+            was_let_in: false,
             waits: false,
             let_in_at: None,
             told_at: None,

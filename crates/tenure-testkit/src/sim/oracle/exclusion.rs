@@ -98,8 +98,11 @@ impl Book {
             );
         };
         if owned.waits {
-            let what = format!("a guard of {} that the server has never let in", hold.owner);
-            return self.accuse(at, EXCLUSION, what);
+            if !hold.was_let_in {
+                let what = format!("a guard of {} that the server has never let in", hold.owner);
+                self.accuse(at, EXCLUSION, what);
+            }
+            return;
         }
         if owned.lapses <= at && owned.ended.is_none() {
             let what = format!(

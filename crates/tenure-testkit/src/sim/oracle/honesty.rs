@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure::internals::protocol::{Op, Verb};
 use tenure::{LockName, Owner};
 
 use super::book::{Book, End, Owned};
@@ -100,6 +101,23 @@ impl Oracle {
         *lock(&self.book).failed.entry(process).or_default() += 1;
     }
 
+    /// An answer has come: whoever waits, though it was let in before the server went back, knows that.
+    pub(in crate::sim) fn answered(&self, op: &Op) {
+        let mut book = lock(&self.book);
+        if book.plan.blows.rewind == 0 {
+            return;
+        }
+        let owners = match &op.verb {
+            Verb::Refresh { owners, .. } => &owners[..],
+            _ => std::slice::from_ref(&op.owner),
+        };
+        for owner in owners {
+            if let Some(owned) = book.owners.get_mut(owner) {
+                owned.was_let_in = false;
+            }
+        }
+    }
+
     /// What guards hold may be gone, without their doing: whoever renews is told when it asks next.
     pub(super) fn will_tell(&self) {
         let at = self.sim.now();
@@ -168,6 +186,7 @@ impl Oracle {
         let grace = told.grace;
         let mut is_forced = book.is_forced(owner);
         let is_doubted = book.owners.get(owner).is_some_and(|owned| owned.doubted.contains(&token));
+        let was_let_in = book.owners.get(owner).is_some_and(|owned| owned.was_let_in);
         if let Some(owned) = book.owners.get_mut(owner) {
             let was_taken = owned.taken.contains(&token);
             // What was passed on before the lock was taken from its owner counts no more, for those since.
@@ -181,6 +200,7 @@ impl Oracle {
         let (name, owner, weak) = (name.clone(), owner.clone(), Arc::downgrade(&claim));
         let (was_lost, is_watched) = (false, false);
         let hold = Hold {
+            was_let_in,
             id,
             name,
             owner: owner.clone(),
@@ -235,10 +255,12 @@ impl Oracle {
         let is_wrong = owned.ended.is_none() && (owned.lapses < since || owned.lapses > at);
         // Of several servers, some may have lost it before the release came to them, or let its lease end.
         let is_torn = book.members.is_some() && (book.was_robbed(owner) || owned.lapses <= at);
+        // A server that does not answer may have what it lost, or have again what it had given back.
+        let is_unsure = owned.is_back || book.has_again(owner) || book.was_robbed(owner);
         let is_released = |owned: &Owned| matches!(owned.ended, Some((_, End::Released))) && !is_torn;
         let wrong = match said {
             // Of a reentrant owner, another hold may be there still; and what a server went back to says nothing of the answer.
-            Said::Yes => is_wrong && !is_one_of_many && !owned.is_back,
+            Said::Yes => is_wrong && !is_one_of_many && !is_unsure,
             Said::Lost => was_held && !is_one_of_many && is_released(owned),
             Said::Unknown => false,
         };
@@ -263,7 +285,10 @@ impl Oracle {
         let mut book = lock(&self.book);
         let Some(owned) = book.owners.get(owner) else { return };
         let gone_at = owned.ended.map_or(owned.lapses, |(ended, _)| ended.min(owned.lapses));
-        if said == Said::Yes && gone_at < since {
+        // Several servers that go back between their answers to one question were right, each when it said so.
+        let goes_back = book.plan.brief.is_some() && book.plan.blows.rewind > 0;
+        let is_torn = book.members.is_some() && goes_back;
+        if said == Said::Yes && gone_at < since && !is_torn {
             let what = format!("{owner} was told that it holds, {} µs after it did", (at - gone_at) / 1_000);
             book.accuse(at, HONESTY, what);
         }

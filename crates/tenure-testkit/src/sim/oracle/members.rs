@@ -80,6 +80,10 @@ struct Votes {
     /// Which have lost it without its doing, and which of them by a step ahead.
     taken: Bits,
     stepped: Bits,
+    /// Which have it again, as they went back to before it was given back.
+    again: Bits,
+    /// Whether it had no majority between two times at which it had one.
+    is_interrupted: bool,
 }
 
 impl Members {
@@ -142,6 +146,7 @@ impl Votes {
             *self.accepted.entry(*fence).or_default() |= bit;
             self.taken &= !bit;
             self.stepped &= !bit;
+            self.again &= !bit;
         }
         let Verb::Acquire { .. } = executed.op.verb else { return };
         let (asked, again) = self.asked.entry(request).or_default();
@@ -235,7 +240,12 @@ impl Book {
         }
         let server = &members.servers[member];
         let before = server.past.last().and_then(|past| past.before.clone());
+        let after = server.stands.as_ref().map(|stand| stand.owner.clone());
         let loses = matches!(trouble, Trouble::StartedAnew | Trouble::SteppedAhead);
+        let again = after.filter(|after| before.as_ref().is_none_or(|before| before.owner != *after));
+        if let Some(votes) = again.and_then(|owner| members.owners.get_mut(&owner)) {
+            votes.again |= 1 << member;
+        }
         let robbed = before.filter(|stand| stand.lapses > at && loses);
         if let Some(votes) = robbed.and_then(|stand| members.owners.get_mut(&stand.owner)) {
             votes.taken |= 1 << member;
@@ -293,6 +303,10 @@ impl Book {
         }
         lock.places[0].lapses = lapses;
         let owned = self.owners.entry(owner.clone()).or_insert_with(|| Owned::new(at));
+        let votes = self.members.as_mut().and_then(|members| members.owners.get_mut(owner));
+        if let Some(votes) = votes.filter(|_| is_new && owned.ended.is_some()) {
+            votes.is_interrupted = true;
+        }
         let is_moved = is_new || owned.lapses != lapses;
         (owned.lapses, owned.set_at, owned.ended) = (lapses, at, None);
         if is_new {
@@ -320,6 +334,12 @@ impl Book {
         self.members.as_ref().is_some_and(|members| members.lacks_only(at, owner, |votes| votes.stepped))
     }
 
+    /// Whether any server has again what this owner gave back.
+    pub(super) fn has_again(&self, owner: &Owner) -> bool {
+        let votes = self.members.as_ref().and_then(|members| members.owners.get(owner));
+        votes.is_some_and(|votes| votes.again != 0)
+    }
+
     /// Whether any server lost what this owner had.
     pub(super) fn was_robbed(&self, owner: &Owner) -> bool {
         let votes = self.members.as_ref().and_then(|members| members.owners.get(owner));
@@ -344,9 +364,13 @@ impl Book {
     }
 
     /// An owner was told that it has lost its lock, and not for the sake of its own clock: then it did not have a majority all the
-    /// while since it asked.
+    /// while since it asked. Or an earlier question had found that out, and it has one again.
     pub(super) fn check_not_had(&mut self, at: TrueTime, owner: &Owner, since: TrueTime) {
-        let Some(owned) = self.owners.get(owner).filter(|_| self.members.is_some()) else { return };
+        let Some(owned) = self.owners.get(owner) else { return };
+        let votes = self.members.as_ref().and_then(|members| members.owners.get(owner));
+        if votes.is_none_or(|votes| votes.is_interrupted) {
+            return;
+        }
         if owned.granted_at <= since && owned.ended.is_none() && owned.lapses > at {
             self.accuse(
                 at,
@@ -367,11 +391,13 @@ impl Book {
 
     /// `try_lock` said that the lock is busy. A majority was not to be had: where nothing fails, others had, or wanted, so many
     /// servers that too few were left; contenders may have split the votes, so that nobody got it. Where something fails, the
-    /// servers that are not heard may have been anybody's, and one that is disputed is enough.
+    /// servers that are not heard may have been anybody's, and one that is disputed is enough; so it is where all is brief, as
+    /// what others want, or give back, is mostly on its way.
     pub(super) fn check_busy_members(&mut self, at: TrueTime, label: &str, since: TrueTime) {
         let Some(members) = &self.members else { return };
         let (disputed, of) = (members.disputed(label, since), members.servers.len());
-        let least = if since >= self.plan.strict_from { of - members.majority() + 1 } else { 1 };
+        let is_strict = since >= self.plan.strict_from && self.plan.brief.is_none();
+        let least = if is_strict { of - members.majority() + 1 } else { 1 };
         if disputed < least {
             let what = format!("it was called busy, and others were at {disputed} of {of} servers");
             self.accuse(at, HONESTY, what);

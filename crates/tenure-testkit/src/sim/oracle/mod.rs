@@ -93,6 +93,8 @@ struct Hold {
     is_renewed: bool,
     /// It was handed out as soon as it was granted.
     is_fresh: bool,
+    /// It heard of its turn on a server that has gone back since to before that.
+    was_let_in: bool,
     process: ProcessId,
     claim: Weak<dyn Claim>,
     /// It was seen lost, which is final.

@@ -29,7 +29,8 @@ impl Blower {
         let process = processes[sim.choose(processes.len() as u32) as usize];
         let index = sim.choose(scene.nodes.len() as u32) as usize;
         let node = &scene.nodes[index];
-        let until = (sim.now() + sim.between(MS, 2 * scene.plan.lease())).min(scene.plan.heals_at);
+        let span = blows.span(sim, MS, 2 * scene.plan.lease());
+        let until = (sim.now() + span).min(scene.plan.heals_at);
         match blows.draw(sim) {
             None | Some(Blow::Delete) => {}
             Some(Blow::Pause) => pause(sim, process, until),
@@ -46,7 +47,7 @@ impl Blower {
             Some(Blow::Forget) => self.forget(index),
             Some(Blow::Part) => self.part(index, process, until),
             Some(Blow::Rewind) => {
-                let to = sim.now().saturating_sub(sim.between(0, scene.plan.lease()));
+                let to = sim.now().saturating_sub(scene.plan.span(sim, scene.plan.lease()));
                 sim.note(|| format!("node {index}: starts with what it had at {:.6}", to as f64 / 1e9));
                 scene.excuse();
                 node.rewind(to);

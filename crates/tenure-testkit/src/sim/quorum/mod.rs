@@ -20,7 +20,7 @@ use super::network::Network;
 use super::oracle::Oracle;
 use super::regime::{Plan, RECOVERY, Regime, Sort};
 use super::report::Report;
-use super::workload::{ROUND_TRIP, Workload};
+use super::workload::Workload;
 use blows::Blower;
 
 /// So many polls, and something turns in circles.
@@ -119,7 +119,7 @@ impl World {
         let count = [3, 3, 5, 4, 2][sim.choose(5) as usize];
         let mut workload = Workload::new(&sim, Oracle::new(&sim, &plan), plan);
         // Of a call to all, a quarter is for each question.
-        (workload.trip, workload.labels) = (4 * ROUND_TRIP, Some(Mutex::new(0)));
+        (workload.trip, workload.labels) = (4 * plan.trip(), Some(Mutex::new(0)));
         let (oracle, name) = (&workload.oracle, workload.names[0].clone());
         oracle.has_members(&name, count);
         let node = |index| {
