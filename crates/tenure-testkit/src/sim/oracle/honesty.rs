@@ -11,6 +11,7 @@ use super::progress::TELLING;
 use super::{Claim, Hold, Oracle};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{ProcessId, Sim, lock};
+use crate::sim::regime::Regime;
 
 pub(super) const HONESTY: &str = "honesty";
 
@@ -200,7 +201,6 @@ impl Oracle {
         let (name, owner, weak) = (name.clone(), owner.clone(), Arc::downgrade(&claim));
         let (was_lost, is_watched) = (false, false);
         let hold = Hold {
-            was_let_in,
             id,
             name,
             owner: owner.clone(),
@@ -209,6 +209,7 @@ impl Oracle {
             grace,
             is_forced,
             is_doubted,
+            was_let_in,
             is_renewed: told.is_renewed,
             is_fresh: told.is_fresh,
             process,
@@ -286,8 +287,7 @@ impl Oracle {
         let Some(owned) = book.owners.get(owner) else { return };
         let gone_at = owned.ended.map_or(owned.lapses, |(ended, _)| ended.min(owned.lapses));
         // Several servers that go back between their answers to one question were right, each when it said so.
-        let goes_back = book.plan.brief.is_some() && book.plan.blows.rewind > 0;
-        let is_torn = book.members.is_some() && goes_back;
+        let is_torn = book.members.is_some() && book.plan.regime == Regime::Relapsing;
         if said == Said::Yes && gone_at < since && !is_torn {
             let what = format!("{owner} was told that it holds, {} µs after it did", (at - gone_at) / 1_000);
             book.accuse(at, HONESTY, what);

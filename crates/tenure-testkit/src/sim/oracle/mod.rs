@@ -89,12 +89,12 @@ struct Hold {
     is_forced: bool,
     /// It may have been told of a longer lease than it has.
     is_doubted: bool,
+    /// It heard of its turn on a server that has gone back since to before that.
+    was_let_in: bool,
     /// It asks whether it still holds, by and by.
     is_renewed: bool,
     /// It was handed out as soon as it was granted.
     is_fresh: bool,
-    /// It heard of its turn on a server that has gone back since to before that.
-    was_let_in: bool,
     process: ProcessId,
     claim: Weak<dyn Claim>,
     /// It was seen lost, which is final.
