@@ -152,8 +152,8 @@ pub enum Bug {
     LowestTokenTaken,
     /// A ballot is raised just above what stood in its way on a quorum, also where that is a clock.
     RaisedTooLittle,
-    /// Who takes over on a quorum what its own process has passed on forgets the ballots that are on their way.
-    BallotsForgotten,
+    /// A hold of a quorum that is lost when it is to be taken over stays where that has renewed it.
+    FailedResumeLeaves,
     /// What a process had that died counts in a directory until its lease is over.
     DeathIgnored,
     /// That a process has ended is not heard of in a directory.
@@ -168,7 +168,7 @@ pub enum Bug {
     FirstDoesNotAsk,
     /// An attempt to renew takes as long as any question may.
     LongAttempts,
-    /// When the first in a queue is to ask is forgotten if it is being asked about at that time.
+    /// When the next in a queue is to ask is forgotten if that time comes while the first is being asked about.
     RetryForgotten,
 }
 
@@ -245,7 +245,7 @@ impl Bug {
         Self::NoBallotAhead,
         Self::LowestTokenTaken,
         Self::RaisedTooLittle,
-        Self::BallotsForgotten,
+        Self::FailedResumeLeaves,
         Self::DeathIgnored,
         Self::DeathUnheard,
         Self::ChangeUnheard,

@@ -89,7 +89,7 @@ const CAUGHT: &[(Bug, &str, u64)] = &[
     (Bug::LateGrantKept, "honesty", 20_000),
     (Bug::BallotsTakenForHolder, "honesty", 20_000),
     (Bug::LowestTokenTaken, "token order", 20_000),
-    (Bug::BallotsForgotten, quorum::LEFTOVERS, 20_000),
+    (Bug::FailedResumeLeaves, "progress", 100_000),
     (Bug::LateRefusal, "the API's word", 20_000),
     (Bug::RetryForgotten, "progress", 100_000),
 ];
@@ -127,7 +127,10 @@ const CAUGHT_IN_A_DIRECTORY: &[(Bug, &str, u64)] = &[
 /// Runs a schedule of the simulation that is for this bug.
 fn run(bug: Bug, seed: u64) -> Report {
     let regimes = regimes(bug);
-    let regime = regimes[(seed % regimes.len() as u64) as usize];
+    run_in(regimes[(seed % regimes.len() as u64) as usize], bug, seed)
+}
+
+fn run_in(regime: Regime, bug: Bug, seed: u64) -> Report {
     match bug {
         Bug::MinorityRules
         | Bug::UndoOfGrantsOnly
@@ -136,7 +139,7 @@ fn run(bug: Bug, seed: u64) -> Report {
         | Bug::TokensByCounter
         | Bug::UndoneOnce
         | Bug::BallotForgotten
-        | Bug::BallotsForgotten
+        | Bug::FailedResumeLeaves
         | Bug::BallotsTakenForHolder
         | Bug::LowestTokenTaken
         | Bug::MaybeTakenForHeld
@@ -154,12 +157,14 @@ fn run(bug: Bug, seed: u64) -> Report {
 /// In which regimes a bug is looked for, by turns: in that which is steered to it, where it is rare in all others.
 fn regimes(bug: Bug) -> &'static [Regime] {
     match bug {
-        Bug::CallMissed | Bug::RetryForgotten | Bug::SilenceOfOne => &[Regime::Rush],
+        Bug::CallMissed | Bug::SilenceOfOne => &[Regime::Rush],
+        Bug::RetryForgotten => &[Regime::Fleeting],
         Bug::OldCallBelieved | Bug::TokenUnverified => &[Regime::Relapsing],
         Bug::PatienceCutShort | Bug::LateRefusal => &[Regime::Outage],
         Bug::LateGrantKept => &[Regime::OnTheDot],
         Bug::LowestTokenTaken => &[Regime::Drifting],
-        Bug::BallotsForgotten | Bug::BallotsTakenForHolder => &[Regime::Lossy],
+        Bug::FailedResumeLeaves => &[Regime::Fleeting],
+        Bug::BallotsTakenForHolder => &[Regime::Lossy],
         Bug::DeathIgnored | Bug::DeathUnheard | Bug::ChangeUnheard => files::REGIMES,
         _ => &Regime::ALL,
     }
@@ -248,7 +253,8 @@ fn every_bug_is_looked_for_once() {
     assert_eq!(Bug::ALL.into_iter().find(|bug| !is_looked_for(bug)), None);
 }
 
-/// After how many schedules each is caught, or `TENURE_BUG` alone, from `TENURE_MEDIANS` different seeds on: for the table in `docs/evidence`.
+/// After how many schedules each is caught, or `TENURE_BUG` alone, and in `TENURE_REGIME` alone, from `TENURE_MEDIANS` different seeds
+/// on: for the table in `docs/evidence`.
 #[test]
 #[ignore = "a tool: needs TENURE_MEDIANS"]
 fn medians() {
@@ -256,6 +262,9 @@ fn medians() {
     let starts = env::var("TENURE_MEDIANS").expect("TENURE_MEDIANS says how many");
     let starts: u64 = starts.parse().expect("TENURE_MEDIANS is a number");
     let only = env::var("TENURE_BUG").ok();
+    let regime = env::var("TENURE_REGIME").ok();
+    let regime = regime.map(|name| Regime::named(&name).expect("TENURE_REGIME is the name of a regime"));
+    let run = |bug, seed| regime.map_or_else(|| run(bug, seed), |regime| run_in(regime, bug, seed));
     let is_meant = |bug: Bug| only.as_ref().is_none_or(|only| *only == format!("{bug:?}"));
     panic::set_hook(Box::new(|_| {}));
     let next = AtomicUsize::new(0);
@@ -269,10 +278,14 @@ fn medians() {
                     if !is_meant(*bug) {
                         continue;
                     }
-                    let from =
-                        |start| caught(|seed| run(*bug, seed), *bug, invariant, start * 10 * MOST, MOST);
-                    let mut counts: Vec<Option<u64>> =
-                        (1..=starts).map(|start| from(start).map(|(count, _)| count)).collect();
+                    let from = |start: u64| {
+                        let found = caught(|seed| run(*bug, seed), *bug, invariant, start * 10 * MOST, MOST);
+                        if only.is_some() {
+                            println!("from {}: {found:?}", start * 10 * MOST);
+                        }
+                        found.map(|(count, _)| count)
+                    };
+                    let mut counts: Vec<Option<u64>> = (1..=starts).map(from).collect();
                     counts.sort_unstable_by_key(|count| count.unwrap_or(u64::MAX));
                     let shown = |count: Option<u64>| {
                         count.map_or_else(|| format!("more than {MOST}"), |count| count.to_string())

@@ -56,11 +56,15 @@ pub enum Regime {
     Outage,
     /// What arrives, arrives at the very nanosecond when a lease or a request's time ends.
     OnTheDot,
+    /// Many wait in line, and hold to the end of a time that is as short as messages take. Else nothing.
+    Fleeting,
+    /// Many hold and wait as briefly, and connections end again and again.
+    Flapping,
 }
 
 impl Regime {
     /// All of them. New ones come last, so that what an earlier one is called by stays.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 23] = [
         Self::Quiet,
         Self::Lossy,
         Self::Slow,
@@ -82,6 +86,8 @@ impl Regime {
         Self::Relapsing,
         Self::Outage,
         Self::OnTheDot,
+        Self::Fleeting,
+        Self::Flapping,
     ];
 
     /// That of a seed: they take turns.
@@ -91,7 +97,7 @@ impl Regime {
 
     /// Whether everything must happen at once.
     pub fn is_calm(self) -> bool {
-        matches!(self, Self::Quiet | Self::Unscripted | Self::Rush)
+        matches!(self, Self::Quiet | Self::Unscripted | Self::Rush | Self::Fleeting)
     }
 
     /// Whether nothing stands still, and a request whose connection is well is answered at once.
@@ -244,10 +250,14 @@ pub struct Plan {
     pub cancel: u32,
     /// How many of a thousand acquisitions are not renewed by themselves.
     pub unrenewed: u32,
+    /// How many of a thousand have a limit to how long they hold, and how long that is at most.
+    pub limited: (u32, TrueTime),
     /// How many of a thousand holds go on until their lease is over.
     pub overstay: u32,
     /// How many of a thousand waits end just when a lease does.
     pub brink: u32,
+    /// How many of a thousand holds that were passed on are taken over just when their lease ends.
+    pub last_moment: u32,
     /// By how much a clock is set ahead and back again at most.
     pub step: TrueTime,
     /// Until when there are faults.
@@ -266,6 +276,9 @@ pub const RECOVERY: TrueTime = 3 * SECOND;
 
 /// More than a question and its answer take where nothing fails.
 pub const ROUND_TRIP: Duration = Duration::from_millis(30);
+
+/// The shortest lease, and the shortest limit of a hold.
+pub const SHORTEST: TrueTime = 50 * MS;
 
 /// The longest that a waiter sleeps who hears nothing.
 const SLEEP: Duration = Duration::from_secs(30);
@@ -323,8 +336,10 @@ impl Plan {
             rounds: 3,
             cancel: 250,
             unrenewed: 150,
+            limited: (100, 0),
             overstay: 50,
             brink: 0,
+            last_moment: 0,
             step: 0,
             heals_at: 0,
             strict_from: 0,
@@ -421,9 +436,11 @@ impl Plan {
                 (plan.unrenewed, plan.overstay, plan.brink) = (300, 400, 500);
             }
             Regime::Unscripted => plan.faults.again = 200,
-            Regime::Rush | Regime::Relapsing => {
+            Regime::Rush | Regime::Relapsing | Regime::Fleeting | Regime::Flapping => {
                 (plan.processes, plan.tasks, plan.rounds) = (1 + sim.choose(2) as usize, 7, 5);
                 let near = MS + TrueTime::from(sim.choose(4_000)) * MS / 1_000;
+                // There more is to happen than a new connection takes.
+                let near = if regime == Regime::Flapping { near / 20 } else { near };
                 plan.faults.latency = (near / 8, 2 * near);
                 plan.brief = Some(8 * near);
                 plan.overstay = 0;
@@ -432,6 +449,14 @@ impl Plan {
                     if sim.chance(500) {
                         plan.kinds = [Sort::Reentrant; 2];
                     }
+                }
+                if regime == Regime::Flapping {
+                    plan.blows = Blows { most: 12, evenly: true, cut: 3, deafen: 1, ..none };
+                }
+                if regime == Regime::Fleeting {
+                    plan.kinds = [Sort::Fair, Sort::Semaphore(2)];
+                    plan.limited = (600, SHORTEST + near);
+                    (plan.overstay, plan.last_moment) = (400, 500);
                 }
             }
             Regime::Outage => {
@@ -465,6 +490,9 @@ impl Plan {
                     plan.rounds = 1;
                 }
             }
+        }
+        if plan.limited.1 == 0 {
+            plan.limited.1 = 2 * (plan.ttl.as_nanos() as TrueTime).max(SHORTEST);
         }
         if !regime.is_calm() {
             plan.heals_at = match (regime, plan.brief) {

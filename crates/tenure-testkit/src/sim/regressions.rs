@@ -62,7 +62,7 @@ pub const ONE_SERVER: &[Regression] = &[
     found(
         "`max_hold` counted from before the turn of who waited in a queue",
         Regime::Brink,
-        41,
+        20_000_055,
         Some(Bug::MaxHoldFromWait),
     ),
     found(
@@ -104,7 +104,7 @@ pub const ONE_SERVER: &[Regression] = &[
     found(
         "a wait without a limit gave up before its patience was over, by one pause",
         Regime::Outage,
-        3,
+        20_000_016,
         Some(Bug::PatienceCutShort),
     ),
     found(
@@ -137,6 +137,12 @@ pub const ONE_SERVER: &[Regression] = &[
         64_946,
         Some(Bug::RetryForgotten),
     ),
+    found(
+        "the same, as an earlier time had hidden it and was answered by the grant of the one before it",
+        Regime::Fleeting,
+        140_758,
+        Some(Bug::RetryForgotten),
+    ),
 ];
 
 /// With several.
@@ -144,7 +150,7 @@ pub const QUORUM: &[Regression] = &[
     found(
         "what an earlier try may have left was given back after a later one had been granted",
         Regime::Lossy,
-        69,
+        20_000_005,
         Some(Bug::UndoOutlivesRetry),
     ),
     found(
@@ -153,7 +159,7 @@ pub const QUORUM: &[Regression] = &[
         3,
         Some(Bug::RaisedTooLittle),
     ),
-    found("two held after the undo of one", Regime::Parted, 19, Some(Bug::UndoOutlivesRetry)),
+    found("two held after the undo of one", Regime::Parted, 20_000_019, Some(Bug::UndoOutlivesRetry)),
     found(
         "`verify` said that a lock is held that a majority did not have, because the rest was silent",
         Regime::Rewinding,
@@ -163,13 +169,13 @@ pub const QUORUM: &[Regression] = &[
     found(
         "`try_lock` called busy what nobody held, when a reply was lost and ballots stood in the way",
         Regime::Parted,
-        44_429,
+        20_069_033,
         Some(Bug::BallotsTakenForHolder),
     ),
     found(
         "a hold that was taken over had a lower token than before",
         Regime::Drifting,
-        186_890,
+        20_009_465,
         Some(Bug::LowestTokenTaken),
     ),
     found(
@@ -207,9 +213,28 @@ pub const QUORUM: &[Regression] = &[
         "an acquisition that was on its way when its process passed the hold on, and took it back, stood there after its release",
         Regime::Lossy,
         3_148_411,
-        Some(Bug::BallotsForgotten),
+        None,
     ),
     found("the same at a server that had started anew", Regime::Forgetting, 3_207_518, None),
+    found(
+        "the same after another process had taken it over and released it",
+        Regime::Forgetting,
+        7_095_908,
+        None,
+    ),
+    found(
+        "members that had not answered a request without time were taken for silent, and not waited for",
+        Regime::Unscripted,
+        7_132_820,
+        None,
+    ),
+    found(
+        "a hold that was lost when it was to be taken over stayed where that had renewed it",
+        Regime::Fleeting,
+        81_671,
+        Some(Bug::FailedResumeLeaves),
+    ),
+    found("the same when nobody waited for it any more", Regime::Fleeting, 8_309_940, None),
 ];
 
 /// In a directory.

@@ -15,7 +15,7 @@ use super::clock::{MS, TrueTime};
 use super::executor::{Process, Sim, Stop, lock};
 use super::oracle::honesty::{Holding, Said, Told};
 use super::oracle::{Claim, Oracle};
-use super::regime::{Plan, Regime, Sort};
+use super::regime::{Plan, Regime, SHORTEST, Sort};
 use super::wish::{Got, Hand, OneOf, Wish};
 
 impl Claim for Guard {
@@ -190,8 +190,11 @@ impl Task {
             // An operator's hand; whoever held hears of it when it asks next.
             drop(self.cut_short(self.cut(), locks.force_release(name.as_str())).await);
         }
-        let asked_at = sim.now();
         let taken = self.take_over(name);
+        if taken.is_some() && sim.chance(plan.last_moment) {
+            self.wait_for_edge(name).await;
+        }
+        let asked_at = sim.now();
         let cut = self.cut();
         let mut told = self.told(&options, cut, asked_at, taken.is_some());
         let guard = match taken {
@@ -212,6 +215,14 @@ impl Task {
         let Some(guard) = guard else { return Ok(()) };
         self.live_with(guard, index, &locks, &options, told).await;
         Ok(())
+    }
+
+    /// Until a lease is about to end: so long before as a message takes, or less.
+    async fn wait_for_edge(&self, name: &LockName) {
+        let (sim, trip) = (self.sim(), self.workload.plan.faults.latency.1);
+        if let Some(edge) = self.oracle().edge(name) {
+            sim.sleep_until((edge + sim.between(0, MS)).saturating_sub(trip)).await;
+        }
     }
 
     fn wish(&self, locks: &Locks, index: usize) -> Result<Wish, Error> {
@@ -391,10 +402,9 @@ impl Task {
         if sim.chance(plan.unrenewed) {
             options = options.renewal(Renewal::Off);
         }
-        if sim.chance(100) {
-            let most = plan.ttl.as_nanos() as TrueTime;
-            let least = 50 * MS;
-            options = options.max_hold(Duration::from_nanos(sim.between(least, 2 * most.max(least))));
+        let (share, most) = plan.limited;
+        if sim.chance(share) {
+            options = options.max_hold(Duration::from_nanos(sim.between(SHORTEST, most)));
         }
         if sim.chance(150) {
             let lease = options.ttl.min(options.max_hold.unwrap_or(options.ttl));

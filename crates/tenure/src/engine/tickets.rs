@@ -317,15 +317,12 @@ impl Server {
             queue.refresh_at = next;
         }
         let head = queue.waiters.keys().next().copied();
-        // Not while it is asked already: what it hears then may say nothing of when to ask again.
-        let may_ask = head.is_some_and(|head| !self.asked.contains(&head)) || planted(Bug::RetryForgotten);
-        let mut retry_at = queue.retry_at.filter(|_| may_ask);
-        if retry_at.is_some_and(|at| now >= at) {
-            (queue.retry_at, retry_at) = (None, None);
+        if queue.retry_at.is_some_and(|at| now >= at) {
+            queue.retry_at = None;
             let head = head.filter(|_| !planted(Bug::FirstDoesNotAsk));
             due.extend(head.filter(|head| !self.asked.contains(head) && !due.contains(head)));
         }
-        let until = earlier(Some(queue.refresh_at), retry_at).unwrap_or(queue.refresh_at);
+        let until = earlier(Some(queue.refresh_at), queue.retry_at).unwrap_or(queue.refresh_at);
         let batches: Vec<_> = due
             .chunks(BATCH)
             .filter_map(|tickets| {
@@ -541,6 +538,11 @@ impl Server {
 
     /// Its lease was set to `first` by a request that was sent at `sent`.
     fn grant(&self, ticket: u64, sent: Moment, first: Duration) {
+        if !planted(Bug::RetryForgotten) {
+            // Whoever is first now may have been told of no time, or of one that has come while this one was being asked about.
+            let mut queue = self.desk.queue();
+            queue.retry_at = earlier(queue.retry_at, Some(sent + first));
+        }
         if let Some(waiter) = self.desk.take(ticket) {
             let begun = if planted(Bug::MaxHoldFromWait) { sent } else { self.engine.now() };
             let held = waiter.ask.granted(ticket, begun, sent, first);

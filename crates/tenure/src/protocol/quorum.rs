@@ -323,8 +323,8 @@ pub fn verified(words: &[Word], owner: &Owner, is_last: bool) -> Option<Verdict>
     }))
 }
 
-/// Whether a member shows that this owner holds.
-fn shows(answer: &Answer, owner: &Owner) -> bool {
+/// Whether an answer shows that this owner holds.
+pub fn shows(answer: &Answer, owner: &Owner) -> bool {
     let Answer::Found(found) = answer else { return false };
     let holder = found.holders.first().and_then(|holder| ours(&holder.value));
     holder.is_some_and(|(holder, _)| holder == *owner)

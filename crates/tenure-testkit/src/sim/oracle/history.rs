@@ -106,8 +106,8 @@ impl History {
         let is_same = |turn: &&mut Turn| turn.owner == hold.owner && turn.token == hold.token;
         match self.turns.values_mut().find(is_same) {
             Some(turn) if turn.weight == hold.weight => turn.claims.push(claim),
-            // A writer that reads now. The judge knows no such change, so what it does from here on is not told.
-            Some(_) => {}
+            // A writer that reads now. The judge knows no such change: it would see nobody there.
+            Some(_) => self.ends_here(at),
             None => {
                 let Hold { process, token, weight, .. } = *hold;
                 let (task, until) = (self.number(), at + 1);

@@ -254,8 +254,10 @@ impl Oracle {
         let Some(owned) = book.owners.get(owner) else { return };
         // What was ended by another may be taken for ended by the release, if that had to be repeated in time.
         let is_wrong = owned.ended.is_none() && (owned.lapses < since || owned.lapses > at);
-        // Of several servers, some may have lost it before the release came to them, or let its lease end.
-        let is_torn = book.members.is_some() && (book.was_robbed(owner) || owned.lapses <= at);
+        // Of several servers, some may have lost it before the release came to them, or let its lease end; what came late to one of
+        // them may have made a majority again since.
+        let was_gone = book.was_robbed(owner) || book.was_interrupted(owner) || owned.lapses <= at;
+        let is_torn = book.members.is_some() && was_gone;
         // A server that does not answer may have what it lost, or have again what it had given back.
         let is_unsure = owned.is_back || book.has_again(owner) || book.was_robbed(owner);
         let is_released = |owned: &Owned| matches!(owned.ended, Some((_, End::Released))) && !is_torn;

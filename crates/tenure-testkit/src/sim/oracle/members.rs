@@ -302,11 +302,12 @@ impl Book {
             lock.changed(at);
         }
         lock.places[0].lapses = lapses;
-        let owned = self.owners.entry(owner.clone()).or_insert_with(|| Owned::new(at));
+        let had_one = self.owners.contains_key(owner);
         let votes = self.members.as_mut().and_then(|members| members.owners.get_mut(owner));
-        if let Some(votes) = votes.filter(|_| is_new && owned.ended.is_some()) {
+        if let Some(votes) = votes.filter(|_| is_new && had_one) {
             votes.is_interrupted = true;
         }
+        let owned = self.owners.entry(owner.clone()).or_insert_with(|| Owned::new(at));
         let is_moved = is_new || owned.lapses != lapses;
         (owned.lapses, owned.set_at, owned.ended) = (lapses, at, None);
         if is_new {
@@ -334,16 +335,23 @@ impl Book {
         self.members.as_ref().is_some_and(|members| members.lacks_only(at, owner, |votes| votes.stepped))
     }
 
+    fn votes(&self, owner: &Owner) -> Option<&Votes> {
+        self.members.as_ref().and_then(|members| members.owners.get(owner))
+    }
+
     /// Whether any server has again what this owner gave back.
     pub(super) fn has_again(&self, owner: &Owner) -> bool {
-        let votes = self.members.as_ref().and_then(|members| members.owners.get(owner));
-        votes.is_some_and(|votes| votes.again != 0)
+        self.votes(owner).is_some_and(|votes| votes.again != 0)
     }
 
     /// Whether any server lost what this owner had.
     pub(super) fn was_robbed(&self, owner: &Owner) -> bool {
-        let votes = self.members.as_ref().and_then(|members| members.owners.get(owner));
-        votes.is_some_and(|votes| votes.taken != 0)
+        self.votes(owner).is_some_and(|votes| votes.taken != 0)
+    }
+
+    /// Whether this owner had no majority for a while, and then one again.
+    pub(super) fn was_interrupted(&self, owner: &Owner) -> bool {
+        self.votes(owner).is_some_and(|votes| votes.is_interrupted)
     }
 
     /// A guard says now that it holds: then its owner has a majority.
@@ -367,8 +375,7 @@ impl Book {
     /// while since it asked. Or an earlier question had found that out, and it has one again.
     pub(super) fn check_not_had(&mut self, at: TrueTime, owner: &Owner, since: TrueTime) {
         let Some(owned) = self.owners.get(owner) else { return };
-        let votes = self.members.as_ref().and_then(|members| members.owners.get(owner));
-        if votes.is_none_or(|votes| votes.is_interrupted) {
+        if self.members.is_none() || self.was_interrupted(owner) {
             return;
         }
         if owned.granted_at <= since && owned.ended.is_none() && owned.lapses > at {

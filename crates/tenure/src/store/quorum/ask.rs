@@ -5,13 +5,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
+use tokio::sync::oneshot;
 
 use super::Inner;
 use super::holds::Hold;
 use super::member::Said;
 use super::round::Round;
 use crate::planted::{Bug, planted};
-use crate::protocol::quorum::{NOBODY, Verdict, Word, acquired, found, held, released, renewed, verified};
+use crate::protocol::quorum::{
+    NOBODY, Verdict, Word, acquired, found, held, released, renewed, shows, verified,
+};
 use crate::protocol::{Answer, Bind, Fence, Op, Verb, Whose, lease, ours};
 use crate::runtime::Moment;
 use crate::store::Failure;
@@ -20,6 +23,10 @@ use crate::store::Failure;
 const BALLOTS: u32 = 2;
 /// Within this time somebody whom nobody let in and nobody kept out has asked again.
 const SOON: Duration = Duration::from_secs(10);
+
+/// What goes on behind the caller's back has this time each time it asks, and this pause after it, at first.
+const WITHIN: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(100);
 
 impl Inner {
     /// Takes the lock on a majority, or gives it back everywhere.
@@ -30,7 +37,7 @@ impl Inner {
         let longest = self.longest();
         let hold = self.holds.of(&op.owner, sent, sent + within + ttl);
         let mut ballot = hold.propose(self.runtime.unix_micros(), 0);
-        let mut round = Round::voting(self, &hold, longest);
+        let mut round = Round::taking(self, &op, &hold, Some(longest));
         for (index, member) in self.members.iter().enumerate() {
             match member.votes(sent, longest) {
                 Err(why) if member.is_too_young(sent, longest) => round.leave_out(index, why),
@@ -120,7 +127,7 @@ impl Inner {
             let is_there = !planted(Bug::UndoOfGrantsOnly)
                 || matches!(round.words[index], Word::Said(Answer::Held { .. }));
             if hold.may_be_at(index) && is_there {
-                undo.ask(index, release.clone(), part);
+                undo.listen_to(index, self.release_once(index, release, hold, part));
             }
         }
         let all = |words: &[Word], is_last| (is_last || !words.contains(&Word::Pending)).then_some(());
@@ -133,20 +140,9 @@ impl Inner {
         let mut all_answered = true;
         for (index, release) in releases.iter().enumerate() {
             let is_unheard = matches!(round.words[index], Word::Pending | Word::Silent { .. });
-            let passed_on = match &round.words[index] {
-                Word::Said(answer) => of_another_side(answer, release, hold, index),
-                _ => None,
-            };
-            if let Some(ballot) = passed_on {
-                hold.saw(index, ballot);
-            }
-            if (is_unheard || passed_on.is_some()) && hold.may_be_at(index) {
+            if is_unheard && hold.may_be_at(index) {
                 all_answered = false;
                 let first = round.take(index);
-                let release = &match passed_on {
-                    Some(_) => release_of(release, hold, index),
-                    None => release.clone(),
-                };
                 let (quorum, release, hold) = (Arc::clone(self), release.clone(), Arc::clone(hold));
                 let under_way = Releasing::one(self);
                 let task = async move {
@@ -165,14 +161,12 @@ impl Inner {
         self: &Arc<Self>,
         index: usize,
         first: Option<BoxFuture<'static, Said>>,
-        mut release: Op,
+        release: Op,
         hold: &Arc<Hold>,
     ) {
-        const WITHIN: Duration = Duration::from_secs(1);
-        const PAUSE: Duration = Duration::from_millis(100);
-        let has_asked_again = |release: &Op| match release.verb {
+        let has_asked_again = || match release.verb {
             Verb::Release { fence: Fence::Ballot(ballot), .. } => {
-                hold.ballot_at(index) > ballot && !planted(Bug::UndoOutlivesRetry)
+                hold.sent_at(index) > ballot && !planted(Bug::UndoOutlivesRetry)
             }
             _ => false,
         };
@@ -181,13 +175,6 @@ impl Inner {
             None => Err(Failure::NotSent(Failure::cause("it was not asked yet"))),
         };
         for attempt in 0..u32::MAX {
-            if let Ok(answer) = &said
-                && let Some(ballot) = of_another_side(answer, &release, hold, index)
-            {
-                hold.saw(index, ballot);
-                release = release_of(&release, hold, index);
-                said = self.members[index].ask(release.clone(), WITHIN).await;
-            }
             if !matches!(said, Err(Failure::NotSent(_) | Failure::Unknown(_)))
                 || !hold.may_be_at(index)
                 || self.runtime.now() >= hold.until()
@@ -195,13 +182,35 @@ impl Inner {
             {
                 return;
             }
-            let pause = PAUSE * (1 << attempt.min(4)) + Duration::from_millis(self.runtime.random() % 50);
-            self.runtime.sleep_until(self.runtime.now() + pause).await;
-            if has_asked_again(&release) {
+            self.pause(attempt).await;
+            if has_asked_again() {
                 return;
             }
-            said = self.members[index].ask(release.clone(), WITHIN).await;
+            said = self.release_once(index, &release, hold, WITHIN).await;
         }
+    }
+
+    /// Releases at one member. What it has kept under a ballot that this side has never sent is its owner's all the same: it was passed
+    /// on, and the side that had it before was heard there late.
+    fn release_once(
+        self: &Arc<Self>,
+        index: usize,
+        release: &Op,
+        hold: &Arc<Hold>,
+        within: Duration,
+    ) -> BoxFuture<'static, Said> {
+        let (member, release, hold) = (Arc::clone(&self.members[index]), release.clone(), Arc::clone(hold));
+        async move {
+            let said = member.ask(release.clone(), within).await;
+            match said.as_ref().ok().and_then(|answer| of_another_side(answer, &release, &hold, index)) {
+                None => said,
+                Some(ballot) => {
+                    hold.saw(index, ballot);
+                    member.ask(release_of(&release, &hold, index), within).await
+                }
+            }
+        }
+        .boxed()
     }
 
     /// Renews on a majority, and then takes again where the hold is gone and nobody has it. `bind`: it is passed on, or taken over.
@@ -212,40 +221,70 @@ impl Inner {
         bind: Option<Bind>,
         within: Duration,
     ) -> Said {
-        let (sent, part) = (self.runtime.now(), within / 2);
+        let sent = self.runtime.now();
         self.longest_ms.fetch_max(ttl_ms, Ordering::Relaxed);
         let until = sent + within + Duration::from_millis(ttl_ms);
-        let is_taken_over = bind.is_some_and(|bind| bind != Bind::Lease);
-        let hold = if is_taken_over {
-            self.holds.taken_over(&op.owner, self.members.len(), sent, until)
-        } else {
-            self.holds.of(&op.owner, sent, until)
-        };
-        if bind == Some(Bind::Lease) {
-            // Whoever takes it over knows nothing of what this side does from here on.
-            hold.leave();
+        if bind.is_some_and(|bind| bind != Bind::Lease) {
+            let hold = self.holds.taken_over(&op.owner, self.members.len(), sent, until);
+            return self.resume(op, ttl_ms, hold, within).await;
         }
+        let hold = self.holds.of(&op.owner, sent, until);
+        if bind.is_some() {
+            hold.pass_on();
+        }
+        let (verdict, mut round) = self.ask_to_renew(&op, within / 2).await;
+        if let Verdict::Is(Answer::Held { fence }) = verdict {
+            hold.has_token(fence);
+            if bind.is_none() {
+                self.rejoin(&mut round, &op, ttl_ms, &hold, within / 2);
+            }
+        }
+        self.answer(verdict, &round)
+    }
+
+    async fn ask_to_renew(self: &Arc<Self>, op: &Op, part: Duration) -> (Verdict, Round) {
         let mut round = Round::new(self, self.majority());
         for index in 0..self.members.len() {
             round.ask(index, op.clone(), part);
         }
-        let verdict = round.gather(renewed).await;
+        (round.gather(renewed).await, round)
+    }
+
+    /// Takes a hold over; to the end, whoever waits for it: if it is lost, some members may have renewed it all the same, and nobody
+    /// else is left to give it back there.
+    async fn resume(self: &Arc<Self>, op: Op, ttl_ms: u64, hold: Arc<Hold>, within: Duration) -> Said {
+        let (answer, said) = oneshot::channel();
+        let quorum = Arc::clone(self);
+        let task = async move {
+            let said = quorum.take_over(&op, ttl_ms, &hold, within).await;
+            let is_lost = !matches!(said, Ok(Answer::Held { .. }) | Err(_));
+            let _ = answer.send(said);
+            if is_lost && !planted(Bug::FailedResumeLeaves) {
+                let _under_way = Releasing::one(&quorum);
+                quorum.undo(&mut Round::new(&quorum, 0), &op, &hold, WITHIN).await;
+            }
+        };
+        self.runtime.spawn(task.boxed());
+        let is_over = || Failure::Unknown(Failure::cause("the runtime has ended"));
+        said.await.unwrap_or_else(|_| Err(is_over()))
+    }
+
+    async fn take_over(self: &Arc<Self>, op: &Op, ttl_ms: u64, hold: &Arc<Hold>, within: Duration) -> Said {
+        let (verdict, mut round) = self.ask_to_renew(op, within / 2).await;
         if let Verdict::Is(Answer::Held { fence }) = verdict {
             let highest = held(&round.words).max().unwrap_or(fence);
-            if is_taken_over && highest > fence && !planted(Bug::LowestTokenTaken) {
-                return self.take_over(&op, ttl_ms, &hold, highest, within / 4).await;
+            if highest > fence && !planted(Bug::LowestTokenTaken) {
+                return self.agree_on_token(op, ttl_ms, hold, highest, within / 4).await;
             }
             hold.has_token(fence);
-            if bind != Some(Bind::Lease) {
-                self.rejoin(&mut round, &op, ttl_ms, &hold, part);
-            }
+            self.rejoin(&mut round, op, ttl_ms, hold, within / 2);
         }
         self.answer(verdict, &round)
     }
 
     /// Gives a hold that is taken over a token that a majority knows. Where members show different ones, the lowest may be below the
     /// one that was granted, of a try that did not count, and the highest is of one member that took it again.
-    async fn take_over(
+    async fn agree_on_token(
         self: &Arc<Self>,
         op: &Op,
         ttl_ms: u64,
@@ -254,11 +293,11 @@ impl Inner {
         part: Duration,
     ) -> Said {
         let (mut above, sent) = (highest, self.runtime.now());
-        let mut round = Round::new(self, self.majority());
+        // However young a member is, it counts: a majority has shown the hold.
+        let mut round = Round::taking(self, op, hold, None);
         for _ in 0..BALLOTS {
             let ballot = hold.propose(self.runtime.unix_micros(), above);
             for index in 0..self.members.len() {
-                hold.sent_to(index);
                 round.ask(index, with_ballot(op, ttl_ms, ballot), part);
             }
             match round.gather(|words, is_last| acquired(words, ballot, is_last)).await {
@@ -345,10 +384,38 @@ impl Inner {
             }
         }
         if hold.has_left() {
-            // The release may have been there before.
+            self.give_back_late(index, op, hold).await;
+        }
+    }
+
+    /// Gives back what a member may have granted after the owner has left: the release may have been there before. If the hold was
+    /// passed on, whoever has it now may count on this member: then not before nobody has it any more.
+    pub(super) async fn give_back_late(self: &Arc<Self>, index: usize, op: &Op, hold: &Arc<Hold>) {
+        if !hold.is_passed_on() || self.ends(op, hold).await {
             let _under_way = Releasing::one(self);
             self.release_at(index, None, release_of(op, hold, index), hold).await;
         }
+    }
+
+    /// Waits until no majority shows a hold any more. False if what this side has asked for is over before.
+    async fn ends(self: &Arc<Self>, op: &Op, hold: &Hold) -> bool {
+        for attempt in 0..u32::MAX {
+            let look = Op { verb: Verb::Inspect, ..op.clone() };
+            if self.look(look, 2 * WITHIN).await.is_ok_and(|answer| !shows(&answer, &op.owner)) {
+                return true;
+            }
+            if self.runtime.now() >= hold.until() {
+                break;
+            }
+            self.pause(attempt).await;
+        }
+        false
+    }
+
+    /// Before what was asked so often is asked again.
+    async fn pause(&self, attempt: u32) {
+        let pause = PAUSE * (1 << attempt.min(4)) + Duration::from_millis(self.runtime.random() % 50);
+        self.runtime.sleep_until(self.runtime.now() + pause).await;
     }
 
     /// Releases the owner's hold, or anybody's.
@@ -362,7 +429,10 @@ impl Inner {
         };
         let mut round = Round::new(self, self.majority());
         for (index, release) in releases.iter().enumerate() {
-            round.ask(index, release.clone(), part);
+            match whose {
+                Whose::Mine => round.listen_to(index, self.release_once(index, release, &hold, part)),
+                Whose::Anyone => round.ask(index, release.clone(), part),
+            }
         }
         let verdict = match whose {
             Whose::Mine => round.gather(released).await,
@@ -431,12 +501,11 @@ impl Drop for Releasing {
     }
 }
 
-/// The ballot with which a member shows that a hold is still there after its release, if this side has never sent one so high: it was
-/// passed on, and the side that had it before was heard there late.
+/// The ballot with which a member shows that a hold is still there after its release, if this side has never sent one so high.
 fn of_another_side(answer: &Answer, release: &Op, hold: &Hold, member: usize) -> Option<u64> {
     let Answer::Busy { holder, .. } = answer else { return None };
     let (owner, ballot) = ours(holder)?;
-    (owner == release.owner && ballot > hold.ballot_at(member)).then_some(ballot)
+    (owner == release.owner && ballot > hold.sent_at(member)).then_some(ballot)
 }
 
 fn with_ballot(op: &Op, ttl_ms: u64, ballot: u64) -> Op {

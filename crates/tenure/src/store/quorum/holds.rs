@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::member::Said;
 use crate::owner::Owner;
-use crate::planted::{Bug, planted};
 use crate::protocol::Answer;
 use crate::runtime::Moment;
 use crate::store::Failure;
@@ -24,15 +23,18 @@ pub(super) struct Hold {
     splits: AtomicU32,
     /// When the last lease that was asked for is over.
     until: AtomicU64,
-    /// It is being given back.
+    /// It is being given back, or passed on.
     has_left: AtomicBool,
+    is_passed_on: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
-    /// The highest ballot that was sent there alone, or shown there. A member whose clock is ahead has a high one, and the others
-    /// must not get it: they would keep it.
+    /// The highest ballot that was sent there alone. A member whose clock is ahead has a high one, and the others must not get it:
+    /// they would keep it.
     ballot: u64,
+    /// The highest that was shown there: who had the hold before, or has taken it over, may have sent it.
+    shown: u64,
     /// How many acquisitions were sent there.
     sent: u64,
     /// One of them may have been granted.
@@ -62,16 +64,22 @@ impl Hold {
         next
     }
 
-    /// The highest ballot that may be at a member.
+    /// The highest ballot that this side has sent to a member.
+    pub(super) fn sent_at(&self, member: usize) -> u64 {
+        let alone = self.places().get(member).map_or(0, |place| place.ballot);
+        alone.max(self.ballot.load(Ordering::Acquire))
+    }
+
+    /// The highest that may be there, or on its way there: the token of a hold that was taken over too, as it was sent to all.
     pub(super) fn ballot_at(&self, member: usize) -> u64 {
-        let own = self.places().get(member).map_or(0, |place| place.ballot);
-        own.max(self.ballot.load(Ordering::Acquire))
+        let shown = self.places().get(member).map_or(0, |place| place.shown);
+        self.sent_at(member).max(shown).max(self.token())
     }
 
     /// A member has shown that it is held there, with this token.
     pub(super) fn saw(&self, member: usize, ballot: u64) {
         self.sent_to(member);
-        self.place(member, |place| place.ballot = place.ballot.max(ballot));
+        self.place(member, |place| place.shown = place.shown.max(ballot));
     }
 
     /// A majority has granted this token.
@@ -124,7 +132,7 @@ impl Hold {
         let place = &mut self.places()[member];
         // Its owner may have been taken over, and another process may have taken it again there, above what this side knows.
         if let Ok(Answer::Held { fence }) = said {
-            place.ballot = place.ballot.max(*fence);
+            place.shown = place.shown.max(*fence);
         }
         if is_nothing && place.sent == sent.number {
             place.maybe = false;
@@ -149,6 +157,16 @@ impl Hold {
 
     pub(super) fn leave(&self) {
         self.has_left.store(true, Ordering::Release);
+    }
+
+    /// Somebody else has it from now on, or nobody yet.
+    pub(super) fn pass_on(&self) {
+        self.is_passed_on.store(true, Ordering::Release);
+        self.leave();
+    }
+
+    pub(super) fn is_passed_on(&self) -> bool {
+        self.is_passed_on.load(Ordering::Acquire)
     }
 
     pub(super) fn has_left(&self) -> bool {
@@ -194,17 +212,12 @@ impl Holds {
         Arc::clone(hold)
     }
 
-    /// The hold of an owner that is taken over: it may be anywhere. Whatever this side knew of it before it was passed on may be over, but
-    /// for the ballots that are on their way: their time is over with its release.
+    /// The hold of an owner that is taken over: it may be anywhere, and what this side knew of it before it was passed on is over.
     pub(super) fn taken_over(&self, owner: &Owner, members: usize, now: Moment, until: Moment) -> Arc<Hold> {
-        let before = self.table().by_owner.remove(owner);
-        let before = before.filter(|_| !planted(Bug::BallotsForgotten)).unwrap_or_default();
+        self.forget(owner);
         let hold = self.of(owner, now, until);
-        hold.ballot.fetch_max(before.ballot.load(Ordering::Acquire), Ordering::AcqRel);
         for member in 0..members {
-            let ballot = before.ballot_at(member);
             hold.sent_to(member);
-            hold.place(member, |place| place.ballot = place.ballot.max(ballot));
         }
         hold
     }

@@ -13,6 +13,8 @@ use crate::store::{Failure, Life, Store};
 
 /// So many requests may be unanswered at a member that is silent before it gets no further ones.
 const MOST_UNANSWERED: usize = 64;
+/// That there was no answer within less than this says nothing of a member.
+const HASTE: Duration = Duration::from_millis(50);
 
 pub(super) type Said = Result<Answer, Failure>;
 
@@ -49,7 +51,9 @@ impl Member {
                 Err(failure) => Err(failure),
             };
             let is_silent = matches!(said, Err(Failure::NotSent(_) | Failure::Unknown(_)));
-            unanswered.0.is_silent.store(is_silent, Ordering::Relaxed);
+            if !is_silent || within >= HASTE {
+                unanswered.0.is_silent.store(is_silent, Ordering::Relaxed);
+            }
             said
         }
         .boxed()

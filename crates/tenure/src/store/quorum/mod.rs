@@ -281,29 +281,192 @@ impl fmt::Debug for Quorum {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::watch;
+
     use super::*;
     use crate::owner::Owner;
-    use crate::protocol::{Answer, Bind, Fence};
+    use crate::protocol::{Answer, Bind, Fence, Whose};
     use crate::runtime::{Driver, block_on};
     use crate::store::memory::Memory;
 
+    const DAY_MS: u64 = 86_400_000;
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    /// A member, seen by one side: what that asks arrives once it is open.
+    #[derive(Debug)]
+    struct Gate {
+        store: Arc<Memory>,
+        is_open: watch::Sender<bool>,
+    }
+
+    impl Gate {
+        fn new(store: &Arc<Memory>, is_open: bool) -> Arc<Self> {
+            Arc::new(Self { store: Arc::clone(store), is_open: watch::Sender::new(is_open) })
+        }
+    }
+
+    impl Store for Gate {
+        fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+            let (store, mut is_open) = (Arc::clone(&self.store), self.is_open.subscribe());
+            async move {
+                is_open.wait_for(|is_open| *is_open).await.expect("the gate is there");
+                store.call(op, within).await
+            }
+            .boxed()
+        }
+
+        fn listen(
+            &self,
+            name: &LockName,
+            rule: Rule,
+            within: Duration,
+        ) -> BoxFuture<'static, Result<Listener, Failure>> {
+            self.store.listen(name, rule, within)
+        }
+
+        fn list(
+            &self,
+            prefix: &str,
+            from: Cursor,
+            within: Duration,
+        ) -> BoxFuture<'static, Result<Page, Failure>> {
+            self.store.list(prefix, from, within)
+        }
+
+        fn supports(&self, rule: Rule, name: &LockName) -> Result<(), &'static str> {
+            self.store.supports(rule, name)
+        }
+
+        fn url(&self) -> &Arc<str> {
+            self.store.url()
+        }
+    }
+
+    /// Three members, the last of them behind a gate for each of two sides. If it starts anew meanwhile, the second sees the old one.
+    struct Sides {
+        runtime: Arc<dyn Runtime>,
+        last: [Arc<Memory>; 2],
+        gates: [Arc<Gate>; 2],
+        sides: [Quorum; 2],
+        owner: Owner,
+    }
+
+    impl Sides {
+        fn new(are_open: [bool; 2], starts_anew: bool) -> Self {
+            let runtime: Arc<dyn Runtime> = Driver::start().expect("a thread");
+            let member = |_| Arc::new(Memory::new(Arc::clone(&runtime), "memory:"));
+            let [one, two, last, anew] = std::array::from_fn(member);
+            let last = [if starts_anew { anew } else { Arc::clone(&last) }, last];
+            let gates = std::array::from_fn(|side| Gate::new(&last[side], are_open[side]));
+            let sides = gates.each_ref().map(|gate: &Arc<Gate>| {
+                let members =
+                    [Arc::clone(&one) as Arc<dyn Store>, Arc::clone(&two) as _, Arc::clone(gate) as _];
+                Quorum::new(members.into(), Box::new(()), Arc::clone(&runtime), None).expect("a quorum")
+            });
+            let owner = Owner::fresh("", &*runtime);
+            Self { runtime, last, gates, sides, owner }
+        }
+
+        fn op(&self, verb: Verb) -> Op {
+            let name = LockName::new("x").expect("a name");
+            Op { name, rule: Rule::Mutex, owner: self.owner.clone(), request: 0, verb }
+        }
+
+        fn ask(&self, side: usize, verb: Verb) -> Answer {
+            block_on(self.sides[side].call(self.op(verb), MINUTE)).expect("an answer").answer
+        }
+
+        /// What a side's last member answers directly.
+        fn ask_last(&self, side: usize, verb: Verb) -> Answer {
+            block_on(self.last[side].call(self.op(verb), MINUTE)).expect("an answer").answer
+        }
+
+        /// Waits until the last member shows a holder, or none.
+        fn wait_until_held(&self, is_held: bool) {
+            let limit = self.runtime.now() + Duration::from_secs(20);
+            while matches!(self.ask_last(1, Verb::Inspect), Answer::Found(_)) != is_held {
+                assert!(self.runtime.now() < limit, "held: {}", !is_held);
+                self.sleep(1);
+            }
+        }
+
+        /// What was on its way on the first side arrives, and what follows from it happens.
+        fn arrives(&self) {
+            self.gates[0].is_open.send_replace(true);
+            self.sleep(500);
+        }
+
+        fn sleep(&self, ms: u64) {
+            block_on(self.runtime.sleep_until(self.runtime.now() + Duration::from_millis(ms)));
+        }
+
+        /// Takes it on one side, and takes it over on the other. Its token.
+        fn pass_on(&self) -> u64 {
+            let Answer::Held { fence } = self.ask(0, acquire(Fence::Assign)) else { panic!("it is free") };
+            for (side, bind) in [(0, Bind::Lease), (1, Bind::Process)] {
+                let renew = Verb::Renew { ttl_ms: DAY_MS, hold: 0, bind: Some(bind), weight: None };
+                assert_eq!(self.ask(side, renew), Answer::Held { fence });
+            }
+            fence
+        }
+
+        fn release(&self) {
+            let release = Verb::Release { hold: 0, fence: Fence::Assign, whose: Whose::Mine };
+            assert_eq!(self.ask(1, release), Answer::Released { left: 0 });
+        }
+    }
+
+    fn acquire(fence: Fence) -> Verb {
+        Verb::Acquire { ttl_ms: DAY_MS, hold: 0, fence, wait_ms: None, bind: Bind::Process }
+    }
+
     #[test]
     fn those_who_were_turned_away_are_forgotten() {
-        let runtime: Arc<dyn Runtime> = Driver::start().expect("a thread");
-        let member = |_| Arc::new(Memory::new(Arc::clone(&runtime), "memory:")) as Arc<dyn Store>;
-        let members = (0..3).map(member).collect();
-        let quorum = Quorum::new(members, Box::new(()), Arc::clone(&runtime), None).expect("a quorum");
+        let sides = Sides::new([true; 2], false);
+        let quorum = &sides.sides[0];
         let acquire = |request| {
-            let (owner, name) = (Owner::fresh("", &*runtime), LockName::new("x").expect("a name"));
-            let (ttl_ms, fence, wait_ms) = (86_400_000, Fence::Assign, None);
-            let verb = Verb::Acquire { ttl_ms, hold: 0, fence, wait_ms, bind: Bind::Process };
-            let op = Op { name, rule: Rule::Mutex, owner, request, verb };
-            block_on(quorum.call(op, Duration::from_secs(60))).expect("an answer").answer
+            let owner = Owner::fresh("", &*sides.runtime);
+            let op = Op { owner, request, ..sides.op(acquire(Fence::Assign)) };
+            block_on(quorum.call(op, MINUTE)).expect("an answer").answer
         };
         assert!(matches!(acquire(0), Answer::Held { .. }));
         for request in 1..1_000 {
             assert!(matches!(acquire(request), Answer::Busy { .. }));
         }
         assert_eq!(quorum.0.holds.len(), 1);
+    }
+
+    #[test]
+    fn what_arrives_after_a_hold_was_passed_on_takes_nothing_from_whoever_has_it() {
+        let sides = Sides::new([false, true], false);
+        sides.pass_on();
+        // Who has taken it over has taken the last member too.
+        sides.wait_until_held(true);
+        sides.arrives();
+        sides.wait_until_held(true);
+        sides.release();
+        sides.wait_until_held(false);
+    }
+
+    #[test]
+    fn what_arrives_after_a_hold_that_was_passed_on_is_over_is_given_back_at_a_member_that_started_anew() {
+        let sides = Sides::new([false, true], true);
+        let token = sides.pass_on();
+        sides.release();
+        sides.arrives();
+        assert_eq!(sides.ask_last(0, Verb::Inspect), Answer::Free);
+        let again = sides.ask_last(0, acquire(Fence::Ballot(token)));
+        assert!(matches!(again, Answer::Behind { .. }), "it has been there: {again:?}");
+    }
+
+    #[test]
+    fn what_arrives_after_its_release_is_refused() {
+        let sides = Sides::new([false; 2], false);
+        let token = sides.pass_on();
+        sides.release();
+        sides.gates[1].is_open.send_replace(true);
+        block_on(sides.sides[1].settled());
+        let late = sides.ask_last(1, acquire(Fence::Ballot(token)));
+        assert!(matches!(late, Answer::Behind { .. }), "{late:?}");
     }
 }

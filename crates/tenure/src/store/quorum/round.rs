@@ -20,11 +20,20 @@ pub(super) struct Round {
     pub(super) words: Vec<Word>,
     pub(super) failures: Vec<Option<Failure>>,
     asks: Vec<Option<Asked>>,
-    /// Of an acquisition: whose, and how long a member must have been up to count.
-    votes: Option<(Arc<Hold>, Duration)>,
+    /// Of acquisitions: for whom.
+    taker: Option<Taker>,
     /// So many answers are worth waiting for those that were silent before.
     needs: usize,
     was_sent: bool,
+}
+
+/// For whom a round takes a lock.
+#[derive(Clone)]
+struct Taker {
+    op: Op,
+    hold: Arc<Hold>,
+    /// How long a member must have been up to count, if that matters.
+    longest: Option<Duration>,
 }
 
 /// A question that is not answered yet, and which acquisition it is, if it is one.
@@ -38,23 +47,29 @@ impl Round {
             words: vec![Word::Abstains; members],
             failures: vec![None; members],
             asks: std::iter::repeat_with(|| None).take(members).collect(),
-            votes: None,
+            taker: None,
             needs,
             was_sent: false,
         }
     }
 
-    /// One in which only those count that have been up for long enough.
-    pub(super) fn voting(quorum: &Arc<Inner>, hold: &Arc<Hold>, longest: Duration) -> Self {
+    /// One of acquisitions, in which only those count that have been up for so long.
+    pub(super) fn taking(quorum: &Arc<Inner>, op: &Op, hold: &Arc<Hold>, longest: Option<Duration>) -> Self {
         let mut round = Self::new(quorum, quorum.majority());
-        round.votes = Some((Arc::clone(hold), longest));
+        round.taker = Some(Taker { op: op.clone(), hold: Arc::clone(hold), longest });
         round
     }
 
     /// Asks a member, at the next poll.
     pub(super) fn ask(&mut self, member: usize, op: Op, within: Duration) {
-        let sent = self.votes.as_ref().map(|(hold, _)| hold.sent_to(member));
-        self.asks[member] = Some((self.quorum.members[member].ask(op, within), sent));
+        let question = self.quorum.members[member].ask(op, within);
+        self.listen_to(member, question);
+    }
+
+    /// Asks a member this.
+    pub(super) fn listen_to(&mut self, member: usize, question: BoxFuture<'static, Said>) {
+        let sent = self.taker.as_ref().map(|taker| taker.hold.sent_to(member));
+        self.asks[member] = Some((question, sent));
         self.words[member] = Word::Pending;
         self.failures[member] = None;
         self.was_sent = false;
@@ -95,11 +110,11 @@ impl Round {
     }
 
     fn hear(&mut self, member: usize, sent: Option<Sent>, said: Said) {
-        if let (Some((hold, longest)), Some(sent)) = (&self.votes, sent) {
-            hold.heard_of(member, sent, &said);
+        if let (Some(taker), Some(sent)) = (&self.taker, sent) {
+            taker.hold.heard_of(member, sent, &said);
             let now = self.quorum.runtime.now();
-            if let (Ok(Answer::Held { .. }), Err(why)) =
-                (&said, self.quorum.members[member].votes(now, *longest))
+            if let (Ok(Answer::Held { .. }), Some(longest)) = (&said, taker.longest)
+                && let Err(why) = self.quorum.members[member].votes(now, longest)
             {
                 return self.leave_out(member, why);
             }
@@ -151,13 +166,15 @@ impl Round {
         if rest.is_empty() || !self.was_sent {
             return;
         }
-        let hold = self.votes.as_ref().map(|(hold, _)| Arc::clone(hold));
         let rest = rest.into_iter().map(|(member, (ask, sent))| {
-            let hold = hold.clone();
+            let (quorum, taker) = (Arc::clone(&self.quorum), self.taker.clone());
             async move {
                 let said = ask.await;
-                if let (Some(hold), Some(sent)) = (hold, sent) {
+                if let (Some(Taker { op, hold, .. }), Some(sent)) = (taker, sent) {
                     hold.heard_of(member, sent, &said);
+                    if hold.is_passed_on() && hold.may_be_at(member) {
+                        quorum.give_back_late(member, &op, &hold).await;
+                    }
                 }
             }
         });
