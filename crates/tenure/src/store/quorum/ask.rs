@@ -182,7 +182,7 @@ impl Inner {
             {
                 return;
             }
-            self.pause(attempt).await;
+            self.pause(attempt, 4).await;
             if has_asked_again() {
                 return;
             }
@@ -397,7 +397,8 @@ impl Inner {
         }
     }
 
-    /// Waits until no majority shows a hold any more. False if what this side has asked for is over before.
+    /// Waits until no majority shows a hold any more, and asks about every two minutes in the end. False if what this side has asked for
+    /// is over before.
     async fn ends(self: &Arc<Self>, op: &Op, hold: &Hold) -> bool {
         for attempt in 0..u32::MAX {
             let look = Op { verb: Verb::Inspect, ..op.clone() };
@@ -407,14 +408,14 @@ impl Inner {
             if self.runtime.now() >= hold.until() {
                 break;
             }
-            self.pause(attempt).await;
+            self.pause(attempt, 10).await;
         }
         false
     }
 
-    /// Before what was asked so often is asked again.
-    async fn pause(&self, attempt: u32) {
-        let pause = PAUSE * (1 << attempt.min(4)) + Duration::from_millis(self.runtime.random() % 50);
+    /// Before what was asked so often is asked again: twice as long each time, and so often.
+    async fn pause(&self, attempt: u32, doublings: u32) {
+        let pause = PAUSE * (1 << attempt.min(doublings)) + Duration::from_millis(self.runtime.random() % 50);
         self.runtime.sleep_until(self.runtime.now() + pause).await;
     }
 
