@@ -170,11 +170,17 @@ pub enum Bug {
     LongAttempts,
     /// When the next in a queue is to ask is forgotten if that time comes while the first is being asked about.
     RetryForgotten,
+    /// A grant that is handed out after a break in the connection that came after its request is not asked about.
+    GrantUnverified,
+    /// A renewal that failed is repeated after a share of the `ttl`, however little is left of the lease.
+    RetriesByTtl,
+    /// A renewal beside the request that detaches a hold takes it for lost.
+    DetachedTakenForLost,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 79] = [
+    pub const ALL: [Self; 82] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -254,6 +260,9 @@ impl Bug {
         Self::FirstDoesNotAsk,
         Self::LongAttempts,
         Self::RetryForgotten,
+        Self::GrantUnverified,
+        Self::RetriesByTtl,
+        Self::DetachedTakenForLost,
     ];
 }
 

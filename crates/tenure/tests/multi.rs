@@ -245,6 +245,10 @@ impl Store for Odd {
         self.memory.list(prefix, from, within)
     }
 
+    fn interruptions(&self) -> u64 {
+        self.memory.interruptions()
+    }
+
     fn supports(&self, rule: Rule, name: &LockName) -> Result<(), &'static str> {
         self.memory.supports(rule, name)
     }

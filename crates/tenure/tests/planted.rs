@@ -9,7 +9,7 @@ use tenure::internals::planted::{Bug, plant};
 use tenure_testkit::sim::oracle::members::ONE_TRIP;
 use tenure_testkit::sim::regime::Regime;
 use tenure_testkit::sim::report::Report;
-use tenure_testkit::sim::{files, quorum, world};
+use tenure_testkit::sim::{files, quorum, scenarios, world};
 
 /// By which invariant each bug is caught, and within how many schedules.
 const CAUGHT: &[(Bug, &str, u64)] = &[
@@ -247,9 +247,21 @@ fn what_callers_can_see_of_a_planted_bug_is_seen_in_their_history_alone() {
 }
 
 #[test]
+fn each_scenario_goes_well_and_fails_with_its_bug() {
+    for (bug, scenario) in scenarios::ALL {
+        assert_eq!(scenario(), Ok(()));
+        plant(Some(bug));
+        let outcome = scenario();
+        plant(None);
+        assert!(outcome.is_err(), "{bug:?} is not seen in its scenario");
+    }
+}
+
+#[test]
 fn every_bug_is_looked_for_once() {
-    assert_eq!(CAUGHT.len(), Bug::ALL.len());
-    let is_looked_for = |bug: &Bug| CAUGHT.iter().any(|(known, ..)| known == bug);
+    assert_eq!(CAUGHT.len() + scenarios::ALL.len(), Bug::ALL.len());
+    let bugs = || CAUGHT.iter().map(|(bug, ..)| bug).chain(scenarios::ALL.iter().map(|(bug, _)| bug));
+    let is_looked_for = |bug: &Bug| bugs().any(|known| known == bug);
     assert_eq!(Bug::ALL.into_iter().find(|bug| !is_looked_for(bug)), None);
 }
 

@@ -39,6 +39,8 @@ pub mod quorum;
 pub mod regime;
 pub mod regressions;
 pub mod report;
+#[cfg(feature = "planted")]
+pub mod scenarios;
 pub mod scripts;
 pub mod server;
 pub mod store;

@@ -209,6 +209,11 @@ impl Network {
         broken.into_iter().for_each(|process| self.replace(process));
     }
 
+    /// From now on so many of a thousand requests are refused.
+    pub fn refuse(&self, permille: u32) {
+        self.inner().faults.refuse = permille;
+    }
+
     /// The server stands still until then; what arrives meanwhile waits.
     pub fn stall(&self, until: TrueTime) {
         let mut inner = self.inner();

@@ -50,7 +50,7 @@ pub const ONE_SERVER: &[Regression] = &[
     found(
         "a detach that was dropped left its hold counted for nobody",
         Regime::Forgetting,
-        370,
+        20_000_387,
         Some(Bug::DetachLeaves),
     ),
     found(
@@ -62,7 +62,7 @@ pub const ONE_SERVER: &[Regression] = &[
     found(
         "`max_hold` counted from before the turn of who waited in a queue",
         Regime::Brink,
-        20_000_055,
+        20_000_231,
         Some(Bug::MaxHoldFromWait),
     ),
     found(
@@ -109,8 +109,8 @@ pub const ONE_SERVER: &[Regression] = &[
     ),
     found(
         "`verify` took an older hold of the same owner, on a server that had gone back, for the guard's",
-        Regime::Rewinding,
-        20_161_396,
+        Regime::Relapsing,
+        20_002_483,
         Some(Bug::TokenUnverified),
     ),
     found(

@@ -145,6 +145,10 @@ impl Store for SimStore {
         poll_fn(move |cx| network.poll_break(process, before, cx)).boxed()
     }
 
+    fn interruptions(&self) -> u64 {
+        self.network.breaks(self.process)
+    }
+
     fn life(&self) -> Life {
         self.network.life(self.process)
     }

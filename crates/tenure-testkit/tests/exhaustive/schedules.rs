@@ -149,6 +149,10 @@ impl Store for Wire {
         Ok(())
     }
 
+    fn interruptions(&self) -> u64 {
+        0
+    }
+
     fn url(&self) -> &Arc<str> {
         &self.url
     }

@@ -44,6 +44,8 @@ pub(crate) struct Ask {
     pub(super) hold: u64,
     pub(super) options: Arc<Options>,
     pub(super) since: Moment,
+    /// How often the store had been interrupted before anything was asked.
+    interruptions: u64,
     /// Whether the owner is this acquisition's alone, or was chosen by the caller.
     is_fresh: bool,
     /// The store may have something for this owner that no [`Held`] stands for.
@@ -85,8 +87,9 @@ impl Ask {
         let owner = owner.unwrap_or_else(|| Owner::fresh(&options.label, &*engine.runtime));
         let (hold, since) = (engine.id(), engine.now());
         engine.store.lends(options.ttl);
-        let (engine, options) = (Arc::clone(engine), Arc::clone(options));
-        Self { engine, name, rule, owner, hold, options, since, is_fresh, maybe: AtomicBool::new(false) }
+        let interruptions = engine.store.interruptions();
+        let (engine, options, maybe) = (Arc::clone(engine), Arc::clone(options), AtomicBool::new(false));
+        Self { engine, name, rule, owner, hold, options, since, interruptions, is_fresh, maybe }
     }
 
     /// The same wish under another owner, or at least another hold. One whose hold has lapsed, and is being released, must
@@ -187,8 +190,9 @@ impl Ask {
     /// What the store has granted: its lease was set to `first` by a request that was sent at `sent`, and is known now. It has been
     /// of use since `begun`.
     pub(super) fn granted(&self, fence: u64, begun: Moment, sent: Moment, first: Duration) -> Held {
-        let Self { engine, name, rule, owner, hold, options, .. } = self;
-        let grant = Grant { name, rule: *rule, owner, fence, hold: *hold, begun, options };
+        let Self { engine, name, rule, owner, hold, options, interruptions, .. } = self;
+        let (rule, hold, interruptions) = (*rule, *hold, *interruptions);
+        let grant = Grant { name, rule, owner, fence, hold, begun, interruptions, options };
         let held = Held::new(Arc::clone(engine), Arc::new(Lease::granted(grant, sent, engine.now(), first)));
         self.maybe.store(false, Ordering::Release);
         held

@@ -41,7 +41,12 @@ impl Held {
 
     /// From now on it is renewed, and its loss announced: it is in the caller's hands.
     pub(crate) fn keep(&self) {
-        self.engine.keeper.keep(&self.engine, &self.lease);
+        let (engine, lease) = (&self.engine, &self.lease);
+        engine.keeper.keep(engine, lease);
+        // In the schedule first: an interruption is noticed there from then on, and here if it came before.
+        if engine.store.interruptions() != lease.interruptions && !planted(Bug::GrantUnverified) {
+            engine.keeper.verify_soon(engine, lease);
+        }
     }
 
     /// Lets go without releasing. What was not lost before counts as released from here on.
@@ -81,6 +86,10 @@ pub(crate) struct Lease {
     /// When `max_hold` is over.
     end: Option<Moment>,
     renewal: Renewal,
+    /// How often the store had been interrupted before it was asked for.
+    interruptions: u64,
+    /// The store may have forgotten it since it granted it.
+    is_doubtful: AtomicBool,
     /// It was asked to be detached, and may be.
     detaches: AtomicBool,
     /// When the request was sent that last set the whole lease.
@@ -102,7 +111,7 @@ impl Lease {
     /// A grant whose lease was last set, to `first`, by a request that was sent at `sent` and answered at `answered`. A first
     /// lease that is shorter than it should be is renewed soon.
     pub(super) fn granted(grant: Grant<'_>, sent: Moment, answered: Moment, first: Duration) -> Self {
-        let Grant { name, rule, owner, fence, hold, begun, options } = grant;
+        let Grant { name, rule, owner, fence, hold, begun, interruptions, options } = grant;
         let is_whole = first >= options.lease();
         Self {
             name: name.clone(),
@@ -116,6 +125,8 @@ impl Lease {
             grace: options.grace,
             end: options.max_hold.map(|hold| begun + hold),
             renewal: options.renewal,
+            interruptions,
+            is_doubtful: AtomicBool::new(false),
             detaches: AtomicBool::new(false),
             sent: AtomicU64::new(if is_whole { sent.0 } else { UNSET.0 }),
             asked: AtomicU64::new(sent.0),
@@ -173,6 +184,16 @@ impl Lease {
     /// `max_hold` clips each lease.
     fn ttl_from(&self, now: Moment) -> Duration {
         self.end.map_or(self.ttl, |end| self.ttl.min(end.since(now)))
+    }
+
+    /// The store may have forgotten it: it is to be asked about, also where it is not renewed.
+    pub(super) fn doubt(&self) {
+        self.is_doubtful.store(true, Ordering::Release);
+    }
+
+    /// Whether it is in doubt. It is asked about once.
+    pub(super) fn take_doubt(&self) -> bool {
+        self.is_doubtful.swap(false, Ordering::AcqRel)
     }
 
     /// A request is about to be sent that lets go of it without releasing.
@@ -312,6 +333,8 @@ pub(super) struct Grant<'a> {
     pub(super) hold: u64,
     /// From when `max_hold` counts.
     pub(super) begun: Moment,
+    /// As the store counted them before the first request.
+    pub(super) interruptions: u64,
     pub(super) options: &'a Options,
 }
 

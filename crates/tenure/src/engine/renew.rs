@@ -72,6 +72,16 @@ impl Keeper {
         }
     }
 
+    /// A grant is handed out after a break in the connection that came after it was asked for: the next look asks about it.
+    pub(super) fn verify_soon(&self, engine: &Engine, lease: &Arc<Lease>) {
+        lease.doubt();
+        let mut schedule = self.schedule();
+        if schedule.take(lease) {
+            schedule.put(lease, engine.now());
+            self.bell.notify_one();
+        }
+    }
+
     pub(super) fn forget(&self, lease: &Lease) {
         self.schedule().take(lease);
     }
@@ -186,7 +196,7 @@ impl Task {
             for lease in &lost {
                 schedule.take(lease);
             }
-            due.retain(|lease| lease.renew_at().is_some());
+            due.retain(|lease| lease.take_doubt() || lease.renew_at().is_some());
             let until = schedule.due.keys().next().map_or(Moment(u64::MAX), |(due, _)| *due);
             schedule.asleep_until = Some(until);
             until
@@ -212,7 +222,8 @@ impl Task {
                 let renews = lease.renew_at().is_some();
                 let ttl = if renews { lease.asks(sent) } else { Duration::ZERO };
                 let verb = if renews { lease.renewal(ttl, None, None) } else { lease.question() };
-                let within = lease::attempt(lease.ttl(), lease.op_timeout);
+                let left = lease.lost_at().since(sent);
+                let within = lease::attempt(lease.ttl(), left, lease.op_timeout);
                 let Lease { terms, name, rule, owner, .. } = &*lease;
                 let answer = engine.call_on(*terms, name, *rule, owner, verb, within).await;
                 Attempt { lease, sent, ttl, renews, answer }
@@ -230,11 +241,18 @@ impl Task {
         let next = match &answer {
             Ok(answer) => {
                 match lease.refusal(answer) {
+                    // The request that detaches it may have come first, and its answer says what became of the hold.
+                    Some(_) if lease.may_be_detached() && !planted(Bug::DetachedTakenForLost) => {
+                        lease.lost_at()
+                    }
                     Some(reason) if !planted(Bug::RefusalIgnored) => return lease.lose(&self.engine, reason),
-                    None if renews => lease.renewed(sent, now, ttl),
-                    _ => {}
+                    refusal => {
+                        if renews && refusal.is_none() {
+                            lease.renewed(sent, now, ttl);
+                        }
+                        first_due(&lease)
+                    }
                 }
-                first_due(&lease)
             }
             Err(failure) => {
                 if planted(Bug::FailedRenewalExtends) {
@@ -242,7 +260,8 @@ impl Task {
                 }
                 let left_ms = lease.lost_at().since(now).as_millis() as u64;
                 warn!(target: "tenure", lock = %lease.name, owner = %lease.owner, %failure, left_ms, "renewal failed");
-                let retry = now + self.engine.jittered(lease::retry_after(lease.ttl()));
+                let left = lease.lost_at().since(now);
+                let retry = now + self.engine.jittered(lease::retry_after(lease.ttl(), left));
                 if renews { retry.min(lease.lost_at()) } else { lease.lost_at() }
             }
         };

@@ -57,15 +57,26 @@ pub fn whole_at(granted: Moment, ttl: Duration) -> Moment {
     granted + (ttl / 6).min(MOST)
 }
 
-/// How long after a failed renewal the next is tried.
-pub fn retry_after(ttl: Duration) -> Duration {
-    if planted(Bug::NoRetryPause) { Duration::ZERO } else { ttl / 12 }
+/// How long after a failed renewal the next is tried: a twelfth of the lease, or a quarter of what is left of it. A hold that was
+/// handed on has the lease of its place at first, which may be much shorter than its `ttl`.
+pub fn retry_after(ttl: Duration, left: Duration) -> Duration {
+    match () {
+        () if planted(Bug::NoRetryPause) => Duration::ZERO,
+        () if planted(Bug::RetriesByTtl) => ttl / 12,
+        () => (ttl / 12).min((left / 4).max(LEAST)),
+    }
 }
 
 /// How long one attempt to renew may take: short enough that at least two are made before the lease is lost.
-pub fn attempt(ttl: Duration, op_timeout: Duration) -> Duration {
-    if planted(Bug::LongAttempts) { op_timeout } else { op_timeout.min(ttl / 6) }
+pub fn attempt(ttl: Duration, left: Duration, op_timeout: Duration) -> Duration {
+    match () {
+        () if planted(Bug::LongAttempts) => op_timeout,
+        () => op_timeout.min(ttl / 6).min((left / 2).max(LEAST)),
+    }
 }
+
+/// Pauses and attempts shrink with what is left of a lease, but not below this.
+const LEAST: Duration = Duration::from_millis(10);
 
 /// A grant whose answer took longer than this is asked again before it is reported: too little of it is left.
 pub fn is_stale(sent: Moment, answered: Moment, ttl: Duration) -> bool {
@@ -99,8 +110,19 @@ mod tests {
         for ttl in [TTL_MIN, 15 * SECOND, TTL_MAX] {
             let (sent, grace) = (Moment(0), ttl / 3);
             let lost = deadline(sent, sent, ttl) - grace;
-            let second = renew_at(sent, ttl) + attempt(ttl, SECOND) + retry_after(ttl);
+            let first = renew_at(sent, ttl);
+            let failed = first + attempt(ttl, lost.since(first), SECOND);
+            let second = failed + retry_after(ttl, lost.since(failed));
             assert!(second < lost, "{ttl:?}");
         }
+    }
+
+    #[test]
+    fn a_short_lease_that_was_handed_on_is_retried_by_what_is_left_of_it() {
+        let (ttl, left) = (60 * SECOND, 2 * SECOND);
+        assert_eq!(retry_after(ttl, left), SECOND / 2);
+        assert_eq!(attempt(ttl, left, 5 * SECOND), SECOND);
+        assert_eq!(retry_after(ttl, Duration::ZERO), LEAST);
+        assert_eq!(retry_after(TTL_MIN, Duration::ZERO), TTL_MIN / 12);
     }
 }

@@ -138,6 +138,10 @@ impl Store for Memory {
         Ok(())
     }
 
+    fn interruptions(&self) -> u64 {
+        0
+    }
+
     fn url(&self) -> &Arc<str> {
         &self.url
     }

@@ -154,6 +154,10 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         pending().boxed()
     }
 
+    /// A number that differs from what it was before each such interruption. A grant that was asked for before one, and is
+    /// handed out after it, is verified at once.
+    fn interruptions(&self) -> u64;
+
     /// Makes sure that the store answers at all.
     fn ready(&self, _within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
         ready(Ok(())).boxed()

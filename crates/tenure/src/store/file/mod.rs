@@ -40,8 +40,8 @@ use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, FutureExt, select};
-use tokio::sync::{Notify, mpsc, oneshot};
+use futures_util::future::{BoxFuture, Either, FutureExt, pending, select};
+use tokio::sync::{mpsc, oneshot, watch::Sender};
 
 use self::worker::{Ask, Job, Promise, Worker};
 use super::{Cursor, Failure, Listener, Page, Store};
@@ -58,7 +58,8 @@ struct Inner {
     url: Arc<str>,
     runtime: Arc<dyn Runtime>,
     jobs: OnceLock<mpsc::UnboundedSender<Job>>,
-    interrupted: Arc<Notify>,
+    /// How often another directory was found at the path.
+    replaced: Arc<Sender<u64>>,
 }
 
 impl File {
@@ -73,7 +74,7 @@ impl File {
             url: url.into(),
             runtime,
             jobs: OnceLock::new(),
-            interrupted: Arc::default(),
+            replaced: Arc::default(),
         }))
     }
 
@@ -106,7 +107,7 @@ impl Inner {
         self.jobs.get_or_init(|| {
             let (sender, jobs) = mpsc::unbounded_channel();
             let runtime = Arc::clone(&self.runtime);
-            let worker = Worker::new(self.path.clone(), runtime, Arc::clone(&self.interrupted), jobs);
+            let worker = Worker::new(self.path.clone(), runtime, Arc::clone(&self.replaced), jobs);
             self.runtime.spawn(worker.run().boxed());
             sender
         })
@@ -142,9 +143,21 @@ impl Store for File {
         Ok(())
     }
 
+    /// When the directory was replaced.
     fn interrupted(&self) -> BoxFuture<'static, ()> {
-        // Remembered when nobody waits for it just now.
-        Arc::clone(&self.0.interrupted).notified_owned().boxed()
+        let mut replaced = self.0.replaced.subscribe();
+        let before = *replaced.borrow_and_update();
+        async move {
+            // The sender lives as long as the store: what waits for a store that is gone waits for nothing.
+            if replaced.wait_for(|count| *count > before).await.is_err() {
+                pending().await
+            }
+        }
+        .boxed()
+    }
+
+    fn interruptions(&self) -> u64 {
+        *self.0.replaced.borrow()
     }
 
     fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {

@@ -9,7 +9,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch::Sender};
 use tracing::{debug, warn};
 
 use super::apply::{apply, changed as changed_to, looked, now, page};
@@ -69,7 +69,7 @@ impl Ask {
 pub(super) struct Worker {
     path: PathBuf,
     runtime: Arc<dyn Runtime>,
-    interrupted: Arc<Notify>,
+    replaced: Arc<Sender<u64>>,
     jobs: mpsc::UnboundedReceiver<Job>,
     queue: VecDeque<Job>,
     directory: Option<Directory>,
@@ -100,13 +100,13 @@ impl Worker {
     pub(super) fn new(
         path: PathBuf,
         runtime: Arc<dyn Runtime>,
-        interrupted: Arc<Notify>,
+        replaced: Arc<Sender<u64>>,
         jobs: mpsc::UnboundedReceiver<Job>,
     ) -> Self {
         Self {
             path,
             runtime,
-            interrupted,
+            replaced,
             jobs,
             queue: VecDeque::new(),
             directory: None,
@@ -373,7 +373,7 @@ impl Worker {
         std::mem::take(&mut self.holders).leave(&directory);
         self.swept = None;
         self.ears.tell_all(&Wake::Reconnected);
-        self.interrupted.notify_one();
+        self.replaced.send_modify(|count| *count += 1);
     }
 }
 

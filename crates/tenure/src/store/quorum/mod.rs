@@ -183,6 +183,11 @@ impl Store for Quorum {
         .boxed()
     }
 
+    fn interruptions(&self) -> u64 {
+        let members = self.0.members.iter().map(|member| member.store.interruptions());
+        members.fold(0, u64::wrapping_add)
+    }
+
     fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
         let inner = Arc::clone(&self.0);
         async move { inner.ready(within).await }.boxed()
@@ -331,6 +336,10 @@ mod tests {
             within: Duration,
         ) -> BoxFuture<'static, Result<Page, Failure>> {
             self.store.list(prefix, from, within)
+        }
+
+        fn interruptions(&self) -> u64 {
+            self.store.interruptions()
         }
 
         fn supports(&self, rule: Rule, name: &LockName) -> Result<(), &'static str> {

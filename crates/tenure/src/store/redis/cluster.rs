@@ -184,6 +184,13 @@ impl Store for Cluster {
         .boxed()
     }
 
+    fn interruptions(&self) -> u64 {
+        let map = self.0.map();
+        let links = map.nodes.values().map(|(member, _)| member.node.link.interruptions());
+        // A node that is dropped takes its count along: that looks like an interruption, and costs a question.
+        links.fold(map.promotions, u64::wrapping_add)
+    }
+
     /// Makes sure that it is known who serves what, and that one of them can be reached.
     fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
         let inner = Arc::clone(&self.0);

@@ -104,16 +104,20 @@ impl Link {
         state.failures
     }
 
-    /// Completes when the connection has been lost and made anew.
+    /// How often the connection was lost and made again. The first connection interrupts nothing.
+    pub(super) fn interruptions(&self) -> u64 {
+        self.state().connects.saturating_sub(1)
+    }
+
+    /// Completes when the connection has been lost and made again.
     pub(super) fn reconnected(self: &Arc<Self>) -> BoxFuture<'static, ()> {
         let link = Arc::clone(self);
-        // The first connection interrupts nothing.
-        let before = link.state().connects.max(1);
+        let before = link.interruptions();
         async move {
             loop {
                 let mut changed = pin!(link.changed.notified());
                 changed.as_mut().enable();
-                if link.state().connects > before {
+                if link.interruptions() > before {
                     return;
                 }
                 changed.await;

@@ -150,6 +150,10 @@ impl Store for Redis {
         self.node.link.reconnected()
     }
 
+    fn interruptions(&self) -> u64 {
+        self.node.link.interruptions()
+    }
+
     fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
         let Self { runtime, node, .. } = self.clone();
         async move {

@@ -1,0 +1,177 @@
+//! Single schedules, written down by hand: for what no regime draws, because it takes a lease of a minute, or a future that is not
+//! polled when its answer comes. Each fails with its planted bug, and goes well without.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tenure::internals::planted::Bug;
+use tenure::internals::{Runtime, locks};
+use tenure::{Guard, Locks, Options, Owner};
+
+use super::chooser::Chooser;
+use super::clock::{Clock, MS, SECOND, TrueTime};
+use super::executor::{Process, Sim};
+use super::network::Network;
+use super::regime::Faults;
+
+/// What went wrong, if anything did.
+pub type Outcome = Result<(), String>;
+
+/// Each scenario, and the bug with which it fails.
+pub const ALL: [(Bug, fn() -> Outcome); 3] = [
+    (Bug::GrantUnverified, a_grant_that_is_handed_out_after_a_restart_is_verified),
+    (Bug::RetriesByTtl, a_hold_that_was_handed_on_survives_a_refusing_server),
+    (Bug::DetachedTakenForLost, a_renewal_beside_a_detach_costs_nothing),
+];
+
+/// One server, one process, and a network on which each message takes a millisecond.
+#[derive(Clone)]
+struct Scene {
+    sim: Sim,
+    network: Network,
+    process: Arc<Process>,
+    locks: Locks,
+}
+
+impl Scene {
+    fn new(options: Options) -> Self {
+        let sim = Sim::new(Chooser::replay(Vec::new()));
+        let clock = Clock { offset: 1_000 * SECOND, ppm: 0 };
+        let faults = Faults { latency: (MS, MS), ..Faults::NONE };
+        let network = Network::member(&sim, "sim:", clock, faults);
+        let process = sim.process(clock, 1);
+        let store = Arc::new(network.store(&process));
+        let locks = locks(store, Arc::clone(&process) as _, options).expect("the options are right");
+        Self { sim, network, process, locks }
+    }
+
+    /// Plays it to its end.
+    fn play(self, scenario: impl FnOnce(Self) -> BoxFuture<'static, Outcome>) -> Outcome {
+        let (sim, process) = (self.sim.clone(), self.process.id());
+        let outcome = Arc::new(Mutex::new(Err("it has not ended".to_owned())));
+        let (told, ended) = (Arc::clone(&outcome), self.sim.clone());
+        let scenario = scenario(self);
+        sim.spawn(
+            process,
+            Box::pin(async move {
+                let came_to = scenario.await;
+                *told.lock().expect("one thread") = came_to;
+                ended.halt();
+            }),
+        );
+        sim.run(300 * SECOND, 1_000_000);
+        sim.end();
+        outcome.lock().expect("one thread").clone()
+    }
+
+    async fn sleep(&self, time: TrueTime) {
+        self.process.sleep_until(self.process.now() + Duration::from_nanos(time)).await;
+    }
+}
+
+/// Polls a future once.
+async fn begin<F: Future>(future: &mut std::pin::Pin<&mut F>) -> Option<F::Output> {
+    poll_fn(|context| {
+        Poll::Ready(match future.as_mut().poll(context) {
+            Poll::Ready(output) => Some(output),
+            Poll::Pending => None,
+        })
+    })
+    .await
+}
+
+fn fails(what: impl std::fmt::Display) -> String {
+    what.to_string()
+}
+
+/// The answer comes, the server starts again with nothing, and only then is the future looked at.
+fn a_grant_that_is_handed_out_after_a_restart_is_verified() -> Outcome {
+    // Beside another hold, and as the first.
+    for others in [0, 1] {
+        let scene = Scene::new(Options::new().ttl(Duration::from_secs(30)));
+        scene.play(|scene| {
+            Box::pin(async move {
+                let mut kept: Vec<Guard> = Vec::new();
+                for _ in 0..others {
+                    kept.push(scene.locks.mutex("other").map_err(fails)?.lock().await.map_err(fails)?);
+                }
+                let mutex = scene.locks.mutex("x").map_err(fails)?;
+                let mut lock = pin!(mutex.lock());
+                if begin(&mut lock).await.is_some() {
+                    return Err("it was granted before it was asked for".into());
+                }
+                scene.sleep(10 * MS).await;
+                scene.network.forget();
+                scene.sleep(100 * MS).await;
+                let guard = lock.await.map_err(fails)?;
+                scene.sleep(10 * MS).await;
+                match guard.is_held() {
+                    true => {
+                        Err(format!("a guard says that it holds what a restart forgot ({others} others)"))
+                    }
+                    false => Ok(()),
+                }
+            })
+        })?;
+    }
+    Ok(())
+}
+
+/// The server refuses for 0.4 s, half a second after a lock of a minute was handed on, with what its place had left.
+fn a_hold_that_was_handed_on_survives_a_refusing_server() -> Outcome {
+    Scene::new(Options::new().ttl(Duration::from_secs(60))).play(|scene| {
+        Box::pin(async move {
+            let lock = scene.locks.fair("x").map_err(fails)?;
+            let first = lock.lock().await.map_err(fails)?;
+            let mut next = pin!(lock.lock());
+            if begin(&mut next).await.is_some() {
+                return Err("two hold it".into());
+            }
+            scene.sleep(10 * MS).await;
+            if begin(&mut next).await.is_some() {
+                return Err("two hold it".into());
+            }
+            // A part of its place's time is over when it is called.
+            scene.sleep(SECOND).await;
+            first.release().await.map_err(fails)?;
+            let guard = next.await.map_err(fails)?;
+            scene.sleep(450 * MS).await;
+            scene.network.refuse(1_000);
+            scene.sleep(400 * MS).await;
+            scene.network.refuse(0);
+            scene.sleep(10 * SECOND).await;
+            match guard.is_held() {
+                true => Ok(()),
+                false => Err("a hold of a minute is lost for a server that refused for 0.4 s".into()),
+            }
+        })
+    })
+}
+
+/// A renewal leaves when a request is on its way that detaches the hold, and is answered after that.
+fn a_renewal_beside_a_detach_costs_nothing() -> Outcome {
+    let owner: Owner = "draw@host:1/00112233445566778899aabbccddeeff".parse().map_err(fails)?;
+    Scene::new(Options::new().ttl(Duration::from_secs(3))).play(|scene| {
+        Box::pin(async move {
+            let lock = scene.locks.reentrant("x", &owner).map_err(fails)?;
+            let guard = lock.lock().await.map_err(fails)?;
+            // Its renewal is due a third of the lease after it was asked for.
+            scene.sleep(SECOND - 250 * MS).await;
+            let mut detached = pin!(guard.detach());
+            if begin(&mut detached).await.is_some() {
+                return Err("it was detached before anybody was asked".into());
+            }
+            // Nobody looks at the answer while the renewal leaves and is answered.
+            scene.sleep(300 * MS).await;
+            let owner = detached.await.map_err(|error| format!("a detach said {error}"))?;
+            match scene.locks.resume("x", &owner).await.map_err(fails)? {
+                Some(_) => Ok(()),
+                None => Err("a detached hold was released".into()),
+            }
+        })
+    })
+}
