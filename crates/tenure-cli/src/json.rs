@@ -15,6 +15,7 @@ pub(crate) fn lock(name: &str, status: Option<&Status>) -> String {
         "permits": status.and_then(|status| status.permits),
         "holders": status.map_or(Vec::new(), |status| all(&status.holders)),
         "waiters": status.map_or(Vec::new(), |status| all(&status.waiters)),
+        "unlisted": status.map_or(0, |status| status.unlisted),
     });
     format!("{object}\n")
 }

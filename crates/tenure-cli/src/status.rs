@@ -44,6 +44,9 @@ fn held(how: &str, status: &tenure::Status) -> String {
             let _ = writeln!(lines, "{role}: {}{}", describe(one), share(status.kind, one.weight));
         }
     }
+    if status.unlisted > 0 {
+        let _ = writeln!(lines, "and {} more", status.unlisted);
+    }
     lines
 }
 

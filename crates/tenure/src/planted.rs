@@ -176,11 +176,15 @@ pub enum Bug {
     RetriesByTtl,
     /// A renewal beside the request that detaches a hold takes it for lost.
     DetachedTakenForLost,
+    /// A request that has swept as many dead places as it may does not say so.
+    SweepStops,
+    /// A request that has let in as many waiters as it may does not say so.
+    LettingInStops,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 82] = [
+    pub const ALL: [Self; 84] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -263,6 +267,8 @@ impl Bug {
         Self::GrantUnverified,
         Self::RetriesByTtl,
         Self::DetachedTakenForLost,
+        Self::SweepStops,
+        Self::LettingInStops,
     ];
 }
 

@@ -24,6 +24,8 @@ pub struct Status {
     pub holders: Vec<Holder>,
     /// Who waits for it, in order, where the kind keeps a queue.
     pub waiters: Vec<Holder>,
+    /// How many hold or wait beside these. One answer lists at most a thousand, the first in the queue.
+    pub unlisted: u64,
 }
 
 /// One holder or waiter.
@@ -61,6 +63,7 @@ impl Status {
             permits,
             holders: holders(found.holders),
             waiters: holders(found.waiters),
+            unlisted: found.unlisted,
         }
     }
 }

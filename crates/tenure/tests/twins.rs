@@ -49,7 +49,8 @@ fn the_queue_in_lua_answers_as_the_one_in_rust() {
 fn a_long_queue_in_lua_answers_as_the_one_in_rust() {
     let mut bench = Bench::new(Subject::Queue, 400, 17);
     bench.run();
-    let all = ["Busy", "Found", "Free", "Granted", "Granted 64", "Held", "Left by the sweep", "Places"];
+    let all =
+        ["Busy", "Found", "Free", "Granted", "Granted 64", "Held", "Left by the sweep", "More", "Places"];
     bench.has_seen(&all);
 }
 
@@ -361,6 +362,13 @@ impl Bench {
 
     /// Notes what has been seen.
     fn note(&mut self, key: usize, answer: &Answer, wake: Option<&Wake>) {
+        let answer = match answer {
+            Answer::More(answer) => {
+                self.seen.insert("More".to_owned());
+                answer
+            }
+            answer => answer,
+        };
         let kind = format!("{answer:?}");
         self.seen.insert(kind.split([' ', '(']).next().unwrap_or_default().to_owned());
         if let Answer::Released { left: 1 } = answer {

@@ -22,10 +22,12 @@ use super::regime::Faults;
 pub type Outcome = Result<(), String>;
 
 /// Each scenario, and the bug with which it fails.
-pub const ALL: [(Bug, fn() -> Outcome); 3] = [
+pub const ALL: [(Bug, fn() -> Outcome); 5] = [
     (Bug::GrantUnverified, a_grant_that_is_handed_out_after_a_restart_is_verified),
     (Bug::RetriesByTtl, a_hold_that_was_handed_on_survives_a_refusing_server),
     (Bug::DetachedTakenForLost, a_renewal_beside_a_detach_costs_nothing),
+    (Bug::SweepStops, a_dead_crowd_keeps_nobody_waiting),
+    (Bug::LettingInStops, a_crowd_of_readers_is_let_in_at_once),
 ];
 
 /// One server, one process, and a network on which each message takes a millisecond.
@@ -44,6 +46,15 @@ impl Scene {
         let faults = Faults { latency: (MS, MS), ..Faults::NONE };
         let network = Network::member(&sim, "sim:", clock, faults);
         let process = sim.process(clock, 1);
+        let store = Arc::new(network.store(&process));
+        let locks = locks(store, Arc::clone(&process) as _, options).expect("the options are right");
+        Self { sim, network, process, locks }
+    }
+
+    /// Another process before the same server.
+    fn other(&self, options: Options) -> Self {
+        let (sim, network) = (self.sim.clone(), self.network.clone());
+        let process = sim.process(self.process.clock(), 2);
         let store = Arc::new(network.store(&process));
         let locks = locks(store, Arc::clone(&process) as _, options).expect("the options are right");
         Self { sim, network, process, locks }
@@ -171,6 +182,58 @@ fn a_renewal_beside_a_detach_costs_nothing() -> Outcome {
             match scene.locks.resume("x", &owner).await.map_err(fails)? {
                 Some(_) => Ok(()),
                 None => Err("a detached hold was released".into()),
+            }
+        })
+    })
+}
+
+/// A process with six hundred waiters dies. The next waiter, in another, is served when their places have lapsed.
+fn a_dead_crowd_keeps_nobody_waiting() -> Outcome {
+    const DEAD: usize = 600;
+    Scene::new(Options::new().ttl(Duration::from_secs(3))).play(|scene| {
+        Box::pin(async move {
+            let crowd = scene.other(Options::new().ttl(Duration::from_secs(3)));
+            let lock = scene.locks.fair("x").map_err(fails)?;
+            let held = lock.lock().await.map_err(fails)?;
+            for _ in 0..DEAD {
+                let theirs = crowd.locks.fair("x").map_err(fails)?;
+                scene.sim.spawn(crowd.process.id(), Box::pin(async move { drop(theirs.lock().await) }));
+            }
+            scene.sleep(SECOND).await;
+            scene.network.silence(crowd.process.id());
+            scene.sim.kill(crowd.process.id());
+            held.release().await.map_err(fails)?;
+            // Their places last as long as the lease, and the one that was called is passed over when its own has lapsed.
+            let next = lock.try_lock_for(Duration::from_millis(5_500)).await.map_err(fails)?;
+            next.map(drop).ok_or(format!("{DEAD} dead waiters block a living one"))
+        })
+    })
+}
+
+/// A writer ends, and two hundred readers of another process wait.
+fn a_crowd_of_readers_is_let_in_at_once() -> Outcome {
+    const READERS: usize = 200;
+    Scene::new(Options::new()).play(|scene| {
+        Box::pin(async move {
+            let crowd = scene.other(Options::new());
+            let lock = scene.locks.rwlock("x").map_err(fails)?;
+            let writer = lock.write().await.map_err(fails)?;
+            let inside = Arc::new(Mutex::new(Vec::new()));
+            for _ in 0..READERS {
+                let (lock, inside) = (crowd.locks.rwlock("x").map_err(fails)?, Arc::clone(&inside));
+                let read = async move {
+                    let guard = lock.read().await;
+                    inside.lock().expect("one thread").push(guard);
+                };
+                scene.sim.spawn(crowd.process.id(), Box::pin(read));
+            }
+            // Long enough for all to wait, and not so long that their places are due to be refreshed.
+            scene.sleep(SECOND).await;
+            writer.release().await.map_err(fails)?;
+            scene.sleep(50 * MS).await;
+            match inside.lock().expect("one thread").len() {
+                READERS => Ok(()),
+                some => Err(format!("{some} of {READERS} readers are let in at once")),
             }
         })
     })

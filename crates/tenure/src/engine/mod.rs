@@ -15,10 +15,11 @@ mod renew;
 mod rooms;
 mod tickets;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select};
@@ -27,7 +28,8 @@ use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Kind, Op, Rule, Verb};
+use crate::protocol::queue::FORCED;
+use crate::protocol::{Answer, Kind, Op, Rule, Verb, Whose};
 use crate::runtime::{Driver, Moment, Runtime};
 use crate::store::{Failure, Store, Terms};
 
@@ -45,6 +47,8 @@ pub(crate) struct Engine {
     keeper: Keeper,
     outbox: Outbox,
     ids: AtomicU64,
+    /// Locks of which a request stopped at its bound, and that are being asked about until none does.
+    unfinished: Mutex<BTreeSet<LockName>>,
 }
 
 impl Engine {
@@ -53,12 +57,13 @@ impl Engine {
         let ids = AtomicU64::new(runtime.random() >> 1);
         let (lines, desks) = (Lines::default(), Desks::default());
         let (keeper, outbox) = (Keeper::default(), Outbox::default());
-        Arc::new(Self { store, runtime, lines, desks, keeper, outbox, ids })
+        let unfinished = Mutex::default();
+        Arc::new(Self { store, runtime, lines, desks, keeper, outbox, ids, unfinished })
     }
 
     /// Sends one request and checks that the answer is for it.
     pub(crate) async fn call(
-        &self,
+        self: &Arc<Self>,
         name: &LockName,
         rule: Rule,
         owner: &Owner,
@@ -70,6 +75,42 @@ impl Engine {
 
     /// The same on the terms of a grant that is asked for or renewed.
     pub(crate) async fn call_on(
+        self: &Arc<Self>,
+        terms: Terms,
+        name: &LockName,
+        rule: Rule,
+        owner: &Owner,
+        verb: Verb,
+        within: Duration,
+    ) -> Result<Answer, Failure> {
+        let until = self.now() + within;
+        let only_asks = matches!(verb, Verb::Acquire { wait_ms: None, .. });
+        let forces = matches!(verb, Verb::Release { whose: Whose::Anyone, .. });
+        let mut first = None;
+        loop {
+            let left = until.since(self.now()).max(Duration::from_millis(1));
+            let answer = self.call_once(terms, name, rule, owner, verb.clone(), left).await?;
+            if forces && is_in_part(&answer) {
+                first.get_or_insert(answer);
+                continue;
+            }
+            match first.take().unwrap_or(answer) {
+                // In the way of this one may be nothing but places that have lapsed.
+                Answer::More(answer) if only_asks && matches!(*answer, Answer::Busy { .. }) => {
+                    if self.now() >= until {
+                        return Ok(*answer);
+                    }
+                }
+                Answer::More(answer) => {
+                    self.finish(name, rule);
+                    return Ok(*answer);
+                }
+                answer => return Ok(answer),
+            }
+        }
+    }
+
+    async fn call_once(
         &self,
         terms: Terms,
         name: &LockName,
@@ -85,6 +126,29 @@ impl Engine {
             return Err(Failure::Unknown(Failure::cause("the store sent the answer to another request")));
         }
         Ok(reply.answer)
+    }
+
+    /// A request about a queue stopped at its bound: asks, in the background, until one does not. Where that fails, the next
+    /// refresh of any waiter goes on.
+    fn finish(self: &Arc<Self>, name: &LockName, rule: Rule) {
+        if !self.unfinished().insert(name.clone()) {
+            return;
+        }
+        let (engine, name) = (Arc::clone(self), name.clone());
+        let task = async move {
+            // In nobody's name: what it lets in is told to those who wait.
+            let owner = Owner::fresh("", &*engine.runtime);
+            let verb = Verb::Refresh { owners: Arc::new([owner.clone()]), wait_ms: 0 };
+            let within = Duration::from_secs(1);
+            let ask = || engine.call_once(Terms::default(), &name, rule, &owner, verb.clone(), within);
+            while let Ok(Answer::More(_)) = ask().await {}
+            engine.unfinished().remove(&name);
+        };
+        self.runtime.spawn(task.boxed());
+    }
+
+    fn unfinished(&self) -> MutexGuard<'_, BTreeSet<LockName>> {
+        self.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn now(&self) -> Moment {
@@ -142,6 +206,11 @@ impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine").field("store", &self.store).finish_non_exhaustive()
     }
+}
+
+/// Whether a release of all holders has ended so many that there may be others, and let nobody in.
+fn is_in_part(answer: &Answer) -> bool {
+    matches!(answer, Answer::More(answer) if matches!(&**answer, Answer::Found(found) if found.holders.len() >= FORCED))
 }
 
 /// How long a subscription is kept after the last waiter.

@@ -277,6 +277,17 @@ pub enum Answer {
     },
     /// The proposed ballot is absurdly far above this node's clock.
     Ahead,
+    /// The answer, and that the request stopped at its bound: lapsed places may be left, or places that fit and were not let in.
+    /// To ask anything about the lock goes on.
+    More(Box<Self>),
+}
+
+impl Answer {
+    /// The same from a request that stopped at its bound.
+    #[must_use]
+    pub fn and_more(self) -> Self {
+        Self::More(Box::new(self))
+    }
 }
 
 /// What a place in a queue has become.
@@ -307,6 +318,8 @@ pub struct Found {
     pub holders: Vec<Holding>,
     /// Who waits, in order, where the machine keeps a queue.
     pub waiters: Vec<Holding>,
+    /// How many hold or wait beside these: an answer lists a thousand places.
+    pub unlisted: u64,
 }
 
 /// One holder or waiter.
@@ -437,7 +450,13 @@ pub fn found(state: &State, now: Now) -> Option<Found> {
     Some(match &lock.value {
         Data::Text(value) => {
             let holder = Holding { value: value.clone(), left_ms: lock.left_ms(now), weight: 1 };
-            Found { kind: Kind::Mutex, capacity: None, holders: vec![holder], waiters: Vec::new() }
+            Found {
+                kind: Kind::Mutex,
+                capacity: None,
+                holders: vec![holder],
+                waiters: Vec::new(),
+                unlisted: 0,
+            }
         }
         Data::Hash(hash) => reentrant::found(hash, lock.left_ms(now)),
         Data::Queue(queue) => return queue.found(now),

@@ -20,8 +20,9 @@
 --        longer; where the answer is one of
 --        held token            waiting ticket retry_in_ms      busy holder left_ms        free        released
 --        places mark retry_in_ms ticket...                     mismatch kind [capacity]
---        found kind capacity { holder, left_ms, weight ... } { waiter, left_ms, weight ... }
---        behind each of them but mismatch, and only if it is so: why those who hold now could not be told
+--        found kind capacity { holder, left_ms, weight ... } { waiter, left_ms, weight ... } unlisted
+--        behind each of them but mismatch, and only if it is so: more, where the script stopped at its bound, so that it has to be
+--        asked again at once; and why those who hold now could not be told
 --        ticket:      '' where it is gone
 --        retry_in_ms: -1 for all but the first in line
 --        left_ms:     -1 where there is no TTL
@@ -111,45 +112,49 @@ if not is_new then
   end
 end
 
--- found: who holds and who waits, without what has lapsed.
+-- found: who holds and who waits, without what has lapsed: 1,000 of them, and how many there are beside them. It looks at 8,000
+-- tickets at most.
 local answer = { owner, request, 'free' }
 if looks and not is_new then
-  local deadlines, weights, holders, waiters = {}, {}, {}, {}
-  local all = call('ZRANGE', lock, '1e10', '(1e14', 'BYSCORE', 'WITHSCORES')
-  for i = 1, #all, 2 do
-    deadlines[string.sub(all[i], 2)] = tonumber(all[i + 1])
-  end
-  all = call('ZRANGE', lock, '8e15', '+inf', 'BYSCORE', 'WITHSCORES')
-  for i = 1, #all, 2 do
-    weights[string.sub(all[i], 2)] = all[i + 1] - 8e15
-  end
-  all = call('ZRANGE', lock, '1e14', '(8e15', 'BYSCORE', 'WITHSCORES')
-  for i = 1, #all, 2 do
-    local who, ticket = all[i], all[i + 1]
-    local till = deadlines[who]
-    if till and till >= now then
-      local list = tonumber(ticket) <= mark and holders or waiters
-      local n = #list
-      list[n + 1], list[n + 2], list[n + 3] = who .. '#' .. ticket, till - now, weights[who] or 1
+  local living, listed, holders, waiters, from = call('ZCOUNT', lock, now, '(1e14'), 0, {}, {}, '1e14'
+  for _ = 1, living > 0 and 8 or 0 do
+    local page, names = call('ZRANGE', lock, from, '(8e15', 'BYSCORE', 'LIMIT', '0', '1000', 'WITHSCORES'), {}
+    for i = 1, #page, 2 do
+      names[i], names[i + 1] = '!' .. page[i], '+' .. page[i]
     end
+    local known = #names > 0 and call('ZMSCORE', lock, unpack(names)) or {}
+    for i = 1, #page, 2 do
+      local till, weight = tonumber(known[i]), known[i + 1]
+      if till and till >= now and listed < 1000 then
+        local list = tonumber(page[i + 1]) <= mark and holders or waiters
+        local n = #list
+        list[n + 1], list[n + 2], list[n + 3] = page[i] .. '#' .. page[i + 1], till - now, weight and weight - 8e15 or 1
+        listed = listed + 1
+      end
+    end
+    if listed == 1000 or #page < 2000 then
+      break
+    end
+    from = '(' .. page[#page]
   end
-  if #holders + #waiters > 0 then
+  if living > 0 then
     local kind, of = string.match(header, '^#1:(.+):(%d+)$')
-    answer = { owner, request, 'found', kind, of, holders, waiters }
+    answer = { owner, request, 'found', kind, of, holders, waiters, living - listed }
   end
 end
 if verb == 'inspect' then
   return answer
 end
 
--- sweep: removes what has lapsed. What it leaves because of its bound, the next request removes.
-local mark_was, used_was, thinned = mark, used, false
+-- sweep: removes what has lapsed, 64 tickets at most. Then it answers more, and the next request removes the rest.
+local mark_was, used_was, thinned, more = mark, used, false, false
 if first and first < now then
   local dead, names = call('ZRANGE', lock, '1e10', '(' .. now, 'BYSCORE', 'LIMIT', '0', '64'), {}
   for i = 1, #dead do
     local who = string.sub(dead[i], 2)
     names[2 * i - 1], names[2 * i] = who, '+' .. who
   end
+  more = #dead == 64
   local known = call('ZMSCORE', lock, unpack(names))
   for i = 1, #names, 2 do
     if known[i] and tonumber(known[i]) <= mark then
@@ -185,11 +190,16 @@ if is_new and verb ~= 'acquire' then
       answer[#answer + 1] = ''
     end
   end
+  if more then
+    answer[#answer + 1] = 'more'
+  end
   return answer
 end
 
 -- What makes room: to be lighter, or to leave. Places that are refreshed are so before anybody is let in.
-local lease_ms, due, mine, lasts = tonumber(ARGV[8]), nil, nil, first or 0
+-- A server without memory refuses ZADD, unless a write that needs none came before it. So one does wherever what is held or
+-- kept is prolonged: PEXPIREAT, or a ZREM of nothing.
+local lease_ms, due, mine, lasts, goes_on = tonumber(ARGV[8]), nil, nil, first or 0, false
 if verb == 'renew' then
   -- lighten
   local weight = ARGV[9] ~= '' and number and tonumber(number) <= mark and tonumber(ARGV[9])
@@ -197,9 +207,8 @@ if verb == 'renew' then
   old = old and old - 8e15 or 1
   if weight and weight < old then
     used = used - (old - weight)
-    if weight == 1 then
-      call('ZREM', lock, '+' .. owner)
-    else
+    call('ZREM', lock, '+' .. owner)
+    if weight ~= 1 then
       call('ZADD', lock, weight + 8e15, '+' .. owner)
     end
   end
@@ -229,20 +238,27 @@ elseif verb == 'refresh' then
     mine[ticket or ''] = true
   end
   if #longer > 0 then
-    due = until_ms
+    if call('PTTL', lock) < lease_ms then
+      call('PEXPIREAT', lock, until_ms)
+    else
+      call('ZREM', lock, '')
+    end
     call('ZADD', lock, unpack(longer))
   end
 elseif verb == 'release' and looks then
-  local holders = call('ZRANGE', lock, '1e14', string.format('%.0f', mark), 'BYSCORE')
-  for i = 1, #holders, 1000 do
-    local names = {}
-    for j = i, math.min(i + 999, #holders) do
-      local n = #names
-      names[n + 1], names[n + 2], names[n + 3] = holders[j], '!' .. holders[j], '+' .. holders[j]
+  -- 250 holders at most. While there may be more of them, nobody is let in: the next request could not tell them apart.
+  local holders, names = call('ZRANGE', lock, '1e14', string.format('%.0f', mark), 'BYSCORE', 'LIMIT', '0', '250'), {}
+  for i = 1, #holders do
+    names[3 * i - 2], names[3 * i - 1], names[3 * i] = '+' .. holders[i], holders[i], '!' .. holders[i]
+  end
+  if #holders > 0 then
+    local known = call('ZMSCORE', lock, unpack(names))
+    for i = 1, #known, 3 do
+      used = used - (known[i] and known[i] - 8e15 or 1)
     end
     call('ZREM', lock, unpack(names))
   end
-  used, thinned = 0, true
+  goes_on, thinned = #holders == 250, true
 elseif verb == 'release' and number then
   local weight = capacity > 1 and call('ZSCORE', lock, '+' .. owner)
   call('ZREM', lock, owner, ends, '+' .. owner)
@@ -252,8 +268,8 @@ elseif verb == 'release' and number then
   answer[3] = 'released'
 end
 
--- promote: lets in from the front while it fits. The first alone, since mostly nobody fits behind it.
-local granted, room = nil, used < capacity and 1 or 0
+-- promote: lets in from the front while it fits, 64 at most. The first alone, since mostly nobody fits behind it.
+local granted, room = nil, used < capacity and not goes_on and 1 or 0
 while room > 0 and not is_new do
   local waiting = call('ZRANGE', lock, string.format('(%.0f', mark), '(8e15', 'BYSCORE', 'LIMIT', '0', room, 'WITHSCORES')
   local n, names, fits = #waiting / 2, {}, 0
@@ -272,6 +288,7 @@ while room > 0 and not is_new do
   end
   room = fits == room and math.min(64 - #granted, capacity - used) or 0
 end
+more = more or goes_on or granted and #granted == 64
 
 -- acquire: a ticket of its own, unless it has one, or asks once and is not let in at once.
 local is_first, inserted = false, false
@@ -331,8 +348,12 @@ elseif number and (verb == 'acquire' or verb == 'renew') then
   local holds = tonumber(number) <= mark
   local term_ms = holds and lease_ms or verb == 'acquire' and tonumber(ARGV[10])
   if term_ms and now + term_ms > deadline then
-    due = now + term_ms
-    call('ZADD', lock, due, ends)
+    if call('PTTL', lock) < term_ms then
+      call('PEXPIREAT', lock, now + term_ms)
+    else
+      call('ZREM', lock, '')
+    end
+    call('ZADD', lock, now + term_ms, ends)
   end
   is_first = not holds
   answer[3], answer[4] = holds and 'held' or 'waiting', number
@@ -342,14 +363,21 @@ elseif mine then
 end
 
 -- settle: forgets an empty queue, and lets the key live as long as the ticket that meant to stay longest.
-if is_new and not due then
-  return answer
-end
-if thinned and call('ZCARD', lock) == 2 then
+local is_over = is_new and not due
+if not is_over and thinned and call('ZCARD', lock) == 2 then
   call('DEL', lock)
+  is_over = true
+end
+if is_over then
+  if more then
+    answer[#answer + 1] = 'more'
+  end
   return answer
 end
 if mark ~= mark_was or used ~= used_was then
+  if not inserted and answer[3] ~= 'released' then
+    call('ZREM', lock, '')
+  end
   call('ZADD', lock, -mark, header, -used, '#used')
 end
 if is_new then
@@ -375,6 +403,9 @@ if is_first then
   answer[5] = first > now and first - now + 1 or 1
 elseif answer[3] == 'waiting' then
   answer[5] = -1
+end
+if more then
+  answer[#answer + 1] = 'more'
 end
 
 -- Those who hold now are told, but for the one who is answered. By pcall: what has happened stays so where the user has no

@@ -26,8 +26,14 @@ use super::{
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 
-/// At most so many are swept and promoted by one request; the next goes on.
+/// At most so many are swept and promoted by one request. It says so, and the next goes on.
 pub const BOUND: usize = 64;
+/// At most so many holders are ended by force by one request.
+pub const FORCED: usize = 250;
+/// At most so many places are listed by one request.
+const LISTED: usize = 1_000;
+/// At most so many tickets are looked at for that.
+const LOOKED_AT: usize = 8 * LISTED;
 
 /// All tickets of one lock.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -61,19 +67,29 @@ pub fn apply(state: &mut State, now: Now, op: &Op, seat: Seat) -> (Answer, Optio
     if let Some(answer) = mismatch(state, now, seat, &op.verb) {
         return (answer, None);
     }
-    let mut granted = Vec::new();
+    let mut done = Done::default();
     let answer = match &op.verb {
         Verb::Acquire { ttl_ms, wait_ms, .. } => {
-            acquire(state, now, &op.owner, seat, *ttl_ms, *wait_ms, &mut granted)
+            acquire(state, now, &op.owner, seat, *ttl_ms, *wait_ms, &mut done)
         }
-        Verb::Renew { ttl_ms, weight, .. } => renew(state, now, &op.owner, *ttl_ms, *weight, &mut granted),
-        Verb::Refresh { owners, wait_ms } => refresh(state, now, owners, *wait_ms, &mut granted),
-        Verb::Release { whose, .. } => release(state, now, &op.owner, *whose, &mut granted),
+        Verb::Renew { ttl_ms, weight, .. } => renew(state, now, &op.owner, *ttl_ms, *weight, &mut done),
+        Verb::Refresh { owners, wait_ms } => refresh(state, now, owners, *wait_ms, &mut done),
+        Verb::Release { whose, .. } => release(state, now, &op.owner, *whose, &mut done),
         Verb::Inspect => inspect(state, now, |_| true),
     };
     settle(state);
+    let Done { granted, is_bounded } = done;
     let wake = (!granted.is_empty()).then_some(Wake::Granted { tickets: granted });
-    (answer, wake)
+    (if is_bounded { answer.and_more() } else { answer }, wake)
+}
+
+/// What a request did beside its own business.
+#[derive(Default)]
+struct Done {
+    /// The tickets that it let in, except the asker's own.
+    granted: Vec<u64>,
+    /// It stopped at its bound.
+    is_bounded: bool,
 }
 
 /// What stands at the name, if it is not a queue of this kind and capacity. Looking is free to all.
@@ -100,14 +116,14 @@ fn acquire(
     seat: Seat,
     ttl_ms: u64,
     wait_ms: Option<u64>,
-    granted: &mut Vec<u64>,
+    done: &mut Done,
 ) -> Answer {
     let mut fits = seat.weight <= seat.capacity;
     let mut mine = None;
     if let Some(queue) = queue_of(state) {
-        queue.sweep(now);
+        queue.sweep(now, done);
         mine = queue.number_of(owner, now);
-        queue.promote(granted);
+        queue.promote(done);
         fits = queue.lets_in(seat.weight);
     }
     let number = match mine {
@@ -126,7 +142,7 @@ fn acquire(
         }
     };
     let Some(queue) = queue_of(state) else { return Answer::Free };
-    granted.retain(|ticket| *ticket != number);
+    done.granted.retain(|ticket| *ticket != number);
     if queue.holds(number) {
         queue.extend(number, now.ms.saturating_add(ttl_ms));
         return Answer::Held { fence: number };
@@ -143,10 +159,10 @@ fn renew(
     owner: &Owner,
     ttl_ms: u64,
     weight: Option<u32>,
-    granted: &mut Vec<u64>,
+    done: &mut Done,
 ) -> Answer {
     let Some(queue) = queue_of(state) else { return Answer::Free };
-    queue.sweep(now);
+    queue.sweep(now, done);
     let number = queue.number_of(owner, now);
     if let (Some(number), Some(weight)) = (number, weight)
         && queue.holds(number)
@@ -154,10 +170,10 @@ fn renew(
         queue.lighten(number, weight);
     }
     if !(weight.is_some() && planted(Bug::DowngradeWakesNobody)) {
-        queue.promote(granted);
+        queue.promote(done);
     }
     let Some(number) = number else { return Answer::Free };
-    granted.retain(|ticket| *ticket != number);
+    done.granted.retain(|ticket| *ticket != number);
     if !queue.holds(number) {
         return Answer::Waiting { ticket: number, retry_in_ms: queue.retry_in_ms(number, now) };
     }
@@ -165,13 +181,7 @@ fn renew(
     Answer::Held { fence: number }
 }
 
-fn refresh(
-    state: &mut State,
-    now: Now,
-    owners: &Arc<[Owner]>,
-    wait_ms: u64,
-    granted: &mut Vec<u64>,
-) -> Answer {
+fn refresh(state: &mut State, now: Now, owners: &Arc<[Owner]>, wait_ms: u64, done: &mut Done) -> Answer {
     let gone = || Answer::Places { places: owners.iter().map(|_| Place::Gone).collect(), retry_in_ms: None };
     let Some(queue) = queue_of(state) else { return gone() };
     if planted(Bug::LapsedWaiterRevived) {
@@ -181,13 +191,13 @@ fn refresh(
             }
         }
     }
-    queue.sweep(now);
+    queue.sweep(now, done);
     let numbers: Vec<_> = owners.iter().map(|owner| queue.number_of(owner, now)).collect();
     for number in numbers.iter().flatten() {
         queue.extend(*number, now.ms.saturating_add(wait_ms));
     }
-    queue.promote(granted);
-    granted.retain(|ticket| !numbers.contains(&Some(*ticket)));
+    queue.promote(done);
+    done.granted.retain(|ticket| !numbers.contains(&Some(*ticket)));
     let retry_in_ms = numbers.iter().flatten().find_map(|number| queue.retry_in_ms(*number, now));
     let place = |number: &Option<u64>| match number {
         None => Place::Gone,
@@ -197,19 +207,24 @@ fn refresh(
     Answer::Places { places: numbers.iter().map(place).collect(), retry_in_ms }
 }
 
-fn release(state: &mut State, now: Now, owner: &Owner, whose: Whose, granted: &mut Vec<u64>) -> Answer {
+fn release(state: &mut State, now: Now, owner: &Owner, whose: Whose, done: &mut Done) -> Answer {
     if whose == Whose::Anyone {
         let answer = inspect(state, now, |_| true);
         let Some(queue) = queue_of(state) else { return answer };
-        queue.sweep(now);
-        while let Some(number) = queue.first().filter(|number| queue.holds(*number)) {
+        queue.sweep(now, done);
+        for _ in 0..FORCED {
+            let Some(number) = queue.first().filter(|number| queue.holds(*number)) else {
+                queue.promote(done);
+                return answer;
+            };
             queue.remove(number);
         }
-        queue.promote(granted);
+        // While there may be more of them, nobody is let in: the next request could not tell them apart.
+        done.is_bounded = true;
         return answer;
     }
     let Some(queue) = queue_of(state) else { return Answer::Free };
-    queue.sweep(now);
+    queue.sweep(now, done);
     let number = match queue.number_of(owner, now) {
         None if planted(Bug::ReleaseOfAnother) => queue.first(),
         number => number,
@@ -219,7 +234,7 @@ fn release(state: &mut State, now: Now, owner: &Owner, whose: Whose, granted: &m
         queue.remove(number);
     }
     if !(waited && planted(Bug::LeaverPromotesNobody)) {
-        queue.promote(granted);
+        queue.promote(done);
     }
     if number.is_some() { Answer::Released { left: 0 } } else { Answer::Free }
 }
@@ -327,16 +342,17 @@ impl Queue {
     }
 
     /// Removes what has lapsed. What it leaves because of its bound, the next request removes.
-    fn sweep(&mut self, now: Now) {
+    fn sweep(&mut self, now: Now, done: &mut Done) {
         for _ in 0..BOUND {
             let lapsed = self.deadlines.first().filter(|(deadline_ms, _)| now.ms > *deadline_ms);
             let Some(number) = lapsed.and_then(|(_, owner)| self.numbers.get(owner).copied()) else { return };
             self.remove(number);
         }
+        done.is_bounded |= !planted(Bug::SweepStops);
     }
 
     /// Lets in from the front while it fits.
-    fn promote(&mut self, granted: &mut Vec<u64>) {
+    fn promote(&mut self, done: &mut Done) {
         for _ in 0..BOUND {
             let Some((number, ticket)) = self.tickets.range(self.mark + 1..).next() else { return };
             let weight = if planted(Bug::WeightIgnored) { 1 } else { ticket.weight };
@@ -345,8 +361,9 @@ impl Queue {
             }
             let (number, weight) = (*number, ticket.weight);
             self.let_in(number, weight);
-            granted.push(number);
+            done.granted.push(number);
         }
+        done.is_bounded |= !planted(Bug::LettingInStops);
     }
 
     fn let_in(&mut self, number: u64, weight: u32) {
@@ -417,10 +434,13 @@ impl Queue {
         self.deadlines.last().is_none_or(|(deadline_ms, _)| now.ms > *deadline_ms)
     }
 
-    /// Who holds and who waits, without what has lapsed.
+    /// Who holds and who waits, without what has lapsed: some of them, and how many there are beside them.
     pub(super) fn found(&self, now: Now) -> Option<Found> {
         let (mut holders, mut waiters) = (Vec::new(), Vec::new());
-        for (number, ticket) in self.tickets().filter(|(_, ticket)| now.ms <= ticket.deadline_ms) {
+        let living =
+            self.deadlines.iter().rev().take_while(|(deadline_ms, _)| now.ms <= *deadline_ms).count();
+        let is_living = |(_, ticket): &(u64, &Ticket)| now.ms <= ticket.deadline_ms;
+        for (number, ticket) in self.tickets().take(LOOKED_AT).filter(is_living).take(LISTED) {
             let holding = Holding {
                 value: format!("{}#{number}", ticket.owner),
                 left_ms: Some(ticket.deadline_ms - now.ms),
@@ -428,7 +448,8 @@ impl Queue {
             };
             if number <= self.mark { holders.push(holding) } else { waiters.push(holding) }
         }
-        let is_empty = holders.is_empty() && waiters.is_empty();
-        (!is_empty).then_some(Found { kind: self.kind, capacity: Some(self.capacity), holders, waiters })
+        let unlisted = (living - holders.len() - waiters.len()) as u64;
+        let (kind, capacity) = (self.kind, Some(self.capacity));
+        (living > 0).then_some(Found { kind, capacity, holders, waiters, unlisted })
     }
 }

@@ -195,7 +195,13 @@ impl Top {
     /// That it holds.
     fn show(self, majority: usize) -> Verdict {
         let holder = Holding { left_ms: self.left_ms(majority), value: self.value, weight: 1 };
-        let found = Found { kind: Kind::Mutex, capacity: None, holders: vec![holder], waiters: Vec::new() };
+        let found = Found {
+            kind: Kind::Mutex,
+            capacity: None,
+            holders: vec![holder],
+            waiters: Vec::new(),
+            unlisted: 0,
+        };
         Verdict::Is(Answer::Found(found))
     }
 
@@ -476,7 +482,7 @@ mod tests {
         let value = format!("{owner}#{fence}");
         let holders = vec![Holding { value, left_ms: Some(left_ms), weight: 1 }];
         let (kind, capacity, waiters) = (Kind::Mutex, None, Vec::new());
-        said(Answer::Found(Found { kind, capacity, holders, waiters }))
+        said(Answer::Found(Found { kind, capacity, holders, waiters, unlisted: 0 }))
     }
 
     #[test]

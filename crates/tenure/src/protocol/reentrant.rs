@@ -172,7 +172,7 @@ pub(super) fn found(hash: &Hash, left_ms: Option<u64>) -> Found {
     let (name, count) = holder.map_or(("(hash)", "1"), |(owner, count)| (owner, count));
     let value = if fence > 0 { format!("{name}#{fence}") } else { name.to_owned() };
     let holders = vec![Holding { value, left_ms, weight: count.parse().unwrap_or(1) }];
-    Found { kind: Kind::Reentrant, capacity: None, holders, waiters: Vec::new() }
+    Found { kind: Kind::Reentrant, capacity: None, holders, waiters: Vec::new(), unlisted: 0 }
 }
 
 /// Who holds, in the form of a mutex's value.

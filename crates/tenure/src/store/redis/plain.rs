@@ -108,23 +108,35 @@ impl Plain {
         deadline: Moment,
     ) -> Result<Reply, Failure> {
         self.allows(op, manner)?;
-        let ask = |line| Ask {
+        let ask = |line, delete| Ask {
             plain: self,
+            delete,
             line,
             op,
             publish: manner.space.publish,
             db: manner.space.db,
             deadline,
         };
-        let answer = if self.delete.is_some() {
-            ask(line).answer(node).await?
-        } else {
-            let Some(_turn) = by(&*node.runtime, deadline, node.apart.turn.lock()).await else {
-                let cause = "other requests have the connection that is needed where scripts are forbidden";
-                return Err(Failure::NotSent(Failure::cause(cause)));
-            };
-            let line = node.apart.link.line(deadline).await?;
-            ask(&line).answer(node).await?
+        let compared = match self.delete {
+            Some(_) => Some(ask(line, self.delete).answer(node).await),
+            None => None,
+        };
+        let answer = match compared {
+            // A server without memory refuses to write even the value that is there, but not to prolong it.
+            Some(Err(failure)) if matches!(op.verb, Verb::Renew { .. }) && is_out_of_memory(&failure) => None,
+            answered => answered,
+        };
+        let answer = match answer {
+            Some(answer) => answer?,
+            None => {
+                let Some(_turn) = by(&*node.runtime, deadline, node.apart.turn.lock()).await else {
+                    let cause =
+                        "other requests have the connection that is needed where scripts are forbidden";
+                    return Err(Failure::NotSent(Failure::cause(cause)));
+                };
+                let line = node.apart.link.line(deadline).await?;
+                ask(&line, None).answer(node).await?
+            }
         };
         Ok(Reply { owner: op.owner.clone(), request: op.request, answer })
     }
@@ -159,6 +171,8 @@ impl Plain {
 /// One request.
 struct Ask<'a> {
     plain: &'a Plain,
+    /// How it compares and deletes in one command; else the key is watched, on a connection that nobody else uses meanwhile.
+    delete: Option<Delete>,
     line: &'a Line,
     op: &'a Op,
     publish: Publish,
@@ -242,7 +256,7 @@ impl Ask<'_> {
         // An owner and its token fit; of what somebody else may have put there, no more is needed.
         let look: [&[&str]; 4] =
             [&["UNWATCH"], &["WATCH", key], &["GETRANGE", key, "0", "1023"], &["PTTL", key]];
-        let watches = self.plain.delete.is_none() && !matches!(self.op.verb, Verb::Inspect);
+        let watches = self.delete.is_none() && !matches!(self.op.verb, Verb::Inspect);
         let look: Vec<_> = look[if watches { 0 } else { 2 }..].iter().map(|words| command(words)).collect();
         let mut replies = self.line.ask_all(&look, self.deadline).await?;
         let (Some(left), Some(value)) = (replies.pop(), replies.pop()) else { return Err(self.nonsense()) };
@@ -286,9 +300,11 @@ impl Ask<'_> {
             match self.ask(&["SET", key, &value, "IFEQ", &value, "PX", &ttl]).await? {
                 Value::Okay => return Ok(Answer::Held { fence }),
                 Value::Nil => return Err(changed()),
-                Value::ServerError(error) if is_syntax(&error) && self.plain.delete.is_none() => {
+                Value::ServerError(error) if is_syntax(&error) && self.delete.is_none() => {
                     self.plain.sets.store(false, Ordering::Relaxed);
                 }
+                // It writes the value anew, and so needs memory. What is watched can be prolonged without.
+                Value::ServerError(error) if error.code() == "OOM" && self.delete.is_none() => {}
                 Value::ServerError(error) => return Err(refused(self.line, &error)),
                 _ => return Err(self.nonsense()),
             }
@@ -325,7 +341,7 @@ impl Ask<'_> {
             };
             let by = ours(&value).map_or(value.clone(), |(owner, _)| owner.as_str().to_owned());
             let key = self.key();
-            let delete: &[&str] = match self.plain.delete {
+            let delete: &[&str] = match self.delete {
                 // Somebody else's may not be a text, or not all of it is here: it is ended by force, whatever it is.
                 _ if ours(&value).is_none() => &["DEL", key],
                 Some(Delete::DelIfEq) => &["DELIFEQ", key, &value],
@@ -359,7 +375,7 @@ impl Ask<'_> {
 
     /// Carries out these commands, unless what is watched has changed. An error before they are carried out means that none is.
     async fn at_once(&self, commands: &[&[&str]]) -> Result<Vec<Value>, Failure> {
-        if self.plain.delete.is_some() {
+        if self.delete.is_some() {
             // Each compares for itself.
             let commands: Vec<Cmd> = commands.iter().copied().map(command).collect();
             return self.line.ask_all(&commands, self.deadline).await;
@@ -446,6 +462,10 @@ fn changed() -> Failure {
 
 fn is_wrong_type(error: &ServerError) -> bool {
     error.code() == "WRONGTYPE"
+}
+
+fn is_out_of_memory(failure: &Failure) -> bool {
+    matches!(failure, Failure::Refused(cause) if cause.to_string().contains("OOM"))
 }
 
 fn is_syntax(error: &ServerError) -> bool {

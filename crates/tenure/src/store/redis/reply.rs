@@ -38,6 +38,10 @@ pub(super) fn read(value: &Value, op: &Op) -> Result<Read, &'static str> {
 /// What is answered most comes as one string: a list costs the server and us several times as much.
 fn read_line(line: &[u8], op: &Op) -> Result<Read, &'static str> {
     let line = std::str::from_utf8(line).map_err(|_| "a reply that is no text")?;
+    let (line, is_bounded) = match line.strip_suffix(" more") {
+        Some(line) if matches!(op.rule, Rule::Queue(_)) => (line, true),
+        _ => (line, false),
+    };
     let mut words = line.split(' ');
     if words.next() != Some(op.owner.as_str()) {
         return Err("a reply to another owner");
@@ -60,7 +64,8 @@ fn read_line(line: &[u8], op: &Op) -> Result<Read, &'static str> {
         (Rule::Mutex | Rule::Queue(_), "released", [None, ..]) => Some(Answer::Released { left: 0 }),
         _ => None,
     };
-    Ok(Read { answer: answer.ok_or("an answer that is none")?, unheard: None })
+    let answer = answer.ok_or("an answer that is none")?;
+    Ok(Read { answer: if is_bounded { answer.and_more() } else { answer }, unheard: None })
 }
 
 /// What the mutex and the reentrant machine answer.
@@ -87,7 +92,8 @@ fn read_answer(answer: &[u8], rest: &[Value]) -> Option<Read> {
     Some(Read { answer, unheard: unheard.filter(|why| !why.is_empty()) })
 }
 
-/// What the queue answers. It may let somebody in whatever it was asked, so each answer may end with why those were not told.
+/// What the queue answers. Whatever it was asked, it may stop at its bound, which is said behind the answer; and it may let waiters
+/// in, so each answer may end with why those were not told.
 fn read_queue(answer: &[u8], rest: &[Value], op: &Op) -> Option<Read> {
     let places = match &op.verb {
         Verb::Refresh { owners, .. } => owners.len(),
@@ -96,14 +102,17 @@ fn read_queue(answer: &[u8], rest: &[Value], op: &Op) -> Option<Read> {
     let own = match answer {
         b"held" => 1,
         b"waiting" | b"busy" => 2,
-        b"found" => 4,
+        b"found" => 5,
         b"places" => 2 + places,
         b"mismatch" => rest.len(),
         _ => 0,
     };
-    let (rest, unheard) = match rest.split_at_checked(own)? {
-        (rest, []) => (rest, None),
-        (rest, [unheard]) => (rest, Some(text(unheard)?)),
+    let is_more = |word: &Value| bytes(word) == Some(b"more");
+    let (rest, is_bounded, unheard) = match rest.split_at_checked(own)? {
+        (rest, []) => (rest, false, None),
+        (rest, [more]) if is_more(more) => (rest, true, None),
+        (rest, [unheard]) => (rest, false, Some(text(unheard)?)),
+        (rest, [more, unheard]) if is_more(more) => (rest, true, Some(text(unheard)?)),
         _ => return None,
     };
     let answer = match (answer, rest) {
@@ -116,14 +125,14 @@ fn read_queue(answer: &[u8], rest: &[Value], op: &Op) -> Option<Read> {
             let places = tickets.iter().map(|ticket| place(ticket, mark)).collect::<Option<_>>()?;
             Answer::Places { places, retry_in_ms: left(retry_in_ms)? }
         }
-        (b"found", [kind, capacity, holders, waiters]) => {
+        (b"found", [kind, capacity, holders, waiters, unlisted]) => {
             let (kind, capacity) = (self::kind(kind)?, Some(number(capacity)?.try_into().ok()?));
-            let (holders, waiters) = (holdings(holders)?, holdings(waiters)?);
-            Answer::Found(Found { kind, capacity, holders, waiters })
+            let (holders, waiters, unlisted) = (holdings(holders)?, holdings(waiters)?, int(unlisted)?);
+            Answer::Found(Found { kind, capacity, holders, waiters, unlisted: unlisted.into() })
         }
         (answer, rest) => read_common(answer, rest)?,
     };
-    Some(Read { answer, unheard })
+    Some(Read { answer: if is_bounded { answer.and_more() } else { answer }, unheard })
 }
 
 /// What all machines answer.
@@ -162,7 +171,7 @@ fn holdings(value: &Value) -> Option<Vec<Holding>> {
 
 /// What stands at a name that has one holder.
 pub(super) fn found(kind: Kind, holding: Holding) -> Found {
-    Found { kind, capacity: None, holders: vec![holding], waiters: Vec::new() }
+    Found { kind, capacity: None, holders: vec![holding], waiters: Vec::new(), unlisted: 0 }
 }
 
 pub(super) fn bytes(value: &Value) -> Option<&[u8]> {
@@ -282,6 +291,8 @@ mod tests {
             (queue(), "released", Answer::Released { left: 0 }),
             (queue(), "waiting 18 -1", Answer::Waiting { ticket: 18, retry_in_ms: None }),
             (queue(), "waiting 18 30", Answer::Waiting { ticket: 18, retry_in_ms: Some(30) }),
+            (queue(), "released more", Answer::Released { left: 0 }.and_more()),
+            (queue(), "waiting 18 -1 more", Answer::Waiting { ticket: 18, retry_in_ms: None }.and_more()),
         ] {
             assert_eq!(line(&op, rest), Ok(Read { answer, unheard: None }));
             let Op { owner, request, .. } = &op;
@@ -300,6 +311,8 @@ mod tests {
             (op(), "waiting 18 30"),
             (op(), "released 2"),
             (reentrant(), "released"),
+            (reentrant(), "released 2 more"),
+            (op(), "released more"),
             (reentrant(), "released 4294967296"),
             (queue(), "waiting 18"),
             (queue(), "waiting 18 -2"),

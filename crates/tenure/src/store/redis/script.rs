@@ -38,13 +38,13 @@ static GUARDED_REENTRANT: Script = Script {
 /// The queue machine.
 pub(super) static QUEUE: Script = Script {
     text: include_str!("../../protocol/queue.lua"),
-    sha: "3a173fd1fedceffaaba5627ea652cce5263970d0",
+    sha: "9f2f2f3329ab2272e68c0dec76d54410f5645fef",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/queue.lua")),
-    sha: "cd0f6fc8d09d82104cc186593fa4cff5ce71b145",
+    sha: "03ae3c3fc1cce905df2511be468e2c1ccf3e7f99",
     guarded: None,
 };
 
