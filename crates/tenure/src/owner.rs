@@ -91,7 +91,8 @@ fn parts(text: &str) -> Option<()> {
         && label.chars().all(in_label)
         && host.len() <= MAX_HOST
         && host.chars().all(in_label)
-        && pid.parse::<u32>().is_ok_and(|value| value.to_string() == pid)
+        && pid.parse::<u32>().is_ok()
+        && (pid == "0" || !pid.starts_with(['0', '+']))
         && random.len() == 32
         && random.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     fits.then_some(())

@@ -67,6 +67,11 @@ pub trait Runtime: fmt::Debug + Send + Sync + 'static {
     fn sleep_until(&self, at: Moment) -> BoxFuture<'static, ()>;
     /// Runs a task beside the caller; it ends with its last handle.
     fn spawn(&self, task: BoxFuture<'static, ()>);
+    /// Runs a blocking call of the system on another thread, where there are threads. Returns false, and runs nothing, where
+    /// there are none: in virtual time nothing may block.
+    fn spawn_blocking(&self, _call: Box<dyn FnOnce() + Send>) -> bool {
+        false
+    }
 }
 
 /// The production runtime: one thread, named `tenure`, with a current-thread tokio runtime.
@@ -165,6 +170,11 @@ impl Runtime for Driver {
 
     fn spawn(&self, task: BoxFuture<'static, ()>) {
         self.handle.spawn(task);
+    }
+
+    fn spawn_blocking(&self, call: Box<dyn FnOnce() + Send>) -> bool {
+        self.handle.spawn_blocking(call);
+        true
     }
 }
 

@@ -325,6 +325,11 @@ impl Queue {
         self.tickets.range(..=self.mark).map(|(number, _)| *number)
     }
 
+    /// The places that wait, the first in line first.
+    pub fn waiting(&self) -> impl Iterator<Item = (u64, &Ticket)> {
+        self.tickets.range(self.mark + 1..).map(|(number, ticket)| (*number, ticket))
+    }
+
     /// Whether the next request would let somebody in: a holder was taken out, and nobody has asked since.
     pub fn is_due(&self) -> bool {
         let next = self.tickets.range(self.mark + 1..).next();

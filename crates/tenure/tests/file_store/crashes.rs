@@ -168,8 +168,10 @@ fn a_killed_waiter_costs_those_behind_it_nothing() {
     assert_eq!(found(first.inspect("x")).waiters.len(), 1);
     let mut listener = second.listen("x");
     assert_eq!(first.release("x", &a), Answer::Released { left: 0 });
-    let heard = second.within(SECOND, listener.next());
-    assert_eq!(heard, Some(Some(Wake::Granted { tickets: vec![place] })));
+    let granted = |wake: &Option<Option<Wake>>| *wake == Some(Some(Wake::Granted { tickets: vec![place] }));
+    // A look may have told of the first before.
+    let heard = [(); 2].map(|()| second.within(SECOND, listener.next()));
+    assert!(heard.iter().any(granted), "{heard:?}");
 }
 
 #[test]

@@ -1,47 +1,79 @@
 //! What a request does to the files, and what a look at them tells.
 
+use tracing::warn;
+
 use super::bonds::Bonds;
 use super::directory::{Directory, Inside, Life, Over};
 use super::holders::Holders;
-use super::record::{FULL_BYTES, Record, RecordId};
+use super::record::{FULL_BYTES, HolderId, Record, RecordId};
 use crate::planted::{Bug, applied, planted};
-use crate::protocol::{self, Answer, Bind, Data, Entry, Now, Op, Rule, State, Verb, Wake, ours};
+use crate::protocol::queue::Queue;
+use crate::protocol::{self, Answer, Bind, Data, Entry, Now, Op, Rule, State, Verb, Wake, Whose, ours};
 use crate::runtime::Runtime;
-use crate::store::{Cursor, Failure, Page};
+use crate::store::{Cursor, Failure, Page, SETUP};
 
 /// So many records are in one page of a listing.
 const PAGE: usize = 1_000;
+/// So many dead waiters are taken out by one request. It says if there may be more, and is repeated then.
+const DEAD: usize = 500;
+/// So few holders are looked at by every request of a queue, and not only by that of the first waiter.
+const FEW: usize = 8;
 
-/// Both clocks.
-pub(super) fn now(runtime: &dyn Runtime) -> Now {
-    Now { ms: runtime.now().millis(), unix_us: runtime.unix_micros() }
+/// Both clocks. A directory's times are those of the machine's boot clock, which is ahead of this process's by a negative offset.
+pub(super) fn now(runtime: &dyn Runtime, offset_ms: i64) -> Now {
+    Now {
+        ms: runtime.now().millis().saturating_add_signed(offset_ms.saturating_neg()),
+        unix_us: runtime.unix_micros(),
+    }
+}
+
+/// What a request did.
+pub(super) struct Applied {
+    pub(super) answer: Answer,
+    pub(super) wake: Option<Wake>,
+    /// The holders of other processes whose places were let in, or have come to the front of the line.
+    pub(super) calls: Vec<HolderId>,
+    /// A place of this process is at the front of the line, so that this process has to watch those ahead of it.
+    pub(super) is_near: bool,
 }
 
 /// Runs one request against its record. Either all of it is written or nothing but a used-up token.
 pub(super) fn apply(
     inside: &mut Inside<'_>,
     holders: &mut Holders,
+    now: Now,
     runtime: &dyn Runtime,
     op: &Op,
-) -> Result<(Answer, Option<Wake>), Failure> {
+) -> Result<Applied, Failure> {
     let id = RecordId::of(&op.name);
     let (before, text) = inside.load(id)?.unzip();
     if let Some(record) = before.as_ref().filter(|record| record.name != op.name) {
         return Err(inside.misplaced(id, record));
     }
-    let named = before.as_ref().map(|record| record.bonds.clone()).unwrap_or_default();
-    let (lock, mut bonds) = match before.map(|record| living(inside, holders, record)).transpose()?.flatten()
-    {
+    let front_before = before.as_ref().map_or([None; 2], |record| front(&record.lock.value));
+    let mut is_bounded = false;
+    let living = before.map(|record| living_for(inside, holders, record, op, &mut is_bounded));
+    let (lock, mut bonds) = match living.transpose()?.flatten() {
         Some(record) => (Some(record.lock), record.bonds),
         None => (None, Bonds::default()),
     };
     let fence =
         Some(inside.fence()).filter(|fence| *fence > 0).map(|value| Entry { value, expires_ms: None });
     let mut state = State { lock, fence };
-    let (answer, wake) = protocol::apply(&mut state, now(runtime), op);
+    let is_dead = |number| bonds.holder_of(number).is_some_and(|holder| is_dead(inside, holders, holder));
+    let (answer, wake) = run(&mut state, now, op, is_dead);
+    let answer = match answer {
+        Answer::More(_) => answer,
+        answer if is_bounded => answer.and_more(),
+        answer => answer,
+    };
 
     if let Some(bond) = bond(op, &answer) {
-        holders.bind(inside, runtime, &op.name, bond, &mut bonds)?;
+        let holder = holders.bind(inside, runtime, &op.name, bond, &mut bonds)?;
+        // A place that waits has to be called.
+        if let Some(holder) = holder.filter(|_| !matches!(answer, Answer::Held { .. })) {
+            holders.listen(inside, holder);
+        }
     }
     let after = state.lock.map(|lock| {
         bonds.retain(|number| lock.value.has(number));
@@ -54,13 +86,69 @@ pub(super) fn apply(
     if written.is_ok() {
         applied(op, &answer, wake.as_ref(), after.as_ref().map(|record| &record.lock));
     }
-    let kept = match written {
-        Ok(()) => after.map(|record| record.bonds).unwrap_or_default(),
-        Err(_) => named,
+    let (mut calls, mut is_near) = (Vec::new(), false);
+    if let Some(record) = &after {
+        let granted = match &wake {
+            Some(Wake::Granted { tickets }) => tickets.as_slice(),
+            _ => &[],
+        };
+        let front = front(&record.lock.value);
+        let moved = front.iter().zip(front_before).filter(|(now, before)| *now != before);
+        let numbers = granted.iter().copied().chain(moved.filter_map(|(now, _)| *now));
+        calls.extend(numbers.filter_map(|number| record.bonds.holder_of(number)));
+        calls.retain(|holder| !holders.is_mine(*holder));
+        is_near = ahead_of_mine(record, holders).is_some();
+    }
+    // After a failure, what stood there before stands there still. What cannot be read may name any holder.
+    let kept = match &written {
+        Ok(()) => Some(after.map(|record| record.bonds).unwrap_or_default()),
+        Err(_) => inside.read(id).ok().map(|record| record.map(|record| record.bonds).unwrap_or_default()),
     };
-    holders.settle(inside, &op.name, &kept);
+    if let Some(kept) = kept {
+        holders.settle(inside, &op.name, &kept);
+    }
     written?;
-    Ok((answer, wake))
+    Ok(Applied { answer, wake, calls, is_near })
+}
+
+/// Runs the machine. A place that it lets in although its process is dead is taken out, and so is one that has come to the front
+/// and keeps out those behind it: then the next is let in.
+fn run(state: &mut State, now: Now, op: &Op, is_dead: impl Fn(u64) -> bool) -> (Answer, Option<Wake>) {
+    let first = |state: &State| state.lock.as_ref().and_then(|lock| front(&lock.value)[0]);
+    let mut alive = first(state);
+    let (mut answer, mut wake) = protocol::apply(state, now, op);
+    let mut granted = Vec::new();
+    for _ in 0..DEAD {
+        let mut dead = Vec::new();
+        if let Some(Wake::Granted { tickets }) = &wake {
+            for number in tickets {
+                if is_dead(*number) { &mut dead } else { &mut granted }.push(*number);
+            }
+        }
+        match first(state) {
+            Some(number) if Some(number) != alive && !sees_all(&op.verb) => match is_dead(number) {
+                true => dead.push(number),
+                false => alive = Some(number),
+            },
+            _ => {}
+        }
+        if dead.is_empty() {
+            break;
+        }
+        dead.iter().for_each(|number| protocol::end(state, *number));
+        // The same request again changes nothing but who is let in.
+        let (again, next) = protocol::apply(state, now, op);
+        if !matches!(op.verb, Verb::Release { .. }) {
+            answer = again;
+        }
+        wake = next;
+    }
+    match wake {
+        Some(Wake::Granted { .. }) | None => {
+            (answer, (!granted.is_empty()).then_some(Wake::Granted { tickets: granted }))
+        }
+        wake => (answer, wake),
+    }
 }
 
 /// The hold or place that this answer is about, and what it is to be bound to from now on.
@@ -70,6 +158,7 @@ fn bond(op: &Op, answer: &Answer) -> Option<(u64, Bind)> {
         Verb::Renew { hold, bind, .. } => (hold, bind?),
         _ => return None,
     };
+    let answer = if let Answer::More(answer) = answer { answer } else { answer };
     match *answer {
         Answer::Held { .. } if op.rule == Rule::Reentrant => Some((hold, bind)),
         Answer::Held { fence: number } | Answer::Waiting { ticket: number, .. } => Some((number, bind)),
@@ -102,15 +191,95 @@ fn store(
     }
 }
 
+fn is_dead(directory: &Directory, holders: &Holders, holder: HolderId) -> bool {
+    !holders.is_mine(holder) && directory.life(holder) == Life::Dead && !planted(Bug::DeathIgnored)
+}
+
 /// What still counts of a record: it is of this boot, and some of those who have a part in it have not crashed.
 fn living(directory: &Directory, holders: &Holders, record: Record) -> Result<Option<Record>, Failure> {
-    let life = |holder| if holders.is_mine(holder) { Life::Alive } else { directory.life(holder) };
+    let record = of_this_boot(directory, holders, record)?;
+    Ok(record.and_then(|record| record.without(|holder| is_dead(directory, holders, holder))))
+}
+
+fn of_this_boot(directory: &Directory, holders: &Holders, record: Record) -> Result<Option<Record>, Failure> {
     if record.boot == directory.boot() {
-        return Ok(record.without(|holder| life(holder) == Life::Dead && !planted(Bug::DeathIgnored)));
+        return Ok(Some(record));
     }
     // A process outlives no boot, so with a living holder the boot id is what is wrong.
-    let is_alive = record.bonds.iter().any(|(holder, _)| life(holder) == Life::Alive);
-    if is_alive { Err(directory.other_boot()) } else { Ok(None) }
+    let is_alive = |holder| holders.is_mine(holder) || directory.life(holder) == Life::Alive;
+    if record.bonds.iter().any(|(_, holder)| is_alive(holder)) {
+        return Err(directory.other_boot());
+    }
+    Ok(None)
+}
+
+/// What counts of a record for one request, which looks at no more than it decides about: of a queue, at the first waiters
+/// until one is alive, and at the holders if they are few or the first waiter asks. Otherwise the work of a queue would grow
+/// with the square of its waiters.
+fn living_for(
+    directory: &Directory,
+    holders: &Holders,
+    record: Record,
+    op: &Op,
+    is_bounded: &mut bool,
+) -> Result<Option<Record>, Failure> {
+    let (Data::Queue(_), false) = (&record.lock.value, sees_all(&op.verb)) else {
+        return living(directory, holders, record);
+    };
+    let Some(record) = of_this_boot(directory, holders, record)? else { return Ok(None) };
+    let is_dead = |record: &Record, number: &u64| {
+        record.bonds.holder_of(*number).is_some_and(|holder| is_dead(directory, holders, holder))
+    };
+    let Data::Queue(queue) = &record.lock.value else { return Ok(Some(record)) };
+    let waiting = queue.waiting().map(|(number, _)| number);
+    let dead: Vec<u64> = waiting.take(DEAD).take_while(|number| is_dead(&record, number)).collect();
+    *is_bounded = dead.len() == DEAD;
+    let Some(record) = record.without_numbers(&dead) else { return Ok(None) };
+    let Data::Queue(queue) = &record.lock.value else { return Ok(Some(record)) };
+    let holding: Vec<u64> = queue.holding().collect();
+    if holding.len() > FEW && !asks_first(queue, op) {
+        return Ok(Some(record));
+    }
+    let dead: Vec<u64> = holding.into_iter().filter(|number| is_dead(&record, number)).collect();
+    Ok(record.without_numbers(&dead))
+}
+
+/// Whether a request is about all that stands there.
+fn sees_all(verb: &Verb) -> bool {
+    matches!(verb, Verb::Inspect | Verb::Release { whose: Whose::Anyone, .. })
+}
+
+/// Whether no waiter is ahead of this request's.
+fn asks_first(queue: &Queue, op: &Op) -> bool {
+    let Some((_, first)) = queue.waiting().next() else { return true };
+    match &op.verb {
+        Verb::Refresh { owners, .. } => owners.contains(&first.owner),
+        _ => first.owner == op.owner,
+    }
+}
+
+/// The first two places in line. Their processes watch those ahead of them: the first the holders, the second the first.
+fn front(data: &Data) -> [Option<u64>; 2] {
+    let Data::Queue(queue) = data else { return [None; 2] };
+    let mut waiting = queue.waiting().map(|(number, _)| number);
+    [waiting.next(), waiting.next()]
+}
+
+/// Whose crashes this process has to notice, if a place of its own is at the front of the line.
+fn ahead_of_mine(record: &Record, holders: &Holders) -> Option<Vec<HolderId>> {
+    let holder_of = |number: Option<u64>| number.and_then(|number| record.bonds.holder_of(number));
+    let [first, second] = front(&record.lock.value).map(holder_of);
+    let is_mine = |holder: Option<HolderId>| holder.is_some_and(|holder| holders.is_mine(holder));
+    let mut ahead: Vec<HolderId> = match &record.lock.value {
+        Data::Queue(queue) if is_mine(first) => {
+            queue.holding().filter_map(|number| record.bonds.holder_of(number)).collect()
+        }
+        Data::Queue(_) if is_mine(second) => first.into_iter().collect(),
+        _ => return None,
+    };
+    ahead.sort_unstable();
+    ahead.dedup();
+    Some(ahead)
 }
 
 /// What to tell those who listen to a lock whose record has changed, whoever changed it.
@@ -122,20 +291,40 @@ pub(super) fn changed(directory: &Directory, now: Now, id: RecordId) -> Option<W
     }
 }
 
-/// What to tell those who listen to a lock now and then: also of crashes.
-pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: RecordId) -> Option<Wake> {
+/// What a look at a lock has seen.
+#[derive(Default)]
+pub(super) struct Looked {
+    /// What to tell those who listen.
+    pub(super) wake: Option<Wake>,
+    /// Who is ahead of a place of this process that is at the front of the line: it has to notice by itself that they crash.
+    pub(super) ahead: Option<Vec<HolderId>>,
+}
+
+/// Looks at a lock. Of a queue in which processes wait it looks at those only that are ahead of a place of this process at the
+/// front of the line: each other waiter is told when it comes there.
+pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: RecordId) -> Looked {
     let Ok(Some(record)) = directory.peek(id) else {
-        // Gone; or unreadable, which whoever asks must hear.
-        return Some(Wake::Free { by: None });
+        // Gone; or unreadable, which the next request reports.
+        return Looked { wake: Some(Wake::Free { by: None }), ahead: None };
     };
     let by = match &record.lock.value {
         Data::Text(value) => ours(value).map(|(owner, _)| owner),
         _ => None,
     };
-    match news(living(directory, holders, record).unwrap_or(None).as_ref(), now) {
+    if front(&record.lock.value)[0].is_some() {
+        let ahead = ahead_of_mine(&record, holders);
+        let crashed = |ahead: &Vec<HolderId>| ahead.iter().any(|holder| is_dead(directory, holders, *holder));
+        let wake = match ahead.as_ref().is_some_and(crashed) {
+            true => Some(Wake::Reconnected),
+            false => news(Some(&record), now),
+        };
+        return Looked { wake, ahead };
+    }
+    let wake = match news(living(directory, holders, record).unwrap_or(None).as_ref(), now) {
         Some(Wake::Free { .. }) => Some(Wake::Free { by }),
         wake => wake,
-    }
+    };
+    Looked { wake, ahead: None }
 }
 
 /// What a record says to those who listen.
@@ -159,8 +348,16 @@ pub(super) fn page(directory: &Directory, now: Now, prefix: &str, from: &Cursor)
     let part = &records[start..records.len().min(start + PAGE)];
     let mut page = Page::default();
     for id in part {
-        // Gone since the directory was read.
-        let Some(record) = directory.peek(*id)? else { continue };
+        let record = match directory.peek(*id) {
+            Ok(Some(record)) => record,
+            // Gone since the directory was read.
+            Ok(None) => continue,
+            Err(failure) => {
+                // The other locks are listed all the same.
+                warn!(target: SETUP, %failure, "a lock is not listed");
+                continue;
+            }
+        };
         if !record.name.as_str().starts_with(prefix) {
             continue;
         }

@@ -1,56 +1,62 @@
 //! Which holder files the holds of one lock are bound to.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::record::HolderId;
 
-/// For each holder, the holds that end with it, by number: see [`protocol::end`](crate::protocol::end). A hold that is not
-/// here ends with its lease only.
+/// What each hold ends with, by number: see [`protocol::end`](crate::protocol::end). A hold that is not here ends with its lease
+/// only. Many processes wait in one queue, and each request reads all of this: so it is one list, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Bonds(BTreeMap<HolderId, BTreeSet<u64>>);
+pub(super) struct Bonds(Vec<(u64, HolderId)>);
 
 impl Bonds {
-    /// Binds a hold to this holder instead of what it is bound to, or to nothing.
-    pub(super) fn bind(&mut self, number: u64, holder: Option<HolderId>) {
-        let named = self.holder_of(number);
-        if named == holder {
-            return;
-        }
-        if let Some(numbers) = named.and_then(|named| self.0.get_mut(&named)) {
-            numbers.remove(&number);
-        }
-        self.0.retain(|_, numbers| !numbers.is_empty());
-        if let Some(holder) = holder {
-            self.0.entry(holder).or_default().insert(number);
-        }
+    /// Those that were written down; `None` if a hold is there twice.
+    pub(super) fn new(mut bonds: Vec<(u64, HolderId)>) -> Option<Self> {
+        bonds.sort_unstable();
+        bonds.is_sorted_by(|(one, _), (next, _)| one < next).then_some(Self(bonds))
     }
 
-    /// All that is bound to one holder, as it was written down.
-    pub(super) fn insert(&mut self, holder: HolderId, numbers: BTreeSet<u64>) {
-        self.0.insert(holder, numbers);
+    /// Binds a hold to this holder instead of what it is bound to, or to nothing.
+    pub(super) fn bind(&mut self, number: u64, holder: Option<HolderId>) {
+        match (self.find(number), holder) {
+            (Ok(place), Some(holder)) => self.0[place].1 = holder,
+            (Ok(place), None) => drop(self.0.remove(place)),
+            (Err(place), Some(holder)) => self.0.insert(place, (number, holder)),
+            (Err(_), None) => {}
+        }
     }
 
     /// Forgets the holds that are no more.
     pub(super) fn retain(&mut self, is_there: impl Fn(u64) -> bool) {
-        self.0.retain(|_, numbers| {
-            numbers.retain(|number| is_there(*number));
-            !numbers.is_empty()
-        });
+        self.0.retain(|(number, _)| is_there(*number));
     }
 
     /// What a hold is bound to.
     pub(super) fn holder_of(&self, number: u64) -> Option<HolderId> {
-        self.0.iter().find(|(_, numbers)| numbers.contains(&number)).map(|(holder, _)| *holder)
+        self.find(number).ok().map(|place| self.0[place].1)
     }
 
     /// Whether any hold is bound to this holder.
     pub(super) fn names(&self, holder: HolderId) -> bool {
-        self.0.contains_key(&holder)
+        self.0.iter().any(|(_, named)| *named == holder)
     }
 
-    /// The holders, and what is bound to each.
-    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = (HolderId, &BTreeSet<u64>)> {
-        self.0.iter().map(|(holder, numbers)| (*holder, numbers))
+    /// Each hold, and what it is bound to.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, HolderId)> {
+        self.0.iter().copied()
+    }
+
+    /// The holders in order, and what is bound to each.
+    pub(super) fn by_holder(&self) -> BTreeMap<HolderId, Vec<u64>> {
+        let mut holders = BTreeMap::<_, Vec<u64>>::new();
+        for (number, holder) in self.iter() {
+            holders.entry(holder).or_default().push(number);
+        }
+        holders
+    }
+
+    fn find(&self, number: u64) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&number, |(number, _)| *number)
     }
 }
 
@@ -70,6 +76,8 @@ mod tests {
         bonds.bind(8, None);
         assert!(!bonds.names(a) && bonds.names(b));
         bonds.retain(|number| number == 7);
-        assert_eq!(bonds.iter().collect::<Vec<_>>(), [(b, &BTreeSet::from([7]))]);
+        assert_eq!(bonds.by_holder().into_iter().collect::<Vec<_>>(), [(b, vec![7])]);
+        assert_eq!(Bonds::new(vec![(7, b)]), Some(bonds));
+        assert_eq!(Bonds::new(vec![(7, b), (7, a)]), None);
     }
 }

@@ -4,23 +4,25 @@
 //! exists only while this process has the guard's OS lock.
 
 use std::fs::DirBuilder;
+use std::io;
 use std::ops::Deref;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use rustix::buffer::spare_capacity;
 use rustix::fs::{
-    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, flock, fstat, ftruncate, openat,
-    renameat, renameat_with, unlinkat,
+    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, chmodat, flock, fstat, ftruncate,
+    openat, renameat, renameat_with, unlinkat,
 };
 use rustix::io::{Errno, pread, pwrite, read, write};
 
 use super::fault::{failed, unusable};
-use super::record::{HolderId, Ledger, MAX_BYTES, Record, RecordId};
+use super::record::{HolderId, Ledger, MAX_BYTES, Record, RecordId, socket_name};
 use super::system::{boot_id, errno, warn_of_network};
 use crate::planted::crash_point;
-use crate::protocol::Now;
 use crate::store::Failure;
 
 const GUARD: &str = "guard";
@@ -28,8 +30,6 @@ const GUARD: &str = "guard";
 const TEMP: &str = "temp";
 /// What a group may do is left to the umask; nobody else needs a lock file.
 const MODE: Mode = Mode::from_raw_mode(0o660);
-/// So many records are looked at in one sweep, from a random place on.
-const SAMPLE: usize = 64;
 
 /// An open directory.
 #[derive(Debug)]
@@ -41,6 +41,8 @@ pub(super) struct Directory {
     /// Device and inode of the guard: another file at its path is another store.
     place: (u64, u64),
     boot: String,
+    /// The socket from which waiting processes are called, once one was.
+    caller: OnceLock<UnixDatagram>,
 }
 
 /// What came of asking for the guard.
@@ -52,10 +54,27 @@ pub(super) enum Entered<'a> {
     Replaced,
 }
 
-/// The directory while its guard is ours.
+/// The directory while this process has its guard.
 pub(super) struct Inside<'a> {
     directory: &'a Directory,
     fence: u64,
+    locked: Option<Locked>,
+}
+
+/// The guard's lock, taken through an open file of its own. Dropped, it gives the lock back.
+#[derive(Debug)]
+pub(super) struct Locked(OwnedFd);
+
+impl Locked {
+    /// Waits for the lock in the system's queue, which is first come, first served. Blocks.
+    pub(super) fn wait(self) -> Result<Self, Errno> {
+        loop {
+            match flock(&self.0, FlockOperation::LockExclusive) {
+                Err(Errno::INTR) => {}
+                locked => return locked.map(|()| self),
+            }
+        }
+    }
 }
 
 /// What a record is written over.
@@ -97,18 +116,27 @@ impl Directory {
         }
         warn_of_network(&dir, path);
         let boot = boot_id()?;
-        Ok(Self { path: path.to_owned(), dir, guard, guard_path, place: (stat.st_dev, stat.st_ino), boot })
+        let (place, caller) = ((stat.st_dev, stat.st_ino), OnceLock::new());
+        Ok(Self { path: path.to_owned(), dir, guard, guard_path, place, boot, caller })
     }
 
-    /// Takes the guard if it is free. Never waits.
-    pub(super) fn enter(&self) -> Result<Entered<'_>, Failure> {
-        match flock(&self.guard, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Ok(Entered::Locked),
-            Err(errno) => return Err(failed("lock", &self.guard_path, errno)),
+    /// The guard's file, opened once more: what [`Locked::wait`] waits for.
+    pub(super) fn guard_to_wait_for(&self) -> Option<Locked> {
+        let path = format!("/proc/self/fd/{}", self.guard.as_raw_fd());
+        rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok().map(Locked)
+    }
+
+    /// Takes the guard if it is free, or with the lock that was waited for. Never waits.
+    pub(super) fn enter(&self, locked: Option<Locked>) -> Result<Entered<'_>, Failure> {
+        if locked.is_none() {
+            match flock(&self.guard, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => return Ok(Entered::Locked),
+                Err(errno) => return Err(failed("lock", &self.guard_path, errno)),
+            }
         }
         crash_point();
-        let mut inside = Inside { directory: self, fence: 0 };
+        let mut inside = Inside { directory: self, fence: 0, locked };
         if !self.is_in_place()? {
             return Ok(Entered::Replaced);
         }
@@ -214,19 +242,60 @@ impl Directory {
         Ok((records, holders))
     }
 
-    /// Removes the file of a holder of this process's own. Nobody else makes a file of that name, so no guard is needed.
+    /// When a file was last made, renamed or removed.
+    pub(super) fn modified(&self) -> Option<(i64, u64)> {
+        fstat(&self.dir).ok().map(|stat| (stat.st_mtime as i64, stat.st_mtime_nsec as u64))
+    }
+
+    /// All names in the directory, to be read in pieces.
+    pub(super) fn names(&self) -> Result<Dir, Failure> {
+        Dir::read_from(&self.dir).map_err(|errno| failed("read the directory", &self.path, errno))
+    }
+
+    /// Removes the files of a holder. Only its own process makes files of these names, so no guard is needed.
     pub(super) fn remove_holder(&self, holder: HolderId) {
+        let _ = unlinkat(&self.dir, socket_name(holder), AtFlags::empty());
+        crash_point();
         let _ = unlinkat(&self.dir, holder.to_string(), AtFlags::empty());
         crash_point();
+    }
+
+    /// Binds the socket on which the process of a holder is called while it waits.
+    pub(super) fn bind_socket(&self, holder: HolderId) -> io::Result<UnixDatagram> {
+        let name = socket_name(holder);
+        let socket = UnixDatagram::bind(self.by_descriptor(&name))?;
+        crash_point();
+        socket.set_nonblocking(true)?;
+        // A message costs its receiver one look. Who may use the directory may send it.
+        chmodat(&self.dir, name, MODE, AtFlags::empty())?;
+        Ok(socket)
+    }
+
+    /// Tells the process of a holder that the record of a lock in which it waits has changed. Never waits: a process whose
+    /// socket is full is about to look, and one without a socket finds out when it refreshes its place.
+    pub(super) fn call(&self, holder: HolderId, id: RecordId) {
+        let caller = match self.caller.get() {
+            Some(caller) => caller,
+            None => {
+                let caller = UnixDatagram::unbound();
+                let Ok(caller) = caller.and_then(|caller| caller.set_nonblocking(true).map(|()| caller))
+                else {
+                    return;
+                };
+                self.caller.get_or_init(|| caller)
+            }
+        };
+        let _ = caller.send_to(id.to_string().as_bytes(), self.by_descriptor(&socket_name(holder)));
+    }
+
+    /// A path to a file of this directory that is short enough for a socket, whatever stands at the directory's path by now.
+    pub(super) fn by_descriptor(&self, name: &str) -> String {
+        format!("/proc/self/fd/{}/{name}", self.dir.as_raw_fd())
     }
 
     /// The boot that this directory's leases are counted in.
     pub(super) fn boot(&self) -> &str {
         &self.boot
-    }
-
-    pub(super) fn fd(&self) -> &OwnedFd {
-        &self.dir
     }
 
     /// Whether there is a record of this lock, whatever it says.
@@ -271,10 +340,18 @@ impl Inside<'_> {
     /// Writes a record whole or not at all, over what stands at its name or where nothing does.
     pub(super) fn write(&self, id: RecordId, record: &str, over: Over) -> Result<(), Failure> {
         let temp = self.path.join(TEMP);
-        self.write_temp(record.as_bytes()).map_err(|errno| {
-            self.remove_temp();
-            failed("write", &temp, errno)
-        })?;
+        match self.write_temp(record.as_bytes()) {
+            // The record that is there has room of its own: what is held can be renewed, and what is released leaves.
+            Err(Errno::NOSPC | Errno::DQUOT)
+                if over == Over::Record && self.write_in_place(id, record).is_ok() =>
+            {
+                return Ok(());
+            }
+            written => written.map_err(|errno| {
+                self.remove_temp();
+                failed("write", &temp, errno)
+            })?,
+        }
         crash_point();
         let id = id.to_string();
         // The record that was there becomes the next temp file.
@@ -324,6 +401,24 @@ impl Inside<'_> {
         if length > text.len() { ftruncate(&temp, text.len() as u64) } else { Ok(()) }
     }
 
+    /// Writes a record over itself, on a full disk. A process that is killed within the one call leaves it whole if it is no
+    /// longer than a page; a longer one may be damaged by that.
+    fn write_in_place(&self, id: RecordId, record: &str) -> Result<(), Errno> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = openat(&self.dir, id.to_string(), flags, Mode::empty())?;
+        let stat = fstat(&file)?;
+        let (length, room) = (stat.st_size as usize, stat.st_blocks as u64 * 512);
+        if record.len() > length && record.len() as u64 > room {
+            return Err(Errno::NOSPC);
+        }
+        let mut written = 0;
+        while written < record.len() {
+            written += pwrite(&file, &record.as_bytes()[written..], written as u64)?;
+        }
+        crash_point();
+        if length > record.len() { ftruncate(&file, record.len() as u64) } else { Ok(()) }
+    }
+
     /// Creates and flocks the file of a holder. Under the guard, so nobody sees it before it is flocked.
     pub(super) fn create_holder(&self, holder: HolderId, inherit: bool) -> Result<OwnedFd, Failure> {
         let name = holder.to_string();
@@ -344,41 +439,6 @@ impl Inside<'_> {
         let written = self.create(TEMP, OFlags::CLOEXEC).and_then(|temp| write(&temp, self.boot.as_bytes()));
         self.remove_temp();
         written.map(drop).map_err(|errno| failed("write", &self.path.join(TEMP), errno))
-    }
-
-    /// Takes out what crashed holders left behind, and removes some of the records whose lease is over.
-    ///
-    /// A dead holder's file stays until no record names it, since a record whose holder's file is gone is good for the
-    /// rest of its lease.
-    pub(super) fn sweep(
-        &self,
-        now: Now,
-        random: u64,
-        is_mine: impl Fn(HolderId) -> bool,
-    ) -> Result<(), Failure> {
-        let (mut records, holders) = self.entries()?;
-        let dead: Vec<_> =
-            holders.into_iter().filter(|id| !is_mine(*id) && self.life(*id) == Life::Dead).collect();
-        if dead.is_empty() && records.len() > SAMPLE {
-            let start = random as usize % records.len();
-            records.rotate_left(start);
-            records.truncate(SAMPLE);
-        }
-        for id in records {
-            // One that cannot be read is for whoever asks for it.
-            let Ok(Some(record)) = self.read(id) else { continue };
-            let is_over = record.boot == self.boot && record.lock.is_over(now);
-            let is_dead = |holder: HolderId| dead.binary_search(&holder).is_ok();
-            if !is_over && !record.bonds.iter().any(|(holder, _)| is_dead(holder)) {
-                continue;
-            }
-            match record.without(is_dead).filter(|_| !is_over) {
-                Some(rest) => self.write(id, &rest.encode(), Over::Record)?,
-                None => self.remove(id)?,
-            }
-        }
-        dead.into_iter().for_each(|holder| self.remove_holder(holder));
-        Ok(())
     }
 
     /// Frees everything after a reboot. No process of another boot is alive, so a living holder means that this is none.
@@ -421,7 +481,9 @@ impl Deref for Inside<'_> {
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        let _ = flock(&self.directory.guard, FlockOperation::Unlock);
+        if self.locked.take().is_none() {
+            let _ = flock(&self.directory.guard, FlockOperation::Unlock);
+        }
         crash_point();
     }
 }

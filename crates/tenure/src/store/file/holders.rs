@@ -1,11 +1,16 @@
 //! The holder files that this store keeps flocked: one for the process, one for each hold of work that children inherit.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::os::fd::OwnedFd;
+use std::task::{Context, Poll};
+
+use tokio::net::UnixDatagram;
+use tracing::debug;
 
 use super::bonds::Bonds;
 use super::directory::{Directory, Inside};
-use super::record::HolderId;
+use super::record::{HolderId, RecordId};
 use crate::name::LockName;
 use crate::protocol::Bind;
 use crate::runtime::Runtime;
@@ -18,6 +23,8 @@ pub(super) struct Holders {
     /// The names whose records named the process when they were last seen.
     bound: BTreeSet<LockName>,
     works: BTreeMap<LockName, BTreeMap<u64, Holder>>,
+    /// A socket could not be bound: nothing calls this process, so it has to look.
+    is_deaf: bool,
 }
 
 /// An open holder file: flocked until the last process that has it open is gone.
@@ -25,17 +32,28 @@ pub(super) struct Holders {
 struct Holder {
     id: HolderId,
     _file: OwnedFd,
+    /// On which other processes call it while it waits.
+    socket: Option<UnixDatagram>,
 }
 
 impl Holder {
     fn create(inside: &Inside<'_>, runtime: &dyn Runtime, inherit: bool) -> Result<Self, Failure> {
         let id = HolderId(runtime.random());
-        Ok(Self { id, _file: inside.create_holder(id, inherit)? })
+        Ok(Self { id, _file: inside.create_holder(id, inherit)?, socket: None })
+    }
+
+    /// Binds the socket, unless there is one. Only within a tokio runtime.
+    fn listen(&mut self, directory: &Directory) -> io::Result<()> {
+        if self.socket.is_none() {
+            let socket = directory.bind_socket(self.id)?;
+            self.socket = Some(UnixDatagram::from_std(socket)?);
+        }
+        Ok(())
     }
 }
 
 impl Holders {
-    /// Binds a hold like this.
+    /// Binds a hold like this, and says to which holder.
     ///
     /// What is made here counts for nothing until [`settle`](Self::settle) was told that the record names it.
     pub(super) fn bind(
@@ -45,7 +63,7 @@ impl Holders {
         name: &LockName,
         (number, bind): (u64, Bind),
         bonds: &mut Bonds,
-    ) -> Result<(), Failure> {
+    ) -> Result<Option<HolderId>, Failure> {
         let holder = match bind {
             Bind::Lease => None,
             Bind::Process => {
@@ -71,7 +89,54 @@ impl Holders {
             }
         };
         bonds.bind(number, holder);
-        Ok(())
+        Ok(holder)
+    }
+
+    /// Opens the socket of the holder that a waiting place is bound to, so that other processes can call it.
+    pub(super) fn listen(&mut self, directory: &Directory, id: HolderId) {
+        let Some(holder) = self.all_mut().find(|holder| holder.id == id) else { return };
+        if let Err(error) = holder.listen(directory) {
+            self.is_deaf = true;
+            debug!(target: "tenure", %error, "no socket in the directory: waiting looks instead");
+        }
+    }
+
+    /// Whether other processes cannot call this one.
+    pub(super) fn is_deaf(&self) -> bool {
+        self.is_deaf
+    }
+
+    /// Ready when another process has called.
+    pub(super) fn poll_called(&self, context: &mut Context<'_>) -> Poll<()> {
+        let sockets = self.all().filter_map(|holder| holder.socket.as_ref());
+        let mut ready = Poll::Pending;
+        for socket in sockets {
+            if matches!(socket.poll_recv_ready(context), Poll::Ready(Ok(()))) {
+                ready = Poll::Ready(());
+            }
+        }
+        ready
+    }
+
+    /// The locks that calls were about, since this was last asked. Never waits.
+    pub(super) fn called(&self) -> BTreeSet<RecordId> {
+        let mut called = BTreeSet::new();
+        for socket in self.all().filter_map(|holder| holder.socket.as_ref()) {
+            let mut message = [0; 64];
+            while let Ok(length) = socket.try_recv(&mut message) {
+                let text = std::str::from_utf8(&message[..length]);
+                called.extend(text.ok().and_then(|text| text.parse::<RecordId>().ok()));
+            }
+        }
+        called
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Holder> {
+        self.process.iter().chain(self.works.values().flat_map(BTreeMap::values))
+    }
+
+    fn all_mut(&mut self) -> impl Iterator<Item = &mut Holder> {
+        self.process.iter_mut().chain(self.works.values_mut().flat_map(BTreeMap::values_mut))
     }
 
     /// Keeps what the lock's record names now, and lets go of the rest.
@@ -98,8 +163,7 @@ impl Holders {
 
     /// Whether this store itself keeps that holder alive.
     pub(super) fn is_mine(&self, id: HolderId) -> bool {
-        self.process.as_ref().is_some_and(|process| process.id == id)
-            || self.works.values().flat_map(BTreeMap::values).any(|work| work.id == id)
+        self.all().any(|holder| holder.id == id)
     }
 
     /// Leaves in good order: a file that no record names is removed; the others tell that their holds have ended.

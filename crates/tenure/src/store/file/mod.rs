@@ -28,6 +28,7 @@ mod directory;
 mod fault;
 mod holders;
 mod record;
+mod sweep;
 mod system;
 mod value;
 mod watch;
@@ -87,9 +88,9 @@ impl File {
         let store = self.clone();
         async move {
             let (promise, answer) = oneshot::channel();
-            let until = store.0.runtime.now() + within;
+            let job = Job::new(ask(promise), store.0.runtime.now(), within);
             let jobs = store.0.jobs();
-            if jobs.send(Job { ask: ask(promise), until }).is_err() {
+            if jobs.send(job).is_err() {
                 return Err(Failure::NotSent(Failure::cause("the store is shut down")));
             }
             let answered = match select(answer, pin!(jobs.closed())).await {
@@ -122,11 +123,11 @@ impl Store for File {
     fn listen(
         &self,
         name: &LockName,
-        _rule: Rule,
+        rule: Rule,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let name = name.clone();
-        self.ask(within, |promise| Ask::Listen(name, promise)).boxed()
+        self.ask(within, move |promise| Ask::Listen(name, rule, promise)).boxed()
     }
 
     fn list(

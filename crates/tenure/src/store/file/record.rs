@@ -3,7 +3,6 @@
 //! Both are text that an operator can read. Whatever is not exactly what this version writes is refused: a lock whose
 //! record cannot be read is neither free nor held.
 
-use std::collections::BTreeSet;
 use std::fmt::{self, Write};
 use std::str::FromStr;
 
@@ -54,17 +53,28 @@ impl fmt::Display for HolderId {
 impl FromStr for RecordId {
     type Err = ();
     fn from_str(file: &str) -> Result<Self, ()> {
-        let id = Self(u128::from_str_radix(file.strip_prefix("lock-").ok_or(())?, 16).map_err(drop)?);
-        if id.to_string() == file { Ok(id) } else { Err(()) }
+        let digits = digits(file, "lock-", 32).ok_or(())?;
+        u128::from_str_radix(digits, 16).map(Self).map_err(drop)
     }
 }
 
 impl FromStr for HolderId {
     type Err = ();
     fn from_str(file: &str) -> Result<Self, ()> {
-        let id = Self(u64::from_str_radix(file.strip_prefix("holder-").ok_or(())?, 16).map_err(drop)?);
-        if id.to_string() == file { Ok(id) } else { Err(()) }
+        let digits = digits(file, "holder-", 16).ok_or(())?;
+        u64::from_str_radix(digits, 16).map(Self).map_err(drop)
     }
+}
+
+/// So many hexadecimal digits after a prefix.
+fn digits<'a>(file: &'a str, prefix: &str, length: usize) -> Option<&'a str> {
+    let digits = file.strip_prefix(prefix).filter(|digits| digits.len() == length)?;
+    digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')).then_some(digits)
+}
+
+/// The name of the socket on which the process of a holder is called.
+pub(super) fn socket_name(holder: HolderId) -> String {
+    format!("wake-{:016x}", holder.0)
 }
 
 /// One lock, as its file says.
@@ -97,7 +107,7 @@ impl Record {
     pub(super) fn encode(&self) -> String {
         let (kind, value) = (value::kind(&self.lock.value), value::encode(&self.lock.value));
         let ends = self.lock.expires_ms.map_or("never".to_owned(), |end| end.to_string());
-        let (boot, name, bonds) = (&self.boot, self.name.as_str(), self.bonds.iter());
+        let (boot, name, bonds) = (&self.boot, self.name.as_str(), self.bonds.by_holder());
         let mut text = format!("{RECORD} {FORMAT}\nboot {boot}\nends {ends}\nholders {}\n", bonds.len());
         for (holder, numbers) in bonds {
             let _ = write!(text, "{holder}");
@@ -134,17 +144,25 @@ impl Record {
         let name = take(&mut rest, number(name_bytes)?)?;
         let value = value::decode(kind, take(&mut rest, number(value_bytes)?)?)?;
         let name = LockName::new(name).ok()?;
-        let is_whole =
-            rest.is_empty() && bonds.iter().all(|(_, numbers)| numbers.iter().all(|n| value.has(*n)));
+        let is_whole = rest.is_empty() && bonds.iter().all(|(number, _)| value.has(number));
         is_whole.then_some(Self { name, boot, bonds, lock: Entry { value, expires_ms } })
     }
 
     /// What is left without what is bound to these holders, unless that is all.
-    pub(super) fn without(mut self, is_dead: impl Fn(HolderId) -> bool) -> Option<Self> {
-        let mut state = State { lock: Some(self.lock), fence: None };
-        for (_, numbers) in self.bonds.iter().filter(|(holder, _)| is_dead(*holder)) {
-            numbers.iter().for_each(|number| protocol::end(&mut state, *number));
+    pub(super) fn without(self, is_dead: impl Fn(HolderId) -> bool) -> Option<Self> {
+        let holders = self.bonds.by_holder();
+        let dead = holders.into_iter().filter(|(holder, _)| is_dead(*holder));
+        let numbers: Vec<u64> = dead.flat_map(|(_, numbers)| numbers).collect();
+        self.without_numbers(&numbers)
+    }
+
+    /// What is left without these holds and places, unless that is all.
+    pub(super) fn without_numbers(mut self, numbers: &[u64]) -> Option<Self> {
+        if numbers.is_empty() {
+            return Some(self);
         }
+        let mut state = State { lock: Some(self.lock), fence: None };
+        numbers.iter().for_each(|number| protocol::end(&mut state, *number));
         self.lock = state.lock?;
         self.bonds.retain(|number| self.lock.value.has(number));
         Some(self)
@@ -158,21 +176,21 @@ fn seal_of(bytes: &[u8]) -> String {
 
 /// A line for each holder: its file and the holds that end with it.
 fn decode_bonds(rest: &mut &str) -> Option<Bonds> {
-    let (mut bonds, mut bound, mut last) = (Bonds::default(), BTreeSet::new(), None);
+    let (mut bonds, mut last) = (Vec::new(), None);
     for _ in 0..number::<usize>(field(rest, "holders")?)? {
         let (mut line, after) = rest.split_once('\n')?;
         *rest = after;
         let holder: HolderId = word(&mut line)?.parse().ok()?;
-        let mut numbers = BTreeSet::new();
+        let mut last_hold = None;
         for hold in line.split(' ') {
             let hold: u64 = number(hold)?;
-            let is_next = numbers.last().is_none_or(|before| *before < hold) && bound.insert(hold);
-            is_next.then(|| numbers.insert(hold))?;
+            (last_hold < Some(hold)).then(|| bonds.push((hold, holder)))?;
+            last_hold = Some(hold);
         }
-        (last < Some(holder)).then(|| bonds.insert(holder, numbers))?;
+        (last < Some(holder)).then_some(())?;
         last = Some(holder);
     }
-    Some(bonds)
+    Bonds::new(bonds)
 }
 
 impl Ledger {
@@ -260,8 +278,9 @@ pub(super) fn word<'a>(line: &mut &'a str) -> Option<&'a str> {
 }
 
 /// A number as it is printed: no sign, no leading zero.
-pub(super) fn number<T: FromStr + ToString>(text: &str) -> Option<T> {
-    text.parse().ok().filter(|value: &T| value.to_string() == text)
+pub(super) fn number<T: FromStr>(text: &str) -> Option<T> {
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
+    if is_plain { text.parse().ok() } else { None }
 }
 
 #[cfg(test)]
@@ -493,7 +512,7 @@ mod tests {
             let outcome = format!(
                 "{:?} {:?}",
                 record.clone().without(|_| true).map(|left| value::kind(&left.lock.value)),
-                record.clone().without(|holder| holder == HolderId(7)).map(|left| left.bonds.iter().len()),
+                record.clone().without(|holder| holder == HolderId(7)).map(|left| left.bonds.by_holder().len()),
             );
             assert_eq!(record.clone().without(|_| false), Some(record));
             outcome

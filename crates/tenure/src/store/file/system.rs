@@ -10,6 +10,8 @@ use super::fault::{failed, shown, unusable};
 use crate::store::{Failure, SETUP};
 
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+const OFFSETS: &str = "/proc/self/timens_offsets";
+const TIME_NAMESPACES: [&str; 2] = ["/proc/self/ns/time", "/proc/self/ns/time_for_children"];
 
 /// Names this boot of the machine, or of the container.
 pub(super) fn boot_id() -> Result<String, Failure> {
@@ -22,6 +24,23 @@ pub(super) fn boot_id() -> Result<String, Failure> {
         return Err(unusable(path, "holds no boot id: mount the system's own /proc"));
     }
     Ok(id.to_owned())
+}
+
+/// By how many milliseconds this process's boot clock is ahead of the machine's. Each time namespace has an offset of its own, and
+/// processes of several namespaces may share a directory.
+pub(super) fn boot_clock_offset_ms() -> i64 {
+    // The file tells of the namespace of children, which is this process's own but in between `unshare` and `exec`.
+    let [own, children] = TIME_NAMESPACES.map(|path| std::fs::read_link(path).ok());
+    let text = if own == children { std::fs::read_to_string(OFFSETS).ok() } else { None };
+    text.and_then(|text| offset_ms(&text)).unwrap_or(0)
+}
+
+/// The offset of the boot clock in what the system says: `CLOCK SECONDS NANOSECONDS`, a line each.
+fn offset_ms(text: &str) -> Option<i64> {
+    let boot_clock = text.lines().find(|line| line.starts_with("boottime"))?;
+    let mut numbers = boot_clock.split_whitespace().skip(1).map(|number| number.parse::<i64>().ok());
+    let (seconds, nanos) = (numbers.next()??, numbers.next()??);
+    seconds.checked_mul(1_000)?.checked_add(nanos / 1_000_000)
 }
 
 /// The same error, as the system numbers it.
@@ -57,5 +76,23 @@ pub(super) fn warn_of_network(dir: &OwnedFd, path: &Path) {
             file_system = name,
             "locks in this directory hold on this machine only, although other machines may see it"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_offset_of_the_boot_clock_is_read_to_the_millisecond() {
+        let said = |text| offset_ms(text);
+        assert_eq!(
+            said("monotonic           7         0\nboottime        86400  25000000\n"),
+            Some(86_400_025)
+        );
+        assert_eq!(said("monotonic 0 0\nboottime         -100         0\n"), Some(-100_000));
+        assert_eq!(said("monotonic 0 0\n"), None);
+        assert_eq!(said("boottime x 0\n"), None);
+        assert_eq!(said("boottime 9223372036854775807 0\n"), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::task::{Context, Poll};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
@@ -17,25 +17,53 @@ use crate::store::Speaker;
 
 /// The listeners of this store, by lock.
 #[derive(Debug, Default)]
-pub(super) struct Ears(BTreeMap<RecordId, Ear>);
+pub(super) struct Ears {
+    by_lock: BTreeMap<RecordId, Ear>,
+    /// Above so many, the next one that is added clears away those that nobody listens to.
+    full: usize,
+    /// At least one of them is not called, unless this is 0.
+    watching: usize,
+}
 
 /// The listeners to one lock. One that was dropped is forgotten when the lock is next looked at.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Ear {
     listeners: Vec<Speaker>,
     /// The tickets that hold, as was told last. Telling them again would make every change of a queue's record, and each
     /// refresh is one, news for everybody.
     told: BTreeSet<u64>,
+    /// Other processes call this one. Otherwise it watches the directory.
+    is_called: bool,
+    /// The holders to watch, while a place of this process is at the front of the line.
+    ahead: Option<Vec<HolderId>>,
 }
 
 impl Ears {
-    pub(super) fn add(&mut self, id: RecordId, listener: Speaker) {
-        self.0.entry(id).or_default().listeners.push(listener);
+    /// Adds a listener. `is_called`: to a queue in which this process waits, so that other processes call it.
+    pub(super) fn add(&mut self, id: RecordId, listener: Speaker, is_called: bool) {
+        if self.by_lock.len() >= self.full.max(64) {
+            self.forget();
+            self.full = 2 * self.by_lock.len();
+        }
+        let fresh = || Ear { listeners: Vec::new(), told: BTreeSet::new(), is_called, ahead: None };
+        let ear = self.by_lock.entry(id).or_insert_with(fresh);
+        ear.is_called &= is_called;
+        ear.listeners.push(listener);
+        self.watching += usize::from(!is_called);
+    }
+
+    /// Forgets what nobody listens to any more.
+    fn forget(&mut self) {
+        self.by_lock.retain(|_, ear| {
+            ear.listeners.retain(|listener| !listener.is_over());
+            !ear.listeners.is_empty()
+        });
+        self.watching = self.by_lock.values().filter(|ear| !ear.is_called).count();
     }
 
     /// Tells what a request of this store's own has done.
     pub(super) fn tell(&mut self, id: RecordId, wake: &Wake) {
-        let Some(ear) = self.0.get_mut(&id) else { return };
+        let Some(ear) = self.by_lock.get_mut(&id) else { return };
         ear.say(wake);
         if let Wake::Granted { tickets } = wake {
             ear.told.extend(tickets);
@@ -44,7 +72,7 @@ impl Ears {
 
     /// Tells what a record says; of the tickets that hold, those that are new.
     pub(super) fn tell_news(&mut self, id: RecordId, wake: Wake) {
-        let Some(ear) = self.0.get_mut(&id) else { return };
+        let Some(ear) = self.by_lock.get_mut(&id) else { return };
         let Wake::Granted { tickets: holding } = wake else {
             ear.say(&wake);
             return;
@@ -57,26 +85,52 @@ impl Ears {
     }
 
     pub(super) fn tell_all(&mut self, wake: &Wake) {
-        for ear in self.0.values() {
+        for ear in self.by_lock.values() {
             ear.say(wake);
         }
     }
 
     pub(super) fn has(&self, id: RecordId) -> bool {
-        self.0.contains_key(&id)
+        self.by_lock.contains_key(&id)
     }
 
-    /// What is listened to, after forgetting what no longer is.
-    pub(super) fn names(&mut self) -> Vec<RecordId> {
-        self.0.retain(|_, ear| {
-            ear.listeners.retain(|listener| !listener.is_over());
-            !ear.listeners.is_empty()
-        });
-        self.0.keys().copied().collect()
+    /// Whether changes of this lock have to be seen in the directory.
+    pub(super) fn watches(&self, id: RecordId) -> bool {
+        self.by_lock.get(&id).is_some_and(|ear| !ear.is_called)
+    }
+
+    /// Whether any lock's changes have to be seen in the directory.
+    pub(super) fn any_watches(&self) -> bool {
+        self.watching > 0
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.by_lock.is_empty()
+    }
+
+    /// The locks that have to be looked at now and then, after forgetting what nobody listens to.
+    pub(super) fn to_look_at(&mut self) -> Vec<RecordId> {
+        self.forget();
+        let looks = |(id, ear): (&RecordId, &Ear)| (!ear.is_called || ear.ahead.is_some()).then_some(*id);
+        self.by_lock.iter().filter_map(looks).collect()
+    }
+
+    /// Notes who is ahead of a place of this process at the front of the line. True if that is news.
+    pub(super) fn set_ahead(&mut self, id: RecordId, ahead: Option<Vec<HolderId>>) -> bool {
+        let Some(ear) = self.by_lock.get_mut(&id) else { return false };
+        let is_news = ear.ahead != ahead;
+        ear.ahead = ahead;
+        is_news
+    }
+
+    /// Whether a place of this process was at the front of the line when the lock was last looked at.
+    pub(super) fn is_near(&self, id: RecordId) -> bool {
+        self.by_lock.get(&id).is_some_and(|ear| ear.ahead.is_some())
+    }
+
+    /// All holders that are ahead of places of this process.
+    pub(super) fn all_ahead(&self) -> BTreeSet<HolderId> {
+        self.by_lock.values().flat_map(|ear| ear.ahead.iter().flatten()).copied().collect()
     }
 }
 
@@ -86,11 +140,16 @@ impl Ear {
     }
 }
 
-/// One inotify object; it watches the directory while somebody listens.
+/// So many holders are watched at most. The looks notice the others.
+const HOLDERS: usize = 64;
+
+/// One inotify object. It watches the directory while somebody listens to a lock that is not called, and the files of the
+/// holders that are ahead of this process's places.
 #[derive(Debug)]
 pub(super) struct Watch {
     inotify: AsyncFd<OwnedFd>,
     watched: Option<i32>,
+    holders: BTreeMap<HolderId, i32>,
 }
 
 /// What was seen.
@@ -115,7 +174,7 @@ impl Watch {
             reason = "its successor is unsafe, for descriptors that do not own what they name; this one does"
         )]
         let inotify = AsyncFd::with_interest(inotify, Interest::READABLE)?;
-        Ok(Self { inotify, watched: None })
+        Ok(Self { inotify, watched: None, holders: BTreeMap::new() })
     }
 
     /// From here on every change in this directory is seen.
@@ -129,13 +188,51 @@ impl Watch {
                 | WatchFlags::MOVE_SELF
                 | WatchFlags::ONLYDIR;
             // Through the descriptor: whatever is at the path by now, this is the directory that is in use.
-            let path = format!("/proc/self/fd/{}", directory.fd().as_raw_fd());
+            let path = directory.by_descriptor(".");
             self.watched = Some(inotify::add_watch(self.inotify.get_ref(), path, flags)?);
         }
         Ok(())
     }
 
+    /// Watches the files of these holders and of no others.
+    pub(super) fn watch_holders(&mut self, directory: &Directory, holders: &BTreeSet<HolderId>) {
+        let inotify = self.inotify.get_ref();
+        self.holders.retain(|holder, watched| {
+            let stays = holders.contains(holder);
+            if !stays {
+                let _ = inotify::remove_watch(inotify, *watched);
+            }
+            stays
+        });
+        for holder in holders {
+            if self.holders.len() >= HOLDERS {
+                return;
+            }
+            if !self.holders.contains_key(holder) {
+                let path = directory.by_descriptor(&holder.to_string());
+                // One that is gone already is seen by the look that follows.
+                if let Ok(watched) = inotify::add_watch(inotify, path, WatchFlags::CLOSE_WRITE) {
+                    self.holders.insert(*holder, watched);
+                }
+            }
+        }
+    }
+
+    /// Whether it watches anything.
+    pub(super) fn is_active(&self) -> bool {
+        self.watched.is_some() || !self.holders.is_empty()
+    }
+
+    /// Ends all watching.
     pub(super) fn end(&mut self) {
+        for (_, watched) in std::mem::take(&mut self.holders) {
+            let _ = inotify::remove_watch(self.inotify.get_ref(), watched);
+        }
+        self.end_directory();
+    }
+
+    /// Ends the watch of the directory.
+    pub(super) fn end_directory(&mut self) {
         if let Some(watched) = self.watched.take() {
             let _ = inotify::remove_watch(self.inotify.get_ref(), watched);
         }
@@ -165,7 +262,10 @@ impl Watch {
                 continue;
             }
             if Some(event.wd()) != self.watched {
-                continue; // said of a watch that has ended
+                if self.holders.values().any(|watched| *watched == event.wd()) {
+                    seen.push(Seen::HolderClosed);
+                }
+                continue; // else it is said of a watch that has ended
             }
             if events.intersects(
                 ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::IGNORED | ReadFlags::UNMOUNT,

@@ -8,19 +8,21 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::{BoxFuture, Either, FutureExt, select};
 use tokio::sync::{mpsc, oneshot, watch::Sender};
 use tracing::{debug, warn};
 
-use super::apply::{apply, changed as changed_to, looked, now, page};
-use super::directory::{Directory, Entered};
+use super::apply::{Applied, apply, changed as changed_to, looked, now, page};
+use super::directory::{Directory, Entered, Inside, Locked};
 use super::fault::shown;
 use super::holders::Holders;
-use super::record::RecordId;
+use super::record::{HolderId, RecordId};
+use super::sweep::Sweep;
+use super::system::boot_clock_offset_ms;
 use super::watch::{Ears, Seen, Watch};
 use crate::name::LockName;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Op, Reply, Verb, Wake};
+use crate::protocol::{Answer, Now, Op, Reply, Rule, Verb, Wake};
 use crate::runtime::{Moment, Runtime};
 use crate::store::{Cursor, Failure, Listener, Page};
 
@@ -31,24 +33,41 @@ const EAGER: u32 = 8;
 const PAUSE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)];
 /// How often the locks that somebody listens to are looked at. A release and most crashes are seen at once.
 const LOOK: Duration = Duration::from_millis(200);
+/// So often a request is given its time again while other processes make changes: then the guard is not stuck, and it is in the
+/// system's queue for it.
+const PROLONGED: u32 = 10;
 /// How long after a holder's file was closed its flock has certainly gone too.
 const AFTER_CLOSE: Duration = Duration::from_millis(1);
 /// How many looks without a listener end the watch.
 const IDLE_LOOKS: u32 = 25;
-/// How often what lapsed or crashed is cleared away.
+/// So many locks are looked at before other tasks run.
+const LOOKS: usize = 32;
+/// The looks take at most one part in so many of the time.
+const SHARE: u32 = 4;
+/// How often what lapsed or crashed is cleared away, and the pause between two pieces of that.
+const PIECE_PAUSE: Duration = Duration::from_millis(2);
 const SWEEP: Duration = Duration::from_secs(60);
 
 /// A request, and by when it must be answered.
 pub(super) struct Job {
-    pub(super) ask: Ask,
-    pub(super) until: Moment,
+    ask: Ask,
+    within: Duration,
+    until: Moment,
+    /// How often it was given more time.
+    prolonged: u32,
+}
+
+impl Job {
+    pub(super) fn new(ask: Ask, now: Moment, within: Duration) -> Self {
+        Self { ask, within, until: now + within, prolonged: 0 }
+    }
 }
 
 pub(super) type Promise<T> = oneshot::Sender<Result<T, Failure>>;
 
 pub(super) enum Ask {
     Call(Op, Promise<Reply>),
-    Listen(LockName, Promise<Listener>),
+    Listen(LockName, Rule, Promise<Listener>),
     List { prefix: String, from: Cursor, promise: Promise<Page> },
     Ready(Promise<()>),
 }
@@ -58,7 +77,7 @@ impl Ask {
     fn fail(self, failure: Failure) {
         match self {
             Self::Call(_, promise) => drop(promise.send(Err(failure))),
-            Self::Listen(_, promise) => drop(promise.send(Err(failure))),
+            Self::Listen(_, _, promise) => drop(promise.send(Err(failure))),
             Self::List { promise, .. } => drop(promise.send(Err(failure))),
             Self::Ready(promise) => drop(promise.send(Err(failure))),
         }
@@ -74,18 +93,28 @@ pub(super) struct Worker {
     queue: VecDeque<Job>,
     directory: Option<Directory>,
     holders: Holders,
+    /// See [`boot_clock_offset_ms`].
+    offset_ms: i64,
     swept: Option<Moment>,
+    sweep: Option<Sweep>,
+    /// When to do the next piece of the sweep.
+    sweep_at: Option<BoxFuture<'static, ()>>,
     ears: Ears,
     watch: Option<Watch>,
-    /// When to look again; none while nobody listens.
+    /// When to look again; none while there is nothing to look at.
     look: Option<BoxFuture<'static, ()>>,
+    /// What is still to be looked at in this round, which began then.
+    looking: Vec<RecordId>,
+    looking_since: Moment,
     idle_looks: u32,
 }
 
 enum Event {
     Job(Job),
     Seen,
+    Called,
     Look,
+    Sweep,
     End,
 }
 
@@ -111,12 +140,21 @@ impl Worker {
             queue: VecDeque::new(),
             directory: None,
             holders: Holders::default(),
+            offset_ms: boot_clock_offset_ms(),
             swept: None,
+            sweep: None,
+            sweep_at: None,
             ears: Ears::default(),
             watch: None,
             look: None,
+            looking: Vec::new(),
+            looking_since: Moment(0),
             idle_looks: 0,
         }
+    }
+
+    fn now(&self) -> Now {
+        now(&*self.runtime, self.offset_ms)
     }
 
     pub(super) async fn run(mut self) {
@@ -127,6 +165,8 @@ impl Worker {
                     self.serve().await;
                 }
                 Event::Seen => self.hear(Vec::new()),
+                Event::Called => self.called(),
+                Event::Sweep => self.sweep(),
                 Event::Look => self.look(),
                 Event::End => return,
             }
@@ -144,6 +184,12 @@ impl Worker {
             if self.watch.as_ref().is_some_and(|watch| watch.poll_ready(context).is_ready()) {
                 return Poll::Ready(Event::Seen);
             }
+            if self.holders.poll_called(context).is_ready() {
+                return Poll::Ready(Event::Called);
+            }
+            if self.sweep_at.as_mut().is_some_and(|sweep| sweep.poll_unpin(context).is_ready()) {
+                return Poll::Ready(Event::Sweep);
+            }
             if self.look.as_mut().is_some_and(|look| look.poll_unpin(context).is_ready()) {
                 return Poll::Ready(Event::Look);
             }
@@ -155,13 +201,34 @@ impl Worker {
     /// Answers everything that is asked, or fails it when its time is over: nothing waits longer than it was told to.
     async fn serve(&mut self) {
         let (mut attempts, mut replaced) = (0, 0);
+        // Waits for the guard on a thread of its own. Dropped, it gives the guard back as soon as it has it.
+        let mut waiting: Option<oneshot::Receiver<Locked>> = None;
+        let (mut locked, mut modified) = (None, None);
         while !self.queue.is_empty() {
-            match self.turn() {
-                Ok(Turn::Done) => (attempts, replaced) = (0, 0),
+            match self.turn(locked.take()) {
+                Ok(Turn::Done) => (attempts, replaced, waiting) = (0, 0, None),
                 Ok(Turn::Locked) => {
-                    self.pause(attempts).await;
+                    if attempts >= EAGER && waiting.is_none() {
+                        waiting = self.wait_for_guard();
+                        modified = self.directory.as_ref().and_then(Directory::modified);
+                    }
+                    let mut is_stuck = true;
+                    let due = self.queue.iter().map(|job| job.until).min().unwrap_or_default();
+                    match waiting.take() {
+                        Some(guard) => match select(guard, self.runtime.sleep_until(due)).await {
+                            Either::Left((taken, _)) => locked = taken.ok(),
+                            Either::Right((_, guard)) => {
+                                let before = std::mem::replace(
+                                    &mut modified,
+                                    self.directory.as_ref().and_then(Directory::modified),
+                                );
+                                (is_stuck, waiting) = (before == modified, Some(guard));
+                            }
+                        },
+                        None => self.pause(attempts).await,
+                    }
                     attempts += 1;
-                    self.expire();
+                    self.expire(is_stuck);
                 }
                 Ok(Turn::Replaced) if replaced < 3 => {
                     replaced += 1;
@@ -205,8 +272,27 @@ impl Worker {
         self.runtime.sleep_until(due.unwrap_or(end)).await;
     }
 
-    fn expire(&mut self) {
+    /// Has another thread wait for the guard, if there are threads.
+    fn wait_for_guard(&self) -> Option<oneshot::Receiver<Locked>> {
+        let guard = self.directory.as_ref()?.guard_to_wait_for()?;
+        let (sender, receiver) = oneshot::channel();
+        let wait = move || {
+            if let Ok(locked) = guard.wait() {
+                // If it is too late, what is not taken gives the guard back.
+                let _ = sender.send(locked);
+            }
+        };
+        self.runtime.spawn_blocking(Box::new(wait)).then_some(receiver)
+    }
+
+    /// Refuses the requests whose time is over, unless the guard goes from process to process.
+    fn expire(&mut self, is_stuck: bool) {
         let now = self.runtime.now();
+        for job in self.queue.iter_mut().filter(|job| job.until <= now) {
+            if !is_stuck && job.prolonged < PROLONGED {
+                (job.until, job.prolonged) = (now + job.within, job.prolonged + 1);
+            }
+        }
         let (over, rest) = std::mem::take(&mut self.queue).into_iter().partition(|job| job.until <= now);
         self.queue = rest;
         let over: VecDeque<Job> = over;
@@ -219,8 +305,8 @@ impl Worker {
 
     /// Answers the first in the queue without a directory, if it only wants to see who holds: that is no reason to make one.
     fn sees_nothing(&mut self) -> bool {
-        let Some(Job { ask, until }) = self.queue.pop_front() else { return false };
-        match ask {
+        let Some(job) = self.queue.pop_front() else { return false };
+        match job.ask {
             Ask::Call(Op { owner, request, verb: Verb::Inspect, .. }, promise) => {
                 let _ = promise.send(Ok(Reply { owner, request, answer: Answer::Free }));
             }
@@ -228,7 +314,7 @@ impl Worker {
                 let _ = promise.send(Ok(Page { locks: Vec::new(), next: None }));
             }
             ask => {
-                self.queue.push_front(Job { ask, until });
+                self.queue.push_front(Job { ask, ..job });
                 return false;
             }
         }
@@ -236,7 +322,7 @@ impl Worker {
     }
 
     /// Enters once and answers what is in the queue, as far as a batch reaches.
-    fn turn(&mut self) -> Result<Turn, Failure> {
+    fn turn(&mut self, locked: Option<Locked>) -> Result<Turn, Failure> {
         let directory = match self.directory.take() {
             Some(directory) => directory,
             None if matches!(self.path.try_exists(), Ok(false)) && self.sees_nothing() => {
@@ -245,41 +331,58 @@ impl Worker {
             None => Directory::open(&self.path)?,
         };
         let directory = &*self.directory.insert(directory);
-        let mut batch = self.queue.iter().take(BATCH);
-        if !self.ears.is_empty() || batch.any(|job| matches!(job.ask, Ask::Listen(..))) {
+        let is_deaf = self.holders.is_deaf();
+        let watches = |job: &Job| match &job.ask {
+            Ask::Listen(_, rule, _) => is_deaf || !matches!(rule, Rule::Queue(_)),
+            _ => false,
+        };
+        if self.ears.any_watches() || self.queue.iter().take(BATCH).any(watches) {
             // Outside the guard: beginning to watch takes the longer the more files there are.
             listen(&mut self.watch, directory);
         }
-        let mut inside = match directory.enter()? {
+        let mut inside = match directory.enter(locked)? {
             Entered::Inside(inside) => inside,
             Entered::Locked => return Ok(Turn::Locked),
             Entered::Replaced => return Ok(Turn::Replaced),
         };
         let runtime = &*self.runtime;
-        if self.swept.is_none_or(|swept| runtime.now().since(swept) >= SWEEP) {
+        if self.sweep.is_none() && self.swept.is_none_or(|swept| runtime.now().since(swept) >= SWEEP) {
             self.swept = Some(runtime.now());
-            let swept = inside.sweep(now(runtime), runtime.random(), |id| self.holders.is_mine(id));
-            if let Err(failure) = swept {
-                debug!(target: "tenure", %failure, "the directory was not swept");
+            match Sweep::new(&inside, runtime.random()) {
+                Ok(sweep) => self.sweep = Some(sweep),
+                Err(failure) => not_swept(&failure),
             }
+            self.sweep_at = do_piece(&mut self.sweep, &inside, &self.holders, runtime, self.offset_ms);
         }
-        let (mut wakes, mut listing) = (Vec::new(), None);
+        let (mut done, mut replies, mut listing) = (Vec::new(), Vec::new(), None);
         for _ in 0..BATCH {
             match self.queue.pop_front() {
                 Some(Job { ask: Ask::Call(op, promise), .. }) => {
-                    let applied = apply(&mut inside, &mut self.holders, runtime, &op);
-                    let reply = applied.map(|(answer, wake)| {
-                        wakes.extend(wake.map(|wake| (RecordId::of(&op.name), wake)));
+                    let now = now(runtime, self.offset_ms);
+                    let applied = apply(&mut inside, &mut self.holders, now, runtime, &op);
+                    let reply = applied.map(|applied| {
+                        let answer = applied.answer.clone();
+                        done.push((RecordId::of(&op.name), applied));
                         Reply { owner: op.owner, request: op.request, answer }
                     });
-                    let _ = promise.send(reply);
+                    replies.push((promise, reply));
                 }
-                Some(Job { ask: Ask::Listen(name, promise), .. }) => {
+                Some(Job { ask: Ask::Listen(name, rule, promise), .. }) => {
+                    let (id, is_called) = (RecordId::of(&name), !is_deaf && matches!(rule, Rule::Queue(_)));
                     let listener = Listener::new(|sender| {
-                        self.ears.add(RecordId::of(&name), sender);
+                        self.ears.add(id, sender, is_called);
                         Box::new(())
                     });
-                    self.look.get_or_insert_with(|| runtime.sleep_until(runtime.now() + LOOK));
+                    if is_called {
+                        // Whether its place is at the front of the line.
+                        if self.looking.is_empty() {
+                            self.looking_since = runtime.now();
+                        }
+                        self.looking.push(id);
+                        self.look = Some(runtime.sleep_until(runtime.now()));
+                    } else {
+                        self.look.get_or_insert_with(|| runtime.sleep_until(runtime.now() + LOOK));
+                    }
                     let _ = promise.send(Ok(listener));
                 }
                 Some(Job { ask: Ask::Ready(promise), .. }) => {
@@ -293,18 +396,27 @@ impl Worker {
             }
         }
         drop(inside);
+        // Outside the guard, so that a process that is called does not wait for it; and before the answers, because a process
+        // that has released its lock may end at once.
+        for (id, applied) in &done {
+            applied.calls.iter().for_each(|holder| directory.call(*holder, *id));
+        }
+        for (promise, reply) in replies {
+            let _ = promise.send(reply);
+        }
         if let Some((prefix, from, promise)) = listing {
             // Long, and each record is whole in itself: no reason to keep others out meanwhile.
-            let _ = promise.send(page(directory, now(runtime), &prefix, &from));
+            let _ = promise.send(page(directory, now(runtime, self.offset_ms), &prefix, &from));
         }
-        if !self.ears.is_empty() {
-            self.hear(wakes);
-        }
+        self.hear(done);
         Ok(Turn::Done)
     }
 
     /// Passes on what was seen. `own` is what this store's own requests have done; the system reports that as well.
-    fn hear(&mut self, own: Vec<(RecordId, Wake)>) {
+    fn hear(&mut self, own: Vec<(RecordId, Applied)>) {
+        if self.ears.is_empty() {
+            return;
+        }
         let mut changed = BTreeSet::new();
         for seen in self.watch.as_ref().map(Watch::read).unwrap_or_default() {
             match seen {
@@ -318,23 +430,40 @@ impl Worker {
             }
         }
         let Some(directory) = &self.directory else { return };
-        for (id, wake) in own {
+        let mut near = Vec::new();
+        for (id, Applied { wake, is_near, .. }) in own {
+            if self.ears.has(id) && is_near && !self.ears.is_near(id) {
+                near.push(id);
+            }
             match wake {
+                None => {}
                 _ if !self.ears.has(id) => {}
-                // Taken again: whoever has it now frees it again.
-                Wake::Free { .. } if directory.has(id) => {}
-                Wake::Free { .. } => {
+                // Taken again: its new holder frees it again.
+                Some(Wake::Free { .. }) if directory.has(id) => {}
+                Some(wake @ Wake::Free { .. }) => {
                     changed.remove(&id);
                     self.ears.tell(id, &wake);
                 }
-                wake => self.ears.tell(id, &wake),
+                Some(wake) => self.ears.tell(id, &wake),
             }
         }
-        let now = now(&*self.runtime);
-        changed.retain(|id| self.ears.has(*id));
+        let now = self.now();
+        changed.retain(|id| self.ears.watches(*id));
         for id in changed {
             if let Some(wake) = changed_to(directory, now, id) {
                 self.ears.tell_news(id, wake);
+            }
+        }
+        for id in near {
+            self.look_at(id);
+        }
+    }
+
+    /// Looks at the locks about which another process has called.
+    fn called(&mut self) {
+        for id in self.holders.called() {
+            if self.ears.has(id) && !planted(Bug::ChangeUnheard) {
+                self.look_at(id);
             }
         }
     }
@@ -343,26 +472,71 @@ impl Worker {
         self.look = Some(self.runtime.sleep_until(self.runtime.now() + delay));
     }
 
-    /// Looks at what is listened to: a crash may leave no trace, and the system may be unable to watch.
+    /// Looks at some of what is listened to: a crash may leave no trace, and the system may be unable to watch.
     fn look(&mut self) {
-        let names = self.ears.names();
-        self.idle_looks = if names.is_empty() { self.idle_looks + 1 } else { 0 };
-        if self.idle_looks > IDLE_LOOKS {
-            self.look = None;
-            self.watch.iter_mut().for_each(Watch::end);
-            return;
-        }
-        self.look_after(LOOK);
-        let Some(directory) = &self.directory else { return };
-        if !directory.is_in_place().unwrap_or(true) {
-            return self.replaced();
-        }
-        let now = now(&*self.runtime);
-        for id in names {
-            if let Some(wake) = looked(directory, &self.holders, now, id) {
-                self.ears.tell_news(id, wake);
+        if self.looking.is_empty() {
+            self.looking = self.ears.to_look_at();
+            self.looking_since = self.runtime.now();
+            self.idle_looks = if self.looking.is_empty() { self.idle_looks + 1 } else { 0 };
+            if !self.looking.is_empty() && !self.ears.any_watches() {
+                self.watch.iter_mut().for_each(Watch::end_directory);
+            }
+            let watches = self.watch.as_ref().is_some_and(Watch::is_active);
+            if self.looking.is_empty() && (!watches || self.idle_looks > IDLE_LOOKS) {
+                self.look = None;
+                self.watch.iter_mut().for_each(Watch::end);
+                return;
             }
         }
+        match &self.directory {
+            Some(directory) if !directory.is_in_place().unwrap_or(true) => {
+                self.look_after(LOOK);
+                return self.replaced();
+            }
+            _ => {}
+        }
+        for _ in 0..LOOKS {
+            let Some(id) = self.looking.pop() else { break };
+            self.look_at(id);
+        }
+        // Other tasks run in between, and the next round is counted from the end of this one.
+        let took = self.runtime.now().since(self.looking_since);
+        let pause = if self.looking.is_empty() { LOOK.max(took * SHARE) } else { Duration::ZERO };
+        self.look_after(pause);
+    }
+
+    /// Looks at one lock. If a place of this process is at the front of the line, those ahead of it are watched from here on.
+    fn look_at(&mut self, id: RecordId) {
+        let now = self.now();
+        let Some(directory) = &self.directory else { return };
+        let looked = looked(directory, &self.holders, now, id);
+        if self.ears.set_ahead(id, looked.ahead) {
+            let ahead = self.ears.all_ahead();
+            if !ahead.is_empty() && self.watch.is_none() {
+                self.watch = new_watch();
+            }
+            self.watch.iter_mut().for_each(|watch| watch.watch_holders(directory, &ahead));
+            // A holder that crashed before it was watched.
+            self.look_after(if ahead.is_empty() { LOOK } else { AFTER_CLOSE });
+        }
+        if let Some(wake) = looked.wake {
+            self.ears.tell_news(id, wake);
+        }
+    }
+
+    /// Does a piece of the sweep, unless another process is inside.
+    fn sweep(&mut self) {
+        self.sweep_at = None;
+        let Some(directory) = &self.directory else { return };
+        let runtime = &*self.runtime;
+        self.sweep_at = match directory.enter(None) {
+            Ok(Entered::Inside(inside)) => {
+                do_piece(&mut self.sweep, &inside, &self.holders, runtime, self.offset_ms)
+            }
+            Ok(Entered::Locked) => Some(runtime.sleep_until(runtime.now() + PIECE_PAUSE)),
+            // The next request notices.
+            Ok(Entered::Replaced) | Err(_) => None,
+        };
     }
 
     /// Another directory is at the path now: nothing that was known of the old one counts.
@@ -371,7 +545,7 @@ impl Worker {
         warn!(target: "tenure", directory = %shown(&self.path), "the directory was replaced: its locks are gone");
         self.watch.iter_mut().for_each(Watch::end);
         std::mem::take(&mut self.holders).leave(&directory);
-        self.swept = None;
+        (self.swept, self.sweep, self.sweep_at) = (None, None, None);
         self.ears.tell_all(&Wake::Reconnected);
         self.replaced.send_modify(|count| *count += 1);
     }
@@ -389,15 +563,44 @@ impl Drop for Worker {
     }
 }
 
+/// Does a piece of a sweep, and says when the next is due.
+fn do_piece(
+    sweep: &mut Option<Sweep>,
+    inside: &Inside<'_>,
+    holders: &Holders,
+    runtime: &dyn Runtime,
+    offset_ms: i64,
+) -> Option<BoxFuture<'static, ()>> {
+    let mut under_way = sweep.take()?;
+    match under_way.piece(inside, now(runtime, offset_ms), |id: HolderId| holders.is_mine(id)) {
+        Ok(true) => None,
+        Ok(false) => {
+            *sweep = Some(under_way);
+            Some(runtime.sleep_until(runtime.now() + PIECE_PAUSE))
+        }
+        Err(failure) => {
+            not_swept(&failure);
+            None
+        }
+    }
+}
+
+fn not_swept(failure: &Failure) {
+    debug!(target: "tenure", %failure, "the directory was not swept");
+}
+
 /// Has the directory watched, if the system can: otherwise the looks have to do.
 fn listen(watch: &mut Option<Watch>, directory: &Directory) {
     if watch.is_none() {
-        match Watch::new() {
-            Ok(new) => *watch = Some(new),
-            Err(error) => return debug!(target: "tenure", %error, "the system gives no inotify object"),
-        }
+        *watch = new_watch();
     }
     if let Some(Err(errno)) = watch.as_mut().map(|watch| watch.begin(directory)) {
         debug!(target: "tenure", %errno, "the system does not watch the directory");
     }
+}
+
+fn new_watch() -> Option<Watch> {
+    Watch::new()
+        .inspect_err(|error| debug!(target: "tenure", %error, "the system gives no inotify object"))
+        .ok()
 }

@@ -1,0 +1,125 @@
+//! Clears away what crashed processes left behind and some of what has lapsed, in pieces.
+//!
+//! A piece is short, because the directory's guard is held meanwhile and every other process waits.
+
+use rustix::fs::Dir;
+
+use super::directory::{Inside, Life, Over};
+use super::record::{HolderId, RecordId};
+use crate::protocol::Now;
+use crate::store::Failure;
+
+/// So many names are read in one piece.
+const NAMES: usize = 1_024;
+/// So many files are looked at in one piece.
+const FILES: usize = 64;
+/// So many holders are tested in one sweep, and so many records if all of those holders are alive.
+const SAMPLE: usize = 64;
+
+/// A sweep under way.
+#[derive(Debug)]
+pub(super) struct Sweep {
+    random: u64,
+    /// The directory, until all of its names are read.
+    names: Option<Dir>,
+    holders: Vec<HolderId>,
+    records: Vec<RecordId>,
+    /// Holders that have crashed, in order. Their files stay until no record names them: a record whose holder's file is
+    /// gone counts until its lease ends.
+    dead: Vec<HolderId>,
+}
+
+impl Sweep {
+    pub(super) fn new(inside: &Inside<'_>, random: u64) -> Result<Self, Failure> {
+        let (holders, records, dead) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { random, names: Some(inside.names()?), holders, records, dead })
+    }
+
+    /// Does one piece. True if nothing is left to do.
+    pub(super) fn piece(
+        &mut self,
+        inside: &Inside<'_>,
+        now: Now,
+        is_mine: impl Fn(HolderId) -> bool,
+    ) -> Result<bool, Failure> {
+        if self.names.is_some() && !self.read_names() {
+            return Ok(false);
+        }
+        let mut left = FILES;
+        while left > 0 {
+            left -= 1;
+            if let Some(holder) = self.holders.pop() {
+                if !is_mine(holder) && inside.life(holder) == Life::Dead {
+                    self.dead.push(holder);
+                }
+                if self.holders.is_empty() {
+                    self.draw_records();
+                }
+            } else if let Some(record) = self.records.pop() {
+                self.clear(inside, now, record)?;
+            } else {
+                self.dead.drain(..).for_each(|holder| inside.remove_holder(holder));
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Reads some names; true once all are read.
+    fn read_names(&mut self) -> bool {
+        let Some(names) = &mut self.names else { return true };
+        let mut read = 0;
+        // What cannot be read now is read by another sweep.
+        for entry in names.by_ref().take(NAMES).map_while(Result::ok) {
+            read += 1;
+            let Ok(name) = entry.file_name().to_str() else { continue };
+            if let Ok(record) = name.parse() {
+                self.records.push(record);
+            } else if let Ok(holder) = name.parse() {
+                self.holders.push(holder);
+            }
+        }
+        let is_over = read < NAMES;
+        if is_over {
+            self.names = None;
+            self.records.sort_unstable();
+            self.holders.sort_unstable();
+            sample(&mut self.holders, self.random);
+            if self.holders.is_empty() {
+                self.draw_records();
+            }
+        }
+        is_over
+    }
+
+    /// Every record may name a dead holder. If there is none, some records are enough.
+    fn draw_records(&mut self) {
+        self.dead.sort_unstable();
+        if self.dead.is_empty() {
+            sample(&mut self.records, self.random);
+        }
+    }
+
+    fn clear(&self, inside: &Inside<'_>, now: Now, id: RecordId) -> Result<(), Failure> {
+        // One that cannot be read is for the process that asks for it.
+        let Ok(Some(record)) = inside.read(id) else { return Ok(()) };
+        let is_over = record.boot == inside.boot() && record.lock.is_over(now);
+        let is_dead = |holder: HolderId| self.dead.binary_search(&holder).is_ok();
+        if !is_over && !record.bonds.iter().any(|(_, holder)| is_dead(holder)) {
+            return Ok(());
+        }
+        match record.without(is_dead).filter(|_| !is_over) {
+            Some(rest) => inside.write(id, &rest.encode(), Over::Record),
+            None => inside.remove(id),
+        }
+    }
+}
+
+/// Keeps some, from a random place on.
+fn sample<T>(all: &mut Vec<T>, random: u64) {
+    if all.len() > SAMPLE {
+        let start = random as usize % all.len();
+        all.rotate_left(start);
+        all.truncate(SAMPLE);
+    }
+}
