@@ -226,8 +226,9 @@ pub(crate) async fn acquire(ask: Ask, wait: Wait) -> Result<Option<Held>> {
         (wait, Rule::Queue(_)) => in_queue(&engine, ask, wait.until(since)).await?,
     };
     if let Some(held) = &held {
-        announce(&held.lease, engine.now().since(since));
+        let waited = engine.now().since(since);
         held.keep();
+        announce(&held.lease, waited);
     }
     Ok(held)
 }

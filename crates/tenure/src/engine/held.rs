@@ -9,10 +9,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tracing::{debug, warn};
-
 use super::Engine;
 use crate::error::Error;
+use crate::events::{event, text};
 use crate::name::{LockName, Quoted};
 use crate::options::{Options, Renewal};
 use crate::owner::Owner;
@@ -257,7 +256,15 @@ impl Lease {
         if self.settle(Error::lost(&self.name, engine.store.url(), &reason)) {
             engine.keeper.forget(self);
             engine.lines.nudge(&self.name, None);
-            warn!(target: "tenure", lock = %self.name, owner = %self.owner, fence = self.fence, %reason, "lost");
+            event!(
+                WARN,
+                target: "tenure",
+                "lost",
+                lock = text(&self.name),
+                owner = text(&self.owner),
+                fence = self.fence,
+                reason = text(&reason),
+            );
         }
     }
 
@@ -461,5 +468,13 @@ impl Drop for Ear {
 /// Says that a lock was acquired, for those who watch.
 pub(super) fn announce(lease: &Lease, waited: Duration) {
     let waited_ms = waited.as_millis() as u64;
-    debug!(target: "tenure", lock = %lease.name, owner = %lease.owner, fence = lease.fence, waited_ms, "acquired");
+    event!(
+        DEBUG,
+        target: "tenure",
+        "acquired",
+        lock = text(&lease.name),
+        owner = text(&lease.owner),
+        fence = lease.fence,
+        waited_ms = waited_ms,
+    );
 }

@@ -16,7 +16,6 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::oneshot;
-use tracing::debug;
 
 use super::acquire::{Ask, Asked};
 use super::ears::{Ears, Heard};
@@ -25,6 +24,7 @@ use super::release::Pending;
 use super::rooms::{self, Room, Rooms};
 use super::{Engine, LINGER, backoff};
 use crate::error::Result;
+use crate::events::{event, text};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -213,10 +213,18 @@ impl Line {
         let (out, in_line): (Vec<_>, _) = waiters.partition(|waiter| is_out(&waiter.ask));
         queue.waiters = in_line.into();
         drop(queue);
-        debug!(target: "tenure", lock = %self.name(), %failure, given_up = out.len(), "no answer");
+        let given_up = out.len();
         for waiter in out {
             let _ = waiter.grant.send(Err(waiter.ask.silent(failure.clone())));
         }
+        event!(
+            DEBUG,
+            target: "tenure",
+            "no answer",
+            lock = text(self.name()),
+            failure = text(failure),
+            given_up = given_up,
+        );
     }
 }
 
@@ -381,7 +389,14 @@ impl Server {
         let known = ours(holder);
         if self.attempt == 0 {
             let holder = known.as_ref().map_or(holder, |(owner, _)| owner.as_str());
-            debug!(target: "tenure", lock = %ask.name, holder, left_ms, "waiting");
+            event!(
+                DEBUG,
+                target: "tenure",
+                "waiting",
+                lock = text(&ask.name),
+                holder = holder.to_owned(),
+                left_ms = left_ms,
+            );
         }
         if known.is_some() && left_ms.is_some() && self.ears.is_open() {
             self.attempt = 1;
@@ -421,7 +436,13 @@ impl Server {
 
     fn note_deafness(&self, failure: Option<Failure>) {
         if let Some(failure) = failure {
-            debug!(target: "tenure", lock = %self.line.name(), %failure, "not subscribed");
+            event!(
+                DEBUG,
+                target: "tenure",
+                "not subscribed",
+                lock = text(self.line.name()),
+                failure = text(&failure),
+            );
         }
     }
 

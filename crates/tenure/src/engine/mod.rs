@@ -25,6 +25,7 @@ use std::time::Duration;
 use futures_util::future::{Either, FutureExt, select};
 
 use crate::error::{Error, Result};
+use crate::events;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -237,14 +238,23 @@ impl Home {
     pub(crate) fn new(engine: Arc<Engine>, driver: Option<Arc<Driver>>) -> Arc<Self> {
         Arc::new(Self { engine, driver })
     }
+
+    /// Waits until the subscriber has had the events of the driver's thread, at most
+    /// [`events::FLUSH`].
+    pub(crate) async fn events_flushed(&self) {
+        if let Some(driver) = &self.driver {
+            let timer = driver.sleep_until(driver.now() + events::FLUSH);
+            select(pin!(driver.events().flushed()), timer).await;
+        }
+    }
 }
 
 /// How long the drop of the very last handle waits for releases that are queued.
 const LAST_WAIT: Duration = Duration::from_millis(100);
 
 impl Drop for Home {
-    /// The last handle is gone, perhaps because `main` returns: what is queued gets a moment to leave, and goes on behind
-    /// us for as long as the process lives.
+    /// The last handle is gone, perhaps because `main` returns. Queued releases and events get a
+    /// moment to leave, and go on afterwards for as long as the process lives.
     fn drop(&mut self) {
         self.engine.keeper.close();
         self.engine.lines.close();
@@ -252,16 +262,19 @@ impl Drop for Home {
         let Some(driver) = self.driver.take() else { return };
         if self.engine.flushed().now_or_never().is_some() {
             driver.stop();
-            return;
+        } else {
+            let engine = Arc::clone(&self.engine);
+            let last = Arc::clone(&driver);
+            driver.spawn(Box::pin(async move {
+                engine.flushed().await;
+                last.stop();
+            }));
+            if !driver.is_current() {
+                self.engine.outbox.wait(LAST_WAIT);
+            }
         }
-        let engine = Arc::clone(&self.engine);
-        let last = Arc::clone(&driver);
-        driver.spawn(Box::pin(async move {
-            engine.flushed().await;
-            last.stop();
-        }));
         if !driver.is_current() {
-            self.engine.outbox.wait(LAST_WAIT);
+            driver.events().wait(events::FLUSH);
         }
     }
 }

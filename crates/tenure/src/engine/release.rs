@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use futures_util::future::FutureExt;
 use tokio::sync::Notify;
-use tracing::{debug, warn};
 
 use super::held::{Held, Lease};
 use super::{Engine, backoff};
 use crate::error::{Error, Result};
+use crate::events::{event, text};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -191,7 +191,14 @@ impl Farewell {
                     Answer::Released { left } => Some(*left),
                     _ => None,
                 };
-                debug!(target: "tenure", lock = %self.name, owner = %self.owner, left, "released");
+                event!(
+                    DEBUG,
+                    target: "tenure",
+                    "released",
+                    lock = text(&self.name),
+                    owner = text(&self.owner),
+                    left = left,
+                );
             }
             Err(Failure::Unknown(_)) => {}
             Err(Failure::NotSent(_) | Failure::Refused(_)) => self.unknown = unknown_before,
@@ -206,8 +213,16 @@ impl Farewell {
             match self.attempt(within).await {
                 Ok(_) => return,
                 Err(Failure::Refused(cause)) => {
-                    warn!(target: "tenure", lock = %self.name, owner = %self.owner, %cause, "release refused");
-                    break;
+                    self.done = true;
+                    event!(
+                        WARN,
+                        target: "tenure",
+                        "release refused",
+                        lock = text(&self.name),
+                        owner = text(&self.owner),
+                        cause = text(&cause),
+                    );
+                    return;
                 }
                 Err(_) if self.engine.now() >= self.over_at => break,
                 Err(_) => {}

@@ -14,10 +14,10 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, Stream, StreamExt};
 use tokio::sync::Notify;
-use tracing::warn;
 
 use super::Engine;
 use super::held::Lease;
+use crate::events::{event, text};
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, lease};
 use crate::runtime::Moment;
@@ -254,18 +254,27 @@ impl Task {
                     }
                 }
             }
-            Err(failure) => {
+            Err(_) => {
                 if planted(Bug::FailedRenewalExtends) {
                     lease.renewed(sent, now, ttl);
                 }
-                let left_ms = lease.lost_at().since(now).as_millis() as u64;
-                warn!(target: "tenure", lock = %lease.name, owner = %lease.owner, %failure, left_ms, "renewal failed");
                 let left = lease.lost_at().since(now);
                 let retry = now + self.engine.jittered(lease::retry_after(lease.ttl(), left));
                 if renews { retry.min(lease.lost_at()) } else { lease.lost_at() }
             }
         };
         self.engine.keeper.schedule().put(&lease, next);
+        if let Err(failure) = answer {
+            event!(
+                WARN,
+                target: "tenure",
+                "renewal failed",
+                lock = text(&lease.name),
+                owner = text(&lease.owner),
+                failure = text(&failure),
+                left_ms = lease.lost_at().since(now).as_millis() as u64,
+            );
+        }
     }
 }
 

@@ -17,7 +17,6 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, Stream};
 use tokio::sync::oneshot;
-use tracing::debug;
 
 use super::acquire::Ask;
 use super::ears::{Ears, Heard};
@@ -25,6 +24,7 @@ use super::held::{Held, bind};
 use super::rooms::{self, Room, Rooms};
 use super::{Engine, LINGER, backoff};
 use crate::error::Result;
+use crate::events::{event, text};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -284,7 +284,13 @@ impl Server {
         if let Some(failure) = failure {
             // Until then, refreshing has to do.
             self.listen_at = self.engine.now() + lease::WAIT_MAX / 3;
-            debug!(target: "tenure", lock = %self.desk.key, %failure, "not subscribed");
+            event!(
+                DEBUG,
+                target: "tenure",
+                "not subscribed",
+                lock = text(&self.desk.key),
+                failure = text(&failure),
+            );
         }
     }
 
@@ -450,8 +456,16 @@ impl Server {
         let out: Vec<_> =
             queue.waiters.iter().filter(|(_, waiter)| is_out(waiter)).map(|(ticket, _)| *ticket).collect();
         drop(queue);
-        debug!(target: "tenure", lock = %self.desk.key, %failure, given_up = out.len(), "no answer");
+        let given_up = out.len();
         self.refuse(out, &failure);
+        event!(
+            DEBUG,
+            target: "tenure",
+            "no answer",
+            lock = text(&self.desk.key),
+            failure = text(&failure),
+            given_up = given_up,
+        );
     }
 
     fn hear(&mut self, message: Wake) {

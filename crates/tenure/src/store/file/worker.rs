@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{mpsc, oneshot, watch::Sender};
-use tracing::{debug, warn};
 
 use super::apply::{apply, changed as changed_to, looked, now, page};
 use super::directory::{Directory, Entered};
@@ -18,6 +17,7 @@ use super::fault::shown;
 use super::holders::Holders;
 use super::record::RecordId;
 use super::watch::{Ears, Seen, Watch};
+use crate::events::{event, text};
 use crate::name::LockName;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Op, Reply, Verb, Wake};
@@ -260,7 +260,7 @@ impl Worker {
             self.swept = Some(runtime.now());
             let swept = inside.sweep(now(runtime), runtime.random(), |id| self.holders.is_mine(id));
             if let Err(failure) = swept {
-                debug!(target: "tenure", %failure, "the directory was not swept");
+                event!(DEBUG, target: "tenure", "the directory was not swept", failure = text(&failure));
             }
         }
         let (mut wakes, mut listing) = (Vec::new(), None);
@@ -368,12 +368,17 @@ impl Worker {
     /// Another directory is at the path now: nothing that was known of the old one counts.
     fn replaced(&mut self) {
         let Some(directory) = self.directory.take() else { return };
-        warn!(target: "tenure", directory = %shown(&self.path), "the directory was replaced: its locks are gone");
         self.watch.iter_mut().for_each(Watch::end);
         std::mem::take(&mut self.holders).leave(&directory);
         self.swept = None;
         self.ears.tell_all(&Wake::Reconnected);
         self.replaced.send_modify(|count| *count += 1);
+        event!(
+            WARN,
+            target: "tenure",
+            "the directory was replaced: its locks are gone",
+            directory = text(shown(&self.path)),
+        );
     }
 }
 
@@ -394,10 +399,13 @@ fn listen(watch: &mut Option<Watch>, directory: &Directory) {
     if watch.is_none() {
         match Watch::new() {
             Ok(new) => *watch = Some(new),
-            Err(error) => return debug!(target: "tenure", %error, "the system gives no inotify object"),
+            Err(error) => {
+                event!(DEBUG, target: "tenure", "the system gives no inotify object", error = text(error));
+                return;
+            }
         }
     }
     if let Some(Err(errno)) = watch.as_mut().map(|watch| watch.begin(directory)) {
-        debug!(target: "tenure", %errno, "the system does not watch the directory");
+        event!(DEBUG, target: "tenure", "the system does not watch the directory", errno = text(errno));
     }
 }

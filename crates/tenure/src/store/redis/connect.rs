@@ -25,6 +25,7 @@ use super::sentinel::{self, Guide};
 #[cfg(feature = "tls")]
 use super::tls;
 use super::topology::{Access, Address, Sentinels, Target};
+use crate::events::{event, text};
 use crate::runtime::{Moment, Runtime};
 use crate::store::{Cause, Failure, Life, SETUP};
 
@@ -400,11 +401,12 @@ impl Connector {
 
     fn warn_of_late_requests(&self, target: &Target, error: &str) {
         if !self.warned.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
+            event!(
+                WARN,
                 target: SETUP,
-                store = %target.shown(),
-                error,
-                "an old connection cannot be ended: a request that was lost with it may still be carried out"
+                "an old connection cannot be ended: a request that was lost with it may still be carried out",
+                store = text(target.shown()),
+                error = error.to_owned(),
             );
         }
     }

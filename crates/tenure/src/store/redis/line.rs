@@ -19,6 +19,7 @@ use tokio::sync::{Notify, oneshot};
 use super::connect::{Connection, Peer};
 use super::plain::Plain;
 use super::topology::Address;
+use crate::events::{event, text};
 use crate::runtime::{Moment, Runtime};
 use crate::store::Failure;
 
@@ -214,11 +215,18 @@ impl Line {
             }
             let (late, dead) = self.overdue(self.runtime.now());
             if dead {
-                tracing::warn!(target: "tenure", server = %self.to, "the store is silent: its connection is given up");
                 self.hang_up();
             }
-            // Only now, so that whoever asks again does so on another connection.
+            // Only now, so that a request that is repeated goes over another connection.
             late.into_iter().for_each(Waker::wake);
+            if dead {
+                event!(
+                    WARN,
+                    target: "tenure",
+                    "the store is silent: its connection is given up",
+                    server = text(&self.to),
+                );
+            }
         }
         // The connection's end does not tell all of them: what was handed over in that very moment is kept and never answered.
         let left = std::mem::take(&mut self.flights().by_due);

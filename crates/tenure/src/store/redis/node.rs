@@ -13,6 +13,7 @@ use super::plain::{Apart, Plain};
 use super::request::{Keyspace, Request};
 use super::wake::Ears;
 use super::{failure, keys, reply, slots};
+use crate::events::{event, text};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{Answer, Found, Holding, Kind, Op, Reply, Rule, Seat, Verb, ours};
@@ -89,16 +90,30 @@ impl Node {
             }
             Err(what) => {
                 // From here on nobody can tell which reply is whose.
-                tracing::warn!(target: "tenure", lock = %op.name, store = %self.url, what, "the connection is given up");
                 line.hang_up();
                 self.lane.hang_up();
+                event!(
+                    WARN,
+                    target: "tenure",
+                    "the connection is given up",
+                    lock = text(&op.name),
+                    store = text(&self.url),
+                    what = what,
+                );
                 Err(Failure::Unknown(Failure::cause(what)))
             }
         }
     }
 
     pub(super) fn warn_unheard(&self, op: &Op, why: &str) {
-        tracing::warn!(target: SETUP, lock = %op.name, store = %self.url, why, "those who wait could not be woken");
+        event!(
+            WARN,
+            target: SETUP,
+            "those who wait could not be woken",
+            lock = text(&op.name),
+            store = text(&self.url),
+            why = why.to_owned(),
+        );
     }
 
     /// A part of its locks.

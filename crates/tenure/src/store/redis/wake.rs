@@ -20,6 +20,7 @@ use super::failure;
 use super::link::pause;
 use super::reply::{bytes, text};
 use super::request::Publish;
+use crate::events::event;
 use crate::protocol::{Rule, Wake, ours};
 use crate::runtime::Moment;
 use crate::store::{Failure, Listener, Speaker};
@@ -249,7 +250,8 @@ impl Ears {
         loop {
             let Some(todo) = self.todo() else { return true };
             if todo.spoiled {
-                tracing::debug!(
+                event!(
+                    DEBUG,
                     target: "tenure",
                     "a message came that was not asked for: the connection for messages is made anew"
                 );
