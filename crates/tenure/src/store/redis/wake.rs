@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use super::connect::{Connection, Connector, Ear, by, command};
 use super::failure;
-use super::link::pause;
+use super::link::{Pace, pause};
 use super::reply::{bytes, text};
 use super::request::Publish;
 use crate::events::event;
@@ -178,7 +178,7 @@ impl Ears {
     /// Keeps a connection open while there are channels.
     async fn serve(self: Arc<Self>) {
         let runtime = Arc::clone(&self.connector.runtime);
-        let mut tries = 0;
+        let mut pace = Pace::default();
         loop {
             let ears = Arc::downgrade(&self);
             let ear: Ear = Arc::new(move |info| {
@@ -189,17 +189,22 @@ impl Ears {
             match self.connector.connect(Some(ear), None).await {
                 Ok(connection) => {
                     self.state().failure = None;
-                    if self.attend(connection, &mut tries).await {
+                    let (since, mut was_of_use) = (runtime.now(), false);
+                    if self.attend(connection, &mut was_of_use).await {
                         return;
                     }
                     self.connector.trouble.notify_one();
+                    pace.ended(runtime.now().since(since), was_of_use);
                 }
-                Err(failure) => self.cut_off(failure),
+                Err(failure) => {
+                    self.cut_off(failure);
+                    pace.failed();
+                }
             }
             if self.rest() {
                 return;
             }
-            tries += 1;
+            let tries = pace.tries().unwrap_or(1);
             let pause = runtime.sleep_until(runtime.now() + pause(tries, runtime.random()));
             select(pause, pin!(self.connector.moved.notified())).await;
         }
@@ -241,9 +246,10 @@ impl Ears {
         self.told.notify_waiters();
     }
 
-    /// Serves one connection until it fails, or nobody needs it any more: then `true`. `tries` begins anew once it was good for
-    /// something: one that is made in vain again and again, as at a master that requests have not moved to yet, is made more rarely.
-    async fn attend(&self, connection: Connection, tries: &mut u32) -> bool {
+    /// Serves one connection until it fails, or until it is not needed any more: then `true`. Notes
+    /// whether it `was_of_use`. One that is opened in vain again and again, as at a master that
+    /// requests have not moved to yet, is opened more rarely.
+    async fn attend(&self, connection: Connection, was_of_use: &mut bool) -> bool {
         let Connection { mut pipe, to, heard, hangup: _hangup, mut over, .. } = connection;
         let runtime = &*self.connector.runtime;
         let (mut count, mut alive_until) = (heard.load(Ordering::Relaxed), runtime.now() + IDLE);
@@ -263,7 +269,7 @@ impl Ears {
             if !todo.is_empty() {
                 match by(runtime, runtime.now() + ANSWER, todo.carry_out(&pipe)).await {
                     Some(Ok(joined)) if self.joined(&joined) => {
-                        *tries = 0;
+                        *was_of_use = true;
                         continue;
                     }
                     _ => return false,
