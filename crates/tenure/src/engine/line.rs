@@ -7,7 +7,7 @@
 //! One that holds already is asked for before the first in line, who waits for it to let go: a re-entry, where an owner may hold
 //! several times, or somebody whose grant was lost on its way. Who holds is known from the last answer; no other owner's waiters ask.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
@@ -62,9 +62,8 @@ impl Lines {
     /// Takes a place at the end. `silence`: the newcomer has asked already, and this is why there was no answer.
     pub(super) fn join(&self, engine: &Arc<Engine>, ask: &Arc<Ask>, silence: Option<Failure>) -> Place {
         let (sender, receiver) = oneshot::channel();
-        let id = engine.id();
-        let waiter = Waiter { id, ask: Arc::clone(ask), grant: sender };
-        let mut heard = 0;
+        let waiter = Waiter { ask: Arc::clone(ask), grant: sender };
+        let (mut id, mut heard) = (0, 0);
         let (line, server) = self.enter(
             key(ask),
             |line| Server::new(engine, line),
@@ -75,7 +74,9 @@ impl Lines {
                     queue.silence = silence.clone().map(|failure| (engine.now(), failure));
                 }
                 heard = queue.heard;
-                queue.waiters.push_back(waiter);
+                // Taken here, so that ids grow in the order of the line.
+                id = engine.id();
+                queue.join(id, waiter);
                 if queue.waiters.len() == 1 || queue.has(ask) {
                     line.bell.notify_one();
                 }
@@ -116,7 +117,10 @@ fn key(ask: &Ask) -> Key {
 
 #[derive(Default)]
 pub(super) struct Queue {
-    waiters: VecDeque<Waiter>,
+    /// By their ids, which grow in the order in which they came.
+    waiters: BTreeMap<u64, Waiter>,
+    /// The same by owner, so that a hand-over does not look at each waiter.
+    owners: BTreeSet<(Owner, u64)>,
     /// How often the store has answered.
     heard: u64,
     /// Since when it has not, and why.
@@ -136,22 +140,41 @@ impl Queue {
         let bug = if ask.rule == Rule::Reentrant { Bug::ReentryInLine } else { Bug::LostGrantInLine };
         self.holder.as_ref() == Some(&ask.owner) && !planted(bug)
     }
+
+    fn join(&mut self, id: u64, waiter: Waiter) {
+        self.owners.insert((waiter.ask.owner.clone(), id));
+        self.waiters.insert(id, waiter);
+    }
+
+    fn leave(&mut self, id: u64) -> Option<Waiter> {
+        let waiter = self.waiters.remove(&id)?;
+        self.owners.remove(&(waiter.ask.owner.clone(), id));
+        Some(waiter)
+    }
+
+    /// The first waiter whose owner has the lock already.
+    fn again(&self) -> Option<(&u64, &Waiter)> {
+        let holder = self.holder.as_ref()?;
+        let (owner, id) = self.owners.range((holder.clone(), 0)..).next()?;
+        let waiter = self.waiters.get(id).filter(|waiter| owner == holder && self.has(&waiter.ask))?;
+        Some((id, waiter))
+    }
 }
 
 pub(super) struct Waiter {
-    id: u64,
     ask: Arc<Ask>,
     grant: oneshot::Sender<Result<Held>>,
 }
 
 impl rooms::Queue for Queue {
-    type Waiters = VecDeque<Waiter>;
+    type Waiters = BTreeMap<u64, Waiter>;
 
     fn is_empty(&self) -> bool {
         self.waiters.is_empty()
     }
 
-    fn clear(&mut self) -> VecDeque<Waiter> {
+    fn clear(&mut self) -> BTreeMap<u64, Waiter> {
+        self.owners.clear();
         std::mem::take(&mut self.waiters)
     }
 
@@ -168,8 +191,8 @@ impl Line {
     /// Who is asked for next: whoever has it already, else the first.
     fn next(&self) -> Option<(u64, Arc<Ask>)> {
         let queue = self.queue();
-        let again = queue.waiters.iter().find(|waiter| queue.has(&waiter.ask));
-        again.or(queue.waiters.front()).map(|waiter| (waiter.id, Arc::clone(&waiter.ask)))
+        let next = queue.again().or_else(|| queue.waiters.first_key_value());
+        next.map(|(id, waiter)| (*id, Arc::clone(&waiter.ask)))
     }
 
     /// Notes who has it. Whether somebody of the same owner waits.
@@ -183,7 +206,7 @@ impl Line {
             queue.departed = None;
         }
         queue.holder = holder;
-        queue.waiters.iter().any(|waiter| queue.has(&waiter.ask))
+        queue.again().is_some()
     }
 
     /// Gives a waiter its answer. Whoever has left gets none, and a grant then finds its way back by itself.
@@ -192,9 +215,7 @@ impl Line {
     }
 
     fn leave(&self, id: u64) -> Option<Waiter> {
-        let mut queue = self.queue();
-        let at = queue.waiters.iter().position(|waiter| waiter.id == id)?;
-        queue.waiters.remove(at)
+        self.queue().leave(id)
     }
 
     /// The store has answered.
@@ -209,9 +230,9 @@ impl Line {
         let mut queue = self.queue();
         let since = queue.silence.get_or_insert((now, failure.clone())).0;
         let is_out = |ask: &Ask| now.since(since.max(ask.since)) >= ask.options.patience;
-        let waiters = std::mem::take(&mut queue.waiters).into_iter();
-        let (out, in_line): (Vec<_>, _) = waiters.partition(|waiter| is_out(&waiter.ask));
-        queue.waiters = in_line.into();
+        let out = queue.waiters.iter().filter(|(_, waiter)| is_out(&waiter.ask));
+        let out: Vec<u64> = out.map(|(id, _)| *id).collect();
+        let out: Vec<Waiter> = out.into_iter().filter_map(|id| queue.leave(id)).collect();
         drop(queue);
         let given_up = out.len();
         for waiter in out {
@@ -519,5 +540,62 @@ impl Server {
             timer.poll_unpin(context).map(|()| Event::Time)
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::time::{ClockId, clock_gettime};
+
+    use super::*;
+    use crate::error::Error;
+    use crate::options::Options;
+    use crate::runtime::{Driver, Runtime};
+    use crate::store::memory::Memory;
+
+    const TURNS: u32 = 2_000;
+
+    /// What this thread has computed so far; the load of the machine does not count.
+    fn computed() -> Duration {
+        Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("a time")
+    }
+
+    /// What the line itself costs for so many turns while so many others wait.
+    fn cost_of_turns(engine: &Arc<Engine>, waiters: u32) -> Duration {
+        let name = LockName::new("crowd").expect("a name");
+        let options = Arc::new(Options::new());
+        let lines = Lines::default();
+        let (line, _) = lines.enter((name.clone(), Kind::Mutex), |_| (), |_| ());
+        let mut places = Vec::new();
+        for id in 0..u64::from(waiters + TURNS) {
+            let ask = Arc::new(Ask::new(engine, name.clone(), Rule::Mutex, None, &options));
+            let (grant, receiver) = oneshot::channel();
+            line.queue().join(id, Waiter { ask, grant });
+            places.push(Place { line: Arc::clone(&line), id, silence: None, receiver });
+        }
+        let others = places.split_off(TURNS as usize);
+        let before = computed();
+        for place in places {
+            let (id, ask) = line.next().expect("a waiter");
+            assert_eq!(id, place.id);
+            assert!(line.answer(id, Err(Error::invalid("a turn"))));
+            assert!(!line.held_by(Some(ask.owner.clone())));
+            drop(place);
+        }
+        let cost = computed() - before;
+        drop(others);
+        cost
+    }
+
+    #[test]
+    fn a_turn_costs_about_the_same_however_many_wait() {
+        let driver = Driver::start().expect("a thread");
+        let runtime = Arc::clone(&driver) as Arc<dyn Runtime>;
+        let store = Arc::new(Memory::new(Arc::clone(&runtime), "memory:"));
+        let engine = Engine::new(store, runtime);
+        cost_of_turns(&engine, 100);
+        let (few, many) = (cost_of_turns(&engine, 100), cost_of_turns(&engine, 100_000));
+        assert!(many < few * 10, "{TURNS} turns cost {few:?} beside 100 others, {many:?} beside 100,000");
+        driver.stop();
     }
 }
