@@ -174,6 +174,11 @@ impl Lease {
         (self.renewal == Renewal::Automatic && !reaches_end).then(|| lease::renew_at(sent, self.ttl))
     }
 
+    /// How much sooner it is renewed where many are.
+    pub(super) fn spread(&self) -> Duration {
+        lease::spread(self.ttl, self.hold)
+    }
+
     /// A renewal is about to be sent. Returns the lease to ask for.
     pub(crate) fn asks(&self, now: Moment) -> Duration {
         self.asked.fetch_max(now.0, Ordering::AcqRel);

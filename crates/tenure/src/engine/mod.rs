@@ -4,7 +4,8 @@
 //! - [`tickets`] is the same for the kinds that keep a queue: there each waiter has a place of its own in the store;
 //! - [`rooms`] keeps both, and [`ears`] is what they hear;
 //! - [`held`] is one grant: its deadline, and the news of its loss;
-//! - [`renew`] keeps all grants of one `Locks` alive; [`release`] ends them.
+//! - [`renew`] keeps all grants of one `Locks` alive, and [`window`] says how many renewals are under
+//!   way at once; [`release`] ends grants.
 
 pub(crate) mod acquire;
 mod ears;
@@ -14,6 +15,7 @@ pub(crate) mod release;
 mod renew;
 mod rooms;
 mod tickets;
+mod window;
 
 use std::collections::BTreeSet;
 use std::fmt;
