@@ -1,11 +1,13 @@
 //! Where the tasks of one process wait for one name.
 //!
-//! Only the first of them is asked for, by one task a name, so a thousand waiters cost the store what one costs. That
-//! task listens, asks, and sleeps until it is told, until the holder's lease is over, or until a cap. A wake-up is a
-//! hint to the task, never a permit of a waiter's: a waiter that leaves takes nothing with it.
+//! Only the first of them is asked for, by one task a name, so a thousand waiters cost the store
+//! what one costs. That task listens, asks, and sleeps until it is told, until the holder's lease
+//! is over, or until a cap. A wake-up is a hint to the task, never a permit of a waiter's: a waiter
+//! that leaves takes nothing with it.
 //!
-//! One that holds already is asked for before the first in line, who waits for it to let go: a re-entry, where an owner may hold
-//! several times, or somebody whose grant was lost on its way. Who holds is known from the last answer; no other owner's waiters ask.
+//! A waiter whose owner holds already is asked for before the first in line, which waits for that
+//! owner. It is a re-entry, where an owner may hold several times, or its grant was lost on its
+//! way. The last answer names the holder; no other owner's waiters ask.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
@@ -39,8 +41,8 @@ const EAR: Duration = Duration::from_millis(100);
 /// After so many hand-overs inside this process, or so much time, one turn is left to others.
 const STREAK: u32 = 16;
 const STREAK_TIME: Duration = Duration::from_millis(50);
-/// The least time that others get for a turn. They get two hops, and never more than `STREAK_TIME`: the last hop may have been
-/// one through a server that stood still.
+/// The least time that others get for a turn. They get two hops, and never more than `STREAK_TIME`:
+/// the last hop may have been one through a server that stood still.
 const TURN: Duration = Duration::from_micros(200);
 
 /// A full name, and the kind that is meant.
@@ -51,7 +53,7 @@ pub(super) type Lines = Rooms<Key, Queue>;
 type Line = Room<Key, Queue>;
 
 impl Lines {
-    /// Whether a newcomer overtakes nobody by asking at once.
+    /// Whether a newcomer may ask at once without overtaking a waiter.
     pub(super) fn may_ask(&self, ask: &Ask) -> bool {
         self.all().get(&key(ask)).is_none_or(|line| {
             let queue = line.queue();
@@ -59,7 +61,8 @@ impl Lines {
         })
     }
 
-    /// Takes a place at the end. `silence`: the newcomer has asked already, and this is why there was no answer.
+    /// Takes a place at the end. `silence`: the newcomer has asked already, and this is why there
+    /// was no answer.
     pub(super) fn join(&self, engine: &Arc<Engine>, ask: &Arc<Ask>, silence: Option<Failure>) -> Place {
         let (sender, receiver) = oneshot::channel();
         let waiter = Waiter { ask: Arc::clone(ask), grant: sender };
@@ -89,7 +92,8 @@ impl Lines {
         Place { line, id, silence: silence.map(|failure| (heard, failure)), receiver }
     }
 
-    /// A hold of this name has ended, here, by a release of `by`, or was found lost: the first in line may try.
+    /// A hold of this name has ended, here, by a release of `by`, or was found lost: the first in
+    /// line may try.
     pub(super) fn nudge(&self, name: &LockName, by: Option<&Owner>) {
         let lines = self.all();
         for (_, line) in
@@ -135,7 +139,8 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Whether the store has it for this owner already: for another of its holds, or because the answer that said so got lost.
+    /// Whether the store has it for this owner already: for another of its holds, or because the
+    /// answer that said so got lost.
     fn has(&self, ask: &Ask) -> bool {
         let bug = if ask.rule == Rule::Reentrant { Bug::ReentryInLine } else { Bug::LostGrantInLine };
         self.holder.as_ref() == Some(&ask.owner) && !planted(bug)
@@ -188,14 +193,14 @@ impl Line {
         &self.key.0
     }
 
-    /// Who is asked for next: whoever has it already, else the first.
+    /// The next to ask for: one whose owner has the lock already, else the first.
     fn next(&self) -> Option<(u64, Arc<Ask>)> {
         let queue = self.queue();
         let next = queue.again().or_else(|| queue.waiters.first_key_value());
         next.map(|(id, waiter)| (*id, Arc::clone(&waiter.ask)))
     }
 
-    /// Notes who has it. Whether somebody of the same owner waits.
+    /// Records the holder. Returns whether a waiter of the same owner is in line.
     fn held_by(&self, holder: Option<Owner>) -> bool {
         let mut queue = self.queue();
         let is_told = planted(Bug::EndTakenForTold)
@@ -209,7 +214,7 @@ impl Line {
         queue.again().is_some()
     }
 
-    /// Gives a waiter its answer. Whoever has left gets none, and a grant then finds its way back by itself.
+    /// Gives a waiter its answer. If it has left, the grant is dropped, which releases it.
     fn answer(&self, id: u64, answer: Result<Held>) -> bool {
         self.leave(id).is_some_and(|waiter| waiter.grant.send(answer).is_ok())
     }
@@ -224,7 +229,7 @@ impl Line {
         (queue.heard, queue.silence) = (queue.heard + 1, None);
     }
 
-    /// The store has not: whoever has waited for an answer longer than it meant to is told.
+    /// The store has not answered: waiters whose patience is over get the failure.
     fn unheard(&self, engine: &Engine, failure: &Failure) {
         let now = engine.now();
         let mut queue = self.queue();
@@ -259,7 +264,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The turn, or why there will be none; `None` when nobody serves the line any more.
+    /// The turn, or why there will be none; `None` when the task of the line has ended.
     pub(super) async fn granted(&mut self) -> Option<Result<Held>> {
         (&mut self.receiver).await.ok()
     }
@@ -278,12 +283,12 @@ impl Drop for Place {
     }
 }
 
-/// Serves a line: asks for the first in it, until there has been nobody for a while.
+/// Serves a line: asks for the first waiter, until the line has been empty for a while.
 struct Server {
     engine: Arc<Engine>,
     line: Arc<Line>,
     ears: Ears,
-    /// Questions since there was last any news: the next pause grows with it where nobody tells us.
+    /// Questions since the last news. The next pause grows with it while no message is expected.
     attempt: u32,
     /// The foreign holder that was found last, as its value shows it.
     foreign: String,
@@ -292,8 +297,8 @@ struct Server {
     streak_since: Moment,
     /// How long the last question took.
     hop: Duration,
-    /// Counts among the releases from before a question until it is known what came of it: whoever it is for may leave meanwhile, and
-    /// what is granted then is given back.
+    /// Counts among the releases from before a question until its outcome is known. The waiter may
+    /// leave meanwhile, and then its grant is released.
     under_way: Option<Pending>,
 }
 
@@ -348,12 +353,13 @@ impl Server {
             self.listen(ask).await;
         }
         self.leave_a_turn().await;
-        // Whatever was said or rung before this question is answered by it.
+        // This question answers all earlier messages and notifications.
         self.ears.drain();
         if !self.line.queue().closed {
             let _ = self.line.bell.notified().now_or_never();
         }
-        // On a quorum each of two may have what the other lacks: they do not ask in turns without a pause.
+        // On a quorum each of two may have what the other lacks: they do not ask in turns without a
+        // pause.
         let is_out_of_turn = ask.rule == Rule::Mutex && self.line.queue().has(ask);
         let sent = self.engine.now();
         let asked = ask.once(true, None).await;
@@ -402,8 +408,8 @@ impl Server {
         self.sleep(self.engine.now() + pause).await;
     }
 
-    /// How long to wait for news before asking again: to the end of the holder's lease if its end will be told, else a
-    /// little longer each time, because a foreign holder tells nobody.
+    /// How long to wait for news before asking again: to the end of the holder's lease if its end
+    /// will be told, else a little longer each time, because a foreign holder publishes nothing.
     fn pause(&mut self, ask: &Ask, holder: &str, left_ms: Option<u64>) -> Duration {
         let cap = if planted(Bug::NoCap) { Duration::MAX } else { CAP };
         let left = left_ms.map_or(CAP, |left_ms| Duration::from_millis(left_ms.saturating_add(1))).min(cap);
@@ -424,7 +430,8 @@ impl Server {
             return if planted(Bug::EndNotAwaited) { CAP } else { left };
         }
         if known.is_none() && self.foreign != holder {
-            // It changes hands without a word to us, among clients that ask often: who asks ever more seldom never gets it.
+            // Foreign clients pass it on without a message, and ask often. A waiter that asks more
+            // and more rarely never gets it.
             self.attempt = 0;
             holder.clone_into(&mut self.foreign);
         }
@@ -437,8 +444,9 @@ impl Server {
         pause
     }
 
-    /// Subscribes, so that nothing is missed between the next question and the sleep after it. Where that takes long, it goes on
-    /// while the store is asked, and where the store lets nobody subscribe, asking again and again has to do.
+    /// Subscribes, so that nothing is missed between the next question and the sleep after it.
+    /// Where that takes long, it goes on while the store is asked. Where the store refuses
+    /// subscriptions, repeated questions replace them.
     async fn listen(&mut self, ask: &Ask) {
         if !self.ears.is_deaf() {
             return;
@@ -474,8 +482,8 @@ impl Server {
         self.streak += 1;
     }
 
-    /// After a release of our own, asking at once always wins against other processes, which first have to hear of it. So
-    /// now and then they get the time to.
+    /// After a release of our own, asking at once always wins against other processes, which first
+    /// have to hear of it. So now and then they get the time to.
     async fn leave_a_turn(&mut self) {
         let released_here = std::mem::take(&mut self.line.queue().nudged);
         let now = self.engine.now();
@@ -491,9 +499,10 @@ impl Server {
         let mut timer = self.engine.runtime.sleep_until(until);
         loop {
             match self.event(&mut timer).await {
-                // A release of our own, somebody new where nobody was, or the end.
+                // A release in this process, a first waiter, or the end.
                 Event::Bell => break,
-                // The store's word on a release of our own, after which the next was asked for at once.
+                // The store's word on a release of our own, after which the next was asked for at
+                // once.
                 Event::Heard(Heard::Message(Wake::Free { by: Some(by) }))
                     if self.line.queue().departed.as_ref() == Some(&by) => {}
                 Event::Heard(Heard::Message(_) | Heard::Open) => break,
@@ -509,7 +518,7 @@ impl Server {
         self.attempt = 0;
     }
 
-    /// Whether somebody came while nobody was there. If not, the line is gone.
+    /// Whether a waiter came while the line was empty. If not, the line is closed.
     async fn lingers(&mut self) -> bool {
         let mut timer = self.engine.runtime.sleep_until(self.engine.now() + LINGER);
         loop {
@@ -527,7 +536,7 @@ impl Server {
         }
     }
 
-    /// Whatever comes first; a fixed order, so that a seed replays.
+    /// The first event, polled in a fixed order, so that a seed replays.
     async fn event(&mut self, timer: &mut BoxFuture<'static, ()>) -> Event {
         let mut bell = pin!(self.line.bell.notified());
         poll_fn(|context| {

@@ -1,7 +1,8 @@
-//! The keeper: renews every grant of one `Locks` that is in a caller's hands, and announces its loss in time.
+//! The keeper: renews every grant of one `Locks` that is in a caller's hands, and announces its
+//! loss in time.
 //!
-//! One task for all of them. It sleeps until something is due, and a grant that is released before costs it nothing: an
-//! uncontended acquire and release touch the schedule, not the task.
+//! One task for all of them. It sleeps until something is due, and a grant that is released before
+//! costs it nothing: an uncontended acquire and release touch the schedule, not the task.
 //!
 //! Renewals that are due queue up before they are sent, and the lease that ends first goes first. A
 //! [`Window`] limits how many are under way: a hundred thousand that were all sent at once would
@@ -94,7 +95,8 @@ impl Keeper {
         }
     }
 
-    /// A grant is handed out after a break in the connection that came after it was asked for: the next look asks about it.
+    /// A grant is handed out after a break in the connection that came after it was asked for: the
+    /// next look asks about it.
     pub(super) fn verify_soon(&self, engine: &Engine, lease: &Arc<Lease>) {
         lease.doubt();
         let mut schedule = self.schedule();
@@ -172,7 +174,8 @@ impl Task {
                         self.judge(attempt);
                     }
                     if !self.ready.is_empty() {
-                        // A store may answer at once, again and again: other tasks share this thread.
+                        // A store may answer at once, again and again: other tasks share this
+                        // thread.
                         tokio::task::yield_now().await;
                     }
                 }
@@ -185,7 +188,7 @@ impl Task {
         }
     }
 
-    /// Waits for whatever comes first; a fixed order, so that a seed replays.
+    /// Waits for the first event, polled in a fixed order, so that a seed replays.
     async fn next(&mut self, until: Moment) -> Event {
         let mut timer = self.engine.runtime.sleep_until(until);
         let mut bell = std::pin::pin!(self.engine.keeper.bell.notified());
@@ -204,7 +207,8 @@ impl Task {
         .await
     }
 
-    /// Announces what is lost, starts what is due, and says until when to sleep; `None` when it is over.
+    /// Announces what is lost, starts what is due, and says until when to sleep; `None` when it is
+    /// over.
     fn look(&mut self) -> Option<Moment> {
         let now = self.engine.now();
         let (mut lost, mut due) = (Vec::new(), Vec::new());
@@ -227,7 +231,8 @@ impl Task {
                         due.push(Arc::clone(lease));
                     }
                 }
-                // While its renewal is due or under way, only the loss of a lease is in the schedule.
+                // While its renewal is due or under way, only the loss of a lease is in the
+                // schedule.
                 for lease in &due {
                     schedule.take(lease);
                     schedule.put(lease, lease.lost_at());
@@ -322,7 +327,8 @@ impl Task {
         let next = match &answer {
             Ok(answer) => {
                 match lease.refusal(answer) {
-                    // The request that detaches it may have come first, and its answer says what became of the hold.
+                    // The request that detaches it may have come first, and its answer says what
+                    // became of the hold.
                     Some(_) if lease.may_be_detached() && !planted(Bug::DetachedTakenForLost) => {
                         lease.lost_at()
                     }
@@ -359,19 +365,19 @@ impl Task {
     }
 }
 
-/// How much sooner than due a renewal may leave, to share the way with others. Not so one that is repeated: where each
-/// attempt fails at once, it would be repeated without a pause.
+/// How much sooner than due a renewal may leave, to share the way with others. Not so one that is
+/// repeated: where each attempt fails at once, it would be repeated without a pause.
 fn early(lease: &Lease, due: Moment) -> Duration {
     let is_first = lease.renew_at().is_some_and(|at| at == due || at - lease.spread() == due);
     if is_first { (lease.ttl() / 12).min(BATCH) } else { Duration::ZERO }
 }
 
 impl Drop for Task {
-    /// However it ends, nobody must believe in a lease that nobody renews.
+    /// A hold without a renewer counts as lost, also if this task panics.
     fn drop(&mut self) {
         let orphans = {
             let mut schedule = self.engine.keeper.schedule();
-            // Whatever is granted from here on starts the next task.
+            // The next grant starts the next task.
             schedule.asleep_until = None;
             std::mem::take(&mut schedule.due).into_values()
         };

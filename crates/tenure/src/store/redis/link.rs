@@ -75,7 +75,8 @@ impl Link {
                         return Ok(line);
                     }
                     why.clone_from(&state.failure);
-                    // Wrong credentials do not become right by waiting. But what was said before we asked does not count.
+                    // Wrong credentials do not become right by waiting. But what was said before we
+                    // asked does not count.
                     if let Some(failure @ Failure::Refused(_)) = &state.failure
                         && state.failures > before
                     {
@@ -174,7 +175,7 @@ impl Link {
         }
     }
 
-    /// Hands out the connection, unless nobody wants one any more.
+    /// Hands out the connection, unless the link is closed.
     fn connected(&self, line: &Arc<Line>, life: Life) -> bool {
         {
             let mut state = self.state();
@@ -211,8 +212,8 @@ impl State {
     }
 }
 
-/// What is known of a server after another connection. One that has started anew since the last counts from now, whatever its
-/// clock makes of it.
+/// What is known of a server after another connection. One that has restarted since the last
+/// connection counts from now, also if its clock says otherwise.
 fn later(before: Life, now: Life) -> Life {
     match (&before, now) {
         (Life::Since { id: old, .. }, Life::Since { id, .. }) if *old == id => before,
@@ -261,8 +262,9 @@ const SHORT: u32 = 3;
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// How long to wait before connecting anew after so many failures in a row: 20 ms, doubled each time up to 1 s, and
-/// between a half and the whole of that, so that the clients of a server that comes back do not come all at once.
+/// How long to wait before the next dial after so many failures in a row: 20 ms, doubled each time
+/// up to 1 s, and between a half and the whole of that, so that the clients of a server that comes
+/// back do not come all at once.
 pub(super) fn pause(tries: u32, random: u64) -> Duration {
     let most = PAUSE_MIN.saturating_mul(1 << tries.saturating_sub(1).min(16)).min(PAUSE_MAX);
     most.mul_f64(0.5 + 0.5 * (random >> 11) as f64 / (1u64 << 53) as f64)

@@ -20,7 +20,8 @@ use crate::protocol::{Answer, Found, Holding, Kind, Op, Reply, Rule, Seat, Verb,
 use crate::runtime::{Moment, Runtime};
 use crate::store::{Cursor, Failure, Page, SETUP, Terms};
 
-/// A server, the connection for requests and the one for messages. Both are closed when it is dropped.
+/// A server, the connection for requests and the one for messages. Both are closed when it is
+/// dropped.
 pub(super) struct Node {
     pub(super) runtime: Arc<dyn Runtime>,
     pub(super) link: Arc<Link>,
@@ -51,8 +52,8 @@ impl Node {
         Self { runtime, link, ears: Ears::new(connector), lane, apart, url }
     }
 
-    /// Carries out a request on this line. What is rare is in a box: it would make the future of every request larger, and
-    /// that takes as long as all else that is done for one here.
+    /// Carries out a request on this line. What is rare is in a box: it would make the future of
+    /// every request larger, and that takes as long as all else that is done for one here.
     pub(super) async fn ask(
         &self,
         line: &Line,
@@ -89,7 +90,7 @@ impl Node {
                 Ok(Reply { owner: op.owner.clone(), request: op.request, answer })
             }
             Err(what) => {
-                // From here on nobody can tell which reply is whose.
+                // From here on replies cannot be matched with requests.
                 line.hang_up();
                 self.lane.hang_up();
                 event!(
@@ -159,7 +160,7 @@ impl Node {
         Ok(page)
     }
 
-    /// Who holds a lock, where something of this rule's type stands at its name.
+    /// The holders of a lock, if its key has the type of this rule.
     async fn look(
         &self,
         line: &Line,
@@ -206,8 +207,9 @@ async fn run(line: &Line, op: &Op, manner: Manner, deadline: Moment) -> Result<V
         // Rare, and it must not take a third round trip.
         return answered(line, line.ask_for_slot(&request.in_full(), deadline).boxed().await?);
     }
-    // The first request after a reconnect is the question whether a lock is still held, and a server that has forgotten
-    // the lock has forgotten the script: it must not take a second round trip to say so.
+    // The first request after a reconnect is the question whether a lock is still held, and a
+    // server that has forgotten the lock has forgotten the script: it must not take a second round
+    // trip to say so.
     let first = if line.brings_script() { request.in_full() } else { request.by_name() };
     let mut value = line.ask(&first, deadline).await?;
     if let Value::ServerError(error) = &value
@@ -226,7 +228,8 @@ fn is_no_lock(holding: &Holding) -> bool {
     holding.value == "(hash)"
 }
 
-/// The same for a string. By plain commands, because a script would read the whole of what may be somebody's film.
+/// The same for a string. By plain commands, because a script would read the whole value, which may
+/// be huge.
 async fn look_at_text(line: &Line, name: &LockName, deadline: Moment) -> Result<Option<Found>, Failure> {
     let (value, left) = (["GETRANGE", name.as_str(), "0", "1023"], ["PTTL", name.as_str()]);
     let (value, left) = (command(&value), command(&left));

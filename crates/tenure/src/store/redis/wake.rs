@@ -1,7 +1,8 @@
 //! Messages to those who wait, on a connection of their own.
 //!
-//! Of their own, because a server may say on it what was not asked for, and then nobody can tell any more which reply is
-//! whose. It is opened for the first who listens and kept a little longer than the last.
+//! Of their own, because a server may say on it what was not asked for, and then nobody can tell
+//! any more which reply is whose. It is opened for the first who listens and kept a little longer
+//! than the last.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -25,7 +26,8 @@ use crate::protocol::{Rule, Wake, ours};
 use crate::runtime::Moment;
 use crate::store::{Failure, Listener, Speaker};
 
-/// A channel is left this long after its last listener, so that those who take turns do not subscribe each time.
+/// A channel is left this long after its last listener, so that those who take turns do not
+/// subscribe each time.
 const KEPT: Duration = Duration::from_secs(5);
 /// A connection that was silent this long is asked whether it is alive.
 const IDLE: Duration = Duration::from_secs(5);
@@ -161,7 +163,8 @@ impl Ears {
                 state.channels.iter().filter(elsewhere).map(|(name, _)| name.clone()).collect();
             names.iter().filter_map(|name| state.channels.remove(name)).collect()
         };
-        // The listeners end here, and not while the state is taken: one of them may be looked after at once.
+        // The listeners end here, and not while the state is taken: one of them may be looked after
+        // at once.
         if !gone.is_empty() {
             drop(gone);
             self.told.notify_waiters();
@@ -224,8 +227,8 @@ impl Ears {
         !state.runs
     }
 
-    /// There is no connection: those who want to listen are told only if that will not pass. Those who have listened hear nothing for
-    /// as long as it lasts, and are told so by their end.
+    /// There is no connection: those who want to listen are told only if that will not pass. Those
+    /// who have listened hear nothing for as long as it lasts, and are told so by their end.
     fn cut_off(&self, failure: Failure) {
         let mut state = self.state();
         let mut deaf = Vec::new();
@@ -365,8 +368,9 @@ impl Ears {
                 state.spoiled = true;
             }
             (PushKind::Subscribe | PushKind::SSubscribe, _) => return,
-            // Expected only for a channel that was given up. A cluster says it unasked when a slot moves away: those who
-            // listened are told by their end, and the connection may have taken it for a reply.
+            // Expected only for a channel that was given up. A cluster says it unasked when a slot
+            // moves away: those who listened are told by their end, and the connection may have
+            // taken it for a reply.
             (PushKind::Unsubscribe | PushKind::SUnsubscribe, [Value::BulkString(channel), _]) => {
                 let Some(name) =
                     std::str::from_utf8(channel).ok().filter(|name| state.channels.contains_key(*name))
@@ -402,7 +406,7 @@ impl Todo {
         self.join.is_empty() && self.leave.is_empty()
     }
 
-    /// Each channel is a command of its own, since a server refuses a command as a whole.
+    /// Each channel has a separate command, since a server refuses a command as a whole.
     async fn carry_out(&self, pipe: &MultiplexedConnection) -> redis::RedisResult<Vec<(&str, Value)>> {
         let joins = self.join.iter().map(|(name, publish)| {
             let mut pipe = pipe.clone();
