@@ -52,7 +52,9 @@
 //!
 //! # What it says about itself
 //!
-//! Events of [`tracing`](https://docs.rs/tracing) with the target `tenure`:
+//! Events of [`tracing`](https://docs.rs/tracing) with the target `tenure`. A subscriber that
+//! blocks costs no lease: events of the thread of the `Locks` wait for it in a queue. They go to
+//! the subscriber of the thread that opened the `Locks`, or else to that of the process.
 //!
 //! | event | level | fields |
 //! |---|---|---|
@@ -65,12 +67,14 @@
 //! | `the store is silent: its connection is given up` | warn | `server` |
 //! | `the connection is given up` | warn | `lock store what` |
 //! | `the directory was replaced: its locks are gone` | warn | `directory` |
+//! | `the subscriber is slow: events were dropped` | warn | `dropped`: how many |
 //!
 //! Warnings about what somebody should change have the target `tenure::setup`: a directory on a network file system, a right that is missing, a
 //! quorum of an even number.
 
 mod engine;
 mod error;
+mod events;
 mod face;
 mod fair;
 mod guard;

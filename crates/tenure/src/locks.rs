@@ -30,9 +30,10 @@ use crate::store::redis::{Cluster, Redis, Topology};
 /// nothing the caller does to its own can cost a lease. The thread ends with the last handle: `Locks`, face or guard. After
 /// a `fork` the child has no such thread: connect anew there.
 ///
-/// The drop of the very last handle gives releases that are on their way a moment, because `main` may be about to return: it
-/// blocks the thread it happens on for up to 100 ms while there are any. Where that matters, as in an asynchronous task, await
-/// [`shutdown`](Self::shutdown) first.
+/// The drop of the very last handle gives releases that are on their way a moment, because `main`
+/// may be about to return. It blocks its thread for up to 100 ms while there are any, and for up to
+/// 1 s while a `tracing` subscriber is busy with earlier events. Where that matters, as in an
+/// asynchronous task, await [`shutdown`](Self::shutdown) first.
 ///
 /// # Examples
 /// ```
@@ -329,13 +330,17 @@ impl Locks {
     /// `Locks` is a `static`, which is never dropped. On a quorum this includes the members that have not answered a release that a
     /// majority has; that some of those are left is no error.
     ///
+    /// Then waits until the `tracing` subscriber has had all events of this `Locks`, at most 1 s.
+    ///
     /// # Cancel safety
     /// The releases go on.
     ///
     /// # Errors
     /// `is_unreachable` when some are left; they go on.
     pub async fn shutdown(self) -> Result<()> {
-        self.home.engine.flushed_within(self.options.op_timeout).await
+        let flushed = self.home.engine.flushed_within(self.options.op_timeout).await;
+        self.home.events_flushed().await;
+        flushed
     }
 }
 

@@ -21,6 +21,8 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
+use crate::events::Events;
+
 /// A point in time on a clock that also runs while the machine sleeps (CLOCK_BOOTTIME), in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Moment(pub u64);
@@ -81,6 +83,7 @@ pub struct Driver {
     is_over: Arc<RwLock<bool>>,
     stop: std::sync::Mutex<Option<oneshot::Sender<()>>>,
     thread: thread::ThreadId,
+    events: Arc<Events>,
 }
 
 impl Driver {
@@ -95,8 +98,12 @@ impl Driver {
         let (stop, stopped) = oneshot::channel::<()>();
         let is_over = Arc::new(RwLock::new(false));
         let over = Arc::clone(&is_over);
-        let thread = thread::Builder::new().name("tenure".into()).spawn(move || {
+        let events = Events::new();
+        let queued = Arc::clone(&events);
+        let thread = start_thread("tenure", move || {
             let Ok(runtime) = handed.recv() else { return };
+            queued.take_over();
+            drop(queued);
             let _ = runtime.block_on(stopped);
             *over.write().unwrap_or_else(PoisonError::into_inner) = true;
             // What a task left running (a blocking call of the system) must not hold up the thread's end.
@@ -106,12 +113,17 @@ impl Driver {
         let handle = runtime.handle().clone();
         hand_over.send(runtime).expect("the thread waits for it");
         let (stop, thread) = (std::sync::Mutex::new(Some(stop)), thread.thread().id());
-        Ok(Arc::new(Self { handle, is_over, stop, thread }))
+        Ok(Arc::new(Self { handle, is_over, stop, thread, events }))
     }
 
     /// Whether the caller is the driver's own thread, which must not wait for itself.
     pub fn is_current(&self) -> bool {
         thread::current().id() == self.thread
+    }
+
+    /// What its thread says to a subscriber.
+    pub(crate) fn events(&self) -> &Events {
+        &self.events
     }
 
     /// Ends the thread; its tasks are dropped where they stand.
@@ -120,6 +132,14 @@ impl Driver {
             stop.take();
         }
     }
+}
+
+/// Starts a thread of this library.
+pub(crate) fn start_thread(
+    name: &str,
+    work: impl FnOnce() + Send + 'static,
+) -> io::Result<thread::JoinHandle<()>> {
+    thread::Builder::new().name(name.into()).spawn(work)
 }
 
 /// A sleep is cut into pieces of this length, because the system's timers stand still while the machine sleeps: the

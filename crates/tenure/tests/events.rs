@@ -1,62 +1,25 @@
 //! What a `Locks` says of itself: the names and fields that dashboards are built on.
 
-use std::collections::BTreeMap;
-use std::fmt::Debug;
+#[path = "common/subscriber.rs"]
+mod subscriber;
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use subscriber::{Hears, Said};
 use tenure::{Locks, Options, Renewal, block_on};
 use tenure_testkit::servers::{Server, eventually};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::Level;
 
-/// One event: its level, its message and the names of its fields.
-type Said = (Level, String, Vec<&'static str>);
-
-/// Keeps what is said with the target `tenure`.
+/// Keeps what is said.
 #[derive(Clone, Default)]
 struct Ear(Arc<Mutex<Vec<Said>>>);
-
-#[derive(Default)]
-struct Fields(BTreeMap<&'static str, String>);
-
-impl Visit for Fields {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.0.insert(field.name(), format!("{value:?}"));
-    }
-}
-
-impl Subscriber for Ear {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == "tenure"
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut fields = Fields::default();
-        event.record(&mut fields);
-        let message = fields.0.remove("message").unwrap_or_default();
-        let said = (*event.metadata().level(), message, fields.0.into_keys().collect());
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(said);
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
 
 impl Ear {
     fn fields_of(&self, message: &str) -> Option<(Level, Vec<&'static str>)> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.iter().find(|(_, said, _)| said == message).map(|(level, _, fields)| (*level, fields.clone()))
+        let said = all.iter().find(|said| said.message == message)?;
+        Some((said.level, said.fields.keys().copied().collect()))
     }
 }
 
@@ -64,7 +27,9 @@ impl Ear {
 fn events_keep_their_names_and_fields() {
     let ear = Ear::default();
     // The thread of a `Locks` speaks too, so the ear is everybody's.
-    tracing::subscriber::set_global_default(ear.clone()).expect("the only one in this program");
+    let kept = ear.clone();
+    let keep = move |said| kept.0.lock().unwrap_or_else(PoisonError::into_inner).push(said);
+    tracing::subscriber::set_global_default(Hears(keep)).expect("the only one in this program");
     let locks = Locks::memory();
     let short = Options::new().ttl(Duration::from_millis(60)).renewal(Renewal::Off);
     let brief = locks.with(short).expect("options");

@@ -485,3 +485,45 @@ fn what_a_wait_that_is_over_may_still_be_granted_is_given_back_before_a_shutdown
         });
     }
 }
+
+/// A server, or a proxy before it, that ends all connections after each answer.
+#[test]
+fn a_server_that_ends_each_connection_is_dialled_at_most_twice_a_second() {
+    for (waits, connections) in [(false, 1), (true, 2)] {
+        play(move |scene| async move {
+            let guard = scene.held().await;
+            let locks = scene.locks.clone();
+            if waits {
+                let waiter = async move { drop(locks.mutex("x").expect("a name").lock().await) };
+                scene.runtime.spawn(Box::pin(waiter));
+            }
+            let (dials, until) = (scene.wire.connections(), scene.runtime.now() + DIALLED);
+            while scene.runtime.now() < until {
+                // Answered or not: what counts is that the server is asked as soon as it can be.
+                let _ = scene.locks.inspect("y").await;
+                scene.wire.lose();
+                scene.sleep(Duration::from_millis(1)).await;
+            }
+            let dials = scene.wire.connections() - dials;
+            let most = connections * (2 * DIALLED.as_secs() as usize + FIRST);
+            assert!((most / 4..=most).contains(&dials), "{dials} dials, waits: {waits}");
+            // One that has lasted is made again at once.
+            scene.sleep(Duration::from_secs(5)).await;
+            guard.verify().await.expect("still held");
+            for _ in 0..3 {
+                scene.wire.lose();
+                let started = scene.runtime.now();
+                let mut answer = scene.locks.inspect("y").await;
+                while answer.is_err() {
+                    answer = scene.locks.inspect("y").await;
+                }
+                let took = scene.runtime.now().since(started);
+                assert!(took < Duration::from_millis(10), "after {took:?}");
+            }
+        });
+    }
+}
+
+/// How long the server does so, and how many dials come before the pauses have grown to half a second.
+const DIALLED: Duration = Duration::from_secs(60);
+const FIRST: usize = 12;

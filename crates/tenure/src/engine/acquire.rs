@@ -1,4 +1,4 @@
-//! Acquiring: one question, or a wait. Whatever a dropped future may have been granted is given back.
+//! Acquires a lock: asks once, or waits. What a dropped future may have been granted is released.
 
 use std::future::Future;
 use std::pin::pin;
@@ -34,8 +34,9 @@ pub(crate) enum Wait {
 
 /// Who wants what: one acquisition.
 ///
-/// Dropped while the outcome of one of its requests is unknown, or while it has a place in a queue, it gives back what it may
-/// have. So no acquisition, however it ends, leaves anything behind but a [`Held`].
+/// Dropped while the outcome of one of its requests is unknown, or while it has a place in a queue,
+/// it gives back what it may have. So no acquisition, however it ends, leaves anything behind but a
+/// [`Held`].
 pub(crate) struct Ask {
     engine: Arc<Engine>,
     pub(super) name: LockName,
@@ -60,7 +61,7 @@ pub(super) enum Asked {
         left_ms: Option<u64>,
     },
     Waiting(Waiting),
-    /// No, whoever asks how often.
+    /// No, and asking again does not help.
     Refused(Error),
     /// No answer.
     Silent(Failure),
@@ -75,7 +76,7 @@ pub(crate) enum Resumed {
 }
 
 impl Ask {
-    /// For an owner of its own, unless the caller has chosen one.
+    /// For a fresh owner, unless the caller has chosen one.
     pub(crate) fn new(
         engine: &Arc<Engine>,
         name: LockName,
@@ -92,8 +93,8 @@ impl Ask {
         Self { engine, name, rule, owner, hold, options, since, interruptions, is_fresh, maybe }
     }
 
-    /// The same wish under another owner, or at least another hold. One whose hold has lapsed, and is being released, must
-    /// not be asked for again: the release would find the new hold.
+    /// The same wish under another owner, or at least another hold. One whose hold has lapsed, and
+    /// is being released, must not be asked for again: the release would find the new hold.
     fn anew(&self) -> Self {
         let is_kept = !self.is_fresh || planted(Bug::AskedForAsReleased);
         let owner = is_kept.then(|| self.owner.clone());
@@ -102,8 +103,9 @@ impl Ask {
         anew
     }
 
-    /// Asks once; again only when the grant took so long to arrive that too little of it is left, and another answer that takes
-    /// as long would come within the limit. `wait` keeps a place, where the kind has a queue.
+    /// Asks once; again only when the grant took so long to arrive that too little of it is left,
+    /// and another answer that takes as long would come within the limit. `wait` keeps a place,
+    /// where the kind has a queue.
     pub(super) async fn once(&self, wait: bool, limit: Option<Moment>) -> Asked {
         const ROUNDS: u32 = 3;
         let ttl = self.options.lease();
@@ -121,7 +123,8 @@ impl Ask {
             let has_time = limit.is_none_or(|limit| answered + answered.since(sent) < limit)
                 && !(planted(Bug::LateGrantKept) && answered.since(sent) >= within);
             let asks_again = round < ROUNDS && has_time && lease::is_stale(sent, answered, ttl);
-            // What is known now: with an answer, that there is nothing but what it says; without, no more than before.
+            // What is known now: with an answer, that there is nothing but what it says; without,
+            // no more than before.
             let (asked, maybe) = match answer {
                 Ok(Answer::Held { .. }) if asks_again => continue,
                 Ok(Answer::Held { fence }) => return Asked::Held(self.granted(fence, sent, sent, ttl)),
@@ -147,7 +150,8 @@ impl Ask {
         unreachable!("the last round returns what it was told")
     }
 
-    /// How long a question may take: a little less than is left, so that a store that cannot be asked has the time to say why.
+    /// How long a question may take: a little less than is left, so that a store that cannot be
+    /// asked has the time to say why.
     fn within(&self, now: Moment, limit: Option<Moment>) -> Duration {
         let most = self.options.op_timeout;
         limit.map_or(most, |limit| {
@@ -163,7 +167,7 @@ impl Ask {
         let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, Some(bind(&self.options)));
         let verb = Verb::Renew { ttl_ms, hold, bind, weight: None };
         let (terms, within) = (self.options.terms(), self.options.op_timeout);
-        // What is taken over has this hold's name, which nobody knows if the answer is not heard.
+        // The resumed hold gets this hold's name, which is unknown to others if the answer is lost.
         let back = || Farewell::of_resumed(engine, &self.name, self.rule, &self.owner, hold);
         let back = (self.rule == Rule::Reentrant).then(back);
         let answer = engine.call_on(terms, &self.name, self.rule, &self.owner, verb, within).await;
@@ -174,7 +178,8 @@ impl Ask {
             Ok(Answer::Held { fence }) => {
                 let held = self.granted(fence, sent, sent, ttl);
                 if !held.is_live() {
-                    // The answer was on its way for longer than the lease: nobody gets a guard that is lost already.
+                    // The answer took longer than the lease: a guard that is already lost is not
+                    // returned.
                     return Ok(Resumed::Over);
                 }
                 held.keep();
@@ -187,8 +192,8 @@ impl Ask {
         }
     }
 
-    /// What the store has granted: its lease was set to `first` by a request that was sent at `sent`, and is known now. It has been
-    /// of use since `begun`.
+    /// What the store has granted: its lease was set to `first` by a request that was sent at
+    /// `sent`, and is known now. It has been of use since `begun`.
     pub(super) fn granted(&self, fence: u64, begun: Moment, sent: Moment, first: Duration) -> Held {
         let Self { engine, name, rule, owner, hold, options, interruptions, .. } = self;
         let (rule, hold, interruptions) = (*rule, *hold, *interruptions);
@@ -226,8 +231,9 @@ pub(crate) async fn acquire(ask: Ask, wait: Wait) -> Result<Option<Held>> {
         (wait, Rule::Queue(_)) => in_queue(&engine, ask, wait.until(since)).await?,
     };
     if let Some(held) = &held {
-        announce(&held.lease, engine.now().since(since));
+        let waited = engine.now().since(since);
         held.keep();
+        announce(&held.lease, waited);
     }
     Ok(held)
 }
@@ -242,8 +248,8 @@ impl Wait {
     }
 }
 
-/// Asks whoever else waits, and takes no for an answer. Only silence is asked again, and what nobody has that ballots kept from this
-/// one, for `op_timeout` in all.
+/// Asks even if others wait, and returns `None` if the lock is busy. Asks again, for `op_timeout` in
+/// all, only after silence, or where ballots kept a free lock from this acquisition.
 async fn at_once(engine: &Arc<Engine>, ask: Ask) -> Result<Option<Held>> {
     let until = engine.now() + ask.options.op_timeout;
     for attempt in 0.. {
@@ -283,7 +289,8 @@ fn abandoned() -> Failure {
     Failure::NotSent(Failure::cause("the thread that asks for it has ended"))
 }
 
-/// For kinds without a queue: asks at once if nobody of this process waits; else, and if the answer is no, waits in line.
+/// For kinds without a queue: asks at once if no task of this process waits; otherwise, and if
+/// the lock is busy, waits in line.
 async fn in_line(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Result<Option<Held>> {
     let mut ask = Arc::new(ask);
     loop {
@@ -307,7 +314,8 @@ async fn in_line(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resul
         let granted = before(engine, limit, pin!(place.granted())).await;
         match granted {
             Some(Some(Ok(held))) if held.is_live() => return Ok(Some(held)),
-            // It was granted, and this future was not polled until the lease had passed: the turn is gone.
+            // It was granted, and this future was not polled until the lease had passed: the turn
+            // is gone.
             Some(Some(Ok(held))) => drop(held),
             Some(Some(Err(error))) => return Err(error),
             Some(None) => return Err(ask.silent(abandoned())),
@@ -333,7 +341,7 @@ async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resu
             Some(Asked::Refused(error)) => return Err(error),
             None if is_busy(busy_at) => return Ok(None),
             None => return Err(ask.silent(not_in_time())),
-            // The server is in grace, or another program's lock is there: nobody can take a place.
+            // The server is in grace, or another program's lock is there: no place can be taken.
             Some(Asked::Busy { left_ms, .. }) => {
                 let left = left_ms.map_or(Duration::MAX, |left_ms| Duration::from_millis(left_ms + 1));
                 let until = engine.now() + engine.jittered(backoff(attempt)).min(left);
@@ -350,7 +358,8 @@ async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resu
             Some(unheard) => {
                 let failure = match unheard {
                     Asked::Silent(failure) => failure,
-                    // A grant that came too late is being released, so it is not asked for again under the same owner.
+                    // A grant that came too late is being released, so it is not asked for again
+                    // under the same owner.
                     _ => {
                         ask = Arc::new(ask.anew());
                         too_slow()
@@ -378,7 +387,8 @@ async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resu
         let turn = before(engine, limit, pin!(stub.turn())).await;
         match turn {
             Some(Some(Ok(Turn::Held(held)))) if held.is_live() => return Ok(Some(held)),
-            // Granted to a future that was not polled in time, or a place that lapsed unheard of: back to the end.
+            // Granted to a future that was not polled in time, or a place that lapsed unheard of:
+            // back to the end.
             Some(Some(Ok(turn))) => drop(turn),
             Some(Some(Err(error))) => return Err(error),
             Some(None) => return Err(ask.silent(abandoned())),
@@ -390,7 +400,8 @@ async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resu
     }
 }
 
-/// The future's output, unless the limit comes first. The future is looked at first, also when both are there.
+/// The future's output, unless the limit comes first. The future is looked at first, also when both
+/// are there.
 async fn before<F: Future + Unpin>(engine: &Engine, limit: Option<Moment>, future: F) -> Option<F::Output> {
     let timer = match limit {
         Some(limit) => engine.runtime.sleep_until(limit),

@@ -1,4 +1,4 @@
-//! What is heard of a lock that is waited for: a subscription, or the attempt at one, which keeps nobody from asking meanwhile.
+//! The subscription of a wait queue to messages about its lock. While it connects, requests go on.
 
 use std::future::Future;
 use std::pin::pin;

@@ -9,10 +9,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tracing::{debug, warn};
-
 use super::Engine;
 use crate::error::Error;
+use crate::events::{event, text};
 use crate::name::{LockName, Quoted};
 use crate::options::{Options, Renewal};
 use crate::owner::Owner;
@@ -21,7 +20,8 @@ use crate::protocol::{Answer, Bind, Place, Rule, Verb, lease, ours};
 use crate::runtime::Moment;
 use crate::store::Terms;
 
-/// A granted lock in the hands of whoever waits for it or has it. Dropping it releases the lock in the background.
+/// A granted lock, on its way to the caller or in its guard. Dropping it releases the lock in the
+/// background.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) engine: Arc<Engine>,
@@ -43,7 +43,8 @@ impl Held {
     pub(crate) fn keep(&self) {
         let (engine, lease) = (&self.engine, &self.lease);
         engine.keeper.keep(engine, lease);
-        // In the schedule first: an interruption is noticed there from then on, and here if it came before.
+        // In the schedule first: an interruption is noticed there from then on, and here if it came
+        // before.
         if engine.store.interruptions() != lease.interruptions && !planted(Bug::GrantUnverified) {
             engine.keeper.verify_soon(engine, lease);
         }
@@ -108,8 +109,8 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// A grant whose lease was last set, to `first`, by a request that was sent at `sent` and answered at `answered`. A first
-    /// lease that is shorter than it should be is renewed soon.
+    /// A grant whose lease was last set, to `first`, by a request that was sent at `sent` and
+    /// answered at `answered`. A first lease that is shorter than it should be is renewed soon.
     pub(super) fn granted(grant: Grant<'_>, sent: Moment, answered: Moment, first: Duration) -> Self {
         let Grant { name, rule, owner, fence, hold, begun, interruptions, options } = grant;
         let is_whole = first >= options.lease();
@@ -145,27 +146,28 @@ impl Lease {
         self.deadline.fetch_max(lease::deadline(sent, answered, ttl).0, Ordering::AcqRel);
     }
 
-    /// When the loss is announced: `grace` before the lease can be somebody else's.
+    /// When the loss is announced: `grace` before another owner can have the lease.
     pub(super) fn lost_at(&self) -> Moment {
         let deadline = Moment(self.deadline.load(Ordering::Acquire));
         let grace = if planted(Bug::NoGrace) { Duration::ZERO } else { self.grace };
         self.end.map_or(deadline, |end| deadline.min(end)) - grace
     }
 
-    /// When the lease itself is over, also on the store, and also if a renewal that was never answered has set it.
+    /// When the lease itself is over, also on the store, and also if a renewal that was never
+    /// answered has set it.
     pub(super) fn lapses_at(&self) -> Moment {
         let asked = Moment(self.asked.load(Ordering::Acquire));
         asked + self.ttl_from(asked)
     }
 
-    /// Until when there may be something to release. A hold that was taken over may have a longer lease than `max_hold` leaves
-    /// it here: nothing ever shortens one.
+    /// Until when there may be something to release. A hold that was taken over may have a longer
+    /// lease than `max_hold` leaves it here: nothing ever shortens one.
     pub(super) fn over_at(&self) -> Moment {
         Moment(self.asked.load(Ordering::Acquire)) + self.ttl
     }
 
-    /// When to renew next, unless there is nothing to renew or nothing to gain. A grant that came with less than a whole lease is
-    /// renewed soon, also where nothing is renewed after that.
+    /// When to renew next, unless there is nothing to renew or nothing to gain. A grant that came
+    /// with less than a whole lease is renewed soon, also where nothing is renewed after that.
     pub(super) fn renew_at(&self) -> Option<Moment> {
         let sent = Moment(self.sent.load(Ordering::Acquire));
         if sent == UNSET {
@@ -173,6 +175,11 @@ impl Lease {
         }
         let reaches_end = self.end.is_some_and(|end| sent + self.ttl >= end);
         (self.renewal == Renewal::Automatic && !reaches_end).then(|| lease::renew_at(sent, self.ttl))
+    }
+
+    /// How much sooner it is renewed where many are.
+    pub(super) fn spread(&self) -> Duration {
+        lease::spread(self.ttl, self.hold)
     }
 
     /// A renewal is about to be sent. Returns the lease to ask for.
@@ -201,12 +208,13 @@ impl Lease {
         self.detaches.store(true, Ordering::Release);
     }
 
-    /// Whether what was counted for it may be counted for nobody now: where one owner may hold several times.
+    /// Whether its count may have no hold on this side any more: where one owner may hold several
+    /// times.
     pub(super) fn may_be_detached(&self) -> bool {
         self.rule == Rule::Reentrant && self.detaches.load(Ordering::Acquire)
     }
 
-    /// The request that sets the lease anew.
+    /// The request that sets the lease again.
     pub(crate) fn renewal(&self, ttl: Duration, bind: Option<Bind>, weight: Option<u32>) -> Verb {
         Verb::Renew { ttl_ms: lease::millis(ttl), hold: self.hold, bind, weight }
     }
@@ -224,8 +232,8 @@ impl Lease {
         self.ttl
     }
 
-    /// How the lease ended, if it has. Looks at the clock before anything else, so a process that was stopped for longer
-    /// than its lease hears of it at once.
+    /// How the lease ended, if it has. Looks at the clock before anything else, so a process that
+    /// was stopped for longer than its lease hears of it at once.
     pub(crate) fn outcome(&self, engine: &Engine) -> Option<Error> {
         let now = engine.now();
         if self.outcome.get().is_none() && now >= self.lost_at() && !planted(Bug::LossUnannounced) {
@@ -241,7 +249,7 @@ impl Lease {
         }
     }
 
-    /// Its time is over on this side, whatever the store would say.
+    /// Its time is over on this side, even if the store still keeps it.
     pub(super) fn expire(&self, engine: &Engine) {
         let reason = match self.end {
             Some(end) if Moment(self.deadline.load(Ordering::Acquire)) + lease::margin(self.ttl) >= end => {
@@ -252,12 +260,20 @@ impl Lease {
         self.lose(engine, reason);
     }
 
-    /// Ends it as lost: final, and told to everybody who listens.
+    /// Ends it as lost: final, and all listeners are told.
     pub(crate) fn lose(&self, engine: &Engine, reason: impl fmt::Display) {
         if self.settle(Error::lost(&self.name, engine.store.url(), &reason)) {
             engine.keeper.forget(self);
             engine.lines.nudge(&self.name, None);
-            warn!(target: "tenure", lock = %self.name, owner = %self.owner, fence = self.fence, %reason, "lost");
+            event!(
+                WARN,
+                target: "tenure",
+                "lost",
+                lock = text(&self.name),
+                owner = text(&self.owner),
+                fence = self.fence,
+                reason = text(&reason),
+            );
         }
     }
 
@@ -288,8 +304,8 @@ impl Lease {
         })
     }
 
-    /// A reentrant owner may have lost this hold and have another, with another token. Members of a quorum that have taken it again
-    /// have a later ballot.
+    /// A reentrant owner may have lost this hold and have another, with another token. Members of a
+    /// quorum that have taken it again have a later ballot.
     fn wrote(&self, value: &str) -> bool {
         let is_same =
             |fence| fence == self.fence || self.rule != Rule::Reentrant || planted(Bug::TokenUnverified);
@@ -300,7 +316,7 @@ impl Lease {
     fn settle(&self, outcome: Error) -> bool {
         let first = self.outcome.set(outcome).is_ok();
         if first {
-            // Not under the lock: whoever is woken may drop what listens.
+            // Not under the lock: a woken task may drop a listener.
             let ears = std::mem::take(&mut *self.ears());
             ears.into_iter().for_each(|(_, waker)| waker.wake());
         }
@@ -345,10 +361,11 @@ pub(crate) fn bind(options: &Options) -> Bind {
 
 /// Resolves when a lock is no longer held, with the reason.
 ///
-/// - The lease is lost ([`Error::is_lost`]): expired, taken, gone, or held for `max_hold`. This resolves
-///   [`Options::grace`](crate::Options::grace) before the lease can be somebody else's, and in a process that was stopped
-///   for longer, the moment it goes on.
-/// - The guard was released, dropped or detached ([`Error::is_released`]): so a task that waits for the loss ends.
+/// - The lease is lost ([`Error::is_lost`]): expired, taken, gone, or held for `max_hold`. This
+///   resolves [`Options::grace`](crate::Options::grace) before another owner can have the lease,
+///   and in a process that was stopped for longer, the moment it goes on.
+/// - The guard was released, dropped or detached ([`Error::is_released`]): so a task that waits for
+///   the loss ends.
 ///
 /// Clone it into every task that works under the lock.
 ///
@@ -461,5 +478,13 @@ impl Drop for Ear {
 /// Says that a lock was acquired, for those who watch.
 pub(super) fn announce(lease: &Lease, waited: Duration) {
     let waited_ms = waited.as_millis() as u64;
-    debug!(target: "tenure", lock = %lease.name, owner = %lease.owner, fence = lease.fence, waited_ms, "acquired");
+    event!(
+        DEBUG,
+        target: "tenure",
+        "acquired",
+        lock = text(&lease.name),
+        owner = text(&lease.owner),
+        fence = lease.fence,
+        waited_ms = waited_ms,
+    );
 }

@@ -1,13 +1,15 @@
 //! Where the tasks of one process wait for one name.
 //!
-//! Only the first of them is asked for, by one task a name, so a thousand waiters cost the store what one costs. That
-//! task listens, asks, and sleeps until it is told, until the holder's lease is over, or until a cap. A wake-up is a
-//! hint to the task, never a permit of a waiter's: a waiter that leaves takes nothing with it.
+//! Only the first of them is asked for, by one task a name, so a thousand waiters cost the store
+//! what one costs. That task listens, asks, and sleeps until it is told, until the holder's lease
+//! is over, or until a cap. A wake-up is a hint to the task, never a permit of a waiter's: a waiter
+//! that leaves takes nothing with it.
 //!
-//! One that holds already is asked for before the first in line, who waits for it to let go: a re-entry, where an owner may hold
-//! several times, or somebody whose grant was lost on its way. Who holds is known from the last answer; no other owner's waiters ask.
+//! A waiter whose owner holds already is asked for before the first in line, which waits for that
+//! owner. It is a re-entry, where an owner may hold several times, or its grant was lost on its
+//! way. The last answer names the holder; no other owner's waiters ask.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,7 +18,6 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::oneshot;
-use tracing::debug;
 
 use super::acquire::{Ask, Asked};
 use super::ears::{Ears, Heard};
@@ -25,6 +26,7 @@ use super::release::Pending;
 use super::rooms::{self, Room, Rooms};
 use super::{Engine, LINGER, backoff};
 use crate::error::Result;
+use crate::events::{event, text};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -39,8 +41,8 @@ const EAR: Duration = Duration::from_millis(100);
 /// After so many hand-overs inside this process, or so much time, one turn is left to others.
 const STREAK: u32 = 16;
 const STREAK_TIME: Duration = Duration::from_millis(50);
-/// The least time that others get for a turn. They get two hops, and never more than `STREAK_TIME`: the last hop may have been
-/// one through a server that stood still.
+/// The least time that others get for a turn. They get two hops, and never more than `STREAK_TIME`:
+/// the last hop may have been one through a server that stood still.
 const TURN: Duration = Duration::from_micros(200);
 
 /// A full name, and the kind that is meant.
@@ -51,7 +53,7 @@ pub(super) type Lines = Rooms<Key, Queue>;
 type Line = Room<Key, Queue>;
 
 impl Lines {
-    /// Whether a newcomer overtakes nobody by asking at once.
+    /// Whether a newcomer may ask at once without overtaking a waiter.
     pub(super) fn may_ask(&self, ask: &Ask) -> bool {
         self.all().get(&key(ask)).is_none_or(|line| {
             let queue = line.queue();
@@ -59,12 +61,12 @@ impl Lines {
         })
     }
 
-    /// Takes a place at the end. `silence`: the newcomer has asked already, and this is why there was no answer.
+    /// Takes a place at the end. `silence`: the newcomer has asked already, and this is why there
+    /// was no answer.
     pub(super) fn join(&self, engine: &Arc<Engine>, ask: &Arc<Ask>, silence: Option<Failure>) -> Place {
         let (sender, receiver) = oneshot::channel();
-        let id = engine.id();
-        let waiter = Waiter { id, ask: Arc::clone(ask), grant: sender };
-        let mut heard = 0;
+        let waiter = Waiter { ask: Arc::clone(ask), grant: sender };
+        let (mut id, mut heard) = (0, 0);
         let (line, server) = self.enter(
             key(ask),
             |line| Server::new(engine, line),
@@ -75,7 +77,9 @@ impl Lines {
                     queue.silence = silence.clone().map(|failure| (engine.now(), failure));
                 }
                 heard = queue.heard;
-                queue.waiters.push_back(waiter);
+                // Taken here, so that ids grow in the order of the line.
+                id = engine.id();
+                queue.join(id, waiter);
                 if queue.waiters.len() == 1 || queue.has(ask) {
                     line.bell.notify_one();
                 }
@@ -88,7 +92,8 @@ impl Lines {
         Place { line, id, silence: silence.map(|failure| (heard, failure)), receiver }
     }
 
-    /// A hold of this name has ended, here, by a release of `by`, or was found lost: the first in line may try.
+    /// A hold of this name has ended, here, by a release of `by`, or was found lost: the first in
+    /// line may try.
     pub(super) fn nudge(&self, name: &LockName, by: Option<&Owner>) {
         let lines = self.all();
         for (_, line) in
@@ -116,7 +121,10 @@ fn key(ask: &Ask) -> Key {
 
 #[derive(Default)]
 pub(super) struct Queue {
-    waiters: VecDeque<Waiter>,
+    /// By their ids, which grow in the order in which they came.
+    waiters: BTreeMap<u64, Waiter>,
+    /// The same by owner, so that a hand-over does not look at each waiter.
+    owners: BTreeSet<(Owner, u64)>,
     /// How often the store has answered.
     heard: u64,
     /// Since when it has not, and why.
@@ -131,27 +139,47 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Whether the store has it for this owner already: for another of its holds, or because the answer that said so got lost.
+    /// Whether the store has it for this owner already: for another of its holds, or because the
+    /// answer that said so got lost.
     fn has(&self, ask: &Ask) -> bool {
         let bug = if ask.rule == Rule::Reentrant { Bug::ReentryInLine } else { Bug::LostGrantInLine };
         self.holder.as_ref() == Some(&ask.owner) && !planted(bug)
     }
+
+    fn join(&mut self, id: u64, waiter: Waiter) {
+        self.owners.insert((waiter.ask.owner.clone(), id));
+        self.waiters.insert(id, waiter);
+    }
+
+    fn leave(&mut self, id: u64) -> Option<Waiter> {
+        let waiter = self.waiters.remove(&id)?;
+        self.owners.remove(&(waiter.ask.owner.clone(), id));
+        Some(waiter)
+    }
+
+    /// The first waiter whose owner has the lock already.
+    fn again(&self) -> Option<(&u64, &Waiter)> {
+        let holder = self.holder.as_ref()?;
+        let (owner, id) = self.owners.range((holder.clone(), 0)..).next()?;
+        let waiter = self.waiters.get(id).filter(|waiter| owner == holder && self.has(&waiter.ask))?;
+        Some((id, waiter))
+    }
 }
 
 pub(super) struct Waiter {
-    id: u64,
     ask: Arc<Ask>,
     grant: oneshot::Sender<Result<Held>>,
 }
 
 impl rooms::Queue for Queue {
-    type Waiters = VecDeque<Waiter>;
+    type Waiters = BTreeMap<u64, Waiter>;
 
     fn is_empty(&self) -> bool {
         self.waiters.is_empty()
     }
 
-    fn clear(&mut self) -> VecDeque<Waiter> {
+    fn clear(&mut self) -> BTreeMap<u64, Waiter> {
+        self.owners.clear();
         std::mem::take(&mut self.waiters)
     }
 
@@ -165,14 +193,14 @@ impl Line {
         &self.key.0
     }
 
-    /// Who is asked for next: whoever has it already, else the first.
+    /// The next to ask for: one whose owner has the lock already, else the first.
     fn next(&self) -> Option<(u64, Arc<Ask>)> {
         let queue = self.queue();
-        let again = queue.waiters.iter().find(|waiter| queue.has(&waiter.ask));
-        again.or(queue.waiters.front()).map(|waiter| (waiter.id, Arc::clone(&waiter.ask)))
+        let next = queue.again().or_else(|| queue.waiters.first_key_value());
+        next.map(|(id, waiter)| (*id, Arc::clone(&waiter.ask)))
     }
 
-    /// Notes who has it. Whether somebody of the same owner waits.
+    /// Records the holder. Returns whether a waiter of the same owner is in line.
     fn held_by(&self, holder: Option<Owner>) -> bool {
         let mut queue = self.queue();
         let is_told = planted(Bug::EndTakenForTold)
@@ -183,18 +211,16 @@ impl Line {
             queue.departed = None;
         }
         queue.holder = holder;
-        queue.waiters.iter().any(|waiter| queue.has(&waiter.ask))
+        queue.again().is_some()
     }
 
-    /// Gives a waiter its answer. Whoever has left gets none, and a grant then finds its way back by itself.
+    /// Gives a waiter its answer. If it has left, the grant is dropped, which releases it.
     fn answer(&self, id: u64, answer: Result<Held>) -> bool {
         self.leave(id).is_some_and(|waiter| waiter.grant.send(answer).is_ok())
     }
 
     fn leave(&self, id: u64) -> Option<Waiter> {
-        let mut queue = self.queue();
-        let at = queue.waiters.iter().position(|waiter| waiter.id == id)?;
-        queue.waiters.remove(at)
+        self.queue().leave(id)
     }
 
     /// The store has answered.
@@ -203,20 +229,28 @@ impl Line {
         (queue.heard, queue.silence) = (queue.heard + 1, None);
     }
 
-    /// The store has not: whoever has waited for an answer longer than it meant to is told.
+    /// The store has not answered: waiters whose patience is over get the failure.
     fn unheard(&self, engine: &Engine, failure: &Failure) {
         let now = engine.now();
         let mut queue = self.queue();
         let since = queue.silence.get_or_insert((now, failure.clone())).0;
         let is_out = |ask: &Ask| now.since(since.max(ask.since)) >= ask.options.patience;
-        let waiters = std::mem::take(&mut queue.waiters).into_iter();
-        let (out, in_line): (Vec<_>, _) = waiters.partition(|waiter| is_out(&waiter.ask));
-        queue.waiters = in_line.into();
+        let out = queue.waiters.iter().filter(|(_, waiter)| is_out(&waiter.ask));
+        let out: Vec<u64> = out.map(|(id, _)| *id).collect();
+        let out: Vec<Waiter> = out.into_iter().filter_map(|id| queue.leave(id)).collect();
         drop(queue);
-        debug!(target: "tenure", lock = %self.name(), %failure, given_up = out.len(), "no answer");
+        let given_up = out.len();
         for waiter in out {
             let _ = waiter.grant.send(Err(waiter.ask.silent(failure.clone())));
         }
+        event!(
+            DEBUG,
+            target: "tenure",
+            "no answer",
+            lock = text(self.name()),
+            failure = text(failure),
+            given_up = given_up,
+        );
     }
 }
 
@@ -230,7 +264,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The turn, or why there will be none; `None` when nobody serves the line any more.
+    /// The turn, or why there will be none; `None` when the task of the line has ended.
     pub(super) async fn granted(&mut self) -> Option<Result<Held>> {
         (&mut self.receiver).await.ok()
     }
@@ -249,12 +283,12 @@ impl Drop for Place {
     }
 }
 
-/// Serves a line: asks for the first in it, until there has been nobody for a while.
+/// Serves a line: asks for the first waiter, until the line has been empty for a while.
 struct Server {
     engine: Arc<Engine>,
     line: Arc<Line>,
     ears: Ears,
-    /// Questions since there was last any news: the next pause grows with it where nobody tells us.
+    /// Questions since the last news. The next pause grows with it while no message is expected.
     attempt: u32,
     /// The foreign holder that was found last, as its value shows it.
     foreign: String,
@@ -263,8 +297,8 @@ struct Server {
     streak_since: Moment,
     /// How long the last question took.
     hop: Duration,
-    /// Counts among the releases from before a question until it is known what came of it: whoever it is for may leave meanwhile, and
-    /// what is granted then is given back.
+    /// Counts among the releases from before a question until its outcome is known. The waiter may
+    /// leave meanwhile, and then its grant is released.
     under_way: Option<Pending>,
 }
 
@@ -319,12 +353,13 @@ impl Server {
             self.listen(ask).await;
         }
         self.leave_a_turn().await;
-        // Whatever was said or rung before this question is answered by it.
+        // This question answers all earlier messages and notifications.
         self.ears.drain();
         if !self.line.queue().closed {
             let _ = self.line.bell.notified().now_or_never();
         }
-        // On a quorum each of two may have what the other lacks: they do not ask in turns without a pause.
+        // On a quorum each of two may have what the other lacks: they do not ask in turns without a
+        // pause.
         let is_out_of_turn = ask.rule == Rule::Mutex && self.line.queue().has(ask);
         let sent = self.engine.now();
         let asked = ask.once(true, None).await;
@@ -373,22 +408,30 @@ impl Server {
         self.sleep(self.engine.now() + pause).await;
     }
 
-    /// How long to wait for news before asking again: to the end of the holder's lease if its end will be told, else a
-    /// little longer each time, because a foreign holder tells nobody.
+    /// How long to wait for news before asking again: to the end of the holder's lease if its end
+    /// will be told, else a little longer each time, because a foreign holder publishes nothing.
     fn pause(&mut self, ask: &Ask, holder: &str, left_ms: Option<u64>) -> Duration {
         let cap = if planted(Bug::NoCap) { Duration::MAX } else { CAP };
         let left = left_ms.map_or(CAP, |left_ms| Duration::from_millis(left_ms.saturating_add(1))).min(cap);
         let known = ours(holder);
         if self.attempt == 0 {
             let holder = known.as_ref().map_or(holder, |(owner, _)| owner.as_str());
-            debug!(target: "tenure", lock = %ask.name, holder, left_ms, "waiting");
+            event!(
+                DEBUG,
+                target: "tenure",
+                "waiting",
+                lock = text(&ask.name),
+                holder = holder.to_owned(),
+                left_ms = left_ms,
+            );
         }
         if known.is_some() && left_ms.is_some() && self.ears.is_open() {
             self.attempt = 1;
             return if planted(Bug::EndNotAwaited) { CAP } else { left };
         }
         if known.is_none() && self.foreign != holder {
-            // It changes hands without a word to us, among clients that ask often: who asks ever more seldom never gets it.
+            // Foreign clients pass it on without a message, and ask often. A waiter that asks more
+            // and more rarely never gets it.
             self.attempt = 0;
             holder.clone_into(&mut self.foreign);
         }
@@ -401,8 +444,9 @@ impl Server {
         pause
     }
 
-    /// Subscribes, so that nothing is missed between the next question and the sleep after it. Where that takes long, it goes on
-    /// while the store is asked, and where the store lets nobody subscribe, asking again and again has to do.
+    /// Subscribes, so that nothing is missed between the next question and the sleep after it.
+    /// Where that takes long, it goes on while the store is asked. Where the store refuses
+    /// subscriptions, repeated questions replace them.
     async fn listen(&mut self, ask: &Ask) {
         if !self.ears.is_deaf() {
             return;
@@ -421,7 +465,13 @@ impl Server {
 
     fn note_deafness(&self, failure: Option<Failure>) {
         if let Some(failure) = failure {
-            debug!(target: "tenure", lock = %self.line.name(), %failure, "not subscribed");
+            event!(
+                DEBUG,
+                target: "tenure",
+                "not subscribed",
+                lock = text(self.line.name()),
+                failure = text(&failure),
+            );
         }
     }
 
@@ -432,8 +482,8 @@ impl Server {
         self.streak += 1;
     }
 
-    /// After a release of our own, asking at once always wins against other processes, which first have to hear of it. So
-    /// now and then they get the time to.
+    /// After a release of our own, asking at once always wins against other processes, which first
+    /// have to hear of it. So now and then they get the time to.
     async fn leave_a_turn(&mut self) {
         let released_here = std::mem::take(&mut self.line.queue().nudged);
         let now = self.engine.now();
@@ -449,9 +499,10 @@ impl Server {
         let mut timer = self.engine.runtime.sleep_until(until);
         loop {
             match self.event(&mut timer).await {
-                // A release of our own, somebody new where nobody was, or the end.
+                // A release in this process, a first waiter, or the end.
                 Event::Bell => break,
-                // The store's word on a release of our own, after which the next was asked for at once.
+                // The store's word on a release of our own, after which the next was asked for at
+                // once.
                 Event::Heard(Heard::Message(Wake::Free { by: Some(by) }))
                     if self.line.queue().departed.as_ref() == Some(&by) => {}
                 Event::Heard(Heard::Message(_) | Heard::Open) => break,
@@ -467,7 +518,7 @@ impl Server {
         self.attempt = 0;
     }
 
-    /// Whether somebody came while nobody was there. If not, the line is gone.
+    /// Whether a waiter came while the line was empty. If not, the line is closed.
     async fn lingers(&mut self) -> bool {
         let mut timer = self.engine.runtime.sleep_until(self.engine.now() + LINGER);
         loop {
@@ -485,7 +536,7 @@ impl Server {
         }
     }
 
-    /// Whatever comes first; a fixed order, so that a seed replays.
+    /// The first event, polled in a fixed order, so that a seed replays.
     async fn event(&mut self, timer: &mut BoxFuture<'static, ()>) -> Event {
         let mut bell = pin!(self.line.bell.notified());
         poll_fn(|context| {
@@ -498,5 +549,62 @@ impl Server {
             timer.poll_unpin(context).map(|()| Event::Time)
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::time::{ClockId, clock_gettime};
+
+    use super::*;
+    use crate::error::Error;
+    use crate::options::Options;
+    use crate::runtime::{Driver, Runtime};
+    use crate::store::memory::Memory;
+
+    const TURNS: u32 = 2_000;
+
+    /// What this thread has computed so far; the load of the machine does not count.
+    fn computed() -> Duration {
+        Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("a time")
+    }
+
+    /// What the line itself costs for so many turns while so many others wait.
+    fn cost_of_turns(engine: &Arc<Engine>, waiters: u32) -> Duration {
+        let name = LockName::new("crowd").expect("a name");
+        let options = Arc::new(Options::new());
+        let lines = Lines::default();
+        let (line, _) = lines.enter((name.clone(), Kind::Mutex), |_| (), |_| ());
+        let mut places = Vec::new();
+        for id in 0..u64::from(waiters + TURNS) {
+            let ask = Arc::new(Ask::new(engine, name.clone(), Rule::Mutex, None, &options));
+            let (grant, receiver) = oneshot::channel();
+            line.queue().join(id, Waiter { ask, grant });
+            places.push(Place { line: Arc::clone(&line), id, silence: None, receiver });
+        }
+        let others = places.split_off(TURNS as usize);
+        let before = computed();
+        for place in places {
+            let (id, ask) = line.next().expect("a waiter");
+            assert_eq!(id, place.id);
+            assert!(line.answer(id, Err(Error::invalid("a turn"))));
+            assert!(!line.held_by(Some(ask.owner.clone())));
+            drop(place);
+        }
+        let cost = computed() - before;
+        drop(others);
+        cost
+    }
+
+    #[test]
+    fn a_turn_costs_about_the_same_however_many_wait() {
+        let driver = Driver::start().expect("a thread");
+        let runtime = Arc::clone(&driver) as Arc<dyn Runtime>;
+        let store = Arc::new(Memory::new(Arc::clone(&runtime), "memory:"));
+        let engine = Engine::new(store, runtime);
+        cost_of_turns(&engine, 100);
+        let (few, many) = (cost_of_turns(&engine, 100), cost_of_turns(&engine, 100_000));
+        assert!(many < few * 10, "{TURNS} turns cost {few:?} beside 100 others, {many:?} beside 100,000");
+        driver.stop();
     }
 }

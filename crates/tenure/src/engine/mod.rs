@@ -1,10 +1,14 @@
-//! The engine asks until a lock is granted and keeps the grant alive. The only code that repeats an operation and waits.
+//! The engine asks until a lock is granted and keeps the grant alive. The only code that repeats an
+//! operation and waits.
 //!
-//! - [`acquire`] asks once, or waits; [`line`] is where the tasks of one process wait for one name, and asks for them;
-//! - [`tickets`] is the same for the kinds that keep a queue: there each waiter has a place of its own in the store;
+//! - [`acquire`] asks once, or waits; [`line`] is where the tasks of one process wait for one name,
+//!   and asks for them;
+//! - [`tickets`] is the same for the kinds that keep a queue: there each waiter has a place in the
+//!   store;
 //! - [`rooms`] keeps both, and [`ears`] is what they hear;
 //! - [`held`] is one grant: its deadline, and the news of its loss;
-//! - [`renew`] keeps all grants of one `Locks` alive; [`release`] ends them.
+//! - [`renew`] keeps all grants of one `Locks` alive, and [`window`] says how many renewals are
+//!   under way at once; [`release`] ends grants.
 
 pub(crate) mod acquire;
 mod ears;
@@ -14,6 +18,7 @@ pub(crate) mod release;
 mod renew;
 mod rooms;
 mod tickets;
+mod window;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -25,6 +30,7 @@ use std::time::Duration;
 use futures_util::future::{Either, FutureExt, select};
 
 use crate::error::{Error, Result};
+use crate::events;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -47,13 +53,15 @@ pub(crate) struct Engine {
     keeper: Keeper,
     outbox: Outbox,
     ids: AtomicU64,
-    /// Locks of which a request stopped at its bound, and that are being asked about until none does.
+    /// Locks of which a request stopped at its bound, and that are being asked about until none
+    /// does.
     unfinished: Mutex<BTreeSet<LockName>>,
 }
 
 impl Engine {
     pub(crate) fn new(store: Arc<dyn Store>, runtime: Arc<dyn Runtime>) -> Arc<Self> {
-        // Ids need to be unique per owner only, but a random start tells two processes' traces apart.
+        // Ids need to be unique per owner only, but a random start tells two processes' traces
+        // apart.
         let ids = AtomicU64::new(runtime.random() >> 1);
         let (lines, desks) = (Lines::default(), Desks::default());
         let (keeper, outbox) = (Keeper::default(), Outbox::default());
@@ -128,15 +136,15 @@ impl Engine {
         Ok(reply.answer)
     }
 
-    /// A request about a queue stopped at its bound: asks, in the background, until one does not. Where that fails, the next
-    /// refresh of any waiter goes on.
+    /// A request about a queue stopped at its bound: asks, in the background, until one does not.
+    /// Where that fails, the next refresh of any waiter goes on.
     fn finish(self: &Arc<Self>, name: &LockName, rule: Rule) {
         if !self.unfinished().insert(name.clone()) {
             return;
         }
         let (engine, name) = (Arc::clone(self), name.clone());
         let task = async move {
-            // In nobody's name: what it lets in is told to those who wait.
+            // For an unused owner: waiters that it lets in hear so by message.
             let owner = Owner::fresh("", &*engine.runtime);
             let verb = Verb::Refresh { owners: Arc::new([owner.clone()]), wait_ms: 0 };
             let within = Duration::from_secs(1);
@@ -160,7 +168,8 @@ impl Engine {
         self.ids.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// `delay`, shortened by up to a quarter, so that those who failed together do not come back together.
+    /// `delay`, shortened by up to a quarter, so that those who failed together do not come back
+    /// together.
     fn jittered(&self, delay: Duration) -> Duration {
         delay - delay.mul_f64(0.25 * (self.runtime.random() >> 32) as f64 / f64::from(u32::MAX))
     }
@@ -208,7 +217,8 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// Whether a release of all holders has ended so many that there may be others, and let nobody in.
+/// Whether a release of all holders has ended so many that others may be left, and has let no
+/// waiter in.
 fn is_in_part(answer: &Answer) -> bool {
     matches!(answer, Answer::More(answer) if matches!(&**answer, Answer::Found(found) if found.holders.len() >= FORCED))
 }
@@ -216,7 +226,8 @@ fn is_in_part(answer: &Answer) -> bool {
 /// How long a subscription is kept after the last waiter.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// The pause before attempt `n + 1` when there is nothing better to wait for: 50 ms × 1.5ⁿ, at most 1 s.
+/// The pause before attempt `n + 1` when there is nothing better to wait for: 50 ms × 1.5ⁿ, at most
+/// 1 s.
 fn backoff(attempt: u32) -> Duration {
     const FIRST: Duration = Duration::from_millis(50);
     const MOST: Duration = Duration::from_secs(1);
@@ -226,7 +237,7 @@ fn backoff(attempt: u32) -> Duration {
     FIRST.mul_f64(1.5_f64.powi(attempt.min(16) as i32)).min(MOST)
 }
 
-/// An engine and the thread beneath it, for as long as anybody has a handle: `Locks`, face or guard.
+/// An engine and its thread. Both live as long as there is a handle: `Locks`, face or guard.
 #[derive(Debug)]
 pub(crate) struct Home {
     pub(crate) engine: Arc<Engine>,
@@ -237,14 +248,23 @@ impl Home {
     pub(crate) fn new(engine: Arc<Engine>, driver: Option<Arc<Driver>>) -> Arc<Self> {
         Arc::new(Self { engine, driver })
     }
+
+    /// Waits until the subscriber has had the events of the driver's thread, at most
+    /// [`events::FLUSH`].
+    pub(crate) async fn events_flushed(&self) {
+        if let Some(driver) = &self.driver {
+            let timer = driver.sleep_until(driver.now() + events::FLUSH);
+            select(pin!(driver.events().flushed()), timer).await;
+        }
+    }
 }
 
 /// How long the drop of the very last handle waits for releases that are queued.
 const LAST_WAIT: Duration = Duration::from_millis(100);
 
 impl Drop for Home {
-    /// The last handle is gone, perhaps because `main` returns: what is queued gets a moment to leave, and goes on behind
-    /// us for as long as the process lives.
+    /// The last handle is gone, perhaps because `main` returns. Queued releases and events get a
+    /// moment to leave, and go on afterwards for as long as the process lives.
     fn drop(&mut self) {
         self.engine.keeper.close();
         self.engine.lines.close();
@@ -252,16 +272,19 @@ impl Drop for Home {
         let Some(driver) = self.driver.take() else { return };
         if self.engine.flushed().now_or_never().is_some() {
             driver.stop();
-            return;
+        } else {
+            let engine = Arc::clone(&self.engine);
+            let last = Arc::clone(&driver);
+            driver.spawn(Box::pin(async move {
+                engine.flushed().await;
+                last.stop();
+            }));
+            if !driver.is_current() {
+                self.engine.outbox.wait(LAST_WAIT);
+            }
         }
-        let engine = Arc::clone(&self.engine);
-        let last = Arc::clone(&driver);
-        driver.spawn(Box::pin(async move {
-            engine.flushed().await;
-            last.stop();
-        }));
         if !driver.is_current() {
-            self.engine.outbox.wait(LAST_WAIT);
+            driver.events().wait(events::FLUSH);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Releases: compare and delete, then wake. Repeated until answered or until there is nothing left to release, if need be behind
-//! the caller's back.
+//! Releases: compare and delete, then wake. Repeated until answered or until there is nothing left
+//! to release, if need be behind the caller's back.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use futures_util::future::FutureExt;
 use tokio::sync::Notify;
-use tracing::{debug, warn};
 
 use super::held::{Held, Lease};
 use super::{Engine, backoff};
 use crate::error::{Error, Result};
+use crate::events::{event, text};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -21,14 +21,16 @@ use crate::protocol::{Answer, Bind, Fence, Rule, Verb, Whose};
 use crate::runtime::Moment;
 use crate::store::Failure;
 
-/// As long as a store may be silent. For so long at least is released what may be there when its own lease is over: a hold whose
-/// owner's other holds are renewed, and what a request of its own has set late, by a store that stood still.
+/// As long as a store may be silent. A release is repeated for at least so long, also after the end
+/// of its lease. Another hold of the owner may still be renewed, or a store that stood still may
+/// carry out an earlier request late.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// Releases a lock and says how it went.
 ///
-/// A first attempt that finds nothing of ours means that the lock was lost. One that is repeated after an unknown outcome
-/// means, before our own deadline, that the first did it; after that nobody can know.
+/// A first attempt that does not find this hold means that the lock was lost. For an attempt that
+/// is repeated after an unknown outcome it means, before the deadline, that the first one released
+/// it. After the deadline the outcome cannot be known.
 pub(crate) async fn release(held: Held) -> Result<()> {
     let engine = Arc::clone(&held.engine);
     let lost = held.lease.outcome(&engine).filter(|_| !planted(Bug::LossTakenForRelease));
@@ -54,7 +56,7 @@ pub(crate) async fn release(held: Held) -> Result<()> {
             },
             Err(failure) => failure,
         };
-        // From here on it goes on in the background, whatever this call returns.
+        // From here on it goes on in the background, also if this call returns an error.
         if lost.is_some() {
             return lost.map_or(Ok(()), Err);
         }
@@ -92,7 +94,8 @@ pub(super) struct Farewell {
     /// When there is nothing left to release.
     over_at: Moment,
     attempts: u32,
-    /// The hold may have been detached: it is taken back first, because only a hold that has its name can be released.
+    /// The hold may have been detached: it is taken back first, because only a hold that has its
+    /// name can be released.
     rebinds: bool,
     /// It was to be taken over, and is only let go: as detached as it was.
     detaches: bool,
@@ -127,7 +130,8 @@ impl Farewell {
         Self { engine, name, rule, owner, hold, over_at, attempts, rebinds, detaches, unknown, done }
     }
 
-    /// Lets a detached hold go that was asked to be taken over, unless it is [cancelled](Self::cancel).
+    /// Lets a detached hold go that was asked to be taken over, unless it is
+    /// [cancelled](Self::cancel).
     pub(super) fn of_resumed(
         engine: &Arc<Engine>,
         name: &LockName,
@@ -145,8 +149,8 @@ impl Farewell {
         self.done = true;
     }
 
-    /// Tells who waits in this process that it may be its turn. What the store will say of it is no news then, unless the
-    /// owner has further holds: their end will be told in the same words.
+    /// Tells the first waiter in this process to ask. The store's message about the release is no
+    /// news then, unless the owner has further holds, whose end is told by the same message.
     fn nudge(&self) {
         let is_only = self.rule != Rule::Reentrant || planted(Bug::EndOfAnotherForgotten);
         let by = is_only.then_some(&self.owner);
@@ -191,7 +195,14 @@ impl Farewell {
                     Answer::Released { left } => Some(*left),
                     _ => None,
                 };
-                debug!(target: "tenure", lock = %self.name, owner = %self.owner, left, "released");
+                event!(
+                    DEBUG,
+                    target: "tenure",
+                    "released",
+                    lock = text(&self.name),
+                    owner = text(&self.owner),
+                    left = left,
+                );
             }
             Err(Failure::Unknown(_)) => {}
             Err(Failure::NotSent(_) | Failure::Refused(_)) => self.unknown = unknown_before,
@@ -206,8 +217,16 @@ impl Farewell {
             match self.attempt(within).await {
                 Ok(_) => return,
                 Err(Failure::Refused(cause)) => {
-                    warn!(target: "tenure", lock = %self.name, owner = %self.owner, %cause, "release refused");
-                    break;
+                    self.done = true;
+                    event!(
+                        WARN,
+                        target: "tenure",
+                        "release refused",
+                        lock = text(&self.name),
+                        owner = text(&self.owner),
+                        cause = text(&cause),
+                    );
+                    return;
                 }
                 Err(_) if self.engine.now() >= self.over_at => break,
                 Err(_) => {}
@@ -225,8 +244,9 @@ impl Drop for Farewell {
             return;
         }
         let mut rest = Self::new(&self.engine, &self.name, self.rule, &self.owner, self.hold, self.over_at);
-        // The task may be dropped where it stands, even before it first runs, with its runtime: then it must not spawn
-        // itself anew, which on a runtime that has ended would go on until the stack is full.
+        // The task may be dropped where it stands, even before it first runs, with its runtime:
+        // then it must not spawn itself again, which on a runtime that has ended would go on until
+        // the stack is full.
         (rest.attempts, rest.rebinds, rest.detaches, rest.done) =
             (self.attempts, self.rebinds, self.detaches, true);
         let pending = self.engine.outbox.add(&self.engine);
@@ -234,7 +254,7 @@ impl Drop for Farewell {
     }
 }
 
-/// The releases in the background: how many, and who waits for them.
+/// How many releases are in the background, and the tasks that wait for them.
 #[derive(Default)]
 pub(super) struct Outbox {
     pending: Mutex<usize>,

@@ -1,7 +1,12 @@
-//! The keeper: renews every grant of one `Locks` that is in a caller's hands, and announces its loss in time.
+//! The keeper: renews every grant of one `Locks` that is in a caller's hands, and announces its
+//! loss in time.
 //!
-//! One task for all of them. It sleeps until something is due, and a grant that is released before costs it nothing: an
-//! uncontended acquire and release touch the schedule, not the task.
+//! One task for all of them. It sleeps until something is due, and a grant that is released before
+//! costs it nothing: an uncontended acquire and release touch the schedule, not the task.
+//!
+//! Renewals that are due queue up before they are sent, and the lease that ends first goes first. A
+//! [`Window`] limits how many are under way: a hundred thousand that were all sent at once would
+//! wait for each other at the store until their time is over, and then be sent again.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -14,10 +19,11 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, Stream, StreamExt};
 use tokio::sync::Notify;
-use tracing::warn;
 
 use super::Engine;
 use super::held::Lease;
+use super::window::{Place, Window};
+use crate::events::{event, text};
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, lease};
 use crate::runtime::Moment;
@@ -25,6 +31,9 @@ use crate::store::Failure;
 
 /// Renewals that are due within this time of each other leave together.
 const BATCH: Duration = Duration::from_millis(250);
+/// At most so many leave together before they are due. Of more holds than this, the renewals are
+/// spread over time.
+const TOGETHER: usize = 64;
 
 #[derive(Default)]
 pub(super) struct Keeper {
@@ -49,6 +58,20 @@ impl Schedule {
         self.due.insert((due, lease.hold), Arc::clone(lease));
     }
 
+    /// When a lease needs attention if nothing is under way for it. Leases that were set together
+    /// are not all renewed together.
+    fn first_due(&self, lease: &Lease) -> Moment {
+        let due = first_due(lease);
+        match lease.renew_at() {
+            Some(renew) if renew == due && self.due.len() > TOGETHER => due - lease.spread(),
+            _ => due,
+        }
+    }
+
+    fn first(&self) -> Option<Moment> {
+        self.due.keys().next().map(|(due, _)| *due)
+    }
+
     /// Whether it was in.
     fn take(&mut self, lease: &Lease) -> bool {
         let due = Moment(lease.due.swap(0, Ordering::AcqRel));
@@ -58,8 +81,8 @@ impl Schedule {
 
 impl Keeper {
     pub(super) fn keep(&self, engine: &Arc<Engine>, lease: &Arc<Lease>) {
-        let due = first_due(lease);
         let mut schedule = self.schedule();
+        let due = schedule.first_due(lease);
         schedule.put(lease, due);
         match schedule.asleep_until {
             Some(until) if due < until => self.bell.notify_one(),
@@ -72,7 +95,8 @@ impl Keeper {
         }
     }
 
-    /// A grant is handed out after a break in the connection that came after it was asked for: the next look asks about it.
+    /// A grant is handed out after a break in the connection that came after it was asked for: the
+    /// next look asks about it.
     pub(super) fn verify_soon(&self, engine: &Engine, lease: &Arc<Lease>) {
         lease.doubt();
         let mut schedule = self.schedule();
@@ -105,12 +129,16 @@ fn first_due(lease: &Lease) -> Moment {
 
 struct Task {
     engine: Arc<Engine>,
+    /// What is due and not yet sent, by when the loss is announced.
+    ready: BTreeMap<(Moment, u64), Arc<Lease>>,
+    window: Window,
     under_way: FuturesUnordered<BoxFuture<'static, Attempt>>,
     interrupted: BoxFuture<'static, ()>,
 }
 
 /// One renewal, or one question whether the lock is still held, and what became of it.
 struct Attempt {
+    place: Place,
     lease: Arc<Lease>,
     sent: Moment,
     ttl: Duration,
@@ -128,6 +156,8 @@ impl Task {
     fn new(engine: &Arc<Engine>) -> Self {
         Self {
             engine: Arc::clone(engine),
+            ready: BTreeMap::new(),
+            window: Window::default(),
             under_way: FuturesUnordered::new(),
             interrupted: engine.store.interrupted(),
         }
@@ -143,6 +173,11 @@ impl Task {
                     while let Some(Some(attempt)) = self.under_way.next().now_or_never() {
                         self.judge(attempt);
                     }
+                    if !self.ready.is_empty() {
+                        // A store may answer at once, again and again: other tasks share this
+                        // thread.
+                        tokio::task::yield_now().await;
+                    }
                 }
                 Event::Interrupted => {
                     self.interrupted = self.engine.store.interrupted();
@@ -153,7 +188,7 @@ impl Task {
         }
     }
 
-    /// Waits for whatever comes first; a fixed order, so that a seed replays.
+    /// Waits for the first event, polled in a fixed order, so that a seed replays.
     async fn next(&mut self, until: Moment) -> Event {
         let mut timer = self.engine.runtime.sleep_until(until);
         let mut bell = std::pin::pin!(self.engine.keeper.bell.notified());
@@ -172,7 +207,8 @@ impl Task {
         .await
     }
 
-    /// Announces what is lost, starts what is due, and says until when to sleep; `None` when it is over.
+    /// Announces what is lost, starts what is due, and says until when to sleep; `None` when it is
+    /// over.
     fn look(&mut self) -> Option<Moment> {
         let now = self.engine.now();
         let (mut lost, mut due) = (Vec::new(), Vec::new());
@@ -181,40 +217,86 @@ impl Task {
             if schedule.closed {
                 return None;
             }
-            for ((at, _), lease) in schedule.due.range(..=(now + BATCH, u64::MAX)) {
-                if now >= lease.lost_at() {
-                    lost.push(Arc::clone(lease));
-                } else if *at < lease.lost_at() && *at <= now + early(lease, *at) {
-                    due.push(Arc::clone(lease));
+            let is_due = schedule.first().is_some_and(|first| first <= now);
+            if is_due || schedule.due.len() <= TOGETHER {
+                let mut together = 0;
+                for ((at, _), lease) in schedule.due.range(..=(now + BATCH, u64::MAX)) {
+                    together += usize::from(*at > now);
+                    if together > TOGETHER {
+                        break;
+                    }
+                    if now >= lease.lost_at() {
+                        lost.push(Arc::clone(lease));
+                    } else if *at < lease.lost_at() && *at <= now + early(lease, *at) {
+                        due.push(Arc::clone(lease));
+                    }
                 }
+                // While its renewal is due or under way, only the loss of a lease is in the
+                // schedule.
+                for lease in &due {
+                    schedule.take(lease);
+                    schedule.put(lease, lease.lost_at());
+                }
+                for lease in &lost {
+                    schedule.take(lease);
+                }
+                due.retain(|lease| lease.take_doubt() || lease.renew_at().is_some());
             }
-            // While its renewal is under way, only the loss of a lease is due.
-            for lease in &due {
-                schedule.take(lease);
-                schedule.put(lease, lease.lost_at());
-            }
-            for lease in &lost {
-                schedule.take(lease);
-            }
-            due.retain(|lease| lease.take_doubt() || lease.renew_at().is_some());
-            let until = schedule.due.keys().next().map_or(Moment(u64::MAX), |(due, _)| *due);
+            let until = schedule.first().unwrap_or(Moment(u64::MAX));
             schedule.asleep_until = Some(until);
             until
         };
         if !planted(Bug::LossUnannounced) {
             lost.iter().for_each(|lease| lease.expire(&self.engine));
         }
-        due.into_iter().for_each(|lease| self.ask(lease));
-        Some(until)
+        self.line_up(due);
+        Some(self.send().map_or(until, |at| until.min(at)))
     }
 
     /// After a break in the connection every hold is in doubt.
     fn ask_all(&mut self) {
         let leases: Vec<_> = self.engine.keeper.schedule().due.values().cloned().collect();
-        leases.into_iter().for_each(|lease| self.ask(lease));
+        self.line_up(leases);
     }
 
-    fn ask(&mut self, lease: Arc<Lease>) {
+    /// Lines these up. A few leave at once, in their order.
+    fn line_up(&mut self, leases: Vec<Arc<Lease>>) {
+        let mut leases = leases.into_iter();
+        if self.ready.is_empty() && leases.len() <= TOGETHER {
+            let now = self.engine.now();
+            while let Some(lease) = leases.next() {
+                match self.window.enter(now) {
+                    Some(place) => self.ask(lease, place),
+                    None => {
+                        self.ready.insert((lease.lost_at(), lease.hold), lease);
+                        break;
+                    }
+                }
+            }
+        }
+        self.ready.extend(leases.map(|lease| ((lease.lost_at(), lease.hold), lease)));
+    }
+
+    /// Sends what is ready, as far as the window has room; when it has more, if there is more.
+    fn send(&mut self) -> Option<Moment> {
+        if self.ready.is_empty() {
+            return None;
+        }
+        let now = self.engine.now();
+        while let Some(first) = self.ready.first_entry() {
+            // It was released, detached or lost meanwhile.
+            if first.get().due.load(Ordering::Acquire) == 0 {
+                first.remove();
+                continue;
+            }
+            let Some(place) = self.window.enter(now) else { return self.window.opens_at() };
+            let lease = first.remove();
+            self.ask(lease, place);
+        }
+        None
+    }
+
+    fn ask(&mut self, lease: Arc<Lease>, place: Place) {
         let engine = Arc::clone(&self.engine);
         self.under_way.push(
             async move {
@@ -226,22 +308,27 @@ impl Task {
                 let within = lease::attempt(lease.ttl(), left, lease.op_timeout);
                 let Lease { terms, name, rule, owner, .. } = &*lease;
                 let answer = engine.call_on(*terms, name, *rule, owner, verb, within).await;
-                Attempt { lease, sent, ttl, renews, answer }
+                Attempt { place, lease, sent, ttl, renews, answer }
             }
             .boxed(),
         );
     }
 
     fn judge(&mut self, attempt: Attempt) {
-        let Attempt { lease, sent, ttl, renews, answer } = attempt;
+        let Attempt { place, lease, sent, ttl, renews, answer } = attempt;
         let now = self.engine.now();
+        match &answer {
+            Ok(_) => self.window.answered(place, now, !self.ready.is_empty()),
+            Err(_) => self.window.left(place),
+        }
         if !self.engine.keeper.schedule().take(&lease) {
             return; // released, detached or lost meanwhile
         }
         let next = match &answer {
             Ok(answer) => {
                 match lease.refusal(answer) {
-                    // The request that detaches it may have come first, and its answer says what became of the hold.
+                    // The request that detaches it may have come first, and its answer says what
+                    // became of the hold.
                     Some(_) if lease.may_be_detached() && !planted(Bug::DetachedTakenForLost) => {
                         lease.lost_at()
                     }
@@ -250,37 +337,47 @@ impl Task {
                         if renews && refusal.is_none() {
                             lease.renewed(sent, now, ttl);
                         }
-                        first_due(&lease)
+                        self.engine.keeper.schedule().first_due(&lease)
                     }
                 }
             }
-            Err(failure) => {
+            Err(_) => {
                 if planted(Bug::FailedRenewalExtends) {
                     lease.renewed(sent, now, ttl);
                 }
-                let left_ms = lease.lost_at().since(now).as_millis() as u64;
-                warn!(target: "tenure", lock = %lease.name, owner = %lease.owner, %failure, left_ms, "renewal failed");
                 let left = lease.lost_at().since(now);
                 let retry = now + self.engine.jittered(lease::retry_after(lease.ttl(), left));
                 if renews { retry.min(lease.lost_at()) } else { lease.lost_at() }
             }
         };
         self.engine.keeper.schedule().put(&lease, next);
+        if let Err(failure) = answer {
+            event!(
+                WARN,
+                target: "tenure",
+                "renewal failed",
+                lock = text(&lease.name),
+                owner = text(&lease.owner),
+                failure = text(&failure),
+                left_ms = lease.lost_at().since(now).as_millis() as u64,
+            );
+        }
     }
 }
 
-/// How much sooner than due a renewal may leave, to share the way with others. Not so one that is repeated: where each
-/// attempt fails at once, it would be repeated without a pause.
+/// How much sooner than due a renewal may leave, to share the way with others. Not so one that is
+/// repeated: where each attempt fails at once, it would be repeated without a pause.
 fn early(lease: &Lease, due: Moment) -> Duration {
-    if lease.renew_at() == Some(due) { (lease.ttl() / 12).min(BATCH) } else { Duration::ZERO }
+    let is_first = lease.renew_at().is_some_and(|at| at == due || at - lease.spread() == due);
+    if is_first { (lease.ttl() / 12).min(BATCH) } else { Duration::ZERO }
 }
 
 impl Drop for Task {
-    /// However it ends, nobody must believe in a lease that nobody renews.
+    /// A hold without a renewer counts as lost, also if this task panics.
     fn drop(&mut self) {
         let orphans = {
             let mut schedule = self.engine.keeper.schedule();
-            // Whatever is granted from here on starts the next task.
+            // The next grant starts the next task.
             schedule.asleep_until = None;
             std::mem::take(&mut schedule.due).into_values()
         };

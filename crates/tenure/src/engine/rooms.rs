@@ -1,17 +1,17 @@
-//! The rooms in which the tasks of one process wait, by what they wait for. A room is opened by the first who comes, with a task
-//! that serves it, and closed by that task when nobody has been there for a while.
+//! Wait queues for the tasks of one process, one for each lock. The first waiter opens one, with
+//! the task that serves it. That task closes it when it has been empty for a while.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// What is known in a room: who waits there, and for what.
+/// The waiters of a room, and what is known of their lock.
 pub(super) trait Queue: Default {
     type Waiters;
 
     fn is_empty(&self) -> bool;
-    /// Nobody serves it: who waits hears so when it is dropped.
+    /// The task that serves it has ended: the waiters hear so when they are dropped.
     fn clear(&mut self) -> Self::Waiters;
     /// No handle is left: the task that serves it is to end.
     fn close(&mut self);
@@ -43,8 +43,8 @@ impl<K: Clone + Ord, Q: Queue> Rooms<K, Q> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Goes into a room, which is opened if there is none. `take_place` is done before anybody can close it, and `serve` makes the task
-    /// of one that was opened; whoever came in has it run.
+    /// Enters a room, and opens one if there is none. `take_place` runs before the room can be
+    /// closed. `serve` makes the task of a room that was opened; the caller spawns it.
     pub(super) fn enter<S>(
         &self,
         key: K,
@@ -69,14 +69,14 @@ impl<K: Clone + Ord, Q: Queue> Rooms<K, Q> {
         }
     }
 
-    /// Nobody serves this room any more: who waits there hears so, and who comes next opens another.
+    /// The task of this room has ended: its waiters hear so, and the next waiter opens another.
     pub(super) fn abandon(&self, room: &Arc<Room<K, Q>>) {
         self.remove(room, |_| true);
         let waiters = room.queue().clear();
         drop(waiters);
     }
 
-    /// Closes a room that nobody waits in; whether it did.
+    /// Closes a room without waiters; returns whether it did.
     pub(super) fn retire(&self, room: &Arc<Room<K, Q>>) -> bool {
         self.remove(room, Q::is_empty)
     }

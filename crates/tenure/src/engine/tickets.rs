@@ -1,11 +1,12 @@
 //! Where the tasks of one process wait for a name whose kind keeps a queue.
 //!
-//! Each has a place of its own in the store, so that first come is first served across processes. One task a name refreshes
-//! all places of this process together, and hears which of them hold now.
+//! Each has a place in the store, so that first come is first served across processes. One task for
+//! each name refreshes all places of this process together, and hears which of them hold now.
 //!
-//! *A message is a grant here, not a hint*, so it must be exact: it names ticket numbers, and one is believed only if it is the
-//! waiter's own and the place cannot have lapsed, counted from when its last **answered** refresh was sent. A message may have
-//! lain in a socket for a minute; the place has not.
+//! *A message is a grant here, not a hint*, so it must be exact: it names ticket numbers, and one
+//! is believed only if it is the waiter's own and the place cannot have lapsed, counted from when
+//! its last **answered** refresh was sent. A message may have lain in a socket for a minute; the
+//! place has not.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
@@ -17,7 +18,6 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, Stream};
 use tokio::sync::oneshot;
-use tracing::debug;
 
 use super::acquire::Ask;
 use super::ears::{Ears, Heard};
@@ -25,6 +25,7 @@ use super::held::{Held, bind};
 use super::rooms::{self, Room, Rooms};
 use super::{Engine, LINGER, backoff};
 use crate::error::Result;
+use crate::events::{event, text};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -37,7 +38,7 @@ const BATCH: usize = 256;
 /// So many grants are remembered whose waiter has not yet heard its own number.
 const EARLY: usize = 256;
 
-/// In place of a time: all places are due, or whoever has it is.
+/// In place of a time: all places are due, or the one that has it.
 const ALL: Moment = Moment(0);
 const SOON: Moment = Moment(1);
 
@@ -84,7 +85,7 @@ pub(super) struct Waiting {
 pub(super) enum Turn {
     /// It holds.
     Held(Held),
-    /// The place is gone: it lapsed while nobody could be asked, or the store has forgotten it.
+    /// The place is gone: it lapsed while the store did not answer, or the store has forgotten it.
     Gone,
 }
 
@@ -92,10 +93,10 @@ pub(super) struct Queue {
     waiters: BTreeMap<u64, Waiter>,
     /// When the first of the places must be refreshed.
     refresh_at: Moment,
-    /// When the first in line should ask, because somebody's lease is over.
+    /// When the first in line should ask, because a lease is over.
     retry_at: Option<Moment>,
     silence: Option<(Moment, Failure)>,
-    /// Since when messages have been heard without a gap; not yet, or not any more, if nobody listens.
+    /// Since when messages have been heard without a gap; `None` without a subscription.
     hears_from: Option<Moment>,
     closed: bool,
 }
@@ -108,7 +109,8 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// Whether a place that was granted to a request of then may have been called before messages were heard.
+    /// Whether a place that was granted to a request of then may have been called before messages
+    /// were heard.
     fn may_have_missed(&self, sent: Moment) -> bool {
         self.hears_from.is_some_and(|from| sent < from) && !planted(Bug::CallMissed)
     }
@@ -120,7 +122,8 @@ pub(super) struct Waiter {
     sent: Moment,
     /// For how long it kept the place.
     wait: Duration,
-    /// The request that said so may have been carried out before messages were heard: it may hold by now.
+    /// The request that said so may have been carried out before messages were heard: it may hold
+    /// by now.
     may_have_missed: bool,
     turn: oneshot::Sender<Result<Turn>>,
 }
@@ -165,7 +168,7 @@ pub(super) struct Stub {
 }
 
 impl Stub {
-    /// The turn, or why there will be none; `None` when nobody serves the desk any more.
+    /// The turn, or why there will be none; `None` when the task of the desk has ended.
     pub(super) async fn turn(&mut self) -> Option<Result<Turn>> {
         (&mut self.receiver).await.ok()
     }
@@ -182,7 +185,7 @@ impl Drop for Stub {
     }
 }
 
-/// Serves a desk: refreshes its places and hands out turns, until there has been nobody for a while.
+/// Serves a desk: refreshes its places and hands out turns, until it has been empty for a while.
 struct Server {
     engine: Arc<Engine>,
     desk: Arc<Desk>,
@@ -190,7 +193,8 @@ struct Server {
     under_way: FuturesUnordered<BoxFuture<'static, Refreshed>>,
     /// Tickets that are being refreshed.
     asked: BTreeSet<u64>,
-    /// Grants that were heard before their waiter was here, or while it was being refreshed, and when.
+    /// Grants that were heard before their waiter was here, or while it was being refreshed, and
+    /// when.
     early: VecDeque<(u64, Moment)>,
     /// When to try again to subscribe.
     listen_at: Moment,
@@ -284,11 +288,17 @@ impl Server {
         if let Some(failure) = failure {
             // Until then, refreshing has to do.
             self.listen_at = self.engine.now() + lease::WAIT_MAX / 3;
-            debug!(target: "tenure", lock = %self.desk.key, %failure, "not subscribed");
+            event!(
+                DEBUG,
+                target: "tenure",
+                "not subscribed",
+                lock = text(&self.desk.key),
+                failure = text(&failure),
+            );
         }
     }
 
-    /// What was said before was missed, also of places that nobody here has heard of yet.
+    /// Earlier messages were missed, also about places whose waiters have not joined yet.
     fn hears_from_now(&self) {
         let mut queue = self.desk.queue();
         (queue.refresh_at, queue.hears_from) = (ALL, Some(self.engine.now()));
@@ -413,7 +423,8 @@ impl Server {
         }
     }
 
-    /// They were taken for holders, and are none yet: they are refreshed when they are due, or when something will be else.
+    /// They were taken for holders, and are none yet: they are refreshed when they are due, or when
+    /// something will be else.
     fn ask_again(&self, tickets: &[u64], left_ms: u64) {
         let now = self.engine.now();
         let mut queue = self.desk.queue();
@@ -438,7 +449,7 @@ impl Server {
         }
     }
 
-    /// No answer: asked again soon. Whoever has waited for one longer than it meant to is told.
+    /// No answer: asks again soon. Waiters whose patience is over get the failure.
     fn unheard(&mut self, failure: Failure) {
         let now = self.engine.now();
         let pause = self.engine.jittered(backoff(self.attempt));
@@ -450,8 +461,16 @@ impl Server {
         let out: Vec<_> =
             queue.waiters.iter().filter(|(_, waiter)| is_out(waiter)).map(|(ticket, _)| *ticket).collect();
         drop(queue);
-        debug!(target: "tenure", lock = %self.desk.key, %failure, given_up = out.len(), "no answer");
+        let given_up = out.len();
         self.refuse(out, &failure);
+        event!(
+            DEBUG,
+            target: "tenure",
+            "no answer",
+            lock = text(&self.desk.key),
+            failure = text(&failure),
+            given_up = given_up,
+        );
     }
 
     fn hear(&mut self, message: Wake) {
@@ -462,7 +481,7 @@ impl Server {
                     self.hear_of(ticket, now);
                 }
             }
-            // Nothing that a queue of ours says: ask.
+            // Not a message of a queue: ask.
             Wake::Free { .. } => self.desk.queue().refresh_at = ALL,
             Wake::Reconnected => self.hears_from_now(),
         }
@@ -486,9 +505,10 @@ impl Server {
         }
     }
 
-    /// It holds, and its place was last refreshed, for `wait`, by a request that was sent at `sent`. What is left of that is
-    /// what it returns with, unless that is too little, or less than the time by which it must hear of its loss. False if it must
-    /// be called again: a refresh is under way that may have been carried out before the grant, and then says nothing of it.
+    /// It holds, and its place was last refreshed, for `wait`, by a request that was sent at
+    /// `sent`. What is left of that is what it returns with, unless that is too little, or less
+    /// than the time by which it must hear of its loss. False if it must be called again: a refresh
+    /// is under way that may have been carried out before the grant, and then says nothing of it.
     fn call(&mut self, ticket: u64, sent: Moment, wait: Duration) -> bool {
         let now = self.engine.now();
         let known = self.desk.queue().waiters.get(&ticket).map(|waiter| Arc::clone(&waiter.ask));
@@ -502,7 +522,8 @@ impl Server {
             // The whole lease first.
             let (mut ttl, within) = (ask.options.lease(), ask.options.op_timeout);
             if terms.doubt_messages() && wait >= wait / 2 + lease::margin(wait) + ask.options.grace {
-                // Whoever does not take it must not keep others out for longer than its place would.
+                // A waiter that does not take it must not keep others out for longer than its place
+                // would.
                 ttl = wait;
             }
             let (ttl_ms, hold) = (lease::millis(ttl), ask.hold);
@@ -539,19 +560,20 @@ impl Server {
     /// Its lease was set to `first` by a request that was sent at `sent`.
     fn grant(&self, ticket: u64, sent: Moment, first: Duration) {
         if !planted(Bug::RetryForgotten) {
-            // Whoever is first now may have been told of no time, or of one that has come while this one was being asked about.
+            // The first waiter may have been told no time, or one that has come while this one was
+            // being asked about.
             let mut queue = self.desk.queue();
             queue.retry_at = earlier(queue.retry_at, Some(sent + first));
         }
         if let Some(waiter) = self.desk.take(ticket) {
             let begun = if planted(Bug::MaxHoldFromWait) { sent } else { self.engine.now() };
             let held = waiter.ask.granted(ticket, begun, sent, first);
-            // Whoever has left does not take it, and then it finds its way back by itself.
+            // If the waiter has left, the grant is dropped, which releases it.
             let _ = waiter.turn.send(Ok(Turn::Held(held)));
         }
     }
 
-    /// Whatever comes first; a fixed order, so that a seed replays.
+    /// The first event, polled in a fixed order, so that a seed replays.
     async fn event(&mut self, until: Moment) -> Event {
         let mut timer = self.engine.runtime.sleep_until(until);
         let mut bell = pin!(self.desk.bell.notified());

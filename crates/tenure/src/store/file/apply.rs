@@ -1,11 +1,10 @@
 //! What a request does to the files, and what a look at them tells.
 
-use tracing::warn;
-
 use super::bonds::Bonds;
 use super::directory::{Directory, Inside, Life, Over};
 use super::holders::Holders;
 use super::record::{FULL_BYTES, HolderId, Record, RecordId};
+use crate::events::{event, text};
 use crate::planted::{Bug, applied, planted};
 use crate::protocol::queue::Queue;
 use crate::protocol::{self, Answer, Bind, Data, Entry, Now, Op, Rule, State, Verb, Wake, Whose, ours};
@@ -354,7 +353,7 @@ pub(super) fn page(directory: &Directory, now: Now, prefix: &str, from: &Cursor)
             Ok(None) => continue,
             Err(failure) => {
                 // The other locks are listed all the same.
-                warn!(target: SETUP, %failure, "a lock is not listed");
+                event!(WARN, target: SETUP, "a lock is not listed", failure = text(failure));
                 continue;
             }
         };

@@ -6,11 +6,11 @@ use std::os::fd::OwnedFd;
 use std::task::{Context, Poll};
 
 use tokio::net::UnixDatagram;
-use tracing::debug;
 
 use super::bonds::Bonds;
 use super::directory::{Directory, Inside};
 use super::record::{HolderId, RecordId};
+use crate::events::{event, text};
 use crate::name::LockName;
 use crate::protocol::Bind;
 use crate::runtime::Runtime;
@@ -97,7 +97,7 @@ impl Holders {
         let Some(holder) = self.all_mut().find(|holder| holder.id == id) else { return };
         if let Err(error) = holder.listen(directory) {
             self.is_deaf = true;
-            debug!(target: "tenure", %error, "no socket in the directory: waiting looks instead");
+            event!(DEBUG, target: "tenure", "no socket in the directory: waiting looks instead", error = text(error));
         }
     }
 

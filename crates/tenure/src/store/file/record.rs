@@ -512,7 +512,10 @@ mod tests {
             let outcome = format!(
                 "{:?} {:?}",
                 record.clone().without(|_| true).map(|left| value::kind(&left.lock.value)),
-                record.clone().without(|holder| holder == HolderId(7)).map(|left| left.bonds.by_holder().len()),
+                record
+                    .clone()
+                    .without(|holder| holder == HolderId(7))
+                    .map(|left| left.bonds.by_holder().len()),
             );
             assert_eq!(record.clone().without(|_| false), Some(record));
             outcome

@@ -4,9 +4,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use rustix::io::Errno;
-use tracing::warn;
 
 use super::fault::{failed, shown, unusable};
+use crate::events::{event, text};
 use crate::store::{Failure, SETUP};
 
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
@@ -70,11 +70,13 @@ const NETWORK: [(u32, &str); 13] = [
 pub(super) fn warn_of_network(dir: &OwnedFd, path: &Path) {
     let Ok(stat) = rustix::fs::fstatfs(dir) else { return };
     if let Some((_, name)) = NETWORK.iter().find(|(magic, _)| *magic == stat.f_type as u32) {
-        warn!(
+        let name = *name;
+        event!(
+            WARN,
             target: SETUP,
-            directory = %shown(path),
+            "locks in this directory hold on this machine only, although other machines may see it",
+            directory = text(shown(path)),
             file_system = name,
-            "locks in this directory hold on this machine only, although other machines may see it"
         );
     }
 }

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, select};
 use tokio::sync::{mpsc, oneshot, watch::Sender};
-use tracing::{debug, warn};
 
 use super::apply::{Applied, apply, changed as changed_to, looked, now, page};
 use super::directory::{Directory, Entered, Inside, Locked};
@@ -20,6 +19,7 @@ use super::record::{HolderId, RecordId};
 use super::sweep::Sweep;
 use super::system::boot_clock_offset_ms;
 use super::watch::{Ears, Seen, Watch};
+use crate::events::{event, text};
 use crate::name::LockName;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Now, Op, Reply, Rule, Verb, Wake};
@@ -542,12 +542,17 @@ impl Worker {
     /// Another directory is at the path now: nothing that was known of the old one counts.
     fn replaced(&mut self) {
         let Some(directory) = self.directory.take() else { return };
-        warn!(target: "tenure", directory = %shown(&self.path), "the directory was replaced: its locks are gone");
         self.watch.iter_mut().for_each(Watch::end);
         std::mem::take(&mut self.holders).leave(&directory);
         (self.swept, self.sweep, self.sweep_at) = (None, None, None);
         self.ears.tell_all(&Wake::Reconnected);
         self.replaced.send_modify(|count| *count += 1);
+        event!(
+            WARN,
+            target: "tenure",
+            "the directory was replaced: its locks are gone",
+            directory = text(shown(&self.path)),
+        );
     }
 }
 
@@ -586,7 +591,7 @@ fn do_piece(
 }
 
 fn not_swept(failure: &Failure) {
-    debug!(target: "tenure", %failure, "the directory was not swept");
+    event!(DEBUG, target: "tenure", "the directory was not swept", failure = text(failure));
 }
 
 /// Has the directory watched, if the system can: otherwise the looks have to do.
@@ -595,12 +600,12 @@ fn listen(watch: &mut Option<Watch>, directory: &Directory) {
         *watch = new_watch();
     }
     if let Some(Err(errno)) = watch.as_mut().map(|watch| watch.begin(directory)) {
-        debug!(target: "tenure", %errno, "the system does not watch the directory");
+        event!(DEBUG, target: "tenure", "the system does not watch the directory", errno = text(errno));
     }
 }
 
 fn new_watch() -> Option<Watch> {
     Watch::new()
-        .inspect_err(|error| debug!(target: "tenure", %error, "the system gives no inotify object"))
+        .inspect_err(|error| event!(DEBUG, target: "tenure", "the system gives no inotify object", error = text(error)))
         .ok()
 }

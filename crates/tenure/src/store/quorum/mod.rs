@@ -28,6 +28,7 @@ use tokio::sync::Notify;
 
 use super::{Cursor, Failure, Life, Listener, Page, SETUP, Store};
 use crate::error::{Error, Result};
+use crate::events::event;
 use crate::name::LockName;
 use crate::protocol::quorum::majority;
 use crate::protocol::{Op, Reply, Rule, Verb, lease};
@@ -92,10 +93,11 @@ impl Quorum {
             }
         }
         if urls.len().is_multiple_of(2) {
-            tracing::warn!(
+            event!(
+                WARN,
                 target: SETUP,
+                "a quorum of an even number survives the loss of no more members than one fewer would",
                 members = urls.len(),
-                "a quorum of an even number survives the loss of no more members than one fewer would"
             );
         }
         let url = url.unwrap_or_else(|| format!("quorum:{}", urls.join(",")).into());

@@ -1,9 +1,10 @@
 //! Locks on a cluster: each on the node that has its slot.
 //!
-//! A request goes to the node that serves its slot as far as is known, and on to where that one sends it: a node that
-//! redirects has not carried it out. One task at a time asks the nodes who serves what, when a node sends a request
-//! elsewhere, is lost or cannot be reached, or says that its cluster is down. Nobody waits for that task but those whose slot has
-//! no node that answers, so a shard that is dead delays no other.
+//! A request goes to the node that serves its slot as far as is known, and on to where that one
+//! sends it: a node that redirects has not carried it out. One task at a time asks the nodes who
+//! serves what, when a node sends a request elsewhere, is lost or cannot be reached, or says that
+//! its cluster is down. Only requests whose slot has no node that answers wait for that task, so a
+//! dead shard delays no other.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,7 +37,8 @@ const ANSWER: Duration = Duration::from_secs(1);
 const SIDE_BY_SIDE: usize = 3;
 /// Who waits for a node to be reached has the others asked again this often.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
-/// A node that serves nothing any more is kept so long after it was last needed: until nothing can be on its way to it.
+/// A node that serves nothing any more is kept so long after it was last needed: until nothing can
+/// be on its way to it.
 const KEPT: Duration = Duration::from_secs(60);
 /// So many times a request is sent on at once; after that, only after a pause.
 const HASTY: u32 = 3;
@@ -71,15 +73,17 @@ struct Map {
     nodes: BTreeMap<Address, (Arc<Member>, Moment)>,
     /// Nodes that serve nothing, but can be asked who does.
     replicas: Vec<Address>,
-    /// How often a node came to serve slots that had served none: it may not know what the one before was told.
+    /// How often a node came to serve slots that had served none: it may not know what the one
+    /// before was told.
     promotions: u64,
-    /// How often nobody could say who serves what, and why last.
+    /// How often no node could name the slots' owners, and the last reason.
     failures: u64,
     failure: Option<Failure>,
 }
 
 impl Cluster {
-    /// A store on the cluster that some of its nodes are named of; nothing is sent before its first use.
+    /// A store on the cluster that some of its nodes are named of; nothing is sent before its first
+    /// use.
     pub fn at(seeds: Vec<Target>, runtime: Arc<dyn Runtime>) -> Self {
         Self::over(seeds, Network::of(&runtime), runtime)
     }
@@ -129,7 +133,8 @@ impl Store for Cluster {
         async move { inner.listen(&name, rule, inner.runtime.now() + within).await }.boxed()
     }
 
-    /// One master after the other, as on one server. A lock whose slot moves meanwhile may be told twice, or not.
+    /// One master after the other, as on one server. A lock whose slot moves meanwhile may be told
+    /// twice, or not.
     fn list(
         &self,
         prefix: &str,
@@ -154,7 +159,7 @@ impl Store for Cluster {
         if keys::share_a_slot(rule, name.as_str()) { Ok(()) } else { Err(APART) }
     }
 
-    /// When any node was connected to anew, or serves slots for the first time.
+    /// When any node was reconnected to, or serves slots for the first time.
     fn interrupted(&self) -> BoxFuture<'static, ()> {
         let inner = Arc::clone(&self.0);
         let (before, mut links) = {
@@ -187,7 +192,8 @@ impl Store for Cluster {
     fn interruptions(&self) -> u64 {
         let map = self.0.map();
         let links = map.nodes.values().map(|(member, _)| member.node.link.interruptions());
-        // A node that is dropped takes its count along: that looks like an interruption, and costs a question.
+        // A node that is dropped takes its count along: that looks like an interruption, and costs
+        // a question.
         links.fold(map.promotions, u64::wrapping_add)
     }
 
@@ -327,7 +333,8 @@ impl Inner {
             if let Some(found) = found {
                 return Ok(found);
             }
-            // Wrong credentials do not become right by waiting. But what was said before we asked does not count.
+            // Wrong credentials do not become right by waiting. But what was said before we asked
+            // does not count.
             let is_refused = is_new && matches!(failure, Some(Failure::Refused(_)));
             let now = self.runtime.now();
             if is_refused || now >= deadline {
@@ -338,8 +345,8 @@ impl Inner {
         }
     }
 
-    /// The pause before a request is sent on; the failure, if there is no time left. That it was redirected means that it was not
-    /// carried out.
+    /// The pause before a request is sent on; the failure, if there is no time left. That it was
+    /// redirected means that it was not carried out.
     async fn turn(&self, turns: &mut Turns, deadline: Moment, failure: Failure) -> Result<(), Failure> {
         let Some(pause) = turns.pause() else { return Ok(()) };
         let until = self.runtime.now() + pause;
@@ -353,7 +360,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Those who wait still listen where the slot was, until all of it has moved, and were not heard from there.
+    /// Those who wait still listen where the slot was, until all of it has moved, and were not
+    /// heard from there.
     async fn tell_where_it_was(&self, op: &Op, deadline: Moment) {
         let (line, space) = {
             let map = self.map();
@@ -467,8 +475,9 @@ impl Inner {
         self.changed.notify_waiters();
     }
 
-    /// Who can be asked: first those that are connected to, each time in another order, because one of them may be cut off
-    /// from the others and not know it; then those that the URL names, since all others may have moved.
+    /// Who can be asked: first those that are connected to, each time in another order, because one
+    /// of them may be cut off from the others and not know it; then those that the URL names, since
+    /// all others may have moved.
     fn candidates(&self) -> Vec<Arc<Member>> {
         let map = self.map();
         let is_open = |member: &Arc<Member>| member.node.link.open_line().is_some();
@@ -482,7 +491,7 @@ impl Inner {
         for address in seeds.chain(rest.iter().map(|member| &member.address)).chain(&map.replicas) {
             if !all.iter().any(|asked| asked.address == *address) {
                 let known = map.nodes.get(address).map(|(member, _)| Arc::clone(member));
-                // Whether a stranger can be reached matters to nobody else.
+                // Whether a foreign node can be reached matters only here.
                 all.push(known.unwrap_or_else(|| self.stranger(address, Arc::default())));
             }
         }
@@ -608,7 +617,7 @@ async fn scout(cluster: Weak<Inner>) {
     }
 }
 
-/// Also what was asked of no face of ours, as an inspection.
+/// Also requests without a handle, such as an inspection.
 fn fits(rule: Rule, name: &LockName) -> Result<(), Failure> {
     match keys::share_a_slot(rule, name.as_str()) {
         true => Ok(()),

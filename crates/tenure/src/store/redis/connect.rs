@@ -25,6 +25,7 @@ use super::sentinel::{self, Guide};
 #[cfg(feature = "tls")]
 use super::tls;
 use super::topology::{Access, Address, Sentinels, Target};
+use crate::events::{event, text};
 use crate::runtime::{Moment, Runtime};
 use crate::store::{Cause, Failure, Life, SETUP};
 
@@ -32,7 +33,7 @@ use crate::store::{Cause, Failure, Life, SETUP};
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// The door to the network: a simulation hands in streams of its own.
+/// Access to the network: a simulation provides its streams here.
 pub trait Dial: fmt::Debug + Send + Sync + 'static {
     /// Opens a stream. The future is polled by a task of the runtime.
     fn dial(&self, to: &Address) -> BoxFuture<'static, io::Result<Pin<Box<dyn Stream>>>>;
@@ -70,7 +71,8 @@ impl Dial for Network {
 /// How long the first address of a name is tried alone, and so on with each: RFC 8305, section 5.
 const HEAD_START: Duration = Duration::from_millis(250);
 
-/// A connection to the first of these addresses that answers. One that swallows everything does not keep us from the next.
+/// A connection to the first of these addresses that answers. One that swallows everything does not
+/// keep us from the next.
 async fn first_of(addresses: Vec<SocketAddr>, runtime: &dyn Runtime) -> io::Result<TcpStream> {
     let mut addresses = addresses.into_iter();
     let mut tries = FuturesUnordered::new();
@@ -103,7 +105,8 @@ pub(super) struct Connector {
     goal: Goal,
     /// Whether it was said that old connections cannot be ended.
     warned: AtomicBool,
-    /// How far the connection for requests is that is being made: for those who cannot wait for it any longer.
+    /// How far the connection for requests is that is being made: for those who cannot wait for it
+    /// any longer.
     stage: Mutex<String>,
     /// Where the connection for requests went last.
     at: Mutex<Option<Address>>,
@@ -115,7 +118,7 @@ pub(super) struct Connector {
 
 /// Where a connection is to go.
 enum Goal {
-    /// One of several, whichever its role: who asks knows whom.
+    /// One of several, in any role: the caller has chosen it.
     Node(Target),
     /// The one that is the store.
     Only(Target),
@@ -152,12 +155,13 @@ impl Connector {
         Self::to(Goal::Node(target), dial, runtime)
     }
 
-    /// Connections to the one server that is the store. Each time anew it must not say that it is a replica.
+    /// Connections to the one server that is the store. At each dial it must not say that it is a
+    /// replica.
     pub(super) fn only(runtime: Arc<dyn Runtime>, dial: Arc<dyn Dial>, target: Target) -> Self {
         Self::to(Goal::Only(target), dial, runtime)
     }
 
-    /// Connections to the server that these sentinels call the master, each time anew.
+    /// Connections to the server that these sentinels call the master at each dial.
     pub(super) fn led(runtime: Arc<dyn Runtime>, dial: Arc<dyn Dial>, sentinels: Sentinels) -> Self {
         Self::to(Goal::Master(Guide::new(sentinels)), dial, runtime)
     }
@@ -168,13 +172,13 @@ impl Connector {
         Self { runtime, dial, goal, warned, stage, at, moved, trouble }
     }
 
-    /// The same, where somebody wants to hear of trouble.
+    /// The same; `trouble` is told when a connection is lost or cannot be opened.
     pub(super) fn telling(self, trouble: Arc<Notify>) -> Self {
         Self { trouble, ..self }
     }
 
-    /// Dials and logs in. If there was a connection before, it is ended on the server before this one can be used: a request
-    /// of it that is still on its way must not arrive after one of this.
+    /// Dials and logs in. If there was a connection before, it is ended on the server before this
+    /// one can be used: a request of it that is still on its way must not arrive after one of this.
     pub(super) async fn connect(
         &self,
         ear: Option<Ear>,
@@ -205,8 +209,8 @@ impl Connector {
         self.at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection to the master. Each sentinel has its share of the time, and so has each server that one of them names:
-    /// the next may know better.
+    /// A connection to the master. Each sentinel has its share of the time, and so has each server
+    /// that one of them names: the next may know better.
     async fn find(
         &self,
         guide: &Guide,
@@ -274,7 +278,8 @@ impl Connector {
         let now = || self.runtime.now();
         let Greeting { peer, life, is_replica } = self.by(deadline, greet(pipe, target, now)).await??;
         if is_replica && matches!(self.goal, Goal::Only(_)) {
-            // It knows of no lock that its master has not told it of yet, and may be promoted at any time.
+            // It knows of no lock that its master has not told it of yet, and may be promoted at
+            // any time.
             return Err(Failure::NotSent(Failure::cause("this server is a replica; name its master")));
         }
         if let Some(before) = before {
@@ -380,7 +385,8 @@ impl Connector {
         before: &Peer,
         now: Option<&Peer>,
     ) -> Result<(), Failure> {
-        // Ids of a server grow. If they do not, it is another server by now, and there the old id is somebody else's.
+        // Ids of a server grow. If they do not, it is another server by now, where the old id
+        // belongs to another client.
         if now.is_some_and(|now| now.id <= before.id) {
             return Ok(());
         }
@@ -400,11 +406,12 @@ impl Connector {
 
     fn warn_of_late_requests(&self, target: &Target, error: &str) {
         if !self.warned.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
+            event!(
+                WARN,
                 target: SETUP,
-                store = %target.shown(),
-                error,
-                "an old connection cannot be ended: a request that was lost with it may still be carried out"
+                "an old connection cannot be ended: a request that was lost with it may still be carried out",
+                store = text(target.shown()),
+                error = error.to_owned(),
             );
         }
     }
@@ -430,8 +437,8 @@ struct Greeting {
     is_replica: bool,
 }
 
-/// Chooses the database, says what we are, and asks what the server calls this connection, how long it has been up, and what
-/// it is. A connection does not outlive its server, so once is enough.
+/// Chooses the database, says what we are, and asks what the server calls this connection, how long
+/// it has been up, and what it is. A connection does not outlive its server, so once is enough.
 async fn greet(
     pipe: &mut MultiplexedConnection,
     target: &Target,
@@ -519,7 +526,8 @@ fn unknown(error: redis::RedisError) -> Failure {
     Failure::NotSent(Arc::new(error))
 }
 
-/// Reads `run_id:…`, `uptime_in_seconds:…`, a line each. Whole seconds, rounded down: it has been up for at least so long.
+/// Reads `run_id:…`, `uptime_in_seconds:…`, a line each. Whole seconds, rounded down: it has been
+/// up for at least so long.
 fn life(server: &Value, at: Moment) -> Life {
     let field = |name: &str| {
         let fields = prose(server)?.lines().filter_map(|line| line.split_once(':'));
@@ -570,7 +578,8 @@ mod tests {
         listener.local_addr().expect("an address")
     }
 
-    /// An address that swallows everything: its listener accepts nobody, and its queue is full.
+    /// An address that swallows everything: its listener accepts no connection, and its queue is
+    /// full.
     fn swallowing() -> (TcpListener, Vec<Blocking>) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let fits = |_| Blocking::connect_timeout(&local(&listener), Duration::from_millis(300)).ok();

@@ -1,8 +1,8 @@
 //! What each error of a server means.
 //!
-//! An error is an answer: the request was not carried out. A script of ours fails before it changes anything that
-//! matters (at worst a token was used up), and its PUBLISH cannot fail it. So what is left to decide is whether asking again
-//! can help, and whether to ask on another connection.
+//! An error is an answer: the request was not carried out. A script fails before it changes
+//! anything that matters (at worst a token was used up), and its PUBLISH cannot fail it. So what is
+//! left to decide is whether asking again can help, and whether to ask on another connection.
 
 use std::error::Error;
 use std::fmt;
@@ -17,7 +17,8 @@ use crate::store::Failure;
 enum Means {
     /// It passes: ask again.
     AskAgain,
-    /// It passes, but perhaps not on this server: what the address names may have moved on. Ask again on a new connection.
+    /// It passes, but perhaps not on this server: what the address names may have moved on. Ask
+    /// again on a new connection.
     AskElsewhere,
     /// It was refused, and would be again.
     Refused,
@@ -25,11 +26,12 @@ enum Means {
 
 use Means::{AskAgain, AskElsewhere, Refused};
 
-/// The code of an error, a part of its text where the code is not enough, what it means. The first row that fits counts.
+/// The code of an error, a part of its text where the code is not enough, what it means. The first
+/// row that fits counts.
 const TABLE: &[(&str, &str, Means)] = &[
     // The server is starting and reads its data.
     ("LOADING", "", AskAgain),
-    // Somebody else's script has run for too long.
+    // Another client's script has run for too long.
     ("BUSY", "", AskAgain),
     // A replica that has lost its master and may not answer from what it has.
     ("MASTERDOWN", "", AskElsewhere),
@@ -46,7 +48,7 @@ const TABLE: &[(&str, &str, Means)] = &[
     ("TRYAGAIN", "", AskAgain),
     // Said in place of an answer to the first command, before the server hangs up.
     ("ERR", "max number of clients", AskAgain),
-    // A script of ours was stopped by SCRIPT KILL, which is possible only before its first write.
+    // Our script was stopped by SCRIPT KILL, which is possible only before its first write.
     ("ERR", "Script killed by user", AskAgain),
     // A member of a cluster was asked as if it stood alone.
     ("MOVED", "", Refused),
@@ -60,7 +62,8 @@ const TABLE: &[(&str, &str, Means)] = &[
     ("ERR", "can't run this command", Refused),
     ("ERR", "without any password configured", Refused),
     ("ERR", "invalid password", Refused),
-    // Full, or unable to save: this lasts until somebody acts, and the caller should hear of it at once.
+    // Full, or unable to save: this lasts until an operator acts, and the caller should hear of it
+    // at once.
     ("OOM", "", Refused),
     ("ERR", "-OOM", Refused),
     ("MISCONF", "", Refused),
@@ -143,7 +146,8 @@ pub(super) fn said_in(failure: &Failure) -> Option<&ServerError> {
     cause.downcast_ref::<Said>().map(|said| &said.error)
 }
 
-/// Whether the server forbids us to run scripts, or has none. What a script of ours may not do inside is another matter.
+/// Whether the server forbids scripts, or has none. What a script may not do inside is another
+/// matter.
 pub(super) fn forbids_scripts(failure: &Failure) -> bool {
     let Some(error) = said_in(failure) else { return false };
     let text = error.details().unwrap_or_default().to_ascii_lowercase();

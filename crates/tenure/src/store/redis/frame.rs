@@ -1,8 +1,8 @@
 //! What may come in over a connection, checked before it is parsed.
 //!
-//! The parser behind this believes every length it is told. And a message that nobody subscribed to, such as the one a
-//! cluster sends when a slot moves away, would be taken for the reply to a request, and each later reply for that of the
-//! next one. Here both end the connection instead.
+//! The parser behind this believes every length it is told. And a message without a subscription,
+//! such as the one a cluster sends when a slot moves away, would be taken for the reply to a
+//! request, and each later reply for that of the next one. Here both end the connection instead.
 
 use std::fmt;
 use std::io::{Error, ErrorKind, Result};
@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 const REPLY_MAX: u64 = 16 * 1024 * 1024;
 /// A line may be this long: errors and numbers, not data.
 const LINE_MAX: u64 = 16 * 1024;
-/// A list may promise this many elements: three for each who waits in a long queue.
+/// A list may announce this many elements: three for each waiter of a long queue.
 const LIST_MAX: u64 = 512 * 1024;
 
 /// A stream whose input is checked and counted.
@@ -28,7 +28,8 @@ pub(super) struct Checked<S> {
 }
 
 impl<S> Checked<S> {
-    /// `heard` counts what came in whole: replies and messages. Messages are let through if they are expected at all.
+    /// `heard` counts what came in whole: replies and messages. Messages are let through if they
+    /// are expected at all.
     pub(super) fn new(stream: S, heard: Arc<AtomicU64>, messages: bool) -> Self {
         Self { stream, scan: Scan::new(messages), heard }
     }

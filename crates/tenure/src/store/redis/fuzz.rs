@@ -96,7 +96,8 @@ fn whatever_comes_in_is_read_or_refused_and_both_readers_agree_where_it_ends() {
         let in_parts = cut.feed(first).and_then(|()| cut.feed(rest));
         assert_eq!((scanned, scan.whole), (in_parts, cut.whole));
         let mut said = scanned.err().unwrap_or("fine").to_owned();
-        // Behind it is the parser: it finds each of the values, and begins the next one where this ends.
+        // Behind it is the parser: it finds each of the values, and begins the next one where this
+        // ends.
         let mut rest = Cursor::new(bytes);
         let mut parser = Parser::new();
         for _ in 0..scan.whole {

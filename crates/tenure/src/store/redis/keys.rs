@@ -1,7 +1,8 @@
 //! What is kept beside a lock: its counter's key and its channel, named after it.
 //!
-//! Two names never share a side key, and on a cluster a lock and its side key share a slot. Neither wrapping nor appending
-//! alone does that: `x` and `{x}` would share `{x}:fence`, and `a}b` would be torn from its own.
+//! Two names never share a side key, and on a cluster a lock and its side key share a slot. Neither
+//! wrapping nor appending alone does that: `x` and `{x}` would share `{x}:fence`, and `a}b` would
+//! be torn from its own.
 
 use crate::protocol::Rule;
 
@@ -13,8 +14,8 @@ pub(super) fn fence(key: &str) -> String {
     beside("tenure:fence:", key)
 }
 
-/// The channel on which a lock's end is said. Channels are common to all databases of a server, so it names the database;
-/// that of the reentrant kind is named by Redisson's own rule.
+/// The channel on which a lock's end is said. Channels are common to all databases of a server, so
+/// it names the database; that of the reentrant kind is named by Redisson's own rule.
 pub(super) fn channel(db: u32, rule: Rule, key: &str) -> String {
     match rule {
         Rule::Reentrant if key.contains('{') => ["redisson_lock__channel:", key].concat(),
@@ -30,7 +31,8 @@ fn beside(prefix: &str, key: &str) -> String {
     } else if !key.contains('}') {
         [prefix, "{", key, "}"].concat()
     } else {
-        // Nothing can be made to share its slot; a single server has none, and a cluster keeps no such lock.
+        // Nothing can be made to share its slot; a single server has none, and a cluster keeps no
+        // such lock.
         [prefix, "~", key].concat()
     }
 }
@@ -39,7 +41,8 @@ fn has_tag(key: &str) -> bool {
     tag(key).is_some()
 }
 
-/// What a cluster hashes of a key, if not the whole: what stands between its first `{` and the next `}`, unless empty.
+/// What a cluster hashes of a key, if not the whole: what stands between its first `{` and the next
+/// `}`, unless empty.
 fn tag(key: &str) -> Option<&str> {
     let (tag, _) = key.split_once('{')?.1.split_once('}')?;
     Some(tag).filter(|tag| !tag.is_empty())
@@ -48,7 +51,8 @@ fn tag(key: &str) -> Option<&str> {
 /// How many slots a cluster has.
 pub(super) const SLOTS: u16 = 16_384;
 
-/// The slot of a key, or of a channel: the CRC16 (polynomial 0x1021, nothing reflected) of what is hashed of it.
+/// The slot of a key, or of a channel: the CRC16 (polynomial 0x1021, nothing reflected) of what is
+/// hashed of it.
 pub(super) fn slot(key: &str) -> u16 {
     let crc = tag(key)
         .unwrap_or(key)

@@ -1,13 +1,17 @@
-//! Acquisitions and renewals that count only once replicas have confirmed them: on a connection of their own.
+//! Acquisitions and renewals that count only once replicas have confirmed them: on a connection of
+//! their own.
 //!
-//! `WAIT` stops the connection that it is sent on. So here all such requests of the moment leave together with one `WAIT`, and
-//! the next gather meanwhile; releases, and all that needs no confirmation, go over the connection of all and wait for nobody.
+//! `WAIT` stops the connection that it is sent on. So here all such requests of the moment leave
+//! together with one `WAIT`, and the next gather meanwhile. Releases, and all that needs no
+//! confirmation, go over the shared connection without a wait.
 //!
-//! Between two connections there is no order, and a release must not overtake the acquisition that it undoes. So a request by
-//! the other connection waits while one about the same lock is unanswered here, which is never for long: the server answers it
-//! before it waits for its replicas. And before one leaves here about a lock that the other connection may still have a request
-//! of, that connection is asked anything: when it has answered, it has carried out all that came before. Who was held back so once
-//! is overtaken no more: however much is asked about a lock, its renewals leave.
+//! Between two connections there is no order, and a release must not overtake the acquisition that
+//! it undoes. So a request by the other connection waits while one about the same lock is
+//! unanswered here, which is never for long: the server answers it before it waits for its
+//! replicas. And before one leaves here about a lock that the other connection may still have a
+//! request of, that connection is asked anything: when it has answered, it has carried out all that
+//! came before. A request that was held back once is overtaken no more: however much is asked about
+//! a lock, its renewals leave.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -31,21 +35,21 @@ use crate::protocol::{Op, Verb};
 use crate::runtime::{Moment, Runtime};
 use crate::store::Failure;
 
-/// Nobody waits longer than this for replicas before the next requests leave.
+/// The next requests leave after this time, also if replicas have not confirmed.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 /// What a reply may take beyond what was asked for.
 const LATE: Duration = Duration::from_millis(500);
-/// A message that nobody hears, but every replica gets: `WAIT` is about what this connection has written, and a request
-/// that has found all as it should be has written nothing.
+/// A message without subscribers that every replica gets: `WAIT` is about what this connection has
+/// written, and a request that has found all as it should be has written nothing.
 const MARK: [&str; 3] = ["PUBLISH", "tenure:wake:acks", ""];
 
-/// The connection for them, and who waits for it.
+/// The connection for them, and the requests that wait for it.
 pub(super) struct Lane {
     runtime: Arc<dyn Runtime>,
     link: Arc<Link>,
     /// The connection of all.
     main: Arc<Link>,
-    /// Whether anybody has ever asked for confirmations.
+    /// Whether a request has ever asked for confirmations.
     used: AtomicBool,
     state: Mutex<State>,
     /// There is something to send, or nothing ever more.
@@ -62,7 +66,8 @@ struct State {
     here: BTreeMap<LockName, usize>,
     /// What may be under way about a lock by the connection of all.
     there: BTreeMap<LockName, There>,
-    /// How many replicas had confirmed the last grant that too few did, unless there was a good one since.
+    /// How many replicas had confirmed the last grant that too few did, unless there was a good one
+    /// since.
     short: Option<String>,
     closed: bool,
 }
@@ -80,7 +85,8 @@ impl There {
         self.asking.is_empty() && self.left == 0
     }
 
-    /// Whether one that came as this number has to wait: for those before it, and for those that have overtaken it.
+    /// Whether one that came as this number has to wait: for those before it, and for those that
+    /// have overtaken it.
     fn holds_back(&self, id: u64) -> bool {
         self.left > 0 || self.asking.iter().any(|(other, on_its_way)| *other < id || *on_its_way)
     }
@@ -93,7 +99,7 @@ struct Pending {
     manner: Manner,
     deadline: Moment,
     answer: oneshot::Sender<Result<Value, Failure>>,
-    /// It was held back by others: from here on nobody overtakes it.
+    /// It was held back by others: from here on no request overtakes it.
     is_due: bool,
 }
 
@@ -165,7 +171,7 @@ impl Lane {
         }
     }
 
-    /// Lets a request about a lock leave by the connection of all, behind whatever is under way here.
+    /// Lets a request about a lock leave by the shared connection, behind those under way here.
     pub(super) async fn beside(
         self: &Arc<Self>,
         name: &LockName,
@@ -236,7 +242,7 @@ impl Lane {
                 }
                 knows = Some(Arc::clone(&line));
             }
-            // Whoever has left by now never asked.
+            // A request whose caller has left is not sent.
             let (gone, batch) =
                 batch.into_iter().partition::<Vec<_>, _>(|pending| pending.answer.is_closed());
             gone.iter().for_each(|pending| self.settle(&pending.op.name));
@@ -249,7 +255,8 @@ impl Lane {
         }
     }
 
-    /// The same line, if it goes to where the connection of all goes. Two that asked who the master is may have heard of two.
+    /// The same line, if it goes to where the connection of all goes. Two that asked who the master
+    /// is may have heard of two.
     fn beside_main(&self, line: Arc<Line>) -> Result<Arc<Line>, Failure> {
         match self.main.open_line() {
             Some(main) if main.to != line.to => {
@@ -262,7 +269,8 @@ impl Lane {
         }
     }
 
-    /// Whether something that waits is about a lock about which somebody has left the connection of all without an answer.
+    /// Whether a waiting request is about a lock of a request that left the shared connection
+    /// without an answer.
     fn has_left(&self) -> bool {
         let state = self.state();
         let has_left =
@@ -270,8 +278,8 @@ impl Lane {
         state.queue.iter().any(has_left)
     }
 
-    /// Makes sure that all that has left by the connection of all was carried out, or never will be. If not, those who would come
-    /// before it are told.
+    /// Makes sure that all that has left by the connection of all was carried out, or never will
+    /// be. If not, those who would come before it are told.
     async fn pass(&self) -> bool {
         let left: Vec<_> = {
             let state = self.state();
@@ -307,7 +315,8 @@ impl Lane {
         }
     }
 
-    /// Those that can leave now: whose lock nobody asks about by the connection of all. From here on they are under way.
+    /// Those that can leave now: no request by the shared connection is about their lock. From here
+    /// on they are under way.
     fn take(&self) -> Vec<Pending> {
         let mut state = self.state();
         let mut batch = Vec::new();
@@ -344,7 +353,8 @@ impl Lane {
         self.settled.notify_waiters();
     }
 
-    /// Sends a batch and one WAIT behind it; scripts that the server does not know, and one more, a second time.
+    /// Sends a batch and one WAIT behind it; scripts that the server does not know, and one more, a
+    /// second time.
     async fn send(&self, line: &Line, mut batch: Vec<Pending>) -> Sent {
         let mut short = false;
         for again in [false, true] {
@@ -455,7 +465,8 @@ impl Lane {
         self.state().here.clone()
     }
 
-    /// Ends a connection of which nobody knows what became of its requests. They are over when there is the next.
+    /// Ends a connection whose requests have unknown outcomes. They are over when there is the
+    /// next.
     async fn give_up(&self, line: &Line, names: BTreeMap<LockName, usize>) {
         line.hang_up();
         while self.link.line(self.runtime.now() + WAIT_MAX).await.is_err() {
@@ -499,7 +510,8 @@ impl State {
         self.next
     }
 
-    /// Whether a request about a lock can leave by the connection of all, as this number. It is on its way then.
+    /// Whether a request about a lock can leave by the connection of all, as this number. It is on
+    /// its way then.
     fn lets_pass(&mut self, name: &LockName, id: u64) -> bool {
         let is_before = |pending: &Pending| pending.is_due && pending.id < id && pending.op.name == *name;
         let passes = !self.here.contains_key(name) && !self.queue.iter().any(is_before);
@@ -510,14 +522,14 @@ impl State {
     }
 }
 
-/// A request that is to be confirmed, for as long as somebody waits for it.
+/// A request that is to be confirmed, for as long as its caller waits.
 struct Queued<'a> {
     lane: &'a Lane,
     id: u64,
 }
 
 impl Queued<'_> {
-    /// Whether it was still to be sent: then it was never asked, and nobody waits for it.
+    /// Removes it if it was still to be sent; returns whether it was.
     fn withdraw(&self) -> bool {
         let was_queued = {
             let queue = &mut self.lane.state().queue;
@@ -567,7 +579,7 @@ impl Drop for Passage {
         {
             let mut state = self.lane.state();
             if let Some(there) = state.there.get_mut(&self.name) {
-                // On its way still: nobody knows what became of it.
+                // Still on its way: its outcome is unknown.
                 there.left += usize::from(there.asking.remove(&self.id) == Some(true));
                 if there.is_empty() {
                     state.there.remove(&self.name);

@@ -1,7 +1,7 @@
 //! One connection for requests, and the watch over what is unanswered on it.
 //!
-//! The caller's future sends its request itself. A task on the runtime watches all of them: it sleeps until the first is
-//! due, so a request costs no timer and no wake-up of its own.
+//! The caller's future sends its request itself. A task on the runtime watches all of them: it
+//! sleeps until the first is due, so a request costs neither a timer nor a wake-up.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -19,11 +19,13 @@ use tokio::sync::{Notify, oneshot};
 use super::connect::{Connection, Peer};
 use super::plain::Plain;
 use super::topology::Address;
+use crate::events::{event, text};
 use crate::runtime::{Moment, Runtime};
 use crate::store::Failure;
 
-/// A connection on which a request is due, and on which no reply at all came in for this long since it was sent, is dead.
-/// Shorter, and one hasty caller on a slow network would cost everybody the connection.
+/// A connection on which a request is due, and on which no reply at all came in for this long since
+/// it was sent, is dead. With less, one hasty caller on a slow network would cost all callers the
+/// connection.
 const SILENCE: Duration = Duration::from_millis(200);
 
 /// An open connection that many callers use at once.
@@ -39,7 +41,7 @@ pub(super) struct Line {
     flights: Mutex<Flights>,
     /// Tells the watch to look again.
     look: Notify,
-    /// What there is in place of scripts, once it was found that the server forbids them.
+    /// The commands in place of scripts, once the server was found to forbid scripts.
     pub(super) plain: OnceLock<Plain>,
     /// The server may not know our scripts: it may be another than before, or an empty one.
     brings_script: AtomicBool,
@@ -47,7 +49,7 @@ pub(super) struct Line {
     hangup: Mutex<Option<oneshot::Sender<()>>>,
 }
 
-/// Requests that are unanswered, by the moment at which somebody looks after them.
+/// Requests that are unanswered, by the moment at which the watch looks at them.
 #[derive(Default)]
 struct Flights {
     by_due: BTreeMap<(Moment, u64), Flight>,
@@ -60,12 +62,13 @@ struct Flight {
     sent: Moment,
     /// How many replies had come in when it was sent.
     heard: u64,
-    /// Who waits; nobody once the time was over and only the connection is still in question.
+    /// The caller; `None` once its time was over and only the connection is still in question.
     waker: Option<Waker>,
 }
 
 impl Line {
-    /// A line over a new connection, and what completes when it is over. `again`: there was one before.
+    /// A line over a new connection, and what completes when it is over. `again`: there was one
+    /// before.
     pub(super) fn new(
         connection: Connection,
         again: bool,
@@ -97,8 +100,8 @@ impl Line {
         self.reply(pin!(pipe.send_packed_command(command)), deadline).await
     }
 
-    /// The same of a server that is about to get the slot that this is about. It listens only if it is told so directly
-    /// before, so both leave in one piece.
+    /// The same of a server that is about to get the slot that this is about. It listens only if it
+    /// is told so directly before, so both leave in one piece.
     pub(super) async fn ask_for_slot(&self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         let mut pipe = self.pipe.clone();
         let mut both = redis::pipe();
@@ -108,7 +111,7 @@ impl Line {
         self.reply(pin!(last), deadline).await
     }
 
-    /// Sends several commands in one piece, so that nobody else's comes between, and waits for all replies.
+    /// Sends several commands in one piece, with no other between them, and waits for all replies.
     pub(super) async fn ask_all(&self, commands: &[Cmd], deadline: Moment) -> Result<Vec<Value>, Failure> {
         let mut pipe = self.pipe.clone();
         let mut all = redis::pipe();
@@ -127,7 +130,8 @@ impl Line {
         poll_fn(|cx| {
             if let Poll::Ready(reply) = reply.as_mut().poll(cx) {
                 return Poll::Ready(reply.map_err(|error| {
-                    // The connection is dead, which its own task may not have noticed yet; the next request need not meet it.
+                    // The connection is dead, which its own task may not have noticed yet; the next
+                    // request need not meet it.
                     self.hang_up();
                     // It had been handed over.
                     Failure::Unknown(Arc::new(error))
@@ -155,7 +159,7 @@ impl Line {
         self.brings_script.load(Ordering::Relaxed) && self.brings_script.swap(false, Ordering::Relaxed)
     }
 
-    /// Closes the connection. What is unanswered on it remains so, and whoever waits for it is told.
+    /// Closes the connection. Callers of unanswered requests are told.
     pub(super) fn hang_up(&self) {
         self.closed.store(true, Ordering::Release);
         self.hangup.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -177,7 +181,8 @@ impl Line {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From here on somebody looks after a request: until it is due, or the line is closed. On one that is closed nobody does.
+    /// From here on the watch looks after a request, until it is due or the line is closed. `None`
+    /// if the line is closed already.
     fn board(&self, due: Moment, waker: &Waker) -> Option<Ticket<'_>> {
         let flight = Flight {
             sent: self.runtime.now(),
@@ -214,13 +219,21 @@ impl Line {
             }
             let (late, dead) = self.overdue(self.runtime.now());
             if dead {
-                tracing::warn!(target: "tenure", server = %self.to, "the store is silent: its connection is given up");
                 self.hang_up();
             }
-            // Only now, so that whoever asks again does so on another connection.
+            // Only now, so that a request that is repeated goes over another connection.
             late.into_iter().for_each(Waker::wake);
+            if dead {
+                event!(
+                    WARN,
+                    target: "tenure",
+                    "the store is silent: its connection is given up",
+                    server = text(&self.to),
+                );
+            }
         }
-        // The connection's end does not tell all of them: what was handed over in that very moment is kept and never answered.
+        // The connection's end does not tell all of them: what was handed over in that very moment
+        // is kept and never answered.
         let left = std::mem::take(&mut self.flights().by_due);
         left.into_values().filter_map(|flight| flight.waker).for_each(Waker::wake);
     }
@@ -256,7 +269,8 @@ struct Ticket<'a> {
 }
 
 impl Ticket<'_> {
-    /// Whether it is still looked after: its time is not over, and its line not closed. Then this is who waits.
+    /// Whether it is still looked after: its time is not over, and its line not closed. Then
+    /// `waker` is woken at its end.
     fn waits(&self, waker: &Waker) -> bool {
         match self.line.flights().by_due.get_mut(&self.key).and_then(|flight| flight.waker.as_mut()) {
             Some(waits) => {
@@ -283,7 +297,8 @@ mod tests {
     use crate::block_on;
     use crate::runtime::Driver;
 
-    /// A line over a connection that never answers and, as long as the last of these lives, never says that it is over.
+    /// A line over a connection that never answers and, as long as the last of these lives, never
+    /// says that it is over.
     async fn silent(runtime: &Arc<Driver>, login: &RedisConnectionInfo) -> (Arc<Line>, impl Sized) {
         let (ours, theirs) = tokio::io::duplex(4_096);
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);

@@ -75,7 +75,8 @@ impl Link {
                         return Ok(line);
                     }
                     why.clone_from(&state.failure);
-                    // Wrong credentials do not become right by waiting. But what was said before we asked does not count.
+                    // Wrong credentials do not become right by waiting. But what was said before we
+                    // asked does not count.
                     if let Some(failure @ Failure::Refused(_)) = &state.failure
                         && state.failures > before
                     {
@@ -147,7 +148,7 @@ impl Link {
     async fn supervise(self: Arc<Self>) {
         let runtime = Arc::clone(&self.connector.runtime);
         let mut before = None;
-        let mut tries = 0;
+        let mut pace = Pace::default();
         while !self.state().closed {
             match self.connector.connect(None, before.as_ref()).await {
                 Ok(connection) => {
@@ -161,22 +162,20 @@ impl Link {
                     let _ = over.await;
                     line.hang_up();
                     self.connector.trouble.notify_one();
-                    // One that was good for something is made anew at once: a lease may depend on it.
-                    let good = line.has_answered() || runtime.now().since(since) >= STEADY;
-                    tries = if good { 0 } else { tries + 1 };
+                    pace.ended(runtime.now().since(since), line.has_answered());
                 }
                 Err(failure) => {
                     self.failed(failure);
-                    tries += 1;
+                    pace.failed();
                 }
             }
-            if tries > 0 {
+            if let Some(tries) = pace.tries() {
                 runtime.sleep_until(runtime.now() + pause(tries, runtime.random())).await;
             }
         }
     }
 
-    /// Hands out the connection, unless nobody wants one any more.
+    /// Hands out the connection, unless the link is closed.
     fn connected(&self, line: &Arc<Line>, life: Life) -> bool {
         {
             let mut state = self.state();
@@ -213,8 +212,8 @@ impl State {
     }
 }
 
-/// What is known of a server after another connection. One that has started anew since the last counts from now, whatever its
-/// clock makes of it.
+/// What is known of a server after another connection. One that has restarted since the last
+/// connection counts from now, also if its clock says otherwise.
 fn later(before: Life, now: Life) -> Life {
     match (&before, now) {
         (Life::Since { id: old, .. }, Life::Since { id, .. }) if *old == id => before,
@@ -223,13 +222,49 @@ fn later(before: Life, now: Life) -> Life {
     }
 }
 
+/// Whether the next connection is dialled at once, or how long after the last.
+#[derive(Default)]
+pub(super) struct Pace {
+    /// Failures in a row, each with a longer pause after it.
+    tries: u32,
+    /// Short connections in a row.
+    short: u32,
+}
+
+impl Pace {
+    /// A connection has ended. After one that `was_of_use` the next is dialled at once, because a
+    /// lease may depend on it. After several short ones in a row it is not: a server that ends each
+    /// connection after one answer would be dialled without a pause.
+    pub(super) fn ended(&mut self, lived: Duration, was_of_use: bool) {
+        if lived >= STEADY {
+            *self = Self::default();
+            return;
+        }
+        self.short += 1;
+        self.tries = if was_of_use && self.short <= SHORT { 0 } else { self.tries + 1 };
+    }
+
+    /// A connection could not be opened.
+    pub(super) fn failed(&mut self) {
+        self.tries += 1;
+    }
+
+    /// How many failures in a row the next pause is for; `None` for no pause.
+    pub(super) fn tries(&self) -> Option<u32> {
+        (self.tries > 0).then_some(self.tries)
+    }
+}
+
 /// A connection that lasted this long was a good one, whether or not it was used.
 const STEADY: Duration = Duration::from_secs(1);
+/// So many short connections in a row are followed by the next at once.
+const SHORT: u32 = 3;
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// How long to wait before connecting anew after so many failures in a row: 20 ms, doubled each time up to 1 s, and
-/// between a half and the whole of that, so that the clients of a server that comes back do not come all at once.
+/// How long to wait before the next dial after so many failures in a row: 20 ms, doubled each time
+/// up to 1 s, and between a half and the whole of that, so that the clients of a server that comes
+/// back do not come all at once.
 pub(super) fn pause(tries: u32, random: u64) -> Duration {
     let most = PAUSE_MIN.saturating_mul(1 << tries.saturating_sub(1).min(16)).min(PAUSE_MAX);
     most.mul_f64(0.5 + 0.5 * (random >> 11) as f64 / (1u64 << 53) as f64)
@@ -249,5 +284,21 @@ mod tests {
             );
         }
         assert_eq!(pause(100, u64::MAX).as_millis(), 1_000);
+    }
+
+    #[test]
+    fn only_short_connections_in_a_row_make_the_next_wait() {
+        let mut pace = Pace::default();
+        let after = |pace: &mut Pace, lived| {
+            pace.ended(lived, true);
+            pace.tries()
+        };
+        let short = STEADY / 2;
+        let tries: Vec<_> = (0..6).map(|_| after(&mut pace, short)).collect();
+        assert_eq!(tries, [None, None, None, Some(1), Some(2), Some(3)]);
+        assert_eq!(after(&mut pace, STEADY), None);
+        assert_eq!(after(&mut pace, short), None);
+        pace.failed();
+        assert_eq!(pace.tries(), Some(1));
     }
 }

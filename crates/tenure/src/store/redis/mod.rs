@@ -1,8 +1,9 @@
 //! Locks on Redis or Valkey: on one server here, on a cluster of them by [`Cluster`].
 //!
-//! A request is one script, named by its SHA-1, on a connection that all callers share; the script runs the machine of
-//! [`protocol`](crate::protocol) on the server, by the server's clock. This module maps requests to scripts and replies
-//! back to answers; its neighbours keep the connection, read what comes over it, and hear who is woken.
+//! A request is one script, named by its SHA-1, on a connection that all callers share; the script
+//! runs the machine of [`protocol`](crate::protocol) on the server, by the server's clock. This
+//! module maps requests to scripts and replies back to answers. Its neighbours keep the connection,
+//! read what comes over it, and receive notifications.
 
 mod cluster;
 mod connect;
@@ -61,7 +62,8 @@ impl Redis {
     /// A store on the server that a URL names; nothing is sent before its first use.
     ///
     /// # Errors
-    /// `is_invalid`, with the part of the URL that is wrong; `is_unsupported` for what is more than one server.
+    /// `is_invalid`, with the part of the URL that is wrong; `is_unsupported` for what is more than
+    /// one server.
     pub fn open(url: &str, runtime: Arc<dyn Runtime>) -> Result<Self> {
         let topology = Topology::parse(url)?;
         let shown = topology.shown();
@@ -126,8 +128,9 @@ impl Store for Redis {
         async move { node.ears.listen(channel, space.publish, rule, runtime.now() + within).await }.boxed()
     }
 
-    /// Walks over the whole database, a few hundred keys at a time, whatever the prefix: the server has no index of names.
-    /// A lock may be told twice. What other programs wrote is told only where a prefix is given.
+    /// Walks over the whole database, a few hundred keys at a time, whatever the prefix: the server
+    /// has no index of names. A lock may be told twice. What other programs wrote is told only
+    /// where a prefix is given.
     fn list(
         &self,
         prefix: &str,

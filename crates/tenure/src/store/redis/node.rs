@@ -13,13 +13,15 @@ use super::plain::{Apart, Plain};
 use super::request::{Keyspace, Request};
 use super::wake::Ears;
 use super::{failure, keys, reply, slots};
+use crate::events::{event, text};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{Answer, Found, Holding, Kind, Op, Reply, Rule, Seat, Verb, ours};
 use crate::runtime::{Moment, Runtime};
 use crate::store::{Cursor, Failure, Page, SETUP, Terms};
 
-/// A server, the connection for requests and the one for messages. Both are closed when it is dropped.
+/// A server, the connection for requests and the one for messages. Both are closed when it is
+/// dropped.
 pub(super) struct Node {
     pub(super) runtime: Arc<dyn Runtime>,
     pub(super) link: Arc<Link>,
@@ -50,8 +52,8 @@ impl Node {
         Self { runtime, link, ears: Ears::new(connector), lane, apart, url }
     }
 
-    /// Carries out a request on this line. What is rare is in a box: it would make the future of every request larger, and
-    /// that takes as long as all else that is done for one here.
+    /// Carries out a request on this line. What is rare is in a box: it would make the future of
+    /// every request larger, and that takes as long as all else that is done for one here.
     pub(super) async fn ask(
         &self,
         line: &Line,
@@ -88,17 +90,31 @@ impl Node {
                 Ok(Reply { owner: op.owner.clone(), request: op.request, answer })
             }
             Err(what) => {
-                // From here on nobody can tell which reply is whose.
-                tracing::warn!(target: "tenure", lock = %op.name, store = %self.url, what, "the connection is given up");
+                // From here on replies cannot be matched with requests.
                 line.hang_up();
                 self.lane.hang_up();
+                event!(
+                    WARN,
+                    target: "tenure",
+                    "the connection is given up",
+                    lock = text(&op.name),
+                    store = text(&self.url),
+                    what = what,
+                );
                 Err(Failure::Unknown(Failure::cause(what)))
             }
         }
     }
 
     pub(super) fn warn_unheard(&self, op: &Op, why: &str) {
-        tracing::warn!(target: SETUP, lock = %op.name, store = %self.url, why, "those who wait could not be woken");
+        event!(
+            WARN,
+            target: SETUP,
+            "those who wait could not be woken",
+            lock = text(&op.name),
+            store = text(&self.url),
+            why = why.to_owned(),
+        );
     }
 
     /// A part of its locks.
@@ -144,7 +160,7 @@ impl Node {
         Ok(page)
     }
 
-    /// Who holds a lock, where something of this rule's type stands at its name.
+    /// The holders of a lock, if its key has the type of this rule.
     async fn look(
         &self,
         line: &Line,
@@ -191,8 +207,9 @@ async fn run(line: &Line, op: &Op, manner: Manner, deadline: Moment) -> Result<V
         // Rare, and it must not take a third round trip.
         return answered(line, line.ask_for_slot(&request.in_full(), deadline).boxed().await?);
     }
-    // The first request after a reconnect is the question whether a lock is still held, and a server that has forgotten
-    // the lock has forgotten the script: it must not take a second round trip to say so.
+    // The first request after a reconnect is the question whether a lock is still held, and a
+    // server that has forgotten the lock has forgotten the script: it must not take a second round
+    // trip to say so.
     let first = if line.brings_script() { request.in_full() } else { request.by_name() };
     let mut value = line.ask(&first, deadline).await?;
     if let Value::ServerError(error) = &value
@@ -211,7 +228,8 @@ fn is_no_lock(holding: &Holding) -> bool {
     holding.value == "(hash)"
 }
 
-/// The same for a string. By plain commands, because a script would read the whole of what may be somebody's film.
+/// The same for a string. By plain commands, because a script would read the whole value, which may
+/// be huge.
 async fn look_at_text(line: &Line, name: &LockName, deadline: Moment) -> Result<Option<Found>, Failure> {
     let (value, left) = (["GETRANGE", name.as_str(), "0", "1023"], ["PTTL", name.as_str()]);
     let (value, left) = (command(&value), command(&left));

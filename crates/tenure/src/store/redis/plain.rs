@@ -1,9 +1,10 @@
 //! The mutex where scripts are forbidden: by plain commands, and without a token.
 //!
-//! The value is the owner alone. To take a free lock is one command. To renew or end a hold is to compare and change: by the
-//! server's own commands where it has them (`SET … IFEQ`, and `DELIFEQ` of Valkey or `DELEX` of Redis), on the connection that
-//! all share; elsewhere by WATCH, on a connection for nothing else, one request after the other, because what is watched is
-//! watched for all who share a connection. Which of the two is settled once for each connection, so that all
+//! The value is the owner alone. To take a free lock is one command. To renew or end a hold is to
+//! compare and change: by the server's own commands where it has them (`SET … IFEQ`, and `DELIFEQ`
+//! of Valkey or `DELEX` of Redis), on the connection that all share; elsewhere by WATCH, on a
+//! connection for nothing else, one request after the other, because what is watched is watched for
+//! all who share a connection. Which of the two is settled once for each connection, so that all
 //! requests about a lock take the same way, one behind the other.
 
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use crate::protocol::{Answer, Fence, Holding, Kind, Op, Reply, Rule, Verb, Whose
 use crate::runtime::Moment;
 use crate::store::Failure;
 
-/// What there is in place of scripts.
+/// The commands in place of scripts.
 pub(super) struct Plain {
     /// How the server said that they are forbidden.
     why: Failure,
@@ -83,8 +84,8 @@ impl Plain {
         Ok(line.plain.get_or_init(|| Self { why, delete, sets: AtomicBool::new(true) }))
     }
 
-    /// Whether there are transactions. Where MULTI alone is refused, what was meant to come between it and EXEC would be done
-    /// whatever is at the key by then.
+    /// Whether there are transactions. Where MULTI alone is refused, what was meant to come between
+    /// it and EXEC would be done with any value at the key.
     async fn may_compare(line: &Line, why: &Failure, deadline: Moment) -> Result<(), Failure> {
         for reply in line.ask_all(&[command(&["MULTI"]), command(&["EXEC"])], deadline).await? {
             if let Value::ServerError(error) = reply {
@@ -122,7 +123,8 @@ impl Plain {
             None => None,
         };
         let answer = match compared {
-            // A server without memory refuses to write even the value that is there, but not to prolong it.
+            // A server without memory refuses to write even the value that is there, but not to
+            // prolong it.
             Some(Err(failure)) if matches!(op.verb, Verb::Renew { .. }) && is_out_of_memory(&failure) => None,
             answered => answered,
         };
@@ -171,7 +173,8 @@ impl Plain {
 /// One request.
 struct Ask<'a> {
     plain: &'a Plain,
-    /// How it compares and deletes in one command; else the key is watched, on a connection that nobody else uses meanwhile.
+    /// The one command that compares and deletes; otherwise the key is watched, on an exclusive
+    /// connection.
     delete: Option<Delete>,
     line: &'a Line,
     op: &'a Op,
@@ -221,7 +224,8 @@ impl Ask<'_> {
         self.line.ask(&command(words), self.deadline).await
     }
 
-    /// Takes it in one command, which also tells who has it. A server before Redis 7 needs two for that.
+    /// Takes it in one command, which also tells who has it. A server before Redis 7 needs two for
+    /// that.
     async fn acquire(&self, ttl_ms: u64) -> Result<Answer, Failure> {
         let (key, owner, ttl) = (self.key(), self.op.owner.as_str(), ttl_ms.to_string());
         let set = ["SET", key, owner, "NX", "GET", "PX", &ttl];
@@ -253,7 +257,7 @@ impl Ask<'_> {
     /// What is at the key, under watch if that is what will tell whether it is still so.
     async fn standing(&self) -> Result<Standing, Failure> {
         let key = self.key();
-        // An owner and its token fit; of what somebody else may have put there, no more is needed.
+        // An owner and its token fit; of a foreign value, no more is needed.
         let look: [&[&str]; 4] =
             [&["UNWATCH"], &["WATCH", key], &["GETRANGE", key, "0", "1023"], &["PTTL", key]];
         let watches = self.delete.is_none() && !matches!(self.op.verb, Verb::Inspect);
@@ -287,7 +291,7 @@ impl Ask<'_> {
         ours(value).filter(|(holder, _)| holder == owner).map(|(_, fence)| fence)
     }
 
-    /// Sets the lease of a hold of the asker's own anew. No request ever shortens one.
+    /// Renews the lease of the caller's hold. No request ever shortens one.
     async fn extend(&self, value: String, left_ms: Option<u64>, ttl_ms: u64) -> Result<Answer, Failure> {
         let Some(fence) = self.mine(&value) else {
             return Ok(Answer::Busy { holder: value, left_ms });
@@ -303,7 +307,8 @@ impl Ask<'_> {
                 Value::ServerError(error) if is_syntax(&error) && self.delete.is_none() => {
                     self.plain.sets.store(false, Ordering::Relaxed);
                 }
-                // It writes the value anew, and so needs memory. What is watched can be prolonged without.
+                // It writes the value again, and so needs memory. A watched key can be renewed
+                // without.
                 Value::ServerError(error) if error.code() == "OOM" && self.delete.is_none() => {}
                 Value::ServerError(error) => return Err(refused(self.line, &error)),
                 _ => return Err(self.nonsense()),
@@ -342,7 +347,8 @@ impl Ask<'_> {
             let by = ours(&value).map_or(value.clone(), |(owner, _)| owner.as_str().to_owned());
             let key = self.key();
             let delete: &[&str] = match self.delete {
-                // Somebody else's may not be a text, or not all of it is here: it is ended by force, whatever it is.
+                // A foreign value may not be a text, or only a part of it is here: it is ended by
+                // force in any case.
                 _ if ours(&value).is_none() => &["DEL", key],
                 Some(Delete::DelIfEq) => &["DELIFEQ", key, &value],
                 Some(Delete::DelEx) => &["DELEX", key, "IFEQ", &value],
@@ -373,7 +379,8 @@ impl Ask<'_> {
         }
     }
 
-    /// Carries out these commands, unless what is watched has changed. An error before they are carried out means that none is.
+    /// Carries out these commands, unless what is watched has changed. An error before they are
+    /// carried out means that none is.
     async fn at_once(&self, commands: &[&[&str]]) -> Result<Vec<Value>, Failure> {
         if self.delete.is_some() {
             // Each compares for itself.
@@ -406,7 +413,7 @@ impl Ask<'_> {
         }
     }
 
-    /// A mismatch where it is a kind of ours, busy where it is foreign.
+    /// A mismatch for a kind of this library, busy for a foreign value.
     async fn other_kind(&self) -> Result<Answer, Failure> {
         let key = self.key();
         let (kind, left) = join(self.ask(&["TYPE", key]), self.ask(&["PTTL", key])).await;
@@ -436,14 +443,14 @@ impl Ask<'_> {
         })
     }
 
-    /// From here on nobody can tell which reply is whose.
+    /// From here on replies cannot be matched with requests.
     fn nonsense(&self) -> Failure {
         self.line.hang_up();
         Failure::Unknown(Failure::cause("a reply to a plain command that is none"))
     }
 }
 
-/// The kind of queue that a sorted set is, if it is one of ours: `#1:KIND:CAPACITY`.
+/// The kind of queue that a sorted set is, if this library wrote it: `#1:KIND:CAPACITY`.
 fn header(first: &Value) -> Option<(Kind, Option<u32>)> {
     let Value::Array(first) = first else { return None };
     let header = std::str::from_utf8(bytes(first.first()?)?).ok()?;
@@ -455,7 +462,7 @@ fn found(value: String, left_ms: Option<u64>) -> Answer {
     Answer::Found(reply::found(Kind::Mutex, Holding { value, left_ms, weight: 1 }))
 }
 
-/// It was not done, and whoever asks again will see what it is now.
+/// It was not done, and the next request will see the present state.
 fn changed() -> Failure {
     Failure::NotSent(Failure::cause("the lock changed hands while it was looked at"))
 }

@@ -1,4 +1,4 @@
-//! Replies of the scripts, read strictly: what has another shape, or is for somebody else, is no reply at all.
+//! Replies of the scripts, read strictly: another shape, owner or request makes a reply invalid.
 
 use redis::Value;
 
@@ -92,8 +92,8 @@ fn read_answer(answer: &[u8], rest: &[Value]) -> Option<Read> {
     Some(Read { answer, unheard: unheard.filter(|why| !why.is_empty()) })
 }
 
-/// What the queue answers. Whatever it was asked, it may stop at its bound, which is said behind the answer; and it may let waiters
-/// in, so each answer may end with why those were not told.
+/// What the queue answers. Whatever it was asked, it may stop at its bound, which is said behind
+/// the answer; and it may let waiters in, so each answer may end with why those were not told.
 fn read_queue(answer: &[u8], rest: &[Value], op: &Op) -> Option<Read> {
     let places = match &op.verb {
         Verb::Refresh { owners, .. } => owners.len(),
@@ -186,7 +186,7 @@ pub(super) fn text(value: &Value) -> Option<String> {
     bytes(value).map(|bytes| String::from_utf8_lossy(bytes).into_owned())
 }
 
-/// Text for people, which has a type of its own.
+/// Text for people.
 pub(super) fn prose(value: &Value) -> Option<&str> {
     match value {
         Value::VerbatimString { text, .. } => Some(text),

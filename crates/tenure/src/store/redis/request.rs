@@ -1,4 +1,5 @@
-//! What is sent for a request: which script, with which keys and arguments. The heads of the scripts list them.
+//! What is sent for a request: which script, with which keys and arguments. The heads of the
+//! scripts list them.
 
 use std::borrow::Cow;
 
@@ -155,7 +156,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The counter is named only where it is needed: a request about one key is never torn by a slot that moves.
+    /// The counter is named only where it is needed: a request about one key is never torn by a
+    /// slot that moves.
     fn with_counter(&mut self) {
         self.keys.1 = Some(keys::fence(self.keys.0));
     }

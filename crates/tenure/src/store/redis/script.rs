@@ -3,7 +3,8 @@
 /// A script and its name.
 pub(super) struct Script {
     pub(super) text: &'static str,
-    /// Pinned by a test; two versions of a client are alive at once during an upgrade, so a change is a decision.
+    /// Pinned by a test; two versions of a client are alive at once during an upgrade, so a change
+    /// is a decision.
     pub(super) sha: &'static str,
     /// The same, where a server that has restarted or was promoted grants nothing for a while.
     pub(super) guarded: Option<&'static Self>,

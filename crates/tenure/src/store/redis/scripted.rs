@@ -1,4 +1,5 @@
-//! A request as its script gets it, and what the script said: for the simulation, which runs the scripts itself.
+//! A request as its script gets it, and what the script said: for the simulation, which runs the
+//! scripts itself.
 
 use redis::Value;
 
@@ -32,7 +33,7 @@ impl Scripted {
 /// What a script's reply says.
 ///
 /// # Errors
-/// What is wrong with it, where it is none.
+/// What is wrong with it, if it is malformed.
 pub fn read(value: &Value, op: &Op) -> Result<Answer, &'static str> {
     reply::read(value, op).map(|read| read.answer)
 }

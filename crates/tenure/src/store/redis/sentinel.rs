@@ -13,7 +13,7 @@ use crate::store::Failure;
 
 /// Who knows the way to the master of one service.
 pub(super) struct Guide {
-    /// Whoever answered last is asked first.
+    /// The sentinel that answered last is asked first.
     sentinels: Mutex<Vec<Target>>,
     service: String,
     master: Access,

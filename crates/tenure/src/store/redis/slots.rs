@@ -1,4 +1,5 @@
-//! Who serves which slot of a cluster, as its nodes tell it, and where they send those who ask the wrong one.
+//! Who serves which slot of a cluster, as its nodes tell it, and where they send those who ask the
+//! wrong one.
 
 use std::sync::Arc;
 
@@ -16,7 +17,8 @@ pub(super) enum Redirect {
     Moved(Option<Address>),
     /// The slot is on its way to this node, and the key is there by now.
     Ask(Address),
-    /// To the same node, later: its cluster is electing, or a part of what is asked for is still on its way.
+    /// To the same node, later: its cluster is electing, or a part of what is asked for is still on
+    /// its way.
     Later,
 }
 
@@ -41,9 +43,10 @@ impl Redirect {
     }
 }
 
-/// An address in an error: an empty host is that of the node that says it, and `?` one that it does not know.
+/// An address in an error: an empty host is that of the node that says it, and `?` one that it does
+/// not know.
 fn address(text: &str, from: &Address) -> Option<Address> {
-    // An IPv6 address has colons of its own.
+    // An IPv6 address contains colons.
     let (host, port) = text.rsplit_once(':')?;
     at(host, port.parse().ok()?, from)
 }
@@ -79,7 +82,7 @@ impl View {
             if first > last {
                 return None;
             }
-            // Without a known address, it is as if nobody served them.
+            // Without a known address, the slots count as unserved.
             if let Some(master) = node(master, from)? {
                 view.ranges.push((first, last, master));
             }

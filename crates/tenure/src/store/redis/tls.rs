@@ -39,8 +39,8 @@ pub(super) async fn encrypt(
     }
 }
 
-/// What became of a connection, where it is the encryption's fault. A server that wants a certificate of ours says so when
-/// the handshake is over for us.
+/// What became of a connection, where it is the encryption's fault. A server that wants a
+/// certificate of ours says so when the handshake is over for us.
 pub(super) fn said(error: &RedisError) -> Option<Failure> {
     let cause = error.source()?;
     let error = match cause.downcast_ref::<Cause>() {
@@ -98,7 +98,8 @@ fn config(tls: &Tls) -> Result<ClientConfig, String> {
             }
         }
         None => {
-            // Also from SSL_CERT_FILE and SSL_CERT_DIR. Some that cannot be read do not matter if others can.
+            // Also from SSL_CERT_FILE and SSL_CERT_DIR. Some that cannot be read do not matter if
+            // others can.
             let found = rustls_native_certs::load_native_certs();
             roots.add_parsable_certificates(found.certs);
             if roots.is_empty() {

@@ -47,7 +47,8 @@ pub struct Access {
     pub(super) tls: Option<Tls>,
 }
 
-/// Whom to trust, and who we are. The files are read at each dial: a renewed certificate needs no restart.
+/// Whom to trust, and who we are. The files are read at each dial: a renewed certificate needs no
+/// restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tls {
     /// The authorities that may vouch for the server; the system's if none.
@@ -123,8 +124,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// A path or a service as it stands in a URL: these, which would be read as something else, and what would move the cursor are
-/// percent-encoded.
+/// A path or a service as it stands in a URL: these, which would be read as something else, and
+/// what would move the cursor are percent-encoded.
 struct Encoded<'a>(&'a str, &'static [char]);
 
 const PATH: [char; 2] = ['%', '?'];

@@ -8,8 +8,9 @@
 //! | `redis-cluster://[[user]:password@]host[:port],…` | some of a cluster |
 //! | `redis-quorum://[[user]:password@]host[:port],…[/database]` | each for itself |
 //!
-//! `valkey` in place of `redis` means the same. With `rediss` or `valkeys` the talk is encrypted, and the query may have `ca`, `cert`
-//! and `key`, the paths of files in PEM form. User, password, service, paths and the values of a query may be percent-encoded.
+//! `valkey` in place of `redis` means the same. With `rediss` or `valkeys` the talk is encrypted,
+//! and the query may have `ca`, `cert` and `key`, the paths of files in PEM form. User, password,
+//! service, paths and the values of a query may be percent-encoded.
 
 use crate::error::{Error, Result};
 use crate::name::Quoted;
@@ -45,7 +46,7 @@ impl Scheme {
         };
         let form = match form {
             "" => Form::Server,
-            // Nobody listens on the way to a socket.
+            // The way to a socket cannot be listened to.
             "+unix" if !tls => Form::Unix,
             "-sentinel" => Form::Sentinel,
             "-cluster" => Form::Cluster,
@@ -57,7 +58,7 @@ impl Scheme {
 }
 
 impl Topology {
-    /// Whether a URL that begins like this is one of ours.
+    /// Whether this module reads URLs with this scheme.
     pub fn knows(scheme: &str) -> bool {
         Scheme::read(scheme).is_some()
     }
@@ -65,7 +66,8 @@ impl Topology {
     /// Reads a URL. What it complains of, it names; it never shows what may hold a password.
     ///
     /// # Errors
-    /// `is_invalid`, with the part that is wrong; `is_unsupported` for encryption that this program was built without.
+    /// `is_invalid`, with the part that is wrong; `is_unsupported` for encryption that this program
+    /// was built without.
     pub fn parse(url: &str) -> Result<Self> {
         let (topology, tls) = Self::read(url)?;
         if tls && !cfg!(feature = "tls") {
@@ -198,7 +200,8 @@ fn host_and_port(place: &str, default: u16) -> Result<Address> {
     if host.is_empty() {
         return Err(wrong("its host is missing"));
     }
-    // An `@` or `/` in a password that is not percent-encoded lands here, so what stands here is not shown.
+    // An `@` or `/` in a password that is not percent-encoded lands here, so what stands here is
+    // not shown.
     if !host.chars().all(|char| char.is_alphanumeric() || matches!(char, '.' | '-' | '_' | ':' | '%')) {
         return Err(wrong(
             "its host has a character that no host has; in a user or password, write % and two digits",
@@ -231,7 +234,8 @@ fn unix(path: &str, mut query: Query) -> Result<Target> {
 struct Query(Vec<(&'static str, String)>);
 
 impl Query {
-    /// All that any URL may have. What is not among them is not shown: it may be the rest of a password.
+    /// All that any URL may have. What is not among them is not shown: it may be the rest of a
+    /// password.
     const KEYS: [&str; 8] =
         ["db", "user", "password", "sentinel-user", "sentinel-password", "ca", "cert", "key"];
 
@@ -303,7 +307,7 @@ fn database(text: &str) -> Result<u32> {
     text.parse().map_err(|_| wrong("its database is not a number"))
 }
 
-/// Splits at the first separator; the second half is none where there is no separator.
+/// Splits at the first separator; the second half is `None` without a separator.
 fn split(text: &str, at: char) -> (&str, Option<&str>) {
     match text.split_once(at) {
         Some((before, after)) => (before, Some(after)),

@@ -1,7 +1,8 @@
 //! Messages to those who wait, on a connection of their own.
 //!
-//! Of their own, because a server may say on it what was not asked for, and then nobody can tell any more which reply is
-//! whose. It is opened for the first who listens and kept a little longer than the last.
+//! Of their own, because a server may say on it what was not asked for, and then nobody can tell
+//! any more which reply is whose. It is opened for the first who listens and kept a little longer
+//! than the last.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -17,14 +18,16 @@ use tokio::sync::Notify;
 
 use super::connect::{Connection, Connector, Ear, by, command};
 use super::failure;
-use super::link::pause;
+use super::link::{Pace, pause};
 use super::reply::{bytes, text};
 use super::request::Publish;
+use crate::events::event;
 use crate::protocol::{Rule, Wake, ours};
 use crate::runtime::Moment;
 use crate::store::{Failure, Listener, Speaker};
 
-/// A channel is left this long after its last listener, so that those who take turns do not subscribe each time.
+/// A channel is left this long after its last listener, so that those who take turns do not
+/// subscribe each time.
 const KEPT: Duration = Duration::from_secs(5);
 /// A connection that was silent this long is asked whether it is alive.
 const IDLE: Duration = Duration::from_secs(5);
@@ -160,7 +163,8 @@ impl Ears {
                 state.channels.iter().filter(elsewhere).map(|(name, _)| name.clone()).collect();
             names.iter().filter_map(|name| state.channels.remove(name)).collect()
         };
-        // The listeners end here, and not while the state is taken: one of them may be looked after at once.
+        // The listeners end here, and not while the state is taken: one of them may be looked after
+        // at once.
         if !gone.is_empty() {
             drop(gone);
             self.told.notify_waiters();
@@ -177,7 +181,7 @@ impl Ears {
     /// Keeps a connection open while there are channels.
     async fn serve(self: Arc<Self>) {
         let runtime = Arc::clone(&self.connector.runtime);
-        let mut tries = 0;
+        let mut pace = Pace::default();
         loop {
             let ears = Arc::downgrade(&self);
             let ear: Ear = Arc::new(move |info| {
@@ -188,17 +192,22 @@ impl Ears {
             match self.connector.connect(Some(ear), None).await {
                 Ok(connection) => {
                     self.state().failure = None;
-                    if self.attend(connection, &mut tries).await {
+                    let (since, mut was_of_use) = (runtime.now(), false);
+                    if self.attend(connection, &mut was_of_use).await {
                         return;
                     }
                     self.connector.trouble.notify_one();
+                    pace.ended(runtime.now().since(since), was_of_use);
                 }
-                Err(failure) => self.cut_off(failure),
+                Err(failure) => {
+                    self.cut_off(failure);
+                    pace.failed();
+                }
             }
             if self.rest() {
                 return;
             }
-            tries += 1;
+            let tries = pace.tries().unwrap_or(1);
             let pause = runtime.sleep_until(runtime.now() + pause(tries, runtime.random()));
             select(pause, pin!(self.connector.moved.notified())).await;
         }
@@ -218,8 +227,8 @@ impl Ears {
         !state.runs
     }
 
-    /// There is no connection: those who want to listen are told only if that will not pass. Those who have listened hear nothing for
-    /// as long as it lasts, and are told so by their end.
+    /// There is no connection: those who want to listen are told only if that will not pass. Those
+    /// who have listened hear nothing for as long as it lasts, and are told so by their end.
     fn cut_off(&self, failure: Failure) {
         let mut state = self.state();
         let mut deaf = Vec::new();
@@ -240,16 +249,18 @@ impl Ears {
         self.told.notify_waiters();
     }
 
-    /// Serves one connection until it fails, or nobody needs it any more: then `true`. `tries` begins anew once it was good for
-    /// something: one that is made in vain again and again, as at a master that requests have not moved to yet, is made more rarely.
-    async fn attend(&self, connection: Connection, tries: &mut u32) -> bool {
+    /// Serves one connection until it fails, or until it is not needed any more: then `true`. Notes
+    /// whether it `was_of_use`. One that is opened in vain again and again, as at a master that
+    /// requests have not moved to yet, is opened more rarely.
+    async fn attend(&self, connection: Connection, was_of_use: &mut bool) -> bool {
         let Connection { mut pipe, to, heard, hangup: _hangup, mut over, .. } = connection;
         let runtime = &*self.connector.runtime;
         let (mut count, mut alive_until) = (heard.load(Ordering::Relaxed), runtime.now() + IDLE);
         loop {
             let Some(todo) = self.todo() else { return true };
             if todo.spoiled {
-                tracing::debug!(
+                event!(
+                    DEBUG,
                     target: "tenure",
                     "a message came that was not asked for: the connection for messages is made anew"
                 );
@@ -261,7 +272,7 @@ impl Ears {
             if !todo.is_empty() {
                 match by(runtime, runtime.now() + ANSWER, todo.carry_out(&pipe)).await {
                     Some(Ok(joined)) if self.joined(&joined) => {
-                        *tries = 0;
+                        *was_of_use = true;
                         continue;
                     }
                     _ => return false,
@@ -357,8 +368,9 @@ impl Ears {
                 state.spoiled = true;
             }
             (PushKind::Subscribe | PushKind::SSubscribe, _) => return,
-            // Expected only for a channel that was given up. A cluster says it unasked when a slot moves away: those who
-            // listened are told by their end, and the connection may have taken it for a reply.
+            // Expected only for a channel that was given up. A cluster says it unasked when a slot
+            // moves away: those who listened are told by their end, and the connection may have
+            // taken it for a reply.
             (PushKind::Unsubscribe | PushKind::SUnsubscribe, [Value::BulkString(channel), _]) => {
                 let Some(name) =
                     std::str::from_utf8(channel).ok().filter(|name| state.channels.contains_key(*name))
@@ -394,7 +406,7 @@ impl Todo {
         self.join.is_empty() && self.leave.is_empty()
     }
 
-    /// Each channel is a command of its own, since a server refuses a command as a whole.
+    /// Each channel has a separate command, since a server refuses a command as a whole.
     async fn carry_out(&self, pipe: &MultiplexedConnection) -> redis::RedisResult<Vec<(&str, Value)>> {
         let joins = self.join.iter().map(|(name, publish)| {
             let mut pipe = pipe.clone();

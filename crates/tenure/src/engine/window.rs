@@ -1,0 +1,154 @@
+//! How many renewals are under way at once. Pure: moments in, moments out.
+//!
+//! The window grows while answers come as fast as they ever do, and shrinks while they come later,
+//! because then requests only wait for each other at the store. So a fast server gets many at once,
+//! a far one too, and a slow one few enough that each is answered before its time is over.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::runtime::Moment;
+
+/// How many are under way at first, and at least and at most later.
+const FIRST: usize = 256;
+const LEAST: usize = 64;
+const MOST: usize = 2_048;
+/// An answer may take twice the shortest time and so much more until the window shrinks.
+const SLACK: Duration = Duration::from_millis(10);
+/// For so long the shortest time counts: a server may move farther away.
+const PERIOD: Duration = Duration::from_secs(10);
+/// A request that is unanswered for so many usual times, and for so long, no longer counts: one
+/// silent server of several must not keep requests from the others.
+const SLOW: (u32, Duration) = (4, Duration::from_millis(50));
+
+/// When a request was sent, and as which number.
+pub(super) type Place = (Moment, u64);
+
+pub(super) struct Window {
+    size: usize,
+    under_way: BTreeSet<Place>,
+    next: u64,
+    /// The moving average of the time that an answer takes.
+    usual: Duration,
+    /// The shortest time in this period and in the one before.
+    shortest: [Duration; 2],
+    period_ends: Moment,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        let (under_way, shortest) = (BTreeSet::new(), [Duration::ZERO; 2]);
+        let (usual, period_ends) = (Duration::ZERO, Moment(0));
+        Self { size: FIRST, under_way, next: 0, usual, shortest, period_ends }
+    }
+}
+
+impl Window {
+    /// A place for a request that is sent now, if there is room.
+    pub(super) fn enter(&mut self, now: Moment) -> Option<Place> {
+        while self.under_way.first().is_some_and(|(sent, _)| *sent + self.slow() <= now) {
+            self.under_way.pop_first();
+        }
+        if self.under_way.len() >= self.size {
+            return None;
+        }
+        let place = (now, self.next);
+        self.next += 1;
+        self.under_way.insert(place);
+        Some(place)
+    }
+
+    /// When there is room again, also if nothing is answered.
+    pub(super) fn opens_at(&self) -> Option<Moment> {
+        self.under_way.first().map(|(sent, _)| *sent + self.slow())
+    }
+
+    /// A request was answered. `others_wait`: there was no room for all.
+    pub(super) fn answered(&mut self, place: Place, now: Moment, others_wait: bool) {
+        self.left(place);
+        let took = now.since(place.0);
+        self.usual = self.usual * 7 / 8 + took / 8;
+        if now >= self.period_ends {
+            let is_first = self.period_ends == Moment(0);
+            self.shortest = [took, if is_first { took } else { self.shortest[0] }];
+            self.period_ends = now + PERIOD;
+        }
+        self.shortest[0] = self.shortest[0].min(took);
+        let shortest = self.shortest[0].min(self.shortest[1]);
+        if took > 2 * shortest + SLACK {
+            self.size = (self.size - 1).max(LEAST);
+        } else if others_wait {
+            self.size = (self.size + 1).min(MOST);
+        }
+    }
+
+    /// A request has ended without an answer.
+    pub(super) fn left(&mut self, place: Place) {
+        self.under_way.remove(&place);
+    }
+
+    fn slow(&self) -> Duration {
+        (SLOW.0 * self.usual).max(SLOW.1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Requests to a server that answers one at a time, each after `service`, `distance` away.
+    /// Returns how many were answered in a second, and how many were under way at its end.
+    fn second(window: &mut Window, start: Moment, service: Duration, distance: Duration) -> (usize, usize) {
+        let (mut now, mut free_at, mut answered) = (start, start, 0);
+        let mut answers = std::collections::VecDeque::new();
+        while now < start + 1_000 * MS {
+            while let Some(place) = window.enter(now) {
+                free_at = free_at.max(now) + service;
+                answers.push_back((free_at + distance, place));
+            }
+            let opens_at = window.opens_at().expect("it is full");
+            match answers.front().copied() {
+                Some((at, place)) if at <= opens_at => {
+                    answers.pop_front();
+                    now = at;
+                    answered += 1;
+                    window.answered(place, now, true);
+                }
+                _ => now = opens_at,
+            }
+        }
+        let under_way = answers.len();
+        answers.into_iter().for_each(|(_, place)| window.left(place));
+        (answered, under_way)
+    }
+
+    #[test]
+    fn a_fast_server_is_kept_busy_and_a_slow_one_answers_in_time() {
+        // service, distance, answers in the second second at least, under way at most
+        let cases = [
+            (MS / 100, MS / 10, 95_000, 1_200),
+            (MS / 100, 50 * MS, 30_000, MOST),
+            (MS, MS, 950, 2 * LEAST),
+            (5 * MS, MS, 190, 2 * LEAST),
+        ];
+        for (service, distance, least, most) in cases {
+            let mut window = Window::default();
+            second(&mut window, Moment(0), service, distance);
+            let (answered, under_way) = second(&mut window, Moment(0) + 2_000 * MS, service, distance);
+            let what = format!("{service:?} at {distance:?}: {answered} answered, {under_way} under way");
+            assert!(answered >= least && under_way <= most, "{what}");
+        }
+    }
+
+    #[test]
+    fn requests_to_a_silent_server_do_not_keep_others_waiting() {
+        let mut window = Window::default();
+        let silent = (0..).map_while(|_| window.enter(Moment(0))).count();
+        assert_eq!(silent, FIRST);
+        assert!(window.enter(Moment(0) + 40 * MS).is_none());
+        assert_eq!(window.opens_at(), Some(Moment(0) + 50 * MS));
+        assert!(window.enter(Moment(0) + 50 * MS).is_some());
+    }
+}

@@ -1,0 +1,336 @@
+//! Events of `tracing`. A subscriber that blocks costs the driver's thread nothing.
+//!
+//! On a caller's own thread an event goes to the subscriber at once. On the thread of a
+//! [`Driver`](crate::runtime::Driver), which renews leases, it goes through a bounded queue to a
+//! thread of its own. What does not fit is counted, and the count is an event.
+
+use std::cell::{Cell, OnceCell};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tracing::dispatcher::{self, Dispatch};
+use tracing::field::{self, DisplayValue};
+use tracing::subscriber::NoSubscriber;
+
+use crate::runtime;
+
+/// So many events wait for the subscriber; further ones are dropped.
+const QUEUE: usize = 4_096;
+/// How long `shutdown` and the drop of the last handle wait for the subscriber.
+pub(crate) const FLUSH: Duration = Duration::from_secs(1);
+
+/// Emits an event with its level, target, message and fields. The fields' values are owned, and
+/// built only if a subscriber wants the event.
+macro_rules! event {
+    ($level:ident, target: $target:expr, $message:literal $(, $field:ident = $value:expr)* $(,)?) => {
+        if $crate::events::is_enabled(|| {
+            tracing::event_enabled!(target: $target, tracing::Level::$level $(, $field)*)
+        }) {
+            let ($($field,)*) = ($($value,)*);
+            $crate::events::emit(move || {
+                tracing::event!(target: $target, tracing::Level::$level, $($field = $field,)* $message)
+            });
+        }
+    };
+}
+pub(crate) use event;
+
+/// A field as its text.
+pub(crate) fn text(value: impl fmt::Display) -> DisplayValue<String> {
+    field::display(value.to_string())
+}
+
+type Event = Box<dyn FnOnce() + Send>;
+
+thread_local! {
+    /// The queue of the driver whose thread this is.
+    static QUEUED: OnceCell<Arc<Events>> = const { OnceCell::new() };
+    /// Whether this thread hands on queued events, and so must not wait for them.
+    static HANDS_ON: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the subscriber of this thread wants an event.
+pub(crate) fn is_enabled(asks: impl Fn() -> bool) -> bool {
+    let queued = QUEUED.try_with(|events| events.get().map(|events| events.within(&asks)));
+    queued.ok().flatten().unwrap_or_else(asks)
+}
+
+/// Hands an event to the subscriber: at once, or through the queue of the driver whose thread this
+/// is.
+pub(crate) fn emit(event: impl FnOnce() + Send + 'static) {
+    match QUEUED.try_with(|events| events.get().cloned()).ok().flatten() {
+        Some(events) => events.queue(Box::new(event)),
+        None => event(),
+    }
+}
+
+/// The events of one driver.
+pub(crate) struct Events {
+    /// The subscriber of the thread that started the driver. Without one, that of the process
+    /// counts.
+    subscriber: Option<Dispatch>,
+    /// To the thread that calls the subscriber, from the first event on.
+    thread: OnceLock<SyncSender<Event>>,
+    progress: Arc<Progress>,
+}
+
+#[derive(Default)]
+struct Progress {
+    counts: Mutex<Counts>,
+    blocking: Condvar,
+    waiting: Notify,
+    dropped: AtomicU64,
+}
+
+/// How many events were queued, and how many of them the subscriber has had.
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    queued: u64,
+    done: u64,
+}
+
+impl Events {
+    /// For a driver that this thread starts.
+    pub(crate) fn new() -> Arc<Self> {
+        let subscriber = dispatcher::get_default(Dispatch::clone);
+        let subscriber = (!subscriber.is::<NoSubscriber>()).then_some(subscriber);
+        Arc::new(Self { subscriber, thread: OnceLock::new(), progress: Arc::default() })
+    }
+
+    /// From here on this thread queues its events.
+    pub(crate) fn take_over(self: &Arc<Self>) {
+        QUEUED.with(|events| _ = events.set(Arc::clone(self)));
+    }
+
+    fn within<T>(&self, work: impl FnOnce() -> T) -> T {
+        match &self.subscriber {
+            Some(subscriber) => dispatcher::with_default(subscriber, work),
+            None => work(),
+        }
+    }
+
+    fn queue(&self, event: Event) {
+        let thread = match self.thread.get() {
+            Some(thread) => Some(thread),
+            None => self.start().map(|thread| self.thread.get_or_init(|| thread)),
+        };
+        if thread.is_some_and(|thread| thread.try_send(event).is_ok()) {
+            self.progress.counts().queued += 1;
+        } else {
+            self.progress.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Starts the thread that calls the subscriber. It ends with the driver, once it has handed on
+    /// all events.
+    fn start(&self) -> Option<SyncSender<Event>> {
+        let (thread, events) = sync_channel(QUEUE);
+        let (subscriber, progress) = (self.subscriber.clone(), Arc::clone(&self.progress));
+        let work = move || match subscriber {
+            Some(subscriber) => dispatcher::with_default(&subscriber, || progress.hand_on(&events)),
+            None => progress.hand_on(&events),
+        };
+        runtime::start_thread("tenure-events", work).ok().map(|_| thread)
+    }
+
+    /// Blocks the thread until the subscriber has had what was queued before, at most this long.
+    pub(crate) fn wait(&self, most: Duration) {
+        if HANDS_ON.get() {
+            return;
+        }
+        let counts = self.progress.counts();
+        let queued = counts.queued;
+        drop(self.progress.blocking.wait_timeout_while(counts, most, |counts| counts.done < queued));
+    }
+
+    /// Waits until the subscriber has had what was queued before.
+    pub(crate) async fn flushed(&self) {
+        let queued = self.progress.counts().queued;
+        loop {
+            let change = self.progress.waiting.notified();
+            if self.progress.counts().done >= queued {
+                return;
+            }
+            change.await;
+        }
+    }
+}
+
+impl Progress {
+    fn hand_on(&self, events: &Receiver<Event>) {
+        HANDS_ON.set(true);
+        for event in events {
+            call(event);
+            let dropped = self.dropped.swap(0, Ordering::Relaxed);
+            if dropped > 0 {
+                call(move || {
+                    tracing::warn!(target: "tenure", dropped, "the subscriber is slow: events were dropped");
+                });
+            }
+            self.counts().done += 1;
+            self.blocking.notify_all();
+            self.waiting.notify_waiters();
+        }
+    }
+
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A subscriber that panics costs its event, and no later one.
+fn call(event: impl FnOnce()) {
+    let _ = catch_unwind(AssertUnwindSafe(event));
+}
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Events").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+    use std::sync::mpsc::{Sender, channel};
+    use std::thread::{self, ThreadId};
+
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Metadata, Subscriber, subscriber};
+
+    use super::*;
+    use crate::runtime::{Driver, Runtime};
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// Calls a function with the one number of each event.
+    struct Numbers<F>(F);
+
+    struct Number<'a, F>(&'a F);
+
+    impl<F: Fn(u64)> Visit for Number<'_, F> {
+        fn record_u64(&mut self, _: &Field, value: u64) {
+            (self.0)(value);
+        }
+
+        fn record_debug(&mut self, _: &Field, _: &dyn Debug) {}
+    }
+
+    impl<F: Fn(u64) + Send + Sync + 'static> Subscriber for Numbers<F> {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            metadata.target() == "tenure"
+        }
+
+        fn event(&self, event: &tracing::Event<'_>) {
+            event.record(&mut Number(&self.0));
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    /// A driver whose events go to this subscriber.
+    fn driver(with: impl Fn(u64) + Send + Sync + 'static) -> Arc<Driver> {
+        subscriber::with_default(Numbers(with), || Driver::start().expect("a thread"))
+    }
+
+    /// Emits these numbers on the driver's thread, and waits until it has.
+    fn say(driver: &Driver, numbers: impl Iterator<Item = u64> + Send + 'static) {
+        let (done, is_done) = channel();
+        driver.spawn(Box::pin(async move {
+            for number in numbers {
+                event!(DEBUG, target: "tenure", "said", number = number);
+            }
+            done.send(()).expect("the test waits");
+        }));
+        is_done.recv_timeout(LIMIT).expect("the driver's thread goes on");
+    }
+
+    fn sends() -> (impl Fn(u64) + Send + Sync + 'static, Receiver<u64>) {
+        let (said, hears) = channel();
+        let said: Mutex<Sender<u64>> = Mutex::new(said);
+        let send = move |number| said.lock().expect("no panic").send(number).expect("the test waits");
+        (send, hears)
+    }
+
+    #[test]
+    fn events_of_the_drivers_thread_come_in_order_and_none_is_lost() {
+        let (send, hears) = sends();
+        let driver = driver(move |number| {
+            thread::yield_now();
+            send(number);
+        });
+        say(&driver, 0..1_000);
+        driver.events().wait(LIMIT);
+        assert!(hears.try_iter().eq(0..1_000));
+    }
+
+    #[test]
+    fn a_future_waits_for_queued_events_too() {
+        let (send, hears) = sends();
+        let driver = driver(send);
+        say(&driver, 0..1_000);
+        runtime::block_on(driver.events().flushed());
+        assert!(hears.try_iter().eq(0..1_000));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_counted_and_the_count_is_told() {
+        let (send, hears) = sends();
+        let (go_on, goes_on) = channel::<()>();
+        let (began, begins) = channel();
+        let block = Mutex::new(Some(goes_on));
+        let driver = driver(move |number| {
+            if let Some(block) = block.lock().expect("no panic").take() {
+                began.send(()).expect("the test waits");
+                let _ = block.recv();
+            }
+            send(number);
+        });
+        say(&driver, 0..1);
+        begins.recv_timeout(LIMIT).expect("the subscriber has the first event");
+        let queued = QUEUE as u64;
+        say(&driver, 1..1 + queued + 7);
+        drop(go_on);
+        driver.events().wait(LIMIT);
+        let heard: Vec<u64> = hears.try_iter().collect();
+        // The count comes as soon as the subscriber is back.
+        assert_eq!(heard[..3], [0, 7, 1]);
+        assert!(heard[2..].iter().copied().eq(1..1 + queued));
+    }
+
+    #[test]
+    fn a_subscriber_that_panics_gets_the_next_event() {
+        let (send, hears) = sends();
+        let driver = driver(move |number| {
+            assert!(number != 1, "a subscriber that panics, on purpose");
+            send(number);
+        });
+        say(&driver, 0..3);
+        driver.events().wait(LIMIT);
+        assert!(hears.try_iter().eq([0, 2]));
+    }
+
+    #[test]
+    fn a_callers_own_events_are_told_at_once_on_its_thread() {
+        let heard = Arc::<Mutex<Vec<ThreadId>>>::default();
+        let kept = Arc::clone(&heard);
+        let keep = move |_| kept.lock().expect("no panic").push(thread::current().id());
+        subscriber::with_default(Numbers(keep), || {
+            event!(DEBUG, target: "tenure", "said", number = 1_u64);
+        });
+        assert_eq!(*heard.lock().expect("no panic"), [thread::current().id()]);
+    }
+}

@@ -1,0 +1,192 @@
+//! Thousands of leases that one process renews at a server that is slow for so many.
+
+use std::fmt;
+use std::future::ready;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, Either, FutureExt, join_all, select};
+use tenure::internals::protocol::{Op, Reply, Rule, Verb};
+use tenure::internals::store::memory::Memory;
+use tenure::internals::store::{Cursor, Failure, Listener, Page};
+use tenure::internals::{Moment, Runtime, Store};
+use tenure::{LockName, Options};
+use tenure_testkit::sim::chooser::Chooser;
+use tenure_testkit::sim::clock::{Clock, SECOND};
+use tenure_testkit::sim::executor::Sim;
+use tokio::sync::{Notify, oneshot};
+
+const HOLDS: usize = 3_000;
+const TTL: Duration = Duration::from_secs(2);
+/// Each third of a lease all are due, which takes longer than a third of a lease.
+const SERVICE: Duration = Duration::from_micros(300);
+
+/// A server that carries out one request after the other.
+#[derive(Clone)]
+struct Busy(Arc<Inner>);
+
+struct Inner {
+    kept: Memory,
+    runtime: Arc<dyn Runtime>,
+    free_at: Mutex<Moment>,
+    interruptions: AtomicU64,
+    interrupted: Notify,
+    renewals: AtomicUsize,
+    /// Renewals that wait for their turn, and the most that ever did.
+    waiting: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Busy {
+    fn new(runtime: &Arc<dyn Runtime>) -> Self {
+        Self(Arc::new(Inner {
+            kept: Memory::new(Arc::clone(runtime), "busy:"),
+            runtime: Arc::clone(runtime),
+            free_at: Mutex::new(Moment(0)),
+            interruptions: AtomicU64::new(0),
+            interrupted: Notify::new(),
+            renewals: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
+            most: AtomicUsize::new(0),
+        }))
+    }
+
+    /// All holds are in doubt, and so are asked about at once.
+    fn interrupt(&self) {
+        self.0.interruptions.fetch_add(1, Ordering::Relaxed);
+        self.0.interrupted.notify_waiters();
+    }
+}
+
+impl Store for Busy {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+        let inner = Arc::clone(&self.0);
+        async move {
+            let turn = {
+                let mut free_at = inner.free_at.lock().expect("no panic");
+                *free_at = (*free_at).max(inner.runtime.now()) + SERVICE;
+                *free_at
+            };
+            let renews = matches!(op.verb, Verb::Renew { .. });
+            if renews {
+                inner.renewals.fetch_add(1, Ordering::Relaxed);
+                let waiting = inner.waiting.fetch_add(1, Ordering::Relaxed) + 1;
+                inner.most.fetch_max(waiting, Ordering::Relaxed);
+            }
+            // It takes the server's time, also if it is not waited for any more.
+            let (server, (answer, answered)) = (Arc::clone(&inner), oneshot::channel());
+            inner.runtime.spawn(
+                async move {
+                    server.runtime.sleep_until(turn).await;
+                    if renews {
+                        server.waiting.fetch_sub(1, Ordering::Relaxed);
+                    }
+                    let _ = answer.send(server.kept.call(op, SERVICE).await);
+                }
+                .boxed(),
+            );
+            let late = inner.runtime.sleep_until(inner.runtime.now() + within);
+            match select(answered, late).await {
+                Either::Left((answer, _)) => answer.expect("the server answers"),
+                Either::Right(_) => Err(Failure::Unknown(Failure::cause("no answer in time"))),
+            }
+        }
+        .boxed()
+    }
+
+    fn listen(
+        &self,
+        name: &LockName,
+        rule: Rule,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        self.0.kept.listen(name, rule, within)
+    }
+
+    fn list(&self, _: &str, _: Cursor, _: Duration) -> BoxFuture<'static, Result<Page, Failure>> {
+        ready(Ok(Page::default())).boxed()
+    }
+
+    fn supports(&self, _: Rule, _: &LockName) -> Result<(), &'static str> {
+        Ok(())
+    }
+
+    fn interrupted(&self) -> BoxFuture<'static, ()> {
+        let inner = Arc::clone(&self.0);
+        let before = self.interruptions();
+        async move {
+            loop {
+                let interrupted = inner.interrupted.notified();
+                if inner.interruptions.load(Ordering::Relaxed) != before {
+                    return;
+                }
+                interrupted.await;
+            }
+        }
+        .boxed()
+    }
+
+    fn interruptions(&self) -> u64 {
+        self.0.interruptions.load(Ordering::Relaxed)
+    }
+
+    fn url(&self) -> &Arc<str> {
+        self.0.kept.url()
+    }
+}
+
+impl fmt::Debug for Busy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Busy").finish_non_exhaustive()
+    }
+}
+
+#[test]
+fn thousands_of_leases_live_on_a_server_that_is_too_slow_to_renew_all_at_once() {
+    let sim = Sim::new(Chooser::seeded(1));
+    let runtime = sim.process(Clock::default(), 1) as Arc<dyn Runtime>;
+    let store = Busy::new(&runtime);
+    let options = Options::new().ttl(TTL);
+    let locks =
+        tenure::internals::locks(Arc::new(store.clone()), Arc::clone(&runtime), options).expect("options");
+    let checked = Arc::new(AtomicUsize::new(0));
+    let (seen, told) = (Arc::clone(&checked), store.clone());
+    runtime.spawn(
+        {
+            let runtime = Arc::clone(&runtime);
+            async move {
+                let mut guards = Vec::new();
+                for first in (0..HOLDS).step_by(50) {
+                    let names = (first..first + 50).map(|number| format!("hold:{number}"));
+                    let locks: Vec<_> = names.map(|name| locks.mutex(&name).expect("a name")).collect();
+                    let granted = join_all(locks.iter().map(|lock| lock.lock())).await;
+                    guards.extend(granted.into_iter().map(|guard| guard.expect("a free lock")));
+                }
+                for second in 0..20 {
+                    runtime.sleep_until(runtime.now() + Duration::from_secs(1)).await;
+                    let lost = guards.iter().filter(|guard| !guard.is_held()).count();
+                    assert_eq!(lost, 0, "after {second} s");
+                    if second % 5 == 4 {
+                        told.interrupt();
+                    }
+                }
+                seen.store(guards.len(), Ordering::Relaxed);
+                // A few at a time: the executor limits what one poll does.
+                while !guards.is_empty() {
+                    guards.truncate(guards.len() - 50);
+                    runtime.sleep_until(runtime.now() + 50 * SERVICE).await;
+                }
+            }
+        }
+        .boxed(),
+    );
+    sim.run(40 * SECOND, 50_000_000);
+    let inner = &store.0;
+    let (renewals, most) = (inner.renewals.load(Ordering::Relaxed), inner.most.load(Ordering::Relaxed));
+    println!("{renewals} renewals, at most {most} of them waited at the server at once");
+    assert_eq!(checked.load(Ordering::Relaxed), HOLDS, "it was played to its end");
+    assert!(renewals >= 9 * HOLDS, "{renewals} renewals");
+    assert!(most <= HOLDS / 4, "{most} renewals waited at the server at once");
+    sim.end();
+}
