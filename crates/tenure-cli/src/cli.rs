@@ -192,6 +192,10 @@ pub(crate) struct Release {
     #[arg(long, required = true)]
     pub(crate) force: bool,
 
+    /// Also release the plain lock of another program: a string at the name that tenure did not write.
+    #[arg(long)]
+    pub(crate) foreign: bool,
+
     /// Print a JSON object, as `status --json` does.
     #[arg(long)]
     pub(crate) json: bool,
@@ -287,7 +291,7 @@ fn some_time(text: &str) -> Result<Duration, String> {
 
 const STATUS_CODES: &str = "\
 With --json, one object on one line: `name`, `held`, `kind`, `permits` (of a semaphore), `holders` and, in their order, `waiters`; each with
-`owner`, `foreign` (then `owner` is what stands at the key), `label`, `host`, `pid`, `since_ms` (Unix time), `remaining_ms` (of its
+`owner`, `foreign` (of another program: what it keeps there, as \"a string of 36 bytes\"), `label`, `host`, `pid`, `since_ms` (Unix time), `remaining_ms` (of its
 lease), `fence` (its token) and `weight` (permits, or how often it is held; of a read-write lock, 1 reads). What is not known is null.
 
 Exit status:
@@ -302,6 +306,7 @@ Exit status:
     0  it was held, and is not by those any more
     1  it was free
    64  usage: a flag, name or URL that cannot be right, or no --force
+   65  it is not a lock of tenure, and nothing was changed
    69  the store did not answer, or refused, or nobody knows what it did
   125  something of this program's own failed";
 

@@ -14,7 +14,7 @@ pub(crate) const FREE: u8 = 1;
 pub(crate) const VIOLATED: u8 = 1;
 /// A flag, name, duration or URL that cannot be right.
 pub(crate) const USAGE: u8 = 64;
-/// The name is in use as another kind of lock.
+/// The name is in use as another kind of lock, or by what is no lock.
 pub(crate) const MISMATCH: u8 = 65;
 /// The store did not answer, refused, or nobody knows what it did.
 pub(crate) const STORE: u8 = 69;

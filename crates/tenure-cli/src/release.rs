@@ -9,5 +9,9 @@ use crate::{status, store};
 /// Ends it, and prints what it was; returns whether there was something, as the code to exit with.
 pub(crate) async fn release(args: &Release) -> Result<u8, Failure> {
     let locks = store::open(&args.store, Options::new())?;
-    status::tell("was held", &args.name, locks.force_release(&args.name).await?.as_ref(), args.json)
+    let ended = match args.foreign {
+        true => locks.force_release_foreign(&args.name).await?,
+        false => locks.force_release(&args.name).await?,
+    };
+    status::tell("was held", &args.name, ended.as_ref(), args.json)
 }

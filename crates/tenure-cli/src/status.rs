@@ -8,7 +8,7 @@ use tenure::{Holder, Kind, Options};
 use crate::cli::Status;
 use crate::clock;
 use crate::exit::{self, Failure};
-use crate::output::{self, Line, Span};
+use crate::output::{self, Span};
 use crate::{json, store};
 
 /// Prints who holds a lock; returns whether somebody does, as the code to exit with.
@@ -36,12 +36,13 @@ pub(crate) fn tell(
 /// A line for the kind, one for each holder and one for each waiter.
 fn held(how: &str, status: &tenure::Status) -> String {
     let mut lines = match status.permits {
+        _ if status.foreign().is_some() => format!("{how} by another program\n"),
         Some(permits) => format!("{how} as a {} of {permits}\n", status.kind),
         None => format!("{how} as a {}\n", status.kind),
     };
     for (role, all) in [("holder", &status.holders), ("waiter", &status.waiters)] {
         for one in all {
-            let _ = writeln!(lines, "{role}: {}{}", describe(one), share(status.kind, one.weight));
+            let _ = writeln!(lines, "{role}: {}{}", describe(status, one), share(status.kind, one.weight));
         }
     }
     if status.unlisted > 0 {
@@ -64,14 +65,15 @@ fn share(kind: Kind, weight: u32) -> String {
 
 /// All holders, on one line.
 pub(crate) fn holders(status: &tenure::Status) -> String {
-    status.holders.iter().map(describe).collect::<Vec<_>>().join("; ")
+    status.holders.iter().map(|holder| describe(status, holder)).collect::<Vec<_>>().join("; ")
 }
 
-fn describe(holder: &Holder) -> String {
+fn describe(status: &tenure::Status, holder: &Holder) -> String {
     let mut text = match &holder.owner {
         Some(owner) if owner.label().is_empty() => format!("host {}, pid {}", owner.host(), owner.pid()),
         Some(owner) => format!("{} on host {}, pid {}", owner.label(), owner.host(), owner.pid()),
-        None => format!("`{}`", Line(&holder.value)),
+        // Not what it wrote, which may be a secret.
+        None => status.foreign().map_or_else(String::new, |what| format!("another program, {what}")),
     };
     if let Some(since) = holder.since() {
         let since = since.duration_since(std::time::UNIX_EPOCH).unwrap_or(Duration::ZERO);

@@ -218,9 +218,9 @@ fn status_and_list_show_holders_of_ours_and_of_others() {
     }
     let said = ask(&["status", "app:foreign"]).exits_with(0).says_nothing();
     assert_eq!(said.stdout.lines().count(), 2, "{said:?}");
-    assert!(said.stdout.contains("holder: `550e8400\\n`, 59s left"), "{said:?}");
+    assert!(said.stdout.contains("holder: another program, a string of 9 bytes, 59s left"), "{said:?}");
     let said = ask(&["status", "--prefix", "app:", "forever"]).exits_with(0).says_nothing();
-    assert!(said.stdout.contains("holder: `somebody`, without end"), "{said:?}");
+    assert!(said.stdout.contains("holder: another program, a string of 8 bytes, without end"), "{said:?}");
     assert_eq!(ask(&["status", "app:nobody"]).exits_with(1).says_nothing().stdout, "free\n");
 
     // Without a prefix, no string can be told from any other that is no lock.
@@ -236,7 +236,7 @@ fn status_and_list_show_holders_of_ours_and_of_others() {
     }
     let said =
         env.tenure_run(["--store", &url, "-v", "-w", "0.2", "app:foreign", "--", "true"]).exits_with(75);
-    assert!(said.stderr.contains("waiting for `550e8400\\n`"), "{said:?}");
+    assert!(said.stderr.contains("waiting for another program, a string of 9 bytes"), "{said:?}");
 }
 
 #[test]
@@ -375,4 +375,36 @@ fn a_server_of_another_protocol_is_told_from_one_that_hangs_up() {
         });
         env.run(env.tenure(["status", "--store", &url, "x"])).exits_with(69).says(says);
     }
+}
+
+#[test]
+fn a_forced_release_leaves_what_is_no_lock_and_says_what_it_is() {
+    let env = TestEnv::new();
+    let server = Server::start();
+    let url = server.url();
+    let run = |verb: &str, args: &[&str]| env.run(env.tenure([&[verb, "--store", &url][..], args].concat()));
+    server.command(&["SET", "text", "hunter2"]);
+    server.command(&["RPUSH", "list", "hunter2", "b", "c"]);
+    server.command(&["HSET", "hash", "hunter2", "1"]);
+    let all = [("text", "a string of 7 bytes"), ("list", "a list"), ("hash", "a hash")];
+    for (name, what) in all {
+        let said = run("status", &[name]).exits_with(0).says_nothing();
+        let holder = format!("held by another program\nholder: another program, {what}, without end\n");
+        assert_eq!(said.stdout, holder);
+        let said = run("status", &["--json", name]).exits_with(0).says_nothing();
+        assert!(said.stdout.contains(what) && !said.stdout.contains("hunter2"), "{said:?}");
+        let said = run("release", &["--force", name]).exits_with(65).says("not a lock of tenure");
+        assert!(said.stderr.contains(what) && said.stdout.is_empty(), "{said:?}");
+        assert!(!said.stderr.contains("hunter2"), "{said:?}");
+    }
+    let said = run("list", &["t"]).exits_with(0).says_nothing();
+    assert!(said.stdout.contains("7 bytes") && !said.stdout.contains("hunter2"), "{said:?}");
+    for name in ["list", "hash"] {
+        run("release", &["--force", "--foreign", name]).exits_with(65).says("not a lock of tenure");
+    }
+    assert_eq!(server.command(&["EXISTS", "text", "list", "hash"]).int(), 3);
+    let said = run("release", &["--force", "--foreign", "text"]).exits_with(0).says_nothing();
+    assert!(said.stdout.starts_with("was held by another program\n"), "{said:?}");
+    assert_eq!(server.command(&["EXISTS", "text", "list", "hash"]).int(), 2);
+    run("release", &["text"]).exits_with(64).says("--force");
 }
