@@ -37,7 +37,7 @@ pub(crate) enum Command {
 #[derive(Args, Debug)]
 pub(crate) struct Store {
     /// The store: `file:DIR` for the processes of one machine, or the URL of a server. Default: the directory `tenure`
-    /// in $XDG_STATE_HOME, or else in $HOME/.local/state.
+    /// in $XDG_STATE_HOME, or else in $HOME/.local/state. An empty one is refused.
     #[arg(long = "store", value_name = "URL", env = "TENURE_STORE", hide_env_values = true)]
     pub(crate) url: Option<String>,
 
@@ -118,7 +118,7 @@ pub(crate) struct Run {
     #[arg(short, long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
 
-    /// Say who is waited for, how long it took, and which token was granted.
+    /// Say who is waited for, how long it took, which token was granted, and in which store.
     #[arg(short, long)]
     pub(crate) verbose: bool,
 
@@ -290,7 +290,7 @@ fn some_time(text: &str) -> Result<Duration, String> {
 }
 
 const STATUS_CODES: &str = "\
-With --json, one object on one line: `name`, `held`, `kind`, `permits` (of a semaphore), `holders` and, in their order, `waiters`; each with
+With --json, one object on one line: `name`, `store`, `held`, `kind`, `permits` (of a semaphore), `holders` and, in their order, `waiters`; each with
 `owner`, `foreign` (of another program: what it keeps there, as \"a string of 36 bytes\"), `label`, `host`, `pid`, `since_ms` (Unix time), `remaining_ms` (of its
 lease), `fence` (its token) and `weight` (permits, or how often it is held; of a read-write lock, 1 reads). What is not known is null.
 
@@ -298,7 +298,7 @@ Exit status:
     0  it is held
     1  it is free
    64  usage: a flag, name or URL that cannot be right
-   69  the store did not answer, or refused: neither held nor free
+   69  the store did not answer, refused, or is a directory that does not exist: neither held nor free
   125  something of this program's own failed";
 
 const RELEASE_CODES: &str = "\

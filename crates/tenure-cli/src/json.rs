@@ -3,16 +3,17 @@
 use std::time::UNIX_EPOCH;
 
 use serde_json::{Value, json};
-use tenure::{Holder, Status};
+use tenure::{Holder, Locks, Status};
 
 /// One lock as an object on a line of its own.
-pub(crate) fn lock(name: &str, status: Option<&Status>) -> String {
+pub(crate) fn lock(locks: &Locks, name: &str, status: Option<&Status>) -> String {
     let foreign = status.and_then(Status::foreign);
     let all = |holders: &[Holder]| {
         holders.iter().map(|one| holder(one, foreign.as_deref())).collect::<Vec<Value>>()
     };
     let object = json!({
         "name": name,
+        "store": locks.url(),
         "held": status.is_some(),
         "kind": status.map(|status| status.kind.to_string()),
         "permits": status.and_then(|status| status.permits),

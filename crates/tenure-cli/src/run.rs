@@ -104,7 +104,8 @@ async fn take(
     let guards = guards.await?;
     let waited = Span(clock::now() - start);
     for guard in guards.iter().flat_map(|guards| guards.iter()) {
-        voice.detail(format_args!("lock {} is ours after {waited}, token {}", guard.name(), guard.fence()));
+        let (name, token, store) = (guard.name(), guard.fence(), locks.url());
+        voice.detail(format_args!("lock {name} is ours after {waited}, token {token}, in store {store}"));
     }
     Ok(guards)
 }
@@ -118,11 +119,12 @@ async fn say_who_holds(args: &Run, locks: &Locks, voice: Voice) {
     for found in held_by_others(args, locks).await {
         match found {
             Ok(status) if args.also.is_empty() => {
-                voice.detail(format_args!("waiting for {}", status::holders(&status)));
+                let holders = status::holders(&status);
+                voice.detail(format_args!("waiting for {holders}, in store {}", locks.url()));
             }
             Ok(status) => {
-                let holders = status::holders(&status);
-                voice.detail(format_args!("waiting for lock {}: {holders}", status.name));
+                let (name, holders) = (&status.name, status::holders(&status));
+                voice.detail(format_args!("waiting for lock {name}: {holders}, in store {}", locks.url()));
             }
             Err(error) => voice.detail(format_args!("waiting: {}", chain(&error))),
         }

@@ -3,31 +3,32 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use tenure::{Holder, Kind, Options};
+use tenure::{Holder, Kind, Locks};
 
 use crate::cli::Status;
 use crate::clock;
 use crate::exit::{self, Failure};
-use crate::output::{self, Span};
+use crate::output::{self, Line, Span};
 use crate::{json, store};
 
 /// Prints who holds a lock; returns whether somebody does, as the code to exit with.
 pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
-    let locks = store::open(&args.store, Options::new())?;
-    tell("held", &args.name, locks.inspect(&args.name).await?.as_ref(), args.json)
+    let locks = store::open_existing(&args.store)?;
+    tell(&locks, "held", &args.name, locks.inspect(&args.name).await?.as_ref(), args.json)
 }
 
 /// Prints what was found at a name, and how it is held; returns whether there was something, as the code to exit with.
 pub(crate) fn tell(
+    locks: &Locks,
     how: &str,
     name: &str,
     found: Option<&tenure::Status>,
     as_json: bool,
 ) -> Result<u8, Failure> {
     let lines = match found {
-        found if as_json => json::lock(name, found),
-        Some(found) => held(how, found),
-        None => "free\n".to_owned(),
+        found if as_json => json::lock(locks, name, found),
+        Some(found) => format!("{}store: {}\n", held(how, found), Line(locks.url())),
+        None => format!("free\nstore: {}\n", Line(locks.url())),
     };
     output::print(lines).map_err(|error| Failure::own("cannot print", &error))?;
     Ok(if found.is_some() { 0 } else { exit::FREE })

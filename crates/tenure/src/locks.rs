@@ -17,7 +17,7 @@ use crate::reentrant::ReentrantMutex;
 use crate::runtime::{Driver, Runtime};
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
-use crate::status::{Listing, Status, foreign};
+use crate::status::{ForcedRelease, Listing, Status, foreign};
 use crate::store::Store;
 use crate::store::file::File;
 use crate::store::memory::Memory;
@@ -169,6 +169,11 @@ impl Locks {
         &self.options
     }
 
+    /// The URL of the store, without its credentials.
+    pub fn url(&self) -> &str {
+        self.home.engine.store.url()
+    }
+
     /// A lock with one holder at a time.
     ///
     /// # Errors
@@ -307,7 +312,7 @@ impl Locks {
     /// As [`inspect`](Self::inspect); `is_mismatch` when something stands at the name that is no lock of
     /// this library; `is_unknown` when no answer came.
     pub async fn force_release(&self, name: &str) -> Result<Option<Status>> {
-        self.force(name, 0, Whose::Anyone).await
+        self.force(name, Whose::Anyone).await
     }
 
     /// Does what [`force_release`](Self::force_release) does, and also ends the plain lock of another
@@ -319,11 +324,69 @@ impl Locks {
     /// # Errors
     /// As [`force_release`](Self::force_release).
     pub async fn force_release_foreign(&self, name: &str) -> Result<Option<Status>> {
-        self.force(name, 0, Whose::Foreign).await
+        self.force(name, Whose::Foreign).await
     }
 
-    async fn force(&self, name: &str, token: u64, whose: Whose) -> Result<Option<Status>> {
-        let verb = Verb::Release { hold: token, fence: Fence::Assign, whose };
+    /// Ends the hold that has this token, and no other: for when someone else may have got the lock
+    /// meanwhile. Says whose hold it was, or who holds the lock instead.
+    ///
+    /// # Cancel safety
+    /// The request may still be carried out.
+    ///
+    /// # Errors
+    /// As [`force_release`](Self::force_release).
+    pub async fn force_release_token(&self, name: &str, token: u64) -> Result<ForcedRelease> {
+        let Some(mut status) = self.inspect(name).await? else { return Ok(ForcedRelease::Free) };
+        if let Some(what) = status.foreign() {
+            return Err(self.no_lock(&status.name, &what));
+        }
+        let Some(at) = status.holders.iter().position(|holder| token > 0 && holder.fence == token) else {
+            return Ok(ForcedRelease::Other(status));
+        };
+        let holder = status.holders.swap_remove(at);
+        let ended = match &holder.owner {
+            // An owner has one grant of the other kinds, so to release it as its owner ends no other.
+            Some(owner) if status.kind != Kind::Reentrant => self.release_as(&status, owner).await?,
+            _ => self.force_reentrant(name, token).await?,
+        };
+        match (ended, self.inspect(name)) {
+            (true, _) => {
+                (status.holders, status.waiters, status.unlisted) = (vec![holder], Vec::new(), 0);
+                Ok(ForcedRelease::Ended(status))
+            }
+            (false, now) => Ok(now.await?.map_or(ForcedRelease::Free, ForcedRelease::Other)),
+        }
+    }
+
+    /// Releases what this owner holds; returns whether it held.
+    async fn release_as(&self, status: &Status, owner: &Owner) -> Result<bool> {
+        let (engine, full) = (&self.home.engine, self.options.full_name(status.name.as_str())?);
+        let rule = Rule::of(status.kind, status.capacity);
+        let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: Whose::Mine };
+        match engine.call(&full, rule, owner, verb, self.options.op_timeout).await {
+            Ok(Answer::Released { .. }) => Ok(true),
+            Ok(Answer::Free | Answer::Busy { .. } | Answer::Mismatch { .. }) => Ok(false),
+            Ok(answer) => Err(engine.nonsense(&full, &answer)),
+            Err(failure) => Err(engine.failed(&full, failure)),
+        }
+    }
+
+    /// Ends all holds of a reentrant mutex that has this token; returns whether it had.
+    async fn force_reentrant(&self, name: &str, token: u64) -> Result<bool> {
+        let full = self.options.full_name(name)?;
+        let engine = &self.home.engine;
+        let owner = Owner::fresh(&self.options.label, &*engine.runtime);
+        let verb = Verb::Release { hold: token, fence: Fence::Assign, whose: Whose::Anyone };
+        match engine.call(&full, Rule::Reentrant, &owner, verb, self.options.op_timeout).await {
+            Ok(Answer::Found(_)) => Ok(true),
+            Ok(Answer::Free | Answer::Busy { .. } | Answer::Mismatch { .. }) => Ok(false),
+            Ok(answer) => Err(engine.nonsense(&full, &answer)),
+            Err(failure) => Err(engine.failed(&full, failure)),
+        }
+    }
+
+    async fn force(&self, name: &str, whose: Whose) -> Result<Option<Status>> {
+        let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose };
         let ended = self.ask_as_anyone(name, verb).await?;
         // Most members of a quorum may show what they have not ended.
         match ended.as_ref().and_then(|status| Some((status, status.foreign()?))) {

@@ -26,6 +26,20 @@ pub struct Status {
     pub waiters: Vec<Holder>,
     /// How many hold or wait beside these. One answer lists at most a thousand, the first in the queue.
     pub unlisted: u64,
+    /// How much weight may hold at once, for the next request about it.
+    pub(crate) capacity: Option<u32>,
+}
+
+/// What [`Locks::force_release_token`](crate::Locks::force_release_token) found and did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ForcedRelease {
+    /// The lock is free; nothing was changed.
+    Free,
+    /// The hold with that token is ended: the lock's kind and that one holder.
+    Ended(Status),
+    /// No hold has that token: the lock as it is. Nothing was changed.
+    Other(Status),
 }
 
 /// One holder or waiter.
@@ -71,6 +85,7 @@ impl Status {
             holders: holders(found.holders),
             waiters: holders(found.waiters),
             unlisted: found.unlisted,
+            capacity: found.capacity,
         }
     }
 }

@@ -161,6 +161,41 @@ fn a_directory_that_is_missing_is_made() {
     env.tenure_run(["--store", "file:", "x", "--", "true"]).exits_with(64).says("directory");
 }
 
+#[test]
+fn an_empty_store_is_refused_and_says_what_to_write() {
+    let env = TestEnv::new();
+    for args in [&["run", "x", "--", "touch", "ran"][..], &["status", "x"], &["list"], &["release", "--force", "x"]] {
+        let (verb, rest) = args.split_first().unwrap();
+        let named = [&[*verb, "--store", ""][..], rest].concat();
+        env.run(env.tenure(named)).exits_with(64).says("--store file:DIR");
+        let mut command = env.tenure(args);
+        command.env("TENURE_STORE", "");
+        env.run(command).exits_with(64).says("TENURE_STORE");
+    }
+    assert!(!env.path("ran").exists() && !env.store().exists());
+}
+
+#[test]
+fn a_directory_that_does_not_exist_is_an_error_to_all_but_run() {
+    let env = TestEnv::new();
+    let missing = env.path("missing");
+    let path = missing.display().to_string();
+    for store in [format!("file:{path}"), format!("file://{path}"), "file:missing".to_owned()] {
+        for args in [&["status", "x"][..], &["list"], &["release", "--force", "x"]] {
+            let (verb, rest) = args.split_first().unwrap();
+            let args = [&[*verb, "--store", &store][..], rest].concat();
+            let said = env.run(env.tenure(args)).exits_with(69).says("does not exist");
+            assert!(said.stderr.contains("missing") && said.stdout.is_empty(), "{said:?}");
+        }
+    }
+    assert!(!missing.exists());
+    let store = format!("file:{path}");
+    env.tenure_run(["--store", &store, "x", "--", "true"]).exits_with(0).says_nothing();
+    env.run(env.tenure(["status", "--store", &store, "x"])).exits_with(1).says_nothing();
+    // The default directory is made by the first run.
+    env.run(env.tenure(["status", "x"])).exits_with(1).says_nothing();
+}
+
 /// The command as a user who is not root, to whom permissions mean something.
 fn as_nobody(env: &TestEnv, args: &[&str]) -> Command {
     let mut command = env.as_user(65534, &[]);

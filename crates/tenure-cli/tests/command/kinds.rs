@@ -16,7 +16,8 @@ impl TestEnv {
 
     /// What `status` says, line by line.
     fn status(&self, name: &str) -> Vec<String> {
-        self.run(self.tenure(["status", name])).stdout.lines().map(str::to_owned).collect()
+        let said = self.run(self.tenure(["status", name])).stdout;
+        said.lines().filter(|line| !line.starts_with("store: ")).map(str::to_owned).collect()
     }
 
     /// How many lines of `status` begin so.

@@ -49,9 +49,10 @@ fn verbose_says_who_is_waited_for_how_long_and_the_token() {
     let lines: Vec<&str> = said.stderr.lines().collect();
     let held_by = format!("pid {}", holder.pid().as_raw_nonzero());
     assert!(lines.len() == 2 && lines.iter().all(|line| line.starts_with("tenure: ")), "{said:?}");
-    for word in ["waiting", "night-job", &held_by, "left", env.read("fence").trim()] {
+    for word in ["waiting", "night-job", &held_by, "left", env.read("fence").trim(), &env.url()] {
         assert!(lines[0].contains(word), "{word}: {said:?}");
     }
+    assert!(lines[1].contains(&env.url()), "{said:?}");
     assert!(lines[1].contains("`night job`") && lines[1].contains(said.stdout.trim()), "{said:?}");
     holder.wait().exits_with(0);
 }
@@ -59,12 +60,15 @@ fn verbose_says_who_is_waited_for_how_long_and_the_token() {
 #[test]
 fn status_tells_held_from_free() {
     let env = TestEnv::new();
-    assert_eq!(env.run(env.tenure(["status", "x"])).exits_with(1).says_nothing().stdout, "free\n");
+    let free = format!("free\nstore: {}\n", env.url());
+    assert_eq!(env.run(env.tenure(["status", "x"])).exits_with(1).says_nothing().stdout, free);
     let script = "echo $TENURE_FENCE > fence; READY; while [ ! -e end ]; do sleep 0.02; done";
     let holder = env.start_script(&["--ttl", "1h"], "x", script);
     let said = env.run(env.tenure(["status", "x"])).exits_with(0).says_nothing();
     let pid = format!("pid {}", holder.pid().as_raw_nonzero());
-    for word in ["mutex", "holder: x on host ", &pid, ", for 0.", "59m ", "left", env.read("fence").trim()] {
+    let store = format!("\nstore: {}\n", env.url());
+    for word in ["mutex", "holder: x on host ", &pid, ", for 0.", "59m ", "left", env.read("fence").trim(), &store]
+    {
         assert!(said.stdout.contains(word), "{word}: {said:?}");
     }
     fs::write(env.path("end"), "").unwrap();
@@ -126,7 +130,7 @@ fn json_has_all_that_is_said_of_a_lock() {
     let (fence, owner) = (env.read("fence"), env.read("owner"));
     assert_eq!(one["fence"].to_string(), fence.trim());
     assert_eq!((&one["owner"], &one["weight"]), (&json!(owner.trim()), &json!(2)));
-    assert_eq!((&one["foreign"], &one["pid"]), (&json!(false), &json!(holder.pid().as_raw_nonzero().get())));
+    assert_eq!((&one["foreign"], &one["pid"]), (&json!(null), &json!(holder.pid().as_raw_nonzero().get())));
     let since = one["since_ms"].as_u64().expect("a time");
     assert!((since * 1_000).abs_diff(fence.trim().parse().expect("a token")) < 1_000);
     assert!((3_500_000..=3_600_000).contains(&one["remaining_ms"].as_u64().expect("a lease")), "{one}");
@@ -142,10 +146,8 @@ fn json_has_all_that_is_said_of_a_lock() {
 fn a_forced_release_says_whose_it_was_and_lets_the_next_in() {
     let env = TestEnv::new();
     env.run(env.tenure(["release", "x"])).exits_with(64).says("--force");
-    assert_eq!(
-        env.run(env.tenure(["release", "--force", "x"])).exits_with(1).says_nothing().stdout,
-        "free\n"
-    );
+    let free = format!("free\nstore: {}\n", env.url());
+    assert_eq!(env.run(env.tenure(["release", "--force", "x"])).exits_with(1).says_nothing().stdout, free);
     let holder = env.start_script(&["--ttl", "1s"], "x", "READY; exec sleep 30");
     let said = env.run(env.tenure(["release", "--force", "x"])).exits_with(0).says_nothing().stdout;
     let pid = format!("pid {}", holder.pid().as_raw_nonzero());
