@@ -192,6 +192,11 @@ pub(crate) struct Release {
     #[arg(long, required = true)]
     pub(crate) force: bool,
 
+    /// Release only the hold with this token, as `tenure status` shows it; if another holds the lock,
+    /// exit with 75.
+    #[arg(long, value_name = "TOKEN", conflicts_with = "foreign")]
+    pub(crate) token: Option<u64>,
+
     /// Also release the plain lock of another program: a string at the name that tenure did not write.
     #[arg(long)]
     pub(crate) foreign: bool,
@@ -307,6 +312,7 @@ Exit status:
     1  it was free
    64  usage: a flag, name or URL that cannot be right, or no --force
    65  it is not a lock of tenure, and nothing was changed
+   75  it is not held with the --token, but by another, and nothing was changed
    69  the store did not answer, or refused, or nobody knows what it did
   125  something of this program's own failed";
 

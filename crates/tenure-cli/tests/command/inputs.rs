@@ -164,7 +164,9 @@ fn a_directory_that_is_missing_is_made() {
 #[test]
 fn an_empty_store_is_refused_and_says_what_to_write() {
     let env = TestEnv::new();
-    for args in [&["run", "x", "--", "touch", "ran"][..], &["status", "x"], &["list"], &["release", "--force", "x"]] {
+    for args in
+        [&["run", "x", "--", "touch", "ran"][..], &["status", "x"], &["list"], &["release", "--force", "x"]]
+    {
         let (verb, rest) = args.split_first().unwrap();
         let named = [&[*verb, "--store", ""][..], rest].concat();
         env.run(env.tenure(named)).exits_with(64).says("--store file:DIR");

@@ -67,7 +67,8 @@ fn status_tells_held_from_free() {
     let said = env.run(env.tenure(["status", "x"])).exits_with(0).says_nothing();
     let pid = format!("pid {}", holder.pid().as_raw_nonzero());
     let store = format!("\nstore: {}\n", env.url());
-    for word in ["mutex", "holder: x on host ", &pid, ", for 0.", "59m ", "left", env.read("fence").trim(), &store]
+    for word in
+        ["mutex", "holder: x on host ", &pid, ", for 0.", "59m ", "left", env.read("fence").trim(), &store]
     {
         assert!(said.stdout.contains(word), "{word}: {said:?}");
     }
@@ -217,4 +218,35 @@ fn nobody_has_to_read_what_is_said() {
     fs::write(env.path("end"), "").unwrap();
     holder.wait().exits_with(0);
     assert!(!env.path("ran").exists());
+}
+
+#[test]
+fn a_release_with_a_token_never_ends_the_hold_of_a_successor() {
+    let env = TestEnv::new();
+    let script = "echo $TENURE_FENCE > fence; READY; while [ ! -e end ]; do sleep 0.02; done";
+    let kinds: [&[&str]; 4] = [&[], &["--fair"], &["--reentrant"], &["--slots", "2"]];
+    for kind in kinds {
+        let start = || env.start_script(&[kind, &["--ttl", "1h"]].concat(), "x", script);
+        let first = start();
+        let old = env.read("fence").trim().to_owned();
+        let forced = |token: &str| env.run(env.tenure(["release", "--force", "--token", token, "x"]));
+        let said = forced(&old).exits_with(0).says_nothing();
+        assert!(said.stdout.starts_with("was held as a ") && said.stdout.contains(&old), "{said:?}");
+        assert!(said.stdout.contains("its command may run on for up to 59m "), "{said:?}");
+        let second = start();
+        let said = forced(&old).exits_with(75).says(&format!("is not held with token {old}"));
+        let pid = format!("pid {}", second.pid().as_raw_nonzero());
+        assert!(said.stderr.contains(&pid) && said.stdout.is_empty(), "{said:?}");
+        let held = env.run(env.tenure(["status", "x"])).exits_with(0).stdout;
+        assert!(held.contains(&pid), "{held}");
+        fs::write(env.path("end"), "").unwrap();
+        first.wait().exits_with(79);
+        second.wait().exits_with(0);
+        fs::remove_file(env.path("end")).unwrap();
+        assert!(forced(&old).exits_with(1).says_nothing().stdout.starts_with("free\n"));
+    }
+    let release = |args: &[&str]| env.run(env.tenure([&["release"][..], args].concat()));
+    release(&["--token", "1", "x"]).exits_with(64).says("--force");
+    release(&["--force", "--token", "x", "x"]).exits_with(64).says("--token");
+    release(&["--force", "--foreign", "--token", "1", "x"]).exits_with(64).says("--foreign");
 }
