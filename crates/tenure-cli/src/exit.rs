@@ -6,7 +6,7 @@ use std::process::ExitStatus;
 
 use rustix::process::Signal;
 
-use crate::{output, warnings};
+use crate::{limits, output, warnings};
 
 /// `status`: nobody holds the lock.
 pub(crate) const FREE: u8 = 1;
@@ -78,7 +78,7 @@ pub(crate) fn of_signal(signal: Signal) -> u8 {
 /// Asks a store something, and says why that failed, and what the library warns of; returns the code to exit with.
 pub(crate) fn of(asked: impl Future<Output = Result<u8, Failure>>) -> u8 {
     let _printer = warnings::say(false);
-    tenure::block_on(asked).unwrap_or_else(|failure| {
+    limits::check().and_then(|()| tenure::block_on(asked)).unwrap_or_else(|failure| {
         output::complain(failure.message);
         failure.code
     })

@@ -22,18 +22,17 @@ use crate::output::{Span, Voice, chain};
 use crate::signals::{FORWARDED, Signals};
 use crate::terminal::Terminal;
 use crate::watch::{End, Watch};
-use crate::{clock, kind, launch, printer, status, store, warnings};
+use crate::{clock, kind, launch, limits, printer, status, store, warnings};
 
 /// Runs a command under a lock; returns the code to exit with.
 pub(crate) fn run(args: &Run) -> u8 {
     let voice = Voice { quiet: args.quiet, verbose: args.verbose };
     let _printer = (!voice.quiet).then(|| warnings::say(voice.verbose));
     // All on this thread: the kernel kills the command when the *thread* that started it dies, and this one lives longest.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let code = match runtime {
-        Ok(runtime) => runtime.block_on(under_lock(args, voice)),
-        Err(error) => Err(Failure::own("cannot start", &error)),
-    };
+    let code = limits::check().and_then(|()| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.map_err(|error| Failure::own("cannot start", &error))?.block_on(under_lock(args, voice))
+    });
     code.unwrap_or_else(|failure| {
         voice.say(failure.message);
         failure.code

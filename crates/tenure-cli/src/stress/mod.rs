@@ -17,6 +17,7 @@ use tokio::time::sleep;
 
 use crate::cli::Stress;
 use crate::clock;
+use crate::limits;
 use crate::exit::{self, Failure};
 use crate::output::{self, Line, Span, complain, plural};
 use crate::signals::Signals;
@@ -38,11 +39,10 @@ const PLACE: Duration = Duration::from_secs(5);
 /// Hammers a store; returns the code to exit with.
 pub(crate) fn stress(args: &Stress) -> u8 {
     // On this thread: the kernel ends each worker when the thread that started it does.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let code = match runtime {
-        Ok(runtime) => runtime.block_on(hammer(args)),
-        Err(error) => Err(Failure::own("cannot start", &error)),
-    };
+    let code = limits::check().and_then(|()| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.map_err(|error| Failure::own("cannot start", &error))?.block_on(hammer(args))
+    });
     code.unwrap_or_else(|failure| {
         complain(failure.message);
         failure.code

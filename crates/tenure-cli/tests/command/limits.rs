@@ -83,3 +83,25 @@ fn what_cannot_be_printed_is_told_with_a_code_that_the_help_has() {
     }
     drop(holder);
 }
+
+#[test]
+fn a_low_limit_of_open_files_is_one_line_and_no_panic() {
+    let env = TestEnv::new();
+    env.tenure_run(["x", "--", "true"]).exits_with(0);
+    for verb in ["run x", "status x", "list", "release --force x", "stress --for 1ms"] {
+        for limit in (6..=30).step_by(if verb == "run x" { 1 } else { 6 }) {
+            let mut command = env.program("bash");
+            let tail = if verb == "run x" { " true" } else { "" };
+            let script = format!("ulimit -n {limit}; exec \"$0\" {verb}{tail}");
+            command.args(["-c", &script, BINARY]);
+            let said = env.run(command);
+            let lines = said.stderr.lines().count();
+            let code = said.code().expect("an end of its own");
+            assert!([0, 1, 69, 125].contains(&code) && lines <= 1, "{verb} {limit}: {said:?}");
+            assert!(!said.stderr.contains("defect"), "{verb} {limit}: {said:?}");
+            if limit == 6 {
+                said.exits_with(125).says("ulimit -n");
+            }
+        }
+    }
+}
