@@ -365,6 +365,7 @@ Environment of CMD:
   TENURE_OWNER   who holds it: this run, as text
   TENURE_FENCE   the fencing token: grows with each grant; a resource that keeps the largest it has seen can refuse the rest
   TENURE_TTL_MS  the lease in milliseconds
+  LISTEN_PID     if it was this program's (systemd's sockets), it becomes CMD's, so that LISTEN_FDS are CMD's
   With a `file:` store CMD inherits one descriptor for each lock besides its streams: it tells others that the work is still going on.
 
 Signals:

@@ -73,7 +73,12 @@ fn launch(mut args: ArgsOs) -> Option<u8> {
         let _ = kill_process(getpid(), Signal::TTIN);
     }
 
-    let error = Command::new(&program).args(args).exec();
+    let mut command = Command::new(&program);
+    // Sockets that a service manager opened are meant for CMD: it must find its own number there.
+    if env::var("LISTEN_PID").is_ok_and(|pid| pid == parent.as_raw_nonzero().to_string()) {
+        command.env("LISTEN_PID", getpid().to_string()).env_remove("LISTEN_PIDFDID");
+    }
+    let error = command.args(args).exec();
     let code = of_exec(&error);
     let shown = program.to_string_lossy();
     if code == NOT_FOUND && is_there(&program) {
