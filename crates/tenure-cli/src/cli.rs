@@ -342,6 +342,7 @@ Exit status:
     1  something was
    64  usage: a flag, duration or URL that cannot be right, or a kind that the store does not have
    69  the store did not answer at the start or at the end, or refused everything
+  125  nothing was wrong, but a --hook failed; or something of this program's own did
 
 Examples:
   tenure stress --store redis://db1 --for 5m --kill --pause

@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 use std::io;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -56,6 +56,17 @@ struct Faults {
     stopped: u64,
     hooks: u64,
     hooks_failed: u64,
+    /// How the last one of those ended.
+    failure: Option<ExitStatus>,
+}
+
+impl Faults {
+    fn hook_ended(&mut self, status: ExitStatus) {
+        if !status.success() {
+            self.hooks_failed += 1;
+            self.failure = Some(status);
+        }
+    }
 }
 
 async fn hammer(args: &Stress) -> Result<u8, Failure> {
@@ -110,6 +121,11 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
         return Ok(exit::VIOLATED);
     }
     left?;
+    if let Some(failure) = faults.failure {
+        let hooks = plural(faults.hooks_failed, "hook");
+        let message = format!("{hooks} of {} failed, the last with {failure}", faults.hooks);
+        return Err(Failure { code: exit::OWN, message });
+    }
     match judge.failure {
         Some(failure) if judge.checked() == 0 => {
             Err(Failure { code: exit::STORE, message: format!("nothing was ever granted: {failure}") })
@@ -174,7 +190,7 @@ async fn run(
         match (&mut hook, &args.hook) {
             (Some(running), _) => {
                 if let Some(status) = running.try_wait()? {
-                    faults.hooks_failed += u64::from(!status.success());
+                    faults.hook_ended(status);
                     (hook, hook_at) = (None, next());
                 }
             }
@@ -201,7 +217,7 @@ async fn run(
             let _ = kill_process_group(Pid::from_child(&hook), Signal::KILL);
             complain(format_args!("the hook did not end within {}, and was killed", Span(BUSY)));
         }
-        faults.hooks_failed += u64::from(!hook.wait()?.success());
+        faults.hook_ended(hook.wait()?);
     }
     Ok(faults)
 }
@@ -272,7 +288,7 @@ fn verdict(judge: &Judge, faults: &Faults, left: Option<usize>, took: Duration) 
     if let Some(failure) = &judge.failure {
         let _ = write!(text, ", the last: {}", Line(failure));
     }
-    let Faults { killed, stopped, hooks, hooks_failed } = faults;
+    let Faults { killed, stopped, hooks, hooks_failed, .. } = faults;
     let _ = write!(text, "\nfaults: {killed} killed, {stopped} stopped, {hooks} hooks run");
     if *hooks_failed > 0 {
         let _ = write!(text, " ({hooks_failed} failed)");

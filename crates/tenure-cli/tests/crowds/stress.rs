@@ -68,6 +68,16 @@ fn a_store_that_keeps_what_it_said_passes_while_processes_are_killed_and_stopped
 
 /// The negative control: whoever finds nothing here finds nothing anywhere.
 #[test]
+fn a_hook_that_fails_is_no_success_and_is_told() {
+    let env = TestEnv::new();
+    let args = ["--for", "2s", "--kind", "mutex", "--every", "100ms", "--hook", "exit 7"];
+    let outcome = env.start(stress(&env, &env.url(), &args)).wait_for(LIMIT).exits_with(125);
+    assert_eq!(line(&outcome, "violations"), "0", "{outcome:?}");
+    let last = outcome.stderr.lines().last().unwrap_or_default();
+    assert!(last.contains("failed, the last with exit status: 7"), "{outcome:?}");
+}
+
+#[test]
 fn a_store_that_is_emptied_by_the_hook_is_found_out_with_both_histories() {
     let (env, server) = (TestEnv::new(), Server::start());
     // The hook asks, this test empties, and the hook waits until it has.
