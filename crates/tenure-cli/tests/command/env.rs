@@ -44,9 +44,12 @@ impl TestEnv {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// Any program, here, with this store as the default.
+    /// Any program, here, with this store as the default. It ignores no signal that the parent of the
+    /// tests ignores, as `nohup` does.
     pub(crate) fn program(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new(program);
+        let mut command = Command::new("/usr/bin/env");
+        command.arg("--default-signal=HUP,INT,QUIT,PIPE,TERM,USR1,USR2,TSTP,TTIN,TTOU,XFSZ");
+        command.arg(program);
         command.current_dir(self.dir.path()).stdin(Stdio::null());
         command.env_remove("TENURE_STORE").env("XDG_STATE_HOME", self.dir.path());
         command

@@ -19,6 +19,7 @@ fn with_threads(env: &TestEnv, count: u32, args: &[&str]) -> Command {
 #[test]
 fn without_a_thread_for_the_locks_it_is_told_that_there_is_none() {
     let env = TestEnv::new();
+    std::fs::create_dir(env.path("there")).unwrap();
     for args in [&["run", "x", "--", "touch", "ran"][..], &["status", "x"], &["list"]] {
         for store in ["file:there", "redis://localhost:1", "redis-quorum://localhost:1,localhost:2"] {
             let (verb, rest) = args.split_first().unwrap();
