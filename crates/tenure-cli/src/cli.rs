@@ -1,6 +1,7 @@
 //! The command line: every flag once. The help text is the manual.
 
 use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -22,14 +23,23 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Runs a command while holding a lock, and exits as it does.
+    ///
+    /// Waits for the lock NAME, runs CMD directly (without a shell), keeps the lease alive until CMD
+    /// has ended, and releases it. Standard input, output and error are CMD's. What this program says
+    /// itself goes to standard error, a line each, beginning with `tenure: `.
     Run(Run),
     /// Shows who holds a lock: exits with 0 if it is held and with 1 if it is free.
     Status(Status),
     /// Lists the locks that are held.
     List(List),
-    /// Ends what holds a lock, whoever it is: exits with 0 if it was held and with 1 if it was free.
+    /// Ends the holds of a lock by force: exits with 0 if it was held and with 1 if it was free.
+    ///
+    /// For a lock whose holder is gone or stuck, when its lease takes too long to end. The next waiter
+    /// is let in. A holder of `tenure run` hears of it when it asks next, after a third of its ttl at
+    /// most. Until then its CMD runs beside that of the next holder, and only fencing tokens keep the
+    /// two apart. Prints what was ended, as `tenure status` does, and how long the old CMD may run on.
     Release(Release),
-    /// Puts a store to the test: many processes fight for locks, some are killed, and what they were told is judged.
+    /// Tests a store: many processes use locks, some are killed, and the answers are judged.
     Stress(Stress),
 }
 
@@ -52,11 +62,6 @@ pub(crate) struct Store {
     pub(crate) prefix: String,
 }
 
-/// Runs CMD while holding the lock NAME.
-///
-/// Waits for the lock, runs CMD directly (there is no shell between), keeps the lease alive until CMD has ended, and
-/// releases it. Standard input, output and error are CMD's; what this program says itself goes to standard error, a line
-/// each, beginning with `tenure: `.
 #[derive(Args, Debug)]
 #[command(after_long_help = RUN_MANUAL, override_usage = "tenure run [OPTIONS] NAME [--] CMD [ARGS]...")]
 pub(crate) struct Run {
@@ -177,11 +182,6 @@ pub(crate) struct Status {
     pub(crate) name: String,
 }
 
-/// Ends what holds the lock NAME: its holders lose it, and whoever waits is let in.
-///
-/// For a lock whose holder is gone, or stuck, when nobody can wait for its lease to end. A holder of `tenure run` is told when it asks
-/// next, after a third of its ttl at most, and until then its CMD runs beside the next holder's; only fencing tokens keep
-/// the two apart. Prints what was ended, as `tenure status` does.
 #[derive(Args, Debug)]
 #[command(after_help = RELEASE_CODES)]
 pub(crate) struct Release {
@@ -224,7 +224,6 @@ pub(crate) struct List {
     pub(crate) names: String,
 }
 
-/// Hammers a store with locks, and judges what was told.
 #[derive(Args, Debug)]
 #[command(after_long_help = STRESS_MANUAL)]
 pub(crate) struct Stress {
@@ -295,15 +294,18 @@ fn some_time(text: &str) -> Result<Duration, String> {
 }
 
 const STATUS_CODES: &str = "\
-With --json, one object on one line: `name`, `store`, `held`, `kind`, `permits` (of a semaphore), `holders` and, in their order, `waiters`; each with
-`owner`, `foreign` (of another program: what it keeps there, as \"a string of 36 bytes\"), `label`, `host`, `pid`, `since_ms` (Unix time), `remaining_ms` (of its
-lease), `fence` (its token) and `weight` (permits, or how often it is held; of a read-write lock, 1 reads). What is not known is null.
+With --json, one object on one line: `name`, `store`, `held`, `kind`, `permits` (of a semaphore),
+`holders` and, in their order, `waiters`; each with `owner`, `foreign` (of another program: what
+it keeps there, as \"a string of 36 bytes\"), `label`, `host`, `pid`, `since_ms` (Unix time),
+`remaining_ms` (of its lease), `fence` (its token) and `weight` (permits, or how often it is held;
+of a read-write lock, 1 reads). What is not known is null.
 
 Exit status:
     0  it is held
     1  it is free
    64  usage: a flag, name or URL that cannot be right
-   69  the store did not answer, refused, or is a directory that does not exist: neither held nor free
+   69  the store did not answer, refused, or is a directory that does not exist: neither held nor
+       free
   125  something of this program's own failed";
 
 const RELEASE_CODES: &str = "\
@@ -324,18 +326,21 @@ Exit status:
   125  something of this program's own failed";
 
 const STRESS_MANUAL: &str = "\
-Processes of this program take turns at a few locks, in every way: waiting, asking once, giving up, dropping the request at
-any moment, holding for less than a millisecond or longer than a lease. Each writes down what it was told and when, and
-that is judged: that nobody held while another did (readers, writers and permits are counted), that tokens grew, that no
-lock that somebody waited for was held by nobody for long, and that nothing is left when all are gone. The names are new
-with each run and begin with `stress-`; other locks of the store are not touched.
+Processes of this program take turns at a few locks, in every way: waiting, asking once, giving
+up, dropping the request at any moment, holding for less than a millisecond or longer than a
+lease. Each writes down what it was told and when, and that is judged: that nobody held while
+another did (readers, writers and permits are counted), that tokens grew, that no lock that
+somebody waited for was held by nobody for long, and that nothing is left when all are gone. The
+names are new with each run and begin with `stress-`; other locks of the store are not touched.
 
-The verdict is printed at the end: how many acquisitions were checked, how they ended, what failed, the faults, the longest
-stall, what is left behind, and each violation with the histories of the two that met. Progress goes to standard error.
+The verdict is printed at the end: how many acquisitions were checked, how they ended, what
+failed, the faults, the longest stall, what is left behind, and each violation with the histories
+of the two that met. Progress goes to standard error.
 
-A violation means that the store lost what it had acknowledged, that its clock jumped, or a defect of tenure. It is what must
-be expected of a server that is emptied, killed without persistence, failed over or that evicts. Times are those of one
-machine: the clock that leases count on (CLOCK_BOOTTIME).
+A violation means that the store lost what it had acknowledged, that its clock jumped, or a
+defect of tenure. It is what must be expected of a server that is emptied, killed without
+persistence, failed over or that evicts. Times are those of one machine: the clock that leases
+count on (CLOCK_BOOTTIME).
 
 Exit status:
     0  nothing was wrong, of what was checked
@@ -362,35 +367,44 @@ Exit status:
   127  CMD was not found
 
 Environment of CMD:
-  TENURE_NAME    the lock's name, as given here; with --also, this and the next two are about NAME itself
+  TENURE_NAME    the lock's name, as given here; with --also, this and the next two are about NAME
+                 itself
   TENURE_OWNER   who holds it: this run, as text
-  TENURE_FENCE   the fencing token: grows with each grant; a resource that keeps the largest it has seen can refuse the rest
+  TENURE_FENCE   the fencing token: grows with each grant; a resource that keeps the largest it
+                 has seen can refuse the rest
   TENURE_TTL_MS  the lease in milliseconds
-  LISTEN_PID     if it was this program's (systemd's sockets), it becomes CMD's, so that LISTEN_FDS are CMD's
-  With a `file:` store CMD inherits one descriptor for each lock besides its streams: it tells others that the work is still going on.
+  LISTEN_PID     if it was this program's (systemd's sockets), it becomes CMD's, so that
+                 LISTEN_FDS are CMD's
+  With a `file:` store CMD inherits one descriptor for each lock besides its streams: it tells
+  others that the work is still going on.
 
 Signals:
-  INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to CMD, once, and so is WINCH. CMD runs in a process group of its own
-  and the whole group gets them. The lease is renewed until CMD has ended, however long that takes. While the lock is
-  waited for, INT, TERM, HUP and QUIT end the wait and USR1 and USR2 have nobody to go to. What was ignored when this
-  program was started (nohup) stays ignored, here and in CMD; PIPE is CMD's as if nobody had ignored it. A service manager that signals every process of a service
-  reaches CMD twice: tell it to signal only the main one (systemd: KillMode=mixed).
-  On a terminal CMD's group is the foreground group: keys go to CMD alone. In a pipeline it becomes that once it reads
-  from the terminal. Ctrl-Z stops CMD and this program; a lease is not renewed meanwhile, so `fg` after it has run
-  out finds CMD killed. A CMD that was stopped in any other way keeps its lock, unless it is what the terminal shows.
+  INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to CMD, once, and so is WINCH. CMD runs in a
+  process group of its own and the whole group gets them. The lease is renewed until CMD has
+  ended, however long that takes. While the lock is waited for, INT, TERM, HUP and QUIT end the
+  wait and USR1 and USR2 have nobody to go to. What was ignored when this program was started
+  (nohup) stays ignored, here and in CMD; PIPE is CMD's as if nobody had ignored it. A service
+  manager that signals every process of a service reaches CMD twice: tell it to signal only the
+  main one (systemd: KillMode=mixed). On a terminal CMD's group is the foreground group: keys go
+  to CMD alone. In a pipeline it becomes that once it reads from the terminal. Ctrl-Z stops CMD
+  and this program; a lease is not renewed meanwhile, so `fg` after it has run out finds CMD
+  killed. A CMD that was stopped in any other way keeps its lock, unless it is what the terminal
+  shows.
 
 When the lease is lost:
-  CMD's group gets TERM, and KILL after the grace, less a little, so that all of it is gone before the lease can be
-  somebody else's. It is lost when the store cannot be asked for most of a ttl, or says that it is not ours any more
-  (forced open, expired while the machine slept): then somebody may have it already while CMD has its grace.
+  CMD's group gets TERM, and KILL after the grace, less a little, so that all of it is gone before
+  the lease can be somebody else's. It is lost when the store cannot be asked for most of a ttl,
+  or says that it is not ours any more (forced open, expired while the machine slept): then
+  somebody may have it already while CMD has its grace.
 
 When CMD ends:
   The lock is released, also if CMD left processes in the background: they run on without it.
 
 When this program is killed:
-  CMD is killed too (Linux), but not what CMD has started itself. In a `file:` store the lock becomes free when the last
-  process of CMD's that inherited it is gone, or when its lease ends; in the others when its lease ends. A setuid CMD
-  escapes the kill. Nor can this program help while it is stopped by SIGSTOP: CMD then runs on past the lease.
+  CMD is killed too (Linux), but not what CMD has started itself. In a `file:` store the lock
+  becomes free when the last process of CMD's that inherited it is gone, or when its lease ends;
+  in the others when its lease ends. A setuid CMD escapes the kill. Nor can this program help
+  while it is stopped by SIGSTOP: CMD then runs on past the lease.
 
 Examples:
   tenure run nightly -- ./report.sh
@@ -405,11 +419,14 @@ impl Cli {
     pub(crate) fn read() -> Result<Self, u8> {
         Self::try_parse().map_err(|error| match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-                let _ = error.print();
+                let text = error.render();
+                let text =
+                    if io::stdout().is_terminal() { text.ansi().to_string() } else { text.to_string() };
+                let _ = output::print(wrapped(&text));
                 0
             }
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-                let _ = error.print();
+                let _ = io::stderr().write_all(wrapped(&error.render().to_string()).as_bytes());
                 exit::USAGE
             }
             _ => {
@@ -418,6 +435,50 @@ impl Cli {
             }
         })
     }
+}
+
+/// Columns of the help.
+const COLUMNS: usize = 100;
+
+/// The help in lines of so many columns. A line that goes on is indented as its last column of text.
+fn wrapped(text: &str) -> String {
+    let mut lines = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        let mut at = 0;
+        let indent = indent(line);
+        for word in line.split_inclusive(' ') {
+            let word_width = width(word.trim_end());
+            if at > indent && word_width > 0 && at + word_width > COLUMNS {
+                lines.truncate(lines.trim_end_matches(' ').len());
+                lines.push('\n');
+                lines.push_str(&" ".repeat(indent));
+                at = indent;
+            }
+            lines.push_str(word);
+            at += width(word.trim_end_matches('\n'));
+        }
+    }
+    lines
+}
+
+/// Where the text of a line begins: behind its first gap, as in a list of options, or where it starts.
+fn indent(line: &str) -> usize {
+    let margin = line.len() - line.trim_start_matches(' ').len();
+    let gap = line[margin..].find("  ").filter(|_| margin > 0).map(|gap| margin + gap);
+    let text = gap.map_or(margin, |gap| line.len() - line[gap..].trim_start_matches(' ').len());
+    let indent = width(&line[..text]);
+    if indent < COLUMNS / 2 { indent } else { margin }
+}
+
+/// How many columns a text takes, without the sequences that colour it.
+fn width(text: &str) -> usize {
+    let mut is_colour = false;
+    let visible = text.chars().filter(|char| {
+        let was_colour = is_colour;
+        is_colour = *char == '\u{1b}' || is_colour && *char != 'm';
+        !is_colour && !was_colour
+    });
+    visible.count()
 }
 
 /// The first paragraph of an error of clap's: what is wrong, without usage and tips.
@@ -447,6 +508,17 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn help_is_wrapped_at_a_hundred_columns_behind_the_gap() {
+        let text = format!("  -x, --long  {}\n", "word ".repeat(40).trim_end());
+        let lines = wrapped(&text);
+        assert!(lines.lines().all(|line| line.len() <= COLUMNS), "{lines}");
+        assert!(lines.lines().skip(1).all(|line| line.starts_with("              word")), "{lines}");
+        assert_eq!(lines.split_whitespace().collect::<Vec<_>>(), text.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(width("\u{1b}[1mbold\u{1b}[0m"), 4);
+        assert_eq!(wrapped("short\n\n  two\n"), "short\n\n  two\n");
     }
 
     #[test]

@@ -17,8 +17,8 @@ use tokio::time::sleep;
 
 use crate::cli::Stress;
 use crate::clock;
-use crate::limits;
 use crate::exit::{self, Failure};
+use crate::limits;
 use crate::output::{self, Line, Span, complain, plural};
 use crate::signals::Signals;
 use crate::store;

@@ -34,6 +34,30 @@ fn help_and_version_go_to_standard_output() {
 }
 
 #[test]
+fn the_long_help_has_the_manual_and_the_short_one_a_line_for_each_option() {
+    let env = TestEnv::new();
+    let said = |args: &[&str]| env.run(env.tenure(args)).exits_with(0).says_nothing().stdout;
+    for (verb, long) in [("run", "runs CMD directly"), ("release", "whose holder is gone or stuck")] {
+        let (full, short) = (said(&[verb, "--help"]), said(&[verb, "-h"]));
+        let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(one_line(&full).contains(long), "{full}");
+        assert!(!one_line(&short).contains(long) && short.len() < full.len(), "{short}");
+        assert_eq!(said(&["help", verb]), full);
+    }
+    for code in ["64", "65", "69", "75", "79", "125", "126", "127"] {
+        let line = said(&["run", "--help"]).lines().any(|line| line.trim_start().starts_with(code));
+        assert!(line, "{code}");
+    }
+    for verb in ["run", "status", "list", "release", "stress"] {
+        for help in ["-h", "--help"] {
+            let text = said(&[verb, help]);
+            let long = text.lines().find(|line| line.chars().count() > 100);
+            assert!(long.is_none(), "{verb} {help}: {long:?}");
+        }
+    }
+}
+
+#[test]
 fn verbose_says_who_is_waited_for_how_long_and_the_token() {
     let env = TestEnv::new();
     let holder = env.start_script(
