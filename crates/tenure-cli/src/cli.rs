@@ -360,7 +360,8 @@ Exit status:
    64  usage: a flag, name, duration or URL that cannot be right
    65  the name is in use as another kind of lock, or with another number of permits
    69  the store did not answer, or refused
-   75  busy: somebody else holds the lock, or did to the end of -w (-E chooses another code)
+   75  busy: another holds the lock, or did to the end of -w (-E chooses another code); or the run
+       would wait for itself
    79  the lease was lost while CMD ran; CMD has been stopped
   125  something of this program's own failed
   126  CMD cannot be executed
@@ -373,6 +374,8 @@ Environment of CMD:
   TENURE_FENCE   the fencing token: grows with each grant; a resource that keeps the largest it
                  has seen can refuse the rest
   TENURE_TTL_MS  the lease in milliseconds
+  TENURE_HELD    the owners of all locks that CMD runs under. A run in CMD that waits without -w for a
+                 lock which one of them keeps from it says so, and exits with 75 (or -E)
   LISTEN_PID     if it was this program's (systemd's sockets), it becomes CMD's, so that
                  LISTEN_FDS are CMD's
   With a `file:` store CMD inherits one descriptor for each lock besides its streams: it tells

@@ -1,5 +1,6 @@
 //! `tenure`: runs a program under a distributed lock, shows who holds what, ends a hold by force, and puts a store to the test.
 
+mod ancestors;
 mod child;
 mod cli;
 mod clock;

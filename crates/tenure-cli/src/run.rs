@@ -22,7 +22,7 @@ use crate::output::{Span, Voice, chain};
 use crate::signals::{FORWARDED, Signals};
 use crate::terminal::Terminal;
 use crate::watch::{End, Watch};
-use crate::{clock, kind, launch, limits, printer, status, store, warnings};
+use crate::{ancestors, clock, kind, launch, limits, printer, status, store, warnings};
 
 /// Runs a command under a lock; returns the code to exit with.
 pub(crate) fn run(args: &Run) -> u8 {
@@ -88,13 +88,22 @@ async fn take(
     voice: Voice,
 ) -> Result<Option<MultiGuard>, Failure> {
     let start = clock::now();
-    let guards = beside(say_who_holds(args, locks, voice), async {
+    let aside = async {
+        if args.wait.is_some() {
+            // What is busy by then is not granted at once.
+            sleep(Duration::from_millis(50)).await;
+            waits_for_itself(args, locks, voice).await;
+        }
+        say_who_holds(args, locks, voice).await;
+    };
+    let guards = beside(aside, async {
         match args.wait {
             _ if args.no_wait => wanted.try_lock().await,
             Some(limit) if limit.is_zero() => wanted.try_lock().await,
             Some(limit) => wanted.try_lock_for(limit).await,
             // Asked once first: a store that is not there at all is told at once, however long the lock may take.
             None => match wanted.try_lock().await? {
+                None if waits_for_itself(args, locks, voice).await => Ok(None),
                 None => wanted.lock().await.map(Some),
                 granted => Ok(granted),
             },
@@ -107,6 +116,19 @@ async fn take(
         voice.detail(format_args!("lock {name} is ours after {waited}, token {token}, in store {store}"));
     }
     Ok(guards)
+}
+
+/// Says so, where a run above this one holds what this one waits for.
+async fn waits_for_itself(args: &Run, locks: &Locks, voice: Voice) -> bool {
+    let held = ancestors::hold(args, locks).await;
+    for status in &held {
+        let (name, holders) = (&status.name, status::holders(status));
+        let advice = if args.wait.is_some() { "" } else { "; with -w SECONDS it waits all the same" };
+        voice.say(format_args!(
+            "lock {name} is held by a run that started this one, which would wait for itself: {holders}{advice}"
+        ));
+    }
+    !held.is_empty()
 }
 
 /// What a wait says that takes longer than a moment.
@@ -195,6 +217,8 @@ async fn hold(args: &Run, guards: MultiGuard, signals: &mut Signals, voice: Voic
         .env("TENURE_OWNER", guard.owner().to_string())
         .env("TENURE_FENCE", guard.fence().to_string())
         .env("TENURE_TTL_MS", args.ttl.as_millis().to_string());
+    let (held, owners) = ancestors::held(guards.iter().map(|guard| guard.owner()));
+    command.env(held, owners);
 
     // All that can fail comes before there is a command to look after.
     let own = |error| Failure::own("cannot catch signals", &error);

@@ -301,3 +301,60 @@ fn of_several_locks_those_that_others_hold_are_named() {
     env.end();
     [reader, writer].into_iter().for_each(|running| drop(running.wait().exits_with(0)));
 }
+
+#[test]
+fn a_run_that_would_wait_for_itself_says_so() {
+    let env = TestEnv::new();
+    let nested = |outer: &[&str], inner: &[&str]| {
+        let inner = [&[BINARY, "run"][..], inner, &["true"]].concat();
+        env.tenure_run([outer, &["--"], &inner].concat())
+    };
+    let cases: [(&[&str], &[&str]); 6] = [
+        (&["x"], &["x"]),
+        (&["--also", "y", "x"], &["y"]),
+        (&["y"], &["--also", "y", "x"]),
+        (&["--fair", "x"], &["--fair", "x"]),
+        (&["-s", "x"], &["-x", "x"]),
+        (&["--slots", "2", "x"], &["--slots", "2", "--take", "2", "x"]),
+    ];
+    for (outer, inner) in cases {
+        let said = nested(outer, inner).exits_with(75);
+        assert!(said.stderr.lines().next().unwrap().contains("would wait for itself"), "{said:?}");
+        let said = nested(outer, &[&["-E", "3", "-q"], inner].concat()).exits_with(3);
+        assert_eq!(said.stderr, "", "{said:?}");
+        let said = nested(outer, &[&["-w", "0.4"], inner].concat()).exits_with(75);
+        assert!(said.stderr.lines().next().unwrap().contains("would wait for itself"), "{said:?}");
+    }
+    // Through another run between them.
+    let deep = [BINARY, "run", "z", "--", BINARY, "run", "x", "true"];
+    env.tenure_run([&["x", "--"][..], &deep].concat()).exits_with(75);
+    // What fits beside what is held, waits for nothing.
+    let fits: [(&[&str], &[&str]); 3] =
+        [(&["-s", "x"], &["-s", "x"]), (&["--slots", "2", "x"], &["--slots", "2", "x"]), (&["x"], &["y"])];
+    for (outer, inner) in fits {
+        nested(outer, inner).exits_with(0).says_nothing();
+    }
+    let script = r#""$0" run --reentrant --owner "$TENURE_OWNER" x -- true"#;
+    env.tenure_run(["--reentrant", "x", "--", "sh", "-c", script, BINARY])
+        .exits_with(0)
+        .says_nothing();
+}
+
+#[test]
+fn what_outlives_its_run_waits_for_the_next_holder_as_any_other() {
+    let env = TestEnv::new();
+    let script = r#"(while [ ! -e go ]; do sleep 0.02; done; "$0" run -v x -- true 2> said; echo $? > code) & :"#;
+    env.tenure_run(["x", "--", "sh", "-c", script, BINARY]).exits_with(0);
+    let holder = env.start_script(&[], "x", UNTIL_END);
+    fs::write(env.path("go"), "").unwrap();
+    holder.eventually("it waits", || env.read("said").contains("waiting"));
+    assert!(!env.path("code").exists(), "{}", env.read("said"));
+    env.end();
+    let end = crate::env::now() + crate::env::LIMIT;
+    while env.read("code").is_empty() {
+        assert!(crate::env::now() < end, "it still waits");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    assert_eq!(env.read("code"), "0\n");
+    holder.wait().exits_with(0);
+}
