@@ -9,7 +9,7 @@ use std::io;
 use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use rustix::process::Signal;
 use tenure::{Holder, LockName, Locks, Multi, MultiGuard, Options, Owner, Status};
 use tokio::signal::unix::{SignalKind, signal};
@@ -94,7 +94,7 @@ async fn take(
             sleep(Duration::from_millis(50)).await;
             waits_for_itself(args, locks, voice).await;
         }
-        say_who_holds(args, locks, voice).await;
+        join(say_who_holds(args, locks, voice), say_of_silence(args, locks, voice)).await;
     };
     let guards = beside(aside, async {
         match args.wait {
@@ -148,6 +148,36 @@ async fn say_who_holds(args: &Run, locks: &Locks, voice: Voice) {
                 voice.detail(format_args!("waiting for lock {name}: {holders}, in store {}", locks.url()));
             }
             Err(error) => voice.detail(format_args!("waiting: {}", chain(&error))),
+        }
+    }
+}
+
+/// How often a wait looks whether its store answers.
+const LOOK: Duration = Duration::from_secs(2);
+/// How often it says that the store does not.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// Says when the store stops answering during a wait, once a minute while it does not, and when it is back.
+async fn say_of_silence(args: &Run, locks: &Locks, voice: Voice) {
+    let store = locks.url();
+    let (mut since, mut said_at) = (None, None);
+    loop {
+        sleep(LOOK).await;
+        let asked = clock::now();
+        match (locks.inspect(&args.name).await, since) {
+            (Ok(_), None) => {}
+            (Ok(_), Some(start)) => {
+                let silence = Span(clock::now() - start);
+                voice.say(format_args!("store {store} answers again, after {silence}; still waiting"));
+                (since, said_at) = (None, None);
+            }
+            (Err(error), _) => {
+                since.get_or_insert(asked);
+                if said_at.is_none_or(|said_at| asked >= said_at + AGAIN) {
+                    said_at = Some(asked);
+                    voice.say(format_args!("{}; still waiting", chain(&error)));
+                }
+            }
         }
     }
 }

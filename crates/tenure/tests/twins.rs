@@ -216,7 +216,7 @@ impl Bench {
             }
             6 | 7 => {
                 let fields: &[&str] = match self.below(4) {
-                    0 | 1 if ttl_ms % 3 == 0 => &["#fence", "1", mine.as_str(), "1"],
+                    0 | 1 if ttl_ms.is_multiple_of(3) => &["#fence", "1", mine.as_str(), "1"],
                     0 | 1 if ttl_ms % 3 == 1 => &["#fence", "1", mine.as_str(), "1", "a", "1"],
                     0 => &["#fence", "1", "a", "1"],
                     1 => &["mode", "read", "550e8400-e29b-41d4-a716-446655440000:1", "1"],
@@ -311,7 +311,7 @@ impl Bench {
             }
             7 | 8 => Verb::Release { hold, fence, whose: Whose::Mine },
             9 if self.below(if is_long { 60 } else { 4 }) == 0 => {
-                let whose = if ttl_ms % 3 == 0 { Whose::Foreign } else { Whose::Anyone };
+                let whose = if ttl_ms.is_multiple_of(3) { Whose::Foreign } else { Whose::Anyone };
                 Verb::Release { hold: hold / 2, fence, whose }
             }
             9 => Verb::Inspect,

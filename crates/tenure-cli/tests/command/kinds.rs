@@ -335,15 +335,14 @@ fn a_run_that_would_wait_for_itself_says_so() {
         nested(outer, inner).exits_with(0).says_nothing();
     }
     let script = r#""$0" run --reentrant --owner "$TENURE_OWNER" x -- true"#;
-    env.tenure_run(["--reentrant", "x", "--", "sh", "-c", script, BINARY])
-        .exits_with(0)
-        .says_nothing();
+    env.tenure_run(["--reentrant", "x", "--", "sh", "-c", script, BINARY]).exits_with(0).says_nothing();
 }
 
 #[test]
 fn what_outlives_its_run_waits_for_the_next_holder_as_any_other() {
     let env = TestEnv::new();
-    let script = r#"(while [ ! -e go ]; do sleep 0.02; done; "$0" run -v x -- true 2> said; echo $? > code) & :"#;
+    let script =
+        r#"(while [ ! -e go ]; do sleep 0.02; done; "$0" run -v x -- true 2> said; echo $? > code) & :"#;
     env.tenure_run(["x", "--", "sh", "-c", script, BINARY]).exits_with(0);
     let holder = env.start_script(&[], "x", UNTIL_END);
     fs::write(env.path("go"), "").unwrap();

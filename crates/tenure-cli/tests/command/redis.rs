@@ -409,3 +409,29 @@ fn a_forced_release_leaves_what_is_no_lock_and_says_what_it_is() {
     assert_eq!(server.command(&["EXISTS", "text", "list", "hash"]).int(), 2);
     run("release", &["text"]).exits_with(64).says("--force");
 }
+
+/// Once when it stops, once when it is back. Each minute between would make this a long test.
+#[test]
+fn a_wait_says_that_its_server_does_not_answer_and_that_it_is_back() {
+    let env = TestEnv::new();
+    let server = Server::start();
+    let store = ["--store", &server.url(), "--ttl", "1h"].map(str::to_owned);
+    let store: Vec<&str> = store.iter().map(String::as_str).collect();
+    let holder = env.start_script(&store, "x", "READY; while [ ! -e end ]; do sleep 0.02; done");
+    let waiter = env.start(env.tenure_run_command([&store[..], &["-w", "60", "x", "--", "true"]].concat()));
+    let own = |waiter: &Running| waiter.stderr().lines().map(str::to_owned).collect::<Vec<_>>();
+    for round in 0..2 {
+        server.stop();
+        waiter.eventually("it says so", || own(&waiter).len() == 2 * round + 1);
+        assert!(own(&waiter)[2 * round].contains("still waiting"), "{waiter:?}");
+        // What is said once is not said at the next look.
+        std::thread::sleep(ms(4_500));
+        assert_eq!(own(&waiter).len(), 2 * round + 1, "{waiter:?}");
+        server.cont();
+        waiter.eventually("it is back", || own(&waiter).len() == 2 * round + 2);
+        assert!(own(&waiter)[2 * round + 1].contains("answers again, after"), "{waiter:?}");
+    }
+    std::fs::write(env.path("end"), "").unwrap();
+    waiter.wait_for(ms(30_000)).exits_with(0);
+    holder.wait().exits_with(0);
+}
