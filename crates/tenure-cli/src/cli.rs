@@ -404,10 +404,12 @@ When CMD ends:
   The lock is released, also if CMD left processes in the background: they run on without it.
 
 When this program is killed:
-  CMD is killed too (Linux), but not what CMD has started itself. In a `file:` store the lock
-  becomes free when the last process of CMD's that inherited it is gone, or when its lease ends;
-  in the others when its lease ends. A setuid CMD escapes the kill. Nor can this program help
-  while it is stopped by SIGSTOP: CMD then runs on past the lease.
+  CMD and its process group are killed too (Linux), also a CMD that has changed its user or left its
+  group: another process of this program waits for that. What CMD has started in a group or session
+  of its own escapes, as does a setuid CMD that this program's user may not signal. In a `file:` store
+  the lock becomes free when the last process of CMD's that inherited it is gone, or when its lease
+  ends; in the others when its lease ends. Nor can this program help while it is stopped by SIGSTOP:
+  CMD then runs on past the lease.
 
 Examples:
   tenure run nightly -- ./report.sh

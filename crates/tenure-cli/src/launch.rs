@@ -2,7 +2,8 @@
 //!
 //! `__launch PARENT VOICE TERMINAL CMD [ARGS…]` becomes the command, in three steps that safe code cannot do between fork and
 //! exec. It asks the kernel to kill it when the thread that started it dies; it makes sure that this has not already
-//! happened; it executes the command, which keeps the first setting. (The kernel clears it for a setuid program.)
+//! happened; it executes the command, which keeps the first setting. (The kernel clears it where the user changes; the
+//! `killer` kills those.)
 
 use std::env::{self, ArgsOs};
 use std::ffi::{OsStr, OsString};
@@ -15,10 +16,11 @@ use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_pro
 use crate::exit::{NOT_FOUND, OWN, of_exec};
 use crate::output::{Voice, chain};
 use crate::stress::worker;
-use crate::terminal;
+use crate::{killer, terminal};
 
 const LAUNCH: &str = "__launch";
 pub(crate) const FOREGROUND: &str = "__foreground";
+pub(crate) const KILLER: &str = "__killer";
 pub(crate) const STRESS: &str = "__stress";
 
 /// This program once more, even if its file has been replaced meanwhile.
@@ -44,6 +46,7 @@ pub(crate) fn stage(mut args: ArgsOs) -> Option<u8> {
     match args.next()?.to_str()? {
         LAUNCH => Some(launch(args).unwrap_or(OWN)),
         FOREGROUND => Some(foreground(args).unwrap_or(OWN)),
+        KILLER => Some(killer::stage().unwrap_or(OWN)),
         STRESS => Some(worker::stage(args).unwrap_or(OWN)),
         _ => None,
     }

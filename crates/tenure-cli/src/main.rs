@@ -7,6 +7,7 @@ mod clock;
 mod duration;
 mod exit;
 mod json;
+mod killer;
 mod kind;
 mod launch;
 mod limits;

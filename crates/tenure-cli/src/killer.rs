@@ -1,0 +1,82 @@
+//! A process that kills the command when this program is killed.
+//!
+//! The kernel does that too, but it forgets it where the command changes its user (`setpriv`, `su`, a
+//! daemon that gives up root). The killer keeps the user of this program and a session of its own. Its
+//! standard input is a pipe whose other end only this program has, so it sees this program end.
+
+use std::io::{self, BufRead, PipeWriter, Write};
+use std::process::{Child, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use rustix::process::{
+    Pid, PidfdFlags, Signal, kill_process, kill_process_group, pidfd_open, pidfd_send_signal, setsid,
+};
+
+use crate::launch;
+
+#[derive(Debug)]
+pub(crate) struct Killer {
+    process: Child,
+    pipe: Option<PipeWriter>,
+}
+
+impl Killer {
+    pub(crate) fn start() -> io::Result<Self> {
+        let (reader, writer) = io::pipe()?;
+        let mut stage = launch::again();
+        stage.arg(launch::KILLER).stdin(reader).stdout(Stdio::null()).stderr(Stdio::null());
+        Ok(Self { process: stage.spawn()?, pipe: Some(writer) })
+    }
+
+    /// From here on the end of this program is the end of the command and its group.
+    pub(crate) fn watch(&mut self, command: Pid) {
+        self.tell(&format!("{}\n", command.as_raw_nonzero()));
+    }
+
+    /// The command has ended. Its number may be given to another process as soon as it is waited for.
+    pub(crate) fn stand_down(&mut self) {
+        self.tell("end\n");
+        self.pipe = None;
+    }
+
+    /// A killer that is gone cannot be told, and kills nothing.
+    fn tell(&mut self, line: &str) {
+        if let Some(pipe) = &mut self.pipe {
+            let _ = pipe.write_all(line.as_bytes());
+        }
+    }
+}
+
+impl Drop for Killer {
+    /// Waits for it, for a moment: where no process waits for orphans, it would stay as a zombie.
+    #[expect(clippy::disallowed_methods, reason = "the command has ended, and no lease depends on this")]
+    fn drop(&mut self) {
+        self.pipe = None;
+        for _ in 0..50 {
+            if !matches!(self.process.try_wait(), Ok(None)) {
+                return;
+            }
+            sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// The stage: reads the number of the command, and kills that if nothing more comes.
+pub(crate) fn stage() -> Option<u8> {
+    // Neither the terminal nor what ends the group of this program reaches it.
+    let _ = setsid();
+    let mut lines = io::stdin().lock().lines();
+    let pid = lines.next()?.ok()?.parse().ok().and_then(Pid::from_raw)?;
+    // It names this process also when its number is given to another.
+    let command = pidfd_open(pid, PidfdFlags::empty());
+    if lines.next().is_none() {
+        let _ = kill_process_group(pid, Signal::KILL);
+        // It may have left its group.
+        let _ = match command {
+            Ok(command) => pidfd_send_signal(command, Signal::KILL),
+            Err(_) => kill_process(pid, Signal::KILL),
+        };
+    }
+    Some(0)
+}
