@@ -1,7 +1,8 @@
-//! The runs above this one: a run that waits for a lock which one of them holds may wait for itself.
+//! The runs above this one: a run that waits for a lock which one of them holds may wait for
+//! itself.
 //!
-//! Each run tells its command the owners of its locks in `TENURE_HELD`, behind those that it was told.
-//! Owners are unique, so the store says whether such a lock is still held.
+//! Each run tells its command the owners of its locks in `TENURE_HELD`, behind those that it was
+//! told. Owners are unique, so the store says whether such a lock is still held.
 
 use std::env;
 

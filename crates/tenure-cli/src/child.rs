@@ -20,7 +20,7 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts it. The command must ask for a group of its own.
+    /// Starts the command, which must ask for a new process group.
     pub(crate) fn start(command: &mut Command) -> io::Result<Self> {
         let mut killer = Killer::start()?;
         let process = command.spawn()?;
@@ -48,7 +48,8 @@ impl Child {
         seen.ok().flatten()?.stopping_signal().and_then(Signal::from_named_raw)
     }
 
-    /// Whether it has ended. It stays a zombie, so that neither its number nor its group's can be somebody else's.
+    /// Whether it has ended. It stays a zombie, so that the system gives neither its number nor its
+    /// group's to another process.
     pub(crate) fn has_ended(&self) -> bool {
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         self.reaped || !matches!(waitid(WaitId::Pid(self.group), look), Ok(None))
@@ -61,7 +62,7 @@ impl Child {
         self.process.wait()
     }
 
-    /// Whether nobody is left in its group. Only after [`status`](Self::status): a zombie counts.
+    /// Whether its group is empty. Only after [`status`](Self::status): a zombie counts.
     pub(crate) fn group_is_empty(&self) -> bool {
         test_kill_process_group(self.group) == Err(Errno::SRCH)
     }

@@ -1,11 +1,11 @@
-//! Who holds what, for programs. Names of fields are a promise: one may come, none goes.
+//! Locks and holders, for programs. Fields may be added, and none is removed.
 
 use std::time::UNIX_EPOCH;
 
 use serde_json::{Value, json};
 use tenure::{Holder, Locks, Status};
 
-/// One lock as an object on a line of its own.
+/// One lock as an object on one line.
 pub(crate) fn lock(locks: &Locks, name: &str, status: Option<&Status>) -> String {
     let foreign = status.and_then(Status::foreign);
     let all = |holders: &[Holder]| {

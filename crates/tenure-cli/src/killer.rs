@@ -1,8 +1,8 @@
 //! A process that kills the command when this program is killed.
 //!
-//! The kernel does that too, but it forgets it where the command changes its user (`setpriv`, `su`, a
-//! daemon that gives up root). The killer keeps the user of this program and a session of its own. Its
-//! standard input is a pipe whose other end only this program has, so it sees this program end.
+//! The kernel does that too, but it forgets it where the command changes its user (`setpriv`, `su`,
+//! a daemon that gives up root). The killer keeps the user of this program and has another session.
+//! Its standard input is a pipe whose other end only this program has, so it sees this program end.
 
 use std::io::{self, BufRead, PipeWriter, Write};
 use std::process::{Child, Stdio};
@@ -34,7 +34,8 @@ impl Killer {
         self.tell(&format!("{}\n", command.as_raw_nonzero()));
     }
 
-    /// The command has ended. Its number may be given to another process as soon as it is waited for.
+    /// The command has ended. Its number may be given to another process as soon as it is waited
+    /// for.
     pub(crate) fn stand_down(&mut self) {
         self.tell("end\n");
         self.pipe = None;

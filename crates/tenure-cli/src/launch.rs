@@ -1,9 +1,9 @@
 //! The stages in which this program runs itself: hidden first arguments, not for people.
 //!
-//! `__launch PARENT VOICE TERMINAL CMD [ARGS…]` becomes the command, in three steps that safe code cannot do between fork and
-//! exec. It asks the kernel to kill it when the thread that started it dies; it makes sure that this has not already
-//! happened; it executes the command, which keeps the first setting. (The kernel clears it where the user changes; the
-//! `killer` kills those.)
+//! `__launch PARENT VOICE TERMINAL CMD [ARGS…]` becomes the command, in three steps that safe code
+//! cannot do between fork and exec. It asks the kernel to kill it when the thread that started it
+//! dies; it makes sure that this has not already happened; it executes the command, which keeps the
+//! first setting. (The kernel clears it where the user changes; the `killer` kills those.)
 
 use std::env::{self, ArgsOs};
 use std::ffi::{OsStr, OsString};
@@ -30,7 +30,8 @@ pub(crate) fn again() -> Command {
     command
 }
 
-/// The command, by way of the first stage. Must be spawned from a thread that lives as long as the command may.
+/// The command, by way of the first stage. Must be spawned from a thread that lives as long as the
+/// command may.
 pub(crate) fn command(words: &[OsString], voice: Voice, with_terminal: bool) -> Command {
     let mut command = again();
     command.arg(LAUNCH).arg(getpid().to_string());
@@ -64,10 +65,11 @@ fn launch(mut args: ArgsOs) -> Option<u8> {
     let program = args.next()?;
 
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
-        voice.say(format_args!("cannot tie the command to this process: {error}"));
+        voice.say(format_args!("cannot set the parent death signal of the command: {error}"));
         return Some(OWN);
     }
-    // It may have died before we asked. (It is never in another pid namespace: there it could not have started its thread.)
+    // It may have died before we asked. (It is never in another pid namespace: there it could not
+    // have started its thread.)
     if getppid() != Some(parent) {
         return Some(OWN);
     }
@@ -94,7 +96,8 @@ fn launch(mut args: ArgsOs) -> Option<u8> {
     Some(code)
 }
 
-/// Whether this is the path of a file, which is not looked for elsewhere, or the name of one where commands are looked for.
+/// Whether this is the path of a file, which is not looked for elsewhere, or the name of one where
+/// commands are looked for.
 fn is_there(program: &OsStr) -> bool {
     if program.is_empty() {
         return false;

@@ -5,7 +5,8 @@ use crate::exit::Failure;
 use crate::output::{self, Line};
 use crate::{json, status, store};
 
-/// Prints a line for each lock: its name, its kind and its holders, with tabs between. Returns the code to exit with.
+/// Prints a line for each lock: its name, its kind and its holders, with tabs between. Returns the
+/// code to exit with.
 pub(crate) async fn list(args: &List) -> Result<u8, Failure> {
     let locks = store::open_existing(&args.store)?;
     let mut listing = locks.list(&args.names)?;

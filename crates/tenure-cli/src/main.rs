@@ -1,4 +1,5 @@
-//! `tenure`: runs a program under a distributed lock, shows who holds what, ends a hold by force, and puts a store to the test.
+//! `tenure`: runs a program under a distributed lock, shows holders, ends a hold by force, and
+//! tests a store.
 
 mod ancestors;
 mod child;

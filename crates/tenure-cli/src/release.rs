@@ -46,10 +46,10 @@ fn runs_on(ended: &Status) -> Option<String> {
     let leases: Option<Vec<Duration>> = ended.holders.iter().map(|holder| holder.remaining).collect();
     Some(match leases?.into_iter().max()? {
         longest if ended.holders.len() == 1 => {
-            format!("its command may run on for up to {}: until then it may not know\n", Span(longest))
+            format!("its command may run for up to {} more, until it notices\n", Span(longest))
         }
         longest => {
-            format!("their commands may run on for up to {}: until then they may not know\n", Span(longest))
+            format!("their commands may run for up to {} more, until they notice\n", Span(longest))
         }
     })
 }

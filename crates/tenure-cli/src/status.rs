@@ -1,4 +1,4 @@
-//! `tenure status`: who holds a lock.
+//! `tenure status`: the holders of a lock.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -11,13 +11,14 @@ use crate::exit::{self, Failure};
 use crate::output::{self, Line, Span};
 use crate::{json, store};
 
-/// Prints who holds a lock; returns whether somebody does, as the code to exit with.
+/// Prints the holders of a lock; returns whether it is held, as the code to exit with.
 pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
     let locks = store::open_existing(&args.store)?;
     tell(&locks, "held", &args.name, locks.inspect(&args.name).await?.as_ref(), args.json)
 }
 
-/// Prints what was found at a name, and how it is held; returns whether there was something, as the code to exit with.
+/// Prints what was found at a name, and how it is held; returns whether there was something, as the
+/// code to exit with.
 pub(crate) fn tell(
     locks: &Locks,
     how: &str,

@@ -10,10 +10,10 @@ use crate::cli::Store;
 use crate::exit::{Failure, OWN, STORE, USAGE, of_error};
 use crate::output::chain;
 
-/// The store that was named, or the one in the user's state directory. Nobody is asked yet.
+/// The store that was named, or the one in the user's state directory. No request is sent yet.
 pub(crate) fn open(args: &Store, options: Options) -> Result<Locks, Failure> {
     let locks = Locks::open(&url(args)?).map_err(|error| {
-        // Nobody was asked: it is this process that has no room for the thread of its locks.
+        // No request was sent: this process could not start the thread of its locks.
         let code = if error.is_unreachable() { OWN } else { of_error(&error) };
         Failure { code, message: chain(&error) }
     })?;
@@ -44,7 +44,8 @@ pub(crate) fn url(args: &Store) -> Result<String, Failure> {
             Err(Failure { code: USAGE, message })
         }
         Some(url) if url.starts_with("memory:") => {
-            let message = "processes do not share a memory: store; name another with --store".into();
+            let message =
+                "a memory: store is not shared between processes; use --store file:DIR or a server".into();
             Err(Failure { code: USAGE, message })
         }
         Some(url) => Ok(url.to_owned()),

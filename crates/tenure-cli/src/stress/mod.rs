@@ -1,8 +1,9 @@
-//! `tenure stress`: the store is hammered by processes of this program, and what they were told is judged.
+//! `tenure stress`: the store is hammered by processes of this program, and what they were told is
+//! judged.
 //!
-//! A `worker` takes turns and writes its history; the `crew` starts workers, hears them and breaks some; `tenure-history` puts all
-//! histories in order, and says what must not have been.
-#![expect(clippy::disallowed_methods, reason = "a program of its own, with timers of its own")]
+//! A `worker` takes turns and writes its history; the `crew` starts workers, hears them and breaks
+//! some; `tenure-history` puts all histories in order, and says what must not have been.
+#![expect(clippy::disallowed_methods, reason = "the command uses timers of tokio")]
 
 use std::fmt::Write;
 use std::io;
@@ -70,7 +71,7 @@ impl Faults {
 }
 
 async fn hammer(args: &Stress) -> Result<u8, Failure> {
-    let own = |error: io::Error| Failure::own("cannot go on", &error);
+    let own = |error: io::Error| Failure::own("stress cannot continue", &error);
     let mut signals = Signals::catch(&[Signal::INT, Signal::TERM]).map_err(own)?;
     let url = store::url(&args.store)?;
     let mut orders = Orders {
@@ -84,7 +85,7 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
     };
     let locks = Locks::open(&url)?.with(orders.options())?;
     orders.sorts = sorts(args, &locks)?;
-    // Somebody must be there, and whatever is left there is not ours: names are new with each run.
+    // The store must answer. Other locks there do not matter, as names are new with each run.
     locks.inspect(&orders.name(lock(Sort::Mutex, 0))).await?;
 
     let begun = now();
@@ -94,7 +95,7 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
         crew.start().map_err(own)?;
     }
     let faults = run(args, begun, &mut crew, &mut judge, &mut signals).await.map_err(own)?;
-    // Whoever waits stops at once, and whoever holds too: what takes longer is stuck, or was stopped beside its store.
+    // Tasks that wait or hold stop at once. A process that takes longer is stuck.
     let limit = now() + nanos(args.stall + BUSY);
     crew.end();
     while !crew.is_empty() && now() < limit {
@@ -108,7 +109,7 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
     }
     judge.finish();
     for worker in stuck {
-        judge.accuse("progress", format_args!("process {worker} did not end when it was told to"));
+        judge.accuse("progress", format_args!("process {worker} did not end after it was told to"));
     }
     let left = left_behind(&locks, &orders, now() + nanos(args.ttl + PLACE + BUSY)).await;
     if let Ok(left) = &left {
@@ -128,7 +129,7 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
     }
     match judge.failure {
         Some(failure) if judge.checked() == 0 => {
-            Err(Failure { code: exit::STORE, message: format!("nothing was ever granted: {failure}") })
+            Err(Failure { code: exit::STORE, message: format!("no lock was granted: {failure}") })
         }
         _ => Ok(0),
     }
@@ -215,7 +216,7 @@ async fn run(
         }
         if hook.try_wait()?.is_none() {
             let _ = kill_process_group(Pid::from_child(&hook), Signal::KILL);
-            complain(format_args!("the hook did not end within {}, and was killed", Span(BUSY)));
+            complain(format_args!("the hook did not end within {} and was killed", Span(BUSY)));
         }
         faults.hook_ended(hook.wait()?);
     }
@@ -229,7 +230,8 @@ fn start(hook: &str) -> io::Result<Child> {
     command.args(["-c", hook]).stdin(Stdio::null()).stdout(io::stderr()).spawn()
 }
 
-/// The locks that are still held, or waited for, when everybody is gone and all leases are over.
+/// The locks that are still held, or waited for, when all processes have ended and all leases are
+/// over.
 async fn left_behind(locks: &Locks, orders: &Orders, limit: u64) -> Result<Vec<String>, Failure> {
     let mut left = Vec::new();
     for sort in &orders.sorts {

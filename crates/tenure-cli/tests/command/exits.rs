@@ -155,7 +155,7 @@ fn what_the_command_left_in_the_background_does_not_keep_the_lock() {
     let took = env.tenure_run(["x", "--", "sh", "-c", script]).exits_with(5).took;
     assert!(took < Duration::from_secs(5));
     let left = env.pid("left");
-    assert!(crate::env::is_alive(left), "it was a process of its own by then");
+    assert!(crate::env::is_alive(left), "it outlives the command");
     env.tenure_run(["-n", "x", "--", "true"]).exits_with(0);
     rustix::process::kill_process(left, rustix::process::Signal::KILL).unwrap();
 }
@@ -169,7 +169,7 @@ fn a_store_may_be_named_by_the_environment_or_a_flag() {
     command.env("TENURE_STORE", &a).env("B", &b).env("BINARY", crate::env::BINARY).env("NAME", &name);
     let said = env.run(command).exits_with(0);
     assert_eq!(said.stdout, "75 0\n", "{said:?}");
-    assert!(!env.store().exists(), "nobody asked for the default store");
+    assert!(!env.store().exists(), "the default store was used");
 }
 
 /// Under the lock of the store in the environment: busy there, free in another.

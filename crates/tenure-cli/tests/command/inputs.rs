@@ -1,4 +1,5 @@
-//! Names, durations and directories: each works, or gets one line that says what is wrong, and a documented code.
+//! Names, durations and directories: each works, or gets one line that says what is wrong, and a
+//! documented code.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -32,7 +33,7 @@ fn a_name_is_any_text_of_1_byte_to_64_kib() {
         let said = env.tenure_run(["-n", "--", name, "sh", "-c", r#"printf %s "$TENURE_NAME""#]);
         assert_eq!(said.exits_with(0).says_nothing().stdout, name);
     }
-    // Whatever they say, their files are in the store.
+    // Their files are in the store.
     let mut found: Vec<_> = fs::read_dir(env.store().parent().unwrap())
         .unwrap()
         .map(|entry| entry.unwrap().file_name())
@@ -96,7 +97,7 @@ fn what_is_no_lease_is_told_what_one_is() {
         (&["--store", "ftp://host"], "file:DIR"),
         (&["--store", "/tmp/locks"], "`file:/tmp/locks`"),
         (&["--store", "file://var/lib/locks"], "file:///"),
-        (&["--store", "memory:"], "do not share"),
+        (&["--store", "memory:"], "not shared between processes"),
         (&["--acks", "-1"], "-1"),
         (&["--acks", "1"], "replicas"),
         (&["--restart-grace", "5"], "30s"),
@@ -128,7 +129,9 @@ fn what_is_no_command_line_is_told_what_is_missing() {
     env.run(env.tenure(["status"])).exits_with(64).says("`tenure status --help`");
     env.run(env.tenure(["list", "a", "b"])).exits_with(64).says("`tenure list --help`");
     for command in ["status", "list"] {
-        env.run(env.tenure([command, "--store", "memory:x", "y"])).exits_with(64).says("do not share");
+        env.run(env.tenure([command, "--store", "memory:x", "y"]))
+            .exits_with(64)
+            .says("not shared between processes");
     }
     env.run(env.tenure([""; 0])).exits_with(64);
 }

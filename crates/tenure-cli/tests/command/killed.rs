@@ -60,7 +60,7 @@ fn what_a_command_that_changed_its_user_started_dies_with_the_wrapper() {
 #[test]
 fn a_command_that_left_its_group_gets_signals_and_dies_with_its_wrapper() {
     let env = TestEnv::new();
-    // It joins the group of a child of its own.
+    // It joins the group of its child.
     let script = r#"
 import os, signal, time
 child = os.fork()

@@ -8,7 +8,7 @@ use crate::env::{BINARY, TestEnv, random};
 
 /// The command, where it may have so many threads and processes.
 fn with_threads(env: &TestEnv, count: u32, args: &[&str]) -> Command {
-    // They are counted for each user, or each name space of users: one that nobody else is in.
+    // They are counted for each user, or each user namespace: this one is new.
     let limit = format!("--nproc={count}");
     let id = 100_000 + u32::try_from(random(1_000_000)).expect("it is small");
     let mut command = env.as_user(id, &["unshare", "--user", "prlimit", &limit]);
@@ -35,7 +35,8 @@ fn a_warning_that_no_thread_can_be_had_for_ends_nothing() {
     let env = TestEnv::new();
     let servers = [Server::start(), Server::start()];
     let even = format!("redis-quorum://{},{}", servers[0].address(), servers[1].address());
-    // Which of its threads is the last that starts is not the question: it says so, and does not break.
+    // Which of its threads is the last that starts is not the question: it says so, and does not
+    // break.
     for count in 1..=3 {
         let args = ["run", "--ttl", "1s", "-w", "30", "--store", &even, "x", "--", "touch", "ran"];
         let said = env.run(with_threads(&env, count, &args)).exits_with(125);
@@ -49,7 +50,7 @@ fn a_warning_that_no_thread_can_be_had_for_ends_nothing() {
 #[test]
 fn a_file_that_may_not_grow_is_told_and_the_command_has_that_signal_as_ever() {
     let env = TestEnv::new();
-    // Whoever starts the tests may ignore the signal.
+    // The parent of the tests may ignore the signal.
     let bash = |script| {
         let mut command = env.program("env");
         command.args(["--default-signal=XFSZ", "bash", "-c", script, BINARY]);
@@ -80,7 +81,7 @@ fn what_cannot_be_printed_is_told_with_a_code_that_the_help_has() {
         env.run(shell).exits_with(125).says("cannot print");
         let verb = command.split(' ').next().unwrap();
         let help = env.run(env.tenure([verb, "--help"])).exits_with(0).stdout;
-        assert!(help.contains("125  something of this program's own failed"), "{help}");
+        assert!(help.contains("125  tenure itself failed"), "{help}");
     }
     drop(holder);
 }
@@ -97,7 +98,7 @@ fn a_low_limit_of_open_files_is_one_line_and_no_panic() {
             command.args(["-c", &script, BINARY]);
             let said = env.run(command);
             let lines = said.stderr.lines().count();
-            let code = said.code().expect("an end of its own");
+            let code = said.code().expect("an exit code");
             assert!([0, 1, 69, 125].contains(&code) && lines <= 1, "{verb} {limit}: {said:?}");
             assert!(!said.stderr.contains("defect"), "{verb} {limit}: {said:?}");
             if limit == 6 {

@@ -200,7 +200,8 @@ fn standard_error_may_be_closed() {
     assert!(said.took < Duration::from_secs(5));
 }
 
-/// A command whose standard error nobody reads, and where nothing more fits: its code. What is done meanwhile is told its process.
+/// Runs a command whose standard error is full and not read; returns its code. `meanwhile` gets its
+/// process.
 fn unread(mut command: Command, mut meanwhile: impl FnMut(Pid) -> bool) -> Option<i32> {
     let (_reader, mut writer) = std::io::pipe().expect("a pipe");
     rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).expect("a flag");
@@ -222,7 +223,7 @@ fn unread(mut command: Command, mut meanwhile: impl FnMut(Pid) -> bool) -> Optio
 }
 
 #[test]
-fn nobody_has_to_read_what_is_said() {
+fn output_that_is_not_read_blocks_no_run() {
     let env = TestEnv::new();
     let run = |args: &[&str]| env.tenure_run_command(args);
     assert_eq!(unread(run(&["-v", "x", "--", "sh", "-c", "exit 3"]), |_| false), Some(3));
@@ -256,7 +257,7 @@ fn a_release_with_a_token_never_ends_the_hold_of_a_successor() {
         let forced = |token: &str| env.run(env.tenure(["release", "--force", "--token", token, "x"]));
         let said = forced(&old).exits_with(0).says_nothing();
         assert!(said.stdout.starts_with("was held as a ") && said.stdout.contains(&old), "{said:?}");
-        assert!(said.stdout.contains("its command may run on for up to 59m "), "{said:?}");
+        assert!(said.stdout.contains("its command may run for up to 59m "), "{said:?}");
         let second = start();
         let said = forced(&old).exits_with(75).says(&format!("is not held with token {old}"));
         let pid = format!("pid {}", second.pid().as_raw_nonzero());

@@ -1,4 +1,5 @@
-//! The command and a Redis server: one that fails under it, one that is busy, and what is shown of it.
+//! The command and a Redis server: one that fails under it, one that is busy, and what is shown of
+//! it.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -56,7 +57,8 @@ fn watch(env: &TestEnv, running: &Running, child: Pid) -> (Duration, Duration) {
     (told.expect("it was told before"), gone.expect("it is gone"))
 }
 
-/// While the lock is there and nobody can be asked, the child is gone before the lease ends; then somebody else may hold.
+/// While the lock exists and no server answers, the child is gone before the lease ends. Then
+/// another may hold.
 fn gone_in_time(what: &str, server: &Server, url: &str, spoil: impl Fn(), restore: impl Fn()) {
     let env = TestEnv::new();
     let (running, child) = start(&env, url);
@@ -65,7 +67,7 @@ fn gone_in_time(what: &str, server: &Server, url: &str, spoil: impl Fn(), restor
     let (told, gone) = watch(&env, &running, child);
     assert!(gone < lease_end, "{what}: the child outlived the lease by {:?}", gone - lease_end);
     println!(
-        "{what}: told {:?}, gone {:?} before the lease could be somebody else's",
+        "{what}: told {:?}, gone {:?} before another could get the lease",
         lease_end - told,
         lease_end - gone
     );
@@ -101,7 +103,8 @@ fn a_network_that_refuses_costs_the_child_its_life_before_the_lease_is_over() {
     gone_in_time("refused", &server, &proxy.url(), spoil, || proxy.set(Fault::None));
 }
 
-/// Where the lock itself is gone, nobody can know before being told; from then on it takes `grace` at most.
+/// Where the server has lost the lock, the child is gone within `grace` of the moment tenure is
+/// told.
 fn gone_within_grace(what: &str, server: &Server, empty: impl Fn()) {
     let env = TestEnv::new();
     let (running, child) = start(&env, &server.url());
@@ -320,9 +323,9 @@ fn what_a_grant_rests_on_can_be_asked_for() {
     run(&server.url(), &["-w", "20", "--restart-grace", "1s"]).exits_with(0).says_nothing();
 }
 
-/// Whoever reads what we say may have stopped reading, and a lease is renewed all the same.
+/// The lease is renewed also where standard error is not read.
 #[test]
-fn a_warning_that_nobody_reads_keeps_nothing_up() {
+fn a_warning_that_is_not_read_delays_no_renewal() {
     let env = TestEnv::new();
     let servers = [Server::start(), Server::start()];
     let even = format!("redis-quorum://{},{}", servers[0].address(), servers[1].address());

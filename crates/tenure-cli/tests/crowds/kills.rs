@@ -8,16 +8,17 @@ use rustix::process::{Pid, Signal};
 
 use crate::env::{LIMIT, Running, TestEnv, is_alive, now, random};
 
-/// Holds an flock of its own for as long as it lives: whoever does not get it at once met somebody, if that one still runs. The
-/// system closes the descriptors of one that has died in no promised order, so its liveness may end a moment before this flock;
-/// it has no program any more then.
+/// Holds another flock for as long as it lives. A process that does not get it at once overlaps
+/// with another, if that one still runs. The system closes the descriptors of one that has died in
+/// no promised order, so its liveness may end a moment before this flock; it has no program any
+/// more then.
 const ALONE: &str = "exec 8>>alone
     flock -n 8 || { readlink /proc/$(tail -n 1 ran)/exe >/dev/null 2>&1 && echo overlap >> bad; flock 8; }
     echo $$ >> ran
     exec sleep 30";
 
 #[test]
-fn a_killed_wrapper_takes_its_command_with_it_and_nobody_meets_anybody_200_times() {
+fn a_killed_wrapper_takes_its_command_along_and_no_two_overlap_in_200_kills() {
     // Four names side by side, fifty kills each, always with another contender waiting or starting.
     thread::scope(|scope| {
         for _ in 0..4 {
@@ -42,7 +43,7 @@ fn fifty_kills() {
         drop(victim);
         contenders.push(start());
     }
-    // Whoever was left waiting gets in.
+    // The one that still waits gets in.
     let before = env.read("ran").lines().count();
     let last = contenders.pop().expect("two of them");
     drop(contenders);
@@ -109,7 +110,7 @@ fn what_outlives_a_killed_wrapper_keeps_the_lock_until_it_ends() {
         assert!(now() < end, "the command lives on");
         sleep(Duration::from_millis(1));
     }
-    assert!(is_alive(grandchild), "it has a session of its own");
+    assert!(is_alive(grandchild), "it is in another session");
     env.tenure_run(["-w", "0.3", "x", "--", "true"]).exits_with(75);
     rustix::process::kill_process(grandchild, Signal::KILL).unwrap();
     env.tenure_run(["-w", "5", "x", "--", "true"]).exits_with(0);
