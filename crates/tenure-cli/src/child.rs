@@ -23,7 +23,7 @@ impl Child {
     /// Starts the command, which must ask for a new process group.
     pub(crate) fn start(command: &mut Command) -> io::Result<Self> {
         let mut killer = Killer::start()?;
-        let process = command.spawn()?;
+        let process = command.spawn().inspect_err(|_| killer.stand_down())?;
         let group = Pid::from_child(&process);
         killer.watch(group);
         Ok(Self { process, group, reaped: false, killer })

@@ -6,8 +6,6 @@
 
 use std::io::{self, BufRead, PipeWriter, Write};
 use std::process::{Child, Stdio};
-use std::thread::sleep;
-use std::time::Duration;
 
 use rustix::process::{
     Pid, PidfdFlags, Signal, kill_process, kill_process_group, pidfd_open, pidfd_send_signal, setsid,
@@ -18,7 +16,7 @@ use crate::launch;
 #[derive(Debug)]
 pub(crate) struct Killer {
     process: Child,
-    pipe: Option<PipeWriter>,
+    pipe: PipeWriter,
 }
 
 impl Killer {
@@ -26,44 +24,23 @@ impl Killer {
         let (reader, writer) = io::pipe()?;
         let mut stage = launch::again();
         stage.arg(launch::KILLER).stdin(reader).stdout(Stdio::null()).stderr(Stdio::null());
-        Ok(Self { process: stage.spawn()?, pipe: Some(writer) })
+        Ok(Self { process: stage.spawn()?, pipe: writer })
     }
 
     /// From here on the end of this program is the end of the command and its group.
     pub(crate) fn watch(&mut self, command: Pid) {
-        self.tell(&format!("{}\n", command.as_raw_nonzero()));
+        // A killer that is gone cannot be told, and kills nothing.
+        let _ = self.pipe.write_all(format!("{}\n", command.as_raw_nonzero()).as_bytes());
     }
 
-    /// The command has ended. Its number may be given to another process as soon as it is waited
-    /// for.
+    /// The command has ended, or did not start. Its number may be given to another process as soon as it is waited for.
     pub(crate) fn stand_down(&mut self) {
-        self.tell("end\n");
-        self.pipe = None;
-    }
-
-    /// A killer that is gone cannot be told, and kills nothing.
-    fn tell(&mut self, line: &str) {
-        if let Some(pipe) = &mut self.pipe {
-            let _ = pipe.write_all(line.as_bytes());
-        }
+        // It may not even have started: it is not asked, and leaves no zombie.
+        let _ = self.process.kill().and_then(|()| self.process.wait());
     }
 }
 
-impl Drop for Killer {
-    /// Waits for it, for a moment: where no process waits for orphans, it would stay as a zombie.
-    #[expect(clippy::disallowed_methods, reason = "the command has ended, and no lease depends on this")]
-    fn drop(&mut self) {
-        self.pipe = None;
-        for _ in 0..50 {
-            if !matches!(self.process.try_wait(), Ok(None)) {
-                return;
-            }
-            sleep(Duration::from_millis(1));
-        }
-    }
-}
-
-/// The stage: reads the number of the command, and kills that if nothing more comes.
+/// The stage: reads the number of the command, and kills that when the pipe is closed.
 pub(crate) fn stage() -> Option<u8> {
     // Neither the terminal nor what ends the group of this program reaches it.
     let _ = setsid();
