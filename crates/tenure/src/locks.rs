@@ -349,13 +349,11 @@ impl Locks {
             Some(owner) if status.kind != Kind::Reentrant => self.release_as(&status, owner).await?,
             _ => self.force_reentrant(name, token).await?,
         };
-        match (ended, self.inspect(name)) {
-            (true, _) => {
-                (status.holders, status.waiters, status.unlisted) = (vec![holder], Vec::new(), 0);
-                Ok(ForcedRelease::Ended(status))
-            }
-            (false, now) => Ok(now.await?.map_or(ForcedRelease::Free, ForcedRelease::Other)),
+        if ended {
+            (status.holders, status.waiters, status.unlisted) = (vec![holder], Vec::new(), 0);
+            return Ok(ForcedRelease::Ended(status));
         }
+        Ok(self.inspect(name).await?.map_or(ForcedRelease::Free, ForcedRelease::Other))
     }
 
     /// Releases what this owner holds; returns whether it held.

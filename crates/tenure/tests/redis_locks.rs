@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use tenure::{Guard, Locks, Options, Owner, block_on};
+use tenure::{ForcedRelease, Guard, Locks, Options, Owner, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Server, Value, eventually};
 
@@ -120,7 +120,7 @@ fn leases_end(server: &Server, locks: usize) -> (u64, u64) {
 }
 
 #[test]
-fn foreign_holders_are_shown_and_can_be_forced() {
+fn foreign_holders_are_shown() {
     let server = Server::start();
     let locks = locks(&server.url());
     server.command(&["SET", "app:foreign", "550e8400", "PX", "60000"]);
@@ -358,4 +358,35 @@ fn who_hears_nothing_any_more_asks_again_and_again() {
         // Half a lease, and the pauses are at most a second.
         assert!(late < ms(6_000), "{late:?}");
     });
+}
+
+#[test]
+fn a_forced_release_with_a_token_ends_that_grant_and_no_later_one() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    let me = Owner::new("me").expect("an owner");
+    for kind in ["mutex", "reentrant", "fair", "semaphore"] {
+        let take = || {
+            let taken = match kind {
+                "mutex" => block_on(locks.mutex(kind).expect("a name").lock()),
+                "reentrant" => block_on(locks.reentrant(kind, &me).expect("a name").lock()),
+                "fair" => block_on(locks.fair(kind).expect("a name").lock()),
+                _ => block_on(locks.semaphore(kind, 2).expect("a name").acquire(2)),
+            };
+            taken.expect("a free lock")
+        };
+        let force = |token| block_on(locks.force_release_token(kind, token)).expect("an answer");
+        let first = take();
+        let ForcedRelease::Ended(ended) = force(first.fence()) else { panic!("{kind}: it was held") };
+        assert_eq!((ended.holders.len(), ended.holders[0].fence), (1, first.fence()), "{kind}");
+        assert_eq!(force(first.fence()), ForcedRelease::Free, "{kind}");
+        // The reentrant one has the same owner as before.
+        let second = take();
+        let ForcedRelease::Other(other) = force(first.fence()) else { panic!("{kind}: another holds") };
+        assert_eq!(other.holders[0].fence, second.fence(), "{kind}");
+        assert!(matches!(force(0), ForcedRelease::Other(_)), "{kind}");
+        block_on(second.verify()).expect("it is still held");
+    }
+    server.command(&["SET", "text", "another program"]);
+    assert!(block_on(locks.force_release_token("text", 1)).expect_err("no lock").is_mismatch());
 }
