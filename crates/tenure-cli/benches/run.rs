@@ -1,4 +1,5 @@
-//! What a run under a lock costs: `tenure run x -- true` beside `flock FILE true`, taking turns, on an idle lock.
+//! What a run under a lock costs: `tenure run x -- true` beside `flock FILE true`, taking turns, on
+//! an idle lock.
 //!
 //! `cargo bench -p tenure-cli`
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "a benchmark reads the clock")]

@@ -5,31 +5,39 @@ use std::process::{Command, ExitStatus};
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, test_kill_process_group, waitid,
+    Pid, Signal, WaitId, WaitIdOptions, getpgid, kill_process, kill_process_group, test_kill_process_group,
+    waitid,
 };
+
+use crate::killer::Killer;
 
 #[derive(Debug)]
 pub(crate) struct Child {
     process: std::process::Child,
     group: Pid,
     reaped: bool,
+    killer: Killer,
 }
 
 impl Child {
-    /// Starts it. The command must ask for a group of its own.
+    /// Starts the command, which must ask for a new process group.
     pub(crate) fn start(command: &mut Command) -> io::Result<Self> {
-        let process = command.spawn()?;
+        let mut killer = Killer::start()?;
+        let process = command.spawn().inspect_err(|_| killer.stand_down())?;
         let group = Pid::from_child(&process);
-        Ok(Self { process, group, reaped: false })
+        killer.watch(group);
+        Ok(Self { process, group, reaped: false, killer })
     }
 
     pub(crate) fn group(&self) -> Pid {
         self.group
     }
 
-    /// Sends a signal to the whole group: to the command alone if it has left it.
+    /// Sends a signal to the whole group, and to the command itself if it has left that.
     pub(crate) fn signal(&self, signal: Signal) {
-        if kill_process_group(self.group, signal).is_err() && !self.reaped {
+        let told = kill_process_group(self.group, signal).is_ok();
+        let is_in_group = told && getpgid(Some(self.group)) == Ok(self.group);
+        if !is_in_group && !self.reaped {
             let _ = kill_process(self.group, signal);
         }
     }
@@ -40,7 +48,8 @@ impl Child {
         seen.ok().flatten()?.stopping_signal().and_then(Signal::from_named_raw)
     }
 
-    /// Whether it has ended. It stays a zombie, so that neither its number nor its group's can be somebody else's.
+    /// Whether it has ended. It stays a zombie, so that the system gives neither its number nor its
+    /// group's to another process.
     pub(crate) fn has_ended(&self) -> bool {
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         self.reaped || !matches!(waitid(WaitId::Pid(self.group), look), Ok(None))
@@ -48,11 +57,12 @@ impl Child {
 
     /// How it ended.
     pub(crate) fn status(&mut self) -> io::Result<ExitStatus> {
+        self.killer.stand_down();
         self.reaped = true;
         self.process.wait()
     }
 
-    /// Whether nobody is left in its group. Only after [`status`](Self::status): a zombie counts.
+    /// Whether its group is empty. Only after [`status`](Self::status): a zombie counts.
     pub(crate) fn group_is_empty(&self) -> bool {
         test_kill_process_group(self.group) == Err(Errno::SRCH)
     }

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_written_is_a_time_or_told_what_would_be_one() {
+    fn any_text_is_a_time_or_an_error_that_says_what_is_valid() {
         fuzz("duration", &[], &["ms", "s", "m", "h", ".", "-", "+", "e9", "NaN", "inf", "٣"], |bytes| {
             let text = String::from_utf8_lossy(bytes);
             let whole = duration(&text);

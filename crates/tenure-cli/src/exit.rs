@@ -1,4 +1,5 @@
-//! What the exit status says: the command's own, 128 + N for a signal, and a code for each way of not getting that far.
+//! What the exit status says: the command's own, 128 + N for a signal, and a code for each way of
+//! not getting that far.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -6,19 +7,19 @@ use std::process::ExitStatus;
 
 use rustix::process::Signal;
 
-use crate::{output, warnings};
+use crate::{limits, output, warnings};
 
-/// `status`: nobody holds the lock.
+/// `status`: the lock is free.
 pub(crate) const FREE: u8 = 1;
 /// `stress`: something was that must not be.
 pub(crate) const VIOLATED: u8 = 1;
 /// A flag, name, duration or URL that cannot be right.
 pub(crate) const USAGE: u8 = 64;
-/// The name is in use as another kind of lock.
+/// The name is in use as another kind of lock, or by what is no lock.
 pub(crate) const MISMATCH: u8 = 65;
-/// The store did not answer, refused, or nobody knows what it did.
+/// The store did not answer or refused, or the result is unknown.
 pub(crate) const STORE: u8 = 69;
-/// Somebody else holds the lock, or held it to the end of the wait.
+/// Another holds the lock, or held it to the end of the wait.
 pub(crate) const BUSY: u8 = 75;
 /// The lease was lost while the command ran.
 pub(crate) const LOST: u8 = 79;
@@ -75,10 +76,11 @@ pub(crate) fn of_signal(signal: Signal) -> u8 {
     of_raw_signal(signal.as_raw())
 }
 
-/// Asks a store something, and says why that failed, and what the library warns of; returns the code to exit with.
+/// Asks a store something, and says why that failed, and what the library warns of; returns the
+/// code to exit with.
 pub(crate) fn of(asked: impl Future<Output = Result<u8, Failure>>) -> u8 {
     let _printer = warnings::say(false);
-    tenure::block_on(asked).unwrap_or_else(|failure| {
+    limits::check().and_then(|()| tenure::block_on(asked)).unwrap_or_else(|failure| {
         output::complain(failure.message);
         failure.code
     })

@@ -1,15 +1,19 @@
-//! Who holds what, for programs. Names of fields are a promise: one may come, none goes.
+//! Locks and holders, for programs. Fields may be added, and none is removed.
 
 use std::time::UNIX_EPOCH;
 
 use serde_json::{Value, json};
-use tenure::{Holder, Status};
+use tenure::{Holder, Locks, Status};
 
-/// One lock as an object on a line of its own.
-pub(crate) fn lock(name: &str, status: Option<&Status>) -> String {
-    let all = |holders: &[Holder]| holders.iter().map(holder).collect::<Vec<Value>>();
+/// One lock as an object on one line.
+pub(crate) fn lock(locks: &Locks, name: &str, status: Option<&Status>) -> String {
+    let foreign = status.and_then(Status::foreign);
+    let all = |holders: &[Holder]| {
+        holders.iter().map(|one| holder(one, foreign.as_deref())).collect::<Vec<Value>>()
+    };
     let object = json!({
         "name": name,
+        "store": locks.url(),
         "held": status.is_some(),
         "kind": status.map(|status| status.kind.to_string()),
         "permits": status.and_then(|status| status.permits),
@@ -20,12 +24,13 @@ pub(crate) fn lock(name: &str, status: Option<&Status>) -> String {
     format!("{object}\n")
 }
 
-fn holder(holder: &Holder) -> Value {
+/// One holder or waiter. Of another program it says what stands at the name, not what that wrote.
+fn holder(holder: &Holder, foreign: Option<&str>) -> Value {
     let owner = holder.owner.as_ref();
     let since = holder.since().and_then(|since| since.duration_since(UNIX_EPOCH).ok());
     json!({
-        "owner": owner.map_or(&*holder.value, |owner| owner.as_str()),
-        "foreign": owner.is_none(),
+        "owner": owner.map(|owner| owner.as_str()),
+        "foreign": foreign,
         "label": owner.map(|owner| owner.label()),
         "host": owner.map(|owner| owner.host()),
         "pid": owner.map(|owner| owner.pid()),

@@ -29,7 +29,7 @@ fn one(args: &Run, locks: &Locks, name: &str, owner: Option<&Owner>) -> Result<P
     })
 }
 
-/// Whether a lock that these hold, and nobody else, is free for this run.
+/// Whether this run could get a lock that only these hold.
 pub(crate) fn has_room(args: &Run, others: &Status) -> bool {
     let (all, kind) = (&others.holders, &args.kind);
     let has_room = match (others.kind, others.permits) {

@@ -1,8 +1,9 @@
 //! The stages in which this program runs itself: hidden first arguments, not for people.
 //!
-//! `__launch PARENT VOICE TERMINAL CMD [ARGS…]` becomes the command, in three steps that safe code cannot do between fork and
-//! exec. It asks the kernel to kill it when the thread that started it dies; it makes sure that this has not already
-//! happened; it executes the command, which keeps the first setting. (The kernel clears it for a setuid program.)
+//! `__launch PARENT VOICE TERMINAL CMD [ARGS…]` becomes the command, in three steps that safe code
+//! cannot do between fork and exec. It asks the kernel to kill it when the thread that started it
+//! dies; it makes sure that this has not already happened; it executes the command, which keeps the
+//! first setting. (The kernel clears it where the user changes; the `killer` kills those.)
 
 use std::env::{self, ArgsOs};
 use std::ffi::{OsStr, OsString};
@@ -15,10 +16,11 @@ use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_pro
 use crate::exit::{NOT_FOUND, OWN, of_exec};
 use crate::output::{Voice, chain};
 use crate::stress::worker;
-use crate::terminal;
+use crate::{killer, terminal};
 
 const LAUNCH: &str = "__launch";
 pub(crate) const FOREGROUND: &str = "__foreground";
+pub(crate) const KILLER: &str = "__killer";
 pub(crate) const STRESS: &str = "__stress";
 
 /// This program once more, even if its file has been replaced meanwhile.
@@ -28,7 +30,8 @@ pub(crate) fn again() -> Command {
     command
 }
 
-/// The command, by way of the first stage. Must be spawned from a thread that lives as long as the command may.
+/// The command, by way of the first stage. Must be spawned from a thread that lives as long as the
+/// command may.
 pub(crate) fn command(words: &[OsString], voice: Voice, with_terminal: bool) -> Command {
     let mut command = again();
     command.arg(LAUNCH).arg(getpid().to_string());
@@ -44,6 +47,7 @@ pub(crate) fn stage(mut args: ArgsOs) -> Option<u8> {
     match args.next()?.to_str()? {
         LAUNCH => Some(launch(args).unwrap_or(OWN)),
         FOREGROUND => Some(foreground(args).unwrap_or(OWN)),
+        KILLER => Some(killer::stage().unwrap_or(OWN)),
         STRESS => Some(worker::stage(args).unwrap_or(OWN)),
         _ => None,
     }
@@ -61,10 +65,11 @@ fn launch(mut args: ArgsOs) -> Option<u8> {
     let program = args.next()?;
 
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
-        voice.say(format_args!("cannot tie the command to this process: {error}"));
+        voice.say(format_args!("cannot set the parent death signal of the command: {error}"));
         return Some(OWN);
     }
-    // It may have died before we asked. (It is never in another pid namespace: there it could not have started its thread.)
+    // It may have died before we asked. (It is never in another pid namespace: there it could not
+    // have started its thread.)
     if getppid() != Some(parent) {
         return Some(OWN);
     }
@@ -73,7 +78,12 @@ fn launch(mut args: ArgsOs) -> Option<u8> {
         let _ = kill_process(getpid(), Signal::TTIN);
     }
 
-    let error = Command::new(&program).args(args).exec();
+    let mut command = Command::new(&program);
+    // Sockets that a service manager opened are meant for CMD: it must find its own number there.
+    if env::var("LISTEN_PID").is_ok_and(|pid| pid == parent.as_raw_nonzero().to_string()) {
+        command.env("LISTEN_PID", getpid().to_string()).env_remove("LISTEN_PIDFDID");
+    }
+    let error = command.args(args).exec();
     let code = of_exec(&error);
     let shown = program.to_string_lossy();
     if code == NOT_FOUND && is_there(&program) {
@@ -86,7 +96,8 @@ fn launch(mut args: ArgsOs) -> Option<u8> {
     Some(code)
 }
 
-/// Whether this is the path of a file, which is not looked for elsewhere, or the name of one where commands are looked for.
+/// Whether this is the path of a file, which is not looked for elsewhere, or the name of one where
+/// commands are looked for.
 fn is_there(program: &OsStr) -> bool {
     if program.is_empty() {
         return false;

@@ -1,13 +1,17 @@
-//! `tenure`: runs a program under a distributed lock, shows who holds what, ends a hold by force, and puts a store to the test.
+//! `tenure`: runs a program under a distributed lock, shows holders, ends a hold by force, and
+//! tests a store.
 
+mod ancestors;
 mod child;
 mod cli;
 mod clock;
 mod duration;
 mod exit;
 mod json;
+mod killer;
 mod kind;
 mod launch;
+mod limits;
 mod list;
 mod output;
 mod printer;
@@ -29,13 +33,13 @@ fn main() -> ExitCode {
     if let Some(code) = launch::stage(std::env::args_os()) {
         return code.into();
     }
-    let code = match Cli::read() {
+    limits::or_panic_in_one_line(|| match Cli::read() {
         Ok(Cli { command: Command::Run(args) }) => run::run(&args),
         Ok(Cli { command: Command::Status(args) }) => exit::of(status::status(&args)),
         Ok(Cli { command: Command::List(args) }) => exit::of(list::list(&args)),
         Ok(Cli { command: Command::Release(args) }) => exit::of(release::release(&args)),
         Ok(Cli { command: Command::Stress(args) }) => stress::stress(&args),
         Err(code) => code,
-    };
-    code.into()
+    })
+    .into()
 }

@@ -30,12 +30,12 @@ impl Voice {
     }
 }
 
-/// One line on standard error, by the thread for that if it was started. If nobody reads there, nobody is told.
+/// Prints one line on standard error, by the printer thread if it was started.
 pub(crate) fn complain(message: impl Display) {
     printer::line(format!("tenure: {}\n", Line(&message.to_string())));
 }
 
-/// Lines on standard output. A reader that has gone away is no failure of ours.
+/// Lines on standard output. A reader that has gone away is not an error.
 pub(crate) fn print(lines: impl Display) -> io::Result<()> {
     match io::stdout().lock().write_all(lines.to_string().as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

@@ -1,5 +1,5 @@
-//! The thread that writes to standard error what this program says: one that may block for ever, which no thread of the
-//! library may.
+//! The thread that writes to standard error what this program says: one that may block for ever,
+//! which no thread of the library may.
 
 use std::io::{self, Write};
 use std::sync::OnceLock;
@@ -8,8 +8,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-/// Starts the thread. From here on nobody waits for whoever reads there, who may have stopped reading: neither renewals nor
-/// signals nor the command may wait for that. Where the system starts no thread, lines are written by whoever says them.
+/// Starts the thread. From here on renewals, signals and the command do not wait for the reader of
+/// standard error, which may have stopped reading. Without the thread, callers write their lines.
 pub(crate) fn start() -> Printer {
     let (lines, printed) = channel();
     let thread = thread::Builder::new().name("printer".into()).spawn(move || {
@@ -29,7 +29,7 @@ pub(crate) fn start() -> Printer {
     Printer
 }
 
-/// Writes a line, or has it written, in the order in which they are said. If nobody reads there, nobody is told.
+/// Writes a line, or hands it to the thread, which keeps the order.
 pub(crate) fn line(line: String) {
     match LINES.get() {
         Some(lines) => {
@@ -64,7 +64,7 @@ impl Drop for Printer {
 
 enum Said {
     Line(String),
-    /// Whoever waits for what was said so far.
+    /// A caller that waits for the lines before this.
     All(Sender<()>),
 }
 

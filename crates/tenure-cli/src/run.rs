@@ -9,7 +9,7 @@ use std::io;
 use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use rustix::process::Signal;
 use tenure::{Holder, LockName, Locks, Multi, MultiGuard, Options, Owner, Status};
 use tokio::signal::unix::{SignalKind, signal};
@@ -22,18 +22,18 @@ use crate::output::{Span, Voice, chain};
 use crate::signals::{FORWARDED, Signals};
 use crate::terminal::Terminal;
 use crate::watch::{End, Watch};
-use crate::{clock, kind, launch, printer, status, store, warnings};
+use crate::{ancestors, clock, kind, launch, limits, printer, status, store, warnings};
 
 /// Runs a command under a lock; returns the code to exit with.
 pub(crate) fn run(args: &Run) -> u8 {
     let voice = Voice { quiet: args.quiet, verbose: args.verbose };
     let _printer = (!voice.quiet).then(|| warnings::say(voice.verbose));
-    // All on this thread: the kernel kills the command when the *thread* that started it dies, and this one lives longest.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let code = match runtime {
-        Ok(runtime) => runtime.block_on(under_lock(args, voice)),
-        Err(error) => Err(Failure::own("cannot start", &error)),
-    };
+    // All on this thread: the kernel kills the command when the *thread* that started it dies, and
+    // this one lives longest.
+    let code = limits::check().and_then(|()| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.map_err(|error| Failure::own("cannot start", &error))?.block_on(under_lock(args, voice))
+    });
     code.unwrap_or_else(|failure| {
         voice.say(failure.message);
         failure.code
@@ -43,12 +43,14 @@ pub(crate) fn run(args: &Run) -> u8 {
 async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
     let own = |error| Failure::own("cannot catch signals", &error);
     let mut signals = Signals::catch(&FORWARDED).map_err(own)?;
-    // A file of the store that may not grow is then an error of its own (EFBIG), and no end. The command has the default again.
+    // A file of the store that may not grow is then an error (EFBIG), and does not end the process.
+    // The command has the default again.
     let _too_large = Signals::catch(&[Signal::XFSZ]).map_err(own)?;
     let locks = store::open(&args.store, options(args))?;
     let wanted = kind::all(args, &locks)?;
 
-    // What was granted to a wait that ended otherwise is given back when the last handle is dropped, at the end of this.
+    // What was granted to a wait that ended otherwise is given back when the last handle is
+    // dropped, at the end of this.
     match signals.or_end(take(args, &locks, &wanted, voice)).await {
         Ok(Ok(Some(guards))) => hold(args, guards, &mut signals, voice).await,
         Ok(Ok(None)) => match signals.or_end(busy(args, &locks, voice)).await {
@@ -89,13 +91,23 @@ async fn take(
     voice: Voice,
 ) -> Result<Option<MultiGuard>, Failure> {
     let start = clock::now();
-    let guards = beside(say_who_holds(args, locks, voice), async {
+    let aside = async {
+        if args.wait.is_some() {
+            // What is busy by then is not granted at once.
+            sleep(Duration::from_millis(50)).await;
+            waits_for_itself(args, locks, voice).await;
+        }
+        join(say_who_holds(args, locks, voice), say_of_silence(args, locks, voice)).await;
+    };
+    let guards = beside(aside, async {
         match args.wait {
             _ if args.no_wait => wanted.try_lock().await,
             Some(limit) if limit.is_zero() => wanted.try_lock().await,
             Some(limit) => wanted.try_lock_for(limit).await,
-            // Asked once first: a store that is not there at all is told at once, however long the lock may take.
+            // Asked once first: a store that is not there at all is told at once, however long the
+            // lock may take.
             None => match wanted.try_lock().await? {
+                None if waits_for_itself(args, locks, voice).await => Ok(None),
                 None => wanted.lock().await.map(Some),
                 granted => Ok(granted),
             },
@@ -104,9 +116,23 @@ async fn take(
     let guards = guards.await?;
     let waited = Span(clock::now() - start);
     for guard in guards.iter().flat_map(|guards| guards.iter()) {
-        voice.detail(format_args!("lock {} is ours after {waited}, token {}", guard.name(), guard.fence()));
+        let (name, token, store) = (guard.name(), guard.fence(), locks.url());
+        voice.detail(format_args!("lock {name} acquired after {waited}, token {token}, in store {store}"));
     }
     Ok(guards)
+}
+
+/// Says so, where a run above this one holds what this one waits for.
+async fn waits_for_itself(args: &Run, locks: &Locks, voice: Voice) -> bool {
+    let held = ancestors::hold(args, locks).await;
+    for status in &held {
+        let (name, holders) = (&status.name, status::holders(status));
+        let advice = if args.wait.is_some() { "" } else { "; with -w SECONDS it waits all the same" };
+        voice.say(format_args!(
+            "lock {name} is held by a run that started this one, which would wait for itself: {holders}{advice}"
+        ));
+    }
+    !held.is_empty()
 }
 
 /// What a wait says that takes longer than a moment.
@@ -118,13 +144,45 @@ async fn say_who_holds(args: &Run, locks: &Locks, voice: Voice) {
     for found in held_by_others(args, locks).await {
         match found {
             Ok(status) if args.also.is_empty() => {
-                voice.detail(format_args!("waiting for {}", status::holders(&status)));
+                let holders = status::holders(&status);
+                voice.detail(format_args!("waiting for {holders}, in store {}", locks.url()));
             }
             Ok(status) => {
-                let holders = status::holders(&status);
-                voice.detail(format_args!("waiting for lock {}: {holders}", status.name));
+                let (name, holders) = (&status.name, status::holders(&status));
+                voice.detail(format_args!("waiting for lock {name}: {holders}, in store {}", locks.url()));
             }
             Err(error) => voice.detail(format_args!("waiting: {}", chain(&error))),
+        }
+    }
+}
+
+/// How often a wait looks whether its store answers.
+const LOOK: Duration = Duration::from_secs(2);
+/// How often it says that the store does not.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// Says when the store stops answering during a wait, once a minute while it does not, and when it
+/// is back.
+async fn say_of_silence(args: &Run, locks: &Locks, voice: Voice) {
+    let store = locks.url();
+    let (mut since, mut said_at) = (None, None);
+    loop {
+        sleep(LOOK).await;
+        let asked = clock::now();
+        match (locks.inspect(&args.name).await, since) {
+            (Ok(_), None) => {}
+            (Ok(_), Some(start)) => {
+                let silence = Span(clock::now() - start);
+                voice.say(format_args!("store {store} answers again, after {silence}; still waiting"));
+                (since, said_at) = (None, None);
+            }
+            (Err(error), _) => {
+                since.get_or_insert(asked);
+                if said_at.is_none_or(|said_at| asked >= said_at + AGAIN) {
+                    said_at = Some(asked);
+                    voice.say(format_args!("{}; still waiting", chain(&error)));
+                }
+            }
         }
     }
 }
@@ -142,7 +200,7 @@ async fn busy(args: &Run, locks: &Locks, voice: Voice) -> Result<String, Failure
         names.extend(found.into_iter().flatten().map(|status| format!("lock {}", status.name)));
     }
     Ok(match &names[..] {
-        // It is free by now, or nobody says.
+        // It is free by now, or the store does not say.
         [] => format!("lock {name}, or one of the others, is busy"),
         [one] => format!("{one} is busy"),
         several => format!("{} are busy", several.join(" and ")),
@@ -154,7 +212,7 @@ async fn held_by_others(args: &Run, locks: &Locks) -> Vec<tenure::Result<Status>
     let names = [&args.name].into_iter().chain(&args.also);
     let found = join_all(names.map(|name| locks.inspect(name))).await;
     let mut held: Vec<_> = found.into_iter().filter_map(Result::transpose).collect();
-    // Whoever waits for one of several holds those before it.
+    // A run that waits for one of several locks holds those before it.
     let this = Owner::new("").ok();
     let is_ours = |owner: &Owner| {
         let made_here =
@@ -170,7 +228,7 @@ async fn held_by_others(args: &Run, locks: &Locks) -> Vec<tenure::Result<Status>
     held
 }
 
-/// Does the work, and meanwhile something else that nobody waits for.
+/// Does the work, and polls `aside` meanwhile without waiting for it.
 async fn beside<T>(aside: impl Future<Output = ()>, work: impl Future<Output = T>) -> T {
     let (mut aside, mut work) = (pin!(aside), pin!(work));
     let mut is_done = false;
@@ -185,7 +243,7 @@ async fn beside<T>(aside: impl Future<Output = ()>, work: impl Future<Output = T
 /// Runs the command under the lock, and releases that.
 async fn hold(args: &Run, guards: MultiGuard, signals: &mut Signals, voice: Voice) -> Result<u8, Failure> {
     // The first is NAME itself: see kind::all.
-    let [guard, ..] = &*guards else { unreachable!("several locks at once are at least one") };
+    let [guard, ..] = &*guards else { unreachable!("a multi-lock has at least one lock") };
     let terminal = Terminal::open();
     let with_terminal = terminal.as_ref().is_some_and(Terminal::is_all_ours);
     let mut command = launch::command(&args.command, voice, with_terminal);
@@ -194,6 +252,8 @@ async fn hold(args: &Run, guards: MultiGuard, signals: &mut Signals, voice: Voic
         .env("TENURE_OWNER", guard.owner().to_string())
         .env("TENURE_FENCE", guard.fence().to_string())
         .env("TENURE_TTL_MS", args.ttl.as_millis().to_string());
+    let (held, owners) = ancestors::held(guards.iter().map(|guard| guard.owner()));
+    command.env(held, owners);
 
     // All that can fail comes before there is a command to look after.
     let own = |error| Failure::own("cannot catch signals", &error);
@@ -216,22 +276,23 @@ async fn hold(args: &Run, guards: MultiGuard, signals: &mut Signals, voice: Voic
     let mut watch =
         Watch { child, changes, signals, guards: &guards, grace: grace(args), terminal, told_to_stop: false };
     let ended = watch.until_it_ends().await;
-    let status = match ended.map_err(|error| Failure::own("cannot learn how the command ended", &error))? {
-        End::Exited(status) => status,
-        End::Lost(why) => {
-            drop(guards);
-            voice.say(format_args!("{}; the command was stopped", chain(&why)));
-            return Ok(exit::LOST);
-        }
-    };
+    let status =
+        match ended.map_err(|error| Failure::own("cannot read the exit status of the command", &error))? {
+            End::Exited(status) => status,
+            End::Lost(why) => {
+                drop(guards);
+                voice.say(format_args!("{}; the command was stopped", chain(&why)));
+                return Ok(exit::LOST);
+            }
+        };
     match guards.release().await {
         Ok(()) => Ok(of_status(status)),
         Err(error) if error.is_lost() => {
-            voice.say(format_args!("{}; perhaps before the command ended", chain(&error)));
+            voice.say(format_args!("{}; the command may have ended without the lock", chain(&error)));
             Ok(exit::LOST)
         }
         Err(error) => {
-            voice.say(format_args!("not released, so others wait until the lease ends: {}", chain(&error)));
+            voice.say(format_args!("lock not released; others wait until its lease ends: {}", chain(&error)));
             Ok(of_status(status))
         }
     }

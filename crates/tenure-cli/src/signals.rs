@@ -12,7 +12,7 @@ use tokio::signal::unix::{self, SignalKind};
 pub(crate) const FORWARDED: [Signal; 6] =
     [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
 
-/// These end a wait for the lock; the others have nobody to go to yet.
+/// These end a wait for the lock; the others are ignored until the command runs.
 const END_THE_WAIT: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
 /// Signals, caught from the moment this is made.
@@ -20,8 +20,8 @@ const END_THE_WAIT: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signa
 pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
-    /// Catches these, except what was ignored when we were started: `nohup` and shells without job control mean it,
-    /// and what we leave ignored stays ignored in the command too.
+    /// Catches these, except what was ignored when we were started: `nohup` and shells without job
+    /// control mean it, and what we leave ignored stays ignored in the command too.
     pub(crate) fn catch(which: &[Signal]) -> io::Result<Self> {
         let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
         let wanted = which.iter().filter(|signal| ignored & bit(**signal) == 0);
@@ -62,7 +62,8 @@ impl Signals {
     }
 }
 
-/// The mask of ignored signals in `/proc/self/status`: the only way to learn it that is no system call of C's.
+/// The mask of ignored signals in `/proc/self/status`: the only way to learn it that is no system
+/// call of C's.
 fn ignored(status: &str) -> u64 {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)

@@ -1,9 +1,9 @@
-//! `tenure status`: who holds a lock.
+//! `tenure status`: the holders of a lock.
 
 use std::fmt::Write;
 use std::time::Duration;
 
-use tenure::{Holder, Kind, Options};
+use tenure::{Holder, Kind, Locks};
 
 use crate::cli::Status;
 use crate::clock;
@@ -11,23 +11,25 @@ use crate::exit::{self, Failure};
 use crate::output::{self, Line, Span};
 use crate::{json, store};
 
-/// Prints who holds a lock; returns whether somebody does, as the code to exit with.
+/// Prints the holders of a lock; returns whether it is held, as the code to exit with.
 pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
-    let locks = store::open(&args.store, Options::new())?;
-    tell("held", &args.name, locks.inspect(&args.name).await?.as_ref(), args.json)
+    let locks = store::open_existing(&args.store)?;
+    tell(&locks, "held", &args.name, locks.inspect(&args.name).await?.as_ref(), args.json)
 }
 
-/// Prints what was found at a name, and how it is held; returns whether there was something, as the code to exit with.
+/// Prints what was found at a name, and how it is held; returns whether there was something, as the
+/// code to exit with.
 pub(crate) fn tell(
+    locks: &Locks,
     how: &str,
     name: &str,
     found: Option<&tenure::Status>,
     as_json: bool,
 ) -> Result<u8, Failure> {
     let lines = match found {
-        found if as_json => json::lock(name, found),
-        Some(found) => held(how, found),
-        None => "free\n".to_owned(),
+        found if as_json => json::lock(locks, name, found),
+        Some(found) => format!("{}store: {}\n", held(how, found), Line(locks.url())),
+        None => format!("free\nstore: {}\n", Line(locks.url())),
     };
     output::print(lines).map_err(|error| Failure::own("cannot print", &error))?;
     Ok(if found.is_some() { 0 } else { exit::FREE })
@@ -36,12 +38,13 @@ pub(crate) fn tell(
 /// A line for the kind, one for each holder and one for each waiter.
 fn held(how: &str, status: &tenure::Status) -> String {
     let mut lines = match status.permits {
+        _ if status.foreign().is_some() => format!("{how} by another program\n"),
         Some(permits) => format!("{how} as a {} of {permits}\n", status.kind),
         None => format!("{how} as a {}\n", status.kind),
     };
     for (role, all) in [("holder", &status.holders), ("waiter", &status.waiters)] {
         for one in all {
-            let _ = writeln!(lines, "{role}: {}{}", describe(one), share(status.kind, one.weight));
+            let _ = writeln!(lines, "{role}: {}{}", describe(status, one), share(status.kind, one.weight));
         }
     }
     if status.unlisted > 0 {
@@ -64,14 +67,15 @@ fn share(kind: Kind, weight: u32) -> String {
 
 /// All holders, on one line.
 pub(crate) fn holders(status: &tenure::Status) -> String {
-    status.holders.iter().map(describe).collect::<Vec<_>>().join("; ")
+    status.holders.iter().map(|holder| describe(status, holder)).collect::<Vec<_>>().join("; ")
 }
 
-fn describe(holder: &Holder) -> String {
+fn describe(status: &tenure::Status, holder: &Holder) -> String {
     let mut text = match &holder.owner {
         Some(owner) if owner.label().is_empty() => format!("host {}, pid {}", owner.host(), owner.pid()),
         Some(owner) => format!("{} on host {}, pid {}", owner.label(), owner.host(), owner.pid()),
-        None => format!("`{}`", Line(&holder.value)),
+        // Not what it wrote, which may be a secret.
+        None => status.foreign().map_or_else(String::new, |what| format!("another program, {what}")),
     };
     if let Some(since) = holder.since() {
         let since = since.duration_since(std::time::UNIX_EPOCH).unwrap_or(Duration::ZERO);

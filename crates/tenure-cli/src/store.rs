@@ -1,29 +1,51 @@
 //! Which store a command line means.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use tenure::{Locks, Options};
 
 use crate::cli::Store;
-use crate::exit::{Failure, OWN, USAGE, of_error};
+use crate::exit::{Failure, OWN, STORE, USAGE, of_error};
 use crate::output::chain;
 
-/// The store that was named, or the one in the user's state directory. Nobody is asked yet.
+/// The store that was named, or the one in the user's state directory. No request is sent yet.
 pub(crate) fn open(args: &Store, options: Options) -> Result<Locks, Failure> {
     let locks = Locks::open(&url(args)?).map_err(|error| {
-        // Nobody was asked: it is this process that has no room for the thread of its locks.
+        // No request was sent: this process could not start the thread of its locks.
         let code = if error.is_unreachable() { OWN } else { of_error(&error) };
         Failure { code, message: chain(&error) }
     })?;
     Ok(locks.with(options.prefix(&args.prefix))?)
 }
 
+/// The same, to look at what is there: a directory that was named must exist.
+pub(crate) fn open_existing(args: &Store) -> Result<Locks, Failure> {
+    if let Some(path) = args.url.as_deref().and_then(|url| url.strip_prefix("file:")) {
+        let directory = Path::new(path.strip_prefix("//").unwrap_or(path));
+        // Nothing to see, and no rights to see it, are different; the store tells the latter.
+        if directory.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            let shown = directory.display();
+            let message = format!("the store's directory {shown} does not exist; `tenure run` creates it");
+            return Err(Failure { code: STORE, message });
+        }
+    }
+    open(args, Options::new())
+}
+
 /// Its URL.
 pub(crate) fn url(args: &Store) -> Result<String, Failure> {
-    match args.url.as_deref().filter(|url| !url.is_empty()) {
+    match args.url.as_deref() {
+        Some("") => {
+            let message = "the store is empty: write --store file:DIR or --store redis://HOST, or leave \
+                           out --store and unset TENURE_STORE for the default"
+                .into();
+            Err(Failure { code: USAGE, message })
+        }
         Some(url) if url.starts_with("memory:") => {
-            let message = "processes do not share a memory: store; name another with --store".into();
+            let message =
+                "a memory: store is not shared between processes; use --store file:DIR or a server".into();
             Err(Failure { code: USAGE, message })
         }
         Some(url) => Ok(url.to_owned()),

@@ -1,11 +1,12 @@
 //! The terminal: who reads from it, and whom Ctrl-C and Ctrl-Z reach.
 //!
-//! The command runs in a process group of its own. While that is the terminal's foreground group, keys reach the command
-//! and not us; otherwise they reach us, and we pass them on: once either way.
+//! The command leads a process group. While that is the terminal's foreground group, keys reach the
+//! command and not us; otherwise they reach us, and we pass them on: once either way.
 //!
-//! Only a foreground process may move the terminal elsewhere without being stopped for it (SIGTTOU), and to ignore that
-//! signal takes `unsafe`. So the terminal is always moved by a process that is in the foreground: to the command by us,
-//! and back by a short-lived stage of this program that is started inside the command's group.
+//! Only a foreground process may move the terminal elsewhere without being stopped for it
+//! (SIGTTOU), and to ignore that signal takes `unsafe`. So the terminal is always moved by a
+//! process that is in the foreground: to the command by us, and back by a short-lived stage of this
+//! program that is started inside the command's group.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal};
@@ -32,8 +33,9 @@ impl Terminal {
         Some(Self { tty, own: getpgrp() })
     }
 
-    /// Whether the command should have the terminal from its start: it is ours to give, and no pipeline that may hold
-    /// somebody else who needs it (`tenure run … | less`). In a pipeline the command gets it when it first asks.
+    /// Whether the command should have the terminal from its start: it is ours to give, and no
+    /// pipeline that may hold another program that needs it (`tenure run … | less`). In a pipeline
+    /// the command gets it when it first asks.
     pub(crate) fn is_all_ours(&self) -> bool {
         self.is_with(self.own) && io::stdin().is_terminal() && io::stdout().is_terminal()
     }
@@ -53,7 +55,8 @@ impl Terminal {
         }
     }
 
-    /// Takes it back from the command, whose first process must not have been waited for yet: that keeps its group in being.
+    /// Takes it back from the command, whose first process must not have been waited for yet: that
+    /// keeps its group in being.
     pub(crate) fn take_back(&self, group: Pid) {
         // Ctrl-C at this moment ends the stage, so once is not always enough.
         for _ in 0..3 {
@@ -69,13 +72,14 @@ impl Terminal {
         }
     }
 
-    /// Whether there is a shell that could wake us if we stopped: the group of the session's leader has none.
+    /// Whether there is a shell that could wake us if we stopped: the group of the session's leader
+    /// has none.
     pub(crate) fn has_job_control(&self) -> bool {
         getsid(None).is_ok_and(|session| session != self.own)
     }
 
-    /// Stops this process as Ctrl-Z does; returns when it goes on. `told` is whether the terminal told our whole group, so
-    /// that the rest of it (a script that runs us) needs no telling.
+    /// Stops this process as Ctrl-Z does; returns when it goes on. `told` is whether the terminal
+    /// told our whole group, so that the rest of it (a script that runs us) needs no telling.
     pub(crate) fn stop_ourselves(&self, told: bool) {
         let _ = if told {
             kill_process(getpid(), Signal::STOP)
@@ -90,7 +94,7 @@ impl Terminal {
     }
 }
 
-/// Waits until it has ended. Ctrl-Z at this moment stops it, and nobody else would wake it.
+/// Waits until it has ended. Ctrl-Z at this moment stops it, and no other process would wake it.
 fn see_through(stage: &mut Child) {
     let pid =
         i32::try_from(stage.id()).ok().and_then(Pid::from_raw).expect("the system numbers processes so");

@@ -9,13 +9,14 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use crate::output::complain;
 use crate::printer::{self, Printer};
 
-/// From here on its warnings go to standard error, a line each: those about what somebody should change, or all. What happens to
-/// the lock meanwhile is told by whoever works under it.
+/// From here on its warnings go to standard error, a line each: those about the setup, or all. The
+/// run itself says what happens to its lock.
 ///
-/// They come from the library's own thread, where nothing may fail or block: so the thread that writes them is there before.
+/// They come from the library's own thread, where nothing may fail or block: so the thread that
+/// writes them is there before.
 pub(crate) fn say(all: bool) -> Printer {
     let printer = printer::start();
-    // There is no other: nobody has been here before.
+    // It is the first subscriber of this process.
     let _ = tracing::subscriber::set_global_default(Warnings { all, hand: complain });
     printer
 }

@@ -24,7 +24,7 @@ use crate::terminal::Terminal;
 
 pub(crate) struct Watch<'a> {
     pub(crate) child: Child,
-    /// A child of ours changed.
+    /// SIGCHLD: a child changed.
     pub(crate) changes: unix::Signal,
     pub(crate) signals: &'a mut Signals,
     pub(crate) guards: &'a MultiGuard,
@@ -52,14 +52,14 @@ enum Event {
 struct Stopping {
     why: Error,
     kill_at: Duration,
-    /// From here on the lock can be somebody else's.
+    /// From here on another can get the lock.
     lease_end: Duration,
 }
 
 impl Watch<'_> {
     /// Passes signals on until the command has ended, or stops it when the lease is lost.
     ///
-    /// Says nothing meanwhile: whoever does not read what we say could keep us from killing in time.
+    /// Prints nothing meanwhile: a blocked standard error must not delay the kill.
     pub(crate) async fn until_it_ends(&mut self) -> io::Result<End> {
         let mut lost = Some(self.guards.lost());
         let mut ticks = interval(tick(self.guards.remaining()));
@@ -101,7 +101,8 @@ impl Watch<'_> {
                     }
                     if self.child.has_ended() {
                         self.reap()?;
-                        // Those that died and were not waited for still count: there is no waiting for them for ever.
+                        // Those that died and were not waited for still count: there is no waiting
+                        // for them for ever.
                         if self.child.group_is_empty() || now >= lease_end {
                             return Ok(End::Lost(why));
                         }
@@ -154,7 +155,8 @@ impl Watch<'_> {
         Ok(status)
     }
 
-    /// The command was stopped. If the terminal did it, we do what a command without us would have done.
+    /// The command was stopped. If the terminal did it, we do what a command without us would have
+    /// done.
     fn on_stop(&mut self, by: Signal) {
         let Some(terminal) = &self.terminal else { return };
         let group = self.child.group();
@@ -166,21 +168,22 @@ impl Watch<'_> {
             self.child.signal(Signal::CONT);
         } else if terminal.has_job_control() && (wants_it || by_key) {
             terminal.stop_ourselves(told);
-            // Here we were woken. If the lease ran out meanwhile, the command does not wake: it is found lost before
-            // anything else happens.
+            // Here we were woken. If the lease ran out meanwhile, the command does not wake: it is
+            // found lost before anything else happens.
             if self.guards.is_held() {
                 terminal.give(group);
                 self.child.signal(Signal::CONT);
             }
         } else if by == Signal::TSTP && by_key {
-            // Nobody could wake us, so Ctrl-Z means nothing.
+            // No shell could wake us, so Ctrl-Z has no effect.
             self.child.signal(Signal::CONT);
         }
-        // Anything else somebody did on purpose.
+        // Any other stop was sent on purpose.
     }
 }
 
-/// How often to note where the lease ends: often enough for that to be known to a part of the grace.
+/// How often to note where the lease ends: often enough for that to be known to a part of the
+/// grace.
 fn tick(lease: Duration) -> Duration {
     (lease / 6).clamp(Duration::from_millis(5), Duration::from_secs(1))
 }

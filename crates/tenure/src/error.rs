@@ -66,7 +66,7 @@ impl Error {
         self.0.what == What::Refused
     }
 
-    /// The name is in use as another kind of lock, or with other numbers.
+    /// The name is in use as another kind of lock, or with other numbers, or by what is no lock.
     pub fn is_mismatch(&self) -> bool {
         self.0.what == What::Mismatch
     }
@@ -139,6 +139,12 @@ impl Error {
         let message = format!(
             "lock {lock} is in use as a {found} and cannot be used as a {asked} until nobody holds it"
         );
+        Self::new(What::Mismatch, Some(lock), Some(store), message, None)
+    }
+
+    /// What stands at the name is not to be ended by force.
+    pub(crate) fn no_lock(lock: &LockName, store: &Arc<str>, what: &str) -> Self {
+        let message = format!("{lock} is not a lock of tenure: it is {what}");
         Self::new(What::Mismatch, Some(lock), Some(store), message, None)
     }
 

@@ -112,7 +112,7 @@ pub use reentrant::ReentrantMutex;
 pub use runtime::block_on;
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
-pub use status::{Holder, Listing, Status};
+pub use status::{ForcedRelease, Holder, Listing, Status};
 
 /// What the workspace's own test kit drives. No semver promise: nothing outside this workspace should use it.
 #[doc(hidden)]

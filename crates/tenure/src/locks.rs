@@ -12,12 +12,12 @@ use crate::mutex::Mutex;
 use crate::name::{LockName, Quoted};
 use crate::options::Options;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Fence, Rule, Seat, Verb, Whose};
+use crate::protocol::{Answer, Fence, Found, Holding, Kind, Rule, Seat, Verb, Whose};
 use crate::reentrant::ReentrantMutex;
 use crate::runtime::{Driver, Runtime};
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
-use crate::status::{Listing, Status};
+use crate::status::{ForcedRelease, Listing, Status, foreign};
 use crate::store::Store;
 use crate::store::file::File;
 use crate::store::memory::Memory;
@@ -170,6 +170,11 @@ impl Locks {
         &self.options
     }
 
+    /// The URL of the store, without its credentials.
+    pub fn url(&self) -> &str {
+        self.home.engine.store.url()
+    }
+
     /// A lock with one holder at a time.
     ///
     /// # Errors
@@ -294,17 +299,103 @@ impl Locks {
         Ok(Listing::new(&self.home, &self.options, prefix))
     }
 
-    /// Ends the hold of whoever has the lock, and says whose it was: `None` when nobody held it. The holder hears of it at its
-    /// next renewal, at the latest when its lease is over. For operators; it breaks exclusion for the holder's last moments.
+    /// Ends all holds of a lock, and says whose they were: `None` when the lock was free. The holder
+    /// hears of it at its next renewal, at the latest when its lease is over. For operators; it breaks
+    /// exclusion for the holder's last moments.
+    ///
+    /// What is no lock of this library stays as it is: see
+    /// [`force_release_foreign`](Self::force_release_foreign).
     ///
     /// # Cancel safety
     /// The request may still be carried out.
     ///
     /// # Errors
-    /// As [`inspect`](Self::inspect); `is_unknown` when no answer came.
+    /// As [`inspect`](Self::inspect); `is_mismatch` when something stands at the name that is no lock of
+    /// this library; `is_unknown` when no answer came.
     pub async fn force_release(&self, name: &str) -> Result<Option<Status>> {
-        let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: Whose::Anyone };
-        self.ask_as_anyone(name, verb).await
+        self.force(name, Whose::Anyone).await
+    }
+
+    /// Does what [`force_release`](Self::force_release) does, and also ends the plain lock of another
+    /// client: a string at the name, whatever is written there. A key of another type stays as it is.
+    ///
+    /// # Cancel safety
+    /// The request may still be carried out.
+    ///
+    /// # Errors
+    /// As [`force_release`](Self::force_release).
+    pub async fn force_release_foreign(&self, name: &str) -> Result<Option<Status>> {
+        self.force(name, Whose::Foreign).await
+    }
+
+    /// Ends the hold that has this token, and no other: for when someone else may have got the lock
+    /// meanwhile. Says whose hold it was, or who holds the lock instead.
+    ///
+    /// # Cancel safety
+    /// The request may still be carried out.
+    ///
+    /// # Errors
+    /// As [`force_release`](Self::force_release).
+    pub async fn force_release_token(&self, name: &str, token: u64) -> Result<ForcedRelease> {
+        let Some(mut status) = self.inspect(name).await? else { return Ok(ForcedRelease::Free) };
+        if let Some(what) = status.foreign() {
+            return Err(self.no_lock(&status.name, &what));
+        }
+        let Some(at) = status.holders.iter().position(|holder| token > 0 && holder.fence == token) else {
+            return Ok(ForcedRelease::Other(status));
+        };
+        let holder = status.holders.swap_remove(at);
+        let ended = match &holder.owner {
+            // An owner has one grant of the other kinds, so to release it as its owner ends no other.
+            Some(owner) if status.kind != Kind::Reentrant => self.release_as(&status, owner).await?,
+            _ => self.force_reentrant(name, token).await?,
+        };
+        if ended {
+            (status.holders, status.waiters, status.unlisted) = (vec![holder], Vec::new(), 0);
+            return Ok(ForcedRelease::Ended(status));
+        }
+        Ok(self.inspect(name).await?.map_or(ForcedRelease::Free, ForcedRelease::Other))
+    }
+
+    /// Releases what this owner holds; returns whether it held.
+    async fn release_as(&self, status: &Status, owner: &Owner) -> Result<bool> {
+        let (engine, full) = (&self.home.engine, self.options.full_name(status.name.as_str())?);
+        let rule = Rule::of(status.kind, status.capacity);
+        let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: Whose::Mine };
+        match engine.call(&full, rule, owner, verb, self.options.op_timeout).await {
+            Ok(Answer::Released { .. }) => Ok(true),
+            Ok(Answer::Free | Answer::Busy { .. } | Answer::Mismatch { .. }) => Ok(false),
+            Ok(answer) => Err(engine.nonsense(&full, &answer)),
+            Err(failure) => Err(engine.failed(&full, failure)),
+        }
+    }
+
+    /// Ends all holds of a reentrant mutex that has this token; returns whether it had.
+    async fn force_reentrant(&self, name: &str, token: u64) -> Result<bool> {
+        let full = self.options.full_name(name)?;
+        let engine = &self.home.engine;
+        let owner = Owner::fresh(&self.options.label, &*engine.runtime);
+        let verb = Verb::Release { hold: token, fence: Fence::Assign, whose: Whose::Anyone };
+        match engine.call(&full, Rule::Reentrant, &owner, verb, self.options.op_timeout).await {
+            Ok(Answer::Found(_)) => Ok(true),
+            Ok(Answer::Free | Answer::Busy { .. } | Answer::Mismatch { .. }) => Ok(false),
+            Ok(answer) => Err(engine.nonsense(&full, &answer)),
+            Err(failure) => Err(engine.failed(&full, failure)),
+        }
+    }
+
+    async fn force(&self, name: &str, whose: Whose) -> Result<Option<Status>> {
+        let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose };
+        let ended = self.ask_as_anyone(name, verb).await?;
+        // Most members of a quorum may show what they have not ended.
+        match ended.as_ref().and_then(|status| Some((status, status.foreign()?))) {
+            Some((status, what)) if whose != Whose::Foreign => Err(self.no_lock(&status.name, &what)),
+            _ => Ok(ended),
+        }
+    }
+
+    fn no_lock(&self, name: &LockName, what: &str) -> Error {
+        Error::no_lock(name, self.home.engine.store.url(), what)
     }
 
     async fn ask_as_anyone(&self, name: &str, verb: Verb) -> Result<Option<Status>> {
@@ -316,6 +407,14 @@ impl Locks {
             match engine.call(&full, rule, &owner, verb.clone(), self.options.op_timeout).await {
                 Ok(Answer::Found(found)) => return Ok(Some(Status::new(name, found))),
                 Ok(Answer::Free) => return Ok(None),
+                // Another type, on a server that forbids scripts.
+                Ok(Answer::Busy { holder, left_ms }) if verb == Verb::Inspect => {
+                    let holder = Holding { value: holder, left_ms, weight: 1 };
+                    return Ok(Some(Status::new(name, Found::one(Kind::Mutex, holder))));
+                }
+                Ok(Answer::Busy { holder, .. }) => {
+                    return Err(self.no_lock(&name, &foreign(rule.kind(), &holder)));
+                }
                 Ok(Answer::Mismatch { kind, capacity }) => {
                     rule = self.other_rule(&full, rule, Rule::of(kind, capacity))?;
                 }

@@ -26,6 +26,20 @@ pub struct Status {
     pub waiters: Vec<Holder>,
     /// How many hold or wait beside these. One answer lists at most a thousand, the first in the queue.
     pub unlisted: u64,
+    /// How much weight may hold at once, for the next request about it.
+    pub(crate) capacity: Option<u32>,
+}
+
+/// What [`Locks::force_release_token`](crate::Locks::force_release_token) found and did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ForcedRelease {
+    /// The lock is free; nothing was changed.
+    Free,
+    /// The hold with that token is ended: the lock's kind and that one holder.
+    Ended(Status),
+    /// No hold has that token: the lock as it is. Nothing was changed.
+    Other(Status),
 }
 
 /// One holder or waiter.
@@ -54,6 +68,13 @@ impl Holder {
 }
 
 impl Status {
+    /// What another program keeps at the name: `a string of 36 bytes`, `a list`. Not what it wrote,
+    /// which may be a secret. `None` for a lock of this library.
+    pub fn foreign(&self) -> Option<String> {
+        let holder = self.holders.first()?;
+        holder.owner.is_none().then(|| foreign(self.kind, &holder.value))
+    }
+
     pub(crate) fn new(name: LockName, found: Found) -> Self {
         let holders = |all: Vec<Holding>| all.into_iter().map(holder).collect();
         let permits = found.capacity.filter(|_| found.kind == Kind::Semaphore);
@@ -64,6 +85,7 @@ impl Status {
             holders: holders(found.holders),
             waiters: holders(found.waiters),
             unlisted: found.unlisted,
+            capacity: found.capacity,
         }
     }
 }
@@ -71,6 +93,20 @@ impl Status {
 fn holder(Holding { value, left_ms, weight }: Holding) -> Holder {
     let (owner, fence) = ours(&value).map_or((None, 0), |(owner, fence)| (Some(owner), fence));
     Holder { owner, value, fence, remaining: left_ms.map(Duration::from_millis), weight }
+}
+
+/// What another program keeps at a lock's name, without what it wrote.
+pub(crate) fn foreign(kind: Kind, value: &str) -> String {
+    let type_of_key = value.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
+    match (kind, type_of_key) {
+        (Kind::Reentrant, _) => "a hash".to_owned(),
+        (_, Some("zset")) => "a sorted set".to_owned(),
+        (_, Some(name @ ("hash" | "list" | "set" | "stream"))) => format!("a {name}"),
+        // A store shows the first 1,024 bytes.
+        _ if value.len() >= 1_024 => "a string of 1024 bytes or more".to_owned(),
+        _ if value.len() == 1 => "a string of 1 byte".to_owned(),
+        _ => format!("a string of {} bytes", value.len()),
+    }
 }
 
 /// The locks of a store, one after the other: see [`Locks::list`](crate::Locks::list).

@@ -193,8 +193,11 @@ fn a_redis_py_holder_is_shown_as_foreign_and_can_be_forced() {
     let locks = locks(&server);
     let token = python.ask("acquire app:x 30 0");
     for forced in [false, true] {
-        let status =
-            if forced { block_on(locks.force_release("app:x")) } else { block_on(locks.inspect("app:x")) };
+        let status = if forced {
+            block_on(locks.force_release_foreign("app:x"))
+        } else {
+            block_on(locks.inspect("app:x"))
+        };
         let status = status.expect("an answer").expect("a holder");
         let [holder] = &status.holders[..] else { panic!("{status:?}") };
         assert_eq!((&holder.owner, &holder.value, holder.fence), (&None, &token, 0));

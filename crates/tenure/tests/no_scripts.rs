@@ -211,8 +211,19 @@ fn another_kind_of_ours_is_a_mismatch_and_what_is_foreign_is_busy() {
     for name in ["list", "zset", "hash", "text"] {
         assert!(block_on(locks.mutex(name).expect("a name").try_lock()).expect("an answer").is_none());
     }
-    assert!(block_on(locks.force_release("text")).expect("an answer").is_some());
-    assert_eq!(server.command(&["EXISTS", "text"]).int(), 0);
+    let status = block_on(locks.inspect("list")).expect("an answer").expect("a holder");
+    assert_eq!(status.foreign().as_deref(), Some("a list"));
+    for name in ["list", "zset"] {
+        for forced in [block_on(locks.force_release(name)), block_on(locks.force_release_foreign(name))] {
+            let error = forced.expect_err("no lock");
+            assert!(error.is_mismatch() || error.is_unsupported(), "{error}");
+        }
+    }
+    assert!(block_on(locks.force_release("text")).expect_err("no lock of ours").is_mismatch());
+    assert_eq!(server.command(&["EXISTS", "text", "list", "zset", "hash"]).int(), 4);
+    let ended = block_on(locks.force_release_foreign("text")).expect("an answer").expect("a holder");
+    assert_eq!(ended.foreign().as_deref(), Some("a string of 1024 bytes or more"));
+    assert_eq!(server.command(&["EXISTS", "text", "list", "zset", "hash"]).int(), 3);
 }
 
 #[test]

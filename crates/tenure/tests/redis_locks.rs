@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use tenure::{Guard, Locks, Options, Owner, block_on};
+use tenure::{ForcedRelease, Guard, Locks, Options, Owner, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Server, Value, eventually};
 
@@ -120,7 +120,7 @@ fn leases_end(server: &Server, locks: usize) -> (u64, u64) {
 }
 
 #[test]
-fn foreign_holders_are_shown_and_can_be_forced() {
+fn foreign_holders_are_shown() {
     let server = Server::start();
     let locks = locks(&server.url());
     server.command(&["SET", "app:foreign", "550e8400", "PX", "60000"]);
@@ -143,9 +143,9 @@ fn foreign_holders_are_shown_and_can_be_forced() {
     assert_eq!(names(""), ["app:own"]);
     let held = block_on(locks.mutex("app:foreign").expect("a name").try_lock()).expect("an answer");
     assert!(held.is_none());
-    let status = block_on(locks.force_release("app:foreign")).expect("an answer").expect("a holder");
+    let status = block_on(locks.inspect("app:foreign")).expect("an answer").expect("a holder");
     assert!(format!("{status:?}").contains("550e8400"), "{status:?}");
-    assert_eq!(server.command(&["EXISTS", "app:foreign"]).int(), 0);
+    assert_eq!(status.foreign().as_deref(), Some("a string of 8 bytes"));
     // What no lock would be: a name and a number that nobody could count to.
     let long = "x".repeat(5_000);
     let made = || server.info("stats")["total_connections_received"].clone();
@@ -154,9 +154,77 @@ fn foreign_holders_are_shown_and_can_be_forced() {
     let status = block_on(locks.inspect("app:odd")).expect("an answer").expect("a holder");
     assert!(format!("{status:?}").len() < 2_000, "{status:?}");
     assert!(block_on(locks.fair("app:odd").expect("a name").try_lock()).expect("an answer").is_none());
-    assert!(block_on(locks.force_release("app:odd")).expect("an answer").is_some());
+    assert!(block_on(locks.force_release_foreign("app:odd")).expect_err("no lock").is_mismatch());
     assert_eq!(made(), before, "no connection was given up for that");
     drop(own);
+}
+
+#[test]
+fn a_forced_release_leaves_what_is_no_lock_of_this_library() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    let me = Owner::new("me").expect("an owner");
+    let hash = |name: &str, owner: &str, count: &str| {
+        server.command(&["HSET", name, "#fence", "7", owner, count]);
+    };
+    server.command(&["SET", "text", "a secret", "PX", "60000"]);
+    server.command(&["SET", "bytes", &"x".repeat(5_000)]);
+    server.command(&["RPUSH", "list", "a", "b", "c"]);
+    server.command(&["SADD", "set", "a"]);
+    server.command(&["ZADD", "zset", "1", "a"]);
+    server.command(&["XADD", "stream", "*", "a", "b"]);
+    server.command(&["HSET", "hash", "a", "b"]);
+    server.command(&["HSET", "redisson", "550e8400-e29b-41d4-a716-446655440000:1", "1"]);
+    hash("no owner", "somebody", "1");
+    hash("no count", me.as_str(), "many");
+    hash("two owners", me.as_str(), "1");
+    server.command(&["HSET", "two owners", "another", "1"]);
+    for (name, what) in [
+        ("text", "a string of 8 bytes"),
+        ("bytes", "a string of 1024 bytes or more"),
+        ("list", "a list"),
+        ("set", "a set"),
+        ("zset", "a sorted set"),
+        ("stream", "a stream"),
+        ("hash", "a hash"),
+        ("redisson", "a hash"),
+        ("no owner", "a hash"),
+        ("no count", "a hash"),
+        ("two owners", "a hash"),
+    ] {
+        let before = format!("{:?}", server.command(&["DUMP", name]));
+        let error = block_on(locks.force_release(name)).expect_err(name);
+        let said = error.to_string();
+        assert!(error.is_mismatch() && said.ends_with(what) && !said.contains("secret"), "{said}");
+        let is_text = name == "text" || name == "bytes";
+        if !is_text {
+            let error = block_on(locks.force_release_foreign(name)).expect_err(name);
+            assert!(error.is_mismatch() && error.to_string() == said, "{error}");
+        }
+        assert_eq!(format!("{:?}", server.command(&["DUMP", name])), before, "{name}");
+        if is_text {
+            let ended = block_on(locks.force_release_foreign(name)).expect("an answer").expect("a holder");
+            assert_eq!(ended.foreign().as_deref(), Some(what));
+            assert_eq!(server.command(&["EXISTS", name]).int(), 0);
+        }
+    }
+    // Those of this library end either way.
+    for foreign in [false, true] {
+        let all = [
+            block_on(locks.mutex("a").expect("a name").lock()).expect("a free lock"),
+            block_on(locks.reentrant("b", &me).expect("a name").lock()).expect("a free lock"),
+            block_on(locks.fair("c").expect("a name").lock()).expect("a free lock"),
+        ];
+        for (name, guard) in ["a", "b", "c"].iter().zip(&all) {
+            let ended = match foreign {
+                false => block_on(locks.force_release(name)),
+                true => block_on(locks.force_release_foreign(name)),
+            };
+            let ended = ended.expect("an answer").expect("a holder");
+            assert_eq!(ended.holders[0].owner.as_ref(), Some(guard.owner()));
+            assert_eq!(server.command(&["EXISTS", name]).int(), 0);
+        }
+    }
 }
 
 #[test]
@@ -290,4 +358,35 @@ fn who_hears_nothing_any_more_asks_again_and_again() {
         // Half a lease, and the pauses are at most a second.
         assert!(late < ms(6_000), "{late:?}");
     });
+}
+
+#[test]
+fn a_forced_release_with_a_token_ends_that_grant_and_no_later_one() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    let me = Owner::new("me").expect("an owner");
+    for kind in ["mutex", "reentrant", "fair", "semaphore"] {
+        let take = || {
+            let taken = match kind {
+                "mutex" => block_on(locks.mutex(kind).expect("a name").lock()),
+                "reentrant" => block_on(locks.reentrant(kind, &me).expect("a name").lock()),
+                "fair" => block_on(locks.fair(kind).expect("a name").lock()),
+                _ => block_on(locks.semaphore(kind, 2).expect("a name").acquire(2)),
+            };
+            taken.expect("a free lock")
+        };
+        let force = |token| block_on(locks.force_release_token(kind, token)).expect("an answer");
+        let first = take();
+        let ForcedRelease::Ended(ended) = force(first.fence()) else { panic!("{kind}: it was held") };
+        assert_eq!((ended.holders.len(), ended.holders[0].fence), (1, first.fence()), "{kind}");
+        assert_eq!(force(first.fence()), ForcedRelease::Free, "{kind}");
+        // The reentrant one has the same owner as before.
+        let second = take();
+        let ForcedRelease::Other(other) = force(first.fence()) else { panic!("{kind}: another holds") };
+        assert_eq!(other.holders[0].fence, second.fence(), "{kind}");
+        assert!(matches!(force(0), ForcedRelease::Other(_)), "{kind}");
+        block_on(second.verify()).expect("it is still held");
+    }
+    server.command(&["SET", "text", "another program"]);
+    assert!(block_on(locks.force_release_token("text", 1)).expect_err("no lock").is_mismatch());
 }

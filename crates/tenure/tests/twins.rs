@@ -216,6 +216,8 @@ impl Bench {
             }
             6 | 7 => {
                 let fields: &[&str] = match self.below(4) {
+                    0 | 1 if ttl_ms.is_multiple_of(3) => &["#fence", "1", mine.as_str(), "1"],
+                    0 | 1 if ttl_ms % 3 == 1 => &["#fence", "1", mine.as_str(), "1", "a", "1"],
                     0 => &["#fence", "1", "a", "1"],
                     1 => &["mode", "read", "550e8400-e29b-41d4-a716-446655440000:1", "1"],
                     2 => &["#odd", "1"],
@@ -258,6 +260,12 @@ impl Bench {
 
     fn is_long(&self) -> bool {
         self.owners.len() > 100
+    }
+
+    /// Whether a text of the state stands for a type that the Rust machines do not have.
+    fn is_of_another_type(&self, key: usize) -> bool {
+        let lock = self.states[key].lock.as_ref().map(|lock| &lock.value);
+        matches!(lock, Some(Data::Text(value)) if value.starts_with('('))
     }
 
     /// How seldom others interfere: a queue grows only where it is left alone for a while.
@@ -303,7 +311,8 @@ impl Bench {
             }
             7 | 8 => Verb::Release { hold, fence, whose: Whose::Mine },
             9 if self.below(if is_long { 60 } else { 4 }) == 0 => {
-                Verb::Release { hold, fence, whose: Whose::Anyone }
+                let whose = if ttl_ms.is_multiple_of(3) { Whose::Foreign } else { Whose::Anyone };
+                Verb::Release { hold: hold / 2, fence, whose }
             }
             9 => Verb::Inspect,
             10..12 if is_long => {
@@ -327,7 +336,12 @@ impl Bench {
                 let key = self.below(KEYS.len() as u64) as usize;
                 let owner = self.below(self.owners.len() as u64) as usize;
                 let rule = self.rule(key);
-                let verb = self.verb(rule);
+                let mut verb = self.verb(rule);
+                if let Verb::Release { whose: whose @ Whose::Foreign, .. } = &mut verb
+                    && self.is_of_another_type(key)
+                {
+                    *whose = Whose::Anyone;
+                }
                 (key, self.op(key, owner, rule, verb))
             })
             .collect();

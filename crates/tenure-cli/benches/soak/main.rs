@@ -1,12 +1,14 @@
-//! Real servers, broken on purpose for as long as you like, under `tenure stress`, which kills and stops its own processes meanwhile.
+//! Real servers, broken on purpose for as long as you like, under `tenure stress`, which kills and
+//! stops its processes meanwhile.
 //!
 //! ```text
-//! cargo bench -p tenure-cli --bench soak -- [TOPOLOGY [SECONDS [harm]]]      single, sentinel, cluster or quorum
+//! cargo bench -p tenure-cli --bench soak -- [TOPOLOGY [SECONDS [harm]]]
 //! ```
 //!
-//! Only faults that cost no lock; with `harm` only such as may: what loses a lock that was acknowledged (no persistence, sentinels that
-//! make a replica the master, clocks that step) must be expected to let two in. The last lines are the report; the exit code is 1
-//! if anything was wrong, or, with `harm`, if nothing was.
+//! TOPOLOGY is single, sentinel, cluster or quorum. Without `harm`, only faults that cost no lock.
+//! With `harm`, only faults that may lose an acknowledged lock: no persistence, sentinels that
+//! promote a replica, clocks that step. They must be expected to let two in. The last lines are the
+//! report. The exit code is 1 if a violation was found, or, with `harm`, if none was.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -51,7 +53,7 @@ fn main() -> ExitCode {
     stress.args(["stress", "--store", &topology.url(), "--for", &seconds(length), "--ttl", &seconds(TTL)]);
     stress.args(["--kill", "--pause", "--every", &seconds(CLIENTS), "--stall", &seconds(STALL)]);
     stress.args(["--names", NAMES, "--tasks", TASKS]);
-    // A place of its own for its verdict: nobody reads while faults are made.
+    // Its verdict has a file, because its output is not read while faults are made.
     let verdict = tempfile::NamedTempFile::new().expect("a file");
     stress.stdin(Stdio::null()).stdout(verdict.reopen().expect("the same file"));
     let begun = Instant::now();

@@ -15,12 +15,13 @@ pub(crate) enum Topology {
         proxy: Proxy,
     },
     Sentinel(Sentinels),
-    /// In which nobody is taken for lost who is away briefly, and how long ago a master handed over.
+    /// How long a node may be away before it counts as lost, and how long ago a master handed over.
     Cluster {
         cluster: Cluster,
         handed_over: Cell<Instant>,
     },
-    /// Five, each behind a network of its own; at most two are in trouble at once, and two have clocks that are an hour off.
+    /// Five, each behind its proxy; at most two are in trouble at once, and two have clocks that
+    /// are an hour off.
     Quorum {
         servers: Vec<Server>,
         proxies: Vec<Proxy>,
@@ -163,7 +164,7 @@ impl Topology {
         match self {
             Self::Single { server, .. } => {
                 server.restart_with(Config::new());
-                "server started anew, empty"
+                "server restarted empty"
             }
             // The master goes on until it hears of it.
             Self::Sentinel(sentinels) => {
@@ -187,7 +188,8 @@ impl Topology {
         }
     }
 
-    /// Keys that are no counters, once every lease and every queue's tail is over; none is known of several servers.
+    /// Keys that are no counters, once every lease and every queue's tail is over; none is known of
+    /// several servers.
     pub(crate) fn keys_left(&self) -> Option<usize> {
         let Self::Single { server, .. } = self else { return None };
         sleep(Duration::from_secs(2));
@@ -253,7 +255,8 @@ fn network(proxy: &Proxy, ttl: Duration) -> &'static str {
     name
 }
 
-/// The slot of some lock goes to another master, with all that is in it; clients ask the wrong one until they hear of it.
+/// The slot of some lock goes to another master, with all that is in it; clients ask the wrong one
+/// until they hear of it.
 fn slot_moved(cluster: &Cluster) -> Option<&'static str> {
     let [from, to] = [cluster.owner(below(16_384) as u16)?, cluster.owner(below(16_384) as u16)?];
     let key = cluster.nodes()[from].command(&["RANDOMKEY"]);

@@ -1,4 +1,5 @@
-//! The workers, as their parent sees them: started, heard, killed, stopped for a while, and told to end.
+//! The workers, as their parent sees them: started, heard, killed, stopped for a while, and told to
+//! end.
 #![expect(clippy::disallowed_methods, reason = "a thread reads what each worker says")]
 
 use std::collections::BTreeMap;
@@ -73,7 +74,8 @@ impl Crew {
         Ok(())
     }
 
-    /// Passes on what was said meanwhile, as far as it is certain, and lets those go on whose time has come.
+    /// Passes on what was said meanwhile, as far as it is certain, and lets those go on whose time
+    /// has come.
     pub(super) fn hear(&mut self, judge: &mut Judge) -> io::Result<()> {
         let now = now();
         for worker in self.workers.values_mut() {
@@ -85,7 +87,7 @@ impl Crew {
             match news {
                 Some(Ok(line)) => self.merge.say(number, line),
                 Some(Err(line)) => {
-                    judge.accuse("harness", format_args!("process {number} said what makes no sense: {line}"))
+                    judge.accuse("harness", format_args!("process {number} wrote a malformed line: {line}"))
                 }
                 None => {
                     let Some(mut worker) = self.workers.remove(&number) else { continue };
@@ -162,7 +164,7 @@ impl Worker {
     }
 
     fn signal(&self, signal: Signal) {
-        // A child that nobody waited for has its number still.
+        // A child that was not waited for still has its number.
         let _ = kill_process(Pid::from_child(&self.child), signal);
     }
 }

@@ -1,12 +1,13 @@
-//! `tenure stress`: the store is hammered by processes of this program, and what they were told is judged.
+//! `tenure stress`: the store is hammered by processes of this program, and what they were told is
+//! judged.
 //!
-//! A `worker` takes turns and writes its history; the `crew` starts workers, hears them and breaks some; `tenure-history` puts all
-//! histories in order, and says what must not have been.
-#![expect(clippy::disallowed_methods, reason = "a program of its own, with timers of its own")]
+//! A `worker` takes turns and writes its history; the `crew` starts workers, hears them and breaks
+//! some; `tenure-history` puts all histories in order, and says what must not have been.
+#![expect(clippy::disallowed_methods, reason = "the command uses timers of tokio")]
 
 use std::fmt::Write;
 use std::io;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -18,6 +19,7 @@ use tokio::time::sleep;
 use crate::cli::Stress;
 use crate::clock;
 use crate::exit::{self, Failure};
+use crate::limits;
 use crate::output::{self, Line, Span, complain, plural};
 use crate::signals::Signals;
 use crate::store;
@@ -38,11 +40,10 @@ const PLACE: Duration = Duration::from_secs(5);
 /// Hammers a store; returns the code to exit with.
 pub(crate) fn stress(args: &Stress) -> u8 {
     // On this thread: the kernel ends each worker when the thread that started it does.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let code = match runtime {
-        Ok(runtime) => runtime.block_on(hammer(args)),
-        Err(error) => Err(Failure::own("cannot start", &error)),
-    };
+    let code = limits::check().and_then(|()| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.map_err(|error| Failure::own("cannot start", &error))?.block_on(hammer(args))
+    });
     code.unwrap_or_else(|failure| {
         complain(failure.message);
         failure.code
@@ -56,10 +57,21 @@ struct Faults {
     stopped: u64,
     hooks: u64,
     hooks_failed: u64,
+    /// How the last one of those ended.
+    failure: Option<ExitStatus>,
+}
+
+impl Faults {
+    fn hook_ended(&mut self, status: ExitStatus) {
+        if !status.success() {
+            self.hooks_failed += 1;
+            self.failure = Some(status);
+        }
+    }
 }
 
 async fn hammer(args: &Stress) -> Result<u8, Failure> {
-    let own = |error: io::Error| Failure::own("cannot go on", &error);
+    let own = |error: io::Error| Failure::own("stress cannot continue", &error);
     let mut signals = Signals::catch(&[Signal::INT, Signal::TERM]).map_err(own)?;
     let url = store::url(&args.store)?;
     let mut orders = Orders {
@@ -73,7 +85,7 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
     };
     let locks = Locks::open(&url)?.with(orders.options())?;
     orders.sorts = sorts(args, &locks)?;
-    // Somebody must be there, and whatever is left there is not ours: names are new with each run.
+    // The store must answer. Other locks there do not matter, as names are new with each run.
     locks.inspect(&orders.name(lock(Sort::Mutex, 0))).await?;
 
     let begun = now();
@@ -83,7 +95,7 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
         crew.start().map_err(own)?;
     }
     let faults = run(args, begun, &mut crew, &mut judge, &mut signals).await.map_err(own)?;
-    // Whoever waits stops at once, and whoever holds too: what takes longer is stuck, or was stopped beside its store.
+    // Tasks that wait or hold stop at once. A process that takes longer is stuck.
     let limit = now() + nanos(args.stall + BUSY);
     crew.end();
     while !crew.is_empty() && now() < limit {
@@ -97,7 +109,7 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
     }
     judge.finish();
     for worker in stuck {
-        judge.accuse("progress", format_args!("process {worker} did not end when it was told to"));
+        judge.accuse("progress", format_args!("process {worker} did not end after it was told to"));
     }
     let left = left_behind(&locks, &orders, now() + nanos(args.ttl + PLACE + BUSY)).await;
     if let Ok(left) = &left {
@@ -110,9 +122,14 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
         return Ok(exit::VIOLATED);
     }
     left?;
+    if let Some(failure) = faults.failure {
+        let hooks = plural(faults.hooks_failed, "hook");
+        let message = format!("{hooks} of {} failed, the last with {failure}", faults.hooks);
+        return Err(Failure { code: exit::OWN, message });
+    }
     match judge.failure {
         Some(failure) if judge.checked() == 0 => {
-            Err(Failure { code: exit::STORE, message: format!("nothing was ever granted: {failure}") })
+            Err(Failure { code: exit::STORE, message: format!("no lock was granted: {failure}") })
         }
         _ => Ok(0),
     }
@@ -174,7 +191,7 @@ async fn run(
         match (&mut hook, &args.hook) {
             (Some(running), _) => {
                 if let Some(status) = running.try_wait()? {
-                    faults.hooks_failed += u64::from(!status.success());
+                    faults.hook_ended(status);
                     (hook, hook_at) = (None, next());
                 }
             }
@@ -199,9 +216,9 @@ async fn run(
         }
         if hook.try_wait()?.is_none() {
             let _ = kill_process_group(Pid::from_child(&hook), Signal::KILL);
-            complain(format_args!("the hook did not end within {}, and was killed", Span(BUSY)));
+            complain(format_args!("the hook did not end within {} and was killed", Span(BUSY)));
         }
-        faults.hooks_failed += u64::from(!hook.wait()?.success());
+        faults.hook_ended(hook.wait()?);
     }
     Ok(faults)
 }
@@ -213,7 +230,8 @@ fn start(hook: &str) -> io::Result<Child> {
     command.args(["-c", hook]).stdin(Stdio::null()).stdout(io::stderr()).spawn()
 }
 
-/// The locks that are still held, or waited for, when everybody is gone and all leases are over.
+/// The locks that are still held, or waited for, when all processes have ended and all leases are
+/// over.
 async fn left_behind(locks: &Locks, orders: &Orders, limit: u64) -> Result<Vec<String>, Failure> {
     let mut left = Vec::new();
     for sort in &orders.sorts {
@@ -272,7 +290,7 @@ fn verdict(judge: &Judge, faults: &Faults, left: Option<usize>, took: Duration) 
     if let Some(failure) = &judge.failure {
         let _ = write!(text, ", the last: {}", Line(failure));
     }
-    let Faults { killed, stopped, hooks, hooks_failed } = faults;
+    let Faults { killed, stopped, hooks, hooks_failed, .. } = faults;
     let _ = write!(text, "\nfaults: {killed} killed, {stopped} stopped, {hooks} hooks run");
     if *hooks_failed > 0 {
         let _ = write!(text, " ({hooks_failed} failed)");

@@ -1,9 +1,6 @@
-//! A process of a stress: many tasks that take turns at a few locks, in every way in which one can, and write down what they were
-//! told.
-#![expect(
-    clippy::disallowed_methods,
-    reason = "a program of its own, with real time and a thread that reads what it is told"
-)]
+//! A process of a stress: many tasks that take turns at a few locks, in every way in which one can,
+//! and write down what they were told.
+#![expect(clippy::disallowed_methods, reason = "a worker uses real time and a thread that reads its input")]
 
 use std::cell::Cell;
 use std::env::ArgsOs;
@@ -24,7 +21,8 @@ use crate::exit::{OWN, STORE};
 use crate::output::{chain, complain};
 use crate::{clock, launch};
 
-/// The environment variable that names the store: an argument could be seen by everybody, with its password.
+/// The environment variable that names the store: all users could see an argument, with its
+/// password.
 pub(super) const STORE_URL: &str = "TENURE_STORE";
 /// So often a worker says that it lives, and looks whether what it holds is still its own.
 const PULSE: Duration = Duration::from_millis(50);
@@ -94,7 +92,8 @@ impl Orders {
     }
 }
 
-/// The stage that is a worker: `__stress PARENT …`. It ends when its standard input does, or with its parent.
+/// The stage that is a worker: `__stress PARENT …`. It ends when its standard input does, or with
+/// its parent.
 pub(crate) fn stage(args: ArgsOs) -> Option<u8> {
     let args: Vec<String> = args.map(|arg| arg.into_string().ok()).collect::<Option<_>>()?;
     let (parent, args) = args.split_first()?;
@@ -267,7 +266,7 @@ impl Task<'_> {
                 drop(inner);
             }
             Ok(None) if guard.is_held() => {
-                self.note(What::Wrong(format!("{lock} is busy for its own holder")));
+                self.note(What::Wrong(format!("{lock} is busy for its holder")));
             }
             Ok(None) => {}
             Err(error) => self.note(What::Fails(chain(&error))),
@@ -326,7 +325,7 @@ async fn take(
 fn note(line: Line) {
     let line = format!("{line}\n");
     if io::stdout().lock().write_all(line.as_bytes()).is_err() {
-        std::process::exit(OWN.into()); // nobody hears us any more
+        std::process::exit(OWN.into()); // the parent is gone
     }
 }
 

@@ -1,4 +1,5 @@
-//! A scratch store, and commands that are waited for with a limit and say everything when they fail.
+//! A scratch store, and commands that are waited for with a limit and say everything when they
+//! fail.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -44,9 +45,12 @@ impl TestEnv {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// Any program, here, with this store as the default.
+    /// Any program, here, with this store as the default. It ignores no signal that the parent of
+    /// the tests ignores, as `nohup` does.
     pub(crate) fn program(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new(program);
+        let mut command = Command::new("/usr/bin/env");
+        command.arg("--default-signal=HUP,INT,QUIT,PIPE,TERM,USR1,USR2,TSTP,TTIN,TTOU,XFSZ");
+        command.arg(program);
         command.current_dir(self.dir.path()).stdin(Stdio::null());
         command.env_remove("TENURE_STORE").env("XDG_STATE_HOME", self.dir.path());
         command
@@ -62,7 +66,8 @@ impl TestEnv {
     pub(crate) fn as_user(&self, id: u32, by: &[&str]) -> Command {
         let binary = self.path("tenure-for-all");
         if !binary.exists() {
-            // Not written by this process: a child that another test forks would have it open for writing, and it could not run.
+            // Not written by this process: a child that another test forks would have it open for
+            // writing, and it could not run.
             let mut copy = self.program("install");
             copy.args(["-m", "755", BINARY]).arg(&binary);
             self.run(copy).exits_with(0);
@@ -114,12 +119,12 @@ impl TestEnv {
         running
     }
 
-    /// Keeps the store from answering anybody, as a process does that is stopped in the middle of a change.
+    /// Keeps the store from answering, as a process does that is stopped in the middle of a change.
     pub(crate) fn silence_the_store(&self) -> File {
         let guard = File::open(self.store().join("guard")).expect("a store that was used");
         let end = now() + LIMIT;
         while flock(&guard, FlockOperation::NonBlockingLockExclusive).is_err() {
-            assert!(now() < end, "somebody else keeps the store busy");
+            assert!(now() < end, "another process keeps the store busy");
         }
         guard
     }
@@ -254,7 +259,7 @@ impl fmt::Debug for Outcome {
 
 pub(crate) fn is_alive(pid: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
-    // A zombie runs no more; who waits for it is not the question.
+    // A zombie runs no more.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 

@@ -81,6 +81,25 @@ fn the_command_finds_the_lock_in_its_environment() {
 }
 
 #[test]
+fn descriptors_that_a_service_manager_passes_reach_the_command() {
+    let env = TestEnv::new();
+    fs::write(env.path("socket"), "what is behind it\n").unwrap();
+    let inner = r#"echo "$LISTEN_PID $LISTEN_FDS $$"; cat <&3"#;
+    let outer = format!("exec 3<socket; LISTEN_FDS=1 LISTEN_PID=PID exec \"$0\" run x -- sh -c '{inner}'");
+    let found = |pid: &str| {
+        let mut command = env.program("sh");
+        command.args(["-c", &outer.replace("PID=PID", &format!("PID={pid}")), crate::env::BINARY]);
+        env.run(command).exits_with(0).says_nothing().stdout
+    };
+    let said = found("$$");
+    let words: Vec<&str> = said.split_whitespace().collect();
+    assert_eq!((words[0], words[1]), (words[2], "1"), "{said}");
+    assert!(said.ends_with("what is behind it\n"), "{said}");
+    // Those of another process stay what they are.
+    assert!(found("1").starts_with("1 1 "));
+}
+
+#[test]
 fn arguments_and_streams_reach_the_command_untouched() {
     let env = TestEnv::new();
     let odd = std::ffi::OsStr::from_bytes(b"\xff a\n'\"$HOME *");
@@ -136,7 +155,7 @@ fn what_the_command_left_in_the_background_does_not_keep_the_lock() {
     let took = env.tenure_run(["x", "--", "sh", "-c", script]).exits_with(5).took;
     assert!(took < Duration::from_secs(5));
     let left = env.pid("left");
-    assert!(crate::env::is_alive(left), "it was a process of its own by then");
+    assert!(crate::env::is_alive(left), "it outlives the command");
     env.tenure_run(["-n", "x", "--", "true"]).exits_with(0);
     rustix::process::kill_process(left, rustix::process::Signal::KILL).unwrap();
 }
@@ -150,7 +169,7 @@ fn a_store_may_be_named_by_the_environment_or_a_flag() {
     command.env("TENURE_STORE", &a).env("B", &b).env("BINARY", crate::env::BINARY).env("NAME", &name);
     let said = env.run(command).exits_with(0);
     assert_eq!(said.stdout, "75 0\n", "{said:?}");
-    assert!(!env.store().exists(), "nobody asked for the default store");
+    assert!(!env.store().exists(), "the default store was used");
 }
 
 /// Under the lock of the store in the environment: busy there, free in another.

@@ -1,4 +1,5 @@
-//! Names, durations and directories: each works, or gets one line that says what is wrong, and a documented code.
+//! Names, durations and directories: each works, or gets one line that says what is wrong, and a
+//! documented code.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -32,7 +33,7 @@ fn a_name_is_any_text_of_1_byte_to_64_kib() {
         let said = env.tenure_run(["-n", "--", name, "sh", "-c", r#"printf %s "$TENURE_NAME""#]);
         assert_eq!(said.exits_with(0).says_nothing().stdout, name);
     }
-    // Whatever they say, their files are in the store.
+    // Their files are in the store.
     let mut found: Vec<_> = fs::read_dir(env.store().parent().unwrap())
         .unwrap()
         .map(|entry| entry.unwrap().file_name())
@@ -96,7 +97,7 @@ fn what_is_no_lease_is_told_what_one_is() {
         (&["--store", "ftp://host"], "file:DIR"),
         (&["--store", "/tmp/locks"], "`file:/tmp/locks`"),
         (&["--store", "file://var/lib/locks"], "file:///"),
-        (&["--store", "memory:"], "do not share"),
+        (&["--store", "memory:"], "not shared between processes"),
         (&["--acks", "-1"], "-1"),
         (&["--acks", "1"], "replicas"),
         (&["--restart-grace", "5"], "30s"),
@@ -128,7 +129,9 @@ fn what_is_no_command_line_is_told_what_is_missing() {
     env.run(env.tenure(["status"])).exits_with(64).says("`tenure status --help`");
     env.run(env.tenure(["list", "a", "b"])).exits_with(64).says("`tenure list --help`");
     for command in ["status", "list"] {
-        env.run(env.tenure([command, "--store", "memory:x", "y"])).exits_with(64).says("do not share");
+        env.run(env.tenure([command, "--store", "memory:x", "y"]))
+            .exits_with(64)
+            .says("not shared between processes");
     }
     env.run(env.tenure([""; 0])).exits_with(64);
 }
@@ -159,6 +162,43 @@ fn a_directory_that_is_missing_is_made() {
     env.tenure_run(["--store", "file:here", "x", "--", "true"]).exits_with(0).says_nothing();
     assert!(env.path("here").is_dir());
     env.tenure_run(["--store", "file:", "x", "--", "true"]).exits_with(64).says("directory");
+}
+
+#[test]
+fn an_empty_store_is_refused_and_says_what_to_write() {
+    let env = TestEnv::new();
+    for args in
+        [&["run", "x", "--", "touch", "ran"][..], &["status", "x"], &["list"], &["release", "--force", "x"]]
+    {
+        let (verb, rest) = args.split_first().unwrap();
+        let named = [&[*verb, "--store", ""][..], rest].concat();
+        env.run(env.tenure(named)).exits_with(64).says("--store file:DIR");
+        let mut command = env.tenure(args);
+        command.env("TENURE_STORE", "");
+        env.run(command).exits_with(64).says("TENURE_STORE");
+    }
+    assert!(!env.path("ran").exists() && !env.store().exists());
+}
+
+#[test]
+fn a_directory_that_does_not_exist_is_an_error_to_all_but_run() {
+    let env = TestEnv::new();
+    let missing = env.path("missing");
+    let path = missing.display().to_string();
+    for store in [format!("file:{path}"), format!("file://{path}"), "file:missing".to_owned()] {
+        for args in [&["status", "x"][..], &["list"], &["release", "--force", "x"]] {
+            let (verb, rest) = args.split_first().unwrap();
+            let args = [&[*verb, "--store", &store][..], rest].concat();
+            let said = env.run(env.tenure(args)).exits_with(69).says("does not exist");
+            assert!(said.stderr.contains("missing") && said.stdout.is_empty(), "{said:?}");
+        }
+    }
+    assert!(!missing.exists());
+    let store = format!("file:{path}");
+    env.tenure_run(["--store", &store, "x", "--", "true"]).exits_with(0).says_nothing();
+    env.run(env.tenure(["status", "--store", &store, "x"])).exits_with(1).says_nothing();
+    // The default directory is made by the first run.
+    env.run(env.tenure(["status", "x"])).exits_with(1).says_nothing();
 }
 
 /// The command as a user who is not root, to whom permissions mean something.

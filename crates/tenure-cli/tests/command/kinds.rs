@@ -16,7 +16,8 @@ impl TestEnv {
 
     /// What `status` says, line by line.
     fn status(&self, name: &str) -> Vec<String> {
-        self.run(self.tenure(["status", name])).stdout.lines().map(str::to_owned).collect()
+        let said = self.run(self.tenure(["status", name])).stdout;
+        said.lines().filter(|line| !line.starts_with("store: ")).map(str::to_owned).collect()
     }
 
     /// How many lines of `status` begin so.
@@ -299,4 +300,60 @@ fn of_several_locks_those_that_others_hold_are_named() {
     env.tenure_run(["-ns", "--also", "w", "r", "--", "true"]).exits_with(75).says("tenure: lock `w` is busy");
     env.end();
     [reader, writer].into_iter().for_each(|running| drop(running.wait().exits_with(0)));
+}
+
+#[test]
+fn a_run_that_would_wait_for_itself_says_so() {
+    let env = TestEnv::new();
+    let nested = |outer: &[&str], inner: &[&str]| {
+        let inner = [&[BINARY, "run"][..], inner, &["true"]].concat();
+        env.tenure_run([outer, &["--"], &inner].concat())
+    };
+    let cases: [(&[&str], &[&str]); 6] = [
+        (&["x"], &["x"]),
+        (&["--also", "y", "x"], &["y"]),
+        (&["y"], &["--also", "y", "x"]),
+        (&["--fair", "x"], &["--fair", "x"]),
+        (&["-s", "x"], &["-x", "x"]),
+        (&["--slots", "2", "x"], &["--slots", "2", "--take", "2", "x"]),
+    ];
+    for (outer, inner) in cases {
+        let said = nested(outer, inner).exits_with(75);
+        assert!(said.stderr.lines().next().unwrap().contains("would wait for itself"), "{said:?}");
+        let said = nested(outer, &[&["-E", "3", "-q"], inner].concat()).exits_with(3);
+        assert_eq!(said.stderr, "", "{said:?}");
+        let said = nested(outer, &[&["-w", "0.4"], inner].concat()).exits_with(75);
+        assert!(said.stderr.lines().next().unwrap().contains("would wait for itself"), "{said:?}");
+    }
+    // Through another run between them.
+    let deep = [BINARY, "run", "z", "--", BINARY, "run", "x", "true"];
+    env.tenure_run([&["x", "--"][..], &deep].concat()).exits_with(75);
+    // What fits beside what is held, waits for nothing.
+    let fits: [(&[&str], &[&str]); 3] =
+        [(&["-s", "x"], &["-s", "x"]), (&["--slots", "2", "x"], &["--slots", "2", "x"]), (&["x"], &["y"])];
+    for (outer, inner) in fits {
+        nested(outer, inner).exits_with(0).says_nothing();
+    }
+    let script = r#""$0" run --reentrant --owner "$TENURE_OWNER" x -- true"#;
+    env.tenure_run(["--reentrant", "x", "--", "sh", "-c", script, BINARY]).exits_with(0).says_nothing();
+}
+
+#[test]
+fn what_outlives_its_run_waits_for_the_next_holder_as_any_other() {
+    let env = TestEnv::new();
+    let script =
+        r#"(while [ ! -e go ]; do sleep 0.02; done; "$0" run -v x -- true 2> said; echo $? > code) & :"#;
+    env.tenure_run(["x", "--", "sh", "-c", script, BINARY]).exits_with(0);
+    let holder = env.start_script(&[], "x", UNTIL_END);
+    fs::write(env.path("go"), "").unwrap();
+    holder.eventually("it waits", || env.read("said").contains("waiting"));
+    assert!(!env.path("code").exists(), "{}", env.read("said"));
+    env.end();
+    let end = crate::env::now() + crate::env::LIMIT;
+    while env.read("code").is_empty() {
+        assert!(crate::env::now() < end, "it still waits");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    assert_eq!(env.read("code"), "0\n");
+    holder.wait().exits_with(0);
 }

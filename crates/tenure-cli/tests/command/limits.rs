@@ -8,7 +8,7 @@ use crate::env::{BINARY, TestEnv, random};
 
 /// The command, where it may have so many threads and processes.
 fn with_threads(env: &TestEnv, count: u32, args: &[&str]) -> Command {
-    // They are counted for each user, or each name space of users: one that nobody else is in.
+    // They are counted for each user, or each user namespace: this one is new.
     let limit = format!("--nproc={count}");
     let id = 100_000 + u32::try_from(random(1_000_000)).expect("it is small");
     let mut command = env.as_user(id, &["unshare", "--user", "prlimit", &limit]);
@@ -19,6 +19,7 @@ fn with_threads(env: &TestEnv, count: u32, args: &[&str]) -> Command {
 #[test]
 fn without_a_thread_for_the_locks_it_is_told_that_there_is_none() {
     let env = TestEnv::new();
+    std::fs::create_dir(env.path("there")).unwrap();
     for args in [&["run", "x", "--", "touch", "ran"][..], &["status", "x"], &["list"]] {
         for store in ["file:there", "redis://localhost:1", "redis-quorum://localhost:1,localhost:2"] {
             let (verb, rest) = args.split_first().unwrap();
@@ -34,7 +35,8 @@ fn a_warning_that_no_thread_can_be_had_for_ends_nothing() {
     let env = TestEnv::new();
     let servers = [Server::start(), Server::start()];
     let even = format!("redis-quorum://{},{}", servers[0].address(), servers[1].address());
-    // Which of its threads is the last that starts is not the question: it says so, and does not break.
+    // Which of its threads is the last that starts is not the question: it says so, and does not
+    // break.
     for count in 1..=3 {
         let args = ["run", "--ttl", "1s", "-w", "30", "--store", &even, "x", "--", "touch", "ran"];
         let said = env.run(with_threads(&env, count, &args)).exits_with(125);
@@ -48,7 +50,7 @@ fn a_warning_that_no_thread_can_be_had_for_ends_nothing() {
 #[test]
 fn a_file_that_may_not_grow_is_told_and_the_command_has_that_signal_as_ever() {
     let env = TestEnv::new();
-    // Whoever starts the tests may ignore the signal.
+    // The parent of the tests may ignore the signal.
     let bash = |script| {
         let mut command = env.program("env");
         command.args(["--default-signal=XFSZ", "bash", "-c", script, BINARY]);
@@ -79,7 +81,29 @@ fn what_cannot_be_printed_is_told_with_a_code_that_the_help_has() {
         env.run(shell).exits_with(125).says("cannot print");
         let verb = command.split(' ').next().unwrap();
         let help = env.run(env.tenure([verb, "--help"])).exits_with(0).stdout;
-        assert!(help.contains("125  something of this program's own failed"), "{help}");
+        assert!(help.contains("125  tenure itself failed"), "{help}");
     }
     drop(holder);
+}
+
+#[test]
+fn a_low_limit_of_open_files_is_one_line_and_no_panic() {
+    let env = TestEnv::new();
+    env.tenure_run(["x", "--", "true"]).exits_with(0);
+    for verb in ["run x", "status x", "list", "release --force x", "stress --for 1ms"] {
+        for limit in (6..=30).step_by(if verb == "run x" { 1 } else { 6 }) {
+            let mut command = env.program("bash");
+            let tail = if verb == "run x" { " true" } else { "" };
+            let script = format!("ulimit -n {limit}; exec \"$0\" {verb}{tail}");
+            command.args(["-c", &script, BINARY]);
+            let said = env.run(command);
+            let lines = said.stderr.lines().count();
+            let code = said.code().expect("an exit code");
+            assert!([0, 1, 69, 125].contains(&code) && lines <= 1, "{verb} {limit}: {said:?}");
+            assert!(!said.stderr.contains("defect"), "{verb} {limit}: {said:?}");
+            if limit == 6 {
+                said.exits_with(125).says("ulimit -n");
+            }
+        }
+    }
 }

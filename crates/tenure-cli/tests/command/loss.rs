@@ -1,4 +1,5 @@
-//! The lease is lost while the command runs: it is stopped, and gone before the lease can be somebody else's.
+//! The lease is lost while the command runs: it is stopped, and gone before another can get the
+//! lease.
 
 use std::fs;
 use std::process::Stdio;
@@ -109,7 +110,7 @@ fn a_loss_that_is_noticed_only_at_the_release_is_a_loss() {
 }
 
 #[test]
-fn nobody_has_to_read_what_is_said_for_the_command_to_be_stopped() {
+fn the_command_is_stopped_also_while_standard_error_is_not_read() {
     let env = TestEnv::new();
     let script =
         "yes >&2 & trap '' TERM; sleep 0.1; echo $$ > up.new; mv up.new up; while :; do sleep 0.02; done";

@@ -9,6 +9,7 @@
 mod env;
 mod exits;
 mod inputs;
+mod killed;
 mod kinds;
 mod limits;
 mod loss;

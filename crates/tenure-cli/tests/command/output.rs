@@ -34,6 +34,30 @@ fn help_and_version_go_to_standard_output() {
 }
 
 #[test]
+fn the_long_help_has_the_manual_and_the_short_one_a_line_for_each_option() {
+    let env = TestEnv::new();
+    let said = |args: &[&str]| env.run(env.tenure(args)).exits_with(0).says_nothing().stdout;
+    for (verb, long) in [("run", "runs CMD directly"), ("release", "whose holder is gone or stuck")] {
+        let (full, short) = (said(&[verb, "--help"]), said(&[verb, "-h"]));
+        let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(one_line(&full).contains(long), "{full}");
+        assert!(!one_line(&short).contains(long) && short.len() < full.len(), "{short}");
+        assert_eq!(said(&["help", verb]), full);
+    }
+    for code in ["64", "65", "69", "75", "79", "125", "126", "127"] {
+        let line = said(&["run", "--help"]).lines().any(|line| line.trim_start().starts_with(code));
+        assert!(line, "{code}");
+    }
+    for verb in ["run", "status", "list", "release", "stress"] {
+        for help in ["-h", "--help"] {
+            let text = said(&[verb, help]);
+            let long = text.lines().find(|line| line.chars().count() > 100);
+            assert!(long.is_none(), "{verb} {help}: {long:?}");
+        }
+    }
+}
+
+#[test]
 fn verbose_says_who_is_waited_for_how_long_and_the_token() {
     let env = TestEnv::new();
     let holder = env.start_script(
@@ -49,9 +73,10 @@ fn verbose_says_who_is_waited_for_how_long_and_the_token() {
     let lines: Vec<&str> = said.stderr.lines().collect();
     let held_by = format!("pid {}", holder.pid().as_raw_nonzero());
     assert!(lines.len() == 2 && lines.iter().all(|line| line.starts_with("tenure: ")), "{said:?}");
-    for word in ["waiting", "night-job", &held_by, "left", env.read("fence").trim()] {
+    for word in ["waiting", "night-job", &held_by, "left", env.read("fence").trim(), &env.url()] {
         assert!(lines[0].contains(word), "{word}: {said:?}");
     }
+    assert!(lines[1].contains(&env.url()), "{said:?}");
     assert!(lines[1].contains("`night job`") && lines[1].contains(said.stdout.trim()), "{said:?}");
     holder.wait().exits_with(0);
 }
@@ -59,12 +84,16 @@ fn verbose_says_who_is_waited_for_how_long_and_the_token() {
 #[test]
 fn status_tells_held_from_free() {
     let env = TestEnv::new();
-    assert_eq!(env.run(env.tenure(["status", "x"])).exits_with(1).says_nothing().stdout, "free\n");
+    let free = format!("free\nstore: {}\n", env.url());
+    assert_eq!(env.run(env.tenure(["status", "x"])).exits_with(1).says_nothing().stdout, free);
     let script = "echo $TENURE_FENCE > fence; READY; while [ ! -e end ]; do sleep 0.02; done";
     let holder = env.start_script(&["--ttl", "1h"], "x", script);
     let said = env.run(env.tenure(["status", "x"])).exits_with(0).says_nothing();
     let pid = format!("pid {}", holder.pid().as_raw_nonzero());
-    for word in ["mutex", "holder: x on host ", &pid, ", for 0.", "59m ", "left", env.read("fence").trim()] {
+    let store = format!("\nstore: {}\n", env.url());
+    for word in
+        ["mutex", "holder: x on host ", &pid, ", for 0.", "59m ", "left", env.read("fence").trim(), &store]
+    {
         assert!(said.stdout.contains(word), "{word}: {said:?}");
     }
     fs::write(env.path("end"), "").unwrap();
@@ -109,8 +138,7 @@ fn json(env: &TestEnv, code: i32, args: &[&str]) -> Vec<Value> {
 #[test]
 fn json_has_all_that_is_said_of_a_lock() {
     let env = TestEnv::new();
-    let free =
-        json!({ "name": "x", "held": false, "kind": null, "permits": null, "holders": [], "waiters": [] });
+    let free = json!({ "name": "x", "store": env.url(), "held": false, "kind": null, "permits": null, "holders": [], "waiters": [], "unlisted": 0 });
     assert_eq!(json(&env, 1, &["status", "--json", "x"]), [free]);
     let script = "echo $TENURE_FENCE > fence; echo $TENURE_OWNER > owner; READY; exec sleep 30";
     let holder = env.start_script(&["--ttl", "1h", "--slots", "3", "--take", "2"], "x", script);
@@ -127,7 +155,7 @@ fn json_has_all_that_is_said_of_a_lock() {
     let (fence, owner) = (env.read("fence"), env.read("owner"));
     assert_eq!(one["fence"].to_string(), fence.trim());
     assert_eq!((&one["owner"], &one["weight"]), (&json!(owner.trim()), &json!(2)));
-    assert_eq!((&one["foreign"], &one["pid"]), (&json!(false), &json!(holder.pid().as_raw_nonzero().get())));
+    assert_eq!((&one["foreign"], &one["pid"]), (&json!(null), &json!(holder.pid().as_raw_nonzero().get())));
     let since = one["since_ms"].as_u64().expect("a time");
     assert!((since * 1_000).abs_diff(fence.trim().parse().expect("a token")) < 1_000);
     assert!((3_500_000..=3_600_000).contains(&one["remaining_ms"].as_u64().expect("a lease")), "{one}");
@@ -143,10 +171,8 @@ fn json_has_all_that_is_said_of_a_lock() {
 fn a_forced_release_says_whose_it_was_and_lets_the_next_in() {
     let env = TestEnv::new();
     env.run(env.tenure(["release", "x"])).exits_with(64).says("--force");
-    assert_eq!(
-        env.run(env.tenure(["release", "--force", "x"])).exits_with(1).says_nothing().stdout,
-        "free\n"
-    );
+    let free = format!("free\nstore: {}\n", env.url());
+    assert_eq!(env.run(env.tenure(["release", "--force", "x"])).exits_with(1).says_nothing().stdout, free);
     let holder = env.start_script(&["--ttl", "1s"], "x", "READY; exec sleep 30");
     let said = env.run(env.tenure(["release", "--force", "x"])).exits_with(0).says_nothing().stdout;
     let pid = format!("pid {}", holder.pid().as_raw_nonzero());
@@ -174,7 +200,8 @@ fn standard_error_may_be_closed() {
     assert!(said.took < Duration::from_secs(5));
 }
 
-/// A command whose standard error nobody reads, and where nothing more fits: its code. What is done meanwhile is told its process.
+/// Runs a command whose standard error is full and not read; returns its code. `meanwhile` gets its
+/// process.
 fn unread(mut command: Command, mut meanwhile: impl FnMut(Pid) -> bool) -> Option<i32> {
     let (_reader, mut writer) = std::io::pipe().expect("a pipe");
     rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).expect("a flag");
@@ -196,7 +223,7 @@ fn unread(mut command: Command, mut meanwhile: impl FnMut(Pid) -> bool) -> Optio
 }
 
 #[test]
-fn nobody_has_to_read_what_is_said() {
+fn output_that_is_not_read_blocks_no_run() {
     let env = TestEnv::new();
     let run = |args: &[&str]| env.tenure_run_command(args);
     assert_eq!(unread(run(&["-v", "x", "--", "sh", "-c", "exit 3"]), |_| false), Some(3));
@@ -216,4 +243,35 @@ fn nobody_has_to_read_what_is_said() {
     fs::write(env.path("end"), "").unwrap();
     holder.wait().exits_with(0);
     assert!(!env.path("ran").exists());
+}
+
+#[test]
+fn a_release_with_a_token_never_ends_the_hold_of_a_successor() {
+    let env = TestEnv::new();
+    let script = "echo $TENURE_FENCE > fence; READY; while [ ! -e end ]; do sleep 0.02; done";
+    let kinds: [&[&str]; 4] = [&[], &["--fair"], &["--reentrant"], &["--slots", "2"]];
+    for kind in kinds {
+        let start = || env.start_script(&[kind, &["--ttl", "1h"]].concat(), "x", script);
+        let first = start();
+        let old = env.read("fence").trim().to_owned();
+        let forced = |token: &str| env.run(env.tenure(["release", "--force", "--token", token, "x"]));
+        let said = forced(&old).exits_with(0).says_nothing();
+        assert!(said.stdout.starts_with("was held as a ") && said.stdout.contains(&old), "{said:?}");
+        assert!(said.stdout.contains("its command may run for up to 59m "), "{said:?}");
+        let second = start();
+        let said = forced(&old).exits_with(75).says(&format!("is not held with token {old}"));
+        let pid = format!("pid {}", second.pid().as_raw_nonzero());
+        assert!(said.stderr.contains(&pid) && said.stdout.is_empty(), "{said:?}");
+        let held = env.run(env.tenure(["status", "x"])).exits_with(0).stdout;
+        assert!(held.contains(&pid), "{held}");
+        fs::write(env.path("end"), "").unwrap();
+        first.wait().exits_with(79);
+        second.wait().exits_with(0);
+        fs::remove_file(env.path("end")).unwrap();
+        assert!(forced(&old).exits_with(1).says_nothing().stdout.starts_with("free\n"));
+    }
+    let release = |args: &[&str]| env.run(env.tenure([&["release"][..], args].concat()));
+    release(&["--token", "1", "x"]).exits_with(64).says("--force");
+    release(&["--force", "--token", "x", "x"]).exits_with(64).says("--token");
+    release(&["--force", "--foreign", "--token", "1", "x"]).exits_with(64).says("--foreign");
 }

@@ -1,4 +1,5 @@
-//! The command and a Redis server: one that fails under it, one that is busy, and what is shown of it.
+//! The command and a Redis server: one that fails under it, one that is busy, and what is shown of
+//! it.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -56,7 +57,8 @@ fn watch(env: &TestEnv, running: &Running, child: Pid) -> (Duration, Duration) {
     (told.expect("it was told before"), gone.expect("it is gone"))
 }
 
-/// While the lock is there and nobody can be asked, the child is gone before the lease ends; then somebody else may hold.
+/// While the lock exists and no server answers, the child is gone before the lease ends. Then
+/// another may hold.
 fn gone_in_time(what: &str, server: &Server, url: &str, spoil: impl Fn(), restore: impl Fn()) {
     let env = TestEnv::new();
     let (running, child) = start(&env, url);
@@ -65,7 +67,7 @@ fn gone_in_time(what: &str, server: &Server, url: &str, spoil: impl Fn(), restor
     let (told, gone) = watch(&env, &running, child);
     assert!(gone < lease_end, "{what}: the child outlived the lease by {:?}", gone - lease_end);
     println!(
-        "{what}: told {:?}, gone {:?} before the lease could be somebody else's",
+        "{what}: told {:?}, gone {:?} before another could get the lease",
         lease_end - told,
         lease_end - gone
     );
@@ -101,7 +103,8 @@ fn a_network_that_refuses_costs_the_child_its_life_before_the_lease_is_over() {
     gone_in_time("refused", &server, &proxy.url(), spoil, || proxy.set(Fault::None));
 }
 
-/// Where the lock itself is gone, nobody can know before being told; from then on it takes `grace` at most.
+/// Where the server has lost the lock, the child is gone within `grace` of the moment tenure is
+/// told.
 fn gone_within_grace(what: &str, server: &Server, empty: impl Fn()) {
     let env = TestEnv::new();
     let (running, child) = start(&env, &server.url());
@@ -217,11 +220,12 @@ fn status_and_list_show_holders_of_ours_and_of_others() {
         assert!(said.stdout.contains(word), "{word}: {said:?}");
     }
     let said = ask(&["status", "app:foreign"]).exits_with(0).says_nothing();
-    assert_eq!(said.stdout.lines().count(), 2, "{said:?}");
-    assert!(said.stdout.contains("holder: `550e8400\\n`, 59s left"), "{said:?}");
+    assert_eq!(said.stdout.lines().count(), 3, "{said:?}");
+    assert!(said.stdout.contains("holder: another program, a string of 9 bytes, 59s left"), "{said:?}");
     let said = ask(&["status", "--prefix", "app:", "forever"]).exits_with(0).says_nothing();
-    assert!(said.stdout.contains("holder: `somebody`, without end"), "{said:?}");
-    assert_eq!(ask(&["status", "app:nobody"]).exits_with(1).says_nothing().stdout, "free\n");
+    assert!(said.stdout.contains("holder: another program, a string of 8 bytes, without end"), "{said:?}");
+    let said = ask(&["status", "app:nobody"]).exits_with(1).says_nothing();
+    assert!(said.stdout.starts_with("free\nstore: redis://"), "{said:?}");
 
     // Without a prefix, no string can be told from any other that is no lock.
     for (args, names) in [
@@ -236,7 +240,7 @@ fn status_and_list_show_holders_of_ours_and_of_others() {
     }
     let said =
         env.tenure_run(["--store", &url, "-v", "-w", "0.2", "app:foreign", "--", "true"]).exits_with(75);
-    assert!(said.stderr.contains("waiting for `550e8400\\n`"), "{said:?}");
+    assert!(said.stderr.contains("waiting for another program, a string of 9 bytes"), "{said:?}");
 }
 
 #[test]
@@ -319,9 +323,9 @@ fn what_a_grant_rests_on_can_be_asked_for() {
     run(&server.url(), &["-w", "20", "--restart-grace", "1s"]).exits_with(0).says_nothing();
 }
 
-/// Whoever reads what we say may have stopped reading, and a lease is renewed all the same.
+/// The lease is renewed also where standard error is not read.
 #[test]
-fn a_warning_that_nobody_reads_keeps_nothing_up() {
+fn a_warning_that_is_not_read_delays_no_renewal() {
     let env = TestEnv::new();
     let servers = [Server::start(), Server::start()];
     let even = format!("redis-quorum://{},{}", servers[0].address(), servers[1].address());
@@ -375,4 +379,62 @@ fn a_server_of_another_protocol_is_told_from_one_that_hangs_up() {
         });
         env.run(env.tenure(["status", "--store", &url, "x"])).exits_with(69).says(says);
     }
+}
+
+#[test]
+fn a_forced_release_leaves_what_is_no_lock_and_says_what_it_is() {
+    let env = TestEnv::new();
+    let server = Server::start();
+    let url = server.url();
+    let run = |verb: &str, args: &[&str]| env.run(env.tenure([&[verb, "--store", &url][..], args].concat()));
+    server.command(&["SET", "text", "hunter2"]);
+    server.command(&["RPUSH", "list", "hunter2", "b", "c"]);
+    server.command(&["HSET", "hash", "hunter2", "1"]);
+    let all = [("text", "a string of 7 bytes"), ("list", "a list"), ("hash", "a hash")];
+    for (name, what) in all {
+        let said = run("status", &[name]).exits_with(0).says_nothing();
+        let holder = format!("held by another program\nholder: another program, {what}, without end\n");
+        assert!(said.stdout.starts_with(&holder), "{said:?}");
+        let said = run("status", &["--json", name]).exits_with(0).says_nothing();
+        assert!(said.stdout.contains(what) && !said.stdout.contains("hunter2"), "{said:?}");
+        let said = run("release", &["--force", name]).exits_with(65).says("not a lock of tenure");
+        assert!(said.stderr.contains(what) && said.stdout.is_empty(), "{said:?}");
+        assert!(!said.stderr.contains("hunter2"), "{said:?}");
+    }
+    let said = run("list", &["t"]).exits_with(0).says_nothing();
+    assert!(said.stdout.contains("7 bytes") && !said.stdout.contains("hunter2"), "{said:?}");
+    for name in ["list", "hash"] {
+        run("release", &["--force", "--foreign", name]).exits_with(65).says("not a lock of tenure");
+    }
+    assert_eq!(server.command(&["EXISTS", "text", "list", "hash"]).int(), 3);
+    let said = run("release", &["--force", "--foreign", "text"]).exits_with(0).says_nothing();
+    assert!(said.stdout.starts_with("was held by another program\n"), "{said:?}");
+    assert_eq!(server.command(&["EXISTS", "text", "list", "hash"]).int(), 2);
+    run("release", &["text"]).exits_with(64).says("--force");
+}
+
+/// Once when it stops, once when it is back. Each minute between would make this a long test.
+#[test]
+fn a_wait_says_that_its_server_does_not_answer_and_that_it_is_back() {
+    let env = TestEnv::new();
+    let server = Server::start();
+    let store = ["--store", &server.url(), "--ttl", "1h"].map(str::to_owned);
+    let store: Vec<&str> = store.iter().map(String::as_str).collect();
+    let holder = env.start_script(&store, "x", "READY; while [ ! -e end ]; do sleep 0.02; done");
+    let waiter = env.start(env.tenure_run_command([&store[..], &["-w", "60", "x", "--", "true"]].concat()));
+    let own = |waiter: &Running| waiter.stderr().lines().map(str::to_owned).collect::<Vec<_>>();
+    for round in 0..2 {
+        server.stop();
+        waiter.eventually("it says so", || own(&waiter).len() == 2 * round + 1);
+        assert!(own(&waiter)[2 * round].contains("still waiting"), "{waiter:?}");
+        // What is said once is not said at the next look.
+        std::thread::sleep(ms(4_500));
+        assert_eq!(own(&waiter).len(), 2 * round + 1, "{waiter:?}");
+        server.cont();
+        waiter.eventually("it is back", || own(&waiter).len() == 2 * round + 2);
+        assert!(own(&waiter)[2 * round + 1].contains("answers again, after"), "{waiter:?}");
+    }
+    std::fs::write(env.path("end"), "").unwrap();
+    waiter.wait_for(ms(30_000)).exits_with(0);
+    holder.wait().exits_with(0);
 }

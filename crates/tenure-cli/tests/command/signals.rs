@@ -95,7 +95,7 @@ fn a_signal_ends_the_wait_for_the_lock_and_leaves_nothing_behind() {
         waiters.push((name, *signal, waiter));
     }
     for (name, signal, waiter) in waiters {
-        // These have nobody to go to, and do not end the wait.
+        // These do not end the wait.
         waiter.signal(Signal::USR1);
         waiter.signal(Signal::USR2);
         waiter.signal(signal);
@@ -117,7 +117,7 @@ fn no_signal_is_lost_while_the_command_starts() {
         sleep(Duration::from_micros(random(25_000)));
         running.signal(Signal::TERM);
         let outcome = running.wait();
-        // Before the first instruction of ours the kernel answers, and nothing is held.
+        // Before `main` the kernel ends the process, and nothing is held.
         assert!(matches!(outcome.code(), None | Some(143)), "round {round}: {outcome:?}");
         env.tenure_run(["-n", "x", "--", "true"]).exits_with(0);
     }
@@ -141,7 +141,7 @@ fn what_was_ignored_from_the_start_stays_ignored() {
 }
 
 #[test]
-fn a_command_that_somebody_stopped_keeps_its_lock() {
+fn a_command_that_was_stopped_keeps_its_lock() {
     let env = TestEnv::new();
     let running =
         env.start_script(&["--ttl", "300ms"], "x", "READY; while [ ! -e end ]; do sleep 0.02; done; exit 3");

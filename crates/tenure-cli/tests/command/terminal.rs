@@ -1,4 +1,4 @@
-//! On a terminal: a real one, with a session of its own.
+//! On a real terminal, in a new session.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use crate::env::{BINARY, LIMIT, TestEnv, now};
 const CTRL_C: &str = "\x03";
 const CTRL_Z: &str = "\x1a";
 
-/// A program that leads a session on a terminal of its own.
+/// A program that leads a session on a new terminal.
 struct Session {
     child: Child,
     keys: OwnedFd,
@@ -170,7 +170,7 @@ fn the_command_has_the_terminal_and_gives_it_back() {
 }
 
 #[test]
-fn in_a_pipeline_the_terminal_is_with_whoever_reads_from_it() {
+fn in_a_pipeline_the_command_that_reads_has_the_terminal() {
     let env = TestEnv::new();
     let reader =
         r#""$TENURE" run x -- echo piped | sh -c 'read line; read key </dev/tty; echo "$line, $key"'"#;

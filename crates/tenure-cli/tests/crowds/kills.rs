@@ -6,18 +6,19 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 
-use crate::env::{Running, TestEnv, is_alive, now, random};
+use crate::env::{LIMIT, Running, TestEnv, is_alive, now, random};
 
-/// Holds an flock of its own for as long as it lives: whoever does not get it at once met somebody, if that one still runs. The
-/// system closes the descriptors of one that has died in no promised order, so its liveness may end a moment before this flock;
-/// it has no program any more then.
+/// Holds another flock for as long as it lives. A process that does not get it at once overlaps
+/// with another, if that one still runs. The system closes the descriptors of one that has died in
+/// no promised order, so its liveness may end a moment before this flock; it has no program any
+/// more then.
 const ALONE: &str = "exec 8>>alone
     flock -n 8 || { readlink /proc/$(tail -n 1 ran)/exe >/dev/null 2>&1 && echo overlap >> bad; flock 8; }
     echo $$ >> ran
     exec sleep 30";
 
 #[test]
-fn a_killed_wrapper_takes_its_command_with_it_and_nobody_meets_anybody_200_times() {
+fn a_killed_wrapper_takes_its_command_along_and_no_two_overlap_in_200_kills() {
     // Four names side by side, fifty kills each, always with another contender waiting or starting.
     thread::scope(|scope| {
         for _ in 0..4 {
@@ -30,14 +31,19 @@ fn fifty_kills() {
     let env = TestEnv::new();
     let start = || env.start(env.tenure_run_command(["x", "--", "sh", "-c", ALONE]));
     let mut contenders: Vec<Running> = vec![start(), start()];
-    for _ in 0..50 {
+    for round in 0..50 {
+        // The one that has its turn, and one at any moment, by turns.
+        let victim = match round % 2 {
+            0 => the_one_that_runs(&env, &contenders),
+            _ => random(2) as usize,
+        };
         sleep(Duration::from_micros(random(60_000)));
-        let victim = contenders.remove(random(2) as usize);
+        let victim = contenders.remove(victim);
         victim.signal(Signal::KILL);
         drop(victim);
         contenders.push(start());
     }
-    // Whoever was left waiting gets in.
+    // The one that still waits gets in.
     let before = env.read("ran").lines().count();
     let last = contenders.pop().expect("two of them");
     drop(contenders);
@@ -54,6 +60,22 @@ fn fifty_kills() {
     }
     assert_eq!(env.read("bad"), "", "of {before} turns");
     assert!(before >= 10, "only {before} turns: this showed nothing");
+}
+
+/// Waits until one of them has started its command, and says which.
+fn the_one_that_runs(env: &TestEnv, contenders: &[Running]) -> usize {
+    let end = now() + LIMIT;
+    loop {
+        let last = env.read("ran").lines().last().map(str::to_owned).unwrap_or_default();
+        let status = fs::read_to_string(format!("/proc/{last}/status")).unwrap_or_default();
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
+        let parent = parent.and_then(Pid::from_raw);
+        if let Some(found) = contenders.iter().position(|one| Some(one.pid()) == parent) {
+            return found;
+        }
+        assert!(now() < end, "no command runs");
+        sleep(Duration::from_millis(1));
+    }
 }
 
 fn holds(env: &TestEnv, running: &Running) -> bool {
@@ -78,7 +100,7 @@ fn a_killed_wrapper_frees_the_lock_without_waiting_for_the_lease() {
 #[test]
 fn what_outlives_a_killed_wrapper_keeps_the_lock_until_it_ends() {
     let env = TestEnv::new();
-    let script = "sh -c 'echo $$ > grandchild; exec sleep 30' & READY; wait";
+    let script = "setsid sh -c 'echo $$ > grandchild; exec sleep 30' & READY; wait";
     let holder = env.start_script(&["--ttl", "1h"], "x", script);
     holder.eventually("both are there", || !env.read("grandchild").is_empty());
     let (child, grandchild) = (env.pid("up"), env.pid("grandchild"));
@@ -88,7 +110,7 @@ fn what_outlives_a_killed_wrapper_keeps_the_lock_until_it_ends() {
         assert!(now() < end, "the command lives on");
         sleep(Duration::from_millis(1));
     }
-    assert!(is_alive(grandchild), "the kernel's signal goes to the command alone");
+    assert!(is_alive(grandchild), "it is in another session");
     env.tenure_run(["-w", "0.3", "x", "--", "true"]).exits_with(75);
     rustix::process::kill_process(grandchild, Signal::KILL).unwrap();
     env.tenure_run(["-w", "5", "x", "--", "true"]).exits_with(0);

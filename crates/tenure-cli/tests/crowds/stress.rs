@@ -66,7 +66,17 @@ fn a_store_that_keeps_what_it_said_passes_while_processes_are_killed_and_stopped
     });
 }
 
-/// The negative control: whoever finds nothing here finds nothing anywhere.
+/// The negative control: a judge that finds nothing here would find nothing anywhere.
+#[test]
+fn a_hook_that_fails_is_no_success_and_is_told() {
+    let env = TestEnv::new();
+    let args = ["--for", "2s", "--kind", "mutex", "--every", "100ms", "--hook", "exit 7"];
+    let outcome = env.start(stress(&env, &env.url(), &args)).wait_for(LIMIT).exits_with(125);
+    assert_eq!(line(&outcome, "violations"), "0", "{outcome:?}");
+    let last = outcome.stderr.lines().last().unwrap_or_default();
+    assert!(last.contains("failed, the last with exit status: 7"), "{outcome:?}");
+}
+
 #[test]
 fn a_store_that_is_emptied_by_the_hook_is_found_out_with_both_histories() {
     let (env, server) = (TestEnv::new(), Server::start());
@@ -128,14 +138,14 @@ fn a_signal_ends_it_with_the_verdict_so_far() {
 fn what_cannot_be_stressed_is_said_before_anything_is_started() {
     let env = TestEnv::new();
     for (args, says) in [
-        (&["--for", "0s"][..], "more than nothing"),
+        (&["--for", "0s"][..], "more than 0"),
         (&["--for", "soon"], "30s"),
         (&["--every", "-1s"], "30s"),
         (&["--ttl", "1ms"], "50 ms"),
         (&["--kind", "umbrella"], "reentrant"),
         (&["--names", "0"], "1..=1000"),
         (&["--tasks", "-1"], "-1"),
-        (&["--store", "memory:x"], "do not share"),
+        (&["--store", "memory:x"], "not shared between processes"),
         (&["--store", "gopher:x"], "gopher"),
         (&["--store", "redis-quorum://h1,h2,h3", "--kind", "fair"], "fair"),
         (&["x"], "x"),

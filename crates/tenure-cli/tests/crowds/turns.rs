@@ -26,7 +26,7 @@ fn eight_processes_take_500_turns_each_without_meeting_and_tokens_grow() {
     assert_eq!(lines.len(), 8 * 500 * 2);
     let mut last = 0;
     for turn in lines.chunks(2) {
-        let token = turn[0].strip_prefix("in ").expect("somebody gets in when all are out");
+        let token = turn[0].strip_prefix("in ").expect("one gets in when all are out");
         assert_eq!(turn[1].strip_prefix("out "), Some(token), "and gets out before anybody gets in");
         let token = token.parse::<u64>().unwrap();
         assert!(last < token, "{last} then {token}");

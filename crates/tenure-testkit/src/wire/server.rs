@@ -253,7 +253,12 @@ fn op(keys: &[&str], args: &[&str]) -> Op {
         }
         "renew" => Verb::Renew { ttl_ms: number(3), hold: 0, bind: None, weight: None },
         "release" => {
-            let whose = if args[4] == "mine" { Whose::Mine } else { Whose::Anyone };
+            let whose = match args[4] {
+                "mine" => Whose::Mine,
+                "anyone" => Whose::Anyone,
+                "foreign" => Whose::Foreign,
+                other => panic!("not an owner to release: {other}"),
+            };
             Verb::Release { hold: 0, fence: fence(3), whose }
         }
         "inspect" => Verb::Inspect,

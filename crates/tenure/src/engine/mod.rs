@@ -35,7 +35,7 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::queue::FORCED;
-use crate::protocol::{Answer, Kind, Op, Rule, Verb, Whose};
+use crate::protocol::{Answer, Kind, Op, Rule, Verb};
 use crate::runtime::{Driver, Moment, Runtime};
 use crate::store::{Failure, Store, Terms};
 
@@ -93,7 +93,7 @@ impl Engine {
     ) -> Result<Answer, Failure> {
         let until = self.now() + within;
         let only_asks = matches!(verb, Verb::Acquire { wait_ms: None, .. });
-        let forces = matches!(verb, Verb::Release { whose: Whose::Anyone, .. });
+        let forces = matches!(verb, Verb::Release { whose, .. } if whose.is_forced());
         let mut first = None;
         loop {
             let left = until.since(self.now()).max(Duration::from_millis(1));

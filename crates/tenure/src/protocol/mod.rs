@@ -172,7 +172,7 @@ pub enum Verb {
     },
     /// Give it back.
     Release {
-        /// Which hold.
+        /// Which hold. A release of anyone ends a reentrant mutex only if this is its token, or 0.
         hold: u64,
         /// With a ballot, the node's stored ballot is raised to it, so that a late acquire is refused.
         fence: Fence,
@@ -209,8 +209,17 @@ pub enum Bind {
 pub enum Whose {
     /// The asking owner's, compared and deleted in one step.
     Mine,
-    /// Anybody's.
+    /// Any owner's, of a lock of this library. What another program wrote is left alone.
     Anyone,
+    /// As `Anyone`, and also a string that another program wrote: the plain lock of another client.
+    Foreign,
+}
+
+impl Whose {
+    /// Whether holds of other owners are ended too.
+    pub const fn is_forced(self) -> bool {
+        matches!(self, Self::Anyone | Self::Foreign)
+    }
 }
 
 /// An answer, with the owner and the request it is for.
@@ -320,6 +329,13 @@ pub struct Found {
     pub waiters: Vec<Holding>,
     /// How many hold or wait beside these: an answer lists a thousand places.
     pub unlisted: u64,
+}
+
+impl Found {
+    /// What stands at a name that has one holder.
+    pub fn one(kind: Kind, holder: Holding) -> Self {
+        Self { kind, capacity: None, holders: vec![holder], waiters: Vec::new(), unlisted: 0 }
+    }
 }
 
 /// One holder or waiter.
@@ -487,10 +503,19 @@ fn inspect(state: &State, now: Now, is_own: impl Fn(&Data) -> bool) -> Answer {
     }
 }
 
-/// Ends whatever stands there, and says what it was.
-fn force(state: &mut State, now: Now, is_own: impl Fn(&Data) -> bool) -> (Answer, Option<Wake>) {
+/// Ends the lock at this name and says what it was. What is not to be ended is busy.
+fn force(
+    state: &mut State,
+    now: Now,
+    is_own: impl Fn(&Data) -> bool,
+    is_to_end: impl Fn(&Data) -> bool,
+) -> (Answer, Option<Wake>) {
     let answer = inspect(state, now, is_own);
     let Answer::Found(found) = &answer else { return (answer, None) };
+    if !state.lock.as_ref().is_some_and(|lock| is_to_end(&lock.value)) {
+        let Some(Holding { value, left_ms, .. }) = found.holders.first() else { return (Answer::Free, None) };
+        return (Answer::Busy { holder: value.clone(), left_ms: *left_ms }, None);
+    }
     let by = found.holders.first().and_then(|holder| ours(&holder.value)).map(|(owner, _)| owner);
     state.lock = None;
     (answer, Some(Wake::Free { by }))

@@ -5,7 +5,7 @@
 -- ARGV   acquire owner request ttl_ms ballot         ballot: '' lets the server assign the token
 --        renew   owner request ttl_ms
 --        release owner request ballot whose channel publish
---                whose: mine | anyone                publish: PUBLISH, or SPUBLISH on a cluster that has it
+--                whose: mine | anyone | foreign      publish: PUBLISH, or SPUBLISH on a cluster that has it
 --        inspect owner request
 -- Reply  { owner, request, answer, ... }, and held and released as one string, with spaces, because a list takes longer;
 --        where the answer is one of
@@ -23,6 +23,7 @@ local verb, owner, request = ARGV[1], ARGV[2], ARGV[3]
 -- standing: what is at the key, as the asker sees it. Held: the token of a hold of its own. Theirs: the answer, if
 -- somebody else has it.
 local value, held, theirs = redis.pcall('GET', lock), nil, nil
+local is_text = type(value) == 'string'
 if type(value) == 'table' then
   if string.sub(value.err, 1, 9) ~= 'WRONGTYPE' then
     return value
@@ -33,7 +34,7 @@ if type(value) == 'table' then
   if type == 'zset' then
     other, capacity = string.match(redis.call('ZRANGE', lock, 0, 0)[1], '^#1:([%a -]+):(%d+)$')
   elseif type == 'hash' then
-    if verb == 'inspect' or ARGV[5] == 'anyone' or (tonumber(redis.call('HGET', lock, '#fence') or '') or 0) > 0 then
+    if verb == 'inspect' or verb == 'release' and ARGV[5] ~= 'mine' or (tonumber(redis.call('HGET', lock, '#fence') or '') or 0) > 0 then
       other = 'reentrant mutex'
     elseif redis.call('HLEN', lock) == 1 then
       local field = redis.call('HKEYS', lock)[1]
@@ -151,6 +152,14 @@ if not by then
     return theirs or { owner, request, 'free' }
   end
   answer = { owner, request, 'found', 'mutex', value, redis.call('PTTL', lock) }
+  if verb == 'release' then
+    -- is_lock: what another program wrote is left alone, unless it is a string and foreign ones are meant too.
+    local label, host, random, rest = string.match(value, '^([%w._-]*)@([%w._-]*):%d+/([0-9a-f]+)(.*)$')
+    local is_lock = label and #label <= 64 and #host <= 64 and #random == 32 and (rest == '' or string.match(rest, '^#%d+$'))
+    if not is_lock and not (is_text and ARGV[5] == 'foreign') then
+      return { owner, request, 'busy', value, answer[6] }
+    end
+  end
   by = value
 end
 if verb == 'release' then

@@ -153,7 +153,8 @@ fn release(state: &mut State, now: Now, owner: &Owner, fence: Fence, whose: Whos
             (Answer::Released { left: 0 }, Some(Wake::Free { by: None }))
         }
         (Standing::Theirs(answer), Whose::Mine) => (answer, None),
-        (_, Whose::Anyone) => force(state, now, is_own),
+        (_, Whose::Anyone) => force(state, now, is_own, is_lock),
+        (_, Whose::Foreign) => force(state, now, is_own, is_own),
     }
 }
 
@@ -174,6 +175,11 @@ fn standing_for(state: &State, now: Now, owner: &Owner, fence: Fence) -> Standin
 
 fn is_own(data: &Data) -> bool {
     matches!(data, Data::Text(_))
+}
+
+/// Whether it is a mutex of this library.
+fn is_lock(data: &Data) -> bool {
+    matches!(data, Data::Text(value) if ours(value).is_some())
 }
 
 /// Whether this token's grant is what stands there.

@@ -94,7 +94,10 @@ struct Done {
 
 /// What stands at the name, if it is not a queue of this kind and capacity. Looking is free to all.
 fn mismatch(state: &mut State, now: Now, seat: Seat, verb: &Verb) -> Option<Answer> {
-    let looks = matches!(verb, Verb::Inspect | Verb::Release { whose: Whose::Anyone, .. });
+    let looks = match verb {
+        Verb::Release { whose, .. } => whose.is_forced(),
+        verb => *verb == Verb::Inspect,
+    };
     let lock = state.lock.as_ref()?;
     match &lock.value {
         Data::Queue(queue) if looks || (queue.kind == seat.kind && queue.capacity == seat.capacity) => None,
@@ -208,7 +211,7 @@ fn refresh(state: &mut State, now: Now, owners: &Arc<[Owner]>, wait_ms: u64, don
 }
 
 fn release(state: &mut State, now: Now, owner: &Owner, whose: Whose, done: &mut Done) -> Answer {
-    if whose == Whose::Anyone {
+    if whose.is_forced() {
         let answer = inspect(state, now, |_| true);
         let Some(queue) = queue_of(state) else { return answer };
         queue.sweep(now, done);

@@ -10,7 +10,7 @@
 --        release owner request hold whose channel publish
 --                whose: mine | anyone                publish: PUBLISH, or SPUBLISH on a cluster that has it
 --        inspect owner request
---        hold: a number in lower-case hexadecimal, not 0
+--        hold: a number in lower-case hexadecimal, not 0; for a release of anyone the token that is to end, or 0 for any
 -- Reply  { owner, request, answer, ... }, and held and released as one string, with spaces, because a list takes longer;
 --        where the answer is one of
 --        held token        busy holder left_ms        free        released left [unheard]
@@ -30,7 +30,7 @@ local left_ms, fields = verb == 'acquire' and call('PTTL', lock), {}
 if left_ms ~= -2 then
   fields = redis.pcall('HMGET', lock, owner, hold, '#fence', '#0')
 end
-local count, fence, found, theirs = tonumber(fields[1]), fields[3], nil, nil
+local count, fence, found, theirs, is_lock = tonumber(fields[1]), fields[3], nil, nil, false
 if not count or looks then
   if fields.err and string.sub(fields.err, 1, 9) ~= 'WRONGTYPE' then
     return fields
@@ -43,12 +43,17 @@ if not count or looks then
     end
   elseif type == 'hash' then
     -- found, holder: who holds, in the form of a mutex's value; of what is no lock of Redisson's either, the type.
-    local holder, times, ours = '(hash)', '1', (tonumber(fence) or 0) > 0
+    -- is_lock: a token, and one owner of ours with a count.
+    local holder, times, ours, holders = '(hash)', '1', (tonumber(fence) or 0) > 0, 0
     if ours or call('HLEN', lock) == 1 then
       local all = call('HGETALL', lock)
       for i = 1, #all, 2 do
         if string.sub(all[i], 1, 1) ~= '#' then
           holder, times = string.sub(all[i], 1, 1024), #all[i + 1] < 20 and string.match(all[i + 1], '^%d+$') or '1'
+          local label, host, random = string.match(holder, '^([%w._-]*)@([%w._-]*):%d+/([0-9a-f]+)$')
+          holders = holders + 1
+          is_lock = ours and holders == 1 and label and #label <= 64 and #host <= 64 and #random == 32
+            and string.match(all[i + 1], '^%d+$')
         end
       end
       holder = ours and holder .. '#' .. fence or holder
@@ -141,6 +146,8 @@ elseif not looks then
     call('HSET', lock, owner, count - 1)
     return owner .. ' ' .. request .. ' released ' .. count - 1
   end
+elseif not is_lock or hold ~= '#0' and tonumber(ARGV[4], 16) ~= tonumber(fence) then
+  return theirs
 end
 call('DEL', lock)
 -- By pcall: a release stays a release where the user has no right to the channel.

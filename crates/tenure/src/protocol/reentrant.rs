@@ -110,8 +110,9 @@ fn renew(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, hold: u64, bin
 }
 
 fn release(state: &mut State, now: Now, owner: &Owner, hold: u64, whose: Whose) -> (Answer, Option<Wake>) {
-    if whose == Whose::Anyone {
-        return force(state, now, is_own);
+    if whose.is_forced() {
+        let is_meant = |hash: &Hash| is_lock(hash) && (hold == 0 || hold == fence_of(hash));
+        return force(state, now, is_own, |data| matches!(data, Data::Hash(hash) if is_meant(hash)));
     }
     match standing(state, now, owner) {
         Standing::Nothing => return (Answer::Free, None),
@@ -133,6 +134,14 @@ fn release(state: &mut State, now: Now, owner: &Owner, hold: u64, whose: Whose) 
 
 fn is_own(data: &Data) -> bool {
     matches!(data, Data::Hash(_))
+}
+
+/// Whether it is a reentrant mutex of this library: a token, and one owner with a count.
+fn is_lock(hash: &Hash) -> bool {
+    let mut owners = hash.iter().filter(|(field, _)| !field.starts_with('#'));
+    let (owner, others) = (owners.next(), owners.next());
+    let is_owner = |(owner, count): (&String, &String)| owner.parse::<Owner>().is_ok() && is_digits(count);
+    fence_of(hash) > 0 && owner.is_some_and(is_owner) && others.is_none()
 }
 
 /// Whether this hold is counted.

@@ -124,13 +124,14 @@ fn its_force_unlock_is_a_loss_to_us() {
 }
 
 #[test]
-fn our_forced_release_frees_its_lock() {
+fn our_forced_release_leaves_its_lock() {
     let server = Server::start();
     let (locks, mut redisson) = (locks(&server), Redisson::new(&server));
     redisson.lock().expect("it is free");
-    let mut ear = Plain::listen(&server, CHANNEL);
-    let status = block_on(locks.force_release("x")).expect("an answer").expect("a holder");
+    for forced in [block_on(locks.force_release("x")), block_on(locks.force_release_foreign("x"))] {
+        assert!(forced.expect_err("a lock of another library").is_mismatch());
+    }
+    let status = block_on(locks.inspect("x")).expect("an answer").expect("a holder");
     assert_eq!(status.holders[0].value, HOLDER);
-    assert_eq!(ear.hear(), "0");
-    assert_eq!(redisson.unlock(), None);
+    assert_eq!(redisson.unlock(), Some(true));
 }

@@ -1,6 +1,6 @@
 //! Those who think to hold never take more than there is, and no request touches another's hold.
 
-use tenure::internals::protocol::{Answer, Verb, Whose};
+use tenure::internals::protocol::{Answer, Verb};
 use tenure::{LockName, Owner};
 
 use super::book::Book;
@@ -120,7 +120,7 @@ impl Book {
     /// never shortened.
     pub(super) fn check_untouched(&mut self, at: TrueTime, executed: &Executed<'_>) {
         let Executed { op, after, .. } = executed;
-        if matches!(op.verb, Verb::Release { whose: Whose::Anyone, .. }) {
+        if matches!(op.verb, Verb::Release { whose, .. } if whose.is_forced()) {
             return;
         }
         let asked = |owner: &Owner| match &op.verb {

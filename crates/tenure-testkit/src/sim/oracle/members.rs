@@ -210,7 +210,7 @@ impl Book {
     /// A request leaves alone what others have at a server.
     fn check_spared(&mut self, at: TrueTime, member: usize, executed: &Executed<'_>) {
         let Some(server) = self.members.as_ref().map(|members| &members.servers[member]) else { return };
-        let is_forced = matches!(executed.op.verb, Verb::Release { whose: Whose::Anyone, .. });
+        let is_forced = matches!(executed.op.verb, Verb::Release { whose, .. } if whose.is_forced());
         let before = server.past.last().and_then(|past| past.before.as_ref());
         let others = before.filter(|stand| stand.owner != executed.op.owner && stand.lapses > at);
         if !is_forced && others.is_some() && server.stands.as_ref() != others {

@@ -426,18 +426,18 @@ impl Inner {
         hold.leave();
         let releases = match whose {
             Whose::Mine => self.releases(&op, &hold),
-            Whose::Anyone => vec![op.clone(); self.members.len()],
+            Whose::Anyone | Whose::Foreign => vec![op.clone(); self.members.len()],
         };
         let mut round = Round::new(self, self.majority());
         for (index, release) in releases.iter().enumerate() {
             match whose {
                 Whose::Mine => round.listen_to(index, self.release_once(index, release, &hold, part)),
-                Whose::Anyone => round.ask(index, release.clone(), part),
+                Whose::Anyone | Whose::Foreign => round.ask(index, release.clone(), part),
             }
         }
         let verdict = match whose {
             Whose::Mine => round.gather(released).await,
-            Whose::Anyone => round.gather(found).await,
+            Whose::Anyone | Whose::Foreign => round.gather(found).await,
         };
         if let (Verdict::Is(_), Whose::Mine) = (&verdict, whose) {
             self.go_on_releasing(&mut round, &releases, &hold);

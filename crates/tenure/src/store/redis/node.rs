@@ -240,9 +240,7 @@ async fn look_at_text(line: &Line, name: &LockName, deadline: Moment) -> Result<
         value => reply::text(&answered(line, value)?).filter(|value| !value.is_empty()),
     };
     Ok(match (value, reply::left(&answered(line, left?)?)) {
-        (Some(value), Some(left_ms)) => {
-            Some(reply::found(Kind::Mutex, Holding { value, left_ms, weight: 1 }))
-        }
+        (Some(value), Some(left_ms)) => Some(Found::one(Kind::Mutex, Holding { value, left_ms, weight: 1 })),
         _ => None,
     })
 }

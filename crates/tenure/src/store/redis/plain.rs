@@ -22,7 +22,7 @@ use super::node::{Manner, Node, answered, refused};
 use super::reply::{self, bytes};
 use super::request::Publish;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Fence, Holding, Kind, Op, Reply, Rule, Verb, Whose, ours};
+use crate::protocol::{Answer, Fence, Found, Holding, Kind, Op, Reply, Rule, Verb, Whose, ours};
 use crate::runtime::Moment;
 use crate::store::Failure;
 
@@ -118,9 +118,11 @@ impl Plain {
             db: manner.space.db,
             deadline,
         };
+        // A value of another client may not be a text, so the commands that compare values cannot compare it.
+        let is_foreign = matches!(op.verb, Verb::Release { whose: Whose::Foreign, .. });
         let compared = match self.delete {
-            Some(_) => Some(ask(line, self.delete).answer(node).await),
-            None => None,
+            Some(_) if !is_foreign => Some(ask(line, self.delete).answer(node).await),
+            _ => None,
         };
         let answer = match compared {
             // A server without memory refuses to write even the value that is there, but not to
@@ -137,6 +139,9 @@ impl Plain {
                     return Err(Failure::NotSent(Failure::cause(cause)));
                 };
                 let line = node.apart.link.line(deadline).await?;
+                if self.delete.is_some() && is_foreign {
+                    Self::may_compare(&line, &self.why, deadline).await?;
+                }
                 ask(&line, None).answer(node).await?
             }
         };
@@ -342,14 +347,14 @@ impl Ask<'_> {
                     return Ok((Answer::Busy { holder: value, left_ms }, None));
                 }
                 Whose::Mine => Answer::Released { left: 0 },
-                Whose::Anyone => found(value.clone(), left_ms),
+                Whose::Anyone if ours(&value).is_none() => {
+                    return Ok((Answer::Busy { holder: value, left_ms }, None));
+                }
+                Whose::Anyone | Whose::Foreign => found(value.clone(), left_ms),
             };
             let by = ours(&value).map_or(value.clone(), |(owner, _)| owner.as_str().to_owned());
             let key = self.key();
             let delete: &[&str] = match self.delete {
-                // A foreign value may not be a text, or only a part of it is here: it is ended by
-                // force in any case.
-                _ if ours(&value).is_none() => &["DEL", key],
                 Some(Delete::DelIfEq) => &["DELIFEQ", key, &value],
                 Some(Delete::DelEx) => &["DELEX", key, "IFEQ", &value],
                 None => &["DEL", key],
@@ -459,7 +464,7 @@ fn header(first: &Value) -> Option<(Kind, Option<u32>)> {
 }
 
 fn found(value: String, left_ms: Option<u64>) -> Answer {
-    Answer::Found(reply::found(Kind::Mutex, Holding { value, left_ms, weight: 1 }))
+    Answer::Found(Found::one(Kind::Mutex, Holding { value, left_ms, weight: 1 }))
 }
 
 /// It was not done, and the next request will see the present state.

@@ -85,7 +85,7 @@ fn read_answer(answer: &[u8], rest: &[Value]) -> Option<Read> {
                 _ => return None,
             };
             let holding = Holding { value: text(holder)?, left_ms: left(left_ms)?, weight };
-            (Answer::Found(found(self::kind(kind)?, holding)), unheard)
+            (Answer::Found(Found::one(self::kind(kind)?, holding)), unheard)
         }
         (answer, rest) => (read_common(answer, rest)?, None),
     };
@@ -169,11 +169,6 @@ fn holdings(value: &Value) -> Option<Vec<Holding>> {
         .collect()
 }
 
-/// What stands at a name that has one holder.
-pub(super) fn found(kind: Kind, holding: Holding) -> Found {
-    Found { kind, capacity: None, holders: vec![holding], waiters: Vec::new(), unlisted: 0 }
-}
-
 pub(super) fn bytes(value: &Value) -> Option<&[u8]> {
     match value {
         Value::BulkString(bytes) => Some(bytes),
@@ -248,7 +243,7 @@ mod tests {
     fn each_answer_is_read() {
         let op = op();
         let found = |value: &str, left_ms| {
-            Answer::Found(found(Kind::Mutex, Holding { value: value.into(), left_ms, weight: 1 }))
+            Answer::Found(Found::one(Kind::Mutex, Holding { value: value.into(), left_ms, weight: 1 }))
         };
         for (rest, answer) in [
             (vec![bulk("held"), bulk("17")], Answer::Held { fence: 17 }),

@@ -107,7 +107,12 @@ impl<'a> Request<'a> {
                 if let Fence::Ballot(_) = fence {
                     self.with_counter();
                 }
-                self.ballot(*fence).whose(*whose).channel(op.rule, space);
+                self.ballot(*fence).text(match whose {
+                    Whose::Mine => "mine",
+                    Whose::Anyone => "anyone",
+                    Whose::Foreign => "foreign",
+                });
+                self.channel(op.rule, space);
             }
             Verb::Refresh { .. } | Verb::Inspect => {}
         }
@@ -195,10 +200,7 @@ impl<'a> Request<'a> {
     }
 
     fn whose(&mut self, whose: Whose) -> &mut Self {
-        self.text(match whose {
-            Whose::Mine => "mine",
-            Whose::Anyone => "anyone",
-        })
+        self.text(if whose.is_forced() { "anyone" } else { "mine" })
     }
 
     fn channel(&mut self, rule: Rule, space: Keyspace) -> &mut Self {

@@ -13,26 +13,28 @@ pub(super) struct Script {
 /// The mutex machine.
 pub(super) static MUTEX: Script = Script {
     text: include_str!("../../protocol/mutex.lua"),
-    sha: "a3f00697c8f2c1be6353dc181ecf09adc5ab7793",
+    // Changed so that a forced release leaves what is no lock of this library.
+    sha: "014cbcc2ab8e740b0ffab53e36ac6aad926d042c",
     guarded: Some(&GUARDED_MUTEX),
 };
 
 static GUARDED_MUTEX: Script = Script {
     text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/mutex.lua")),
-    sha: "52f8d487ace4b4137993cabb581804cbaf936fb3",
+    sha: "e0b9b8beca0449ce4627f4bb19499cc2dc392ef3",
     guarded: None,
 };
 
 /// The reentrant machine.
 pub(super) static REENTRANT: Script = Script {
     text: include_str!("../../protocol/reentrant.lua"),
-    sha: "cb5390f3cc7f9915230a6ef63e57709bf535f134",
+    // Changed so that a forced release leaves what is no lock of this library.
+    sha: "0be5b865e97193a064e5abc591398401113bc5e0",
     guarded: Some(&GUARDED_REENTRANT),
 };
 
 static GUARDED_REENTRANT: Script = Script {
     text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/reentrant.lua")),
-    sha: "f16b69c49dfb260521c02443daedbc00bcb65be8",
+    sha: "5b7fb9f4e616973e069299fac4add65c7754c2ff",
     guarded: None,
 };
 

@@ -1,0 +1,46 @@
+//! The runs above this one: a run that waits for a lock which one of them holds may wait for
+//! itself.
+//!
+//! Each run tells its command the owners of its locks in `TENURE_HELD`, behind those that it was
+//! told. Owners are unique, so the store says whether such a lock is still held.
+
+use std::env;
+
+use tenure::{Locks, Owner, Status};
+
+use crate::cli::Run;
+use crate::kind;
+
+const HELD: &str = "TENURE_HELD";
+
+/// The variable for the command, and its value: all owners above it.
+pub(crate) fn held<'a>(owners: impl Iterator<Item = &'a Owner>) -> (&'static str, String) {
+    let mut all: Vec<String> = above().iter().map(Owner::to_string).collect();
+    all.extend(owners.map(Owner::to_string));
+    (HELD, all.join(" "))
+}
+
+fn above() -> Vec<Owner> {
+    let held = env::var(HELD).unwrap_or_default();
+    held.split(' ').filter_map(|owner| owner.parse().ok()).collect()
+}
+
+/// The locks that this run cannot get as long as the runs above it go on, as far as the store says.
+pub(crate) async fn hold(args: &Run, locks: &Locks) -> Vec<Status> {
+    let above = above();
+    let mut found = Vec::new();
+    for name in [&args.name].into_iter().chain(&args.also) {
+        if above.is_empty() {
+            break;
+        }
+        let Ok(Some(mut status)) = locks.inspect(name).await else { continue };
+        status.holders.retain(|holder| holder.owner.as_ref().is_some_and(|owner| above.contains(owner)));
+        status.waiters.clear();
+        let is_own = |owner: &Owner| args.kind.owner.as_ref().is_some_and(|own| *own == owner.to_string());
+        status.holders.retain(|holder| !holder.owner.as_ref().is_some_and(is_own));
+        if !kind::has_room(args, &status) {
+            found.push(status);
+        }
+    }
+    found
+}
