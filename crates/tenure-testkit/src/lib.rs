@@ -9,3 +9,16 @@ pub mod proxy;
 pub mod servers;
 pub mod sim;
 pub mod wire;
+
+use tenure::internals::planted::Bug;
+
+/// Switches one known bug on for this thread, or all off.
+///
+/// # Panics
+/// If a bug is asked for in a build without `--cfg tenure_planted`.
+pub fn plant(bug: Option<Bug>) {
+    #[cfg(tenure_planted)]
+    tenure::internals::planted::plant(bug);
+    #[cfg(not(tenure_planted))]
+    assert_eq!(bug, None, "this build has no planted bugs: use scripts/test");
+}

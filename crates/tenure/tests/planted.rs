@@ -1,11 +1,13 @@
-//! The simulation can fail: each known bug, switched on, is caught within so many schedules, and by the check that it should be
-//! caught by.
+//! The simulation can fail: each known bug, switched on, is caught within so many schedules, and by
+//! the check that it should be caught by. `scripts/test` builds with these bugs.
+#![cfg(tenure_planted)]
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, panic, thread};
 
-use tenure::internals::planted::{Bug, plant};
+use tenure::internals::planted::Bug;
+use tenure_testkit::plant;
 use tenure_testkit::sim::oracle::members::ONE_TRIP;
 use tenure_testkit::sim::regime::Regime;
 use tenure_testkit::sim::report::Report;

@@ -1,9 +1,8 @@
 //! The real faces and the real engine under two hundred thousand schedules of faults, and not one violation.
 //!
 //! A failure names its regime and its seed, and the command that plays that schedule again and prints what happened in it:
-//! `TENURE_REGIME=… TENURE_SEED=… cargo test -p tenure --test sim replay -- --ignored --nocapture`.
+//! `TENURE_REGIME=… TENURE_SEED=… scripts/test -p tenure --test sim replay -- --ignored --nocapture`.
 
-use tenure::internals::planted::plant;
 use tenure_testkit::sim::hunt::Hunt;
 use tenure_testkit::sim::regime::Regime;
 use tenure_testkit::sim::regressions::ONE_SERVER;
@@ -38,7 +37,7 @@ fn the_same_seed_gives_the_same_schedule() {
 
 #[test]
 fn what_once_went_wrong_does_not_again() {
-    HUNT.stays_right(ONE_SERVER, plant);
+    HUNT.stays_right(ONE_SERVER);
 }
 
 #[test]

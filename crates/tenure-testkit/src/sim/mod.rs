@@ -20,7 +20,7 @@
 //! | [`workload`] | what the tasks do |
 //! | [`world`] | one schedule from its seed to its verdict |
 //! | [`quorum`] | the same for a mutex on a majority of several servers |
-//! | `files` | the same for processes that share a directory; with the feature `planted`, by which its store tells what it does |
+//! | `files` | the same for processes that share a directory; in builds with `--cfg tenure_planted`, in which its store reports each request |
 //! | [`report`] | what became of a schedule |
 //! | [`hunt`] | many of them, for the tests of both |
 //! | [`regressions`] | what they have found so far |
@@ -30,7 +30,7 @@ pub mod chooser;
 pub mod clock;
 pub mod coverage;
 pub mod executor;
-#[cfg(feature = "planted")]
+#[cfg(tenure_planted)]
 pub mod files;
 pub mod hunt;
 pub mod network;
@@ -39,7 +39,7 @@ pub mod quorum;
 pub mod regime;
 pub mod regressions;
 pub mod report;
-#[cfg(feature = "planted")]
+#[cfg(tenure_planted)]
 pub mod scenarios;
 pub mod scripts;
 pub mod server;

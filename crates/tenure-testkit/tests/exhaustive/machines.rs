@@ -4,8 +4,9 @@
 
 use std::sync::Arc;
 
-use stateright::{Checker, HasDiscoveries, Model, Property};
-use tenure::internals::planted::{Bug, plant};
+use stateright::{Checker, Model, Property};
+use tenure::internals::planted::Bug;
+use tenure_testkit::plant;
 use tenure::internals::protocol::{
     Answer, Bind, Data, Fence, Now, Op, Place, Rule, Seat, State, Verb, Wake, Whose, apply,
 };
@@ -383,6 +384,7 @@ fn every_machine_keeps_what_it_told_in_every_order() {
 
 /// The check can fail: each mistake that a machine can make is found in one of them.
 #[test]
+#[cfg(tenure_planted)]
 fn every_mistake_of_a_machine_is_found() {
     let bugs = [
         Bug::ReleaseWithoutCompare,
@@ -400,7 +402,7 @@ fn every_mistake_of_a_machine_is_found() {
     for bug in bugs {
         let found = machines().into_iter().find_map(|(what, model)| {
             let model = Askers { bug: Some(bug), ..model }.checker().threads(1);
-            let checker = model.finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+            let checker = model.finish_when(stateright::HasDiscoveries::AnyFailures).spawn_bfs().join();
             checker.discovery(PROMISES).map(|path| (what, path))
         });
         let Some((what, path)) = found else { panic!("{bug:?} is not found") };

@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
-use tenure::internals::planted::{Bug, plant};
 use tenure::internals::protocol::{Now, Op, Reply, Rule, State, apply, found};
 use tenure::internals::store::{Cursor, Failure, Listener, Page, Speaker, Store};
 use tenure::internals::{Runtime, locks};
@@ -324,7 +323,10 @@ fn the_engine_keeps_its_promises_in_every_schedule_of_a_small_world() {
 
 /// The check can fail.
 #[test]
+#[cfg(tenure_planted)]
 fn mistakes_of_the_engine_are_found_in_small_worlds() {
+    use tenure::internals::planted::Bug;
+    use tenure_testkit::plant;
     for bug in [Bug::ListenAfterAsking, Bug::WakeSwallowed, Bug::DropLeaves] {
         plant(Some(bug));
         let found = [Kind::Mutex, Kind::Fair].into_iter().find_map(|kind| {

@@ -6,11 +6,13 @@
 
 mod client;
 mod contract;
+#[cfg(tenure_planted)]
 mod crash_points;
 mod crashes;
 mod damage;
 mod directories;
 mod process;
+#[cfg(tenure_planted)]
 mod simulation;
 mod turns;
 
@@ -27,7 +29,6 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
 use tempfile::TempDir;
-use tenure::internals::planted::crash_after;
 use tenure::internals::protocol::{
     Answer, Bind, Fence, Found, Kind, Op, Place, Rule, Seat, Verb, Wake, Whose,
 };

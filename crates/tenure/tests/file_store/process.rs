@@ -168,8 +168,9 @@ fn role() {
                 churn(&client);
             }
         }
+        #[cfg(tenure_planted)]
         "live" => {
-            crash_after(word.parse().expect("how many points"));
+            tenure::internals::planted::crash_after(word.parse().expect("how many points"));
             crash_points::live(&dir);
             say("lived");
         }

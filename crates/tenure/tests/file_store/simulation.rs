@@ -1,6 +1,5 @@
 //! The real file store under schedules of faults in virtual time, and not one violation.
 
-use tenure::internals::planted::plant;
 use tenure_testkit::sim::files;
 use tenure_testkit::sim::hunt::Hunt;
 use tenure_testkit::sim::regressions::DIRECTORY;
@@ -25,7 +24,7 @@ fn the_same_seed_gives_the_same_schedule() {
 
 #[test]
 fn what_once_went_wrong_does_not_again() {
-    HUNT.stays_right(DIRECTORY, plant);
+    HUNT.stays_right(DIRECTORY);
 }
 
 #[test]
