@@ -2,13 +2,13 @@
 //! simulation in which the real locks live through anything that a seed thinks of.
 
 pub mod conformance;
+pub mod fake_redis;
 pub mod fuzz;
 pub mod interop;
-pub mod mini;
 pub mod proxy;
 pub mod servers;
 pub mod sim;
-pub mod wire;
+pub mod sim_transport;
 
 use tenure::internals::planted::Bug;
 

@@ -6,14 +6,13 @@
 )]
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::{Scope, ScopedJoinHandle, scope, sleep};
 use std::time::{Duration, Instant};
 
 use tenure::{Guard, Locks, Options, Owner, block_on};
+use tenure_testkit::fake_redis::FakeRedis;
 use tenure_testkit::servers::{Cluster, eventually};
 
 const KINDS: [&str; 5] = ["mutex", "reentrant", "fair", "writer", "permit"];
@@ -602,73 +601,22 @@ fn who_only_waits_on_a_stopped_master_hears_of_a_release_on_its_replica() {
     assert!(waited < Some(Duration::from_secs(15)), "{waited:?}");
 }
 
-/// A node of a cluster that exists only in what it says.
-struct Fake {
-    address: SocketAddr,
-    /// What it was asked.
-    asked: Arc<Mutex<Vec<String>>>,
+/// A fake node of a cluster. `health` is its `cluster_state`, `slots` its reply to CLUSTER SLOTS, and
+/// `answer` its reply to each script.
+fn fake_node(health: &str, slots: &'static str, answer: &'static str) -> FakeRedis {
+    let health = format!("cluster_state:{health}\r\n");
+    let health = format!("${}\r\n{health}\r\n", health.len());
+    FakeRedis::start(move |words| match words {
+        ["CLUSTER", "INFO"] => Some(health.clone()),
+        ["CLUSTER", "SLOTS"] => Some(slots.to_owned()),
+        ["EVAL" | "EVALSHA", ..] => Some(answer.to_owned()),
+        _ => None,
+    })
 }
 
-impl Fake {
-    /// `health` is its `cluster_state`, `slots` its reply to CLUSTER SLOTS; PORT in both, and in `answer`, is its own port.
-    fn start(health: &str, slots: &str, answer: &str) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("an address");
-        let asked = Arc::<Mutex<Vec<String>>>::default();
-        let port = address.port().to_string();
-        let health = format!("cluster_state:{health}\r\n");
-        let replies = [
-            format!("${}\r\n{health}\r\n", health.len()),
-            slots.replace("PORT", &port),
-            answer.replace("PORT", &port),
-        ];
-        let (replies, told) = (Arc::new(replies), Arc::clone(&asked));
-        std::thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                let (replies, told) = (Arc::clone(&replies), Arc::clone(&told));
-                std::thread::spawn(move || serve(stream, &replies, &told));
-            }
-        });
-        Self { address, asked }
-    }
-
-    fn locks(&self) -> Locks {
-        let locks = Locks::open(&format!("redis-cluster://{}", self.address)).expect("a store");
-        locks.with(Options::new().op_timeout(ms(600))).expect("options")
-    }
-
-    fn asked(&self, command: &str) -> usize {
-        self.asked.lock().expect("no panic").iter().filter(|asked| asked.starts_with(command)).count()
-    }
-}
-
-fn serve(stream: TcpStream, [health, slots, answer]: &[String; 3], told: &Mutex<Vec<String>>) -> Option<()> {
-    let mut input = BufReader::new(stream.try_clone().ok()?);
-    let mut output = stream;
-    let line = |input: &mut BufReader<TcpStream>| -> Option<usize> {
-        let mut line = String::new();
-        input.read_line(&mut line).ok()?;
-        line.get(1..)?.trim_end().parse().ok()
-    };
-    loop {
-        let mut words = Vec::new();
-        for _ in 0..line(&mut input)? {
-            let mut word = vec![0; line(&mut input)? + 2];
-            input.read_exact(&mut word).ok()?;
-            word.truncate(word.len() - 2);
-            words.push(String::from_utf8(word).ok()?);
-        }
-        let command = words.join(" ");
-        told.lock().ok()?.push(command.clone());
-        let reply = match command.as_str() {
-            "CLUSTER INFO" => health,
-            "CLUSTER SLOTS" => slots,
-            command if command.starts_with("HELLO") => "%1\r\n$5\r\nproto\r\n:3\r\n",
-            command if command.starts_with("EVAL") => answer,
-            _ => "-ERR unknown command\r\n",
-        };
-        output.write_all(reply.as_bytes()).ok()?;
-    }
+fn locks_on(fake: &FakeRedis) -> Locks {
+    let locks = Locks::open(&format!("redis-cluster://{}", fake.address())).expect("a store");
+    locks.with(Options::new().op_timeout(ms(600))).expect("options")
 }
 
 const ALL_SLOTS: &str = "*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:PORT\r\n";
@@ -687,8 +635,8 @@ fn who_is_sent_on_and_on_gives_up_in_time_and_asks_ever_more_seldom() {
         "-MOVED 16287 ?:PORT\r\n",
         "-TRYAGAIN later\r\n",
     ] {
-        let fake = Fake::start("ok", ALL_SLOTS, answer);
-        let (error, took) = try_lock(&fake.locks());
+        let fake = fake_node("ok", ALL_SLOTS, answer);
+        let (error, took) = try_lock(&locks_on(&fake));
         assert!(error.is_unreachable(), "{answer}: {error:?}");
         assert!(took < SOON, "{answer}: {took:?}");
         let (asked, looked) = (fake.asked("EVAL"), fake.asked("CLUSTER SLOTS"));
@@ -735,8 +683,8 @@ fn what_is_no_table_of_slots_is_not_believed() {
         ("ok", "*1\r\n*3\r\n:0\r\n:9\r\n*2\r\n$0\r\n\r\n:PORT\r\n", "nobody is known to serve its slot"),
         ("ok", "-NOAUTH Authentication required.\r\n", "NOAUTH"),
     ] {
-        let fake = Fake::start(health, slots, "-ERR not asked\r\n");
-        let (error, took) = try_lock(&fake.locks());
+        let fake = fake_node(health, slots, "-ERR not asked\r\n");
+        let (error, took) = try_lock(&locks_on(&fake));
         assert!(took < SOON && format!("{error:?}").contains(why), "{slots}: {error:?}");
         assert_eq!(
             (error.is_unreachable(), error.is_refused()),

@@ -16,19 +16,19 @@ use tenure_testkit::servers::{Config, Server, Value};
 use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, SECOND};
 use tenure_testkit::sim::executor::Sim;
-use tenure_testkit::wire::Wire;
+use tenure_testkit::sim_transport::SimTransport;
 
 /// What is sent to a server that forbids scripts and is played by `answer`, for an acquisition, a renewal and a release.
 fn sent(answer: impl Fn(&[&str]) -> &'static str + Send + 'static) -> Vec<String> {
     let sim = Sim::new(Chooser::seeded(1));
     let process = sim.process(Clock::default(), 1);
     let runtime = Arc::clone(&process) as Arc<dyn Runtime>;
-    let wire = Wire::new(&sim, false);
+    let network = SimTransport::new(&sim, false);
     let heard: Arc<Mutex<Vec<String>>> = Arc::default();
     let told = Arc::clone(&heard);
     let owner = Owner::new("asker").expect("an owner");
     let asker = owner.clone();
-    wire.answer(move |words| {
+    network.answer(move |words| {
         if matches!(words[0], "HELLO" | "CLIENT" | "INFO") {
             return None;
         }
@@ -48,8 +48,8 @@ fn sent(answer: impl Fn(&[&str]) -> &'static str + Send + 'static) -> Vec<String
         };
         Some(reply.replace("LENGTH", &asker.as_str().len().to_string()).replace("OWNER", asker.as_str()))
     });
-    let target = Target::parse("redis://wire").expect("a URL");
-    let store = Redis::over(target, Arc::new(wire), runtime);
+    let target = Target::parse("redis://network").expect("a URL");
+    let store = Redis::over(target, Arc::new(network), runtime);
     let done: Arc<Mutex<Vec<Answer>>> = Arc::default();
     let answers = Arc::clone(&done);
     let renew = Verb::Renew { ttl_ms: 30_000, hold: 1, bind: None, weight: None };

@@ -16,7 +16,7 @@ use tenure::{Guard, LockName, Locks, Options, Owner};
 use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, MS, SECOND, TrueTime};
 use tenure_testkit::sim::executor::{Process, Sim, Stop};
-use tenure_testkit::wire::{Cut, Then, Way, Wire};
+use tenure_testkit::sim_transport::{Cut, SimTransport, Then, Way};
 
 const WITHIN: Duration = Duration::from_millis(300);
 /// What is asked for here, in ms, and how long the counter outlives it.
@@ -26,7 +26,7 @@ const FENCE_MS: i64 = 60 * 60 * 1_000;
 /// One life of a client: it takes a lock, renews it and gives it back, and then another owner does.
 struct Life {
     sim: Sim,
-    wire: Wire,
+    network: SimTransport,
     process: Arc<Process>,
     calls: Arc<Mutex<Vec<Call>>>,
 }
@@ -42,16 +42,16 @@ struct Call {
 impl Life {
     fn new(seed: u64, shaken: bool) -> Self {
         let sim = Sim::new(Chooser::seeded(seed));
-        let wire = Wire::new(&sim, shaken).guarded("ann", "secret", 3);
+        let network = SimTransport::new(&sim, shaken).guarded("ann", "secret", 3);
         let process = sim.process(Clock::default(), seed);
-        Self { sim, wire, process, calls: Arc::default() }
+        Self { sim, network, process, calls: Arc::default() }
     }
 
     /// Runs it to its end, and lets late bytes arrive.
     fn run(&self) {
-        let target = Target::parse("redis://ann:secret@wire/3").expect("a URL");
+        let target = Target::parse("redis://ann:secret@network/3").expect("a URL");
         let runtime = Arc::clone(&self.process) as Arc<dyn Runtime>;
-        let store = Redis::over(target, Arc::new(self.wire.clone()), Arc::clone(&runtime));
+        let store = Redis::over(target, Arc::new(self.network.clone()), Arc::clone(&runtime));
         let asker = Asker { store, sim: self.sim.clone(), runtime, calls: Arc::clone(&self.calls) };
         self.process.spawn(Box::pin(asker.live()));
         let stop = self.sim.run(60 * SECOND, 1_000_000);
@@ -61,7 +61,7 @@ impl Life {
     /// What must hold whatever the network did.
     fn check(&self) -> Result<(), String> {
         let calls = self.calls.lock().map_err(|_| "it panicked")?;
-        let executed = self.wire.executed();
+        let executed = self.network.executed();
         for call in &*calls {
             let (number, within) = (call.op.request, WITHIN.as_nanos() as u64 + 5 * MS);
             if call.answered - call.sent > within {
@@ -98,7 +98,7 @@ impl Life {
             }
         }
         self.check_what_was_kept(&calls)?;
-        match self.wire.holder("x") {
+        match self.network.holder("x") {
             Some(holder) => Err(format!("{holder} holds a lock that nobody has")),
             None => Ok(()),
         }
@@ -107,7 +107,7 @@ impl Life {
     /// After each script and each cut: all keys end, and who holds is who asked last. Whoever was answered that all is given back
     /// holds nothing.
     fn check_what_was_kept(&self, calls: &[Call]) -> Result<(), String> {
-        for look in self.wire.looks() {
+        for look in self.network.looks() {
             let most = |key: &str| if key == "x" { TTL_MS } else { FENCE_MS };
             if let Some((key, left)) = look.keys.iter().find(|(key, left)| !(0..=most(key)).contains(left)) {
                 return Err(format!("{key} has {left} ms left at {}", look.at));
@@ -177,8 +177,8 @@ fn whole() -> [u64; 2] {
     let life = Life::new(0, false);
     life.run();
     assert_eq!(life.check(), Ok(()));
-    assert_eq!(life.wire.connections(), 1);
-    life.wire.passed(0)
+    assert_eq!(life.network.connections(), 1);
+    life.network.passed(0)
 }
 
 #[test]
@@ -190,9 +190,9 @@ fn a_connection_may_be_cut_after_any_byte() {
                 let life = Life::new(after, false);
                 // For one byte of a request in four: it takes longer than all the rest, and of a reply the server knows nothing.
                 if (way, then) == (Way::ToServer, Then::Reset) && after % 4 == 0 {
-                    life.wire.run_scripts();
+                    life.network.run_scripts();
                 }
-                life.wire.cut(0, Cut { way, after, then });
+                life.network.cut(0, Cut { way, after, then });
                 life.run();
                 assert_eq!(life.check(), Ok(()), "{way:?} cut after {after} bytes, then {then:?}");
                 lives += 1;
@@ -212,7 +212,7 @@ fn bytes_may_be_split_merged_and_delayed_while_several_connections_are_cut() {
                 let way = [Way::ToServer, Way::ToClient][life.sim.choose(2) as usize];
                 let after = u64::from(life.sim.choose(whole[way as usize] as u32 + 1));
                 let then = [Then::Reset, Then::Silence, Then::Late(250 * MS)][life.sim.choose(3) as usize];
-                life.wire.cut(connection, Cut { way, after, then });
+                life.network.cut(connection, Cut { way, after, then });
             }
         }
         life.run();
@@ -225,9 +225,9 @@ fn the_same_seed_gives_the_same_bytes() {
     for seed in 0..50 {
         let hash = || {
             let life = Life::new(seed, true);
-            life.wire.cut(0, Cut { way: Way::ToServer, after: 20 * seed, then: Then::Late(250 * MS) });
+            life.network.cut(0, Cut { way: Way::ToServer, after: 20 * seed, then: Then::Late(250 * MS) });
             life.run();
-            (life.sim.hash(), life.wire.passed(0), life.wire.executed().len())
+            (life.sim.hash(), life.network.passed(0), life.network.executed().len())
         };
         assert_eq!(hash(), hash(), "seed {seed}");
     }
@@ -238,8 +238,8 @@ fn the_same_seed_gives_the_same_bytes() {
 fn without_the_end_of_the_old_connection_a_late_acquire_leaves_a_lock_for_nobody() {
     let found = (0..whole()[0]).any(|after| {
         let life = Life::new(after, false);
-        life.wire.let_nobody_kill();
-        life.wire.cut(0, Cut { way: Way::ToServer, after, then: Then::Late(2 * SECOND) });
+        life.network.let_nobody_kill();
+        life.network.cut(0, Cut { way: Way::ToServer, after, then: Then::Late(2 * SECOND) });
         life.run();
         life.check().is_err()
     });
@@ -250,7 +250,7 @@ fn without_the_end_of_the_old_connection_a_late_acquire_leaves_a_lock_for_nobody
 fn spoiled(with: impl Fn(Vec<u8>) -> Vec<u8> + Send + 'static) -> Life {
     let life = Life::new(1, false);
     // Reply 0 is NOSCRIPT.
-    life.wire.spoil(1, with);
+    life.network.spoil(1, with);
     life.run();
     life
 }
@@ -272,7 +272,7 @@ fn a_reply_for_somebody_else_or_that_is_none_ends_the_connection_and_nobody_is_t
     for (what, spoil) in cases {
         let life = spoiled(spoil);
         assert_eq!(life.check(), Ok(()), "{what}");
-        assert_eq!(life.wire.connections(), 2, "{what}");
+        assert_eq!(life.network.connections(), 2, "{what}");
         let calls = life.calls.lock().expect("no panic");
         assert!(matches!(calls[0].said, Err(Failure::Unknown(_))), "{what}: {:?}", calls[0].said);
     }
@@ -289,7 +289,7 @@ fn noise_in_place_of_a_reply_makes_nothing_panic_and_grants_nothing() {
     for seed in 0..5_000_u64 {
         let life = Life::new(seed, true);
         let sim = life.sim.clone();
-        life.wire.spoil(1 + (seed % 3) as usize, move |mut reply| {
+        life.network.spoil(1 + (seed % 3) as usize, move |mut reply| {
             for _ in 0..=sim.choose(4) {
                 let at = sim.choose(reply.len() as u32) as usize;
                 match sim.choose(4) {
@@ -307,7 +307,7 @@ fn noise_in_place_of_a_reply_makes_nothing_panic_and_grants_nothing() {
         life.run();
         // A digit of a token may be another one; everything else is noticed.
         let calls = life.calls.lock().expect("no panic");
-        let executed = life.wire.executed();
+        let executed = life.network.executed();
         for call in calls.iter() {
             if let Ok(Answer::Held { .. }) = call.said {
                 let granted = executed.iter().any(|done| {
@@ -324,8 +324,8 @@ fn noise_in_place_of_a_reply_makes_nothing_panic_and_grants_nothing() {
 fn a_wait_in_a_queue_that_another_program_keeps_shut_ends_with_a_no_however_long_it_is() {
     let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
     let sim = Sim::new(Chooser::seeded(1));
-    let (wire, process) = (Wire::new(&sim, false), sim.process(Clock::default(), 1));
-    wire.answer(move |words| match words {
+    let (network, process) = (SimTransport::new(&sim, false), sim.process(Clock::default(), 1));
+    network.answer(move |words| match words {
         [_, _, _, _, _, "acquire", owner, request, ..] => {
             Some(format!("*5\r\n{}{}{}{}:-1\r\n", bulk(owner), bulk(request), bulk("busy"), bulk("(zset)")))
         }
@@ -335,9 +335,9 @@ fn a_wait_in_a_queue_that_another_program_keeps_shut_ends_with_a_no_however_long
         }
         _ => None,
     });
-    let target = Target::parse("redis://wire").expect("a URL");
+    let target = Target::parse("redis://network").expect("a URL");
     let runtime = Arc::clone(&process) as Arc<dyn Runtime>;
-    let store = Arc::new(Redis::over(target, Arc::new(wire), Arc::clone(&runtime)));
+    let store = Arc::new(Redis::over(target, Arc::new(network), Arc::clone(&runtime)));
     let locks = tenure::internals::locks(store, runtime, Options::new()).expect("options");
     let waits = Arc::new(Mutex::new(0));
     let over = Arc::clone(&waits);
@@ -357,7 +357,7 @@ fn a_wait_in_a_queue_that_another_program_keeps_shut_ends_with_a_no_however_long
 /// A server behind a network, and locks on it with a process of their own.
 #[derive(Clone)]
 struct Scene {
-    wire: Wire,
+    network: SimTransport,
     runtime: Arc<dyn Runtime>,
     locks: Locks,
 }
@@ -371,14 +371,14 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// Plays something to its end in virtual time.
 fn play<F: Future<Output = ()> + Send + 'static>(act: impl FnOnce(Scene) -> F) {
     let sim = Sim::new(Chooser::seeded(1));
-    let (wire, process) = (Wire::new(&sim, false), sim.process(Clock::default(), 1));
+    let (network, process) = (SimTransport::new(&sim, false), sim.process(Clock::default(), 1));
     let runtime = Arc::clone(&process) as Arc<dyn Runtime>;
-    let target = Target::parse("redis://wire").expect("a URL");
-    let store = Arc::new(Redis::over(target, Arc::new(wire.clone()), Arc::clone(&runtime)));
+    let target = Target::parse("redis://network").expect("a URL");
+    let store = Arc::new(Redis::over(target, Arc::new(network.clone()), Arc::clone(&runtime)));
     let options = Options::new().ttl(LEASE).op_timeout(REQUEST);
     let locks = tenure::internals::locks(store, Arc::clone(&runtime), options).expect("options");
     let over = Arc::new(AtomicBool::new(false));
-    let (act, told) = (act(Scene { wire, runtime, locks }), Arc::clone(&over));
+    let (act, told) = (act(Scene { network, runtime, locks }), Arc::clone(&over));
     process.spawn(Box::pin(async move {
         act.await;
         told.store(true, Ordering::Relaxed);
@@ -410,16 +410,16 @@ impl Scene {
 
 #[test]
 fn a_release_that_was_swallowed_is_unknown_and_carried_out_once_the_network_is_back() {
-    for back in [Wire::let_pass, Wire::lose] {
+    for back in [SimTransport::let_pass, SimTransport::lose] {
         play(move |scene| async move {
             let guard = scene.held().await;
-            scene.wire.swallow();
+            scene.network.swallow();
             scene.release_that_nobody_answers(guard).await;
             scene.sleep(LEASE / 5).await;
-            assert!(scene.wire.holder("x").is_some(), "nothing has passed yet");
-            back(&scene.wire);
+            assert!(scene.network.holder("x").is_some(), "nothing has passed yet");
+            back(&scene.network);
             scene.sleep(LEASE / 5).await;
-            assert_eq!(scene.wire.holder("x"), None, "long before its lease is over");
+            assert_eq!(scene.network.holder("x"), None, "long before its lease is over");
             scene.locks.clone().shutdown().await.expect("no release is left");
             scene.held().await.release().await.expect("a release");
         });
@@ -430,10 +430,10 @@ fn a_release_that_was_swallowed_is_unknown_and_carried_out_once_the_network_is_b
 fn a_release_that_was_carried_out_unheard_is_unknown_and_repeated_without_harm_to_the_next() {
     play(|scene| async move {
         let guard = scene.held().await;
-        let [_, after] = scene.wire.passed(0);
-        scene.wire.cut(0, Cut { way: Way::ToClient, after, then: Then::Silence });
+        let [_, after] = scene.network.passed(0);
+        scene.network.cut(0, Cut { way: Way::ToClient, after, then: Then::Silence });
         scene.release_that_nobody_answers(guard).await;
-        assert_eq!(scene.wire.holder("x"), None);
+        assert_eq!(scene.network.holder("x"), None);
         // The next holds before the release has been repeated for the last time.
         let next = scene.held().await;
         scene.sleep(LEASE / 2).await;
@@ -447,19 +447,19 @@ fn a_release_that_was_carried_out_unheard_is_unknown_and_repeated_without_harm_t
 fn a_release_that_nobody_ever_answers_is_given_up_some_time_after_its_lease_is_over() {
     play(|scene| async move {
         let guard = scene.held().await;
-        scene.wire.swallow();
+        scene.network.swallow();
         scene.release_that_nobody_answers(guard).await;
         let left = scene.locks.clone().shutdown().await.expect_err("one is left");
         assert!(left.is_unreachable(), "{left}");
         scene.sleep(LEASE).await;
-        assert_eq!(scene.wire.holder("x"), None, "its lease is over");
+        assert_eq!(scene.network.holder("x"), None, "its lease is over");
         scene.sleep(2 * SILENCE).await;
         scene.locks.clone().shutdown().await.expect("it was given up");
         // What was sent and swallowed comes late, and is nobody's any more.
-        let executed = scene.wire.executed().len();
-        scene.wire.let_pass();
+        let executed = scene.network.executed().len();
+        scene.network.let_pass();
         scene.sleep(LEASE / 5).await;
-        for late in &scene.wire.executed()[executed..] {
+        for late in &scene.network.executed()[executed..] {
             assert!(matches!(late.answer, Answer::Free), "{late:?}");
         }
         scene.held().await.release().await.expect("a release");
@@ -471,17 +471,21 @@ fn what_a_wait_that_is_over_may_still_be_granted_is_given_back_before_a_shutdown
     for after_ms in [0, 100, 400, 800, 1_100, 1_600] {
         play(move |scene| async move {
             scene.held().await.release().await.expect("a release");
-            scene.wire.swallow();
+            scene.network.swallow();
             let mutex = scene.locks.mutex("x").expect("a name");
             let error = mutex.try_lock_for(REQUEST / 4).await.expect_err("nobody answers");
             assert!(error.is_unreachable(), "{error}");
             scene.sleep(Duration::from_millis(after_ms)).await;
-            scene.wire.let_pass();
+            scene.network.let_pass();
             scene.locks.clone().shutdown().await.expect("no release is left");
-            let executed = scene.wire.executed().len();
-            assert_eq!(scene.wire.holder("x"), None, "after {after_ms} ms");
+            let executed = scene.network.executed().len();
+            assert_eq!(scene.network.holder("x"), None, "after {after_ms} ms");
             scene.sleep(LEASE / 5).await;
-            assert_eq!(scene.wire.executed().len(), executed, "after {after_ms} ms something came after it");
+            assert_eq!(
+                scene.network.executed().len(),
+                executed,
+                "after {after_ms} ms something came after it"
+            );
         });
     }
 }

@@ -8,16 +8,16 @@
 mod common;
 
 use std::error::Error;
-use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::sync::Mutex;
-use std::thread::{scope, spawn};
+use std::thread::scope;
 use std::time::{Duration, Instant};
 
 use common::{Asker, held, not_sent, refusal};
 use tenure::internals::Driver;
 use tenure::{Locks, Options, Owner, block_on};
 use tenure_testkit::conformance::{Case, Flavour, Place};
+use tenure_testkit::fake_redis::FakeRedis;
 use tenure_testkit::servers::{Authority, Config, Sentinels, Server, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
@@ -234,34 +234,14 @@ fn a_service_that_no_sentinel_knows_is_refused_at_once() {
     assert!(error.is_refused() && error.source().is_some(), "{error:?}");
 }
 
-/// A sentinel that says this whatever it is asked for.
+/// A fake sentinel that answers each question with this.
 fn liar(says: String) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = listener.local_addr().expect("an address");
-    spawn(move || {
-        for stream in listener.incoming() {
-            let says = says.clone();
-            spawn(move || lie(stream.expect("a connection"), &says));
-        }
+    let fake = FakeRedis::start(move |words| match words {
+        ["HELLO", ..] => Some("%1\r\n$4\r\nrole\r\n$8\r\nsentinel\r\n".to_owned()),
+        ["SENTINEL", ..] => Some(says.clone()),
+        _ => Some("+OK\r\n".to_owned()),
     });
-    address
-}
-
-fn lie(stream: TcpStream, says: &str) {
-    let mut lines = BufReader::new(stream.try_clone().expect("a socket")).lines().map_while(Result::ok);
-    let mut out = stream;
-    // `*N`, and then twice as many lines.
-    while let Some(count) = lines.next().and_then(|line| line.strip_prefix('*')?.parse::<usize>().ok()) {
-        let command: Vec<_> = lines.by_ref().take(2 * count).collect();
-        let reply = match command.get(1).map(String::as_str) {
-            Some("HELLO") => "%1\r\n$4\r\nrole\r\n$8\r\nsentinel\r\n",
-            Some("SENTINEL") => says,
-            _ => "+OK\r\n",
-        };
-        if out.write_all(reply.as_bytes()).is_err() {
-            return;
-        }
-    }
+    fake.address()
 }
 
 fn naming(address: SocketAddr) -> String {

@@ -29,6 +29,7 @@ use crate::servers::port::Port;
 
 mod pair;
 mod relay;
+mod reply;
 
 use relay::{Order, Relay};
 

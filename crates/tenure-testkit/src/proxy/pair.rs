@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use rustix::net::connect_unspec;
 
+use super::reply::{self, NotResp};
 use super::{Fault, Traffic, Way};
-use crate::servers::resp::{self, Value};
 
 pub(super) struct Pair {
     pub(super) ordinal: usize,
@@ -244,9 +244,9 @@ impl Lane {
         let stream = [begun, bytes].concat();
         let (mut end, mut replies) = (0, 0);
         while replies < count {
-            let Ok(Some((value, len))) = resp::parse(&stream[end..]) else { return usize::MAX };
-            end += len;
-            replies += u64::from(!matches!(value, Value::Push(_)));
+            let Ok(Some(length)) = reply::length(&stream[end..]) else { return usize::MAX };
+            replies += u64::from(!reply::is_push(&stream[end..]));
+            end += length;
         }
         end.saturating_sub(begun.len())
     }
@@ -257,13 +257,13 @@ impl Lane {
         let Some(reply) = &mut self.reply else { return };
         reply.extend(bytes);
         loop {
-            match resp::parse(reply) {
+            match reply::length(reply) {
                 Ok(None) => return,
-                Ok(Some((value, len))) => {
-                    reply.drain(..len);
-                    self.replies += u64::from(!matches!(value, Value::Push(_)));
+                Ok(Some(length)) => {
+                    self.replies += u64::from(!reply::is_push(reply));
+                    reply.drain(..length);
                 }
-                Err(resp::Malformed) => return self.reply = None,
+                Err(NotResp) => return self.reply = None,
             }
         }
     }

@@ -39,7 +39,7 @@ mod config;
 mod launch;
 pub(crate) mod port;
 mod process;
-pub(crate) mod resp;
+mod reply;
 mod sentinel;
 
 pub use authority::{Authority, Certificate};
@@ -47,7 +47,8 @@ pub use client::Client;
 pub use clock::Clock;
 pub use cluster::Cluster;
 pub use config::Config;
-pub use resp::Value;
+pub use reply::Value;
+pub(crate) use reply::message;
 pub use sentinel::Sentinels;
 
 use launch::{inspector, launch};

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use stateright::{Checker, Model, Property};
 use tenure::internals::planted::Bug;
-use tenure_testkit::plant;
 use tenure::internals::protocol::{
     Answer, Bind, Data, Fence, Now, Op, Place, Rule, Seat, State, Verb, Wake, Whose, apply,
 };
 use tenure::{LockName, Owner};
+use tenure_testkit::plant;
 
 use crate::is_large;
 

@@ -1,8 +1,10 @@
 //! The commands that the scripts and their tests use, with the errors of a real server.
 
-use super::Value;
+use redis::Value;
+
 use super::data::{Data, Database, Entry, Sorted};
 use super::lua::seventeen;
+use super::{error, text};
 
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 const SYNTAX: &str = "ERR syntax error";
@@ -13,23 +15,23 @@ type Answer = Result<Value, &'static str>;
 
 impl Database {
     pub(super) fn run(&mut self, words: &[&[u8]]) -> Value {
-        let Some((verb, rest)) = words.split_first() else { return Value::Error("ERR no command".into()) };
+        let Some((verb, rest)) = words.split_first() else { return error("ERR no command") };
         let verb = String::from_utf8_lossy(verb).to_uppercase();
         let answer = match (&*verb, rest) {
             ("TIME", []) => {
                 let (seconds, micros) = (self.now_us / 1_000_000, self.now_us % 1_000_000);
-                Ok(Value::Array(vec![Value::text(seconds.to_string()), Value::text(micros.to_string())]))
+                Ok(Value::Array(vec![text(seconds.to_string()), text(micros.to_string())]))
             }
             ("PUBLISH" | "SPUBLISH", [channel, message]) => {
-                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-                self.published.push((text(channel), text(message)));
+                let [channel, message] = [channel, message].map(|bytes| String::from_utf8_lossy(bytes));
+                self.published.push((channel.into_owned(), message.into_owned()));
                 Ok(Value::Int(0))
             }
             ("DEL" | "UNLINK", keys) => {
                 let gone = |key: &&[u8]| self.entry(key).is_some() && self.keys.remove(*key).is_some();
                 Ok(Value::Int(keys.iter().copied().filter(gone).count() as i64))
             }
-            ("TYPE", [key]) => Ok(Value::Status(
+            ("TYPE", [key]) => Ok(Value::SimpleString(
                 match self.entry(key).map(|entry| &entry.data) {
                     None => "none",
                     Some(Data::Text(_)) => "string",
@@ -51,14 +53,14 @@ impl Database {
                 integer(ms).map(|ms| self.expire(key, now.saturating_add(ms)))
             }
             ("PEXPIREAT", [key, at]) => integer(at).map(|at| self.expire(key, at)),
-            ("GET", [key]) => self.text(key).map(|text| text.map_or(Value::Nil, Value::Bulk)),
+            ("GET", [key]) => self.text(key).map(|text| text.map_or(Value::Nil, Value::BulkString)),
             ("GETRANGE", [key, from, to]) => self.range_of_text(key, from, to),
             ("SET", [key, value, options @ ..]) => self.set(key, value, options),
             (verb, [key, rest @ ..]) if verb.starts_with('H') => self.hash(verb, key, rest),
             (verb, [key, rest @ ..]) if verb.starts_with('Z') => self.sorted(verb, key, rest),
-            (verb, _) => return Value::Error(format!("ERR unknown command '{verb}'")),
+            (verb, _) => return error(&format!("ERR unknown command '{verb}'")),
         };
-        answer.unwrap_or_else(|error| Value::Error(error.into()))
+        answer.unwrap_or_else(error)
     }
 
     fn expire(&mut self, key: &[u8], at: i64) -> Value {
@@ -87,8 +89,8 @@ impl Database {
     /// For bounds from 0 on.
     fn range_of_text(&mut self, key: &[u8], from: &[u8], to: &[u8]) -> Answer {
         let (from, to) = (integer(from)? as usize, integer(to)? as usize);
-        let text = self.text(key)?.unwrap_or_default();
-        Ok(Value::text(text.get(from..(to + 1).min(text.len())).unwrap_or_default()))
+        let whole = self.text(key)?.unwrap_or_default();
+        Ok(text(whole.get(from..(to + 1).min(whole.len())).unwrap_or_default()))
     }
 
     fn set(&mut self, key: &[u8], value: &[u8], options: &[&[u8]]) -> Answer {
@@ -108,12 +110,12 @@ impl Database {
                 _ => return Err(SYNTAX),
             }
         }
-        let old = if gets { self.text(key)?.map_or(Value::Nil, Value::Bulk) } else { Value::Nil };
+        let old = if gets { self.text(key)?.map_or(Value::Nil, Value::BulkString) } else { Value::Nil };
         let sets = !only_new || self.entry(key).is_none();
         if sets {
             self.keys.insert(key.to_vec(), Entry { data: Data::Text(value.to_vec()), expires_ms });
         }
-        Ok(if gets || !sets { old } else { Value::ok() })
+        Ok(if gets || !sets { old } else { Value::Okay })
     }
 
     fn hash(&mut self, verb: &str, key: &[u8], rest: &[&[u8]]) -> Answer {
@@ -126,15 +128,18 @@ impl Database {
             Some(Data::Hash(hash)) => hash,
             Some(_) => return Err(WRONG_TYPE),
         };
-        let bulk = |bytes: Option<&Vec<u8>>| bytes.map_or(Value::Nil, |bytes| Value::Bulk(bytes.clone()));
+        let bulk =
+            |bytes: Option<&Vec<u8>>| bytes.map_or(Value::Nil, |bytes| Value::BulkString(bytes.clone()));
         let answer = match (verb, rest) {
             ("HGET", [field]) => bulk(hash.get(*field)),
             ("HMGET", fields) => Value::Array(fields.iter().map(|field| bulk(hash.get(*field))).collect()),
             ("HLEN", []) => Value::Int(hash.len() as i64),
-            ("HKEYS", []) => Value::Array(hash.keys().map(|field| Value::Bulk(field.clone())).collect()),
+            ("HKEYS", []) => {
+                Value::Array(hash.keys().map(|field| Value::BulkString(field.clone())).collect())
+            }
             ("HGETALL", []) => {
                 let pairs = hash.iter().flat_map(|(field, value)| [field, value]);
-                Value::Array(pairs.map(|bytes| Value::Bulk(bytes.clone())).collect())
+                Value::Array(pairs.map(|bytes| Value::BulkString(bytes.clone())).collect())
             }
             ("HSET", pairs) if pairs.len() % 2 == 0 => {
                 let new = |pair: &&[&[u8]]| hash.insert(pair[0].to_vec(), pair[1].to_vec()).is_none();
@@ -162,8 +167,7 @@ impl Database {
             Some(Data::Sorted(sorted)) => sorted,
             Some(_) => return Err(WRONG_TYPE),
         };
-        let score =
-            |member: &[u8]| sorted.score(member).map_or(Value::Nil, |score| Value::text(seventeen(score)));
+        let score = |member: &[u8]| sorted.score(member).map_or(Value::Nil, |score| text(seventeen(score)));
         let answer = match (verb, rest) {
             ("ZADD", pairs) if pairs.len() % 2 == 0 => {
                 let pairs = pairs.chunks(2).map(|pair| Ok((float(pair[0])?, pair[1])));
@@ -223,8 +227,8 @@ fn range(sorted: &Sorted, from: &[u8], to: &[u8], options: &[&[u8]]) -> Answer {
         all.into_iter().skip(first as usize).take((last - first + 1).max(0) as usize).collect()
     };
     let words = chosen.into_iter().flat_map(|(member, score)| {
-        let score = with_scores.then(|| Value::text(seventeen(score)));
-        [Some(Value::text(member)), score]
+        let score = with_scores.then(|| text(seventeen(score)));
+        [Some(text(member)), score]
     });
     Ok(Value::Array(words.flatten().collect()))
 }

@@ -1,22 +1,11 @@
-//! The small server of the simulation against a real one: the same random commands, the same answers, at a clock that both share.
+//! The fake server against a real one: the same random commands and the same answers, at a clock
+//! that both share.
 
-use tenure_testkit::mini::{Mini, Value};
-use tenure_testkit::servers::{self, Server};
+use tenure_testkit::fake_redis::Keyspace;
+use tenure_testkit::servers::{Server, Value};
 use tenure_testkit::sim::chooser::Rng;
 
 const COMMANDS: usize = 60_000;
-
-/// As a real server says it; it tells a status from bytes only on the wire.
-fn as_sent(value: Value) -> servers::Value {
-    match value {
-        Value::Nil => servers::Value::Nil,
-        Value::Int(number) => servers::Value::Int(number),
-        Value::Bulk(bytes) => servers::Value::Bytes(bytes),
-        Value::Status(text) => servers::Value::Bytes(text.into_bytes()),
-        Value::Error(text) => servers::Value::Error(text),
-        Value::Array(values) => servers::Value::Array(values.into_iter().map(as_sent).collect()),
-    }
-}
 
 struct Dice(Rng);
 
@@ -91,8 +80,8 @@ impl Dice {
 }
 
 #[test]
-fn the_small_server_answers_as_a_real_one() {
-    let (server, mini, mut dice) = (Server::with_clock(), Mini::new(), Dice(Rng::new(1)));
+fn the_fake_server_answers_as_a_real_one() {
+    let (server, keyspace, mut dice) = (Server::with_clock(), Keyspace::new(), Dice(Rng::new(1)));
     let mut client = server.client().expect("a connection");
     let mut now_us = 1_800_000_000_000_000;
     let mut errors = 0;
@@ -100,13 +89,13 @@ fn the_small_server_answers_as_a_real_one() {
         if number % 4 == 0 {
             now_us += dice.below(30_000);
             server.clock().freeze_us(now_us);
-            mini.set_clock(now_us);
+            keyspace.set_clock(now_us);
         }
         let words = dice.command(now_us / 1_000);
         let bytes: Vec<&[u8]> = words.iter().map(String::as_bytes).collect();
-        let ours = as_sent(mini.command(&bytes));
+        let ours = Value::from(keyspace.command(&bytes));
         let theirs = client.command(&words).expect("an answer");
-        errors += usize::from(matches!(theirs, servers::Value::Error(_)));
+        errors += usize::from(matches!(theirs, Value::Error(_)));
         assert_eq!(ours, theirs, "command {number}: {words:?}");
     }
     assert!(errors > COMMANDS / 100, "errors are compared as well, and there were only {errors}");
@@ -140,9 +129,9 @@ fn a_script_sees_the_values_that_a_real_server_shows_it() {
         shown[9] = show(call('TYPE', KEYS[2]))
         shown[10] = show(call('PTTL', KEYS[2]))
         return { shown, 3.9, false, 'text', { ok = 'FINE' } , nil, 'unseen' }";
-    let (server, mini) = (Server::start(), Mini::new());
-    let (ours, _) = mini.script(script, &["k", "z"], &["member"]);
+    let (server, keyspace) = (Server::start(), Keyspace::new());
+    let (ours, _) = keyspace.script(script, &["k", "z"], &["member"]);
     let mut client = server.client().expect("a connection");
     let theirs = client.command(&["EVAL", script, "2", "k", "z", "member"]).expect("an answer");
-    assert_eq!(as_sent(ours), theirs);
+    assert_eq!(Value::from(ours), theirs);
 }

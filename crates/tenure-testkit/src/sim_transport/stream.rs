@@ -6,10 +6,10 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::{Line, Way, Wire};
+use super::{Line, SimTransport, Way};
 
 pub(super) struct End {
-    pub(super) wire: Wire,
+    pub(super) wire: SimTransport,
     pub(super) id: usize,
 }
 

@@ -1,4 +1,5 @@
-//! Just enough of a Redis server: logging in, ending connections, messages, and the script as its twin in Rust.
+//! The sessions of the fake server: logging in, ending connections, messages, and the script of a
+//! mutex as its twin in Rust.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,9 +8,11 @@ use tenure::internals::protocol::{
 };
 use tenure::{LockName, Owner};
 
-use super::Spoiler;
 use crate::sim::clock::TrueTime;
 use crate::sim::scripts::Scripts;
+
+/// Replaces one reply of a script.
+pub(crate) type Spoiler = Box<dyn Fn(Vec<u8>) -> Vec<u8> + Send>;
 
 /// A request that was carried out.
 #[derive(Clone, Debug)]
@@ -35,46 +38,46 @@ pub struct Look {
 
 /// Who is let in, and where all of his requests have to go.
 #[derive(Clone, Debug)]
-pub(super) struct Guarded {
-    pub(super) user: String,
-    pub(super) password: String,
-    pub(super) database: u32,
+pub(crate) struct Guarded {
+    pub(crate) user: String,
+    pub(crate) password: String,
+    pub(crate) database: u32,
 }
 
 #[derive(Default)]
-pub(super) struct Server {
+pub(crate) struct Server {
     locks: BTreeMap<String, State>,
     sessions: u64,
     knows_script: bool,
     replies: usize,
-    pub(super) no_kill: bool,
-    pub(super) guarded: Option<Guarded>,
+    pub(crate) no_kill: bool,
+    pub(crate) guarded: Option<Guarded>,
     /// The scripts themselves, which have to say what the machine says; what is kept for how long is theirs.
-    pub(super) scripts: Option<Scripts>,
-    pub(super) looks: Vec<Look>,
-    pub(super) player: Option<Player>,
-    pub(super) executed: Vec<Executed>,
+    pub(crate) scripts: Option<Scripts>,
+    pub(crate) looks: Vec<Look>,
+    pub(crate) player: Option<Player>,
+    pub(crate) executed: Vec<Executed>,
 }
 
 /// Answers in the server's place, or lets it.
-pub(super) type Player = Box<dyn FnMut(&[&str]) -> Option<String> + Send>;
+pub(crate) type Player = Box<dyn FnMut(&[&str]) -> Option<String> + Send>;
 
 /// One connection as the server sees it.
-pub(super) struct Session {
-    pub(super) id: u64,
+pub(crate) struct Session {
+    pub(crate) id: u64,
     heard: Vec<u8>,
     /// It said who it is.
     is_known: bool,
     database: u32,
-    pub(super) channels: BTreeSet<String>,
+    pub(crate) channels: BTreeSet<String>,
 }
 
 /// What the server does about what it heard.
 #[derive(Default)]
-pub(super) struct Said {
-    pub(super) reply: Vec<u8>,
-    pub(super) published: Vec<(String, Vec<u8>)>,
-    pub(super) killed: Vec<u64>,
+pub(crate) struct Said {
+    pub(crate) reply: Vec<u8>,
+    pub(crate) published: Vec<(String, Vec<u8>)>,
+    pub(crate) killed: Vec<u64>,
 }
 
 const HELLO: &[u8] = b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n";
@@ -87,19 +90,19 @@ fn clock(now: TrueTime) -> Now {
 }
 
 impl Server {
-    pub(super) fn session(&mut self) -> Session {
+    pub(crate) fn session(&mut self) -> Session {
         self.sessions += 1;
         let (id, is_known) = (self.sessions, self.guarded.is_none());
         Session { id, heard: Vec::new(), is_known, database: 0, channels: BTreeSet::new() }
     }
 
-    pub(super) fn holder(&self, key: &str, now: TrueTime) -> Option<String> {
+    pub(crate) fn holder(&self, key: &str, now: TrueTime) -> Option<String> {
         let found = protocol::found(self.locks.get(key)?, clock(now))?;
         found.holders.first().map(|holder| holder.value.clone())
     }
 
     /// Notes what is kept now.
-    pub(super) fn look(&mut self, at: TrueTime) {
+    pub(crate) fn look(&mut self, at: TrueTime) {
         let locks = self.locks.iter().filter_map(|(key, state)| {
             let found = protocol::found(state, clock(at))?;
             Some((key.clone(), found.holders.into_iter().next()?))
@@ -115,7 +118,7 @@ impl Server {
     }
 
     /// Carries out every request that is there in whole.
-    pub(super) fn hear(
+    pub(crate) fn hear(
         &mut self,
         session: &mut Session,
         bytes: &[u8],

@@ -1,10 +1,8 @@
-//! A Redis server and the network before it, in memory and in virtual time: every byte is split, merged, delayed or cut as the
-//! schedule says.
+//! The fake Redis server behind a simulated network, in virtual time. The network splits, merges,
+//! delays and cuts at any byte, as the schedule says.
 //!
-//! The server is the machine in Rust behind just enough of RESP3; that the one in Lua is its twin is shown on a real server.
-//! Clients reach it through [`Wire`], which is a [`Dial`].
+//! Clients reach the server through [`SimTransport`], which is a [`Dial`].
 
-mod server;
 mod stream;
 
 use std::collections::BTreeMap;
@@ -17,16 +15,15 @@ use std::task::Waker;
 use futures_util::future::{BoxFuture, FutureExt};
 use tenure::internals::store::redis::{Address, Dial, Stream};
 
+pub use crate::fake_redis::server::{Executed, Look};
+use crate::fake_redis::server::{Guarded, Server, Session, Spoiler};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::Sim;
 use crate::sim::scripts::Scripts;
-use server::{Guarded, Server, Session};
-
-pub use server::{Executed, Look};
 
 /// The network and the server. Clones are the same ones.
 #[derive(Clone)]
-pub struct Wire(Arc<Shared>);
+pub struct SimTransport(Arc<Shared>);
 
 struct Shared {
     sim: Sim,
@@ -43,9 +40,6 @@ struct Inner {
     /// Nothing passes.
     swallows: bool,
 }
-
-/// What is done to one reply of a script.
-type Spoiler = Box<dyn Fn(Vec<u8>) -> Vec<u8> + Send>;
 
 /// How a connection fails.
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +95,7 @@ enum Line {
     Closed,
 }
 
-impl Wire {
+impl SimTransport {
     /// A server that knows no script yet, and a network that is as good as `shaken` says.
     pub fn new(sim: &Sim, shaken: bool) -> Self {
         let inner = Inner {
@@ -142,7 +136,7 @@ impl Wire {
         self
     }
 
-    /// The scripts themselves run beside the machine in Rust and have to say the same; [`Wire::looks`] then shows what they keep. One
+    /// The scripts themselves run beside the machine in Rust and have to say the same; [`SimTransport::looks`] then shows what they keep. One
     /// such server at a time on a thread.
     pub fn run_scripts(&self) {
         self.inner().server.scripts = Some(Scripts::new());
@@ -386,7 +380,7 @@ impl Connection {
     }
 }
 
-impl Dial for Wire {
+impl Dial for SimTransport {
     fn dial(&self, _to: &Address) -> BoxFuture<'static, io::Result<Pin<Box<dyn Stream>>>> {
         let wire = self.clone();
         async move {
@@ -397,8 +391,8 @@ impl Dial for Wire {
     }
 }
 
-impl fmt::Debug for Wire {
+impl fmt::Debug for SimTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Wire").field("connections", &self.connections()).finish_non_exhaustive()
+        f.debug_struct("SimTransport").field("connections", &self.connections()).finish_non_exhaustive()
     }
 }

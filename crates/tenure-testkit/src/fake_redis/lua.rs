@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mlua::{Error, Function, Lua, MultiValue, Table};
+use redis::Value;
 
-use super::Value;
 use super::data::Database;
+use super::error;
+use crate::servers::message;
 
 /// The interpreter, and the scripts it has compiled.
 pub(super) struct Scripts {
@@ -24,7 +26,7 @@ impl Scripts {
                 let words: Vec<Vec<u8>> = words.iter().map(word).collect::<Result<_, _>>()?;
                 let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
                 match database.lock().unwrap_or_else(PoisonError::into_inner).run(&words) {
-                    Value::Error(error) if raises => Err(Error::runtime(error)),
+                    Value::ServerError(error) if raises => Err(Error::runtime(message(&error))),
                     value => to_lua(lua, value),
                 }
             })
@@ -47,8 +49,8 @@ impl Scripts {
         self.lua.globals().set("ARGV", list(args)).expect("globals");
         match script.call::<mlua::Value>(()) {
             Ok(value) => from_lua(&value),
-            Err(Error::CallbackError { cause, .. }) => Value::Error(cause.to_string()),
-            Err(error) => Value::Error(format!("ERR {error}")),
+            Err(Error::CallbackError { cause, .. }) => error(&cause.to_string()),
+            Err(failure) => error(&format!("ERR {failure}")),
         }
     }
 }
@@ -77,7 +79,7 @@ fn to_lua(lua: &Lua, value: Value) -> Result<mlua::Value, Error> {
     Ok(match value {
         Value::Nil => mlua::Value::Boolean(false),
         Value::Int(number) => mlua::Value::Number(number as f64),
-        Value::Bulk(bytes) => mlua::Value::String(lua.create_string(bytes)?),
+        Value::BulkString(bytes) => mlua::Value::String(lua.create_string(bytes)?),
         Value::Array(values) => {
             let table = lua.create_table_with_capacity(values.len(), 0)?;
             for (index, value) in values.into_iter().enumerate() {
@@ -85,8 +87,10 @@ fn to_lua(lua: &Lua, value: Value) -> Result<mlua::Value, Error> {
             }
             mlua::Value::Table(table)
         }
-        Value::Status(text) => table("ok", text)?,
-        Value::Error(text) => table("err", text)?,
+        Value::Okay => table("ok", "OK".to_owned())?,
+        Value::SimpleString(text) => table("ok", text)?,
+        Value::ServerError(error) => table("err", message(&error))?,
+        other => return Err(Error::runtime(format!("no command answers {other:?}"))),
     })
 }
 
@@ -96,7 +100,7 @@ fn from_lua(value: &mlua::Value) -> Value {
         mlua::Value::Integer(number) => Value::Int(*number),
         // Cut off, as a server does.
         mlua::Value::Number(number) => Value::Int(*number as i64),
-        mlua::Value::String(text) => Value::Bulk(text.as_bytes().to_vec()),
+        mlua::Value::String(text) => Value::BulkString(text.as_bytes().to_vec()),
         mlua::Value::Table(table) => from_table(table),
         _ => Value::Nil,
     }
@@ -104,11 +108,11 @@ fn from_lua(value: &mlua::Value) -> Value {
 
 fn from_table(table: &Table) -> Value {
     let field = |name: &str| table.raw_get::<Option<String>>(name).ok().flatten();
-    if let Some(error) = field("err") {
-        return Value::Error(error);
+    if let Some(text) = field("err") {
+        return error(&text);
     }
     if let Some(status) = field("ok") {
-        return Value::Status(status);
+        return Value::SimpleString(status);
     }
     let mut values = Vec::new();
     for index in 1.. {

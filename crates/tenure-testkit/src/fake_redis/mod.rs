@@ -1,59 +1,49 @@
-//! A Redis server small enough to simulate: the types and commands that the scripts use, and the actual text of the scripts in
-//! the Lua that a server runs.
+//! A fake Redis server: the commands that the scripts use, the scripts themselves in the Lua that a
+//! server runs, and sessions that log in, subscribe and end each other.
 //!
-//! It has no network and no clock of its own; whoever asks says what time it is. `tests/mini.rs` holds it against a real server.
+//! [`Keyspace`] is its data, at a clock that the caller sets; `tests/fake_redis.rs` compares it with
+//! a real server. [`FakeRedis`] listens on a port. Through [`crate::sim_transport`] a simulated
+//! process reaches one in virtual time.
 
 mod commands;
 mod data;
 mod lua;
+mod port;
+pub(crate) mod server;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use data::Database;
+use redis::{Value, parse_redis_value};
 
-/// What a command or a script answers.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Value {
-    /// Nothing there.
-    Nil,
-    /// A number.
-    Int(i64),
-    /// Bytes.
-    Bulk(Vec<u8>),
-    /// Several answers.
-    Array(Vec<Self>),
-    /// Such as `OK`.
-    Status(String),
-    /// An error, its code first.
-    Error(String),
+pub use port::FakeRedis;
+
+fn text(text: impl Into<Vec<u8>>) -> Value {
+    Value::BulkString(text.into())
 }
 
-impl Value {
-    fn text(text: impl Into<Vec<u8>>) -> Self {
-        Self::Bulk(text.into())
-    }
-
-    fn ok() -> Self {
-        Self::Status("OK".into())
-    }
+/// An error, its code first.
+fn error(text: &str) -> Value {
+    let line = format!("-{}\r\n", text.replace(['\r', '\n'], " "));
+    parse_redis_value(line.as_bytes()).expect("an error is one line")
 }
 
-/// A server. Clones are the same one.
+/// The keys of a server, with its commands and scripts. Clones share them.
 #[derive(Clone)]
-pub struct Mini {
+pub struct Keyspace {
     lua: Arc<lua::Scripts>,
     database: Arc<Mutex<Database>>,
 }
 
-impl Default for Mini {
+impl Default for Keyspace {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Mini {
-    /// An empty server.
+impl Keyspace {
+    /// No keys.
     pub fn new() -> Self {
         let database: Arc<Mutex<Database>> = Arc::default();
         Self { lua: Arc::new(lua::Scripts::new(&database)), database }
@@ -96,8 +86,8 @@ impl Mini {
     }
 }
 
-impl fmt::Debug for Mini {
+impl fmt::Debug for Keyspace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mini").field("keys", &self.database().keys.len()).finish_non_exhaustive()
+        f.debug_struct("Keyspace").field("keys", &self.database().keys.len()).finish_non_exhaustive()
     }
 }
