@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p tenure-testkit --bench schedules`
 
-use tenure_testkit::sim::regime::Sort;
+use tenure_testkit::sim::regime::LockKind;
 use tenure_testkit::sim::report::Report;
 use tenure_testkit::sim::world::{run, run_of};
 
@@ -10,7 +10,7 @@ use tenure_testkit::sim::world::{run, run_of};
 const SCHEDULES: u64 = 30_000;
 
 fn main() {
-    count("mutex over memory", |seed| run_of(Sort::Mutex, seed));
+    count("mutex over memory", |seed| run_of(LockKind::Mutex, seed));
     count("every kind", run);
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::lock::Mutex;
 use tenure::{FairMutex, Guard, Locks, Options, Owner, Result, RwLock, Semaphore};
 
-use super::Place;
+use super::Fixture;
 
 /// Which kind plays the mutex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub enum Lock {
 /// Permits that are held so that one is left, by full name.
 pub(super) type Taken = Mutex<BTreeMap<String, Guard>>;
 
-impl Place {
+impl Fixture {
     /// The lock of this name, of the kind under test.
     pub async fn mutex(&self, locks: &Locks, name: &str) -> Lock {
         match self.flavour {

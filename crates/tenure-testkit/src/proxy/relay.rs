@@ -139,7 +139,7 @@ impl Relay {
             wanted.set(PollFlags::IN, reads);
             wanted.set(PollFlags::OUT, writes);
             if !wanted.is_empty() {
-                sockets.push(PollFd::new(socket, wanted)); // a socket without a wish would still report its end, for ever
+                sockets.push(PollFd::new(socket, wanted)); // a socket without a request would still report its end, for ever
             }
         }
         let next = self.pairs.iter().flat_map(Pair::due).filter(|due| *due > now).min();

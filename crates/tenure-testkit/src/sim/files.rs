@@ -17,11 +17,11 @@ use tenure::internals::store::Cursor;
 use tenure::internals::store::file::File;
 use tenure::internals::{Runtime, Store, locks};
 
-use super::blows::{Blow, pause};
 use super::chooser::{Chooser, Rng};
 use super::clock::{Clock, MS, SECOND};
 use super::coverage::Event;
 use super::executor::{OUTSIDE, Process, ProcessId, Sim, lock};
+use super::node_faults::{NodeFault, pause};
 use super::oracle::{Executed, Oracle};
 use super::regime::{Faults, Plan, RECOVERY, Regime};
 use super::report::Report;
@@ -85,8 +85,8 @@ struct Scene {
 fn plan(sim: &Sim, regime: Regime) -> Plan {
     let mut plan = Plan::draw(sim, regime);
     (plan.faults, plan.ppm) = (Faults::NONE, 0);
-    let blows = &mut plan.blows;
-    (blows.cut, blows.deafen, blows.delete) = (0, 0, 0);
+    let node_faults = &mut plan.node_faults;
+    (node_faults.cut, node_faults.deafen, node_faults.delete) = (0, 0, 0);
     // So often a store looks at what is waited for.
     plan.looks = 200 * MS;
     if regime == Regime::Killing && sim.chance(500) {
@@ -129,7 +129,7 @@ impl World {
         self.people();
         if plan.heals_at > 0 {
             let ids = self.processes.iter().map(|process| process.id()).collect();
-            sim.spawn(OUTSIDE, Box::pin(Arc::clone(&self.scene).blows(ids)));
+            sim.spawn(OUTSIDE, Box::pin(Arc::clone(&self.scene).node_faults(ids)));
         }
         self.scene.observe();
         let judged = workload.oracle.judge(ENDING, || self.see_through());
@@ -223,32 +223,32 @@ impl Scene {
         File::new(&self.path(), "file:sim", Arc::clone(process) as Arc<dyn Runtime>)
     }
 
-    /// Deals the blows of a schedule, and heals everything at the end.
-    async fn blows(self: Arc<Self>, processes: Vec<ProcessId>) {
+    /// Injects the faults of a schedule into processes and servers, and heals everything at the end.
+    async fn node_faults(self: Arc<Self>, processes: Vec<ProcessId>) {
         let (sim, plan) = (&self.sim, self.plan);
-        plan.blows.deal(sim, plan.heals_at, || self.strike(&processes)).await;
+        plan.node_faults.deal(sim, plan.heals_at, || self.strike(&processes)).await;
         processes.iter().for_each(|process| sim.resume(*process));
     }
 
     fn strike(&self, processes: &[ProcessId]) {
         let sim = &self.sim;
         let process = processes[sim.choose(processes.len() as u32) as usize];
-        let span = self.plan.blows.span(sim, MS, 2 * self.plan.lease());
+        let span = self.plan.node_faults.span(sim, MS, 2 * self.plan.lease());
         let until = (sim.now() + span).min(self.plan.heals_at);
-        match self.plan.blows.draw(sim) {
-            Some(Blow::Pause) => pause(sim, process, until),
-            Some(Blow::Kill) if !sim.is_dead(process) => {
+        match self.plan.node_faults.draw(sim) {
+            Some(NodeFault::Pause) => pause(sim, process, until),
+            Some(NodeFault::Kill) if !sim.is_dead(process) => {
                 sim.note(|| format!("p{process}: dies"));
                 sim.kill(process);
                 self.bury();
             }
-            Some(Blow::Stall) => {
+            Some(NodeFault::Stall) => {
                 let Some(guard) = self.guard() else { return };
                 sim.note(|| format!("somebody stands still inside until {:.6}", until as f64 / 1e9));
                 sim.count(Event::Stalled);
                 sim.at(until, move || drop(guard));
             }
-            Some(Blow::Forget) => {
+            Some(NodeFault::Forget) => {
                 let mut taken = lock(&self.taken);
                 let away = self.directory.path().join(taken.to_string());
                 if fs::rename(self.path(), away).is_ok() {

@@ -20,8 +20,6 @@ pub struct Hunt {
     pub replay: fn(Regime, u64) -> Report,
     /// Those that its schedules have, in turns.
     pub regimes: &'static [Regime],
-    /// The test binary, as cargo is asked for it.
-    pub test: &'static str,
     /// The test in it that plays a schedule again.
     pub again: &'static str,
 }
@@ -106,12 +104,11 @@ impl Hunt {
         }
         if let Some(report) = violations.first() {
             panic!(
-                "{} violations; the first: {}\nto see it: TENURE_REGIME={:?} TENURE_SEED={} scripts/test -p tenure --test {} {} -- --ignored --nocapture",
+                "{} violations; the first: {}\nto see it: TENURE_REGIME={:?} TENURE_SEED={} scripts/test -p tenure --test sim {} -- --ignored --nocapture",
                 violations.len(),
                 report.violation.as_ref().expect("a violation"),
                 report.plan.regime,
                 report.seed,
-                self.test,
                 self.again
             );
         }

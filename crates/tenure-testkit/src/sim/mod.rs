@@ -14,9 +14,9 @@
 //! | [`server`] | the one store behind it, and the checks that only it can make |
 //! | [`scripts`] | the real scripts beside it, in the slower profile |
 //! | [`regime`] | which faults a schedule has, and how many |
-//! | [`blows`] | what happens to whole processes and servers |
+//! | [`node_faults`] | what happens to whole processes and servers |
 //! | [`oracle`] | what must never happen, judged in true time and from outside |
-//! | `wish` | what a task may ask for: a lock of any kind |
+//! | `lock_request` | what a task may ask for: a lock of any kind |
 //! | [`workload`] | what the tasks do |
 //! | [`world`] | one schedule from its seed to its verdict |
 //! | [`quorum`] | the same for a mutex on a majority of several servers |
@@ -25,7 +25,6 @@
 //! | [`hunt`] | many of them, for the tests of both |
 //! | [`regressions`] | what they have found so far |
 
-pub mod blows;
 pub mod chooser;
 pub mod clock;
 pub mod coverage;
@@ -33,7 +32,9 @@ pub mod executor;
 #[cfg(tenure_planted)]
 pub mod files;
 pub mod hunt;
+mod lock_request;
 pub mod network;
+pub mod node_faults;
 pub mod oracle;
 pub mod quorum;
 pub mod regime;
@@ -44,6 +45,5 @@ pub mod scenarios;
 pub mod scripts;
 pub mod server;
 pub mod store;
-mod wish;
 pub mod workload;
 pub mod world;

@@ -173,7 +173,7 @@ impl Drop for Ear {
 
 /// What the tasks say of themselves.
 #[derive(Default)]
-struct Book {
+struct ReferenceModel {
     inside: Vec<Arc<Guard>>,
     done: usize,
     /// When the last was done.
@@ -186,7 +186,7 @@ struct Task {
     process: Arc<Process>,
     locks: Locks,
     kind: Kind,
-    book: Arc<Mutex<Book>>,
+    model: Arc<Mutex<ReferenceModel>>,
 }
 
 impl Task {
@@ -215,14 +215,14 @@ impl Task {
         if let Some(guard) = guard {
             let guard = Arc::new(guard);
             {
-                let mut book = self.book.lock().expect("one thread");
-                book.inside.push(Arc::clone(&guard));
-                if book.inside.iter().filter(|guard| guard.is_held()).count() > 1 {
-                    book.wrong = Some("two hold it");
+                let mut model = self.model.lock().expect("one thread");
+                model.inside.push(Arc::clone(&guard));
+                if model.inside.iter().filter(|guard| guard.is_held()).count() > 1 {
+                    model.wrong = Some("two hold it");
                 }
             }
             self.sleep(LATENCY).await;
-            self.book.lock().expect("one thread").inside.retain(|other| !Arc::ptr_eq(other, &guard));
+            self.model.lock().expect("one thread").inside.retain(|other| !Arc::ptr_eq(other, &guard));
             let guard = Arc::into_inner(guard).expect("nobody else has it");
             if self.sim.choose(2) == 0 {
                 drop(guard);
@@ -230,10 +230,10 @@ impl Task {
                 let _ = guard.release().await;
             }
         } else if patience == SECOND {
-            self.book.lock().expect("one thread").wrong = Some("somebody waits for ever");
+            self.model.lock().expect("one thread").wrong = Some("somebody waits for ever");
         }
-        let mut book = self.book.lock().expect("one thread");
-        (book.done, book.ended) = (book.done + 1, self.sim.now());
+        let mut model = self.model.lock().expect("one thread");
+        (model.done, model.ended) = (model.done + 1, self.sim.now());
     }
 
     async fn sleep(&self, time: u64) {
@@ -244,7 +244,8 @@ impl Task {
 impl Small {
     /// One schedule, and what went wrong in it.
     fn run(self, sim: &Sim) -> Option<&'static str> {
-        let (shared, book) = (Arc::new(Mutex::new(Server::default())), Arc::new(Mutex::new(Book::default())));
+        let (shared, model) =
+            (Arc::new(Mutex::new(Server::default())), Arc::new(Mutex::new(ReferenceModel::default())));
         let losses = Arc::new(AtomicU32::new(self.losses));
         for tasks in self.tasks {
             let process = sim.process(Clock::default(), 7);
@@ -258,10 +259,10 @@ impl Small {
             let options = Options::new().ttl(TTL).op_timeout(Duration::from_millis(10));
             let locks = locks(Arc::new(store), Arc::clone(&process) as _, options).expect("options");
             for _ in 0..*tasks {
-                let (sim, process, locks, book) =
-                    (sim.clone(), Arc::clone(&process), locks.clone(), Arc::clone(&book));
+                let (sim, process, locks, model) =
+                    (sim.clone(), Arc::clone(&process), locks.clone(), Arc::clone(&model));
                 let id = process.id();
-                let task = Task { sim: sim.clone(), process, locks, kind: self.kind, book };
+                let task = Task { sim: sim.clone(), process, locks, kind: self.kind, model };
                 sim.spawn(id, Box::pin(task.run()));
             }
         }
@@ -273,13 +274,13 @@ impl Small {
         let at = sim.now() + SECOND + u64::from(lost) * TTL.as_nanos() as u64;
         let now = Now { ms: at / MS, unix_us: at / 1_000 };
         let is_left = found(&server(&shared).lock, now).is_some();
-        let book = book.lock().expect("one thread");
+        let model = model.lock().expect("one thread");
         let tasks: usize = self.tasks.iter().sum();
-        match book.wrong {
+        match model.wrong {
             Some(wrong) => Some(wrong),
-            None if book.done < tasks => Some("a task has not ended"),
+            None if model.done < tasks => Some("a task has not ended"),
             // A lease is longer than all turns together: somebody waited for its end.
-            None if lost == 0 && book.ended > 3 * TTL.as_nanos() as u64 / 4 => {
+            None if lost == 0 && model.ended > 3 * TTL.as_nanos() as u64 / 4 => {
                 Some("it was free, and somebody waited")
             }
             None if is_left => Some("something is left behind"),

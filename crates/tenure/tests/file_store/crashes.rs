@@ -30,7 +30,7 @@ fn a_crash_wakes_who_listens() {
 }
 
 #[test]
-fn the_lock_of_a_killed_process_stays_held_until_the_children_that_inherited_it_are_gone() {
+fn the_lock_of_a_killed_process_is_held_until_children_that_inherited_it_end() {
     let dir = dir();
     let mut parent = Process::start("hold with children", dir.path());
     let said = parent.line();
@@ -76,7 +76,7 @@ fn a_detached_hold_outlives_its_process_and_can_be_bound_to_another() {
 }
 
 #[test]
-fn a_store_that_ends_in_good_order_leaves_no_holder_file_and_a_crashed_ones_is_cleared_away() {
+fn a_closed_store_leaves_no_holder_file_and_that_of_a_crashed_one_is_removed() {
     let (dir, name) = (dir(), owner());
     let client = Client::new(dir.path());
     client.acquire("x", &name);

@@ -12,8 +12,6 @@ mod crashes;
 mod damage;
 mod directories;
 mod process;
-#[cfg(tenure_planted)]
-mod simulation;
 mod turns;
 
 use std::fs;

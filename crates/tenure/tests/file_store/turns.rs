@@ -8,7 +8,7 @@ fn four_processes_on_one_name_never_overlap_and_their_tokens_grow() {
 }
 
 #[test]
-fn four_processes_in_one_queue_never_overlap_and_are_served_in_the_order_of_their_tickets() {
+fn four_processes_in_one_queue_never_overlap_and_are_served_by_ticket() {
     never_overlap("take turns in a queue", TURNS / 3);
 }
 
@@ -115,7 +115,7 @@ fn where_the_system_gives_no_inotify_a_place_in_a_queue_is_called_all_the_same()
 }
 
 #[test]
-fn where_the_system_gives_no_inotify_a_release_and_a_crash_are_noticed_all_the_same() {
+fn without_inotify_a_release_and_a_crash_are_noticed_all_the_same() {
     let dir = dir();
     let mut holder = Process::start("hold", dir.path());
     holder.line();

@@ -3,17 +3,17 @@
 use tenure::internals::protocol::{Answer, Verb, Whose};
 use tenure::{LockName, Owner};
 
-use super::book::Book;
+use super::reference_model::ReferenceModel;
 use super::{Executed, Hold};
 use crate::sim::clock::TrueTime;
-use crate::sim::regime::Sort;
+use crate::sim::regime::LockKind;
 
 /// Those who believe to hold at one moment fit in together.
 pub(super) const EXCLUSION: &str = "exclusion within validity";
 /// A request of one owner never changes another's hold, nor revives its own.
 pub(super) const UNTOUCHED: &str = "no stale release, no revival";
 
-impl Book {
+impl ReferenceModel {
     /// Somebody holds from this moment on, and not only from when it hears of it: together with the guards that say that they
     /// hold, that is not more than there is.
     pub(super) fn check_room(&mut self, at: TrueTime, name: &LockName, owner: &Owner, weight: u32) {
@@ -133,7 +133,7 @@ impl Book {
             let share = after.and_then(|after| after.share(&place.owner));
             let lapses = share.and_then(|share| share.lapses);
             let weight = share.map_or(0, |share| share.weight);
-            let count = if lock.sort == Sort::Reentrant { place.count() } else { place.weight };
+            let count = if lock.sort == LockKind::Reentrant { place.count() } else { place.weight };
             let (by, of) = (&op.owner, &place.owner);
             match lapses {
                 _ if asked(of) && is_released => None,
@@ -167,7 +167,7 @@ impl Book {
         let Some(lock) = self.locks.get(name) else { return };
         let Some(place) = lock.place(owner) else { return };
         // Of a reentrant owner, one hold may be gone while others are there.
-        let counts = |hold: &u64| lock.sort != Sort::Reentrant || place.is_live(*hold);
+        let counts = |hold: &u64| lock.sort != LockKind::Reentrant || place.is_live(*hold);
         let is_wrong = match &executed.op.verb {
             Verb::Renew { hold, .. } | Verb::Release { hold, .. } => counts(hold),
             _ => true,

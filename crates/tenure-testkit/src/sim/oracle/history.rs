@@ -15,7 +15,7 @@ use tenure_history::merge::Event;
 use super::{Claim, Hold};
 use crate::sim::clock::{SECOND, TrueTime};
 use crate::sim::executor::ProcessId;
-use crate::sim::regime::{Plan, Sort};
+use crate::sim::regime::{LockKind, Plan};
 
 /// The history of a schedule, and its judge.
 pub(super) struct History {
@@ -54,15 +54,15 @@ impl History {
         }
     }
 
-    pub(super) fn open(&mut self, name: &LockName, sort: Sort) {
+    pub(super) fn open(&mut self, name: &LockName, sort: LockKind) {
         let number = self.locks.len() as u32;
         let capacity = sort.capacity();
         let sort = match sort {
-            Sort::Mutex => line::Sort::Mutex,
-            Sort::Fair => line::Sort::Fair,
-            Sort::RwLock => line::Sort::Rwlock,
-            Sort::Semaphore(_) => line::Sort::Semaphore,
-            Sort::Reentrant => line::Sort::Reentrant,
+            LockKind::Mutex => line::Sort::Mutex,
+            LockKind::Fair => line::Sort::Fair,
+            LockKind::RwLock => line::Sort::Rwlock,
+            LockKind::Semaphore(_) => line::Sort::Semaphore,
+            LockKind::Reentrant => line::Sort::Reentrant,
         };
         self.locks.insert(name.clone(), line::Lock { sort, number, capacity });
     }

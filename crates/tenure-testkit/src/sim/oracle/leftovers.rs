@@ -2,7 +2,7 @@
 
 use tenure::Owner;
 
-use super::book::Book;
+use super::reference_model::ReferenceModel;
 use super::{Executed, Oracle};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{Sim, lock};
@@ -13,7 +13,7 @@ const ORPHAN: &str = "nothing is left behind";
 /// How long giving back may take when nothing fails.
 const GIVING_BACK: TrueTime = 200 * MS;
 
-impl Book {
+impl ReferenceModel {
     /// A place has an end, and none later than the lease that was asked for. Returns that end, and its weight.
     pub(super) fn check_end(
         &mut self,
@@ -76,20 +76,20 @@ impl Oracle {
     /// Everything has ended well and some time ago: whatever still stands must be somebody's who can no longer give it back.
     pub fn check_empty(&self) {
         let at = self.sim.now();
-        let mut book = lock(&self.book);
-        let mut places = book.locks.iter().flat_map(|(name, lock)| {
+        let mut model = lock(&self.model);
+        let mut places = model.locks.iter().flat_map(|(name, lock)| {
             let alive = lock.places.iter().filter(|place| place.lapses > at);
             alive.map(move |place| (name, &place.owner))
         });
         let left = places.find_map(|(name, owner)| {
-            let owned = book.owners.get(owner)?;
+            let owned = model.owners.get(owner)?;
             let mut processes = (0..64).filter(|process| owned.processes & 1 << process != 0);
             let is_excused =
                 owned.is_back || owned.detached > 0 || processes.any(|process| self.sim.is_dead(process));
             (!is_excused).then(|| format!("{owner} in process {} still has {name}", owned.process))
         });
         if let Some(what) = left {
-            book.accuse(at, ORPHAN, what);
+            model.accuse(at, ORPHAN, what);
         }
     }
 }

@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use tenure::internals::protocol::{Answer, Verb, Whose};
 use tenure::{LockName, Owner};
 
-use super::book::{Book, End, Owned, Place};
 use super::exclusion::{EXCLUSION, UNTOUCHED};
-use super::honesty::HONESTY;
 use super::leftovers::ENDLESS;
+use super::reference_model::{End, Owned, Place, ReferenceModel};
+use super::reporting::REPORTING;
 use super::{Executed, Oracle};
 use crate::sim::clock::TrueTime;
 use crate::sim::executor::{Sim, lock};
@@ -158,7 +158,7 @@ impl Votes {
     }
 }
 
-impl Book {
+impl ReferenceModel {
     /// One of several servers has run a request: writes down what that makes of the lock, and judges it.
     pub(super) fn vote(
         &mut self,
@@ -319,7 +319,7 @@ impl Book {
         if is_new {
             self.check_prompt(at, name, free_since, sim);
             // Servers that have started anew are asked now and then, and do not vote.
-            if self.plan.blows.forget + self.plan.blows.rewind == 0 {
+            if self.plan.node_faults.forget + self.plan.node_faults.rewind == 0 {
                 self.check_room(at, name, owner, 1);
             }
         }
@@ -381,7 +381,7 @@ impl Book {
         if owned.granted_at <= since && owned.ended.is_none() && owned.lapses > at {
             self.accuse(
                 at,
-                HONESTY,
+                REPORTING,
                 format!("{owner} was told that it is lost, and had a majority all the while"),
             );
         }
@@ -407,7 +407,7 @@ impl Book {
         let least = if is_strict { of - members.majority() + 1 } else { 1 };
         if disputed < least {
             let what = format!("it was called busy, and others were at {disputed} of {of} servers");
-            self.accuse(at, HONESTY, what);
+            self.accuse(at, REPORTING, what);
         }
     }
 
@@ -429,13 +429,13 @@ impl Oracle {
     /// Everything has ended well and some time ago: whose hold still stands at a server, and at which, unless it was passed on
     /// to nobody.
     pub fn left_at_members(&self, at: TrueTime) -> Option<(usize, Owner)> {
-        let book = lock(&self.book);
-        let stands = book.members.iter().flat_map(|members| members.servers.iter().enumerate());
+        let model = lock(&self.model);
+        let stands = model.members.iter().flat_map(|members| members.servers.iter().enumerate());
         let mut left = stands.filter_map(|(index, server)| {
             let stand = server.stands.as_ref().filter(|stand| stand.lapses > at)?;
             Some((index, stand.owner.clone()))
         });
-        left.find(|(_, owner)| book.owners.get(owner).is_none_or(|owned| owned.detached == 0))
+        left.find(|(_, owner)| model.owners.get(owner).is_none_or(|owned| owned.detached == 0))
     }
 
     /// The same judge, who looks at one of several servers.
@@ -445,28 +445,28 @@ impl Oracle {
 
     /// The lock of this name is on so many servers.
     pub fn has_members(&self, name: &LockName, count: usize) {
-        lock(&self.book).members = Some(Members::new(name.clone(), count));
+        lock(&self.model).members = Some(Members::new(name.clone(), count));
     }
 
     pub(super) fn executed_at(&self, member: usize, executed: &Executed<'_>) {
         let at = self.sim.now();
-        let mut book = lock(&self.book);
-        book.settle(at, &executed.op.name, &self.sim);
+        let mut model = lock(&self.model);
+        model.settle(at, &executed.op.name, &self.sim);
         let mut news = Vec::new();
-        book.vote(at, member, executed, &self.sim, &mut news);
-        drop(book);
+        model.vote(at, member, executed, &self.sim, &mut news);
+        drop(model);
         news.into_iter().for_each(|owner| self.watch(owner));
     }
 
     /// Something has become of one of several servers, and this is what stands there now.
     pub fn shows<'a>(&self, trouble: Trouble, standing: impl Fn(&LockName) -> Option<Standing<'a>>) {
         let (Some(member), at) = (self.member, self.sim.now()) else { return };
-        let mut book = lock(&self.book);
-        let Some(name) = book.members.as_ref().map(|members| members.name.clone()) else { return };
-        book.settle(at, &name, &self.sim);
+        let mut model = lock(&self.model);
+        let Some(name) = model.members.as_ref().map(|members| members.name.clone()) else { return };
+        model.settle(at, &name, &self.sim);
         let mut news = Vec::new();
-        book.suffer(at, member, trouble, standing(&name).as_ref(), &self.sim, &mut news);
-        drop(book);
+        model.suffer(at, member, trouble, standing(&name).as_ref(), &self.sim, &mut news);
+        drop(model);
         news.into_iter().for_each(|owner| self.watch(owner));
     }
 }

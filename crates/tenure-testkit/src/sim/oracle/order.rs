@@ -4,14 +4,14 @@ use tenure::internals::protocol::Verb;
 use tenure::{LockName, Owner};
 
 use super::Executed;
-use super::book::Book;
+use super::reference_model::ReferenceModel;
 use crate::sim::clock::TrueTime;
-use crate::sim::regime::Sort;
+use crate::sim::regime::LockKind;
 
 const ORDER: &str = "first come, first served";
 const OPEN: &str = "whoever fits is let in";
 
-impl Book {
+impl ReferenceModel {
     /// Somebody was let in: nobody who came before still waits.
     pub(super) fn check_turn(&mut self, at: TrueTime, name: &LockName, owner: &Owner) {
         let Some(lock) = self.locks.get(name) else { return };
@@ -66,7 +66,7 @@ impl Book {
     pub(super) fn check_refused(&mut self, at: TrueTime, executed: &Executed<'_>) {
         let (name, owner) = (&executed.op.name, &executed.op.owner);
         let Some(lock) = self.locks.get(name) else { return };
-        let is_queue = !matches!(lock.sort, Sort::Mutex | Sort::Reentrant);
+        let is_queue = !matches!(lock.sort, LockKind::Mutex | LockKind::Reentrant);
         let weight = match executed.op.rule {
             tenure::internals::protocol::Rule::Queue(seat) => seat.weight,
             _ => 1,

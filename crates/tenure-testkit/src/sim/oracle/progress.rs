@@ -2,7 +2,7 @@
 
 use tenure::{LockName, Owner};
 
-use super::book::Book;
+use super::reference_model::ReferenceModel;
 use super::{Oracle, Wait};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{ProcessId, Sim, lock};
@@ -18,7 +18,7 @@ const AMONG_MEMBERS: TrueTime = 4_000 * MS;
 /// How long it may take until somebody who was let in has its guard, or has given it back.
 pub(super) const TELLING: TrueTime = 200 * MS;
 
-impl Book {
+impl ReferenceModel {
     /// The server granted a lock: nobody waited for it all the while that it was free, unless that was short.
     pub(super) fn check_prompt(&mut self, at: TrueTime, name: &LockName, free_since: TrueTime, sim: &Sim) {
         let free_since = free_since.max(self.plan.strict_from);
@@ -68,21 +68,21 @@ impl Oracle {
     /// A task begins to wait for a lock, without a limit; it ends when the answer is dropped.
     pub fn waits(&self, process: ProcessId, name: Option<&LockName>) -> Waiting {
         let since = self.sim.now();
-        let mut book = lock(&self.book);
-        book.next_id += 1;
-        let id = book.next_id;
-        book.waits.push(Wait { id, name: name.cloned(), process, since });
-        let told = name.and_then(|name| book.history.asks(since, process, name));
+        let mut model = lock(&self.model);
+        model.next_id += 1;
+        let id = model.next_id;
+        model.waits.push(Wait { id, name: name.cloned(), process, since });
+        let told = name.and_then(|name| model.history.asks(since, process, name));
         Waiting { oracle: self.clone(), id, process, told }
     }
 
     /// Somebody was let in by another's request a while ago: by now it has its guard, or has left.
     pub(super) fn told(&self, owner: &Owner, let_in_at: TrueTime) {
         let at = self.sim.now();
-        let mut book = lock(&self.book);
-        let Some(owned) = book.owners.get(owner) else { return };
+        let mut model = lock(&self.model);
+        let Some(owned) = model.owners.get(owner) else { return };
         // Who asks for several at once keeps the first for itself while it waits for the next.
-        let is_excused = book.plan.both > 0
+        let is_excused = model.plan.both > 0
             || owned.let_in_at != Some(let_in_at)
             || owned.ended.is_some()
             || owned.lapses <= at
@@ -90,15 +90,15 @@ impl Oracle {
             || !self.sim.ran_since(owned.process, let_in_at);
         if !is_excused {
             let what = format!("{owner} was let in {} ms ago and has not heard of it", (at - let_in_at) / MS);
-            book.accuse(at, PROGRESS, what);
+            model.accuse(at, PROGRESS, what);
         }
     }
 
     /// The schedule is over and was long enough for everything in it: nobody may still wait.
     pub fn check_served(&self) {
         let at = self.sim.now();
-        let mut book = lock(&self.book);
-        let waits = book.waits.iter().find(|wait| self.sim.runs(wait.process));
+        let mut model = lock(&self.model);
+        let waits = model.waits.iter().find(|wait| self.sim.runs(wait.process));
         if let Some(wait) = waits {
             let what = format!(
                 "a task of process {} waits for {:?} since {:.3} s",
@@ -106,7 +106,7 @@ impl Oracle {
                 wait.name,
                 wait.since as f64 / 1e9
             );
-            book.accuse(at, PROGRESS, what);
+            model.accuse(at, PROGRESS, what);
         }
     }
 }
@@ -124,10 +124,10 @@ pub struct Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         let at = self.oracle.sim.now();
-        let mut book = lock(&self.oracle.book);
-        book.waits.retain(|wait| wait.id != self.id);
+        let mut model = lock(&self.oracle.model);
+        model.waits.retain(|wait| wait.id != self.id);
         if let Some(task) = self.told {
-            book.history.leaves(at, self.process, task);
+            model.history.leaves(at, self.process, task);
         }
     }
 }

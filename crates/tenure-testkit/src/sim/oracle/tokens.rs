@@ -2,13 +2,13 @@
 
 use tenure::{LockName, Owner};
 
-use super::book::{Book, Owned};
+use super::reference_model::{Owned, ReferenceModel};
 use crate::sim::clock::TrueTime;
-use crate::sim::regime::Sort;
+use crate::sim::regime::LockKind;
 
 const TOKENS: &str = "token order";
 
-impl Book {
+impl ReferenceModel {
     /// The server granted a lock anew: its token is above all that it gave before.
     pub(super) fn check_grown(&mut self, at: TrueTime, name: &LockName, token: u64) {
         let Some(lock) = self.locks.get_mut(name) else { return };
@@ -80,7 +80,7 @@ impl Book {
         if is_exclusive {
             lock.last_exclusive = lock.last_exclusive.max(token);
         }
-        if token < last || (token == last && !again && lock.sort != Sort::Reentrant) {
+        if token < last || (token == last && !again && lock.sort != LockKind::Reentrant) {
             self.accuse(
                 at,
                 TOKENS,

@@ -4,7 +4,7 @@
 //! stop and die; all clocks drift, and some step. The tasks are those of the simulation with one server, and so is the judge:
 //! whoever has a majority of the nodes has the lock ([`members`](super::oracle::members)).
 
-mod blows;
+mod node_faults;
 
 use std::sync::{Arc, Mutex};
 
@@ -12,16 +12,16 @@ use tenure::internals::store::quorum::Quorum;
 use tenure::internals::{Runtime, Store, locks};
 use tenure::{LockName, Options};
 
-use super::blows::Stepper;
 use super::chooser::{Chooser, Rng};
 use super::clock::{Clock, SECOND, TrueTime};
 use super::executor::{OUTSIDE, Process, Sim, lock};
 use super::network::Network;
+use super::node_faults::Stepper;
 use super::oracle::Oracle;
-use super::regime::{Plan, RECOVERY, Regime, Sort};
+use super::regime::{LockKind, Plan, RECOVERY, Regime};
 use super::report::Report;
 use super::workload::Workload;
-use blows::Blower;
+use node_faults::FaultInjector;
 
 /// So many polls, and something turns in circles.
 const STEPS: u64 = 600_000;
@@ -85,12 +85,12 @@ impl Scene {
 /// The numbers of a schedule with one lock, a mutex.
 fn plan(sim: &Sim, regime: Regime) -> Plan {
     let mut plan = Plan::draw(sim, regime);
-    (plan.names, plan.kinds, plan.both) = (1, [Sort::Mutex; 2], 0);
+    (plan.names, plan.kinds, plan.both) = (1, [LockKind::Mutex; 2], 0);
     if regime == Regime::Forgetting {
-        plan.blows.forget = 6;
+        plan.node_faults.forget = 6;
     }
-    plan.blows.delete = 0;
-    plan.blows.most *= 2;
+    plan.node_faults.delete = 0;
+    plan.node_faults.most *= 2;
     plan.processes = plan.processes.max(2);
     plan.is_near = sim.chance(300);
     plan
@@ -127,7 +127,7 @@ impl World {
             node.judged(oracle.at(index))
         };
         let nodes: Vec<Network> = (0..count).map(node).collect();
-        if plan.blows.rewind > 0 {
+        if plan.node_faults.rewind > 0 {
             nodes.iter().for_each(Network::remember);
         }
         let stepper = if plan.step > 0 { Some(Stepper::draw(&sim, plan.step)) } else { None };
@@ -142,7 +142,7 @@ impl World {
         self.people();
         if plan.heals_at > 0 {
             let ids = self.processes.iter().map(|process| process.id()).collect();
-            sim.spawn(OUTSIDE, Box::pin(Blower::new(scene).run(ids)));
+            sim.spawn(OUTSIDE, Box::pin(FaultInjector::new(scene).run(ids)));
         }
         let judged = self.workload.oracle.judge(ENDING, || self.see_through());
         Report::of(self.seed, scene.nodes.len(), &self.workload, judged)

@@ -1,0 +1,6 @@
+//! The test kit does what the tests that use it believe.
+
+mod fake_redis;
+mod network;
+mod proxy;
+mod servers;

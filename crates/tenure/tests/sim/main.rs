@@ -1,0 +1,9 @@
+//! The simulations: seeded schedules of faults on one server, on a quorum and in a directory, and
+//! the known bugs that they catch.
+
+#[cfg(tenure_planted)]
+mod directory;
+mod one_server;
+#[cfg(tenure_planted)]
+mod planted;
+mod quorum;
