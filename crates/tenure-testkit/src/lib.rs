@@ -12,6 +12,15 @@ pub mod sim_transport;
 
 use tenure::internals::planted::Bug;
 
+/// The number that an environment variable sets. `scripts/soak` sets some, for longer hunts.
+///
+/// # Panics
+/// If its value is not a number.
+pub fn setting(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number, got {text}")))
+}
+
 /// Switches one known bug on for this thread, or all off.
 ///
 /// # Panics

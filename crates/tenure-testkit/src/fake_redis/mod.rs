@@ -1,7 +1,7 @@
 //! A fake Redis server: the commands that the scripts use, the scripts themselves in the Lua that a
 //! server runs, and sessions that log in, subscribe and end each other.
 //!
-//! [`Keyspace`] is its data, at a clock that the caller sets; `tests/it/fake_redis.rs` compares it with
+//! [`Keyspace`] is its data, at a clock that the caller sets; `tests/kit/fake_redis.rs` compares it with
 //! a real server. [`FakeRedis`] listens on a port. Through [`crate::sim_transport`] a simulated
 //! process reaches one in virtual time.
 

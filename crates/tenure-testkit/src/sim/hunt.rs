@@ -9,7 +9,7 @@ use super::coverage::Coverage;
 use super::regime::Regime;
 use super::regressions::Regression;
 use super::report::Report;
-use crate::plant;
+use crate::{plant, setting};
 
 /// One of the simulations.
 #[derive(Clone, Copy, Debug)]
@@ -22,10 +22,6 @@ pub struct Hunt {
     pub regimes: &'static [Regime],
     /// The test in it that plays a schedule again.
     pub again: &'static str,
-}
-
-fn setting(name: &str) -> Option<u64> {
-    env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text}")))
 }
 
 impl Hunt {
@@ -104,7 +100,7 @@ impl Hunt {
         }
         if let Some(report) = violations.first() {
             panic!(
-                "{} violations; the first: {}\nto see it: TENURE_REGIME={:?} TENURE_SEED={} scripts/test -p tenure --test sim {} -- --ignored --nocapture",
+                "{} violations; the first: {}\nto see it: TENURE_REGIME={:?} TENURE_SEED={} scripts/test --test sim {} -- --ignored --nocapture",
                 violations.len(),
                 report.violation.as_ref().expect("a violation"),
                 report.plan.regime,

@@ -1,5 +1,5 @@
-//! Four processes of 25 tasks take 25,000 turns, and now and then one of the processes is killed: in turns one that holds and one that
-//! waits.
+//! Four processes of 25 tasks take turns, and now and then one of the processes is killed: in turns
+//! one that holds and one that waits.
 
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use tenure::{Holder, Locks, Status, block_on};
 use tenure_testkit::servers::Server;
+use tenure_testkit::setting;
 
 use crate::log::{self, What, now};
 use crate::member::{Member, TASKS, TTL, capacity};
 
 const PROCESSES: usize = 4;
-const TURNS: usize = 25_000;
+/// Unless `TENURE_TURNS` says another number.
+const TURNS: usize = 15_000;
 const KILLS: usize = 6;
 /// Nobody holds for so long only if there is a reason. A wake-up that is lost costs more: the rest of a lease, or, where places are
 /// refreshed, a third of one.
@@ -57,8 +59,9 @@ pub(crate) fn crowd(kind: &str) {
     let locks = Locks::open(&server.url()).expect("a store");
     let begun = now();
     let mut reasons = Vec::new();
+    let all = setting("TENURE_TURNS").map_or(TURNS, |number| number as usize);
     for kill in 1..=KILLS + 1 {
-        while turns(&members) < TURNS * kill / (KILLS + 1) {
+        while turns(&members) < all * kill / (KILLS + 1) {
             let asleep = now();
             thread::sleep(Duration::from_millis(5));
             if since(asleep) > STALL {

@@ -14,8 +14,10 @@ use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Store};
 use tenure::{LockName, Owner, block_on};
 use tenure_testkit::servers::{Client, Server, Value};
+use tenure_testkit::setting;
 
-const OPERATIONS: usize = 100_000;
+/// Unless `TENURE_OPERATIONS` says another number.
+const OPERATIONS: usize = 40_000;
 /// So many requests are asked at one moment; then all keys are compared.
 const BATCH: u64 = 24;
 const WITHIN: Duration = Duration::from_secs(10);
@@ -118,7 +120,8 @@ impl Bench {
 
     fn run(&mut self) {
         let mut asked = 0;
-        while asked < OPERATIONS {
+        let operations = setting("TENURE_OPERATIONS").map_or(OPERATIONS, |number| number as usize);
+        while asked < operations {
             self.pass_time();
             self.interfere();
             asked += self.batch();

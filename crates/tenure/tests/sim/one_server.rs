@@ -1,7 +1,7 @@
 //! The real faces and the real engine under two hundred thousand schedules of faults, and not one violation.
 //!
 //! A failure names its regime and its seed, and the command that plays that schedule again and prints what happened in it:
-//! `TENURE_REGIME=… TENURE_SEED=… scripts/test -p tenure --test sim one_server::replay -- --ignored --nocapture`.
+//! `TENURE_REGIME=… TENURE_SEED=… scripts/test --test sim one_server::replay -- --ignored --nocapture`.
 
 use tenure_testkit::sim::hunt::Hunt;
 use tenure_testkit::sim::regime::Regime;
