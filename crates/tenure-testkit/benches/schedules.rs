@@ -1,4 +1,5 @@
-//! How many whole schedules one core runs in a second: a new world each, with its processes, tasks, faults and checks.
+//! How many whole schedules one core runs in a second: a new world each, with its processes, tasks,
+//! faults and checks.
 //!
 //! `cargo bench -p tenure-testkit --bench schedules`
 

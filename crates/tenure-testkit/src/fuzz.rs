@@ -1,11 +1,13 @@
 //! Noise for what reads bytes and text from outside: a kept corpus, mutated.
 //!
-//! A check says what it saw of an input, in a few words. An input that makes it say something new is kept and mutated further: so
-//! it gets deeper than noise alone would, without looking into the program. A check that panics, takes for ever or more memory than
-//! anything here needs ends the test, with the input.
+//! A check says what it saw of an input, in a few words. An input that makes it say something new
+//! is kept and mutated further: so it gets deeper than noise alone would, without looking into the
+//! program. A check that panics, takes for ever or more memory than anything here needs ends the
+//! test, with the input.
 //!
-//! Each target looks at 100,000 inputs, the same each time. With `TENURE_FUZZ=SECONDS` it goes on for that long, with other ones. What
-//! it finds belongs into `corpus/TARGET/`, where each file is an input that is tried first each time.
+//! Each target looks at 100,000 inputs, the same each time. With `TENURE_FUZZ=SECONDS` it goes on
+//! for that long, with other ones. What it finds belongs into `corpus/TARGET/`, where each file is
+//! an input that is tried first each time.
 //!
 //! ```no_run
 //! use tenure_testkit::fuzz::fuzz;
@@ -65,7 +67,8 @@ const NUMBERS: [&str; 16] = [
     "99999999999999999999999",
 ];
 
-/// Gives `check` each file of `corpus/TARGET`, each of these inputs, and mutations of them; `words` are put in here and there.
+/// Gives `check` each file of `corpus/TARGET`, each of these inputs, and mutations of them; `words`
+/// are put in here and there.
 ///
 /// # Panics
 /// If the check does, with the input. If it takes for ever the process ends.
@@ -76,7 +79,8 @@ pub fn fuzz(target: &str, inputs: &[&str], words: &[&str], check: impl Fn(&[u8])
     let mut corpus: Vec<Vec<u8>> = inputs.iter().map(|input| input.as_bytes().to_vec()).collect();
     corpus.extend(kept(target));
     corpus.push(Vec::new());
-    // What nobody wants to see again is seen the same way each time; a hunt goes elsewhere each time.
+    // What nobody wants to see again is seen the same way each time; a hunt goes elsewhere each
+    // time.
     let seed = if limit.is_some() { RandomState::new().hash_one(target) } else { 1 };
     let mut mutator = Mutator { state: seed, words };
     let mut seen = BTreeSet::new();

@@ -1,5 +1,6 @@
-//! Test kit of tenure: the conformance suite that every store passes, real servers and networks that fail on demand, and a
-//! simulation in which the real locks live through anything that a seed thinks of.
+//! Test kit of tenure: the conformance suite that every store passes, real servers and networks
+//! that fail on demand, and a simulation in which the real locks live through anything that a seed
+//! thinks of.
 
 pub mod conformance;
 pub mod fake_redis;

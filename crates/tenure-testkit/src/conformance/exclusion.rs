@@ -12,7 +12,7 @@ use tenure::Locks;
 
 use super::{Fixture, TTL, options};
 
-/// By then a place that nobody asks about any more has lapsed, in a queue too.
+/// By then a place that no client asks about any more has lapsed, in a queue too.
 const LAPSE: Duration = Duration::from_secs(9);
 
 /// The promise of a mutex in one line.
@@ -87,8 +87,9 @@ pub async fn a_wait_that_is_dropped_leaves_the_queue(fixture: &Fixture) {
     drop(fixture.within(TTL, &mut last).await.expect("a grant"));
 }
 
-/// Dropped after each of the polls that it takes until it waits for good, while another client holds: no place is left, and whoever is
-/// next gets the lock at once, of the same client or another.
+/// Dropped after each of the polls that it takes until it waits for good, while another client
+/// holds: no place is left, and a client that is next gets the lock at once, of the same client or
+/// another.
 pub async fn a_wait_that_is_dropped_anywhere_leaves_no_place(fixture: &Fixture) {
     let clients = [(); 3].map(|()| fixture.client_with(options().ttl(Duration::from_secs(20))));
     let [ours, holder, theirs] = &clients;

@@ -1,4 +1,5 @@
-//! Every kind that has one holder at a time, behind one face: so that a case about that is written once.
+//! Every kind that has one holder at a time, behind one face: so that a case about that is written
+//! once.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -20,9 +21,9 @@ pub enum Flavour {
     Write,
     /// `Semaphore` with one permit.
     OnePermit,
-    /// `Semaphore` with five, of which somebody else has four all the time.
+    /// `Semaphore` with five, of which another client has four all the time.
     LastPermit,
-    /// `ReentrantMutex`, each time with an owner of its own.
+    /// `ReentrantMutex`, each time with its own owner.
     Reentrant,
 }
 
@@ -67,7 +68,7 @@ impl Fixture {
         }
     }
 
-    /// Whether nobody holds it, found out by holding it.
+    /// Whether no client holds it, found out by holding it.
     pub async fn is_free(&self, locks: &Locks, name: &str) -> bool {
         match self.mutex(locks, name).await.try_lock().await.expect("an answer") {
             Some(guard) => guard.release().await.is_ok(),

@@ -94,7 +94,7 @@ pub async fn a_detached_hold_ends_with_its_lease(fixture: &Fixture) {
     next.verify().await.expect("still held");
 }
 
-/// Whoever else asks gets nothing and changes nothing.
+/// A client that else asks gets nothing and changes nothing.
 pub async fn only_the_owner_can_resume(fixture: &Fixture) {
     let locks = fixture.client();
     let guard = fixture.mutex(&locks, "x").await.lock().await.expect("a free lock");

@@ -89,7 +89,7 @@ pub async fn max_hold_ends_a_hold_however_often_it_is_renewed(fixture: &Fixture)
     assert!(fixture.now().since(started) >= held && next.is_held());
 }
 
-/// Time to stop in, while nobody else can hold yet.
+/// Time to stop in, while no other client can hold yet.
 pub async fn grace_announces_the_loss_early(fixture: &Fixture) {
     let grace = TTL / 4;
     let ours = fixture.client_with(options().renewal(Renewal::Off).grace(grace));

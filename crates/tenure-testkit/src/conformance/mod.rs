@@ -1,7 +1,8 @@
 //! One suite for every store: what a caller was promised, from the outside.
 //!
-//! A case is an async function over a [`Fixture`]; its name is a sentence that could be false. `conformance!` turns all of them
-//! into tests of one store, in virtual time or against real processes and servers, so that none can be forgotten.
+//! A case is an async function over a [`Fixture`]; its name is a sentence that could be false.
+//! `conformance!` turns all of them into tests of one store, in virtual time or against real
+//! processes and servers, so that none can be forgotten.
 
 pub mod exclusion;
 mod flavour;
@@ -45,8 +46,8 @@ pub struct Fixture {
 /// A running case.
 pub type Case<'a> = std::pin::Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// Runs a case in virtual time, in a few of the orders in which its tasks can run. `open` is told of each world's runtime, and
-/// makes what opens clients of one store in it.
+/// Runs a case in virtual time, in a few of the orders in which its tasks can run. `open` is told
+/// of each world's runtime, and makes what opens clients of one store in it.
 ///
 /// # Panics
 /// When the case does, or is not done within ten virtual minutes, which none needs.
@@ -75,7 +76,8 @@ pub fn in_virtual_time<O>(
     }
 }
 
-/// The lease that cases use unless they say otherwise: short, because some cases outlive it in real time.
+/// The lease that cases use unless they say otherwise: short, because some cases outlive it in real
+/// time.
 pub const TTL: Duration = Duration::from_millis(400);
 
 impl Fixture {
@@ -164,9 +166,11 @@ pub fn options() -> Options {
     Options::new().ttl(TTL)
 }
 
-/// Makes a test of each case: `conformance!(run)`, where `run` is a `fn(Flavour, for<'a> fn(&'a Fixture) -> Case<'a>)`.
+/// Makes a test of each case: `conformance!(run)`, where `run` is a `fn(Flavour, for<'a> fn(&'a
+/// Fixture) -> Case<'a>)`.
 ///
-/// What is promised of one holder at a time is promised of every kind that has one, so those cases run over all of them.
+/// What is promised of one holder at a time is promised of every kind that has one, so those cases
+/// run over all of them.
 #[macro_export]
 macro_rules! conformance {
     ($run:path) => {

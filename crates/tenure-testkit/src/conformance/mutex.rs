@@ -27,7 +27,8 @@ pub async fn waiters_of_one_client_are_served_in_the_order_in_which_they_came(fi
     assert_eq!(*served.lock().expect("nobody panicked"), [0, 1, 2, 3, 4]);
 }
 
-/// Also long ones that differ in the last byte, and what a file system or a protocol would trip over.
+/// Also long ones that differ in the last byte, and what a file system or a protocol would trip
+/// over.
 pub async fn names_differ_in_every_byte_and_may_hold_anything(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let long = "n".repeat(LockName::MAX_BYTES - 1);

@@ -9,7 +9,7 @@ use tenure::Renewal;
 
 use super::{Fixture, TTL, options};
 
-/// One after the other, each from a client of its own.
+/// One after the other, each from its own client.
 pub async fn callers_of_several_clients_are_served_in_the_order_in_which_they_came(fixture: &Fixture) {
     const CALLERS: usize = 9;
     let clients: Vec<_> = (0..3).map(|_| fixture.client()).collect();
@@ -49,7 +49,8 @@ pub async fn a_try_overtakes_nobody(fixture: &Fixture) {
     drop(fixture.within(TTL, writer).await.expect("a grant"));
 }
 
-/// Its client is gone without a word; whoever is next waits for its place of 5 s to lapse, not for a whole lease.
+/// Its client is gone without a word; whoever is next waits for its place of 5 s to lapse, not for
+/// a whole lease.
 pub async fn a_head_that_died_costs_its_short_lease(fixture: &Fixture) {
     let long = options().ttl(Duration::from_secs(60));
     let (ours, next) = (fixture.client_with(long.clone()), fixture.client_with(long.clone()));
@@ -62,12 +63,13 @@ pub async fn a_head_that_died_costs_its_short_lease(fixture: &Fixture) {
     let mut second = pin!(fair.lock());
     assert!(fixture.unless_late(TTL / 4, &mut second).await.is_none());
     guard.release().await.expect("a release");
-    // The head is granted in the background, and is never polled again: nobody renews it.
+    // The head is granted in the background, and is never polled again: no client renews it.
     drop(fixture.within(Duration::from_secs(6), second).await.expect("a grant"));
     drop(head);
 }
 
-/// The time for which a place is kept is no longer than the grace: what is left of it is not enough to return with.
+/// The time for which a place is kept is no longer than the grace: what is left of it is not enough
+/// to return with.
 pub async fn a_long_grace_keeps_nobody_out(fixture: &Fixture) {
     let options = options().ttl(Duration::from_secs(15)).grace(Duration::from_secs(5));
     let (ours, theirs) = (fixture.client_with(options.clone()), fixture.client_with(options));
@@ -97,7 +99,8 @@ pub async fn a_forced_release_lets_the_next_in(fixture: &Fixture) {
     next.verify().await.expect("still held");
 }
 
-/// Whoever is called from the queue has a short lease at first; it gets the whole one also if nothing is renewed after that.
+/// A client that is called from the queue has a short lease at first; it gets the whole one also if
+/// nothing is renewed after that.
 pub async fn whoever_is_called_gets_a_whole_lease(fixture: &Fixture) {
     let once = options().ttl(Duration::from_secs(20)).renewal(Renewal::Off);
     let (ours, theirs) = (fixture.client(), fixture.client_with(once));

@@ -37,7 +37,8 @@ pub async fn an_owner_holds_as_often_as_it_likes_and_others_wait_for_the_last_re
     guard.release().await.expect("a release");
 }
 
-/// An inner hold with a short lease takes nothing from the outer one, even though neither is renewed.
+/// An inner hold with a short lease takes nothing from the outer one, even though neither is
+/// renewed.
 pub async fn a_reentry_keeps_the_token_and_shortens_nothing(fixture: &Fixture) {
     let outer = fixture.client_with(options().ttl(6 * TTL).renewal(Renewal::Off));
     let inner = fixture.client_with(options().ttl(TTL / 2).renewal(Renewal::Off));

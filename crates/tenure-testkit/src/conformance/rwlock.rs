@@ -25,7 +25,8 @@ pub async fn readers_hold_together_and_a_writer_alone(fixture: &Fixture) {
     assert!(b.try_read().await.expect("an answer").is_some());
 }
 
-/// So that writers do not starve; and when the writer gives up, the readers behind it come in at once.
+/// So that writers do not starve; and when the writer gives up, the readers behind it come in at
+/// once.
 pub async fn a_waiting_writer_stops_new_readers(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
@@ -85,7 +86,8 @@ pub async fn a_downgrade_lets_readers_in_at_once(fixture: &Fixture) {
     reader.release().await.expect("a release");
 }
 
-/// And for no other: what tells locks apart is the whole name, whatever part of it is the prefix, and the `Locks` they are of.
+/// And for no other: what tells locks apart is the whole name, whatever part of it is the prefix,
+/// and the `Locks` they are of.
 pub async fn a_downgrade_is_for_a_guard_of_the_same_lock(fixture: &Fixture) {
     let (locks, theirs) = (fixture.client(), fixture.client());
     let apart = locks.with(locks.options().clone().prefix("p:")).expect("options");

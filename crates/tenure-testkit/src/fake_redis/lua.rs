@@ -1,5 +1,5 @@
-//! Scripts, as a server runs them: Lua 5.1, `KEYS` and `ARGV`, `redis.call` and `redis.pcall`, and the server's own rules for turning
-//! values into each other.
+//! Scripts, as a server runs them: Lua 5.1, `KEYS` and `ARGV`, `redis.call` and `redis.pcall`, and
+//! the server's own rules for turning values into each other.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

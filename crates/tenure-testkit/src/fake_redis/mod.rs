@@ -1,9 +1,9 @@
 //! A fake Redis server: the commands that the scripts use, the scripts themselves in the Lua that a
 //! server runs, and sessions that log in, subscribe and end each other.
 //!
-//! [`Keyspace`] is its data, at a clock that the caller sets; `tests/kit/fake_redis.rs` compares it with
-//! a real server. [`FakeRedis`] listens on a port. Through [`crate::sim_transport`] a simulated
-//! process reaches one in virtual time.
+//! [`Keyspace`] is its data, at a clock that the caller sets; `tests/kit/fake_redis.rs` compares it
+//! with a real server. [`FakeRedis`] listens on a port. Through [`crate::sim_transport`] a
+//! simulated process reaches one in virtual time.
 
 mod commands;
 mod data;
@@ -69,7 +69,8 @@ impl Keyspace {
         (value, std::mem::take(&mut self.database().published))
     }
 
-    /// All keys, as they would be shown if asked for now: with what is left to each in ms, −1 if it has no end.
+    /// All keys, as they would be shown if asked for now: with what is left to each in ms, −1 if it
+    /// has no end.
     pub fn keys(&self) -> Vec<(String, i64)> {
         let keys: Vec<Vec<u8>> = self.database().keys.keys().cloned().collect();
         let left = |key: &[u8]| match self.command(&[b"PTTL", key]) {

@@ -21,8 +21,8 @@ pub struct FakeRedis {
 }
 
 impl FakeRedis {
-    /// Starts one. `answer` gets the words of each command and returns RESP, in which `PORT` becomes
-    /// the server's port. Where it returns `None`, the server answers by itself.
+    /// Starts one. `answer` gets the words of each command and returns RESP, in which `PORT`
+    /// becomes the server's port. Where it returns `None`, the server answers by itself.
     ///
     /// # Panics
     /// If there is no free port.

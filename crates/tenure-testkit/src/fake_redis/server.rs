@@ -30,7 +30,8 @@ pub struct Executed {
 pub struct Look {
     /// When.
     pub at: TrueTime,
-    /// Each lock's key, with what is left of it in ms, −1 if it has no end; of the scripts, where they run, and then all keys.
+    /// Each lock's key, with what is left of it in ms, −1 if it has no end; of the scripts, where
+    /// they run, and then all keys.
     pub keys: Vec<(String, i64)>,
     /// Who holds, by the lock's key, as it is written there.
     pub holders: BTreeMap<String, String>,
@@ -52,7 +53,8 @@ pub(crate) struct Server {
     replies: usize,
     pub(crate) no_kill: bool,
     pub(crate) guarded: Option<Guarded>,
-    /// The scripts themselves, which have to say what the machine says; what is kept for how long is theirs.
+    /// The scripts themselves, which have to say what the machine says; what is kept for how long
+    /// is theirs.
     pub(crate) scripts: Option<Scripts>,
     pub(crate) looks: Vec<Look>,
     pub(crate) player: Option<Player>,

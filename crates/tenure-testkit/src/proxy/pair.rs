@@ -90,8 +90,9 @@ impl Pair {
         }
     }
 
-    /// Ends the client's side at once. The server's stays until the server ends it: closing it over replies that nobody read would
-    /// be a reset, and could cost the server the last bytes that passed.
+    /// Ends the client's side at once. The server's stays until the server ends it: closing it over
+    /// replies that nobody read would be a reset, and could cost the server the last bytes that
+    /// passed.
     fn cut(&mut self) {
         if let Some(mut client) = self.client.take() {
             while client.read(&mut [0; 4096]).is_ok_and(|len| len > 0) {} // for the same reason
@@ -102,8 +103,9 @@ impl Pair {
         }
     }
 
-    /// Ends both sides with RST, at once: on Linux that is to connect a connected socket to nowhere. A close without lingering would
-    /// wait for a child of this process that is being started and holds a copy of the socket until it becomes its program.
+    /// Ends both sides with RST, at once: on Linux that is to connect a connected socket to
+    /// nowhere. A close without lingering would wait for a child of this process that is being
+    /// started and holds a copy of the socket until it becomes its program.
     pub(super) fn reset(self) {
         for socket in self.client.iter().chain(&self.server) {
             let _ = connect_unspec(socket); // it may have ended by itself

@@ -52,7 +52,8 @@ impl Relay {
     pub(super) fn run(mut self, orders: &Receiver<Order>, mut woken: &UnixStream) {
         woken.set_nonblocking(true).expect("a socket takes any mode");
         loop {
-            // What was sent before an order has come by now, and passes before the order is carried out.
+            // What was sent before an order has come by now, and passes before the order is carried
+            // out.
             let ordered: Vec<Order> = orders.try_iter().collect();
             self.accept();
             self.receive();

@@ -1,4 +1,5 @@
-//! A small synchronous client: for arranging and inspecting, and for being the bare client beside ours.
+//! A small synchronous client: for arranging and inspecting, and for being the bare client beside
+//! ours.
 
 use std::fmt::{self, Debug};
 use std::io::{self, ErrorKind, Read, Write};
@@ -11,7 +12,8 @@ use redis::{Parser, pack_command};
 
 use super::Value;
 
-/// One connection to a server, possibly through a proxy. It never dials again: what a test breaks stays broken.
+/// One connection to a server, possibly through a proxy. It never dials again: what a test breaks
+/// stays broken.
 pub struct Client {
     stream: Box<dyn Stream>,
     parser: Parser,
@@ -50,11 +52,12 @@ impl Client {
         self
     }
 
-    /// Sends one command and waits for its reply; an error of the server is a reply. What is pushed meanwhile is passed over.
+    /// Sends one command and waits for its reply; an error of the server is a reply. What is pushed
+    /// meanwhile is passed over.
     ///
     /// # Errors
-    /// `TimedOut` without an answer in time, `UnexpectedEof` at the end of the connection, `InvalidData` for what is not RESP. The
-    /// connection is of no further use after any of them.
+    /// `TimedOut` without an answer in time, `UnexpectedEof` at the end of the connection,
+    /// `InvalidData` for what is not RESP. The connection is of no further use after any of them.
     pub fn command<A: AsRef<[u8]>>(&mut self, arguments: &[A]) -> io::Result<Value> {
         self.send(arguments)?;
         loop {

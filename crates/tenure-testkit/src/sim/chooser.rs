@@ -73,8 +73,8 @@ impl Chooser {
     }
 }
 
-/// The choices of the next schedule in a depth-first walk over all of them, given those of the last; `None` when all were
-/// walked.
+/// The choices of the next schedule in a depth-first walk over all of them, given those of the
+/// last; `None` when all were walked.
 pub fn next_in_order(made: &[Choice]) -> Option<Vec<u32>> {
     let turn = made.iter().rposition(|choice| choice.chosen + 1 < choice.among)?;
     let mut next: Vec<u32> = made[..=turn].iter().map(|choice| choice.chosen).collect();

@@ -1,4 +1,5 @@
-//! What really happened in schedules. A fault that is drawn, and then does nothing, finds nothing either.
+//! What really happened in schedules. A fault that is drawn, and then does nothing, finds nothing
+//! either.
 
 use super::regime::Plan;
 
@@ -43,7 +44,7 @@ pub enum Event {
     Late,
     /// A message was timed by the end of a lease.
     AtEdge,
-    /// A message was timed by the end of somebody's patience.
+    /// A message was timed by the end of a client's patience.
     AtLimit,
     /// A request was sent a second time.
     Again,

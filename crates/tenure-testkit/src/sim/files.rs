@@ -1,7 +1,9 @@
-//! One schedule of processes on one machine that share a directory: the real file store, engine and faces, in virtual time.
+//! One schedule of processes on one machine that share a directory: the real file store, engine and
+//! faces, in virtual time.
 //!
-//! The files are real, and so is what the system says of them; the clock is that of the schedule, the same for all. Processes stop and
-//! die, some of them while another has the directory's guard, and the directory is taken away.
+//! The files are real, and so is what the system says of them; the clock is that of the schedule,
+//! the same for all. Processes stop and die, some of them while another has the directory's guard,
+//! and the directory is taken away.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -90,7 +92,7 @@ fn plan(sim: &Sim, regime: Regime) -> Plan {
     // So often a store looks at what is waited for.
     plan.looks = 200 * MS;
     if regime == Regime::Killing && sim.chance(500) {
-        // Nobody has to wait for what the dead have had, where nothing else goes wrong.
+        // No client has to wait for what the dead have had, where nothing else goes wrong.
         (plan.strict_from, plan.cancel) = (0, 0);
     }
     plan
@@ -148,7 +150,8 @@ impl World {
         }
     }
 
-    /// Runs to the end of all tasks, then until what they left behind is over, then until nothing runs any more.
+    /// Runs to the end of all tasks, then until what they left behind is over, then until nothing
+    /// runs any more.
     fn see_through(&self) {
         let Scene { sim, plan, workload, .. } = &*self.scene;
         if let Err(stop) = workload.run_out(SECOND, STEPS) {
@@ -161,7 +164,8 @@ impl World {
         sim.run(settled, STEPS);
         self.scene.bury();
         workload.oracle.check_empty();
-        // The last handle went with the last task: what still runs in the background ends by itself.
+        // The last handle went with the last task: what still runs in the background ends by
+        // itself.
         let over = settled + plan.lease() + 90 * SECOND;
         sim.run(over, STEPS);
         let left: usize = self.processes.iter().map(|process| sim.tasks(process.id())).sum();
@@ -194,7 +198,8 @@ impl Scene {
         self.directory.path().join("locks")
     }
 
-    /// Tells the judge of each request, in the order in which they are carried out: all of it happens on this thread.
+    /// Tells the judge of each request, in the order in which they are carried out: all of it
+    /// happens on this thread.
     fn observe(self: &Arc<Self>) {
         let scene = Arc::clone(self);
         let (sim, oracle, clock) = (self.sim.clone(), self.workload.oracle.clone(), self.clock);
@@ -207,7 +212,8 @@ impl Scene {
         })));
     }
 
-    /// Tells the judge of processes that are over, by death or because nothing is left to do: so is what is bound to them.
+    /// Tells the judge of processes that are over, by death or because nothing is left to do: so is
+    /// what is bound to them.
     fn bury(&self) {
         lock(&self.alive).retain(|process| {
             let is_alive = self.sim.tasks(*process) > 0;
@@ -223,7 +229,8 @@ impl Scene {
         File::new(&self.path(), "file:sim", Arc::clone(process) as Arc<dyn Runtime>)
     }
 
-    /// Injects the faults of a schedule into processes and servers, and heals everything at the end.
+    /// Injects the faults of a schedule into processes and servers, and heals everything at the
+    /// end.
     async fn node_faults(self: Arc<Self>, processes: Vec<ProcessId>) {
         let (sim, plan) = (&self.sim, self.plan);
         plan.node_faults.deal(sim, plan.heals_at, || self.strike(&processes)).await;
@@ -262,7 +269,8 @@ impl Scene {
         }
     }
 
-    /// The guard, as another process has it. None where there is none yet; who has it now is never another, in between two polls.
+    /// The guard, as another process has it. None where there is none yet; who has it now is never
+    /// another, in between two polls.
     fn guard(&self) -> Option<OwnedFd> {
         let guard = fs::File::open(self.path().join("guard")).ok()?;
         flock(&guard, FlockOperation::NonBlockingLockExclusive).ok()?;

@@ -1,6 +1,7 @@
 //! Many schedules, one after the other and on every core: what the tests of all simulations share.
 //!
-//! `TENURE_SCHEDULES` says how many, `TENURE_SEED` from which on, `TENURE_REGIME` in which regime only.
+//! `TENURE_SCHEDULES` says how many, `TENURE_SEED` from which on, `TENURE_REGIME` in which regime
+//! only.
 
 use std::collections::BTreeMap;
 use std::{env, thread};

@@ -1,8 +1,10 @@
-//! The deterministic simulation: the real faces and the real engine, over a store and in a time of our own making.
+//! The deterministic simulation: the real faces and the real engine, over a store and in a time of
+//! our own making.
 //!
-//! A schedule is one short life of a small world, drawn from one number, the seed: a few processes with clocks that disagree, tasks that lock, hold,
-//! lose, cancel and crash, and a network that delays, loses and cuts. The same seed gives the same schedule,
-//! event for event, so whatever goes wrong can be looked at again.
+//! A schedule is one short life of a small world, drawn from one number, the seed: a few processes
+//! with clocks that disagree, tasks that lock, hold, lose, cancel and crash, and a network that
+//! delays, loses and cuts. The same seed gives the same schedule, event for event, so whatever goes
+//! wrong can be looked at again.
 //!
 //! | file | what it is |
 //! |---|---|

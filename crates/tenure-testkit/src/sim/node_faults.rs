@@ -9,7 +9,8 @@ use super::network::{Network, Parting};
 pub struct NodeFaults {
     /// How many at most.
     pub most: u64,
-    /// Whether all times and lengths are as likely, and not each power of two: so most of them are long.
+    /// Whether all times and lengths are as likely, and not each power of two: so most of them are
+    /// long.
     pub evenly: bool,
     /// See [`NodeFault`].
     pub pause: u32,

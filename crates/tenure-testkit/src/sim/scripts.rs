@@ -1,4 +1,5 @@
-//! The scripts themselves, on a small server beside the machines in Rust: whatever a schedule asks, both are asked.
+//! The scripts themselves, on a small server beside the machines in Rust: whatever a schedule asks,
+//! both are asked.
 
 use redis::Value;
 use tenure::LockName;

@@ -36,7 +36,8 @@ pub fn run_of(sort: LockKind, seed: u64) -> Report {
     World::new(Regime::of(seed), seed, Some(sort), false).run()
 }
 
-/// Runs the schedule of a seed in a regime on a server that runs the scripts as well: any difference is a violation.
+/// Runs the schedule of a seed in a regime on a server that runs the scripts as well: any
+/// difference is a violation.
 pub fn run_scripts(regime: Regime, seed: u64) -> Report {
     World::new(regime, seed, None, false).with_scripts().run()
 }
@@ -112,7 +113,8 @@ impl World {
         }
     }
 
-    /// Runs to the end of all tasks, then until what they left behind has settled, then until nothing runs any more.
+    /// Runs to the end of all tasks, then until what they left behind has settled, then until
+    /// nothing runs any more.
     fn see_through(&self, workload: &Workload) {
         if let Err(stop) = workload.run_out(SECOND, STEPS) {
             return self.accuse(format!("the tasks have not ended: {stop:?}"));
@@ -120,7 +122,8 @@ impl World {
         if self.oracle.violation().is_some() {
             return;
         }
-        // What a server has again that was given back before it went back, or has set too far ahead, only time ends.
+        // What a server has again that was given back before it went back, or has set too far
+        // ahead, only time ends.
         let node_faults = self.plan.node_faults;
         let calm = if node_faults.rewind + node_faults.step > 0 {
             self.plan.strict_from
@@ -133,7 +136,8 @@ impl World {
             return;
         }
         self.oracle.check_empty();
-        // The last handle went with the last task: what still runs in the background ends by itself.
+        // The last handle went with the last task: what still runs in the background ends by
+        // itself.
         self.sim.run(settled + self.plan.lease() + 90 * SECOND, STEPS);
         let left: usize = self.processes.iter().map(|process| self.sim.tasks(process.id())).sum();
         if left > 0 {
@@ -219,7 +223,8 @@ impl FaultInjector {
                 let name = name();
                 self.sim.note(|| format!("server: the counter of {} is evicted", name.as_str()));
                 self.network.evict_counter(name);
-                // None answers several requests in one microsecond, by which its numbers would be ahead of its clock.
+                // None answers several requests in one microsecond, by which its numbers would be
+                // ahead of its clock.
                 self.network.stall(self.sim.now() + MS / 100);
             }
             Some(NodeFault::Step) => {

@@ -66,9 +66,9 @@ pub enum Way {
 pub enum Then {
     /// Both ends are told.
     Reset,
-    /// Nobody is told, and nothing passes any more either way.
+    /// No client is told, and nothing passes any more either way.
     Silence,
-    /// Nobody is told, and what is held back passes after this time.
+    /// No client is told, and what is held back passes after this time.
     Late(TrueTime),
 }
 
@@ -118,7 +118,8 @@ impl SimTransport {
         self.inner().spoiler = Some((reply, Box::new(with)));
     }
 
-    /// The server answers with these bytes, where there are any, instead of its own words: any server can be played so.
+    /// The server answers with these bytes, where there are any, instead of its own words: any
+    /// server can be played so.
     pub fn answer(&self, with: impl FnMut(&[&str]) -> Option<String> + Send + 'static) {
         self.inner().server.player = Some(Box::new(with));
     }
@@ -136,8 +137,8 @@ impl SimTransport {
         self
     }
 
-    /// The scripts themselves run beside the machine in Rust and have to say the same; [`SimTransport::looks`] then shows what they keep. One
-    /// such server at a time on a thread.
+    /// The scripts themselves run beside the machine in Rust and have to say the same;
+    /// [`SimTransport::looks`] then shows what they keep. One such server at a time on a thread.
     pub fn run_scripts(&self) {
         self.inner().server.scripts = Some(Scripts::new());
     }
@@ -147,7 +148,7 @@ impl SimTransport {
         self.inner().server.looks.clone()
     }
 
-    /// From now on nothing passes on any connection, and nobody is told.
+    /// From now on nothing passes on any connection, and no client is told.
     pub fn swallow(&self) {
         let mut inner = self.inner();
         inner.swallows = true;

@@ -1,6 +1,6 @@
-//! The three machines, explored to the end at small sizes: every order of every request of a few askers, at every moment of a few
-//! leases. Judged by what the askers were told, and by nothing else that the machine keeps, but for one question: whether somebody
-//! waits who fits.
+//! The three machines, explored to the end at small sizes: every order of every request of a few
+//! askers, at every moment of a few leases. Judged by what the askers were told, and by nothing
+//! else that the machine keeps, but for one question: whether a client waits who fits.
 
 use std::sync::Arc;
 
@@ -84,7 +84,7 @@ impl Askers {
         Self { askers: askers.collect(), capacity, wait: 1, horizon, bug: None }
     }
 
-    /// Each with an owner of its own.
+    /// Each with its own owner.
     fn queue(seats: &[Seat], horizon: u64) -> Self {
         let askers = seats.iter().zip(0..).map(|(seat, owner)| (owner, 1, Rule::Queue(*seat), seat.weight));
         Self::new(seats[0].capacity, horizon, askers)
@@ -322,7 +322,8 @@ impl Model for Askers {
                 self.ask(&mut next, index, verb);
             }
             Step::Force(index) => {
-                // Whoever holds learns it later: it is told here, because nothing is promised to it any more.
+                // Whoever holds learns it later: it is told here, because nothing is promised to it
+                // any more.
                 for told in &mut next.told {
                     told.holds = None;
                 }

@@ -1,6 +1,6 @@
-//! The real engine in every schedule of a small world: two or three tasks in two processes, one lock, and each fate that a
-//! message can have. A depth-first walk over all choices: who runs next, when each begins, gives up and goes, and which of their
-//! messages are lost.
+//! The real engine in every schedule of a small world: two or three tasks in two processes, one
+//! lock, and each fate that a message can have. A depth-first walk over all choices: who runs next,
+//! when each begins, gives up and goes, and which of their messages are lost.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -267,7 +267,7 @@ impl Small {
             }
         }
         sim.run(2 * SECOND, 20_000);
-        // Releases in the background, and the lease of what nobody could release.
+        // Releases in the background, and the lease of what no client could release.
         sim.run(3 * SECOND, 40_000);
         // What was lost with a message goes with its lease, everything else at once.
         let lost = self.losses - losses.load(Ordering::Relaxed);
@@ -279,7 +279,7 @@ impl Small {
         match model.wrong {
             Some(wrong) => Some(wrong),
             None if model.done < tasks => Some("a task has not ended"),
-            // A lease is longer than all turns together: somebody waited for its end.
+            // A lease is longer than all turns together: a client waited for its end.
             None if lost == 0 && model.ended > 3 * TTL.as_nanos() as u64 / 4 => {
                 Some("it was free, and somebody waited")
             }
@@ -288,7 +288,8 @@ impl Small {
         }
     }
 
-    /// Walks over all schedules: how many there were, and what went wrong, with the choices that lead there.
+    /// Walks over all schedules: how many there were, and what went wrong, with the choices that
+    /// lead there.
     fn walk(self) -> (u64, Option<(&'static str, Vec<u32>)>) {
         let (mut next, mut count) = (Some(Vec::new()), 0);
         while let Some(choices) = next {

@@ -1,4 +1,4 @@
-//! Whoever crashes ends what it had, at once, and only that.
+//! A client that crashes ends what it had, at once, and only that.
 
 use super::*;
 
@@ -37,7 +37,8 @@ fn the_lock_of_a_killed_process_is_held_until_children_that_inherited_it_end() {
     let pids: Vec<_> = said.split(' ').collect();
     let client = Client::new(dir.path());
     parent.kill();
-    // A child that is just being started closes its parent's files a moment after its parent goes on.
+    // A child that is just being started closes its parent's files a moment after its parent goes
+    // on.
     eventually("no child keeps what is bound to the process", || {
         is_held(&client.acquire("process", &owner()))
     });
@@ -143,7 +144,7 @@ fn a_killed_holder_in_a_queue_hands_on_at_once() {
         let crash = Instant::now();
         holder.kill();
         if looked_at {
-            // Whoever only looks takes the dead one out, and lets nobody in.
+            // A client that only looks takes the dead one out, and lets no client in.
             found(look.inspect("x"));
         }
         let guard = waits.join().expect("a guard");

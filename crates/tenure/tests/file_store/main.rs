@@ -1,6 +1,7 @@
 //! The file store with real processes, damaged files and directories that cannot be used.
 //!
-//! A test that needs another process starts this very program again, with a role in its environment: see `process::role`.
+//! A test that needs another process starts this very program again, with a role in its
+//! environment: see `process::role`.
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "real processes take real time")]
 #![expect(clippy::zombie_processes, reason = "some children are to outlive their parent")]
 

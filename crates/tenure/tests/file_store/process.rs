@@ -70,7 +70,7 @@ impl Drop for Process {
     }
 }
 
-/// Says a line to the test. On a line of its own, since the harness leaves its own unfinished.
+/// Says a line to the test. On its own line, since the harness leaves its own unfinished.
 pub(crate) fn say(line: &str) {
     println!("\n@{line}");
 }

@@ -85,7 +85,7 @@ fn what_holds_is_told_to_another_process_by_number_and_once() {
     refresh();
     let all = Some(Some(Wake::Granted { tickets: tickets[..2].to_vec() }));
     assert_eq!(second.within(SECOND, listener.next()), all);
-    // A refresh writes the record anew, and is no news.
+    // A refresh writes the record again, and is no news.
     (0..5).for_each(|_| refresh());
     let early = second.within(Duration::from_millis(500), listener.next());
     assert!(early.is_none(), "{early:?}");
@@ -119,7 +119,7 @@ fn without_inotify_a_release_and_a_crash_are_noticed_all_the_same() {
     let dir = dir();
     let mut holder = Process::start("hold", dir.path());
     holder.line();
-    // A user namespace has a limit of its own.
+    // A user namespace has its own limit.
     let script = "echo 0 > /proc/sys/user/max_inotify_instances && exec \"$@\"";
     let mut waiter = Process::start_under(&["unshare", "-r", "sh", "-c", script, "sh"], "listen", dir.path());
     assert_eq!(waiter.line(), "listening");

@@ -1,4 +1,5 @@
-//! `acks` and `restart_grace` where somebody else decides who is the master: behind Sentinel, and on a cluster.
+//! `acks` and `restart_grace` where somebody else decides who is the master: behind Sentinel, and
+//! on a cluster.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -13,7 +14,8 @@ use crate::common::overlap::{now, overlap};
 use tenure::{Guard, Locks, Options, block_on};
 use tenure_testkit::servers::{Cluster, Config, Sentinels, Server, eventually};
 
-/// Longer than a busy machine takes for a grant that two replicas confirm; and as long as every grace.
+/// Longer than a busy machine takes for a grant that two replicas confirm; and as long as every
+/// grace.
 const TTL: Duration = Duration::from_secs(2);
 /// Longer than any failover takes.
 const LONG: Duration = Duration::from_secs(30);
@@ -36,7 +38,8 @@ fn is_refused(locks: &Locks, name: &str, why: &str, master: &Server) {
     eventually("it was given back", SOON, || !master.has(name));
 }
 
-/// Whoever was granted a lock, or has renewed it, need not wait for the replicas: they have it.
+/// A client that was granted a lock, or has renewed it, need not wait for the replicas: they have
+/// it.
 fn is_confirmed(locks: &Locks, name: &str, replicas: &[&Server]) {
     let left = |replica: &&Server| replica.command(&["PTTL", name]).int();
     let ttl = i64::try_from(LONG.as_millis()).expect("few");
@@ -74,13 +77,15 @@ mod behind_sentinel {
         drop(acquire(&ours, "late"));
     }
 
-    /// One failover after the other under a lock that is held: whoever waits for it meanwhile never holds with its holder.
+    /// One failover after the other under a lock that is held: a client that waits for it meanwhile
+    /// never holds with its holder.
     #[test]
     fn acks_of_all_replicas_and_a_grace_keep_exclusion_in_each_failover() {
         let servers = Config::new().user("app on >pw ~* &* +@all");
         let sentinels = Sentinels::start_with(&servers, &Config::new(), "");
         let url = sentinels.url().replace("://", "://app:pw@");
-        // A holder may well keep its lock through a failover that was asked for; then this is how long.
+        // A holder may well keep its lock through a failover that was asked for; then this is how
+        // long.
         let options = Options::new().ttl(TTL).restart_grace(TTL).max_hold(2 * TTL);
         let ours = locks(&url, options.clone().acks(2));
         // Of the two replicas one is the master by then.
@@ -108,7 +113,8 @@ mod behind_sentinel {
             sentinels.settles();
         }
 
-        // A master that only those still reach who lock there. What shows that there is something to lose is a holder without acks.
+        // A master that only those still reach who lock there. What shows that there is something
+        // to lose is a holder without acks.
         let [kept, guard] = [(0, "without acks"), (2, "cut off")].map(|(acks, name)| {
             acquire(&locks(&url, Options::new().ttl(TTL).restart_grace(TTL).acks(acks)), name)
         });
@@ -118,7 +124,7 @@ mod behind_sentinel {
         sentinels.fails_over_from(old);
         let overlaps = scope(|scope| {
             let contests = [&guard, &kept].map(|guard| {
-                // As one who comes anew, and is sent to the new master.
+                // As one who comes again, and is sent to the new master.
                 let theirs = locks(&url, theirs.options().clone());
                 scope.spawn(move || overlap(Some(guard), || acquire(&theirs, guard.name().as_str())))
             });
@@ -153,8 +159,8 @@ mod on_a_cluster {
         drop(acquire(&ours, &name));
     }
 
-    /// A lock that its replica has confirmed is kept by its holder, whatever becomes of its master; one that nobody has confirmed
-    /// is gone.
+    /// A lock that its replica has confirmed is kept by its holder, whatever becomes of its master;
+    /// one that no client has confirmed is gone.
     #[test]
     fn an_acknowledged_lock_outlives_its_master() {
         let cluster = Cluster::start();
@@ -191,7 +197,7 @@ mod on_a_cluster {
             eventually("its holder is told", SOON, || {
                 block_on(lost.verify()).is_err_and(|error| error.is_lost())
             });
-            // Nobody can confirm anything before there is a replica again.
+            // No client can confirm anything before there is a replica again.
             let error = block_on(guard.renew()).expect_err("no replica");
             assert!(!error.is_lost(), "{error:?}");
             cluster.nodes()[master].restart();

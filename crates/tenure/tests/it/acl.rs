@@ -67,7 +67,7 @@ fn locks(url: &str) -> Result<Locks> {
     block_on(Locks::connect(url))?.with(options)
 }
 
-/// Somebody holds, somebody else waits and holds, and both release.
+/// A client holds, another client waits and holds, and both release.
 fn hand_over(hold: impl Fn() -> Result<Guard>, wait: impl Fn() -> Result<Guard> + Send) -> Result<()> {
     let first = hold()?;
     block_on(first.verify())?;
@@ -139,7 +139,8 @@ fn locks_of_each_kind_need_no_other_right() {
     }
 }
 
-/// Takes each of these rights away, alone, from all that is needed: what is done then is refused, and the server knows why.
+/// Takes each of these rights away, alone, from all that is needed: what is done then is refused,
+/// and the server knows why.
 fn each_is_needed(
     server: &Server,
     what: &str,
@@ -161,8 +162,8 @@ fn each_is_needed(
     }
 }
 
-/// Whether it says that something may not be done. A lock that is taken and cannot be renewed is lost; what was refused in the
-/// background shows there too.
+/// Whether it says that something may not be done. A lock that is taken and cannot be renewed is
+/// lost; what was refused in the background shows there too.
 fn is_telling(error: &Error) -> bool {
     error.is_refused() || error.is_unsupported() || error.is_unknown() || error.is_lost()
 }
@@ -212,7 +213,8 @@ fn meet_others(server: &Server, url: &str) -> Result<()> {
     }
     assert!(block_on(locks.force_release("mine"))?.is_some());
     drop(mine);
-    // Another number of permits, when all has lapsed, and the key is still there for one that would have lasted.
+    // Another number of permits, when all has lapsed, and the key is still there for one that would
+    // have lasted.
     let short = locks.with(Options::new().prefix("app:").ttl(Duration::from_millis(50)))?;
     let long = block_on(locks.semaphore("permits", 2)?.acquire(1))?;
     drop(block_on(block_on(short.semaphore("permits", 2)?.acquire(1))?.detach())?);
@@ -266,7 +268,7 @@ fn without_the_rights_to_publish_and_to_kill_connections_locks_work() {
             let owner = Owner::new("me").expect("an owner");
             let held = block_on(locks.mutex("m").expect("a name").lock()).expect("a lock");
             let hash = block_on(locks.reentrant("r", &owner).expect("a name").lock()).expect("a lock");
-            // Somebody waits, and the connection is lost while it does.
+            // A client waits, and the connection is lost while it does.
             let other = Owner::new("other").expect("an owner");
             let short = Duration::from_millis(60);
             let wait = async {
@@ -284,7 +286,8 @@ fn without_the_rights_to_publish_and_to_kill_connections_locks_work() {
                 let name = LockName::new(name).expect("a name");
                 block_on(asker.store.listen(&name, Rule::Mutex, SOON)).ok()
             };
-            // A channel is left 5 s after the last who listened, if somebody still listens to another.
+            // A channel is left 5 s after the last who listened, if a client still listens to
+            // another.
             let (_kept, left) = (listen("app:kept"), listen("app:left"));
             drop(left);
             eventually(&format!("{missing} was denied"), SOON, || was_denied(&server, missing));
@@ -345,8 +348,8 @@ fn sentinels_and_the_master_ask_for_one_right_each() {
     assert!(error.is_refused() && why.contains("NOPERM"), "{error}: {why}");
 }
 
-/// The conformance suite's cases about waiting, renewing and losing, under exactly the rights of a kind and its waking. They use
-/// names without a prefix, so the rules are those for an empty one.
+/// The conformance suite's cases about waiting, renewing and losing, under exactly the rights of a
+/// kind and its waking. They use names without a prefix, so the rules are those for an empty one.
 fn conforms(kind: &str, flavours: &[Flavour]) {
     let cases: [for<'a> fn(&'a Fixture) -> Case<'a>; 9] = [
         |fixture| {

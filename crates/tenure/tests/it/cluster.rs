@@ -1,4 +1,5 @@
-//! A cluster whose slots move, whose masters fail over, are killed or stopped, while locks are held and waited for.
+//! A cluster whose slots move, whose masters fail over, are killed or stopped, while locks are held
+//! and waited for.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -54,7 +55,7 @@ struct Book {
     lost: u32,
     token: u64,
     last: Instant,
-    /// The longest time in which nobody had a turn.
+    /// The longest time in which no client had a turn.
     pause: Duration,
 }
 
@@ -276,7 +277,7 @@ fn who_waits_hears_of_a_release_after_the_slot_has_moved_and_while_it_moves() {
         let channels = cluster.nodes()[at].command(&["PUBSUB", "SHARDCHANNELS"]);
         channels.items().iter().any(|channel| channel.text().contains(name))
     };
-    // Long leases: nobody who misses the message comes in time.
+    // Long leases: no client who misses the message comes in time.
     let [holders, waiters] = [(); 2].map(|()| locks(&cluster.url(), Duration::from_secs(60)));
     for (kind, in_the_middle) in KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
         let name = format!("{{{key}}}:{kind}:{in_the_middle}");
@@ -364,7 +365,8 @@ fn denied(cluster: &Cluster) -> Vec<String> {
     objects.collect()
 }
 
-/// A lock is held and waited for, its slot moves on, and it is released in the middle of that; then once more, in peace.
+/// A lock is held and waited for, its slot moves on, and it is released in the middle of that; then
+/// once more, in peace.
 fn hand_over_while_it_moves(cluster: &Cluster, name: &str) -> tenure::Result<()> {
     let url = cluster.url().replace("://", "://app:pw@");
     let (from, to) = if cluster.owner_of(name) == 0 { (0, 1) } else { (1, 0) };
@@ -546,7 +548,7 @@ fn of_a_thousand_locks_only_those_of_the_stopped_master_are_lost_and_in_time() {
 fn a_cluster_is_found_by_any_live_seed_and_by_the_addresses_it_announces() {
     let cluster = Cluster::without_replicas();
     let port = cluster.nodes()[2].address().port();
-    // Nobody listens at the first; the second is announced by another name.
+    // No client listens at the first; the second is announced by another name.
     let url = format!("redis-cluster://127.0.0.1:1,localhost:{port}");
     let locks = block_on(Locks::connect(&url)).expect("a cluster");
     for node in 0..3 {
@@ -601,8 +603,8 @@ fn who_only_waits_on_a_stopped_master_hears_of_a_release_on_its_replica() {
     assert!(waited < Some(Duration::from_secs(15)), "{waited:?}");
 }
 
-/// A fake node of a cluster. `health` is its `cluster_state`, `slots` its reply to CLUSTER SLOTS, and
-/// `answer` its reply to each script.
+/// A fake node of a cluster. `health` is its `cluster_state`, `slots` its reply to CLUSTER SLOTS,
+/// and `answer` its reply to each script.
 fn fake_node(health: &str, slots: &'static str, answer: &'static str) -> FakeRedis {
     let health = format!("cluster_state:{health}\r\n");
     let health = format!("${}\r\n{health}\r\n", health.len());

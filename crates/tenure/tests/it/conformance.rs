@@ -8,8 +8,8 @@ use tenure::{Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Fixture, Flavour, in_virtual_time};
 use tenure_testkit::servers::{Cluster, Server};
 
-/// Each client is a `Locks` of its own, with a thread, descriptors and a holder file as another process would have them;
-/// `file_store` has what takes real processes.
+/// Each client is a `Locks` of its own, with a thread, descriptors and a holder file as another
+/// process would have them; `file_store` has what takes real processes.
 mod file {
     use super::*;
 
@@ -36,7 +36,7 @@ mod memory {
     tenure_testkit::conformance!(crate::conformance::memory::run);
 }
 
-/// A server of its own for each case, and a connection of its own for each client.
+/// A server of its own for each case, and its own connection for each client.
 mod redis {
     use super::*;
 
@@ -48,7 +48,8 @@ mod redis {
     tenure_testkit::conformance!(crate::conformance::redis::run);
 }
 
-/// Three masters and their replicas, empty, for one case after the other: to start them takes seconds.
+/// Three masters and their replicas, empty, for one case after the other: to start them takes
+/// seconds.
 mod cluster {
     use super::*;
 

@@ -1,4 +1,5 @@
-//! Beside redis-py's `Lock` on the same names: neither ever holds with the other, frees the other's, or starves.
+//! Beside redis-py's `Lock` on the same names: neither ever holds with the other, frees the
+//! other's, or starves.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -82,7 +83,8 @@ fn a_redis_py_process_and_ours_are_never_inside_together() {
     let mut waited = 0;
     python.order(&format!("turns app:x {TURNS}"));
     for turn in 0..TURNS {
-        // Some of the turns are waited for; most are grabbed, so that there are many, close together.
+        // Some of the turns are waited for; most are grabbed, so that there are many, close
+        // together.
         let guard = if turn % 10 == 0 {
             waited += 1;
             held(&mutex)

@@ -1,5 +1,5 @@
 //! The library against real servers, and against a simulated network. One program, because each
-//! program of tests costs a build and a link of its own.
+//! program of tests costs a build and its own link.
 
 mod acks;
 mod acl;

@@ -1,4 +1,5 @@
-//! Several locks at once on two stores: a directory and a real server, either of which may be silent.
+//! Several locks at once on two stores: a directory and a real server, either of which may be
+//! silent.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -23,7 +24,7 @@ use tenure_testkit::servers::{Server, eventually};
 const LIMIT: Duration = Duration::from_millis(400);
 /// What a busy machine may take longer.
 const SMALL: Duration = Duration::from_secs(5);
-/// Whoever waits for one request that is not answered takes longer than that.
+/// A client that waits for one request that is not answered takes longer than that.
 const REQUEST: Duration = Duration::from_secs(15);
 const SOON: Duration = Duration::from_secs(10);
 /// What is gone within any test was given back.
@@ -79,7 +80,7 @@ impl Stores {
         Client { multi, locks: [server, directory] }
     }
 
-    /// Somebody else's lock.
+    /// Another client's lock.
     fn hold(&self, at: At, name: &str) -> Guard {
         block_on(self.locks(at, true).mutex(name).expect("a name").lock()).expect("a free lock")
     }
@@ -220,7 +221,8 @@ impl Store for Odd {
         let (late, granted) = (self.late, self.memory.call(op, within));
         async move {
             let granted = granted.await;
-            // In the poll in which it comes: whoever waits for something else as well sees both at once.
+            // In the poll in which it comes: a client that waits for something else as well sees
+            // both at once.
             thread::sleep(late);
             granted
         }

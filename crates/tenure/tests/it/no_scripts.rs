@@ -1,4 +1,5 @@
-//! The mutex where the server forbids scripts: what it still promises, what it refuses, and what it sends.
+//! The mutex where the server forbids scripts: what it still promises, what it refuses, and what it
+//! sends.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,7 +17,8 @@ use tenure_testkit::sim::clock::{Clock, SECOND};
 use tenure_testkit::sim::executor::Sim;
 use tenure_testkit::sim_transport::SimTransport;
 
-/// What is sent to a server that forbids scripts and is played by `answer`, for an acquisition, a renewal and a release.
+/// What is sent to a server that forbids scripts and is played by `answer`, for an acquisition, a
+/// renewal and a release.
 fn sent(answer: impl Fn(&[&str]) -> &'static str + Send + 'static) -> Vec<String> {
     let sim = Sim::new(Chooser::seeded(1));
     let process = sim.process(Clock::default(), 1);
@@ -68,7 +70,8 @@ fn sent(answer: impl Fn(&[&str]) -> &'static str + Send + 'static) -> Vec<String
     heard.clone()
 }
 
-/// What all servers of these tests say: the lock is taken, then it is the asker's, with some of its lease left.
+/// What all servers of these tests say: the lock is taken, then it is the asker's, with some of its
+/// lease left.
 fn plain_words(words: &[&str]) -> &'static str {
     match words {
         ["SET", _, _, "NX", ..] => "_\r\n",
@@ -139,7 +142,7 @@ fn a_mutex_without_a_token_is_taken_only_by_those_who_said_that_it_will_do() {
     let guard = block_on(unfenced(&url).mutex("x").expect("a name").lock()).expect("a free lock");
     assert_eq!(guard.fence(), 0);
     assert_eq!(server.command(&["GET", "x"]).text(), guard.owner().as_str());
-    // Whoever needs a token waits for nobody: it is told at once here too.
+    // A client that needs a token waits for no client: it is told at once here too.
     assert!(block_on(fenced.mutex("x").expect("a name").lock()).expect_err("no token").is_unsupported());
 }
 
@@ -224,7 +227,7 @@ fn a_release_is_one_also_where_nobody_may_be_told_of_it() {
     }
 }
 
-/// The lock can be taken there, but not compared: it ends with its lease, and whoever holds it hears why.
+/// The lock can be taken there, but not compared: it ends with its lease, and its holder hears why.
 #[test]
 fn where_nothing_can_be_compared_a_release_is_refused() {
     let server = server();

@@ -1,4 +1,5 @@
-//! Queues where something runs out: the server's memory, and the number of places that one script may look at.
+//! Queues where something runs out: the server's memory, and the number of places that one script
+//! may look at.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -65,7 +66,8 @@ fn a_server_without_memory_keeps_every_hold_and_every_place() {
     });
 }
 
-/// As `tenure run` is when it is killed: the places stay until they lapse, and the next waiter is not held up for longer than that.
+/// As `tenure run` is when it is killed: the places stay until they lapse, and the next waiter is
+/// not held up for longer than that.
 #[test]
 fn thousands_of_dead_waiters_keep_nobody_waiting() {
     const DEAD: usize = 3_000;
@@ -136,7 +138,8 @@ fn two_hundred_readers_are_let_in_at_once() {
     assert!(last < Some(Duration::from_millis(400)), "{last:?}");
 }
 
-/// Puts so many places at `x`, of which the first `holds` hold, with leases of an hour: 10,000 by each script.
+/// Puts so many places at `x`, of which the first `holds` hold, with leases of an hour: 10,000 by
+/// each script.
 fn crowd(server: &Server, kind: &str, capacity: usize, holds: usize, places: usize) {
     const FILL: &str = "
         local time, members = redis.call('TIME'), {}

@@ -1,5 +1,6 @@
-//! The queue machine against what it promises, on random histories: judged from its replies alone, by a list that a person could
-//! keep on paper. The machine in Rust, and on fewer histories its twin on a server.
+//! The queue machine against what it promises, on random histories: judged from its replies alone,
+//! by a list that a person could keep on paper. The machine in Rust, and on fewer histories its
+//! twin on a server.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

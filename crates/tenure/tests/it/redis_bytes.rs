@@ -1,4 +1,5 @@
-//! The Redis store over a network that cuts, splits, merges and delays at every byte, in virtual time.
+//! The Redis store over a network that cuts, splits, merges and delays at every byte, in virtual
+//! time.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -102,8 +103,8 @@ impl Life {
         }
     }
 
-    /// After each script and each cut: all keys end, and who holds is who asked last. Whoever was answered that all is given back
-    /// holds nothing.
+    /// After each script and each cut: all keys end, and who holds is who asked last. A client that
+    /// was answered that all is given back holds nothing.
     fn check_what_was_kept(&self, calls: &[Call]) -> Result<(), String> {
         for look in self.network.looks() {
             let most = |key: &str| if key == "x" { TTL_MS } else { FENCE_MS };
@@ -186,7 +187,8 @@ fn a_connection_may_be_cut_after_any_byte() {
         for after in 0..=bytes {
             for then in [Then::Reset, Then::Silence, Then::Late(250 * MS), Then::Late(2 * SECOND)] {
                 let life = Life::new(after, false);
-                // For one byte of a request in four: it takes longer than all the rest, and of a reply the server knows nothing.
+                // For one byte of a request in four: it takes longer than all the rest, and of a
+                // reply the server knows nothing.
                 if (way, then) == (Way::ToServer, Then::Reset) && after % 4 == 0 {
                     life.network.run_scripts();
                 }
@@ -231,7 +233,8 @@ fn the_same_seed_gives_the_same_bytes() {
     }
 }
 
-/// The check would find it: where old connections cannot be ended, what was lost with one may come late.
+/// The check would find it: where old connections cannot be ended, what was lost with one may come
+/// late.
 #[test]
 fn without_the_end_of_the_old_connection_a_late_acquire_leaves_a_lock_for_nobody() {
     let found = (0..whole()[0]).any(|after| {
@@ -244,7 +247,8 @@ fn without_the_end_of_the_old_connection_a_late_acquire_leaves_a_lock_for_nobody
     assert!(found);
 }
 
-/// Bytes said in place of the reply to the first acquire; the first life then ends as if nothing had been said.
+/// Bytes said in place of the reply to the first acquire; the first life then ends as if nothing
+/// had been said.
 fn spoiled(with: impl Fn(Vec<u8>) -> Vec<u8> + Send + 'static) -> Life {
     let life = Life::new(1, false);
     // Reply 0 is NOSCRIPT.
@@ -352,7 +356,7 @@ fn a_wait_of_any_length_in_a_queue_blocked_by_another_program_ends_busy() {
     sim.end();
 }
 
-/// A server behind a network, and locks on it with a process of their own.
+/// A server behind a network, and locks on it with their own process.
 #[derive(Clone)]
 struct Scene {
     network: SimTransport,
@@ -453,7 +457,7 @@ fn a_release_that_is_never_answered_is_given_up_some_time_after_its_lease() {
         assert_eq!(scene.network.holder("x"), None, "its lease is over");
         scene.sleep(2 * SILENCE).await;
         scene.locks.clone().shutdown().await.expect("it was given up");
-        // What was sent and swallowed comes late, and is nobody's any more.
+        // What was sent and swallowed comes late, and is no client's any more.
         let executed = scene.network.executed().len();
         scene.network.let_pass();
         scene.sleep(LEASE / 5).await;

@@ -1,4 +1,5 @@
-//! A server whose clock is set to and fro, ten times a second, while locks of each kind are held and waited for.
+//! A server whose clock is set to and fro, ten times a second, while locks of each kind are held
+//! and waited for.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -100,8 +101,9 @@ fn overlap(takers: &[Vec<Turn>; 2]) -> Duration {
         .unwrap_or_default()
 }
 
-/// What the server is told its clock says, until the takers are done. Before it is set back somebody looks: what has lapsed by then is
-/// gone, whether or not the server has come to it by itself.
+/// What the server is told its clock says, until the takers are done. Before it is set back a
+/// client looks: what has lapsed by then is gone, whether or not the server has come to it by
+/// itself.
 fn strobe(server: &Server, start: &Barrier) {
     start.wait();
     server.clock().step_ms(SWING_MS);
@@ -146,8 +148,9 @@ fn a_swinging_server_clock_costs_a_shorter_lease_and_its_holder_hears_in_time() 
     assert!(all.get() > 0, "none was lost");
 }
 
-/// Takes turns at a lock of each kind meanwhile: in the order of asking tokens grow, and everybody has a turn. `judge` is told of each
-/// kind how often it was lost, and for how long at most it was held by two.
+/// Takes turns at a lock of each kind meanwhile: in the order of asking tokens grow, and every
+/// client has a turn. `judge` is told of each kind how often it was lost, and for how long at most
+/// it was held by two.
 fn takes_turns(ttl: Duration, hold: Duration, judge: impl Fn(&str, usize, Duration)) {
     let server = Server::with_clock();
     let clients = [(); 2].map(|()| {

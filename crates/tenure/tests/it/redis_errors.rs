@@ -1,4 +1,5 @@
-//! What a server says instead of an answer, each on a real server: what it means, and that nothing is left behind.
+//! What a server says instead of an answer, each on a real server: what it means, and that nothing
+//! is left behind.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -207,7 +208,8 @@ fn a_server_that_is_busy_with_a_script_is_asked_again() {
 #[test]
 fn a_script_that_cannot_be_stopped_is_waited_for_until_its_server_is_another() {
     let (server, asker, _busy) = busy_with("redis.call('SET', 'written', '1') while true do end");
-    // To those who ask for a lock that is no other error: UNKILLABLE is what the one hears who would stop it.
+    // To those who ask for a lock that is no other error: UNKILLABLE is what the one hears who
+    // would stop it.
     assert_eq!(server.command(&["SCRIPT", "KILL"]).error_code(), Some("UNKILLABLE"));
     assert!(is_busy(&asker));
     server.restart();

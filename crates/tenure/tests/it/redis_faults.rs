@@ -1,4 +1,5 @@
-//! A server that dies, stops or cannot be reached, and networks that lose, delay and cut: what the store makes of it.
+//! A server that dies, stops or cannot be reached, and networks that lose, delay and cut: what the
+//! store makes of it.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -116,7 +117,8 @@ fn a_hasty_request_does_not_cost_the_others_their_connection() {
     ));
     assert!(matches!(first, Err(Failure::Unknown(_))), "{first:?}");
     assert!(second.is_ok(), "{second:?}");
-    // The contract: once a later request was answered, the earlier one has taken effect or never will.
+    // The contract: once a later request was answered, the earlier one has taken effect or never
+    // will.
     assert!(server.has("x"));
     assert_eq!(proxy.connections(), 1);
 }
@@ -210,7 +212,7 @@ fn a_subscription_that_was_cut_is_made_anew_and_says_so() {
     server.restart();
     match next_or_end(&asker, &mut ears, SOON) {
         Some(wake) => assert_eq!(wake, Wake::Reconnected),
-        // It was still down when it was dialled: whoever wants to hear more begins anew.
+        // It was still down when it was dialled: a client that wants to hear more begins again.
         None => ears = listen(&asker, "x"),
     }
     server.command(&["PUBLISH", "tenure:wake:0:{x}", ""]);

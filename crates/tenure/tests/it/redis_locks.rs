@@ -1,4 +1,5 @@
-//! Locks on a real server: what they cost it, what they show of other programs, and how long they wait for one that is gone.
+//! Locks on a real server: what they cost it, what they show of other programs, and how long they
+//! wait for one that is gone.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -68,7 +69,8 @@ fn fifty_wait(lock: impl Fn(&Locks, Duration) -> Option<Guard> + Sync) {
         server.command(&["CONFIG", "RESETSTAT"]);
         std::thread::sleep(ms(3_000));
         let asked = server.info_commandstats()["evalsha"];
-        // The holder renews three times a lease, and looks so at most ten times; the rest is those who wait.
+        // The holder renews three times a lease, and looks so at most ten times; the rest is those
+        // who wait.
         assert!(asked <= 10 + 2 * 3, "{asked}");
     });
     drop(guard);
@@ -84,7 +86,8 @@ fn a_thousand_guards_are_renewed_over_a_slow_network_in_little_more_than_one_tri
         (0..1_000).map(|number| locks.mutex(&format!("x{number}")).expect("a name")).collect();
     proxy.set(Fault::Delay(DELAY));
     let guards = block_on(try_join_all(mutexes.iter().map(|mutex| mutex.lock()))).expect("free locks");
-    // A machine with other things to do may take longer over a round; the way to the server and back is part of each.
+    // A machine with other things to do may take longer over a round; the way to the server and
+    // back is part of each.
     let mut rounds = Vec::new();
     while rounds.len() < 5 && rounds.last().is_none_or(|round| *round > ms(200)) {
         rounds.push(next_round(&server, guards.len()) + 2 * DELAY);
@@ -94,7 +97,8 @@ fn a_thousand_guards_are_renewed_over_a_slow_network_in_little_more_than_one_tri
     assert!(guards.iter().all(Guard::is_held));
 }
 
-/// Waits until each of these locks was renewed once more, and says how long after the first the last was.
+/// Waits until each of these locks was renewed once more, and says how long after the first the
+/// last was.
 fn next_round(server: &Server, locks: usize) -> Duration {
     let (_, before) = leases_end(server, locks);
     let mut round = (0, 0);
@@ -105,7 +109,8 @@ fn next_round(server: &Server, locks: usize) -> Duration {
     Duration::from_millis(round.1 - round.0)
 }
 
-/// When the first and the last of these leases end, by the server's clock in ms. All are as long, so they were set as far apart.
+/// When the first and the last of these leases end, by the server's clock in ms. All are as long,
+/// so they were set as far apart.
 fn leases_end(server: &Server, locks: usize) -> (u64, u64) {
     const ENDS: &str = "local first, last = math.huge, 0
         for i = 0, ARGV[1] - 1 do
@@ -256,7 +261,7 @@ fn who_cannot_be_told_asks_meanwhile() {
     let (a, b) = (ours.mutex("x").expect("a name"), theirs.mutex("x").expect("a name"));
     let guard = block_on(a.lock()).expect("a free lock");
     drop(block_on(theirs.mutex("y").expect("a name").lock()).expect("a free lock"));
-    // Both, and the one that sets it: whoever wants to listen finds no place.
+    // Both, and the one that sets it: a client that wants to listen finds no place.
     server.command(&["CONFIG", "SET", "maxclients", "3"]);
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| block_on(b.try_lock_for(ms(900))).expect("an answer"));

@@ -1,5 +1,5 @@
-//! A server that is stopped, cut off, killed or emptied while a lock is held: its holder knows before anybody else can hold,
-//! or, where the lock itself is gone, as soon as it can be told.
+//! A server that is stopped, cut off, killed or emptied while a lock is held: its holder knows
+//! before any other client can hold, or, where the lock itself is gone, as soon as it can be told.
 #![expect(clippy::disallowed_methods, reason = "tests against real servers measure real time")]
 
 use std::fs;
@@ -60,7 +60,8 @@ struct Seen {
     why: String,
 }
 
-/// Watches a guard until its loss, from two sides: somebody who asks all the time, and somebody who waits to be told.
+/// Watches a guard until its loss, from two sides: a client who asks all the time, and a client who
+/// waits to be told.
 fn watch(guard: &Guard) -> Seen {
     scope(|scope| {
         let told = scope.spawn(|| {
@@ -88,14 +89,15 @@ enum Trouble<'a> {
     Network(&'a Proxy, Fault),
 }
 
-/// In trouble the holder is told `grace` before the lease ends on the server, and not much sooner; whoever waits for the lock,
-/// by a way of its own, gets it after that.
+/// In trouble the holder is told `grace` before the lease ends on the server, and not much sooner;
+/// whoever waits for the lock, by its own way, gets it after that.
 fn nobody_overlaps(what: &str, server: &Server, trouble: &Trouble<'_>) {
     let url = if let Trouble::Network(proxy, _) = trouble { proxy.url() } else { server.url() };
     let (holders, rivals) = (locks(&url), locks(&server.url()));
     let (mut early, mut gaps) = (Vec::new(), Vec::new());
     for round in 0..3 {
-        // On a connection that is good again: a lease counts from before its request, also while that waits to be sent.
+        // On a connection that is good again: a lease counts from before its request, also while
+        // that waits to be sent.
         eventually("it is connected", SOON, || block_on(holders.inspect("x")).is_ok());
         let guard = held(&holders);
         just_renewed(server);
@@ -122,7 +124,8 @@ fn nobody_overlaps(what: &str, server: &Server, trouble: &Trouble<'_>) {
                 }
             }
             let seen = watch(&guard);
-            // A server that goes on hears what had been sent to it meanwhile; what a network swallowed passes later.
+            // A server that goes on hears what had been sent to it meanwhile; what a network
+            // swallowed passes later.
             if let Trouble::Stop = trouble {
                 server.cont();
             }
@@ -192,7 +195,8 @@ fn a_server_that_goes_on_in_time_costs_nothing() {
     block_on(guard.release()).expect("it was held all the time");
 }
 
-/// Kills the server under a holder and starts it again, empty, while somebody else tries all the time to take the lock.
+/// Kills the server under a holder and starts it again, empty, while another client tries all the
+/// time to take the lock.
 fn overlaps(what: &str, down: Duration) {
     let server = Server::start();
     let holders = Locks::open(&server.url()).expect("a store"); // with a lease that does not end meanwhile
@@ -207,7 +211,7 @@ fn overlaps(what: &str, down: Duration) {
             server.restart();
             (seen.join().expect("no panic"), rival.join().expect("no panic"))
         });
-        // Whoever is at the server first.
+        // A client that is at the server first.
         let is_loss =
             ["taken by a foreign client", "gone from the store"].iter().any(|why| seen.why.contains(why));
         assert!(is_loss, "{}", seen.why);
@@ -272,8 +276,8 @@ fn the_first_round_trip_of_a_reconnect_tells_the_loss() {
     let asked: Vec<&str> =
         said.iter().filter(|(_, from)| *from == holder).map(|(command, _)| &**command).collect();
     assert_eq!(asked[..5], ["hello", "client", "client", "info", "hello"], "the login");
-    // The first question brings the script along, so it is not asked twice; the others do not wait for its answer.
-    // Valkey 9 logs what a script did too.
+    // The first question brings the script along, so it is not asked twice; the others do not wait
+    // for its answer. Valkey 9 logs what a script did too.
     let asked: Vec<&str> = asked[5..].iter().copied().filter(|command| *command != "get").collect();
     assert_eq!(asked[0], "eval", "{asked:?}");
     assert_eq!(asked[1..], ["evalsha"; 9], "{asked:?}");
@@ -290,7 +294,8 @@ fn a_killed_server_that_stays_away_costs_the_lease() {
     assert!(seen.last_held + GRACE < lease_end && seen.why.contains("expired"), "{}", seen.why);
 }
 
-/// Kills a server if the test fails, so that nobody goes on holding there: a scope waits for its threads.
+/// Kills a server if the test fails, so that no client goes on holding there: a scope waits for its
+/// threads.
 struct KillsInPanic<'a>(&'a Server);
 
 impl Drop for KillsInPanic<'_> {
@@ -301,7 +306,8 @@ impl Drop for KillsInPanic<'_> {
     }
 }
 
-/// Takes the lock from a server that goes on: the holder hears of it at its next renewal, a third of the lease later at most.
+/// Takes the lock from a server that goes on: the holder hears of it at its next renewal, a third
+/// of the lease later at most.
 fn vanishes(what: &str, server: &Server, take: impl Fn()) {
     let holders = locks(&server.url());
     let mut overlaps = Vec::new();
@@ -384,7 +390,8 @@ fn records(log: &[u8]) -> Vec<usize> {
     starts
 }
 
-/// Power fails, and the disk has less of the log than was said: cut off between any two records, or within one.
+/// Power fails, and the disk has less of the log than was said: cut off between any two records, or
+/// within one.
 #[test]
 fn a_server_that_lost_the_tail_of_its_log_invents_no_holder_and_repeats_no_token() {
     let config = Config::new().set("appendonly", "yes").set("appendfsync", "always").keep_data();

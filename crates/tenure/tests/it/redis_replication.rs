@@ -1,5 +1,5 @@
-//! A master and its replicas: what `acks` and `restart_grace` hold in a failover, what anything less costs, and what neither
-//! may cost.
+//! A master and its replicas: what `acks` and `restart_grace` hold in a failover, what anything
+//! less costs, and what neither may cost.
 //!
 //! `TENURE_FAILOVERS=50` makes a longer hunt of it.
 #![expect(
@@ -100,7 +100,8 @@ struct Failover {
 
 /// What was seen of it.
 struct Seen {
-    /// How long, at least, somebody held `x`, which was held before, and `y`, which was asked for after the cut, on both sides.
+    /// How long, at least, a client held `x`, which was held before, and `y`, which was asked for
+    /// after the cut, on both sides.
     overlaps: [Duration; 2],
     /// What came of asking for `y`.
     late: Result<(), Error>,
@@ -282,7 +283,7 @@ fn a_promoted_server_renews_what_is_held_and_grants_nothing_for_a_while() {
         assert!(now() - asked >= TTL, "{:?}", now() - asked);
         let (granted, ticket) = next.join().expect("no panic");
         assert!(granted - asked >= TTL, "{:?}", granted - asked);
-        // Its place was kept, and it was there before anybody who came after.
+        // Its place was kept, and it was there before any client who came after.
         let after = block_on(theirs.fair("queued").expect("a name").lock()).expect("a grant");
         assert!(ticket < after.fence());
         drop(free);
@@ -328,8 +329,8 @@ fn a_server_that_cannot_says_so() {
     assert!(cluster.with(options().restart_grace(TTL)).expect_err("slots").is_unsupported());
 }
 
-/// Whoever works under a lock may ask of it before each write, and several do: nothing that needs no confirmation keeps its
-/// renewals from leaving.
+/// A client that works under a lock may ask of it before each write, and several do: nothing that
+/// needs no confirmation keeps its renewals from leaving.
 #[test]
 fn however_much_is_asked_about_a_lock_its_renewals_leave() {
     let trio = Trio::start();
@@ -388,7 +389,8 @@ fn a_dead_replica_stops_neither_releases_nor_what_needs_no_confirmation() {
     drop(block_on(acked.mutex("late").expect("a name").lock()).expect("a grant"));
 }
 
-/// `CLIENT UNBLOCK`, or a server that changes its role, ends a WAIT with an error, or before its time.
+/// `CLIENT UNBLOCK`, or a server that changes its role, ends a WAIT with an error, or before its
+/// time.
 #[test]
 fn a_wait_that_is_broken_off_confirms_nothing_and_is_begun_again() {
     let trio = Trio::start();

@@ -168,7 +168,8 @@ fn a_waker_that_nobody_wakes_is_no_obstacle() {
     block_on(waiting).expect("a grant").name();
 }
 
-/// As an executor does whose queue has gone: the waker is the last that keeps a task, and the task listens too.
+/// As an executor does whose queue has gone: the waker is the last that keeps a task, and the task
+/// listens too.
 #[test]
 fn a_waker_may_drop_what_it_was_to_wake() {
     struct Last(std::sync::Mutex<Option<Lost>>);
@@ -220,7 +221,7 @@ fn a_waker_that_panics_costs_what_it_waits_for_and_nothing_after() {
     waiter.join().expect("a turn");
 }
 
-/// The answer is good, and nobody looks at it before the lease is over.
+/// The answer is good, and no client looks at it before the lease is over.
 #[test]
 fn a_renewal_that_is_looked_at_too_late_says_that_the_lock_is_lost() {
     let dir = tempfile::tempdir().expect("a directory");

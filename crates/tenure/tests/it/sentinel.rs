@@ -19,7 +19,8 @@ use tenure_testkit::fake_redis::FakeRedis;
 use tenure_testkit::servers::{Authority, Config, Sentinels, Server, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
-/// Sentinels take one second to see that a master is lost, and one or two to agree on another; a busy machine takes longer.
+/// Sentinels take one second to see that a master is lost, and one or two to agree on another; a
+/// busy machine takes longer.
 const FAILED_OVER: Duration = Duration::from_secs(20);
 
 /// Every case, each alone on a set of servers.
@@ -43,11 +44,12 @@ mod conformance {
     tenure_testkit::conformance!(crate::sentinel::conformance::run);
 }
 
-/// What becomes of locks of every kind that are held and waited for while another server becomes the master.
-/// How many were held on.
+/// What becomes of locks of every kind that are held and waited for while another server becomes
+/// the master. How many were held on.
 fn survives(what: &str, sentinels: &Sentinels, change: impl FnOnce()) -> usize {
     let url = sentinels.url();
-    // A lease that outlives the failover: those that the new master has are held on, and those that it has not are lost.
+    // A lease that outlives the failover: those that the new master has are held on, and those that
+    // it has not are lost.
     let options = || Options::new().ttl(Duration::from_secs(12)).op_timeout(Duration::from_secs(2));
     let client = || Locks::open(&url).expect("a store").with(options()).expect("options");
     let (ours, theirs) = (client(), client());
@@ -170,7 +172,8 @@ fn a_master_that_was_demoted_without_a_word_is_left_at_its_first_refusal() {
     let old = sentinels.master();
     let mut servers = sentinels.servers().iter();
     let new = servers.find(|server| server.address() != old.address()).expect("a replica");
-    // As an operator would: nobody ends our connection. The sentinels, who would undo it or end it, are not there.
+    // As an operator would: no client ends our connection. The sentinels, who would undo it or end
+    // it, are not there.
     for sentinel in sentinels.sentinels() {
         sentinel.stop();
     }
@@ -259,7 +262,7 @@ fn a_sentinel_that_lies_is_not_believed() {
     assert_eq!(master.command(&["EXISTS", "x"]).int(), 1);
     let dead = Server::start();
     dead.kill();
-    // Where nobody else can be asked, it is said who said what.
+    // Where no other client can be asked, it is said who said what.
     for (liar, said) in [
         (stale, "it is a replica"),
         (mad, "no address"),

@@ -65,7 +65,8 @@ fn a_lost_connection_is_made_anew_over_tls() {
     eventually("the lock is renewed", Duration::from_secs(5), || held(&asker.renew("x")));
 }
 
-/// As a managed service has it: nothing is spoken in the clear, and nodes are certified, and announced, by name.
+/// As a managed service has it: nothing is spoken in the clear, and nodes are certified, and
+/// announced, by name.
 #[test]
 fn a_tls_cluster_keeps_locks_of_every_kind_through_a_slot_move_and_a_failover() {
     let (authority, stranger) = (Authority::new(), Authority::new());
@@ -234,7 +235,7 @@ fn a_handshake_that_is_never_answered_ends_and_says_so() {
     let url = format!("rediss://{}", listener.local_addr().expect("an address"));
     let authority = Authority::new();
     let url = trusting(&url, &authority);
-    // Whoever does not wait as long as a dial may take hears it too.
+    // A client that does not wait as long as a dial may take hears it too.
     let locks =
         Locks::open(&url).expect("a store").with(Options::new().op_timeout(Duration::from_millis(300)));
     let locks = locks.expect("options");

@@ -1,5 +1,5 @@
-//! The machines in Rust and in Lua are twins: the same requests at the same moments get the same answers and leave the same
-//! behind.
+//! The machines in Rust and in Lua are twins: the same requests at the same moments get the same
+//! answers and leave the same behind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -110,7 +110,8 @@ impl Bench {
             requests: 0,
             seen: BTreeSet::new(),
         };
-        // From here on the server knows the scripts, so requests are carried out in the order in which they were sent.
+        // From here on the server knows the scripts, so requests are carried out in the order in
+        // which they were sent.
         for rule in [Rule::Mutex, Rule::Reentrant, Rule::Queue(Seat::FAIR)] {
             let warm_up = bench.op(0, 0, rule, Verb::Inspect);
             block_on(bench.store.call(warm_up, WITHIN)).expect("an answer");
@@ -400,7 +401,8 @@ impl Bench {
         let now = self.now();
         let mut types = Vec::new();
         for (key, state) in KEYS.iter().zip(&mut self.states) {
-            // The server deletes what has lapsed when it is looked at, so a clock that steps back does not revive it.
+            // The server deletes what has lapsed when it is looked at, so a clock that steps back
+            // does not revive it.
             state.lock.take_if(|lock| lock.expires_ms.is_some_and(|end| end < now.ms));
             state.fence.take_if(|fence| fence.expires_ms.is_some_and(|end| end < now.ms));
             let [kind, left, fence, fence_left] = [(); 4].map(|()| self.eye.receive().expect("a reply"));

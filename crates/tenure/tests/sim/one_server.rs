@@ -1,7 +1,9 @@
-//! The real faces and the real engine under two hundred thousand schedules of faults, and not one violation.
+//! The real faces and the real engine under two hundred thousand schedules of faults, and not one
+//! violation.
 //!
-//! A failure names its regime and its seed, and the command that plays that schedule again and prints what happened in it:
-//! `TENURE_REGIME=… TENURE_SEED=… scripts/test --test sim one_server::replay -- --ignored --nocapture`.
+//! A failure names its regime and its seed, and the command that plays that schedule again and
+//! prints what happened in it: `TENURE_REGIME=… TENURE_SEED=… scripts/test --test sim
+//! one_server::replay -- --ignored --nocapture`.
 
 use tenure_testkit::sim::hunt::Hunt;
 use tenure_testkit::sim::regime::Regime;

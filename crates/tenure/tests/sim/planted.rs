@@ -155,7 +155,8 @@ fn run_in(regime: Regime, bug: Bug, seed: u64) -> Report {
     }
 }
 
-/// In which regimes a bug is looked for, by turns: in that which is steered to it, where it is rare in all others.
+/// In which regimes a bug is looked for, by turns: in that which is steered to it, where it is rare
+/// in all others.
 fn regimes(bug: Bug) -> &'static [Regime] {
     match bug {
         Bug::CallMissed | Bug::SilenceOfOne => &[Regime::Rush],
@@ -171,7 +172,8 @@ fn regimes(bug: Bug) -> &'static [Regime] {
     }
 }
 
-/// How many schedules it takes until a bug is caught by its check, from this seed on, and in which regime.
+/// How many schedules it takes until a bug is caught by its check, from this seed on, and in which
+/// regime.
 fn caught(
     run: impl Fn(u64) -> Report,
     bug: Bug,
@@ -218,7 +220,8 @@ fn what_is_judged_in_a_directory_can_fail_there() {
     all_are_caught(CAUGHT_IN_A_DIRECTORY, |_, seed| files::run(seed));
 }
 
-/// What callers see by themselves, and by which of its checks the judge of `tenure stress` finds it, within twenty thousand schedules.
+/// What callers see by themselves, and by which of its checks the judge of `tenure stress` finds
+/// it, within twenty thousand schedules.
 const SEEN: [(Bug, &str); 13] = [
     (Bug::DeadlineFromReply, "exclusion"),
     (Bug::NoMargin, "exclusion"),
@@ -266,8 +269,8 @@ fn every_bug_is_looked_for_once() {
     assert_eq!(Bug::ALL.into_iter().find(|bug| !is_looked_for(bug)), None);
 }
 
-/// After how many schedules each is caught, or `TENURE_BUG` alone, and in `TENURE_REGIME` alone, from `TENURE_MEDIANS` different seeds
-/// on: for the table in `docs/evidence`.
+/// After how many schedules each is caught, or `TENURE_BUG` alone, and in `TENURE_REGIME` alone,
+/// from `TENURE_MEDIANS` different seeds on: for the table in `docs/evidence`.
 #[test]
 #[ignore = "a tool: needs TENURE_MEDIANS"]
 fn medians() {

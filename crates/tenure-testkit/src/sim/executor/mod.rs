@@ -1,10 +1,12 @@
 //! Tasks, timers and processes in virtual time.
 //!
-//! One thread, one loop: whatever is due happens; then one of the tasks that can go on is chosen and polled; when
-//! none can, time jumps to the next thing that is due. So ten minutes of leases take as long as the code in them takes to run.
+//! One thread, one loop: whatever is due happens; then one of the tasks that can go on is chosen
+//! and polled; when none can, time jumps to the next thing that is due. So ten minutes of leases
+//! take as long as the code in them takes to run.
 //!
-//! A task belongs to a process. A process can be *paused*, as by SIGSTOP, a long garbage collection or a suspended machine: its
-//! tasks are not polled while time goes on. It can be *killed*, as by SIGKILL: it sends nothing any more, and its tasks are gone.
+//! A task belongs to a process. A process can be *paused*, as by SIGSTOP, a long garbage collection
+//! or a suspended machine: its tasks are not polled while time goes on. It can be *killed*, as by
+//! SIGKILL: it sends nothing any more, and its tasks are gone.
 
 mod process;
 mod task;
@@ -122,7 +124,7 @@ impl Sim {
         lock(&self.0.core)
     }
 
-    /// A further process, with a clock of its own and randomness that depends on `seed`.
+    /// A further process, with its own clock and randomness that depends on `seed`.
     pub fn process(&self, clock: Clock, seed: u64) -> Arc<Process> {
         let mut core = self.core();
         let id = core.processes.len();
@@ -155,7 +157,8 @@ impl Sim {
         }
     }
 
-    /// A number within the bounds, both included, small ones as likely as big ones: each power of two gets the same share.
+    /// A number within the bounds, both included, small ones as likely as big ones: each power of
+    /// two gets the same share.
     pub fn between(&self, low: u64, high: u64) -> u64 {
         let span = high.saturating_sub(low);
         if span == 0 {
@@ -275,8 +278,8 @@ impl Sim {
         }
     }
 
-    /// Ends a process: its tasks are dropped where they stand. Whoever calls this has cut its network before, so that what
-    /// destructors try to send goes nowhere.
+    /// Ends a process: its tasks are dropped where they stand. A client that calls this has cut its
+    /// network before, so that what destructors try to send goes nowhere.
     pub fn kill(&self, process: ProcessId) {
         let mut core = self.core();
         core.processes[process].dead = true;
@@ -319,7 +322,8 @@ impl Sim {
         self.core().tasks.iter().filter(|task| task.process == process && !task.done).count()
     }
 
-    /// From now on does this before whatever comes next: it wakes who waits for the system, which is real.
+    /// From now on does this before whatever comes next: it wakes who waits for the system, which
+    /// is real.
     pub fn pump(&self, pump: impl Fn() + Send + Sync + 'static) {
         assert!(self.0.pump.set(Box::new(pump)).is_ok(), "there is one system");
     }

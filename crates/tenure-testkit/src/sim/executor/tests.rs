@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::*;
 use crate::sim::clock::{MS, SECOND};
 
-/// Three processes whose tasks sleep, spawn, wake one another and are paused and killed; returns the hash and the order
-/// of what happened.
+/// Three processes whose tasks sleep, spawn, wake one another and are paused and killed; returns
+/// the hash and the order of what happened.
 fn run(seed: u64) -> (u64, Vec<(TrueTime, u32)>) {
     let sim = Sim::new(Chooser::seeded(seed));
     let seen: Arc<Mutex<Vec<(TrueTime, u32)>>> = Arc::default();

@@ -1,9 +1,11 @@
 //! The store as one process sees it: the server behind a network that delays, loses and cuts.
 //!
-//! This models the contract of [`Store::call`](tenure::internals::Store::call) to the letter. A process has one connection for requests, on which they arrive in
-//! the order in which they left, and so do the replies; those that wait for it leave in any order. Whatever goes wrong ends the connection: what was under way has
-//! an unknown outcome and may still be carried out, until the next connection, which begins by putting an end to the last. Messages come on a
-//! connection of their own, and nobody notices when one of them is lost.
+//! This models the contract of [`Store::call`](tenure::internals::Store::call) to the letter. A
+//! process has one connection for requests, on which they arrive in the order in which they left,
+//! and so do the replies; those that wait for it leave in any order. Whatever goes wrong ends the
+//! connection: what was under way has an unknown outcome and may still be carried out, until the
+//! next connection, which begins by putting an end to the last. Messages come on a connection of
+//! their own, and no client notices when one of them is lost.
 
 mod subscription;
 mod trouble;
@@ -54,7 +56,7 @@ struct Inner {
     ends: Vec<End>,
     ears: Vec<Ear>,
     next_ear: u64,
-    /// How often the server has started anew, and when last.
+    /// How often the server has started again, and when last.
     starts: u64,
     started_at: TrueTime,
     /// How often it went back to what it was.
@@ -81,7 +83,8 @@ struct End {
     life: Life,
 }
 
-/// What keeps a process from the server for a while, though neither end is told: nothing gets through one way, or both.
+/// What keeps a process from the server for a while, though neither end is told: nothing gets
+/// through one way, or both.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parting {
     /// Requests get through from then on.
@@ -90,7 +93,8 @@ pub struct Parting {
     pub replies: TrueTime,
     /// So do messages.
     pub messages: TrueTime,
-    /// Whether what is sent meanwhile never arrives, nor what comes after it; else it arrives afterwards.
+    /// Whether what is sent meanwhile never arrives, nor what comes after it; else it arrives
+    /// afterwards.
     pub loses: bool,
 }
 
@@ -194,7 +198,7 @@ impl Network {
         self.inner().server.run_scripts();
     }
 
-    /// Whoever reads this sees what the server has, not what anybody was told.
+    /// A client that reads this sees what the server has, not what any client was told.
     pub fn with_server<T>(&self, look: impl FnOnce(&Server) -> T) -> T {
         look(&self.inner().server)
     }
@@ -309,7 +313,8 @@ impl Network {
         });
     }
 
-    /// A request leaves with its script, unless nobody waits for it any more or its connection is gone.
+    /// A request leaves with its script, unless no client waits for it any more or its connection
+    /// is gone.
     fn send_again(&self, process: ProcessId, number: usize, op: Op, slot: Arc<Slot>) {
         let now = self.sim.now();
         let mut inner = self.inner();
@@ -414,8 +419,8 @@ impl Inner {
         sim.between(least, most)
     }
 
-    /// How long something about a lock takes one way: sometimes just so long that it arrives when a lease ends, or when nobody
-    /// waits for it any more.
+    /// How long something about a lock takes one way: sometimes just so long that it arrives when a
+    /// lease ends, or when no client waits for it any more.
     fn delay(&self, sim: &Sim, name: &LockName, now: TrueTime, until: Option<TrueTime>) -> TrueTime {
         let beside = |moment: TrueTime| match sim.chance(self.faults.exact) {
             true => moment.saturating_sub(now),

@@ -37,7 +37,8 @@ impl Network {
         self.start_anew();
     }
 
-    /// The server, or the one that takes its place, has nothing that was written after a moment, and every connection ends.
+    /// The server, or the one that takes its place, has nothing that was written after a moment,
+    /// and every connection ends.
     pub fn rewind(&self, to: TrueTime) {
         self.changes(Event::Rewound, |server| server.rewind(to));
         if let Some(oracle) = &self.oracle {
@@ -101,7 +102,7 @@ impl Network {
         self.show(if by > 0 { Trouble::SteppedAhead } else { Trouble::SteppedBack });
     }
 
-    /// Somebody who has nothing there asks to release, which sweeps what has lapsed.
+    /// A client who has nothing there asks to release, which sweeps what has lapsed.
     pub fn sweep(&self, name: &LockName, rule: Rule) {
         let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: Whose::Mine };
         let owner = format!("sweeper@sim:1/{:032x}", 0).parse().expect("an owner");
@@ -160,8 +161,8 @@ impl Network {
         }
     }
 
-    /// Begins the next connection of a process, by putting an end to the last: what is still on its way there is carried out before
-    /// anything later, or never.
+    /// Begins the next connection of a process, by putting an end to the last: what is still on its
+    /// way there is carried out before anything later, or never.
     pub(in crate::sim) fn replace(&self, process: ProcessId) {
         let now = self.sim.now();
         let mut inner = self.inner();

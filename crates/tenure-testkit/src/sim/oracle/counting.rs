@@ -33,7 +33,7 @@ impl ReferenceModel {
 }
 
 impl Oracle {
-    /// The guards of an owner that say that they hold, and that nobody took from it.
+    /// The guards of an owner that say that they hold, and that no client took from it.
     pub fn held_by(&self, name: &LockName, owner: &Owner) -> Vec<u64> {
         let model = lock(&self.model);
         let guards = model.holds.iter().filter(|hold| hold.owner == *owner && hold.name == *name);

@@ -14,8 +14,8 @@ pub(super) const EXCLUSION: &str = "exclusion within validity";
 pub(super) const UNTOUCHED: &str = "no stale release, no revival";
 
 impl ReferenceModel {
-    /// Somebody holds from this moment on, and not only from when it hears of it: together with the guards that say that they
-    /// hold, that is not more than there is.
+    /// A client holds from this moment on, and not only from when it hears of it: together with the
+    /// guards that say that they hold, that is not more than there is.
     pub(super) fn check_room(&mut self, at: TrueTime, name: &LockName, owner: &Owner, weight: u32) {
         let Some(lock) = self.locks.get(name) else { return };
         let most = u64::from(lock.sort.capacity());
@@ -42,8 +42,8 @@ impl ReferenceModel {
         }
     }
 
-    /// The server granted a lock: it fits, by what was granted before and by what is believed, its token is above all that were
-    /// given, and it was its turn.
+    /// The server granted a lock: it fits, by what was granted before and by what is believed, its
+    /// token is above all that were given, and it was its turn.
     pub(super) fn check_granted(&mut self, at: TrueTime, name: &LockName, owner: &Owner, token: u64) {
         let Some(lock) = self.locks.get(name) else { return };
         let (used, most) = (lock.used(), u64::from(lock.sort.capacity()));
@@ -64,7 +64,8 @@ impl ReferenceModel {
         self.check_turn(at, name, owner);
     }
 
-    /// The guards that an owner's lease is for: not those of an earlier life, which was ended for it.
+    /// The guards that an owner's lease is for: not those of an earlier life, which was ended for
+    /// it.
     pub(super) fn guards_of<'a>(&'a self, owner: &'a Owner) -> impl Iterator<Item = &'a Hold> {
         let token = self.owners.get(owner).map(|owned| owned.token);
         self.holds.iter().filter(move |hold| {
@@ -116,8 +117,8 @@ impl ReferenceModel {
         }
     }
 
-    /// What a request may do to the places that were there before it: those of others stay as they are, its own are
-    /// never shortened.
+    /// What a request may do to the places that were there before it: those of others stay as they
+    /// are, its own are never shortened.
     pub(super) fn check_untouched(&mut self, at: TrueTime, executed: &Executed<'_>) {
         let Executed { op, after, .. } = executed;
         if matches!(op.verb, Verb::Release { whose: Whose::Anyone, .. }) {
@@ -161,7 +162,7 @@ impl ReferenceModel {
         }
     }
 
-    /// Somebody was told that it has nothing.
+    /// A client was told that it has nothing.
     pub(super) fn check_gone(&mut self, at: TrueTime, executed: &Executed<'_>, owner: &Owner) {
         let name = &executed.op.name;
         let Some(lock) = self.locks.get(name) else { return };

@@ -14,7 +14,8 @@ const ORPHAN: &str = "nothing is left behind";
 const GIVING_BACK: TrueTime = 200 * MS;
 
 impl ReferenceModel {
-    /// A place has an end, and none later than the lease that was asked for. Returns that end, and its weight.
+    /// A place has an end, and none later than the lease that was asked for. Returns that end, and
+    /// its weight.
     pub(super) fn check_end(
         &mut self,
         at: TrueTime,
@@ -40,9 +41,9 @@ impl ReferenceModel {
         Some((lapses, share.weight))
     }
 
-    /// A lease ran out by itself. When nothing fails that happens only to those who chose it: to a guard that is still in
-    /// somebody's hands, a process that died or stood still, an owner that was passed on. A place of one who waits is refreshed
-    /// for as long as it waits, and then left.
+    /// A lease ran out by itself. When nothing fails that happens only to those who chose it: to a
+    /// guard that is still in a client's hands, a process that died or stood still, an owner that
+    /// was passed on. A place of one who waits is refreshed for as long as it waits, and then left.
     pub(super) fn check_given_back(&mut self, at: TrueTime, owner: &Owner, sim: &Sim) {
         let Some(owned) = self.owners.get(owner) else { return };
         let unused = if owned.waits {
@@ -53,7 +54,8 @@ impl ReferenceModel {
         let unused = unused.max(self.plan.strict_from);
         let processes = || (0..64).filter(|process| owned.processes & 1 << process != 0);
         let is_excused = owned.ended.is_some()
-            // Holds that were given back before are counted again, and nobody gives them back twice.
+            // Holds that were given back before are counted again, and no client gives them back
+            // twice.
             || owned.is_back
             || owned.detached > 0
             || !owned.waits && at < unused + GIVING_BACK
@@ -73,7 +75,8 @@ impl ReferenceModel {
 }
 
 impl Oracle {
-    /// Everything has ended well and some time ago: whatever still stands must be somebody's who can no longer give it back.
+    /// Everything has ended well and some time ago: whatever still stands must be a client's who
+    /// can no longer give it back.
     pub fn check_empty(&self) {
         let at = self.sim.now();
         let mut model = lock(&self.model);

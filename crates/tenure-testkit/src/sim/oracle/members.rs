@@ -1,10 +1,13 @@
-//! A lock on several servers: whoever has a majority of them has it, and is judged as if one server had said so.
+//! A lock on several servers: a client that has a majority of them has it, and is judged as if one
+//! server had said so.
 //!
-//! A majority counts from what stands at the servers in true time, whoever knows of it, and lasts until so many of its leases
-//! are over that it is none any more. What one server loses, by starting anew or by a step of its clock, is a *vote taken*: a guard may
-//! rightly believe in it until its next renewal. It is excused for exactly that, and only if it would have its majority with the
-//! votes that were taken. Whoever was let in meanwhile is another matter: a server that has started anew does not vote, so
-//! exclusion is excused only for votes that a step *ahead* of a clock has taken.
+//! A majority counts from what stands at the servers in true time, whoever knows of it, and lasts
+//! until so many of its leases are over that it is none any more. What one server loses, by
+//! starting again or by a step of its clock, is a *vote taken*: a guard may rightly believe in it
+//! until its next renewal. It is excused for exactly that, and only if it would have its majority
+//! with the votes that were taken. A client that was let in meanwhile is another matter: a server
+//! that has started again does not vote, so exclusion is excused only for votes that a step *ahead*
+//! of a clock has taken.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +23,7 @@ use crate::sim::clock::TrueTime;
 use crate::sim::executor::{Sim, lock};
 use crate::sim::server::Standing;
 
-/// Whoever is in nobody's way asks each server once.
+/// A client that is in no client's way asks each server once.
 pub const ONE_TRIP: &str = "a majority is had in one trip";
 
 /// What has become of a server.
@@ -124,7 +127,8 @@ impl Members {
         !self.is_majority(has) && votes.is_some_and(|votes| self.is_majority(has | taken(votes)))
     }
 
-    /// At how many servers somebody with another label stood, or asked for something, since a moment.
+    /// At how many servers a client with another label stood, or asked for something, since a
+    /// moment.
     fn disputed(&self, label: &str, since: TrueTime) -> usize {
         let is_other = |owner: &Owner| owner.label() != label;
         let stood = |stand: &Option<Stand>| {
@@ -159,7 +163,8 @@ impl Votes {
 }
 
 impl ReferenceModel {
-    /// One of several servers has run a request: writes down what that makes of the lock, and judges it.
+    /// One of several servers has run a request: writes down what that makes of the lock, and
+    /// judges it.
     pub(super) fn vote(
         &mut self,
         at: TrueTime,
@@ -318,19 +323,20 @@ impl ReferenceModel {
         }
         if is_new {
             self.check_prompt(at, name, free_since, sim);
-            // Servers that have started anew are asked now and then, and do not vote.
+            // Servers that have started again are asked now and then, and do not vote.
             if self.plan.node_faults.forget + self.plan.node_faults.rewind == 0 {
                 self.check_room(at, name, owner, 1);
             }
         }
     }
 
-    /// Whether this owner may believe in a majority that it does not have, because servers lost its votes.
+    /// Whether this owner may believe in a majority that it does not have, because servers lost its
+    /// votes.
     pub(super) fn is_robbed(&self, at: TrueTime, owner: &Owner) -> bool {
         self.members.as_ref().is_some_and(|members| members.lacks_only(at, owner, |votes| votes.taken))
     }
 
-    /// Whether somebody else may be let in beside this owner, because clocks stepped.
+    /// Whether another client may be let in beside this owner, because clocks stepped.
     pub(super) fn is_stepped_over(&self, at: TrueTime, owner: &Owner) -> bool {
         self.members.as_ref().is_some_and(|members| members.lacks_only(at, owner, |votes| votes.stepped))
     }
@@ -364,15 +370,17 @@ impl ReferenceModel {
         }
     }
 
-    /// The token of a guard is one that a majority has accepted from its owner; `None` for one server.
+    /// The token of a guard is one that a majority has accepted from its owner; `None` for one
+    /// server.
     pub(super) fn is_accepted(&self, owner: &Owner, token: u64) -> Option<bool> {
         let members = self.members.as_ref()?;
         let accepted = members.owners.get(owner).and_then(|votes| votes.accepted.get(&token));
         Some(accepted.is_some_and(|servers| members.is_majority(*servers)))
     }
 
-    /// An owner was told that it has lost its lock, and not for the sake of its own clock: then it did not have a majority all the
-    /// while since it asked. Or an earlier question had found that out, and it has one again.
+    /// An owner was told that it has lost its lock, and not for the sake of its own clock: then it
+    /// did not have a majority all the while since it asked. Or an earlier question had found that
+    /// out, and it has one again.
     pub(super) fn check_not_had(&mut self, at: TrueTime, owner: &Owner, since: TrueTime) {
         let Some(owned) = self.owners.get(owner) else { return };
         if self.members.is_none() || self.was_interrupted(owner) {
@@ -387,8 +395,9 @@ impl ReferenceModel {
         }
     }
 
-    /// Whether nobody is left who could have known of an earlier token when this owner's was accepted: those that accepted both have
-    /// lost their ballots between. Then tokens rest on clocks, and those of a schedule differ.
+    /// Whether no client is left who could have known of an earlier token when this owner's was
+    /// accepted: those that accepted both have lost their ballots between. Then tokens rest on
+    /// clocks, and those of a schedule differ.
     pub(super) fn is_unknown(&self, earlier: u64, owner: &Owner, token: u64) -> bool {
         let Some(members) = &self.members else { return false };
         let accepted = members.owners.get(owner).and_then(|votes| votes.accepted.get(&token));
@@ -396,9 +405,10 @@ impl ReferenceModel {
         accepted.copied().unwrap_or(0) & kept.copied().unwrap_or(0) == 0
     }
 
-    /// `try_lock` said that the lock is busy. A majority was not to be had: where nothing fails, others had, or wanted, so many
-    /// servers that too few were left; contenders may have split the votes, so that nobody got it. Where something fails, the
-    /// servers that are not heard may have been anybody's, and one that is disputed is enough; so it is where all is brief, as
+    /// `try_lock` said that the lock is busy. A majority was not to be had: where nothing fails,
+    /// others had, or wanted, so many servers that too few were left; contenders may have split the
+    /// votes, so that no client got it. Where something fails, the servers that are not heard may
+    /// have been any client's, and one that is disputed is enough; so it is where all is brief, as
     /// what others want, or give back, is mostly on its way.
     pub(super) fn check_busy_members(&mut self, at: TrueTime, label: &str, since: TrueTime) {
         let Some(members) = &self.members else { return };
@@ -411,8 +421,8 @@ impl ReferenceModel {
         }
     }
 
-    /// The first of all who asked has a guard, and nobody was in its way: each server was asked once, where clocks are near each other
-    /// and nothing fails.
+    /// The first of all who asked has a guard, and no client was in its way: each server was asked
+    /// once, where clocks are near each other and nothing fails.
     pub(super) fn check_one_trip(&mut self, at: TrueTime, owner: &Owner) {
         let Some(members) = &self.members else { return };
         let Some(votes) = members.owners.get(owner) else { return };
@@ -426,8 +436,8 @@ impl ReferenceModel {
 }
 
 impl Oracle {
-    /// Everything has ended well and some time ago: whose hold still stands at a server, and at which, unless it was passed on
-    /// to nobody.
+    /// Everything has ended well and some time ago: whose hold still stands at a server, and at
+    /// which, unless it was passed on to no client.
     pub fn left_at_members(&self, at: TrueTime) -> Option<(usize, Owner)> {
         let model = lock(&self.model);
         let stands = model.members.iter().flat_map(|members| members.servers.iter().enumerate());

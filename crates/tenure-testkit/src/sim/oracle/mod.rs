@@ -1,7 +1,8 @@
 //! What must never happen, judged in true time and from outside.
 //!
-//! The oracle hears two things: what the server did, in the order in which it did it, and what the tasks were told. It knows true
-//! time, which nobody in the schedule does. It trusts no clock, deadline or answer of the code under test.
+//! The oracle hears two things: what the server did, in the order in which it did it, and what the
+//! tasks were told. It knows true time, which no client in the schedule does. It trusts no clock,
+//! deadline or answer of the code under test.
 //!
 //! | file | invariant |
 //! |---|---|
@@ -12,7 +13,7 @@
 //! | [`tokens`] | tokens grow in the order of the grants, and stay what they are |
 //! | [`leftovers`] | what was given up, dropped or cancelled leaves nothing; nothing is without an end |
 //! | [`members`] | who has a majority, where a lock is on several servers |
-//! | [`progress`] | nobody waits for what is free |
+//! | [`progress`] | no client waits for what is free |
 //! | [`reporting`] | what is reported is true: lost, released, busy |
 //! | `history` | exclusion, tokens and progress by what callers can see: the judge of `tenure stress` |
 
@@ -143,8 +144,8 @@ impl Oracle {
         lock(&self.model).violation.clone()
     }
 
-    /// Runs a schedule to its end. Returns what went wrong first, and what callers saw that must not be. `ending`: what is violated by a
-    /// panic.
+    /// Runs a schedule to its end. Returns what went wrong first, and what callers saw that must
+    /// not be. `ending`: what is violated by a panic.
     pub fn judge(
         &self,
         ending: &'static str,
@@ -309,7 +310,7 @@ impl Oracle {
         owners.into_iter().for_each(|owner| self.watch(owner));
     }
 
-    /// A lease is over, unless it was set anew since.
+    /// A lease is over, unless it was set again since.
     fn lapsed(&self, owner: &Owner, lapses: TrueTime) {
         let at = self.sim.now();
         let mut model = lock(&self.model);

@@ -1,4 +1,4 @@
-//! Nobody waits for what is free.
+//! No client waits for what is free.
 
 use tenure::{LockName, Owner};
 
@@ -9,17 +9,19 @@ use crate::sim::executor::{ProcessId, Sim, lock};
 
 const PROGRESS: &str = "progress";
 
-/// How long a lock may stay free while somebody waits for it, when nothing fails: the message, the question, and the turn that
-/// busy processes leave to one another.
+/// How long a lock may stay free while a client waits for it, when nothing fails: the message, the
+/// question, and the turn that busy processes leave to one another.
 const HAND_OVER: TrueTime = 150 * MS;
-/// The same where a majority decides, and nobody is promised a turn. What a minority says is kept back for up to 1 s, and at
-/// random as long again; then those who split the votes ask again after up to 500 ms, once more and once more.
+/// The same where a majority decides, and no client is promised a turn. What a minority says is
+/// kept back for up to 1 s, and at random as long again; then those who split the votes ask again
+/// after up to 500 ms, once more and once more.
 const AMONG_MEMBERS: TrueTime = 4_000 * MS;
-/// How long it may take until somebody who was let in has its guard, or has given it back.
+/// How long it may take until a client who was let in has its guard, or has given it back.
 pub(super) const TELLING: TrueTime = 200 * MS;
 
 impl ReferenceModel {
-    /// The server granted a lock: nobody waited for it all the while that it was free, unless that was short.
+    /// The server granted a lock: no client waited for it all the while that it was free, unless
+    /// that was short.
     pub(super) fn check_prompt(&mut self, at: TrueTime, name: &LockName, free_since: TrueTime, sim: &Sim) {
         let free_since = free_since.max(self.plan.strict_from);
         let hand_over = if self.members.is_some() { AMONG_MEMBERS } else { HAND_OVER };
@@ -41,9 +43,10 @@ impl ReferenceModel {
         }
     }
 
-    /// The first in a queue could be let in, because somebody's lease is over, and nobody has asked: for no longer than until
-    /// the next of those who wait refreshes its place. So a dead head costs its own lease and that. The first itself knows when to ask, if
-    /// its last answer came.
+    /// The first in a queue could be let in, because a client's lease is over, and no client has
+    /// asked: for no longer than until the next of those who wait refreshes its place. So a dead
+    /// head costs its own lease and that. The first itself knows when to ask, if its last answer
+    /// came.
     pub(super) fn check_let_in(&mut self, at: TrueTime, name: &LockName, sim: &Sim) {
         let Some(lock) = self.locks.get(name) else { return };
         let Some(open_since) = lock.open_since else { return };
@@ -76,7 +79,7 @@ impl Oracle {
         Waiting { oracle: self.clone(), id, process, told }
     }
 
-    /// Somebody was let in by another's request a while ago: by now it has its guard, or has left.
+    /// A client was let in by another's request a while ago: by now it has its guard, or has left.
     pub(super) fn told(&self, owner: &Owner, let_in_at: TrueTime) {
         let at = self.sim.now();
         let mut model = lock(&self.model);
@@ -94,7 +97,7 @@ impl Oracle {
         }
     }
 
-    /// The schedule is over and was long enough for everything in it: nobody may still wait.
+    /// The schedule is over and was long enough for everything in it: no client may still wait.
     pub fn check_served(&self) {
         let at = self.sim.now();
         let mut model = lock(&self.model);

@@ -22,7 +22,7 @@ pub enum Said {
     Yes,
     /// The lease is lost.
     Lost,
-    /// Nobody knows, or nobody answered.
+    /// No client knows, or no client answered.
     Unknown,
 }
 
@@ -47,19 +47,20 @@ pub struct Told {
     pub is_renewed: bool,
 }
 
-/// What clocks may differ by while somebody asks, and what a poll takes.
+/// What clocks may differ by while a client asks, and what a poll takes.
 const SLACK: TrueTime = MS;
 
 /// How often a grant that took too long is asked for again.
 const ROUNDS: u32 = 3;
 
 impl ReferenceModel {
-    /// A guard was handed out: it has most of its lease before it, unless that was tried several times.
+    /// A guard was handed out: it has most of its lease before it, unless that was tried several
+    /// times.
     fn check_fresh(&mut self, at: TrueTime, owner: &Owner, told: &Told) {
         let Some(owned) = self.owners.get(owner) else { return };
         // Who was called, and had too little left to return with, has renewed it first, once.
         let rounds = if owned.was_called && owned.told_at.is_some() { ROUNDS } else { owned.grants };
-        // Whoever was called was not granted what it asked for, but something later.
+        // A client that was called was not granted what it asked for, but something later.
         let least = if owned.was_called { told.fresh.min(told.fresh_if_called) } else { told.fresh };
         if told.remaining < least && rounds < ROUNDS {
             let what = format!(
@@ -70,8 +71,9 @@ impl ReferenceModel {
         }
     }
 
-    /// A guard that is renewed is lost, and nobody has taken it away: more than one thing has gone wrong, because there is time to try
-    /// again, where it had most of its lease before it at first.
+    /// A guard that is renewed is lost, and no client has taken it away: more than one thing has
+    /// gone wrong, because there is time to try again, where it had most of its lease before it at
+    /// first.
     fn check_kept_alive(&mut self, at: TrueTime, hold: &Hold) {
         let failed = self.failed.get(&hold.process).copied().unwrap_or(0);
         let most = if hold.is_fresh { 1 } else { 0 };
@@ -81,7 +83,8 @@ impl ReferenceModel {
         }
     }
 
-    /// A lease is over in true time: whoever waits for its loss was told before, unless its process stands still.
+    /// A lease is over in true time: a client that waits for its loss was told before, unless its
+    /// process stands still.
     pub(super) fn check_told(&mut self, at: TrueTime, owner: &Owner, sim: &Sim) {
         let waits = self
             .guards_of(owner)
@@ -102,7 +105,8 @@ impl Oracle {
         *lock(&self.model).failed.entry(process).or_default() += 1;
     }
 
-    /// An answer has come: whoever waits, though it was let in before the server went back, knows that.
+    /// An answer has come: a client that waits, though it was let in before the server went back,
+    /// knows that.
     pub(in crate::sim) fn answered(&self, op: &Op) {
         let mut model = lock(&self.model);
         if model.plan.node_faults.rewind == 0 {
@@ -119,13 +123,15 @@ impl Oracle {
         }
     }
 
-    /// What guards hold may be gone, without their doing: whoever renews is told when it asks next.
+    /// What guards hold may be gone, without their doing: a client that renews is told when it asks
+    /// next.
     pub(super) fn will_tell(&self) {
         let at = self.sim.now();
         let mut model = lock(&self.model);
         model.shaken_at = at;
         let ttl = model.plan.ttl.as_nanos() as TrueTime;
-        // After a third of the lease; an attempt that is not answered takes a sixth more, and the next begins within a twelfth.
+        // After a third of the lease; an attempt that is not answered takes a sixth more, and the
+        // next begins within a twelfth.
         let told_at = at + ttl / 3 + ttl / 6 + ttl / 12 + model.plan.drift() + TELLING;
         let guards = model.holds.iter().filter(|hold| hold.is_renewed && hold.is_excused());
         let guards: Vec<u64> = guards.map(|hold| hold.id).collect();
@@ -190,7 +196,8 @@ impl Oracle {
         let was_let_in = model.owners.get(owner).is_some_and(|owned| owned.was_let_in);
         if let Some(owned) = model.owners.get_mut(owner) {
             let was_taken = owned.taken.contains(&token);
-            // What was passed on before the lock was taken from its owner counts no more, for those since.
+            // What was passed on before the lock was taken from its owner counts no more, for those
+            // since.
             owned.detached = owned.detached.saturating_sub(u32::from(told.is_resumed && !was_taken));
             (owned.told_at, owned.let_go_at) = (Some(at), None);
             is_forced |= was_taken;
@@ -225,7 +232,8 @@ impl Oracle {
         holding
     }
 
-    /// `try_lock`, for an owner of this label, said that somebody holds: somebody did, at some moment since it was asked.
+    /// `try_lock`, for an owner of this label, said that a client holds: a client did, at some
+    /// moment since it was asked.
     pub fn said_busy(&self, name: &LockName, label: &str, since: TrueTime) {
         let at = self.sim.now();
         let mut model = lock(&self.model);
@@ -252,17 +260,20 @@ impl Oracle {
         let at = self.sim.now();
         let mut model = lock(&self.model);
         let Some(owned) = model.owners.get(owner) else { return };
-        // What was ended by another may be taken for ended by the release, if that had to be repeated in time.
+        // What was ended by another may be taken for ended by the release, if that had to be
+        // repeated in time.
         let is_wrong = owned.ended.is_none() && (owned.lapses < since || owned.lapses > at);
-        // Of several servers, some may have lost it before the release came to them, or let its lease end; what came late to one of
-        // them may have made a majority again since.
+        // Of several servers, some may have lost it before the release came to them, or let its
+        // lease end; what came late to one of them may have made a majority again since.
         let was_gone = model.was_robbed(owner) || model.was_interrupted(owner) || owned.lapses <= at;
         let is_torn = model.members.is_some() && was_gone;
-        // A server that does not answer may have what it lost, or have again what it had given back.
+        // A server that does not answer may have what it lost, or have again what it had given
+        // back.
         let is_unsure = owned.is_back || model.has_again(owner) || model.was_robbed(owner);
         let is_released = |owned: &Owned| matches!(owned.ended, Some((_, End::Released))) && !is_torn;
         let wrong = match said {
-            // Of a reentrant owner, another hold may be there still; and what a server went back to says nothing of the answer.
+            // Of a reentrant owner, another hold may be there still; and what a server went back to
+            // says nothing of the answer.
             Said::Yes => is_wrong && !is_one_of_many && !is_unsure,
             Said::Lost => was_held && !is_one_of_many && is_released(owned),
             Said::Unknown => false,
@@ -288,13 +299,15 @@ impl Oracle {
         let mut model = lock(&self.model);
         let Some(owned) = model.owners.get(owner) else { return };
         let gone_at = owned.ended.map_or(owned.lapses, |(ended, _)| ended.min(owned.lapses));
-        // Several servers that go back between their answers to one question were right, each when it said so.
+        // Several servers that go back between their answers to one question were right, each when
+        // it said so.
         let is_torn = model.members.is_some() && model.plan.regime == Regime::Relapsing;
         if said == Said::Yes && gone_at < since && !is_torn {
             let what = format!("{owner} was told that it holds, {} µs after it did", (at - gone_at) / 1_000);
             model.accuse(at, REPORTING, what);
         }
-        // Whoever asks for so long that its lease is over has lost it, whatever the servers have.
+        // A client that asks for so long that its lease is over has lost it, whatever the servers
+        // have.
         let is_early = (at - since) * 101 / 100 + SLACK < left.as_nanos() as TrueTime;
         if said == Said::Lost && is_early {
             model.check_not_had(at, owner, since);

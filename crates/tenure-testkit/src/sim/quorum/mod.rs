@@ -1,8 +1,10 @@
-//! One schedule of a mutex on a majority of several servers: the real quorum, engine and faces over simulated nodes.
+//! One schedule of a mutex on a majority of several servers: the real quorum, engine and faces over
+//! simulated nodes.
 //!
-//! Each node has a network of its own that delays, loses and cuts, and stands still or starts anew without its memory; processes
-//! stop and die; all clocks drift, and some step. The tasks are those of the simulation with one server, and so is the judge:
-//! whoever has a majority of the nodes has the lock ([`members`](super::oracle::members)).
+//! Each node has its own network that delays, loses and cuts, and stands still or starts again
+//! without its memory; processes stop and die; all clocks drift, and some step. The tasks are those
+//! of the simulation with one server, and so is the judge: whoever has a majority of the nodes has
+//! the lock ([`members`](super::oracle::members)).
 
 mod node_faults;
 
@@ -68,15 +70,15 @@ struct Scene {
 /// What may be left for a while.
 #[derive(Default)]
 struct Remains {
-    /// Somebody could not give back what it had: it died, or a node stood still for so long that the lease was over before
-    /// the node had even seen it.
+    /// Somebody could not give back what it had: it died, or a node stood still for so long that
+    /// the lease was over before the node had even seen it.
     are_excused: bool,
     /// The nodes that have stood still, one bit each.
     stalled: u64,
 }
 
 impl Scene {
-    /// From now on something may be left for a while that nobody can give back.
+    /// From now on something may be left for a while that no client can give back.
     fn excuse(&self) {
         lock(&self.remains).are_excused = true;
     }
@@ -161,7 +163,8 @@ impl World {
         }
     }
 
-    /// Runs to the end of all tasks, then until what they left behind has settled, then until nothing runs any more.
+    /// Runs to the end of all tasks, then until what they left behind has settled, then until
+    /// nothing runs any more.
     fn see_through(&self) {
         let (scene, sim, plan) = (&self.scene, &self.scene.sim, self.scene.plan);
         let oracle = &self.workload.oracle;
@@ -171,13 +174,14 @@ impl World {
         if oracle.violation().is_some() {
             return;
         }
-        // What is released on and on at a node that was silent is asked for again after at most 1.7 s, and takes at most 1 s.
+        // What is released on and on at a node that was silent is asked for again after at most 1.7
+        // s, and takes at most 1 s.
         let settled = sim.now().max(plan.heals_at + RECOVERY) + 4 * SECOND;
         sim.run(settled, STEPS);
         if !lock(&scene.remains).are_excused {
             self.check_empty(sim.now());
         }
-        // Whatever nobody could give back has lapsed.
+        // Whatever no client could give back has lapsed.
         let over = settled + plan.step + 2 * plan.lease() + 90 * SECOND;
         sim.run(over, STEPS);
         self.check_empty(over);

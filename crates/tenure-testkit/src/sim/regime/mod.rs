@@ -1,5 +1,6 @@
-//! Which faults a schedule has. Drawn by regime: a schedule in which everything goes wrong at once never gets far enough to
-//! show the subtle mistakes, so each has its own trouble and leaves the rest alone.
+//! Which faults a schedule has. Drawn by regime: a schedule in which everything goes wrong at once
+//! never gets far enough to show the subtle mistakes, so each has its own trouble and leaves the
+//! rest alone.
 
 mod kind;
 
@@ -32,11 +33,13 @@ pub enum Regime {
     Tiny,
     /// Everything at once.
     Storm,
-    /// The server forgets everything now and then, or an operator deletes a key. Exclusion is not promised then; the rest is.
+    /// The server forgets everything now and then, or an operator deletes a key. Exclusion is not
+    /// promised then; the rest is.
     Forgetting,
-    /// Processes are cut off for a while, one way or both, and nobody is told.
+    /// Processes are cut off for a while, one way or both, and no client is told.
     Parted,
-    /// The server goes back to what it was a while ago. Exclusion is not promised then; the rest is.
+    /// The server goes back to what it was a while ago. Exclusion is not promised then; the rest
+    /// is.
     Rewinding,
     /// A key of a lock disappears: what is held, or the counter of its tokens.
     Evicting,
@@ -44,23 +47,27 @@ pub enum Regime {
     Stepping,
     /// What arrives, arrives when a lease, a request's time or a wait ends, or just beside it.
     Brink,
-    /// The server does not know its scripts, so requests are overtaken by those behind them. Else none.
+    /// The server does not know its scripts, so requests are overtaken by those behind them. Else
+    /// none.
     Unscripted,
-    /// Messages get lost, come late and come twice, many wait, and requests arrive, unless their connection is cut. So whoever
-    /// relies on what it is told waits for ever, or for the rest of a lease.
+    /// Messages get lost, come late and come twice, many wait, and requests arrive, unless their
+    /// connection is cut. So whoever relies on what it is told waits for ever, or for the rest of a
+    /// lease.
     Deaf,
-    /// Each process has one request or reply lost, with its connection, and no more. So whoever is renewed loses nothing.
+    /// Each process has one request or reply lost, with its connection, and no more. So whoever is
+    /// renewed loses nothing.
     Hiccup,
-    /// Many hold and wait for no longer than a few messages take, and what leaves first may come last. So all of it meets on its way.
-    /// Else nothing.
+    /// Many hold and wait for no longer than a few messages take, and what leaves first may come
+    /// last. So all of it meets on its way. Else nothing.
     Rush,
     /// The same on a server that goes back again and again, by as little.
     Relapsing,
-    /// The server stands still for longer than anybody's patience.
+    /// The server stands still for longer than any client's patience.
     Outage,
     /// What arrives, arrives at the very nanosecond when a lease or a request's time ends.
     OnTheDot,
-    /// Many wait in line, and hold to the end of a time that is as short as messages take. Else nothing.
+    /// Many wait in line, and hold to the end of a time that is as short as messages take. Else
+    /// nothing.
     Fleeting,
     /// Many hold and wait as briefly, and connections end again and again.
     Flapping,
@@ -124,7 +131,8 @@ pub struct Faults {
     pub late: (u32, TrueTime),
     /// How many arrive at the very moment when a lease ends, or just beside it.
     pub edge: u32,
-    /// How many requests, and replies, arrive when the time that was given to them is over, or just beside that.
+    /// How many requests, and replies, arrive when the time that was given to them is over, or just
+    /// beside that.
     pub limit: u32,
     /// How many of those that arrive at such a moment, or beside it, arrive at it.
     pub exact: u32,
@@ -136,7 +144,8 @@ pub struct Faults {
     pub once: bool,
     /// Requests that are not sent at all.
     pub refuse: u32,
-    /// Requests that are sent a second time, as the server does not know their script: whatever is sent meanwhile comes first.
+    /// Requests that are sent a second time, as the server does not know their script: whatever is
+    /// sent meanwhile comes first.
     pub again: u32,
     /// Requests with little time whose silence ends the connection as others' does.
     pub impatient: u32,
@@ -148,7 +157,8 @@ pub struct Faults {
     pub lose_wake: u32,
     /// Wake-ups that come twice.
     pub repeat_wake: u32,
-    /// How many wake-ups come late, and how much at most: the server may have forgotten everything by then.
+    /// How many wake-ups come late, and how much at most: the server may have forgotten everything
+    /// by then.
     pub late_wake: (u32, TrueTime),
 }
 
@@ -187,7 +197,8 @@ pub struct Plan {
     pub ttl: Duration,
     /// For how long a wait without a limit goes on while nothing answers.
     pub patience: Duration,
-    /// For how long anybody holds or waits at most, and how far a server goes back, where that has nothing to do with leases.
+    /// For how long any client holds or waits at most, and how far a server goes back, where that
+    /// has nothing to do with leases.
     pub brief: Option<TrueTime>,
     /// How wrong clocks are at most, in parts per million.
     pub ppm: u32,
@@ -221,14 +232,15 @@ pub struct Plan {
     pub heals_at: TrueTime,
     /// From when on everything must happen at once.
     pub strict_from: TrueTime,
-    /// After how long at most the end of a lease is noticed that nobody was told of. On a server whoever waits knows when it is.
+    /// After how long at most the end of a lease is noticed that no client was told of. On a server
+    /// whoever waits knows when it is.
     pub looks: TrueTime,
     /// Whether all wall clocks agree within less than a member of a quorum allows for.
     pub is_near: bool,
 }
 
-/// Everything the code under test may do by itself once nothing fails any more: an attempt that is still running, the pause after
-/// it, and the next.
+/// Everything the code under test may do by itself once nothing fails any more: an attempt that is
+/// still running, the pause after it, and the next.
 pub const RECOVERY: TrueTime = 3 * SECOND;
 
 /// More than a question and its answer take where nothing fails.
@@ -252,7 +264,8 @@ impl Plan {
         self.ttl.as_nanos() as TrueTime / 1_000 * 2 * TrueTime::from(self.ppm) / 1_000
     }
 
-    /// Draws for how long somebody holds or waits, or how far a server goes back: so much at most, unless all is brief.
+    /// Draws for how long a client holds or waits, or how far a server goes back: so much at most,
+    /// unless all is brief.
     pub fn span(&self, sim: &Sim, most: TrueTime) -> TrueTime {
         match self.brief {
             // Its square: short ones, which cross more of what is on its way, come more often.
@@ -442,7 +455,8 @@ impl Plan {
                     (plan.faults.lose_wake, plan.faults.lose_ear) = (400, 200);
                 }
                 if is_told || sim.chance(500) {
-                    // Of a kind without places, which are asked about every so often, and nobody goes on to say more.
+                    // Of a kind without places, which are asked about every so often, and no client
+                    // goes on to say more.
                     plan.kinds[0] = if sim.chance(700) { LockKind::Mutex } else { LockKind::Reentrant };
                     plan.ttl = ttl(60 * SECOND, 120 * SECOND);
                     plan.rounds = 1;
@@ -461,7 +475,8 @@ impl Plan {
             // A lease that was set by a clock which is set back since ends so much later.
             plan.strict_from = plan.heals_at + plan.step + plan.lease() + RECOVERY;
             if regime == Regime::Deaf {
-                // Whoever missed something was told so, or will have tried again to listen; else it asks when it has slept enough.
+                // A client that missed something was told so, or will have tried again to listen;
+                // else it asks when it has slept enough.
                 let known = if plan.faults.lose_wake == 0 { lease::WAIT_MAX } else { SLEEP.min(plan.ttl) };
                 plan.strict_from = plan.heals_at + known.as_nanos() as TrueTime + RECOVERY;
             }

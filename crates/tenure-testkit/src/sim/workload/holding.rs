@@ -49,7 +49,8 @@ impl Task {
         }
     }
 
-    /// Stays for this long on its own clock, or until a lock is lost, and looks each time that it is woken.
+    /// Stays for this long on its own clock, or until a lock is lost, and looks each time that it
+    /// is woken.
     pub(super) async fn stay(&self, hand: &impl Hand, holdings: &[Holding], time: TrueTime) -> Option<Error> {
         let mut end = pin!(self.process.sleep_until(self.process.now() + Duration::from_nanos(time)));
         let mut lost = pin!(hand.lost());

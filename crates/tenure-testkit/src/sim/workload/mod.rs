@@ -1,4 +1,5 @@
-//! What the tasks of a schedule do: everything that the public API offers, and everything that users do to it.
+//! What the tasks of a schedule do: everything that the public API offers, and everything that
+//! users do to it.
 
 mod holding;
 mod requests;
@@ -31,7 +32,7 @@ impl Claim for Guard {
     }
 }
 
-/// A re-entry waits for nobody; this is for its trip, and for those of others before it.
+/// A re-entry waits for no client; this is for its trip, and for those of others before it.
 const AT_ONCE: TrueTime = 150 * MS;
 
 const API: &str = "the API's word";
@@ -323,7 +324,8 @@ impl Task {
         self.part(guard, holding, index).await;
     }
 
-    /// Makes a writer a reader, sooner or later. The guard is not looked at meanwhile: whoever changes it has it alone.
+    /// Makes a writer a reader, sooner or later. The guard is not looked at meanwhile: a client
+    /// that changes it has it alone.
     async fn downgrade(
         &self,
         guard: Arc<Guard>,

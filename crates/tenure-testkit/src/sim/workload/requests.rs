@@ -138,7 +138,8 @@ impl Task {
                 self.check_in_time(cut, since, begun, most + locks.options().op_timeout * giving_back);
                 told.is_fresh &= self.has_time(begun, most);
                 match outcome {
-                    // No answer can have come by then; of several, what is left for the second may be as little.
+                    // No answer can have come by then; of several, what is left for the second may
+                    // be as little.
                     Err(error)
                         if error.is_unreachable() && (limit < self.workload.trip || name.is_none()) =>
                     {
@@ -163,12 +164,13 @@ impl Task {
         })
     }
 
-    /// Whether all that was asked could be asked once more within a limit. A grant whose answer took too long for that is not.
+    /// Whether all that was asked could be asked once more within a limit. A grant whose answer
+    /// took too long for that is not.
     pub(super) fn has_time(&self, begun: tenure::internals::Moment, limit: Duration) -> bool {
         self.process.now().since(begun) * 2 < limit
     }
 
-    /// A call with a limit ends within it, unless its process stood still or nobody looked.
+    /// A call with a limit ends within it, unless its process stood still or no client looked.
     pub(super) fn check_in_time(
         &self,
         cut: Cut,

@@ -15,7 +15,8 @@ pub(crate) fn now() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Boottime)).expect("a time")
 }
 
-/// How long, at least, the holder believed that it held after the rival was granted the lock; zero if there was no holder.
+/// How long, at least, the holder believed that it held after the rival was granted the lock; zero
+/// if there was no holder.
 pub(crate) fn overlap(holder: Option<&Guard>, rival: impl FnOnce() -> Guard) -> Duration {
     let over = AtomicBool::new(false);
     scope(|scope| {

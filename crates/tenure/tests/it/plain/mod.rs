@@ -1,5 +1,7 @@
-//! A second client that knows docs/protocol.md and nothing else: it sends plain commands, and locks together with this library. `page` is
-//! how it reads: what it sends and understands is taken from there, and where the page is wrong it fails. In `redisson` it does what that documentation says of an `RLock`, command by command, and in `versions` it is the client of another version.
+//! A second client that knows docs/protocol.md and nothing else: it sends plain commands, and locks
+//! together with this library. `page` is how it reads: what it sends and understands is taken from
+//! there, and where the page is wrong it fails. In `redisson` it does what that documentation says
+//! of an `RLock`, command by command, and in `versions` it is the client of another version.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -84,7 +86,7 @@ impl Said {
     }
 }
 
-/// A client with an owner of its own.
+/// A client with its own owner.
 struct Plain {
     client: Client,
     owner: String,
@@ -329,7 +331,7 @@ fn readers_of_another_client_are_let_in_together_when_our_writer_is_done() {
         assert_eq!(waiting.word, "waiting");
         waiting.part("ticket")
     });
-    // One request for both places, and for one that nobody has.
+    // One request for both places, and for one that no client has.
     let [first, second] = [readers[0].owner.clone(), readers[1].owner.clone()];
     let refresh =
         [("wait", "20000"), ("owner", &*first), ("owner", &*second), ("owner", "nobody@nowhere:1/")];
@@ -461,7 +463,7 @@ fn every_kind_of_ours_is_listed_and_another_kind_is_named() {
     assert!(block_on(locks.fair("app:foreign").expect("a name").try_lock()).expect("an answer").is_none());
 }
 
-/// Waits until somebody listens.
+/// Waits until a client listens.
 fn heard_by_one(server: &Server, channel: &str) {
     eventually(|| server.command(&["PUBSUB", "NUMSUB", channel]).items()[1].int() == 1);
 }

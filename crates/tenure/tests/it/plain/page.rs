@@ -1,4 +1,5 @@
-//! What docs/protocol.md says, taken from its own tables: keys, arguments and their order, replies, channels, headers and commands.
+//! What docs/protocol.md says, taken from its own tables: keys, arguments and their order, replies,
+//! channels, headers and commands.
 
 use super::{MUTEX, QUEUE, REENTRANT};
 
@@ -73,7 +74,8 @@ pub(crate) fn keys(verb: &str) -> Vec<&'static str> {
     request(verb)[1].split(", ").filter(|key| !key.starts_with("and ")).collect()
 }
 
-/// The names of a request's arguments behind the verb, the owner and the number; the last may be there several times.
+/// The names of a request's arguments behind the verb, the owner and the number; the last may be
+/// there several times.
 pub(crate) fn arguments(machine: Machine, verb: &str) -> Vec<&'static str> {
     request(verb)[2 + machine as usize].split_whitespace().collect()
 }
@@ -84,7 +86,8 @@ pub(crate) fn first_arguments() -> Vec<&'static str> {
     said.split([',', ' ']).filter(|word| ["verb", "owner", "request"].contains(word)).collect()
 }
 
-/// The key of a lock with the counter and the channel that belong to it, by the page's own examples of each sort of name.
+/// The key of a lock with the counter and the channel that belong to it, by the page's own examples
+/// of each sort of name.
 pub(crate) fn side_keys() -> Vec<[&'static str; 3]> {
     let rows = table("| the lock's key | its counter |").into_iter();
     rows.map(|row| [0, 1, 2].map(|cell| *quoted(row[cell]).last().expect("an example"))).collect()
@@ -163,8 +166,9 @@ pub(crate) fn end_of_a_connection() -> &'static str {
     PAGE.lines().find_map(|line| line.strip_prefix("    CLIENT ").map(|_| line.trim())).expect("a command")
 }
 
-/// The commands of a mutex where scripts are forbidden, on any server: those that are quoted in the right column, behind the last
-/// colon or semicolon; "the same" is what stands in the left one, before the colon.
+/// The commands of a mutex where scripts are forbidden, on any server: those that are quoted in the
+/// right column, behind the last colon or semicolon; "the same" is what stands in the left one,
+/// before the colon.
 pub(crate) fn without_scripts(what: &str) -> Vec<Vec<&'static str>> {
     let rows = table("| | a server with `DELIFEQ`");
     let row = rows.iter().find(|row| row[0] == what).unwrap_or_else(|| panic!("no row: {what}"));

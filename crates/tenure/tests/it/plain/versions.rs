@@ -1,7 +1,8 @@
-//! Two versions at once, as during an upgrade: one runs the scripts of today under its own SHA, the other is this library.
+//! Two versions at once, as during an upgrade: one runs the scripts of today under its own SHA, the
+//! other is this library.
 //!
-//! There is one version yet, so both run one text. Once a version is out and a script changes, the old text is kept beside this file, and
-//! [`Version`] runs it.
+//! There is one version yet, so both run one text. Once a version is out and a script changes, the
+//! old text is kept beside this file, and [`Version`] runs it.
 
 use std::sync::Mutex;
 use std::thread::scope;
@@ -74,7 +75,7 @@ fn acquire(locks: &Locks, kind: &str, wait: Duration) -> Option<Guard> {
     let asked = async {
         match kind {
             "mutex" => locks.mutex("x")?.try_lock_for(wait).await,
-            // With an owner of its own each time, as all others.
+            // With its own owner each time, as all others.
             "reentrant" => locks.reentrant("x", &Owner::new("me")?)?.try_lock_for(wait).await,
             "fair" => locks.fair("x")?.try_lock_for(wait).await,
             "writer" => locks.rwlock("x")?.try_write_for(wait).await,
@@ -86,7 +87,7 @@ fn acquire(locks: &Locks, kind: &str, wait: Duration) -> Option<Guard> {
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// All kinds at once, each on a server of its own.
+/// All kinds at once, each on its own server.
 fn with_each(it: impl Fn(&'static str) + Sync) {
     scope(|scope| {
         for kind in KINDS {

@@ -30,8 +30,8 @@ fn held(locks: &Locks, name: &str) -> Option<Guard> {
     block_on(locks.mutex(name).expect("a name").try_lock()).expect("an answer")
 }
 
-/// It is granted as soon as most have it. Whoever has it at just those may not lose one of them, and a request that the others have
-/// yet to get reaches them also after a restart.
+/// It is granted as soon as most have it. A client that has it at just those may not lose one of
+/// them, and a request that the others have yet to get reaches them also after a restart.
 fn all_have(nodes: &[Server], name: &str) {
     eventually("all have it", SOON, || nodes.iter().all(|node| node.has(name)));
 }
@@ -90,7 +90,8 @@ fn a_minority_whose_clock_steps_by_an_hour_costs_nothing() {
     let options = Options::new().ttl(ttl);
     let (ours, theirs) = (locks(&nodes.url(), options.clone()), locks(&nodes.url(), options));
     let mut last = 0;
-    // A node whose clock is back counts its age from the other side of an hour, and abstains; the others are a majority.
+    // A node whose clock is back counts its age from the other side of an hour, and abstains; the
+    // others are a majority.
     for (ahead, behind) in [(0, 1), (3, 2)] {
         let guard = held(&ours, "x").expect("a free lock");
         assert!(guard.fence() > last);
@@ -123,7 +124,8 @@ fn the_clock_of_one_node_is_no_measure_for_the_others() {
     for ahead in [2 * HOUR, 2 * 366 * 24 * HOUR] {
         let nodes = Nodes::new(3);
         let locks = locks(&nodes.url(), Options::new().ttl(ms(1_000)));
-        // It accepts no ballot of ours, until it is asked with one of its own: after the first renewal.
+        // It accepts no ballot of ours, until it is asked with one of its own: after the first
+        // renewal.
         nodes[2].clock().forward(ahead);
         let guard = held(&locks, "x").expect("a free lock");
         eventually("it is taken there too", SOON, || nodes[2].has("x"));
@@ -154,7 +156,8 @@ fn who_waits_for_a_bare_majority_does_not_wake_himself_and_all_others_for_ever()
     let ours = locks(&nodes.url(), Options::new().ttl(Duration::from_secs(60)));
     let guard = held(&ours, "x").expect("a free lock");
     all_have(&nodes, "x");
-    // As after a restart, or where two have asked at once: the third is free until the next renewal.
+    // As after a restart, or where two have asked at once: the third is free until the next
+    // renewal.
     nodes[2].command(&["DEL", "x"]);
     let waiters: Vec<Locks> = (0..5).map(|_| locks(&nodes.url(), Options::new())).collect();
     let before = scripts(&nodes);
@@ -272,12 +275,13 @@ fn nodes_that_have_started_empty_let_nobody_in_beside_the_holder() {
     let (ours, theirs) = (locks(&nodes.url(), options.clone()), locks(&nodes.url(), options));
     let guard = held(&ours, "x").expect("a free lock");
     all_have(&nodes, "x");
-    // Both at once: one after the other, the holder takes it again at the first before the second is gone.
+    // Both at once: one after the other, the holder takes it again at the first before the second
+    // is gone.
     nodes[1].kill();
     nodes[0].restart();
     let started = Instant::now();
     nodes[1].restart();
-    // Two of three have forgotten the lock, and whoever holds it may not know yet.
+    // Two of three have forgotten the lock, and its holder may not know yet.
     let mut refused = 0;
     let next = loop {
         let why = match block_on(theirs.mutex("x").expect("a name").try_lock()) {
@@ -309,7 +313,8 @@ fn a_server_that_is_there_twice_is_found_out() {
         let why = error.source().expect("a cause").to_string();
         error.is_refused() && why.contains("the same server") && why.contains(&nodes[0].url())
     };
-    // The first may get through before both are known, with the votes of the two that are independent.
+    // The first may get through before both are known, with the votes of the two that are
+    // independent.
     eventually("it is refused", SOON, || {
         let said = block_on(locks.mutex("x").expect("a name").try_lock());
         said.is_err_and(|error| error.is_refused())
@@ -335,7 +340,8 @@ fn who_connects_where_no_majority_answers_hears_why_when_the_time_is_over() {
     let nodes = Nodes::new(3);
     let proxies = [&nodes[1], &nodes[2]].map(|node| Proxy::start(node.address()));
     let members = [nodes[0].url(), proxies[0].url(), proxies[1].url()];
-    // The one that answers does so long after the small time of a member is over, and the other two never do.
+    // The one that answers does so long after the small time of a member is over, and the other two
+    // never do.
     for proxy in &proxies {
         proxy.set(Fault::BlackHole);
     }
@@ -371,7 +377,7 @@ fn nodes_that_have_just_started_say_from_when_on_they_vote() {
     let error = block_on(locks.mutex("x").expect("a name").try_lock()).expect_err("nobody votes");
     let why = error.source().expect("a cause").to_string();
     assert!(error.is_unreachable() && why.contains("does not vote before 2 s"), "{why}");
-    // Whoever waits gets it as soon as they do.
+    // A client that waits gets it as soon as they do.
     let guard = block_on(locks.mutex("x").expect("a name").try_lock_for(SOON)).expect("an answer");
     assert!(guard.is_some());
 }

@@ -1,4 +1,5 @@
-//! Every set of nodes that can fail at once, in four ways, and what a minority of them costs, in five.
+//! Every set of nodes that can fail at once, in four ways, and what a minority of them costs, in
+//! five.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -18,7 +19,7 @@ use super::nodes::Nodes;
 /// What is wrong with a node.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
-    /// Nobody listens there.
+    /// No client listens there.
     Down,
     /// It does not let us in, or lets us do nothing.
     Refusing,
@@ -110,7 +111,8 @@ fn judge(nodes: &[Server], dead: &Server, troubled: u32, trouble: Trouble) {
         for (index, url) in clients[0].urls.iter().enumerate() {
             let said = why.split("; ").find(|part| part.starts_with(url.as_str()));
             let is_troubled = troubled & (1 << index) != 0;
-            // It is decided as soon as it can be, and on a busy machine anybody may not have answered by then.
+            // It is decided as soon as it can be, and on a busy machine any client may not have
+            // answered by then.
             let is_slow = said.is_some_and(|said| said.contains("answer"));
             assert!(is_slow || said.is_some() == is_troubled, "{name}: {url} in {why}");
         }
@@ -121,7 +123,7 @@ fn judge(nodes: &[Server], dead: &Server, troubled: u32, trouble: Trouble) {
     eventually(&format!("{name} is gone everywhere"), SOON, || nodes.iter().all(|node| !node.has(&name)));
 }
 
-/// Where nobody listens.
+/// Where no client listens.
 fn dead() -> Server {
     let server = Server::start();
     server.kill();
@@ -165,7 +167,8 @@ fn a_lock_on_five_is_held_exactly_if_three_can_be_asked() {
 /// The same, where calls are timed.
 const SMALLER_TIME: Duration = Duration::from_millis(250);
 
-/// How long the calls of a few turns take, the middle one of each: who holds takes, looks and releases, and somebody else is refused.
+/// How long the calls of a few turns take, the middle one of each: who holds takes, looks and
+/// releases, and another client is refused.
 fn calls_take(nodes: &[Server], dead: &Server, troubled: u32, trouble: Trouble) -> [Duration; 4] {
     let clients = [(); 2].map(|()| Client::new(nodes, dead, troubled, trouble, SMALLER_TIME));
     let name = format!("costs:{trouble:?}:{troubled:b}");

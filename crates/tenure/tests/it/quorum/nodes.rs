@@ -8,7 +8,8 @@ use tenure_testkit::servers::{Config, Server};
 /// How long they say that they have been up.
 const UP: Duration = Duration::from_secs(60 * 60);
 
-/// Servers for one test, empty. They go back to where they came from, because one that has just started does not vote.
+/// Servers for one test, empty. They go back to where they came from, because one that has just
+/// started does not vote.
 #[derive(Debug)]
 pub(crate) struct Nodes(Vec<Server>);
 
@@ -41,7 +42,7 @@ impl Nodes {
     }
 }
 
-/// Starts a server with a clock anew, empty, and lets it grow old.
+/// Starts a server with a clock again, empty, and lets it grow old.
 pub(crate) fn age(server: &Server, config: Config) {
     server.clock().reset();
     server.clock().back(UP);

@@ -1,4 +1,5 @@
-//! Who has a place at which lock: kept by what the server answered, and compared with what stands at its keys.
+//! Who has a place at which lock: kept by what the server answered, and compared with what stands
+//! at its keys.
 
 mod places;
 mod requests;
@@ -73,7 +74,8 @@ pub(super) struct Place {
     is_bound: bool,
     /// Whether it was told when to ask again, as the first in line is.
     pub(super) knows: bool,
-    /// The holds that a reentrant owner has, each with its process, and how many are on their way from one to another.
+    /// The holds that a reentrant owner has, each with its process, and how many are on their way
+    /// from one to another.
     live: Vec<(u64, ProcessId)>,
     pub(super) detached: u32,
 }
@@ -93,16 +95,17 @@ pub(super) struct Owned {
     pub(super) lapses: TrueTime,
     /// Until when it may believe in its lease at most, by what it was told.
     pub(super) told_until: TrueTime,
-    /// The tokens with which it may have been told of a longer lease than it had: see [`ReferenceModel::doubt`].
+    /// The tokens with which it may have been told of a longer lease than it had: see
+    /// [`ReferenceModel::doubt`].
     pub(super) doubted: Vec<u64>,
     /// Its place is there again, because the server went back to what it was.
     pub(super) is_back: bool,
     /// It has only a place.
     pub(super) waits: bool,
-    /// It had been let in, and has only a place again, because the server went back: it may hear of its turn until it has been told
-    /// that it waits.
+    /// It had been let in, and has only a place again, because the server went back: it may hear of
+    /// its turn until it has been told that it waits.
     pub(super) was_let_in: bool,
-    /// When somebody else's request let it in.
+    /// When another client's request let it in.
     pub(super) let_in_at: Option<TrueTime>,
     /// When a guard of it was handed out, or it renewed what it was let in to.
     pub(super) told_at: Option<TrueTime>,
@@ -121,7 +124,7 @@ pub(super) struct Owned {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Released,
-    /// By somebody else, or by a server that forgets: its guard cannot know yet.
+    /// By another client, or by a server that forgets: its guard cannot know yet.
     Forced,
 }
 
@@ -167,7 +170,8 @@ impl ReferenceModel {
         self.violation.get_or_insert(Violation { at, invariant, what });
     }
 
-    /// Brings the truth about a lock up to this moment: what has lapsed is gone, one after the other.
+    /// Brings the truth about a lock up to this moment: what has lapsed is gone, one after the
+    /// other.
     pub(super) fn settle(&mut self, at: TrueTime, name: &LockName, sim: &Sim) {
         let Some(lock) = self.locks.get_mut(name) else { return };
         while let Some(lapsed) = lock.places.iter().map(|place| place.lapses).min().filter(|end| *end <= at) {
@@ -233,7 +237,8 @@ impl ReferenceModel {
         }
     }
 
-    /// The server is what it was at a moment: who had a place then has it again, and nobody else. Returns what locks that changed.
+    /// The server is what it was at a moment: who had a place then has it again, and no other
+    /// client. Returns what locks that changed.
     pub(super) fn rewind(&mut self, at: TrueTime, to: TrueTime) -> Vec<LockName> {
         self.history.ends_here(at);
         let mut then: BTreeMap<LockName, Vec<Place>> = BTreeMap::new();
@@ -260,8 +265,8 @@ impl ReferenceModel {
         then.into_keys().collect()
     }
 
-    /// What the guards of this lock were told of their leases may be more than they have: nothing is held against them until the
-    /// server sets a lease anew.
+    /// What the guards of this lock were told of their leases may be more than they have: nothing
+    /// is held against them until the server sets a lease again.
     pub(super) fn doubt(&mut self, name: &LockName) {
         let places = self.locks.get(name).into_iter().flat_map(|lock| &lock.places);
         let guards = self.holds.iter_mut().filter(|hold| hold.name == *name);
@@ -276,8 +281,8 @@ impl ReferenceModel {
         }
     }
 
-    /// A lease may have been set anew. Of a reentrant owner that says nothing of its other holds, nor of any where it was told of a
-    /// longer one before.
+    /// A lease may have been set again. Of a reentrant owner that says nothing of its other holds,
+    /// nor of any where it was told of a longer one before.
     fn trust(&mut self, at: TrueTime, executed: &Executed<'_>, owner: &Owner, token: u64, is_new: bool) {
         let Some(owned) = self.owners.get_mut(owner) else { return };
         let told_ms = match executed.op.verb {
@@ -287,7 +292,7 @@ impl ReferenceModel {
             Verb::Acquire { ttl_ms, .. } | Verb::Renew { ttl_ms, .. } => ttl_ms,
             Verb::Release { .. } | Verb::Inspect => return,
         };
-        // Less what whoever holds takes off for clocks and rounding.
+        // Less what the holdertakes off for clocks and rounding.
         let until = at + (told_ms * MS * 99 / 100).saturating_sub(2 * MS);
         owned.told_until = if is_new { until } else { owned.told_until.max(until) };
         owned.is_back &= !is_new;
@@ -325,7 +330,8 @@ impl ReferenceModel {
         lapses: TrueTime,
     ) -> &mut Owned {
         let owned = self.owners.entry(owner.clone()).or_insert_with(|| Owned::new(at));
-        // A grant that lapsed before anybody was told of it may be made anew, with another token.
+        // A grant that lapsed before any client was told of it may be made again, with another
+        // token.
         (owned.process, owned.token, owned.lapses) = (executed.process, token, lapses);
         owned.processes |= 1 << executed.process;
         (owned.set_at, owned.ended) = (at, None);

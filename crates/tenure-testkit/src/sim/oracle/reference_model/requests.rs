@@ -151,7 +151,7 @@ impl ReferenceModel {
         news.push(owner.clone());
     }
 
-    /// Whoever is first in line was told when to ask again, if anybody was.
+    /// A client that is first in line was told when to ask again, if any client was.
     pub(super) fn told_when(&mut self, name: &LockName, retry_in_ms: Option<u64>) {
         let lock = self.locks.get_mut(name).filter(|_| retry_in_ms.is_some());
         if let Some(head) = lock.and_then(|lock| lock.places.iter_mut().find(|place| !place.holds)) {
@@ -159,7 +159,7 @@ impl ReferenceModel {
         }
     }
 
-    /// Somebody's request let in a ticket that waited.
+    /// A client's request let in a ticket that waited.
     pub(super) fn let_in(
         &mut self,
         at: TrueTime,
