@@ -2,6 +2,7 @@
 //! that fail on demand, and a simulation in which the real locks live through anything that a seed
 //! thinks of.
 
+pub mod asker;
 pub mod conformance;
 pub mod fake_redis;
 pub mod fuzz;

@@ -30,7 +30,7 @@ use crate::servers::port::Port;
 
 mod pair;
 mod relay;
-mod reply;
+pub mod reply;
 
 use relay::{Order, Relay};
 

@@ -2,15 +2,18 @@
 
 /// These bytes are not RESP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NotResp;
+pub struct NotResp;
 
 /// Whether this is a message, which answers no request.
-pub(super) fn is_push(bytes: &[u8]) -> bool {
+pub fn is_push(bytes: &[u8]) -> bool {
     bytes.first() == Some(&b'>')
 }
 
 /// The length of the first reply. `None` if its end has not come yet.
-pub(super) fn length(bytes: &[u8]) -> Result<Option<usize>, NotResp> {
+///
+/// # Errors
+/// If the bytes are not RESP.
+pub fn length(bytes: &[u8]) -> Result<Option<usize>, NotResp> {
     let mut rest = bytes;
     let mut values = 1_usize;
     while values > 0 {
@@ -38,38 +41,4 @@ pub(super) fn length(bytes: &[u8]) -> Result<Option<usize>, NotResp> {
         values -= 1;
     }
     Ok(Some(bytes.len() - rest.len()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_reply_has_its_length_and_no_part_of_it_has_one() {
-        for reply in [
-            "+OK\r\n",
-            ":-7\r\n",
-            "$3\r\na\r\n\r\n",
-            "$-1\r\n",
-            "-ERR no\r\n",
-            "*2\r\n:1\r\n*-1\r\n",
-            "%1\r\n+k\r\n#t\r\n",
-            ">2\r\n+m\r\n_\r\n",
-            "=5\r\ntxt:x\r\n",
-            "|1\r\n+a\r\n:1\r\n,1.5\r\n",
-            "!4\r\nX no\r\n",
-        ] {
-            for end in 0..reply.len() {
-                assert_eq!(length(&reply.as_bytes()[..end]), Ok(None), "{reply:?} up to {end}");
-            }
-            assert_eq!(length(format!("{reply}+more\r\n").as_bytes()), Ok(Some(reply.len())), "{reply:?}");
-        }
-    }
-
-    #[test]
-    fn other_bytes_have_no_length() {
-        for bytes in ["HTTP/1.1 400\r\n", ":x\r\n", "$1\r\nabc\r\n", "\r\n"] {
-            assert_eq!(length(bytes.as_bytes()), Err(NotResp), "{bytes}");
-        }
-    }
 }

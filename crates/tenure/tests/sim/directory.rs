@@ -9,7 +9,7 @@ const HUNT: Hunt =
 
 #[test]
 fn no_schedule_violates_a_promise() {
-    HUNT.no_violation_in(2_000);
+    HUNT.no_violation_in(1_500);
 }
 
 #[test]

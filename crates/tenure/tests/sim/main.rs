@@ -1,5 +1,5 @@
-//! The simulations: seeded schedules of faults on one server, on a quorum and in a directory, and
-//! the known bugs that they catch.
+//! The simulations: seeded schedules of faults on one server, on a quorum, in a directory and on a
+//! simulated network, and the known bugs that they catch.
 
 #[cfg(tenure_planted)]
 mod directory;
@@ -7,3 +7,4 @@ mod one_server;
 #[cfg(tenure_planted)]
 mod planted;
 mod quorum;
+mod redis_bytes;

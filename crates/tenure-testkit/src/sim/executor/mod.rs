@@ -10,8 +10,6 @@
 
 mod process;
 mod task;
-#[cfg(test)]
-mod tests;
 
 use std::any::Any;
 use std::cmp::Reverse;

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-use crate::common::overlap::{now, overlap};
+use crate::overlap::{now, overlap};
 use tenure::internals::Driver;
 use tenure::{Error, Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Fixture, Flavour};

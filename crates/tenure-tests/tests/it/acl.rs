@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::thread::scope;
 use std::time::Duration;
 
-use crate::common::Asker;
 use tenure::internals::Driver;
 use tenure::internals::protocol::Rule;
 use tenure::{Error, Guard, LockName, Locks, Options, Owner, Result, block_on};
+use tenure_testkit::asker::Asker;
 use tenure_testkit::conformance::{Case, Fixture, Flavour, exclusion, guard, lease};
 use tenure_testkit::servers::{Config, Sentinels, Server, eventually};
 

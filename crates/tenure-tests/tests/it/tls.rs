@@ -9,9 +9,9 @@ use std::io::Read;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use crate::common::{Asker, held, not_sent, refusal};
 use tenure::internals::Driver;
 use tenure::{Locks, Options, Owner, block_on};
+use tenure_testkit::asker::{Asker, held, not_sent, refusal};
 use tenure_testkit::conformance::{Case, Fixture, Flavour, exclusion, guard, lease};
 use tenure_testkit::servers::{Authority, Cluster, Config, Server, eventually};
 

@@ -11,9 +11,9 @@ use std::sync::Mutex;
 use std::thread::scope;
 use std::time::{Duration, Instant};
 
-use crate::common::{Asker, held, not_sent, refusal};
 use tenure::internals::Driver;
 use tenure::{Locks, Options, Owner, block_on};
+use tenure_testkit::asker::{Asker, held, not_sent, refusal};
 use tenure_testkit::conformance::{Case, Fixture, Flavour};
 use tenure_testkit::fake_redis::FakeRedis;
 use tenure_testkit::servers::{Authority, Config, Sentinels, Server, eventually};

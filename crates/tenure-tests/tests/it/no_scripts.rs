@@ -4,12 +4,12 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::common::{Asker, acquire, refusal, release};
 use tenure::internals::protocol::{Answer, Op, Rule, Verb};
 use tenure::internals::store::Terms;
 use tenure::internals::store::redis::{Redis, Target};
 use tenure::internals::{Driver, Runtime, Store};
 use tenure::{LockName, Locks, Options, Owner, block_on};
+use tenure_testkit::asker::{Asker, acquire, refusal, release};
 use tenure_testkit::conformance::{Case, Fixture, Flavour};
 use tenure_testkit::servers::{Config, Server, Value};
 use tenure_testkit::sim::chooser::Chooser;

@@ -10,7 +10,7 @@ use std::error::Error as _;
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-use crate::common::overlap::{now, overlap};
+use crate::overlap::{now, overlap};
 use tenure::{Guard, Locks, Options, block_on};
 use tenure_testkit::servers::{Cluster, Config, Sentinels, Server, eventually};
 

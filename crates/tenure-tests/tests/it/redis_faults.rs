@@ -8,12 +8,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::{Asker, acquire, held, not_sent};
 use futures_util::future::join_all;
 use tenure::internals::Runtime;
 use tenure::internals::protocol::{Answer, Rule, Wake};
 use tenure::internals::store::{Failure, Listener};
 use tenure::{LockName, block_on};
+use tenure_testkit::asker::{Asker, acquire, held, not_sent};
 use tenure_testkit::proxy::{Fault, Proxy, Way};
 use tenure_testkit::servers::{Server, eventually};
 

@@ -1,9 +1,13 @@
 //! The executor by itself.
 
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 
-use super::*;
-use crate::sim::clock::{MS, SECOND};
+use tenure::internals::Runtime;
+use tenure_testkit::sim::chooser::Chooser;
+use tenure_testkit::sim::clock::{Clock, MS, SECOND, TrueTime};
+use tenure_testkit::sim::executor::{OUTSIDE, Sim, Stop};
 
 /// Three processes whose tasks sleep, spawn, wake one another and are paused and killed; returns
 /// the hash and the order of what happened.
@@ -24,7 +28,7 @@ fn run(seed: u64) -> (u64, Vec<(TrueTime, u32)>) {
                     let pause = Duration::from_nanos(process.random() % 50_000_000);
                     process.sleep_until(process.now() + pause).await;
                     bell.notify_waiters();
-                    lock(&seen).push((sim.now(), index as u32 * 10 + round));
+                    seen.lock().expect("no panic").push((sim.now(), index as u32 * 10 + round));
                 }
             }
         };
@@ -44,7 +48,7 @@ fn run(seed: u64) -> (u64, Vec<(TrueTime, u32)>) {
     });
     assert_eq!(sim.run(SECOND, 10_000), Stop::Idle);
     sim.end();
-    let seen = lock(&seen).clone();
+    let seen = seen.lock().expect("no panic").clone();
     (sim.hash(), seen)
 }
 

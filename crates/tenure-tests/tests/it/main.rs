@@ -4,16 +4,15 @@
 mod acks;
 mod acl;
 mod cluster;
-mod common;
 mod conformance;
 mod interop;
 mod multi;
 mod no_scripts;
+mod overlap;
 mod plain;
 mod queue_limits;
 mod queue_machine;
 mod quorum;
-mod redis_bytes;
 mod redis_clock;
 mod redis_errors;
 mod redis_faults;

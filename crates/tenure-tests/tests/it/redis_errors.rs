@@ -9,10 +9,10 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use crate::common::{Asker, held, not_sent, refusal};
 use tenure::internals::protocol::{Answer, Rule};
 use tenure::internals::store::Failure;
 use tenure::{LockName, Locks, block_on};
+use tenure_testkit::asker::{Asker, held, not_sent, refusal};
 use tenure_testkit::servers::{Client, Config, Server, Value, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
