@@ -1,4 +1,9 @@
 //! Whether two hold at once: a holder that may lose its lock, and a rival that waits for it.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests against real servers measure real time"
+)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{scope, sleep};

@@ -104,6 +104,14 @@ const STARTS: &[(Bug, u64)] = &[
     (Bug::UndoOfGrantsOnly, 1_700),
     (Bug::SecondHoldForgotten, 7_300),
     (Bug::ReleaseGivenUp, 7_300),
+    (Bug::EarlyCallForgotten, 2_400),
+    (Bug::LostGrantInLine, 4_200),
+    (Bug::ReconnectIgnored, 7_800),
+    (Bug::NoCap, 5_600),
+    (Bug::LongAttempts, 1_100),
+    (Bug::CallMissed, 9_100),
+    (Bug::BallotsTakenForHolder, 2_700),
+    (Bug::LowestTokenTaken, 8_800),
 ];
 
 /// So are bugs of the engine on a quorum: what is judged there can fail there.
