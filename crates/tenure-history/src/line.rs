@@ -51,7 +51,7 @@ pub struct Lock {
     pub sort: Sort,
     /// Which of this kind.
     pub number: u32,
-    /// How much may be held at once. Whoever takes all of it has it alone.
+    /// How much may be held at once. A client that takes all of it has it alone.
     pub capacity: u32,
 }
 
@@ -61,8 +61,8 @@ impl fmt::Display for Lock {
     }
 }
 
-/// What one task was told, and when. Times are in nanoseconds, on the clock that all processes of a machine have in
-/// common and that also runs while it sleeps.
+/// What one task was told, and when. Times are in nanoseconds, on the clock that all processes of a
+/// machine have in common and that also runs while it sleeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
     /// When.
@@ -118,7 +118,7 @@ pub enum End {
     Dropped,
     /// Its lease was over, or taken away.
     Lost,
-    /// With its process. Nobody writes that; it is found out.
+    /// With its process. No client writes that; it is found out.
     Killed,
 }
 

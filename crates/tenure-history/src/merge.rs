@@ -1,7 +1,7 @@
 //! Many histories, each in the order of its own times, become one.
 //!
-//! A line can be judged when every other worker has said something later: nothing earlier can come any more. So each worker says
-//! now and then that it lives.
+//! A line can be judged when every other worker has said something later: nothing earlier can come
+//! any more. So each worker says now and then that it lives.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +53,8 @@ impl Merge {
     }
 }
 
-/// What happened next, once that is certain: when, to which worker, and what. After a `None` there may be more.
+/// What happened next, once that is certain: when, to which worker, and what. After a `None` there
+/// may be more.
 impl Iterator for Merge {
     type Item = (u64, u32, Event);
 

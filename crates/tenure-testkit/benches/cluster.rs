@@ -1,7 +1,9 @@
-//! What a lock on a cluster costs, beside the bare commands through the cluster client of redis-rs in the same run.
+//! What a lock on a cluster costs, beside the bare commands through the cluster client of redis-rs
+//! in the same run.
 //!
-//! `cargo bench -p tenure-testkit --bench cluster` starts three masters of its own. Both clients' drivers run on a thread of their own, and
-//! rounds of both take turns; a row is the median of its rounds.
+//! `cargo bench -p tenure-testkit --bench cluster` starts three masters of its own. Both clients'
+//! drivers run on their own thread, and rounds of both take turns; a row is the median of its
+//! rounds.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -66,7 +68,7 @@ fn main() {
     );
 }
 
-/// A bare connection whose driver runs on a thread of its own.
+/// A bare connection whose driver runs on its own thread.
 fn bare(cluster: &Cluster) -> ClusterConnection {
     let nodes: Vec<_> = cluster.nodes().iter().map(tenure_testkit::servers::Server::url).collect();
     let (sender, receiver) = sync::mpsc::channel();
@@ -81,7 +83,7 @@ fn bare(cluster: &Cluster) -> ClusterConnection {
     receiver.recv().expect("a connection")
 }
 
-/// Pairs on a key of its own until then.
+/// Pairs on its own key until then.
 async fn bare_pairs(mut connection: ClusterConnection, sha: &str, task: usize, until: Instant) -> u32 {
     let key = format!("bare:{task}");
     let mut pairs = 0;

@@ -1,8 +1,9 @@
-//! How many whole schedules one core runs in a second: a new world each, with its processes, tasks, faults and checks.
+//! How many whole schedules one core runs in a second: a new world each, with its processes, tasks,
+//! faults and checks.
 //!
 //! `cargo bench -p tenure-testkit --bench schedules`
 
-use tenure_testkit::sim::regime::Sort;
+use tenure_testkit::sim::regime::LockKind;
 use tenure_testkit::sim::report::Report;
 use tenure_testkit::sim::world::{run, run_of};
 
@@ -10,7 +11,7 @@ use tenure_testkit::sim::world::{run, run_of};
 const SCHEDULES: u64 = 30_000;
 
 fn main() {
-    count("mutex over memory", |seed| run_of(Sort::Mutex, seed));
+    count("mutex over memory", |seed| run_of(LockKind::Mutex, seed));
     count("every kind", run);
 }
 

@@ -1,11 +1,13 @@
 //! Noise for what reads bytes and text from outside: a kept corpus, mutated.
 //!
-//! A check says what it saw of an input, in a few words. An input that makes it say something new is kept and mutated further: so
-//! it gets deeper than noise alone would, without looking into the program. A check that panics, takes for ever or more memory than
-//! anything here needs ends the test, with the input.
+//! A check says what it saw of an input, in a few words. An input that makes it say something new
+//! is kept and mutated further: so it gets deeper than noise alone would, without looking into the
+//! program. A check that panics, takes for ever or more memory than anything here needs ends the
+//! test, with the input.
 //!
-//! Each target looks at 100,000 inputs, the same each time. With `TENURE_FUZZ=SECONDS` it goes on for that long, with other ones. What
-//! it finds belongs into `corpus/TARGET/`, where each file is an input that is tried first each time.
+//! Each target looks at 100,000 inputs, the same each time. With `TENURE_FUZZ=SECONDS` it goes on
+//! for that long, with other ones. What it finds belongs into `corpus/TARGET/`, where each file is
+//! an input that is tried first each time.
 //!
 //! ```no_run
 //! use tenure_testkit::fuzz::fuzz;
@@ -39,7 +41,7 @@ const INPUTS: u64 = 100_000;
 /// No input takes so long on any machine.
 const HANG: Duration = Duration::from_secs(30);
 /// No program that reads one of them needs so much, the rest of its tests included.
-const MEMORY: u64 = 1 << 30;
+pub const MEMORY: u64 = 1 << 30;
 /// So many inputs that showed something new are kept.
 const KEPT: usize = 2_000;
 /// Inputs grow no longer.
@@ -65,7 +67,8 @@ const NUMBERS: [&str; 16] = [
     "99999999999999999999999",
 ];
 
-/// Gives `check` each file of `corpus/TARGET`, each of these inputs, and mutations of them; `words` are put in here and there.
+/// Gives `check` each file of `corpus/TARGET`, each of these inputs, and mutations of them; `words`
+/// are put in here and there.
 ///
 /// # Panics
 /// If the check does, with the input. If it takes for ever the process ends.
@@ -76,7 +79,8 @@ pub fn fuzz(target: &str, inputs: &[&str], words: &[&str], check: impl Fn(&[u8])
     let mut corpus: Vec<Vec<u8>> = inputs.iter().map(|input| input.as_bytes().to_vec()).collect();
     corpus.extend(kept(target));
     corpus.push(Vec::new());
-    // What nobody wants to see again is seen the same way each time; a hunt goes elsewhere each time.
+    // What nobody wants to see again is seen the same way each time; a hunt goes elsewhere each
+    // time.
     let seed = if limit.is_some() { RandomState::new().hash_one(target) } else { 1 };
     let mut mutator = Mutator { state: seed, words };
     let mut seen = BTreeSet::new();
@@ -118,7 +122,10 @@ fn passes(target: &str, input: &[u8], check: &impl Fn(&[u8]) -> String) -> Strin
 }
 
 /// The corpus on disk, in the order of its names.
-fn kept(target: &str) -> Vec<Vec<u8>> {
+///
+/// # Panics
+/// If a file cannot be read.
+pub fn kept(target: &str) -> Vec<Vec<u8>> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -127,7 +134,10 @@ fn kept(target: &str) -> Vec<Vec<u8>> {
 }
 
 /// A length that is believed ends the process, not the machine.
-fn bound_memory() {
+///
+/// # Panics
+/// If the system refuses the limit.
+pub fn bound_memory() {
     let Rlimit { current, maximum } = getrlimit(Resource::Data);
     if current.is_none_or(|current| current > MEMORY) {
         let bounded = Rlimit { current: Some(MEMORY), maximum };
@@ -236,60 +246,5 @@ impl Watchdog {
 impl Drop for Watchdog {
     fn drop(&mut self) {
         self.0.is_over.store(true, Ordering::Relaxed);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn finds(defect: impl Fn(&str) -> bool) -> bool {
-        let check = |input: &[u8]| {
-            let text = String::from_utf8_lossy(input);
-            assert!(!defect(&text), "planted");
-            format!("{} words", "*".repeat(text.split(' ').count().min(9)))
-        };
-        catch_unwind(AssertUnwindSafe(|| fuzz("planted", &["held 17", "free"], &["held", " "], check)))
-            .is_err()
-    }
-
-    #[test]
-    fn a_planted_defect_is_found() {
-        assert!(finds(|text| text.split(' ').any(|word| word == "18446744073709551616")));
-        assert!(finds(|text| text.split(' ').count() > 6));
-        assert!(finds(|text| text.starts_with("freeheld")));
-        assert!(!finds(|_| false));
-    }
-
-    #[test]
-    fn no_file_of_the_corpus_is_left_out() {
-        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
-        let names = |dir: &Path| -> Vec<_> {
-            fs::read_dir(dir)
-                .expect("a directory")
-                .map(|entry| entry.expect("an entry").file_name())
-                .collect()
-        };
-        let targets = names(&corpus);
-        assert!(!targets.is_empty());
-        for target in targets {
-            let (files, target) = (names(&corpus.join(&target)).len(), target.to_string_lossy());
-            assert!(files > 0 && kept(&target).len() == files, "{target}: {files} files");
-        }
-    }
-
-    #[test]
-    fn what_takes_more_memory_than_anything_needs_ends_the_process() {
-        if std::env::var_os("TENURE_FUZZ_GREEDY").is_some() {
-            bound_memory();
-            println!("{}", vec![1_u8; 2 * MEMORY as usize].len());
-            return;
-        }
-        let mut command = std::process::Command::new(std::env::current_exe().expect("this program"));
-        let name = "fuzz::tests::what_takes_more_memory_than_anything_needs_ends_the_process";
-        command.args(["--exact", name]).env("TENURE_FUZZ_GREEDY", "1");
-        let output = command.output().expect("a process");
-        assert!(!output.status.success(), "{output:?}");
-        assert!(String::from_utf8_lossy(&output.stderr).contains("memory allocation"), "{output:?}");
     }
 }

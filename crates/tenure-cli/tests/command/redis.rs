@@ -85,7 +85,7 @@ fn a_stopped_server_costs_the_child_its_life_before_the_lease_is_over() {
 }
 
 #[test]
-fn a_network_that_swallows_everything_costs_the_child_its_life_before_the_lease_is_over() {
+fn a_silent_network_costs_the_child_its_life_before_the_lease_is_over() {
     let server = Server::start();
     let proxy = Proxy::start(server.address());
     let spoil = || proxy.set(Fault::BlackHole);
@@ -126,7 +126,7 @@ fn a_server_that_comes_back_empty_costs_the_child_its_life_within_the_grace() {
 }
 
 #[test]
-fn a_server_that_was_killed_and_comes_back_costs_the_child_its_life_within_the_grace() {
+fn a_killed_server_that_comes_back_costs_the_child_its_life_within_the_grace() {
     let server = Server::start();
     gone_within_grace("killed, and empty after 300 ms", &server, || {
         server.kill();

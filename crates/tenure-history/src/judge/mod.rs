@@ -1,14 +1,14 @@
 //! What must not be, looked for in what tasks were told: pure, in the order of their times.
 //!
-//! A hold counts from the moment at which its task was told, to the last at which its guard, asked, still said that it held: in
-//! between the guard promised that nobody else's does.
+//! A hold counts from the moment at which its task was told, to the last at which its guard, asked,
+//! still said that it held: in between the guard promised that no other client's does.
 //!
 //! | file | violated is | if |
 //! |---|---|---|
 //! | `exclusion` | exclusion | those who held at one moment took more than there is |
 //! | `tokens` | tokens | who asked after another was let in, and held after it, has a token that is not above; of two who share, either may be first |
 //! | | exclusion | the same, where it had asked before: it was let in before the other, and told after |
-//! | `progress` | progress | somebody waited and nobody held for longer than the limit, with no grant meanwhile |
+//! | `progress` | progress | a client waited and no client held for longer than the limit, with no grant meanwhile |
 
 mod exclusion;
 mod progress;
@@ -46,7 +46,8 @@ struct Book {
     open: BTreeMap<u64, Hold>,
     /// Holds that have, and that others may have met.
     closed: BTreeMap<u64, Hold>,
-    /// Their ends and beginnings: when, whether it begins, and which. At one moment ends come first.
+    /// Their ends and beginnings: when, whether it begins, and which. At one moment ends come
+    /// first.
     edges: BTreeSet<(u64, bool, u64)>,
     /// Those that hold at the edge that was judged last.
     holding: BTreeSet<u64>,
@@ -55,7 +56,8 @@ struct Book {
     last: Option<Hold>,
     last_alone: Option<Hold>,
     waiting: u32,
-    /// When it was last looked at, and for how long it was waited for, and not held, since the last grant.
+    /// When it was last looked at, and for how long it was waited for, and not held, since the last
+    /// grant.
     looked: u64,
     stall: u64,
 }
@@ -94,7 +96,8 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// A judge to whom times count from `begun`, and who allows no stall longer than `stall_limit`; both in nanoseconds.
+    /// A judge to whom times count from `begun`, and who allows no stall longer than `stall_limit`;
+    /// both in nanoseconds.
     pub fn new(begun: u64, stall_limit: u64) -> Self {
         Self {
             begun,

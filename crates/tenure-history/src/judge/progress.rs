@@ -1,11 +1,11 @@
-//! Nobody waits for what nobody holds.
+//! No client waits for what no client holds.
 
 use std::mem;
 
 use super::{Judge, Length};
 use crate::line::Lock;
 
-/// The longest time for which a lock that was waited for was held by nobody.
+/// The longest time for which a lock that was waited for was held by no client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
     /// Of which lock.
@@ -17,11 +17,11 @@ pub struct Stall {
 }
 
 impl Judge {
-    /// Adds to the time for which a lock was waited for by somebody and held by nobody.
+    /// Adds to the time for which a lock was waited for by a client and held by no client.
     pub(super) fn look(&mut self, time: u64, lock: Lock) {
         let limit = self.stall_limit;
         let book = self.locks.entry(lock).or_default();
-        // Whoever does not say anything any more holds until its lease is over.
+        // A client that does not say anything any more holds until its lease is over.
         let held_until = book.open.values().map(|hold| hold.until).max().unwrap_or(0);
         let since = mem::replace(&mut book.looked, time).max(held_until);
         if book.waiting == 0 || time <= since {

@@ -10,107 +10,108 @@ use std::time::Duration;
 use futures_util::future::{join_all, poll_fn};
 use tenure::Locks;
 
-use super::{Place, TTL, options};
+use super::{Fixture, TTL, options};
 
-/// By then a place that nobody asks about any more has lapsed, in a queue too.
+/// By then a place that no client asks about any more has lapsed, in a queue too.
 const LAPSE: Duration = Duration::from_secs(9);
 
 /// The promise of a mutex in one line.
-pub async fn a_free_lock_is_granted_and_a_held_one_is_busy_to_everybody_else(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
-    let guard = place.mutex(&ours, "x").await.try_lock().await.expect("an answer").expect("a free lock");
-    assert!(guard.is_held() && place.is_later(guard.fence(), 0));
+pub async fn a_free_lock_is_granted_and_a_held_one_is_busy_to_everybody_else(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
+    let guard = fixture.mutex(&ours, "x").await.try_lock().await.expect("an answer").expect("a free lock");
+    assert!(guard.is_held() && fixture.is_later(guard.fence(), 0));
     for locks in [&ours, &theirs] {
-        assert!(place.mutex(locks, "x").await.try_lock().await.expect("an answer").is_none());
+        assert!(fixture.mutex(locks, "x").await.try_lock().await.expect("an answer").is_none());
     }
-    assert!(place.mutex(&theirs, "y").await.try_lock().await.expect("an answer").is_some());
+    assert!(fixture.mutex(&theirs, "y").await.try_lock().await.expect("an answer").is_some());
     guard.release().await.expect("a release");
-    assert!(place.mutex(&theirs, "x").await.try_lock().await.expect("an answer").is_some());
+    assert!(fixture.mutex(&theirs, "x").await.try_lock().await.expect("an answer").is_some());
 }
 
 /// Peers that keep the owner in the object get this wrong.
-pub async fn two_locks_of_one_face_exclude_each_other(place: &Place) {
-    let mutex = place.mutex(&place.client(), "x").await;
+pub async fn two_locks_of_one_face_exclude_each_other(fixture: &Fixture) {
+    let mutex = fixture.mutex(&fixture.client(), "x").await;
     let guard = mutex.lock().await.expect("a free lock");
     assert!(mutex.clone().try_lock().await.expect("an answer").is_none());
     assert!(guard.is_held());
 }
 
 /// Woken, not at the next poll: within a tenth of what a poll or the lease would take.
-pub async fn a_waiter_of_another_client_is_woken_by_the_release(place: &Place) {
+pub async fn a_waiter_of_another_client_is_woken_by_the_release(fixture: &Fixture) {
     let patient = options().ttl(Duration::from_secs(20));
-    let (ours, theirs) = (place.client_with(patient.clone()), place.client_with(patient));
-    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
-    let mutex = place.mutex(&theirs, "x").await;
+    let (ours, theirs) = (fixture.client_with(patient.clone()), fixture.client_with(patient));
+    let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
+    let mutex = fixture.mutex(&theirs, "x").await;
     let mut waiting = pin!(mutex.lock());
-    assert!(place.unless_late(TTL, &mut waiting).await.is_none(), "granted while it was held");
+    assert!(fixture.unless_late(TTL, &mut waiting).await.is_none(), "granted while it was held");
     guard.release().await.expect("a release");
-    drop(place.within(2 * TTL, waiting).await.expect("a grant"));
+    drop(fixture.within(2 * TTL, waiting).await.expect("a grant"));
 }
 
 /// Neither at once nor much later.
-pub async fn a_wait_ends_at_its_limit(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
-    let _guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
-    let started = place.now();
+pub async fn a_wait_ends_at_its_limit(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
+    let _guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
+    let started = fixture.now();
     let limit = Duration::from_millis(150);
-    let answer = place.mutex(&theirs, "x").await.try_lock_for(limit).await.expect("an answer");
-    let took = place.now().since(started);
+    let answer = fixture.mutex(&theirs, "x").await.try_lock_for(limit).await.expect("an answer");
+    let took = fixture.now().since(started);
     assert!(answer.is_none());
     assert!(took >= limit && took < limit + 2 * TTL, "{took:?}");
 }
 
 /// As `try_lock`.
-pub async fn a_wait_of_no_time_asks_once(place: &Place) {
-    let locks = place.client();
-    let mutex = place.mutex(&locks, "x").await;
+pub async fn a_wait_of_no_time_asks_once(fixture: &Fixture) {
+    let locks = fixture.client();
+    let mutex = fixture.mutex(&locks, "x").await;
     let guard = mutex.try_lock_for(Duration::ZERO).await.expect("an answer").expect("a free lock");
     assert!(mutex.try_lock_for(Duration::ZERO).await.expect("an answer").is_none());
     guard.release().await.expect("a release");
 }
 
 /// The next in line is not held up by one that has left, at the head or behind it.
-pub async fn a_wait_that_is_dropped_leaves_the_queue(place: &Place) {
-    let locks = place.client();
-    let mutex = place.mutex(&locks, "x").await;
+pub async fn a_wait_that_is_dropped_leaves_the_queue(fixture: &Fixture) {
+    let locks = fixture.client();
+    let mutex = fixture.mutex(&locks, "x").await;
     let guard = mutex.lock().await.expect("a free lock");
     let mut last = {
         let mut first = Box::pin(mutex.lock());
         let mut second = Box::pin(mutex.lock());
         let mut last = Box::pin(mutex.lock());
         for waiting in [&mut first, &mut second, &mut last] {
-            assert!(place.unless_late(Duration::from_millis(20), waiting).await.is_none());
+            assert!(fixture.unless_late(Duration::from_millis(20), waiting).await.is_none());
         }
         last
     };
     guard.release().await.expect("a release");
-    drop(place.within(TTL, &mut last).await.expect("a grant"));
+    drop(fixture.within(TTL, &mut last).await.expect("a grant"));
 }
 
-/// Dropped after each of the polls that it takes until it waits for good, while another client holds: no place is left, and whoever is
-/// next gets the lock at once, of the same client or another.
-pub async fn a_wait_that_is_dropped_anywhere_leaves_no_place(place: &Place) {
-    let clients = [(); 3].map(|()| place.client_with(options().ttl(Duration::from_secs(20))));
+/// Dropped after each of the polls that it takes until it waits for good, while another client
+/// holds: no place is left, and a client that is next gets the lock at once, of the same client or
+/// another.
+pub async fn a_wait_that_is_dropped_anywhere_leaves_no_place(fixture: &Fixture) {
+    let clients = [(); 3].map(|()| fixture.client_with(options().ttl(Duration::from_secs(20))));
     let [ours, holder, theirs] = &clients;
     for next in [ours, theirs] {
         for polls in 1.. {
-            let guard = place.mutex(holder, "x").await.lock().await.expect("a free lock");
-            let (first, second) = (place.mutex(ours, "x").await, place.mutex(next, "x").await);
+            let guard = fixture.mutex(holder, "x").await.lock().await.expect("a free lock");
+            let (first, second) = (fixture.mutex(ours, "x").await, fixture.mutex(next, "x").await);
             let mut dropped = Box::pin(first.lock());
             let waits_for_good =
-                place.unless_late(Duration::from_millis(60), polled(&mut dropped, polls)).await.is_none();
+                fixture.unless_late(Duration::from_millis(60), polled(&mut dropped, polls)).await.is_none();
             let mut waiting = Box::pin(second.lock());
-            assert!(place.unless_late(Duration::from_millis(20), &mut waiting).await.is_none());
+            assert!(fixture.unless_late(Duration::from_millis(20), &mut waiting).await.is_none());
             drop(dropped);
             // It is told in the background.
             let left = async {
                 while waiters(theirs, "x").await > 1 {
-                    place.sleep(Duration::from_millis(2)).await;
+                    fixture.sleep(Duration::from_millis(2)).await;
                 }
             };
-            place.within(2 * TTL, left).await;
+            fixture.within(2 * TTL, left).await;
             guard.release().await.expect("a release");
-            let guard = place.within(2 * TTL, waiting).await.expect("a grant");
+            let guard = fixture.within(2 * TTL, waiting).await.expect("a grant");
             assert_eq!(waiters(theirs, "x").await, 0);
             guard.release().await.expect("a release");
             if waits_for_good {
@@ -138,53 +139,53 @@ async fn waiters(locks: &Locks, name: &str) -> usize {
 }
 
 /// Polled once, twice, … and dropped: the lock is free soon after, long before a lease is over.
-pub async fn an_acquisition_that_is_dropped_anywhere_leaves_nothing(place: &Place) {
-    let locks = place.client_with(options().ttl(Duration::from_secs(20)));
+pub async fn an_acquisition_that_is_dropped_anywhere_leaves_nothing(fixture: &Fixture) {
+    let locks = fixture.client_with(options().ttl(Duration::from_secs(20)));
     for polls in 0..8 {
-        let mutex = place.mutex(&locks, "x").await;
+        let mutex = fixture.mutex(&locks, "x").await;
         {
             let mut acquiring = Box::pin(mutex.lock());
             for _ in 0..polls {
                 if poll_fn(|context| Poll::Ready(acquiring.as_mut().poll(context).is_ready())).await {
                     break;
                 }
-                place.sleep(Duration::from_micros(200)).await;
+                fixture.sleep(Duration::from_micros(200)).await;
             }
         }
-        let next = place.within(2 * TTL, mutex.lock()).await.expect("a free lock");
+        let next = fixture.within(2 * TTL, mutex.lock()).await.expect("a free lock");
         next.release().await.expect("a release");
     }
 }
 
 /// The rule against "futurelock": nothing is renewed that is not in a caller's hands.
-pub async fn a_future_that_was_granted_and_is_never_polled_again_loses_its_turn(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
-    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
-    let mutex = place.mutex(&ours, "x").await;
+pub async fn a_future_that_was_granted_and_is_never_polled_again_loses_its_turn(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
+    let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
+    let mutex = fixture.mutex(&ours, "x").await;
     let mut forgotten = Box::pin(mutex.lock());
-    assert!(place.unless_late(Duration::from_millis(50), &mut forgotten).await.is_none());
+    assert!(fixture.unless_late(Duration::from_millis(50), &mut forgotten).await.is_none());
     guard.release().await.expect("a release");
     // `forgotten` is granted in the background and never asks what became of it.
-    let next = place.within(LAPSE, place.mutex(&theirs, "x").await.lock()).await.expect("a grant");
-    assert!(place.unless_late(2 * TTL, &mut forgotten).await.is_none(), "two hold");
+    let next = fixture.within(LAPSE, fixture.mutex(&theirs, "x").await.lock()).await.expect("a grant");
+    assert!(fixture.unless_late(2 * TTL, &mut forgotten).await.is_none(), "two hold");
     assert!(next.is_held());
     next.release().await.expect("a release");
-    drop(place.within(LAPSE, forgotten).await.expect("a grant"));
+    drop(fixture.within(LAPSE, forgotten).await.expect("a grant"));
 }
 
 /// A counter that would show a second one inside.
-pub async fn a_hundred_tasks_of_four_clients_never_overlap(place: &Place) {
+pub async fn a_hundred_tasks_of_four_clients_never_overlap(fixture: &Fixture) {
     let inside = Arc::new(AtomicU32::new(0));
-    let clients: Vec<_> = (0..4).map(|_| place.client()).collect();
+    let clients: Vec<_> = (0..4).map(|_| fixture.client()).collect();
     let tasks = (0..100).map(|number| {
         let (inside, locks) = (Arc::clone(&inside), clients[number % 4].clone());
         async move {
-            let guard = place.mutex(&locks, "x").await.lock().await.expect("a grant");
+            let guard = fixture.mutex(&locks, "x").await.lock().await.expect("a grant");
             assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
-            place.sleep(Duration::from_micros(500)).await;
+            fixture.sleep(Duration::from_micros(500)).await;
             inside.fetch_sub(1, Ordering::SeqCst);
             guard.release().await.expect("a release");
         }
     });
-    place.within(Duration::from_secs(60), join_all(tasks)).await;
+    fixture.within(Duration::from_secs(60), join_all(tasks)).await;
 }

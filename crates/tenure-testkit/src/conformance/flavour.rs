@@ -1,4 +1,5 @@
-//! Every kind that has one holder at a time, behind one face: so that a case about that is written once.
+//! Every kind that has one holder at a time, behind one face: so that a case about that is written
+//! once.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use futures_util::lock::Mutex;
 use tenure::{FairMutex, Guard, Locks, Options, Owner, Result, RwLock, Semaphore};
 
-use super::Place;
+use super::Fixture;
 
 /// Which kind plays the mutex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,9 +21,9 @@ pub enum Flavour {
     Write,
     /// `Semaphore` with one permit.
     OnePermit,
-    /// `Semaphore` with five, of which somebody else has four all the time.
+    /// `Semaphore` with five, of which another client has four all the time.
     LastPermit,
-    /// `ReentrantMutex`, each time with an owner of its own.
+    /// `ReentrantMutex`, each time with its own owner.
     Reentrant,
 }
 
@@ -44,7 +45,7 @@ pub enum Lock {
 /// Permits that are held so that one is left, by full name.
 pub(super) type Taken = Mutex<BTreeMap<String, Guard>>;
 
-impl Place {
+impl Fixture {
     /// The lock of this name, of the kind under test.
     pub async fn mutex(&self, locks: &Locks, name: &str) -> Lock {
         match self.flavour {
@@ -67,7 +68,7 @@ impl Place {
         }
     }
 
-    /// Whether nobody holds it, found out by holding it.
+    /// Whether no client holds it, found out by holding it.
     pub async fn is_free(&self, locks: &Locks, name: &str) -> bool {
         match self.mutex(locks, name).await.try_lock().await.expect("an answer") {
             Some(guard) => guard.release().await.is_ok(),

@@ -5,41 +5,41 @@ use std::time::Duration;
 use futures_util::future::pending;
 use tenure::{Kind, Owner, Renewal};
 
-use super::{Place, TTL, options};
+use super::{Fixture, TTL, options};
 
 /// So that a task that waits for the loss ends.
-pub async fn a_released_lock_is_free_and_its_signal_says_released(place: &Place) {
-    let locks = place.client();
-    let guard = place.mutex(&locks, "x").await.lock().await.expect("a free lock");
+pub async fn a_released_lock_is_free_and_its_signal_says_released(fixture: &Fixture) {
+    let locks = fixture.client();
+    let guard = fixture.mutex(&locks, "x").await.lock().await.expect("a free lock");
     let (lost, again) = (guard.lost(), guard.lost().clone());
     guard.release().await.expect("a release");
-    assert!(place.is_free(&locks, "x").await);
+    assert!(fixture.is_free(&locks, "x").await);
     for signal in [lost, again] {
-        let error = place.within(TTL, signal).await;
+        let error = fixture.within(TTL, signal).await;
         assert!(error.is_released() && !error.is_lost(), "{error}");
     }
 }
 
 /// In the background, long before the lease would.
-pub async fn a_dropped_guard_releases(place: &Place) {
-    let locks = place.client_with(options().ttl(Duration::from_secs(20)));
-    drop(place.mutex(&locks, "x").await.lock().await.expect("a free lock"));
+pub async fn a_dropped_guard_releases(fixture: &Fixture) {
+    let locks = fixture.client_with(options().ttl(Duration::from_secs(20)));
+    drop(fixture.mutex(&locks, "x").await.lock().await.expect("a free lock"));
     let freed = async {
-        while !place.is_free(&locks, "x").await {
-            place.sleep(Duration::from_millis(2)).await;
+        while !fixture.is_free(&locks, "x").await {
+            fixture.sleep(Duration::from_millis(2)).await;
         }
     };
-    place.within(2 * TTL, freed).await;
+    fixture.within(2 * TTL, freed).await;
 }
 
 /// After a release, a drop and the end of a lease, whoever asks.
-pub async fn tokens_grow_from_grant_to_grant(place: &Place) {
-    let clients = [place.client(), place.client_with(options().renewal(Renewal::Off))];
+pub async fn tokens_grow_from_grant_to_grant(fixture: &Fixture) {
+    let clients = [fixture.client(), fixture.client_with(options().renewal(Renewal::Off))];
     let mut last = 0;
     for turn in 0..9 {
         let locks = &clients[turn % 2];
-        let guard = place.mutex(locks, "x").await.lock().await.expect("a grant");
-        assert!(place.is_later(guard.fence(), last), "{} after {last}", guard.fence());
+        let guard = fixture.mutex(locks, "x").await.lock().await.expect("a grant");
+        assert!(fixture.is_later(guard.fence(), last), "{} after {last}", guard.fence());
         last = guard.fence();
         match turn % 3 {
             0 => guard.release().await.expect("a release"),
@@ -51,53 +51,53 @@ pub async fn tokens_grow_from_grant_to_grant(place: &Place) {
 }
 
 /// An operator's last resort.
-pub async fn a_forced_release_says_whose_it_was_and_the_holder_is_told(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
-    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
+pub async fn a_forced_release_says_whose_it_was_and_the_holder_is_told(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
+    let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
     let forced = theirs.force_release("x").await.expect("an answer").expect("a holder");
     assert_eq!(forced.holders[0].owner.as_ref(), Some(guard.owner()));
     assert!(guard.verify().await.expect_err("it was forced").is_lost());
-    let error = place.within(TTL, guard.lost()).await;
+    let error = fixture.within(TTL, guard.lost()).await;
     assert!(error.is_lost() && error.to_string().contains("gone"), "{error}");
-    assert!(place.mutex(&theirs, "x").await.try_lock().await.expect("an answer").is_some());
+    assert!(fixture.mutex(&theirs, "x").await.try_lock().await.expect("an answer").is_some());
 }
 
 /// Nobody's is nobody's.
-pub async fn a_released_name_was_not_forced(place: &Place) {
-    assert!(place.client().force_release("x").await.expect("an answer").is_none());
+pub async fn a_released_name_was_not_forced(fixture: &Fixture) {
+    assert!(fixture.client().force_release("x").await.expect("an answer").is_none());
 }
 
 /// Its token stays, and it is renewed from then on.
-pub async fn a_detached_hold_is_resumed_with_its_token(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
-    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
+pub async fn a_detached_hold_is_resumed_with_its_token(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
+    let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
     let (fence, lost) = (guard.fence(), guard.lost());
     let line = guard.detach().await.expect("a detached hold").to_string();
-    assert!(place.within(TTL, lost).await.is_released());
+    assert!(fixture.within(TTL, lost).await.is_released());
     let owner: Owner = line.parse().expect("an owner");
     let resumed = theirs.resume("x", &owner).await.expect("an answer").expect("it is not over");
     assert_eq!((resumed.fence(), resumed.owner()), (fence, &owner));
-    assert!(place.mutex(&ours, "x").await.try_lock_for(2 * TTL).await.expect("an answer").is_none());
+    assert!(fixture.mutex(&ours, "x").await.try_lock_for(2 * TTL).await.expect("an answer").is_none());
     resumed.release().await.expect("a release");
     assert!(theirs.resume("x", &owner).await.expect("an answer").is_none(), "a release is final");
 }
 
 /// Nobody renews what nobody holds.
-pub async fn a_detached_hold_ends_with_its_lease(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
-    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
+pub async fn a_detached_hold_ends_with_its_lease(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
+    let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
     let owner = guard.detach().await.expect("a detached hold");
-    let mutex = place.mutex(&theirs, "x").await;
+    let mutex = fixture.mutex(&theirs, "x").await;
     assert!(mutex.try_lock().await.expect("an answer").is_none());
-    let next = place.within(2 * TTL, mutex.lock()).await.expect("a grant");
+    let next = fixture.within(2 * TTL, mutex.lock()).await.expect("a grant");
     assert!(ours.resume("x", &owner).await.expect("an answer").is_none());
     next.verify().await.expect("still held");
 }
 
-/// Whoever else asks gets nothing and changes nothing.
-pub async fn only_the_owner_can_resume(place: &Place) {
-    let locks = place.client();
-    let guard = place.mutex(&locks, "x").await.lock().await.expect("a free lock");
+/// A client that else asks gets nothing and changes nothing.
+pub async fn only_the_owner_can_resume(fixture: &Fixture) {
+    let locks = fixture.client();
+    let guard = fixture.mutex(&locks, "x").await.lock().await.expect("a free lock");
     let other = Owner::new("other").expect("an owner");
     assert!(locks.resume("x", &other).await.expect("an answer").is_none());
     assert!(locks.resume("y", &other).await.expect("an answer").is_none());
@@ -105,30 +105,30 @@ pub async fn only_the_owner_can_resume(place: &Place) {
 }
 
 /// The value of the work, and a free lock.
-pub async fn run_returns_what_the_work_returns_and_releases(place: &Place) {
-    let locks = place.client();
-    let guard = place.mutex(&locks, "x").await.lock().await.expect("a free lock");
+pub async fn run_returns_what_the_work_returns_and_releases(fixture: &Fixture) {
+    let locks = fixture.client();
+    let guard = fixture.mutex(&locks, "x").await.lock().await.expect("a free lock");
     let fence = guard.fence();
     assert_eq!(guard.run(async |guard| guard.fence()).await.expect("a value"), fence);
-    assert!(place.is_free(&locks, "x").await);
+    assert!(fixture.is_free(&locks, "x").await);
 }
 
 /// At its next await.
-pub async fn run_stops_the_work_when_the_lock_is_lost(place: &Place) {
-    let locks = place.client_with(options().max_hold(2 * TTL));
-    let guard = place.mutex(&locks, "x").await.lock().await.expect("a free lock");
+pub async fn run_stops_the_work_when_the_lock_is_lost(fixture: &Fixture) {
+    let locks = fixture.client_with(options().max_hold(2 * TTL));
+    let guard = fixture.mutex(&locks, "x").await.lock().await.expect("a free lock");
     let work = guard.run(async |_| pending::<()>().await);
-    let error = place.within(4 * TTL, work).await.expect_err("it was lost");
+    let error = fixture.within(4 * TTL, work).await.expect_err("it was lost");
     assert!(error.is_lost() && error.to_string().contains("max_hold"), "{error}");
 }
 
 /// With the label, the token and what is left of the lease; the prefix is not shown.
-pub async fn inspect_shows_the_holder_and_list_the_names(place: &Place) {
-    let locks = place.client_with(options().label("nightly").prefix("p:"));
+pub async fn inspect_shows_the_holder_and_list_the_names(fixture: &Fixture) {
+    let locks = fixture.client_with(options().label("nightly").prefix("p:"));
     assert!(locks.inspect("x/1").await.expect("an answer").is_none());
-    let guard = place.mutex(&locks, "x/1").await.lock().await.expect("a free lock");
-    let _other = place.mutex(&locks, "x/2").await.lock().await.expect("a free lock");
-    let _third = place.mutex(&locks, "y").await.lock().await.expect("a free lock");
+    let guard = fixture.mutex(&locks, "x/1").await.lock().await.expect("a free lock");
+    let _other = fixture.mutex(&locks, "x/2").await.lock().await.expect("a free lock");
+    let _third = fixture.mutex(&locks, "y").await.lock().await.expect("a free lock");
     let status = locks.inspect("x/1").await.expect("an answer").expect("a holder");
     let holder = &status.holders[0];
     assert_eq!((status.name.as_str(), status.kind, status.holders.len()), ("x/1", Kind::Mutex, 1));
@@ -146,10 +146,10 @@ pub async fn inspect_shows_the_holder_and_list_the_names(place: &Place) {
 }
 
 /// For a `static`, which is never dropped.
-pub async fn shutdown_waits_for_guards_that_were_dropped(place: &Place) {
-    let (ours, theirs) = (place.client_with(options().ttl(Duration::from_secs(20))), place.client());
+pub async fn shutdown_waits_for_guards_that_were_dropped(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client_with(options().ttl(Duration::from_secs(20))), fixture.client());
     for name in ["x", "y", "z"] {
-        drop(place.mutex(&ours, name).await.lock().await.expect("a free lock"));
+        drop(fixture.mutex(&ours, name).await.lock().await.expect("a free lock"));
     }
     ours.shutdown().await.expect("all released");
     for name in ["x", "y", "z"] {
@@ -158,8 +158,8 @@ pub async fn shutdown_waits_for_guards_that_were_dropped(place: &Place) {
 }
 
 /// In both directions, and for a look too.
-pub async fn a_name_in_use_as_another_kind_is_a_mismatch_that_names_both(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
+pub async fn a_name_in_use_as_another_kind_is_a_mismatch_that_names_both(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
     let _mutex = ours.mutex("m").expect("a name").lock().await.expect("a free lock");
     let _fair = ours.fair("f").expect("a name").lock().await.expect("a free lock");
     let me = Owner::new("me").expect("an owner");

@@ -4,58 +4,58 @@ use std::time::Duration;
 
 use tenure::{Options, Renewal};
 
-use super::{Place, TTL, options};
+use super::{Fixture, TTL, options};
 
 /// Three leases long, and the others wait all the while.
-pub async fn a_lease_is_renewed_for_as_long_as_its_guard_lives(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
-    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
-    assert!(place.mutex(&theirs, "x").await.try_lock_for(3 * TTL).await.expect("an answer").is_none());
+pub async fn a_lease_is_renewed_for_as_long_as_its_guard_lives(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
+    let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
+    assert!(fixture.mutex(&theirs, "x").await.try_lock_for(3 * TTL).await.expect("an answer").is_none());
     assert!(guard.is_held());
     guard.verify().await.expect("still held");
     guard.release().await.expect("a release");
 }
 
 /// The holder knows before the next one holds.
-pub async fn a_lease_that_is_not_renewed_ends_and_is_told_before_anybody_else_can_hold(place: &Place) {
-    let ours = place.client_with(options().renewal(Renewal::Off));
-    let theirs = place.client();
-    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
+pub async fn a_lease_that_is_not_renewed_ends_and_is_told_before_anybody_else_can_hold(fixture: &Fixture) {
+    let ours = fixture.client_with(options().renewal(Renewal::Off));
+    let theirs = fixture.client();
+    let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
     let told = async {
         let error = guard.lost().await;
         assert!(error.is_lost() && error.to_string().contains("expired"), "{error}");
-        place.now()
+        fixture.now()
     };
     let taken = async {
-        let next = place.mutex(&theirs, "x").await.lock().await.expect("a grant");
-        (place.now(), next)
+        let next = fixture.mutex(&theirs, "x").await.lock().await.expect("a grant");
+        (fixture.now(), next)
     };
     let (told, (taken, next)) = futures_util::future::join(told, taken).await;
     assert!(told <= taken, "told {:?} too late", told.since(taken));
     assert!(!guard.is_held() && guard.remaining().is_zero() && next.is_held());
-    assert!(place.is_later(next.fence(), guard.fence()));
+    assert!(fixture.is_later(next.fence(), guard.fence()));
 }
 
 /// For those who want no background.
-pub async fn a_lease_that_is_renewed_by_hand_lives_on(place: &Place) {
-    let (ours, theirs) = (place.client_with(options().renewal(Renewal::Off)), place.client());
-    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
+pub async fn a_lease_that_is_renewed_by_hand_lives_on(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client_with(options().renewal(Renewal::Off)), fixture.client());
+    let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
     for _ in 0..8 {
-        place.sleep(TTL / 4).await;
+        fixture.sleep(TTL / 4).await;
         guard.renew().await.expect("a renewal");
         assert!(guard.remaining() > TTL / 2);
     }
-    assert!(place.mutex(&theirs, "x").await.try_lock().await.expect("an answer").is_none());
+    assert!(fixture.mutex(&theirs, "x").await.try_lock().await.expect("an answer").is_none());
 }
 
 /// By `release`, by `drop`, and by `renew` of one that does not know yet.
-pub async fn an_expired_holders_release_never_frees_the_next(place: &Place) {
-    let ours = place.client_with(options().renewal(Renewal::Off));
-    let theirs = place.client();
-    let stale = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
-    let dropped = place.mutex(&ours, "y").await.lock().await.expect("a free lock");
-    let next = place.mutex(&theirs, "x").await.lock().await.expect("a grant");
-    let next_of_dropped = place.mutex(&theirs, "y").await.lock().await.expect("a grant");
+pub async fn an_expired_holders_release_never_frees_the_next(fixture: &Fixture) {
+    let ours = fixture.client_with(options().renewal(Renewal::Off));
+    let theirs = fixture.client();
+    let stale = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
+    let dropped = fixture.mutex(&ours, "y").await.lock().await.expect("a free lock");
+    let next = fixture.mutex(&theirs, "x").await.lock().await.expect("a grant");
+    let next_of_dropped = fixture.mutex(&theirs, "y").await.lock().await.expect("a grant");
     assert!(stale.release().await.expect_err("not ours any more").is_lost());
     drop(dropped);
     ours.shutdown().await.expect("nothing pending");
@@ -66,43 +66,43 @@ pub async fn an_expired_holders_release_never_frees_the_next(place: &Place) {
 }
 
 /// Nor does the attempt create a lock.
-pub async fn a_lapsed_lease_cannot_be_renewed(place: &Place) {
-    let ours = place.client_with(options().renewal(Renewal::Off));
-    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
-    place.sleep(TTL + Duration::from_millis(50)).await;
+pub async fn a_lapsed_lease_cannot_be_renewed(fixture: &Fixture) {
+    let ours = fixture.client_with(options().renewal(Renewal::Off));
+    let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
+    fixture.sleep(TTL + Duration::from_millis(50)).await;
     assert!(guard.renew().await.expect_err("it has lapsed").is_lost());
     assert!(guard.verify().await.expect_err("it has lapsed").is_lost());
-    assert!(place.is_free(&ours, "x").await);
+    assert!(fixture.is_free(&ours, "x").await);
 }
 
 /// A stuck holder does not hold for ever.
-pub async fn max_hold_ends_a_hold_however_often_it_is_renewed(place: &Place) {
-    let ours = place.client_with(options().max_hold(2 * TTL + TTL / 2));
-    let theirs = place.client();
-    let started = place.now();
-    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
+pub async fn max_hold_ends_a_hold_however_often_it_is_renewed(fixture: &Fixture) {
+    let ours = fixture.client_with(options().max_hold(2 * TTL + TTL / 2));
+    let theirs = fixture.client();
+    let started = fixture.now();
+    let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
     let lost = guard.lost().await;
-    let held = place.now().since(started);
+    let held = fixture.now().since(started);
     assert!(lost.is_lost() && lost.to_string().contains("max_hold"), "{lost}");
     assert!(held > 2 * TTL && held <= 3 * TTL, "{held:?}");
-    let next = place.within(2 * TTL, place.mutex(&theirs, "x").await.lock()).await.expect("a grant");
-    assert!(place.now().since(started) >= held && next.is_held());
+    let next = fixture.within(2 * TTL, fixture.mutex(&theirs, "x").await.lock()).await.expect("a grant");
+    assert!(fixture.now().since(started) >= held && next.is_held());
 }
 
-/// Time to stop in, while nobody else can hold yet.
-pub async fn grace_announces_the_loss_early(place: &Place) {
+/// Time to stop in, while no other client can hold yet.
+pub async fn grace_announces_the_loss_early(fixture: &Fixture) {
     let grace = TTL / 4;
-    let ours = place.client_with(options().renewal(Renewal::Off).grace(grace));
-    let theirs = place.client();
-    let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
+    let ours = fixture.client_with(options().renewal(Renewal::Off).grace(grace));
+    let theirs = fixture.client();
+    let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
     assert!(guard.remaining() <= TTL - grace);
     let told = async {
         assert!(guard.lost().await.is_lost());
-        place.now()
+        fixture.now()
     };
     let taken = async {
-        let next = place.mutex(&theirs, "x").await.lock().await.expect("a grant");
-        (place.now(), next)
+        let next = fixture.mutex(&theirs, "x").await.lock().await.expect("a grant");
+        (fixture.now(), next)
     };
     let (told, (taken, _next)) = futures_util::future::join(told, taken).await;
     // The real clock wakes a little late; the margin of the lease is on top of the grace.
@@ -110,9 +110,9 @@ pub async fn grace_announces_the_loss_early(place: &Place) {
 }
 
 /// 50 ms.
-pub async fn the_shortest_lease_can_be_held(place: &Place) {
-    let locks = place.client_with(Options::new().ttl(Duration::from_millis(50)));
-    let guard = place.mutex(&locks, "x").await.lock().await.expect("a free lock");
+pub async fn the_shortest_lease_can_be_held(fixture: &Fixture) {
+    let locks = fixture.client_with(Options::new().ttl(Duration::from_millis(50)));
+    let guard = fixture.mutex(&locks, "x").await.lock().await.expect("a free lock");
     assert!(guard.remaining() <= Duration::from_millis(50));
     guard.verify().await.expect("still held");
     guard.release().await.expect("a release");

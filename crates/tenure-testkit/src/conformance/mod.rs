@@ -1,7 +1,8 @@
 //! One suite for every store: what a caller was promised, from the outside.
 //!
-//! A case is an async function over a [`Place`]; its name is a sentence that could be false. `conformance!` turns all of them
-//! into tests of one store, in virtual time or against real processes and servers, so that none can be forgotten.
+//! A case is an async function over a [`Fixture`]; its name is a sentence that could be false.
+//! `conformance!` turns all of them into tests of one store, in virtual time or against real
+//! processes and servers, so that none can be forgotten.
 
 pub mod exclusion;
 mod flavour;
@@ -31,12 +32,12 @@ use crate::sim::executor::Sim;
 pub use flavour::{Flavour, Lock};
 
 /// Where a case runs: a store that several clients can use, and the time it runs in.
-pub struct Place {
+pub struct Fixture {
     runtime: Arc<dyn Runtime>,
     open: Box<dyn Fn() -> Locks + Send + Sync>,
     flavour: Flavour,
     refuses: &'static [&'static str],
-    /// What the place asks of every client beside what the case does.
+    /// What the fixture asks of every client beside what the case does.
     terms: fn(Options) -> Options,
     /// What a flavour holds beside the case.
     taken: flavour::Taken,
@@ -45,14 +46,14 @@ pub struct Place {
 /// A running case.
 pub type Case<'a> = std::pin::Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// Runs a case in virtual time, in a few of the orders in which its tasks can run. `open` is told of each world's runtime, and
-/// makes what opens clients of one store in it.
+/// Runs a case in virtual time, in a few of the orders in which its tasks can run. `open` is told
+/// of each world's runtime, and makes what opens clients of one store in it.
 ///
 /// # Panics
 /// When the case does, or is not done within ten virtual minutes, which none needs.
 pub fn in_virtual_time<O>(
     flavour: Flavour,
-    case: for<'a> fn(&'a Place) -> Case<'a>,
+    case: for<'a> fn(&'a Fixture) -> Case<'a>,
     open: impl Fn(Arc<dyn Runtime>) -> O,
 ) where
     O: Fn() -> Locks + Send + Sync + 'static,
@@ -63,9 +64,9 @@ pub fn in_virtual_time<O>(
         let (id, runtime) = (process.id(), process as Arc<dyn Runtime>);
         let done = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&done);
-        let place = Place::new(Arc::clone(&runtime), open(runtime)).with(flavour);
+        let fixture = Fixture::new(Arc::clone(&runtime), open(runtime)).with(flavour);
         let task = async move {
-            case(&place).await;
+            case(&fixture).await;
             told.store(true, Ordering::Relaxed);
         };
         sim.spawn(id, Box::pin(task));
@@ -75,23 +76,24 @@ pub fn in_virtual_time<O>(
     }
 }
 
-/// The lease that cases use unless they say otherwise: short, because some cases outlive it in real time.
+/// The lease that cases use unless they say otherwise: short, because some cases outlive it in real
+/// time.
 pub const TTL: Duration = Duration::from_millis(400);
 
-impl Place {
+impl Fixture {
     /// `open` makes a further client of one store, as a further process would.
     pub fn new(runtime: Arc<dyn Runtime>, open: impl Fn() -> Locks + Send + Sync + 'static) -> Self {
         let (open, flavour, taken) = (Box::new(open), Flavour::Mutex, flavour::Taken::default());
         Self { runtime, open, flavour, refuses: &[], terms: |options| options, taken }
     }
 
-    /// The same place, where the kind of lock under test is another one.
+    /// The same fixture, where the kind of lock under test is another one.
     #[must_use]
     pub fn with(self, flavour: Flavour) -> Self {
         Self { flavour, ..self }
     }
 
-    /// The same place, where locks of these names cannot be.
+    /// The same fixture, where locks of these names cannot be.
     #[must_use]
     pub fn without(self, refuses: &'static [&'static str]) -> Self {
         Self { refuses, ..self }
@@ -102,7 +104,7 @@ impl Place {
         self.refuses.contains(&name)
     }
 
-    /// The same place, where every client has these options too.
+    /// The same fixture, where every client has these options too.
     #[must_use]
     pub fn on(self, terms: fn(Options) -> Options) -> Self {
         Self { terms, ..self }
@@ -153,9 +155,9 @@ impl Place {
     }
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for Fixture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Place").field("runtime", &self.runtime).finish_non_exhaustive()
+        f.debug_struct("Fixture").field("runtime", &self.runtime).finish_non_exhaustive()
     }
 }
 
@@ -164,9 +166,11 @@ pub fn options() -> Options {
     Options::new().ttl(TTL)
 }
 
-/// Makes a test of each case: `conformance!(run)`, where `run` is a `fn(Flavour, for<'a> fn(&'a Place) -> Case<'a>)`.
+/// Makes a test of each case: `conformance!(run)`, where `run` is a `fn(Flavour, for<'a> fn(&'a
+/// Fixture) -> Case<'a>)`.
 ///
-/// What is promised of one holder at a time is promised of every kind that has one, so those cases run over all of them.
+/// What is promised of one holder at a time is promised of every kind that has one, so those cases
+/// run over all of them.
 #[macro_export]
 macro_rules! conformance {
     ($run:path) => {
@@ -290,7 +294,7 @@ macro_rules! conformance_cases {
                 #[test]
                 fn $case() {
                     let flavour = $crate::conformance::Flavour::$flavour;
-                    $run(flavour, |place| Box::pin($crate::conformance::$group::$case(place)));
+                    $run(flavour, |fixture| Box::pin($crate::conformance::$group::$case(fixture)));
                 }
             )*
         }

@@ -6,11 +6,11 @@ use std::time::Duration;
 use futures_util::future::join;
 use tenure::{Multi, Owner};
 
-use super::{Place, TTL, options};
+use super::{Fixture, TTL, options};
 
 /// Of four kinds.
-pub async fn all_or_none_are_held(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
+pub async fn all_or_none_are_held(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
     let me = Owner::new("me").expect("an owner");
     let multi = Multi::new([
         ours.mutex("d").expect("a name").into(),
@@ -35,11 +35,11 @@ pub async fn all_or_none_are_held(place: &Place) {
     let freed = async {
         for name in ["a", "b", "c", "d"] {
             while theirs.inspect(name).await.expect("an answer").is_some() {
-                place.sleep(Duration::from_millis(2)).await;
+                fixture.sleep(Duration::from_millis(2)).await;
             }
         }
     };
-    place.within(TTL, freed).await;
+    fixture.within(TTL, freed).await;
     // Another kind stands at one of the names: an error, and nothing left behind either.
     let mismatch =
         Multi::new([ours.mutex("a").expect("a name").into(), ours.fair("e").expect("a name").into()]);
@@ -50,32 +50,32 @@ pub async fn all_or_none_are_held(place: &Place) {
 }
 
 /// Whichever of them is held, and nothing is left of the others.
-pub async fn a_wait_for_several_ends_at_its_limit(place: &Place) {
-    let patient = || place.client_with(options().ttl(Duration::from_secs(20)));
+pub async fn a_wait_for_several_ends_at_its_limit(fixture: &Fixture) {
+    let patient = || fixture.client_with(options().ttl(Duration::from_secs(20)));
     let (ours, theirs) = (patient(), patient());
     let names = ["a", "b", "c"];
     let multi = Multi::new(names.map(|name| ours.mutex(name).expect("a name").into())).expect("three names");
     for held in names {
         let guard = theirs.mutex(held).expect("a name").lock().await.expect("a free lock");
-        let (started, limit) = (place.now(), Duration::from_millis(150));
+        let (started, limit) = (fixture.now(), Duration::from_millis(150));
         assert!(multi.try_lock_for(limit).await.expect("an answer").is_none());
-        let took = place.now().since(started);
+        let took = fixture.now().since(started);
         assert!(took >= limit && took < limit + 4 * TTL, "{took:?}");
         for name in names.into_iter().filter(|name| *name != held) {
             let freed = async {
                 while theirs.inspect(name).await.expect("an answer").is_some() {
-                    place.sleep(Duration::from_millis(2)).await;
+                    fixture.sleep(Duration::from_millis(2)).await;
                 }
             };
-            place.within(4 * TTL, freed).await;
+            fixture.within(4 * TTL, freed).await;
         }
         guard.release().await.expect("a release");
     }
 }
 
 /// Twenty times each, without a deadlock.
-pub async fn two_that_want_the_same_in_another_order_both_get_it(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
+pub async fn two_that_want_the_same_in_another_order_both_get_it(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
     let part = |locks: &tenure::Locks, name| locks.mutex(name).expect("a name").into();
     let one = Multi::new([part(&ours, "a"), part(&ours, "b")]).expect("two names");
     let two = Multi::new([part(&theirs, "b"), part(&theirs, "a")]).expect("two names");
@@ -84,34 +84,34 @@ pub async fn two_that_want_the_same_in_another_order_both_get_it(place: &Place) 
             multi.lock().await.expect("a grant").release().await.expect("a release");
         }
     };
-    place.within(Duration::from_secs(30), join(many(&one), many(&two))).await;
+    fixture.within(Duration::from_secs(30), join(many(&one), many(&two))).await;
 }
 
 /// At once, and the work is stopped.
-pub async fn the_loss_of_one_is_the_loss_of_all(place: &Place) {
-    let locks = place.client();
+pub async fn the_loss_of_one_is_the_loss_of_all(fixture: &Fixture) {
+    let locks = fixture.client();
     let part = |name| locks.mutex(name).expect("a name").into();
     let multi = Multi::new([part("a"), part("b"), part("c")]).expect("three names");
     let guards = multi.lock().await.expect("free locks");
     let lost = guards.lost();
     locks.force_release("b").await.expect("an answer").expect("a holder");
     assert!(guards.verify().await.expect_err("one is gone").is_lost());
-    assert!(place.within(TTL, lost).await.is_lost());
+    assert!(fixture.within(TTL, lost).await.is_lost());
     assert!(!guards.is_held());
     drop(guards);
 
-    let guards = place.within(2 * TTL, multi.lock()).await.expect("free locks");
+    let guards = fixture.within(2 * TTL, multi.lock()).await.expect("free locks");
     let work = guards.run(async |_| pending::<()>().await);
-    let (stopped, forced) = place.within(2 * TTL, join(work, locks.force_release("c"))).await;
+    let (stopped, forced) = fixture.within(2 * TTL, join(work, locks.force_release("c"))).await;
     assert!(stopped.expect_err("one is gone").is_lost());
     assert!(forced.expect("an answer").is_some());
-    let next = place.within(2 * TTL, multi.lock()).await.expect("free locks");
+    let next = fixture.within(2 * TTL, multi.lock()).await.expect("free locks");
     assert_eq!(next.run(async |guards| guards.len()).await.expect("a value"), 3);
 }
 
 /// And so is none at all.
-pub async fn the_same_name_twice_is_refused(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
+pub async fn the_same_name_twice_is_refused(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
     let twice =
         Multi::new([ours.mutex("a").expect("a name").into(), theirs.fair("a").expect("a name").into()]);
     let error = twice.expect_err("one name");

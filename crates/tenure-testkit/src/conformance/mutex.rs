@@ -5,31 +5,32 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tenure::{LockName, Options};
 
-use super::{Place, options};
+use super::{Fixture, options};
 
 /// In one client; between clients no order is promised.
-pub async fn waiters_of_one_client_are_served_in_the_order_in_which_they_came(place: &Place) {
-    let locks = place.client();
+pub async fn waiters_of_one_client_are_served_in_the_order_in_which_they_came(fixture: &Fixture) {
+    let locks = fixture.client();
     let guard = locks.mutex("x").expect("a name").lock().await.expect("a free lock");
     let served = std::sync::Mutex::new(Vec::new());
     let (served, locks) = (&served, &locks);
     let waiters = (0..5).map(|number| async move {
-        place.sleep(Duration::from_millis(10 * number)).await;
+        fixture.sleep(Duration::from_millis(10 * number)).await;
         let guard = locks.mutex("x").expect("a name").lock().await.expect("a grant");
         served.lock().expect("nobody panicked").push(number);
         guard.release().await.expect("a release");
     });
     let release = async {
-        place.sleep(Duration::from_millis(150)).await;
+        fixture.sleep(Duration::from_millis(150)).await;
         guard.release().await.expect("a release");
     };
     futures_util::future::join(join_all(waiters), release).await;
     assert_eq!(*served.lock().expect("nobody panicked"), [0, 1, 2, 3, 4]);
 }
 
-/// Also long ones that differ in the last byte, and what a file system or a protocol would trip over.
-pub async fn names_differ_in_every_byte_and_may_hold_anything(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
+/// Also long ones that differ in the last byte, and what a file system or a protocol would trip
+/// over.
+pub async fn names_differ_in_every_byte_and_may_hold_anything(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
     let long = "n".repeat(LockName::MAX_BYTES - 1);
     let names = [
         "a",
@@ -56,7 +57,7 @@ pub async fn names_differ_in_every_byte_and_may_hold_anything(place: &Place) {
     ];
     let mut guards = Vec::new();
     for name in names {
-        if place.refuses(name) {
+        if fixture.refuses(name) {
             let error = ours.mutex(name).expect_err("a name that is refused");
             assert!(error.is_unsupported() && error.to_string().contains("slot"), "{error}");
             continue;
@@ -78,10 +79,10 @@ pub async fn names_differ_in_every_byte_and_may_hold_anything(place: &Place) {
 }
 
 /// The key is prefix and name, nothing more.
-pub async fn prefixes_keep_names_apart(place: &Place) {
-    let a = place.client_with(options().prefix("a:"));
-    let b = place.client_with(options().prefix("b:"));
-    let plain = place.client_with(Options::new());
+pub async fn prefixes_keep_names_apart(fixture: &Fixture) {
+    let a = fixture.client_with(options().prefix("a:"));
+    let b = fixture.client_with(options().prefix("b:"));
+    let plain = fixture.client_with(Options::new());
     let guard = a.mutex("x").expect("a name").try_lock().await.expect("an answer").expect("a free lock");
     assert_eq!(guard.name().as_str(), "x");
     assert!(b.mutex("x").expect("a name").try_lock().await.expect("an answer").is_some());

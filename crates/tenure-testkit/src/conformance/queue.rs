@@ -7,18 +7,18 @@ use std::time::Duration;
 use futures_util::future::{join, join_all};
 use tenure::Renewal;
 
-use super::{Place, TTL, options};
+use super::{Fixture, TTL, options};
 
-/// One after the other, each from a client of its own.
-pub async fn callers_of_several_clients_are_served_in_the_order_in_which_they_came(place: &Place) {
+/// One after the other, each from its own client.
+pub async fn callers_of_several_clients_are_served_in_the_order_in_which_they_came(fixture: &Fixture) {
     const CALLERS: usize = 9;
-    let clients: Vec<_> = (0..3).map(|_| place.client()).collect();
+    let clients: Vec<_> = (0..3).map(|_| fixture.client()).collect();
     let guard = clients[0].fair("x").expect("a name").lock().await.expect("a free lock");
     let waiting =
         async || clients[0].inspect("x").await.expect("an answer").map(|status| status.waiters.len());
     let until_waiting = async |callers| {
         while waiting().await < Some(callers) {
-            place.sleep(Duration::from_millis(1)).await;
+            fixture.sleep(Duration::from_millis(1)).await;
         }
     };
     let served = Mutex::new(Vec::new());
@@ -38,82 +38,85 @@ pub async fn callers_of_several_clients_are_served_in_the_order_in_which_they_ca
 }
 
 /// Not even when the lock is free for a moment.
-pub async fn a_try_overtakes_nobody(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
+pub async fn a_try_overtakes_nobody(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
     let reader = ours.rwlock("x").expect("a name").read().await.expect("a free lock");
     let lock = theirs.rwlock("x").expect("a name");
     let mut writer = pin!(lock.write());
-    assert!(place.unless_late(TTL / 4, &mut writer).await.is_none());
+    assert!(fixture.unless_late(TTL / 4, &mut writer).await.is_none());
     assert!(ours.rwlock("x").expect("a name").try_read().await.expect("an answer").is_none());
     reader.release().await.expect("a release");
-    drop(place.within(TTL, writer).await.expect("a grant"));
+    drop(fixture.within(TTL, writer).await.expect("a grant"));
 }
 
-/// Its client is gone without a word; whoever is next waits for its place of 5 s to lapse, not for a whole lease.
-pub async fn a_head_that_died_costs_its_short_lease(place: &Place) {
+/// Its client is gone without a word; whoever is next waits for its place of 5 s to lapse, not for
+/// a whole lease.
+pub async fn a_head_that_died_costs_its_short_lease(fixture: &Fixture) {
     let long = options().ttl(Duration::from_secs(60));
-    let (ours, next) = (place.client_with(long.clone()), place.client_with(long.clone()));
+    let (ours, next) = (fixture.client_with(long.clone()), fixture.client_with(long.clone()));
     let guard = ours.fair("x").expect("a name").lock().await.expect("a free lock");
-    let dead = place.client_with(long);
+    let dead = fixture.client_with(long);
     let dying = dead.fair("x").expect("a name");
     let mut head = Box::pin(dying.lock());
-    assert!(place.unless_late(TTL / 4, &mut head).await.is_none());
+    assert!(fixture.unless_late(TTL / 4, &mut head).await.is_none());
     let fair = next.fair("x").expect("a name");
     let mut second = pin!(fair.lock());
-    assert!(place.unless_late(TTL / 4, &mut second).await.is_none());
+    assert!(fixture.unless_late(TTL / 4, &mut second).await.is_none());
     guard.release().await.expect("a release");
-    // The head is granted in the background, and is never polled again: nobody renews it.
-    drop(place.within(Duration::from_secs(6), second).await.expect("a grant"));
+    // The head is granted in the background, and is never polled again: no client renews it.
+    drop(fixture.within(Duration::from_secs(6), second).await.expect("a grant"));
     drop(head);
 }
 
-/// The time for which a place is kept is no longer than the grace: what is left of it is not enough to return with.
-pub async fn a_long_grace_keeps_nobody_out(place: &Place) {
+/// The time for which a place is kept is no longer than the grace: what is left of it is not enough
+/// to return with.
+pub async fn a_long_grace_keeps_nobody_out(fixture: &Fixture) {
     let options = options().ttl(Duration::from_secs(15)).grace(Duration::from_secs(5));
-    let (ours, theirs) = (place.client_with(options.clone()), place.client_with(options));
+    let (ours, theirs) = (fixture.client_with(options.clone()), fixture.client_with(options));
     let guard = ours.fair("x").expect("a name").lock().await.expect("a free lock");
     let fair = theirs.fair("x").expect("a name");
     let mut waits = pin!(fair.lock());
-    assert!(place.unless_late(TTL / 4, &mut waits).await.is_none());
+    assert!(fixture.unless_late(TTL / 4, &mut waits).await.is_none());
     guard.release().await.expect("a release");
-    let next = place.within(Duration::from_secs(1), waits).await.expect("a grant");
+    let next = fixture.within(Duration::from_secs(1), waits).await.expect("a grant");
     assert!(next.is_held());
     next.release().await.expect("a release");
 }
 
 /// The next one holds at once; who was forced out is told.
-pub async fn a_forced_release_lets_the_next_in(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
+pub async fn a_forced_release_lets_the_next_in(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
     let guard = ours.fair("x").expect("a name").lock().await.expect("a free lock");
     let fair = theirs.fair("x").expect("a name");
     let mut next = pin!(fair.lock());
-    assert!(place.unless_late(TTL / 4, &mut next).await.is_none());
+    assert!(fixture.unless_late(TTL / 4, &mut next).await.is_none());
     let status = ours.inspect("x").await.expect("an answer").expect("a holder");
     assert_eq!((status.holders.len(), status.waiters.len()), (1, 1));
     let forced = ours.force_release("x").await.expect("an answer").expect("a holder");
     assert_eq!(forced.holders[0].owner.as_ref(), Some(guard.owner()));
-    let next = place.within(TTL, next).await.expect("a grant");
-    assert!(place.within(TTL, guard.lost()).await.is_lost());
+    let next = fixture.within(TTL, next).await.expect("a grant");
+    assert!(fixture.within(TTL, guard.lost()).await.is_lost());
     next.verify().await.expect("still held");
 }
 
-/// Whoever is called from the queue has a short lease at first; it gets the whole one also if nothing is renewed after that.
-pub async fn whoever_is_called_gets_a_whole_lease(place: &Place) {
+/// A client that is called from the queue has a short lease at first; it gets the whole one also if
+/// nothing is renewed after that.
+pub async fn whoever_is_called_gets_a_whole_lease(fixture: &Fixture) {
     let once = options().ttl(Duration::from_secs(20)).renewal(Renewal::Off);
-    let (ours, theirs) = (place.client(), place.client_with(once));
+    let (ours, theirs) = (fixture.client(), fixture.client_with(once));
     let guard = ours.fair("x").expect("a name").lock().await.expect("a free lock");
     let fair = theirs.fair("x").expect("a name");
     let mut next = pin!(fair.lock());
-    assert!(place.unless_late(TTL / 4, &mut next).await.is_none());
+    assert!(fixture.unless_late(TTL / 4, &mut next).await.is_none());
     guard.release().await.expect("a release");
-    let next = place.within(TTL, next).await.expect("a grant");
+    let next = fixture.within(TTL, next).await.expect("a grant");
     let whole = async {
         while next.remaining() < Duration::from_secs(15) {
-            place.sleep(Duration::from_millis(5)).await;
+            fixture.sleep(Duration::from_millis(5)).await;
         }
     };
-    place.within(2 * TTL, whole).await;
-    place.sleep(Duration::from_secs(6)).await;
+    fixture.within(2 * TTL, whole).await;
+    fixture.sleep(Duration::from_secs(6)).await;
     next.verify().await.expect("still held");
     assert!(ours.fair("x").expect("a name").try_lock().await.expect("an answer").is_none());
 }

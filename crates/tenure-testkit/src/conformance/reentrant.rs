@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use tenure::{Owner, Renewal};
 
-use super::{Place, TTL, options};
+use super::{Fixture, TTL, options};
 
 /// Three holds from two clients of one owner.
-pub async fn an_owner_holds_as_often_as_it_likes_and_others_wait_for_the_last_release(place: &Place) {
-    let (ours, more, theirs) = (place.client(), place.client(), place.client());
+pub async fn an_owner_holds_as_often_as_it_likes_and_others_wait_for_the_last_release(fixture: &Fixture) {
+    let (ours, more, theirs) = (fixture.client(), fixture.client(), fixture.client());
     let (me, other) = (Owner::new("me").expect("an owner"), Owner::new("other").expect("an owner"));
     let lock = ours.reentrant("x", &me).expect("a name");
     let mut guards = vec![lock.lock().await.expect("a free lock")];
@@ -25,28 +25,29 @@ pub async fn an_owner_holds_as_often_as_it_likes_and_others_wait_for_the_last_re
     let mut waiting = pin!(stranger.lock());
     for left in (0..3).rev() {
         assert!(
-            place.unless_late(TTL / 8, &mut waiting).await.is_none(),
+            fixture.unless_late(TTL / 8, &mut waiting).await.is_none(),
             "granted with {} holds left",
             left + 1
         );
         guards.pop().expect("a guard").release().await.expect("a release");
         assert_eq!(lock.hold_count().await.expect("an answer"), left);
     }
-    let guard = place.within(TTL, waiting).await.expect("a grant");
+    let guard = fixture.within(TTL, waiting).await.expect("a grant");
     assert!(lock.try_lock().await.expect("an answer").is_none());
     guard.release().await.expect("a release");
 }
 
-/// An inner hold with a short lease takes nothing from the outer one, even though neither is renewed.
-pub async fn a_reentry_keeps_the_token_and_shortens_nothing(place: &Place) {
-    let outer = place.client_with(options().ttl(6 * TTL).renewal(Renewal::Off));
-    let inner = place.client_with(options().ttl(TTL / 2).renewal(Renewal::Off));
+/// An inner hold with a short lease takes nothing from the outer one, even though neither is
+/// renewed.
+pub async fn a_reentry_keeps_the_token_and_shortens_nothing(fixture: &Fixture) {
+    let outer = fixture.client_with(options().ttl(6 * TTL).renewal(Renewal::Off));
+    let inner = fixture.client_with(options().ttl(TTL / 2).renewal(Renewal::Off));
     let me = Owner::new("me").expect("an owner");
     let first = outer.reentrant("x", &me).expect("a name").lock().await.expect("a free lock");
     let second = inner.reentrant("x", &me).expect("a name").lock().await.expect("our own");
     assert_eq!(first.fence(), second.fence());
     second.release().await.expect("a release");
-    place.sleep(TTL).await;
+    fixture.sleep(TTL).await;
     first.verify().await.expect("still held");
     assert!(first.is_held());
     let fence = first.fence();
@@ -56,29 +57,29 @@ pub async fn a_reentry_keeps_the_token_and_shortens_nothing(place: &Place) {
 }
 
 /// The drop of one leaves the other; a forced release ends all that are left.
-pub async fn holds_of_one_owner_end_one_by_one(place: &Place) {
-    let locks = place.client();
+pub async fn holds_of_one_owner_end_one_by_one(fixture: &Fixture) {
+    let locks = fixture.client();
     let me = Owner::new("me").expect("an owner");
     let lock = locks.reentrant("x", &me).expect("a name");
     let (first, second) = (lock.lock().await.expect("a free lock"), lock.lock().await.expect("our own"));
     let lost = first.lost();
     drop(first);
-    assert!(place.within(TTL, lost).await.is_released());
+    assert!(fixture.within(TTL, lost).await.is_released());
     let freed = async {
         while lock.hold_count().await.expect("an answer") != 1 {
-            place.sleep(Duration::from_millis(2)).await;
+            fixture.sleep(Duration::from_millis(2)).await;
         }
     };
-    place.within(TTL, freed).await;
+    fixture.within(TTL, freed).await;
     second.verify().await.expect("still held");
     locks.force_release("x").await.expect("an answer").expect("a holder");
-    assert!(place.within(TTL, second.lost()).await.is_lost());
+    assert!(fixture.within(TTL, second.lost()).await.is_lost());
     assert_eq!(lock.hold_count().await.expect("an answer"), 0);
 }
 
 /// Polled once, twice, … and dropped: it can be resumed by the next call.
-pub async fn a_resume_that_is_dropped_anywhere_takes_nothing(place: &Place) {
-    let locks = place.client_with(options().ttl(Duration::from_secs(20)));
+pub async fn a_resume_that_is_dropped_anywhere_takes_nothing(fixture: &Fixture) {
+    let locks = fixture.client_with(options().ttl(Duration::from_secs(20)));
     let me = Owner::new("me").expect("an owner");
     let lock = locks.reentrant("x", &me).expect("a name");
     for polls in 0..8 {
@@ -94,7 +95,7 @@ pub async fn a_resume_that_is_dropped_anywhere_takes_nothing(place: &Place) {
                         drop(resumed.detach().await.expect("a detached hold"));
                         break;
                     }
-                    Poll::Pending => place.sleep(Duration::from_micros(200)).await,
+                    Poll::Pending => fixture.sleep(Duration::from_micros(200)).await,
                 }
             }
         }
@@ -106,8 +107,8 @@ pub async fn a_resume_that_is_dropped_anywhere_takes_nothing(place: &Place) {
 }
 
 /// The count stays right.
-pub async fn a_detached_hold_of_two_is_resumed_as_one_of_two(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
+pub async fn a_detached_hold_of_two_is_resumed_as_one_of_two(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
     let me = Owner::new("me").expect("an owner");
     let lock = ours.reentrant("x", &me).expect("a name");
     let (first, second) = (lock.lock().await.expect("a free lock"), lock.lock().await.expect("our own"));

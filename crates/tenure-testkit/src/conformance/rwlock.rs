@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tenure::Renewal;
 
-use super::{Place, TTL, options};
+use super::{Fixture, TTL, options};
 
 /// The promise in one line.
-pub async fn readers_hold_together_and_a_writer_alone(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
+pub async fn readers_hold_together_and_a_writer_alone(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
     let readers = [a.read().await.expect("a free lock"), b.read().await.expect("another reader")];
     assert!(a.try_write().await.expect("an answer").is_none());
@@ -17,7 +17,7 @@ pub async fn readers_hold_together_and_a_writer_alone(place: &Place) {
     for reader in readers {
         reader.release().await.expect("a release");
     }
-    let writer = place.within(TTL, a.write()).await.expect("a grant");
+    let writer = fixture.within(TTL, a.write()).await.expect("a grant");
     assert!(b.try_read().await.expect("an answer").is_none());
     assert!(b.try_write().await.expect("an answer").is_none());
     assert!(b.try_read_for(TTL / 4).await.expect("an answer").is_none());
@@ -25,58 +25,59 @@ pub async fn readers_hold_together_and_a_writer_alone(place: &Place) {
     assert!(b.try_read().await.expect("an answer").is_some());
 }
 
-/// So that writers do not starve; and when the writer gives up, the readers behind it come in at once.
-pub async fn a_waiting_writer_stops_new_readers(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
+/// So that writers do not starve; and when the writer gives up, the readers behind it come in at
+/// once.
+pub async fn a_waiting_writer_stops_new_readers(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
     let reader = a.read().await.expect("a free lock");
     let mut writer = Box::pin(b.write());
-    assert!(place.unless_late(TTL / 4, &mut writer).await.is_none());
+    assert!(fixture.unless_late(TTL / 4, &mut writer).await.is_none());
     let mut late = pin!(a.read());
-    assert!(place.unless_late(TTL / 4, &mut late).await.is_none(), "a reader has overtaken a writer");
+    assert!(fixture.unless_late(TTL / 4, &mut late).await.is_none(), "a reader has overtaken a writer");
     drop(writer);
-    let late = place.within(TTL, late).await.expect("a grant");
+    let late = fixture.within(TTL, late).await.expect("a grant");
     late.release().await.expect("a release");
     reader.release().await.expect("a release");
 }
 
 /// Not by a release, not by a drop, and not by one that comes too late.
-pub async fn a_release_of_one_reader_touches_no_other(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client_with(options().renewal(Renewal::Off)));
+pub async fn a_release_of_one_reader_touches_no_other(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client_with(options().renewal(Renewal::Off)));
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
     let stays = a.read().await.expect("a free lock");
     b.read().await.expect("another reader").release().await.expect("a release");
     drop(b.read().await.expect("another reader"));
     let late = b.read().await.expect("another reader");
-    place.sleep(TTL + Duration::from_millis(50)).await;
+    fixture.sleep(TTL + Duration::from_millis(50)).await;
     assert!(late.release().await.expect_err("it has lapsed").is_lost());
     stays.verify().await.expect("still held");
     assert!(b.try_write().await.expect("an answer").is_none());
 }
 
 /// Though other readers have renewed theirs meanwhile.
-pub async fn a_lapsed_reader_blocks_a_writer_no_longer_than_its_own_lease(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client_with(options().renewal(Renewal::Off)));
+pub async fn a_lapsed_reader_blocks_a_writer_no_longer_than_its_own_lease(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client_with(options().renewal(Renewal::Off)));
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
     let stays = a.read().await.expect("a free lock");
     let lapses = b.read().await.expect("another reader");
     let mut writer = pin!(a.write());
-    assert!(place.unless_late(TTL / 2, &mut writer).await.is_none(), "granted beside two readers");
+    assert!(fixture.unless_late(TTL / 2, &mut writer).await.is_none(), "granted beside two readers");
     stays.release().await.expect("a release");
-    drop(place.within(TTL + TTL / 2, writer).await.expect("a grant"));
+    drop(fixture.within(TTL + TTL / 2, writer).await.expect("a grant"));
     assert!(!lapses.is_held());
 }
 
 /// Without a moment in which another writer could come in.
-pub async fn a_downgrade_lets_readers_in_at_once(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
+pub async fn a_downgrade_lets_readers_in_at_once(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
     let mut guard = a.write().await.expect("a free lock");
     let fence = guard.fence();
     let mut reader = pin!(b.read());
-    assert!(place.unless_late(TTL / 4, &mut reader).await.is_none());
+    assert!(fixture.unless_late(TTL / 4, &mut reader).await.is_none());
     a.downgrade(&mut guard).await.expect("a downgrade");
-    let reader = place.within(TTL, reader).await.expect("a grant");
+    let reader = fixture.within(TTL, reader).await.expect("a grant");
     assert_eq!(guard.fence(), fence);
     guard.verify().await.expect("still held");
     assert!(b.try_write().await.expect("an answer").is_none());
@@ -85,9 +86,10 @@ pub async fn a_downgrade_lets_readers_in_at_once(place: &Place) {
     reader.release().await.expect("a release");
 }
 
-/// And for no other: what tells locks apart is the whole name, whatever part of it is the prefix, and the `Locks` they are of.
-pub async fn a_downgrade_is_for_a_guard_of_the_same_lock(place: &Place) {
-    let (locks, theirs) = (place.client(), place.client());
+/// And for no other: what tells locks apart is the whole name, whatever part of it is the prefix,
+/// and the `Locks` they are of.
+pub async fn a_downgrade_is_for_a_guard_of_the_same_lock(fixture: &Fixture) {
+    let (locks, theirs) = (fixture.client(), fixture.client());
     let apart = locks.with(locks.options().clone().prefix("p:")).expect("options");
     let lock = locks.rwlock("x").expect("a name");
     let mut other = locks.rwlock("y").expect("a name").write().await.expect("a free lock");

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use super::{Place, TTL, options};
+use super::{Fixture, TTL, options};
 
 /// A counter that would show it, with callers that ask for one to three of five.
-pub async fn permits_never_add_up_to_more_than_there_are(place: &Place) {
+pub async fn permits_never_add_up_to_more_than_there_are(fixture: &Fixture) {
     let used = AtomicU32::new(0);
     let most = AtomicU32::new(0);
-    let clients: Vec<_> = (0..3).map(|_| place.client()).collect();
+    let clients: Vec<_> = (0..3).map(|_| fixture.client()).collect();
     let callers = (0..45_u32).map(|number| {
         let semaphore = clients[number as usize % 3].semaphore("x", 5).expect("a name");
         let (used, most, permits) = (&used, &most, 1 + number % 3);
@@ -20,39 +20,39 @@ pub async fn permits_never_add_up_to_more_than_there_are(place: &Place) {
             let guard = semaphore.acquire(permits).await.expect("a grant");
             let now = used.fetch_add(permits, Ordering::SeqCst) + permits;
             most.fetch_max(now, Ordering::SeqCst);
-            place.sleep(Duration::from_millis(2)).await;
+            fixture.sleep(Duration::from_millis(2)).await;
             used.fetch_sub(permits, Ordering::SeqCst);
             guard.release().await.expect("a release");
         }
     });
-    place.within(Duration::from_secs(60), join_all(callers)).await;
+    fixture.within(Duration::from_secs(60), join_all(callers)).await;
     let most = most.into_inner();
     assert!((3..=5).contains(&most), "{most} of 5");
 }
 
 /// By those who ask for few.
-pub async fn who_asks_for_many_is_not_overtaken(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
+pub async fn who_asks_for_many_is_not_overtaken(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
     let (a, b) = (ours.semaphore("x", 3).expect("a name"), theirs.semaphore("x", 3).expect("a name"));
     let two = a.acquire(2).await.expect("a free lock");
     let mut three = pin!(b.acquire(3));
-    assert!(place.unless_late(TTL / 4, &mut three).await.is_none());
+    assert!(fixture.unless_late(TTL / 4, &mut three).await.is_none());
     assert!(
         a.try_acquire(1).await.expect("an answer").is_none(),
         "one is left, and three were asked for before"
     );
     let mut one = pin!(a.acquire(1));
-    assert!(place.unless_late(TTL / 4, &mut one).await.is_none());
+    assert!(fixture.unless_late(TTL / 4, &mut one).await.is_none());
     two.release().await.expect("a release");
-    let three = place.within(TTL, three).await.expect("a grant");
-    assert!(place.unless_late(TTL / 4, &mut one).await.is_none());
+    let three = fixture.within(TTL, three).await.expect("a grant");
+    assert!(fixture.unless_late(TTL / 4, &mut one).await.is_none());
     three.release().await.expect("a release");
-    drop(place.within(TTL, one).await.expect("a grant"));
+    drop(fixture.within(TTL, one).await.expect("a grant"));
 }
 
-/// Until nobody holds any.
-pub async fn another_number_is_a_mismatch_that_says_which_is_in_force(place: &Place) {
-    let (ours, theirs) = (place.client(), place.client());
+/// Until no client holds any.
+pub async fn another_number_is_a_mismatch_that_says_which_is_in_force(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
     let guard = ours.semaphore("x", 5).expect("a name").acquire(1).await.expect("a free lock");
     let other = theirs.semaphore("x", 4).expect("a name");
     let error = other.acquire(1).await.expect_err("another number");
@@ -67,8 +67,8 @@ pub async fn another_number_is_a_mismatch_that_says_which_is_in_force(place: &Pl
 }
 
 /// At once, without asking the store.
-pub async fn permits_that_cannot_be_are_refused(place: &Place) {
-    let locks = place.client();
+pub async fn permits_that_cannot_be_are_refused(fixture: &Fixture) {
+    let locks = fixture.client();
     for permits in [0, u32::MAX] {
         assert!(locks.semaphore("x", permits).expect_err("no number").is_invalid());
     }
@@ -80,19 +80,19 @@ pub async fn permits_that_cannot_be_are_refused(place: &Place) {
 }
 
 /// However many they are: a process that hears of more than it can read at once asks.
-pub async fn all_who_are_let_in_at_once_come_in_at_once(place: &Place) {
+pub async fn all_who_are_let_in_at_once_come_in_at_once(fixture: &Fixture) {
     const MANY: u32 = 48;
     // Who hears nothing asks after a third of its place's time, and that is 5 s for such a lease.
-    let client = || place.client_with(options().ttl(Duration::from_secs(60)));
+    let client = || fixture.client_with(options().ttl(Duration::from_secs(60)));
     let (ours, theirs) = (client(), client());
     let taken = ours.semaphore("x", MANY).expect("a name");
     let guards = join_all((0..MANY).map(|_| taken.acquire(1))).await;
     let semaphore = theirs.semaphore("x", MANY).expect("a name");
     let mut waiters = pin!(join_all((0..MANY).map(|_| semaphore.acquire(1))));
-    assert!(place.unless_late(Duration::from_millis(200), &mut waiters).await.is_none());
+    assert!(fixture.unless_late(Duration::from_millis(200), &mut waiters).await.is_none());
     for guard in guards {
         drop(guard.expect("a permit"));
     }
-    let let_in = place.within(Duration::from_millis(1_200), waiters).await;
+    let let_in = fixture.within(Duration::from_millis(1_200), waiters).await;
     assert!(let_in.into_iter().all(|guard| guard.is_ok()));
 }

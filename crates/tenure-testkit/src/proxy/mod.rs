@@ -1,7 +1,8 @@
 //! A network that fails on demand: a TCP proxy on loopback in front of one server.
 //!
-//! One thread owns all sockets and moves all bytes. It carries out each call of the test between two moves: what came in before
-//! has passed under the old fault, and what comes after the call has returned meets the new one.
+//! One thread owns all sockets and moves all bytes. It carries out each call of the test between
+//! two moves: what came in before has passed under the old fault, and what comes after the call has
+//! returned meets the new one.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -29,6 +30,7 @@ use crate::servers::port::Port;
 
 mod pair;
 mod relay;
+pub mod reply;
 
 use relay::{Order, Relay};
 
@@ -41,15 +43,16 @@ pub enum Fault {
     None,
     /// Bytes pass after this time, each way.
     Delay(Duration),
-    /// Nothing passes, not even an end. What is sent is taken, and passes, late, when the fault is lifted. New connections are
-    /// accepted and hear nothing.
+    /// Nothing passes, not even an end. What is sent is taken, and passes, late, when the fault is
+    /// lifted. New connections are accepted and hear nothing.
     BlackHole,
     /// The same, one way only.
     Hold(Way),
     /// New connections are refused; the others pass.
     Refuse,
-    /// A connection ends, for both sides, when so many bytes have passed this way since the fault was set; with 0 instead of the first
-    /// one. The server executes what it got in whole, and no reply to it passes.
+    /// A connection ends, for both sides, when so many bytes have passed this way since the fault
+    /// was set; with 0 instead of the first one. The server executes what it got in whole, and no
+    /// reply to it passes.
     CutAfterBytes(Way, u64),
     /// The same after so many replies; with 0 instead of the first one. Pushes are none, but pass.
     CutAfterReplies(u64),
@@ -89,7 +92,8 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A proxy on a free port in front of this address. While nobody listens there, connections are accepted and reset at once.
+    /// A proxy on a free port in front of this address. While no client listens there, connections
+    /// are accepted and reset at once.
     ///
     /// # Panics
     /// If no port can be bound.
@@ -123,8 +127,8 @@ impl Proxy {
         self.ask(move |relay| relay.set(fault));
     }
 
-    /// From now on this happens to one connection instead, also if it has not come yet. Connections are counted from 1, as they are
-    /// accepted.
+    /// From now on this happens to one connection instead, also if it has not come yet. Connections
+    /// are counted from 1, as they are accepted.
     pub fn set_on(&self, connection: usize, fault: Fault) {
         self.ask(move |relay| relay.set_on(connection, fault));
     }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use rustix::net::connect_unspec;
 
+use super::reply::{self, NotResp};
 use super::{Fault, Traffic, Way};
-use crate::servers::resp::{self, Value};
 
 pub(super) struct Pair {
     pub(super) ordinal: usize,
@@ -90,8 +90,9 @@ impl Pair {
         }
     }
 
-    /// Ends the client's side at once. The server's stays until the server ends it: closing it over replies that nobody read would
-    /// be a reset, and could cost the server the last bytes that passed.
+    /// Ends the client's side at once. The server's stays until the server ends it: closing it over
+    /// replies that nobody read would be a reset, and could cost the server the last bytes that
+    /// passed.
     fn cut(&mut self) {
         if let Some(mut client) = self.client.take() {
             while client.read(&mut [0; 4096]).is_ok_and(|len| len > 0) {} // for the same reason
@@ -102,8 +103,9 @@ impl Pair {
         }
     }
 
-    /// Ends both sides with RST, at once: on Linux that is to connect a connected socket to nowhere. A close without lingering would
-    /// wait for a child of this process that is being started and holds a copy of the socket until it becomes its program.
+    /// Ends both sides with RST, at once: on Linux that is to connect a connected socket to
+    /// nowhere. A close without lingering would wait for a child of this process that is being
+    /// started and holds a copy of the socket until it becomes its program.
     pub(super) fn reset(self) {
         for socket in self.client.iter().chain(&self.server) {
             let _ = connect_unspec(socket); // it may have ended by itself
@@ -244,9 +246,9 @@ impl Lane {
         let stream = [begun, bytes].concat();
         let (mut end, mut replies) = (0, 0);
         while replies < count {
-            let Ok(Some((value, len))) = resp::parse(&stream[end..]) else { return usize::MAX };
-            end += len;
-            replies += u64::from(!matches!(value, Value::Push(_)));
+            let Ok(Some(length)) = reply::length(&stream[end..]) else { return usize::MAX };
+            replies += u64::from(!reply::is_push(&stream[end..]));
+            end += length;
         }
         end.saturating_sub(begun.len())
     }
@@ -257,13 +259,13 @@ impl Lane {
         let Some(reply) = &mut self.reply else { return };
         reply.extend(bytes);
         loop {
-            match resp::parse(reply) {
+            match reply::length(reply) {
                 Ok(None) => return,
-                Ok(Some((value, len))) => {
-                    reply.drain(..len);
-                    self.replies += u64::from(!matches!(value, Value::Push(_)));
+                Ok(Some(length)) => {
+                    self.replies += u64::from(!reply::is_push(reply));
+                    reply.drain(..length);
                 }
-                Err(resp::Malformed) => return self.reply = None,
+                Err(NotResp) => return self.reply = None,
             }
         }
     }

@@ -52,7 +52,8 @@ impl Relay {
     pub(super) fn run(mut self, orders: &Receiver<Order>, mut woken: &UnixStream) {
         woken.set_nonblocking(true).expect("a socket takes any mode");
         loop {
-            // What was sent before an order has come by now, and passes before the order is carried out.
+            // What was sent before an order has come by now, and passes before the order is carried
+            // out.
             let ordered: Vec<Order> = orders.try_iter().collect();
             self.accept();
             self.receive();
@@ -139,7 +140,7 @@ impl Relay {
             wanted.set(PollFlags::IN, reads);
             wanted.set(PollFlags::OUT, writes);
             if !wanted.is_empty() {
-                sockets.push(PollFd::new(socket, wanted)); // a socket without a wish would still report its end, for ever
+                sockets.push(PollFd::new(socket, wanted)); // a socket without a request would still report its end, for ever
             }
         }
         let next = self.pairs.iter().flat_map(Pair::due).filter(|due| *due > now).min();

@@ -33,7 +33,8 @@ impl Authority {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // No two have one name, or a client that trusts the other would look at the signature first.
+        // No two have one name, or a client that trusts the other would look at the signature
+        // first.
         params.distinguished_name.push(DnType::CommonName, dir.path().display().to_string());
         let certificate = params.self_signed(&key).expect("a certificate");
         fs::write(dir.path().join("ca.pem"), certificate.pem()).expect("a writable temporary directory");

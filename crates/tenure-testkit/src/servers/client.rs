@@ -1,19 +1,22 @@
-//! A small synchronous client: for arranging and inspecting, and for being the bare client beside ours.
+//! A small synchronous client: for arranging and inspecting, and for being the bare client beside
+//! ours.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::resp::{self, Value};
+use redis::{Parser, pack_command};
 
-/// One connection to a server, possibly through a proxy. It never dials again: what a test breaks stays broken.
-#[derive(Debug)]
+use super::Value;
+
+/// One connection to a server, possibly through a proxy. It never dials again: what a test breaks
+/// stays broken.
 pub struct Client {
     stream: Box<dyn Stream>,
-    received: Vec<u8>,
+    parser: Parser,
     timeout: Duration,
 }
 
@@ -39,7 +42,7 @@ impl Client {
     const TIMEOUT: Duration = Duration::from_secs(5);
 
     fn over(stream: impl Stream + 'static) -> Self {
-        Self { stream: Box::new(stream), received: Vec::new(), timeout: Self::TIMEOUT }
+        Self { stream: Box::new(stream), parser: Parser::new(), timeout: Self::TIMEOUT }
     }
 
     /// Waits this long for each reply instead.
@@ -49,11 +52,12 @@ impl Client {
         self
     }
 
-    /// Sends one command and waits for its reply; an error of the server is a reply. What is pushed meanwhile is passed over.
+    /// Sends one command and waits for its reply; an error of the server is a reply. What is pushed
+    /// meanwhile is passed over.
     ///
     /// # Errors
-    /// `TimedOut` without an answer in time, `UnexpectedEof` at the end of the connection, `InvalidData` for what is not RESP. The
-    /// connection is of no further use after any of them.
+    /// `TimedOut` without an answer in time, `UnexpectedEof` at the end of the connection,
+    /// `InvalidData` for what is not RESP. The connection is of no further use after any of them.
     pub fn command<A: AsRef<[u8]>>(&mut self, arguments: &[A]) -> io::Result<Value> {
         self.send(arguments)?;
         loop {
@@ -69,7 +73,8 @@ impl Client {
     /// # Errors
     /// As [`Client::command`].
     pub fn send<A: AsRef<[u8]>>(&mut self, arguments: &[A]) -> io::Result<()> {
-        self.send_bytes(&resp::encode(arguments))
+        let arguments: Vec<_> = arguments.iter().map(|argument| argument.as_ref().to_vec()).collect();
+        self.send_bytes(&pack_command(&arguments))
     }
 
     /// Sends these bytes, which may be any part of a command, or of none.
@@ -86,26 +91,51 @@ impl Client {
     /// # Errors
     /// As [`Client::command`].
     pub fn receive(&mut self) -> io::Result<Value> {
-        let end = Instant::now() + self.timeout;
-        loop {
-            let parsed = resp::parse(&self.received);
-            if let Some((value, len)) =
-                parsed.map_err(|_| io::Error::new(ErrorKind::InvalidData, "not RESP"))?
-            {
-                self.received.drain(..len);
-                return Ok(value);
-            }
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(ErrorKind::TimedOut.into());
-            }
-            self.stream.limit(left)?;
-            let mut buffer = [0; 16 * 1024];
-            match self.stream.read(&mut buffer).map_err(as_timeout)? {
-                0 => return Err(ErrorKind::UnexpectedEof.into()),
-                n => self.received.extend(&buffer[..n]),
-            }
+        let until = Instant::now() + self.timeout;
+        let mut stream = Until { stream: &mut *self.stream, until, failed: None };
+        match self.parser.parse_value(&mut stream) {
+            Ok(value) => Ok(value.into()),
+            Err(error) => Err(stream
+                .failed
+                .unwrap_or_else(|| io::Error::new(ErrorKind::InvalidData, error.to_string()))),
         }
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("stream", &self.stream).finish_non_exhaustive()
+    }
+}
+
+/// A socket that is read until a moment, and how it failed.
+struct Until<'a> {
+    stream: &'a mut dyn Stream,
+    until: Instant,
+    failed: Option<io::Error>,
+}
+
+impl Until<'_> {
+    fn read_in_time(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        self.stream.limit(left)?;
+        match self.stream.read(buffer).map_err(as_timeout)? {
+            0 => Err(ErrorKind::UnexpectedEof.into()),
+            length => Ok(length),
+        }
+    }
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.read_in_time(buffer).map_err(|error| {
+            let kind = error.kind();
+            self.failed = Some(error);
+            kind.into()
+        })
     }
 }
 

@@ -1,7 +1,8 @@
 //! A server's own wall clock, moved and stopped by the test while the server runs.
 //!
-//! The server is started with `shim/clock.c` preloaded. It reads its setting from a file that both map or write: byte 0 says which
-//! of the 256 settings behind byte 8 counts, each an offset and a fixed time, in µs.
+//! The server is started with `shim/clock.c` preloaded. It reads its setting from a file that both
+//! map or write: byte 0 says which of the 256 settings behind byte 8 counts, each an offset and a
+//! fixed time, in µs.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,7 +14,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The wall clock of one server. It survives restarts, as a machine's does.
 ///
-/// What moves is what `TIME`, expiry and scripts see. The server's own timers are monotonic and go on.
+/// What moves is what `TIME`, expiry and scripts see. The server's own timers are monotonic and go
+/// on.
 #[derive(Debug)]
 pub struct Clock {
     file: File,
@@ -45,7 +47,8 @@ impl Clock {
         [("LD_PRELOAD", dir.join(LIBRARY)), (VARIABLE, dir.join(FILE))]
     }
 
-    /// Moves the clock by so many ms, backwards if negative. A clock that stands is set and goes on standing.
+    /// Moves the clock by so many ms, backwards if negative. A clock that stands is set and goes on
+    /// standing.
     pub fn step_ms(&self, ms: i64) {
         self.change(|setting| match &mut setting.frozen_us {
             Some(time) => *time += ms * 1000,
@@ -63,7 +66,8 @@ impl Clock {
         self.step_ms(-ms(by));
     }
 
-    /// Stops the clock at so many µs since 1970, until the next call or [`Clock::reset`]. Then `now` is what the test says, exactly.
+    /// Stops the clock at so many µs since 1970, until the next call or [`Clock::reset`]. Then
+    /// `now` is what the test says, exactly.
     ///
     /// # Panics
     /// At 0, which means "not stopped", and beyond the year 290,000.

@@ -8,7 +8,8 @@ use super::{Config, Server, Value, eventually, sweep_at_exit};
 
 /// So many slots a cluster has.
 const SLOTS: u16 = 16_384;
-/// A node that says nothing for so long is taken for lost: on a busy machine one may say nothing for a second.
+/// A node that says nothing for so long is taken for lost: on a busy machine one may say nothing
+/// for a second.
 const NODE_TIMEOUT_MS: &str = "2000";
 /// The same, where none is meant to be lost.
 const CALM_TIMEOUT_MS: &str = "60000";
@@ -23,12 +24,14 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Three masters, and the replica of the first, the second and the third, which takes its place 2 s after it is lost.
+    /// Three masters, and the replica of the first, the second and the third, which takes its place
+    /// 2 s after it is lost.
     ///
     /// A shard that is down does not make the others refuse their slots.
     ///
     /// # Panics
-    /// Like each function here: if the servers cannot be had, or do not do in time what they are told.
+    /// Like each function here: if the servers cannot be had, or do not do in time what they are
+    /// told.
     pub fn start() -> Self {
         Self::start_with(&Config::new())
     }
@@ -43,7 +46,7 @@ impl Cluster {
         Self::of(3, &Config::new()).calm()
     }
 
-    /// The same cluster, where nobody is taken for lost any more, however busy the machine is.
+    /// The same cluster, where no client is taken for lost any more, however busy the machine is.
     #[must_use]
     pub fn calm(self) -> Self {
         for node in &self.nodes {
@@ -72,7 +75,8 @@ impl Cluster {
         cluster
     }
 
-    /// For a `static`, which is never dropped: its directories are removed when this process ends, as its servers do.
+    /// For a `static`, which is never dropped: its directories are removed when this process ends,
+    /// as its servers do.
     #[must_use]
     pub fn until_exit(self) -> Self {
         sweep_at_exit(&self.nodes);
@@ -113,7 +117,8 @@ impl Cluster {
         });
     }
 
-    /// Waits until every node that runs says that all slots are served, and every replica has what its master has.
+    /// Waits until every node that runs says that all slots are served, and every replica has what
+    /// its master has.
     pub fn settles(&self) {
         eventually("the cluster is whole", READY, || {
             self.nodes.iter().filter(|node| node.is_running()).all(|node| {
@@ -245,10 +250,12 @@ impl Cluster {
             let first = said.next();
             said.all(|ranges| Some(ranges) == first)
         });
-        // After an election that failed, the next is four times this away: minutes, where nobody is taken for lost.
+        // After an election that failed, the next is four times this away: minutes, where no client
+        // is taken for lost.
         let timeout = node.command(&["CONFIG", "GET", "cluster-node-timeout"]).items()[1].text().to_owned();
         ok(node, &["CONFIG", "SET", "cluster-node-timeout", NODE_TIMEOUT_MS]);
-        // A server gives one up that has not come about within 5 s, which happens where much is written.
+        // A server gives one up that has not come about within 5 s, which happens where much is
+        // written.
         let mut asked: Option<Instant> = None;
         eventually("the replica is the master", 2 * READY, || {
             if asked.is_none_or(|asked| asked.elapsed() > Duration::from_secs(6)) {
@@ -278,8 +285,8 @@ fn ranges(node: &Server) -> Vec<(i64, i64, String)> {
     ranges
 }
 
-/// The id of whoever serves a slot, as this node sees it. Ports are not told to everybody: only to those who speak TLS where that is all
-/// that is spoken.
+/// The id of whoever serves a slot, as this node sees it. Ports are not told to every client: only
+/// to those who speak TLS where that is all that is spoken.
 fn owner_id(node: &Server, slot: u16) -> Option<String> {
     let mut ranges = ranges(node).into_iter();
     Some(ranges.find(|(first, last, _)| (*first..=*last).contains(&i64::from(slot)))?.2)

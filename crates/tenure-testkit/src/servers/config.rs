@@ -5,7 +5,8 @@ use std::path::Path;
 
 use super::{Authority, Certificate};
 
-/// The settings of a server beyond the defaults of the kit: no persistence, a free loopback port and a unix socket.
+/// The settings of a server beyond the defaults of the kit: no persistence, a free loopback port
+/// and a unix socket.
 ///
 /// ```
 /// use tenure_testkit::servers::Config;
@@ -28,7 +29,8 @@ impl Config {
         Self::default()
     }
 
-    /// Adds a line to `redis.conf`: a directive, and its arguments with any quotes that they need. The last line of a name counts.
+    /// Adds a line to `redis.conf`: a directive, and its arguments with any quotes that they need.
+    /// The last line of a name counts.
     #[must_use]
     pub fn set(mut self, directive: &str, arguments: &str) -> Self {
         self.lines.push(format!("{directive} {arguments}"));
@@ -41,13 +43,14 @@ impl Config {
         self.set("requirepass", password)
     }
 
-    /// Adds a user: its name, then its ACL rules. `default off` shuts everybody else out.
+    /// Adds a user: its name, then its ACL rules. `default off` shuts every other client out.
     #[must_use]
     pub fn user(self, name_and_rules: &str) -> Self {
         self.set("user", name_and_rules)
     }
 
-    /// The server gets a clock of its own, which the test moves: [`Server::clock`](super::Server::clock).
+    /// The server gets its own clock, which the test moves:
+    /// [`Server::clock`](super::Server::clock).
     #[must_use]
     pub fn clock(mut self) -> Self {
         self.clock = true;
@@ -61,16 +64,16 @@ impl Config {
         self.set("cluster-enabled", "yes")
     }
 
-    /// A restart keeps what was saved (`SAVE`, an append-only file) instead of starting empty, and does not wait until it is
-    /// loaded.
+    /// A restart keeps what was saved (`SAVE`, an append-only file) instead of starting empty, and
+    /// does not wait until it is loaded.
     #[must_use]
     pub fn keep_data(mut self) -> Self {
         self.keeps_data = true;
         self
     }
 
-    /// The port speaks TLS only, with this certificate. Clients need one of the same authority, unless `tls-auth-clients no` is
-    /// set too.
+    /// The port speaks TLS only, with this certificate. Clients need one of the same authority,
+    /// unless `tls-auth-clients no` is set too.
     #[must_use]
     pub fn tls(mut self, authority: &Authority, certificate: &Certificate) -> Self {
         self.tls = true;
@@ -101,5 +104,6 @@ impl Config {
     }
 }
 
-/// The user as whom the kit itself connects, so that it still can when a test has locked everybody else out.
+/// The user as whom the kit itself connects, so that it still can when a test has locked every
+/// other client out.
 pub(super) const INSPECTOR: &str = "tenure-testkit";

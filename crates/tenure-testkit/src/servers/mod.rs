@@ -1,7 +1,8 @@
 //! Real servers, started for one test and gone with it.
 //!
-//! Each [`Server`] is a `redis-server` process on a loopback port and a unix socket of its own, empty, without persistence. The
-//! binary is `$TENURE_REDIS_SERVER`, or `redis-server` on the path; where there is none a test fails and says what to install.
+//! Each [`Server`] is a `redis-server` process on a loopback port and a unix socket of its own,
+//! empty, without persistence. The binary is `$TENURE_REDIS_SERVER`, or `redis-server` on the path;
+//! where there is none a test fails and says what to install.
 //!
 //! ```no_run
 //! use tenure_testkit::servers::{Config, Server};
@@ -39,7 +40,7 @@ mod config;
 mod launch;
 pub(crate) mod port;
 mod process;
-pub(crate) mod resp;
+mod reply;
 mod sentinel;
 
 pub use authority::{Authority, Certificate};
@@ -47,14 +48,16 @@ pub use client::Client;
 pub use clock::Clock;
 pub use cluster::Cluster;
 pub use config::Config;
-pub use resp::Value;
+pub use reply::Value;
+pub(crate) use reply::message;
 pub use sentinel::Sentinels;
 
 use launch::{inspector, launch};
 use port::Port;
 use process::Process;
 
-/// One `redis-server`. Dropping it kills the process and removes its directory, also when the test panics.
+/// One `redis-server`. Dropping it kills the process and removes its directory, also when the test
+/// panics.
 #[derive(Debug)]
 pub struct Server {
     /// Declared first, so that the process is gone before its directory is.
@@ -105,7 +108,8 @@ impl Server {
         Self { running: Mutex::new(running), port, clock, dir }
     }
 
-    /// A server that reads what it has kept, and says so instead of an answer, for about this time or until [`Server::finish_loading`].
+    /// A server that reads what it has kept, and says so instead of an answer, for about this time
+    /// or until [`Server::finish_loading`].
     pub fn loading(time: Duration) -> Self {
         const KEYS: u32 = 500;
         let config = || Config::new().keep_data().set("save", "3600 1");
@@ -157,7 +161,8 @@ impl Server {
         launch::socket(self.dir.path())
     }
 
-    /// Sends one command, as a user who may do everything, and waits for the reply; an error of the server is a reply.
+    /// Sends one command, as a user who may do everything, and waits for the reply; an error of the
+    /// server is a reply.
     ///
     /// # Panics
     /// Without an answer within 5 s.
@@ -201,8 +206,8 @@ impl Server {
         fields(&self.command(&["INFO", section]))
     }
 
-    /// How often each command was called since the start or `CONFIG RESETSTAT`, also by scripts. Those of the kit itself are `info`
-    /// and whatever the test sends by [`Server::command`].
+    /// How often each command was called since the start or `CONFIG RESETSTAT`, also by scripts.
+    /// Those of the kit itself are `info` and whatever the test sends by [`Server::command`].
     pub fn info_commandstats(&self) -> BTreeMap<String, u64> {
         let calls = |stats: &str| stats.split(',').find_map(|stat| stat.strip_prefix("calls=")?.parse().ok());
         let stats = self.info("commandstats").into_iter();
@@ -211,8 +216,9 @@ impl Server {
             .collect()
     }
 
-    /// Waits until so many replicas have all that it was told so far. One that has just been connected is sent nothing for up to a
-    /// second, though it says that the link is up. `key` is set for a moment.
+    /// Waits until so many replicas have all that it was told so far. One that has just been
+    /// connected is sent nothing for up to a second, though it says that the link is up. `key` is
+    /// set for a moment.
     ///
     /// # Panics
     /// If they have it not within 4 s.
@@ -268,7 +274,8 @@ impl Server {
         running.process = None;
     }
 
-    /// Kills the process if it runs, and starts an empty one on the same port and socket with the same settings.
+    /// Kills the process if it runs, and starts an empty one on the same port and socket with the
+    /// same settings.
     ///
     /// # Panics
     /// As [`Server::start`].
@@ -280,7 +287,8 @@ impl Server {
     /// The same with other settings.
     ///
     /// # Panics
-    /// As [`Server::start`], and for a clock in the settings of a server that was started without one.
+    /// As [`Server::start`], and for a clock in the settings of a server that was started without
+    /// one.
     pub fn restart_with(&self, config: Config) {
         assert!(!config.clock || self.clock.is_some(), "a clock must be there from the start");
         self.kill();
@@ -334,7 +342,8 @@ pub fn eventually(what: &str, limit: Duration, mut it: impl FnMut() -> bool) {
     }
 }
 
-/// Removes the directories of servers that are never dropped when this process ends, as the servers do.
+/// Removes the directories of servers that are never dropped when this process ends, as the servers
+/// do.
 fn sweep_at_exit<'a>(servers: impl IntoIterator<Item = &'a Server>) {
     let mut sweeper = Command::new("sh");
     sweeper

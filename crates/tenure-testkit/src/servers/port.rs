@@ -6,25 +6,26 @@ use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 use std::process;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// A port that nobody else of this kit takes, in this process or another, as long as this lives: a server that is down for a
-/// moment comes back on its own port.
+/// A port that no other client of this kit takes, in this process or another, as long as this
+/// lives: a server that is down for a moment comes back on its own port.
 ///
-/// The claim is an abstract unix socket named after the port, which the kernel removes with the process.
+/// The claim is an abstract unix socket named after the port, which the kernel removes with the
+/// process.
 #[derive(Debug)]
 pub(crate) struct Port {
     number: u16,
     _claims: Vec<UnixListener>,
 }
 
-/// Below 32768 Linux gives out no port by itself. So nobody's outgoing connection takes the port of a server that is down, and
-/// no client that dials it meanwhile is connected to itself.
+/// Below 32768 Linux gives out no port by itself. So no client's outgoing connection takes the port
+/// of a server that is down, and no client that dials it meanwhile is connected to itself.
 const FIRST: u16 = 12_000;
 const COUNT: u16 = 20_000;
 const BUS: u16 = 10_000;
 
 impl Port {
-    /// A port on which nobody listens. A program that knows nothing of claims may take it yet: whoever binds it must be ready to
-    /// try another.
+    /// A port on which no client listens. A program that knows nothing of claims may take it yet: a
+    /// client that binds it must be ready to try another.
     pub(crate) fn claim() -> Self {
         Self::claim_with(COUNT, &[0])
     }

@@ -18,8 +18,9 @@ pub(super) struct Process(Child);
 impl Process {
     /// Starts `program` with its output in `log`.
     ///
-    /// Dropping the handle kills it. `setpriv --pdeathsig` covers the test that is itself killed, or that keeps the handle in
-    /// a `static`: it asks the kernel to end the process with its parent, and then becomes `program`, under the same pid.
+    /// Dropping the handle kills it. `setpriv --pdeathsig` covers the test that is itself killed,
+    /// or that keeps the handle in a `static`: it asks the kernel to end the process with its
+    /// parent, and then becomes `program`, under the same pid.
     pub(super) fn start(
         program: &Path,
         arguments: &[&str],
@@ -70,15 +71,17 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// SIGKILL, which also ends a stopped process, and a wait, after which its port and its pid are free.
+    /// SIGKILL, which also ends a stopped process, and a wait, after which its port and its pid are
+    /// free.
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Spawns on a thread that never ends. The kernel sends the parent-death signal when the *thread* that spawned ends, and a
-/// test's thread ends with the test, while a server may be shared by several.
+/// Spawns on a thread that never ends. The kernel sends the parent-death signal when the *thread*
+/// that spawned ends, and a test's thread ends with the test, while a server may be shared by
+/// several.
 fn spawn(command: Command) -> io::Result<Child> {
     type Order = (Command, Sender<io::Result<Child>>);
     static SPAWNER: LazyLock<Mutex<Sender<Order>>> = LazyLock::new(|| {

@@ -5,7 +5,8 @@ use std::{iter, thread};
 
 use super::{Config, Server, eventually, fields, sweep_at_exit};
 
-/// A master that says nothing for so long is taken for lost, unless they are [told otherwise](Sentinels::down_after).
+/// A master that says nothing for so long is taken for lost, unless they are [told
+/// otherwise](Sentinels::down_after).
 const DOWN_AFTER: Duration = Duration::from_millis(1_500);
 /// A busy machine keeps none from running for so long.
 const CALM: Duration = Duration::from_secs(60);
@@ -29,12 +30,14 @@ impl Sentinels {
     /// With the defaults.
     ///
     /// # Panics
-    /// Like each function here: if the servers cannot be had, or do not do in time what they are told.
+    /// Like each function here: if the servers cannot be had, or do not do in time what they are
+    /// told.
     pub fn start() -> Self {
         Self::start_with(&Config::new(), &Config::new(), "")
     }
 
-    /// Servers and sentinels with these settings. The sentinels log in at the servers with this password, unless it is empty.
+    /// Servers and sentinels with these settings. The sentinels log in at the servers with this
+    /// password, unless it is empty.
     pub fn start_with(servers: &Config, sentinels: &Config, password: &str) -> Self {
         let servers = servers.clone().set("repl-diskless-sync-delay", "0").set("repl-timeout", "5");
         let servers = match password {
@@ -61,8 +64,8 @@ impl Sentinels {
         }
         let sentinels = together(3, &config);
         for sentinel in &sentinels {
-            // They look at each other more often than by default. A server before 7.0 does not know this, and takes longer.
-            // One that was stopped is not to hold back for half a minute.
+            // They look at each other more often than by default. A server before 7.0 does not know
+            // this, and takes longer. One that was stopped is not to hold back for half a minute.
             let periods = ["INFO-PERIOD", "500", "PUBLISH-PERIOD", "200", "ASK-PERIOD", "200"];
             let periods = [&periods[..], &["TILT-TRIGGER", "60000"]].concat();
             sentinel.command(&[&["SENTINEL", "DEBUG"], &periods[..]].concat());
@@ -95,7 +98,8 @@ impl Sentinels {
         format!("{scheme}-sentinel://{}/{}", addresses.join(","), Self::SERVICE)
     }
 
-    /// For a `static`, which is never dropped: its directories are removed when this process ends, as its servers do.
+    /// For a `static`, which is never dropped: its directories are removed when this process ends,
+    /// as its servers do.
     #[must_use]
     pub fn until_exit(self) -> Self {
         sweep_at_exit(self.servers.iter().chain(&self.sentinels));
@@ -140,8 +144,8 @@ impl Sentinels {
         self.fails_over_from(old)
     }
 
-    /// Waits until all sentinels that run know one master, its replicas and each other, and the replicas that run have what
-    /// the master has.
+    /// Waits until all sentinels that run know one master, its replicas and each other, and the
+    /// replicas that run have what the master has.
     pub fn settles(&self) {
         eventually("the sentinels and replicas are at one", READY, || {
             let master = self.master().address().port();
@@ -168,7 +172,8 @@ impl Sentinels {
     }
 }
 
-/// Whether INFO has it. A sentinel that changes a server's role ends its connections, also this one.
+/// Whether INFO has it. A sentinel that changes a server's role ends its connections, also this
+/// one.
 fn says(server: &Server, field: &str, value: &str) -> bool {
     let info = server.try_command(&["INFO", "replication"]);
     info.is_ok_and(|info| fields(&info).get(field).is_some_and(|said| said == value))

@@ -1,4 +1,5 @@
-//! What really happened in schedules. A fault that is drawn, and then does nothing, finds nothing either.
+//! What really happened in schedules. A fault that is drawn, and then does nothing, finds nothing
+//! either.
 
 use super::regime::Plan;
 
@@ -43,7 +44,7 @@ pub enum Event {
     Late,
     /// A message was timed by the end of a lease.
     AtEdge,
-    /// A message was timed by the end of somebody's patience.
+    /// A message was timed by the end of a client's patience.
     AtLimit,
     /// A request was sent a second time.
     Again,
@@ -77,19 +78,19 @@ impl Event {
 
     /// Whether schedules with such numbers are to have it now and then.
     fn is_due(self, plan: &Plan) -> bool {
-        let (blows, faults) = (plan.blows, plan.faults);
+        let (node_faults, faults) = (plan.node_faults, plan.faults);
         let share = match self {
-            Self::Paused => blows.pause,
-            Self::Died => blows.kill,
-            Self::Cut => blows.cut,
-            Self::Unheard => blows.deafen,
-            Self::Stalled => blows.stall,
-            Self::Forgotten => blows.forget,
-            Self::Deleted => blows.delete,
-            Self::Evicted => blows.evict,
-            Self::Rewound => blows.rewind,
-            Self::Stepped => blows.step,
-            Self::Parted => blows.part,
+            Self::Paused => node_faults.pause,
+            Self::Died => node_faults.kill,
+            Self::Cut => node_faults.cut,
+            Self::Unheard => node_faults.deafen,
+            Self::Stalled => node_faults.stall,
+            Self::Forgotten => node_faults.forget,
+            Self::Deleted => node_faults.delete,
+            Self::Evicted => node_faults.evict,
+            Self::Rewound => node_faults.rewind,
+            Self::Stepped => node_faults.step,
+            Self::Parted => node_faults.part,
             Self::RequestLost => faults.lose_request,
             Self::ReplyLost => faults.lose_reply,
             Self::NotSent => faults.refuse,

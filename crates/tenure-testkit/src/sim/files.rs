@@ -1,7 +1,9 @@
-//! One schedule of processes on one machine that share a directory: the real file store, engine and faces, in virtual time.
+//! One schedule of processes on one machine that share a directory: the real file store, engine and
+//! faces, in virtual time.
 //!
-//! The files are real, and so is what the system says of them; the clock is that of the schedule, the same for all. Processes stop and
-//! die, some of them while another has the directory's guard, and the directory is taken away.
+//! The files are real, and so is what the system says of them; the clock is that of the schedule,
+//! the same for all. Processes stop and die, some of them while another has the directory's guard,
+//! and the directory is taken away.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -17,11 +19,11 @@ use tenure::internals::store::Cursor;
 use tenure::internals::store::file::File;
 use tenure::internals::{Runtime, Store, locks};
 
-use super::blows::{Blow, pause};
 use super::chooser::{Chooser, Rng};
 use super::clock::{Clock, MS, SECOND};
 use super::coverage::Event;
 use super::executor::{OUTSIDE, Process, ProcessId, Sim, lock};
+use super::node_faults::{NodeFault, pause};
 use super::oracle::{Executed, Oracle};
 use super::regime::{Faults, Plan, RECOVERY, Regime};
 use super::report::Report;
@@ -85,12 +87,12 @@ struct Scene {
 fn plan(sim: &Sim, regime: Regime) -> Plan {
     let mut plan = Plan::draw(sim, regime);
     (plan.faults, plan.ppm) = (Faults::NONE, 0);
-    let blows = &mut plan.blows;
-    (blows.cut, blows.deafen, blows.delete) = (0, 0, 0);
+    let node_faults = &mut plan.node_faults;
+    (node_faults.cut, node_faults.deafen, node_faults.delete) = (0, 0, 0);
     // So often a store looks at what is waited for.
     plan.looks = 200 * MS;
     if regime == Regime::Killing && sim.chance(500) {
-        // Nobody has to wait for what the dead have had, where nothing else goes wrong.
+        // No client has to wait for what the dead have had, where nothing else goes wrong.
         (plan.strict_from, plan.cancel) = (0, 0);
     }
     plan
@@ -129,7 +131,7 @@ impl World {
         self.people();
         if plan.heals_at > 0 {
             let ids = self.processes.iter().map(|process| process.id()).collect();
-            sim.spawn(OUTSIDE, Box::pin(Arc::clone(&self.scene).blows(ids)));
+            sim.spawn(OUTSIDE, Box::pin(Arc::clone(&self.scene).node_faults(ids)));
         }
         self.scene.observe();
         let judged = workload.oracle.judge(ENDING, || self.see_through());
@@ -148,7 +150,8 @@ impl World {
         }
     }
 
-    /// Runs to the end of all tasks, then until what they left behind is over, then until nothing runs any more.
+    /// Runs to the end of all tasks, then until what they left behind is over, then until nothing
+    /// runs any more.
     fn see_through(&self) {
         let Scene { sim, plan, workload, .. } = &*self.scene;
         if let Err(stop) = workload.run_out(SECOND, STEPS) {
@@ -161,7 +164,8 @@ impl World {
         sim.run(settled, STEPS);
         self.scene.bury();
         workload.oracle.check_empty();
-        // The last handle went with the last task: what still runs in the background ends by itself.
+        // The last handle went with the last task: what still runs in the background ends by
+        // itself.
         let over = settled + plan.lease() + 90 * SECOND;
         sim.run(over, STEPS);
         let left: usize = self.processes.iter().map(|process| sim.tasks(process.id())).sum();
@@ -194,7 +198,8 @@ impl Scene {
         self.directory.path().join("locks")
     }
 
-    /// Tells the judge of each request, in the order in which they are carried out: all of it happens on this thread.
+    /// Tells the judge of each request, in the order in which they are carried out: all of it
+    /// happens on this thread.
     fn observe(self: &Arc<Self>) {
         let scene = Arc::clone(self);
         let (sim, oracle, clock) = (self.sim.clone(), self.workload.oracle.clone(), self.clock);
@@ -207,7 +212,8 @@ impl Scene {
         })));
     }
 
-    /// Tells the judge of processes that are over, by death or because nothing is left to do: so is what is bound to them.
+    /// Tells the judge of processes that are over, by death or because nothing is left to do: so is
+    /// what is bound to them.
     fn bury(&self) {
         lock(&self.alive).retain(|process| {
             let is_alive = self.sim.tasks(*process) > 0;
@@ -223,32 +229,33 @@ impl Scene {
         File::new(&self.path(), "file:sim", Arc::clone(process) as Arc<dyn Runtime>)
     }
 
-    /// Deals the blows of a schedule, and heals everything at the end.
-    async fn blows(self: Arc<Self>, processes: Vec<ProcessId>) {
+    /// Injects the faults of a schedule into processes and servers, and heals everything at the
+    /// end.
+    async fn node_faults(self: Arc<Self>, processes: Vec<ProcessId>) {
         let (sim, plan) = (&self.sim, self.plan);
-        plan.blows.deal(sim, plan.heals_at, || self.strike(&processes)).await;
+        plan.node_faults.deal(sim, plan.heals_at, || self.strike(&processes)).await;
         processes.iter().for_each(|process| sim.resume(*process));
     }
 
     fn strike(&self, processes: &[ProcessId]) {
         let sim = &self.sim;
         let process = processes[sim.choose(processes.len() as u32) as usize];
-        let span = self.plan.blows.span(sim, MS, 2 * self.plan.lease());
+        let span = self.plan.node_faults.span(sim, MS, 2 * self.plan.lease());
         let until = (sim.now() + span).min(self.plan.heals_at);
-        match self.plan.blows.draw(sim) {
-            Some(Blow::Pause) => pause(sim, process, until),
-            Some(Blow::Kill) if !sim.is_dead(process) => {
+        match self.plan.node_faults.draw(sim) {
+            Some(NodeFault::Pause) => pause(sim, process, until),
+            Some(NodeFault::Kill) if !sim.is_dead(process) => {
                 sim.note(|| format!("p{process}: dies"));
                 sim.kill(process);
                 self.bury();
             }
-            Some(Blow::Stall) => {
+            Some(NodeFault::Stall) => {
                 let Some(guard) = self.guard() else { return };
                 sim.note(|| format!("somebody stands still inside until {:.6}", until as f64 / 1e9));
                 sim.count(Event::Stalled);
                 sim.at(until, move || drop(guard));
             }
-            Some(Blow::Forget) => {
+            Some(NodeFault::Forget) => {
                 let mut taken = lock(&self.taken);
                 let away = self.directory.path().join(taken.to_string());
                 if fs::rename(self.path(), away).is_ok() {
@@ -262,7 +269,8 @@ impl Scene {
         }
     }
 
-    /// The guard, as another process has it. None where there is none yet; who has it now is never another, in between two polls.
+    /// The guard, as another process has it. None where there is none yet; who has it now is never
+    /// another, in between two polls.
     fn guard(&self) -> Option<OwnedFd> {
         let guard = fs::File::open(self.path().join("guard")).ok()?;
         flock(&guard, FlockOperation::NonBlockingLockExclusive).ok()?;

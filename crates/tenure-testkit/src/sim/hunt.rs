@@ -1,16 +1,16 @@
 //! Many schedules, one after the other and on every core: what the tests of all simulations share.
 //!
-//! `TENURE_SCHEDULES` says how many, `TENURE_SEED` from which on, `TENURE_REGIME` in which regime only.
+//! `TENURE_SCHEDULES` says how many, `TENURE_SEED` from which on, `TENURE_REGIME` in which regime
+//! only.
 
 use std::collections::BTreeMap;
 use std::{env, thread};
-
-use tenure::internals::planted::Bug;
 
 use super::coverage::Coverage;
 use super::regime::Regime;
 use super::regressions::Regression;
 use super::report::Report;
+use crate::{plant, setting};
 
 /// One of the simulations.
 #[derive(Clone, Copy, Debug)]
@@ -21,14 +21,8 @@ pub struct Hunt {
     pub replay: fn(Regime, u64) -> Report,
     /// Those that its schedules have, in turns.
     pub regimes: &'static [Regime],
-    /// The test binary, as cargo is asked for it.
-    pub test: &'static str,
     /// The test in it that plays a schedule again.
     pub again: &'static str,
-}
-
-fn setting(name: &str) -> Option<u64> {
-    env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text}")))
 }
 
 impl Hunt {
@@ -107,12 +101,11 @@ impl Hunt {
         }
         if let Some(report) = violations.first() {
             panic!(
-                "{} violations; the first: {}\nto see it: TENURE_REGIME={:?} TENURE_SEED={} cargo test -p tenure --test {} {} -- --ignored --nocapture",
+                "{} violations; the first: {}\nto see it: TENURE_REGIME={:?} TENURE_SEED={} scripts/test --test sim {} -- --ignored --nocapture",
                 violations.len(),
                 report.violation.as_ref().expect("a violation"),
                 report.plan.regime,
                 report.seed,
-                self.test,
                 self.again
             );
         }
@@ -130,17 +123,18 @@ impl Hunt {
         }
     }
 
-    /// Runs what once went wrong: it does not now, and does with its bug planted.
+    /// Runs schedules that once violated a promise. They keep it now, and violate it again with
+    /// their bug planted, in builds that have planted bugs.
     ///
     /// # Panics
-    /// If it does, or does not.
-    pub fn stays_right(&self, regressions: &[Regression], plant: fn(Option<Bug>)) {
+    /// If one violates a promise now, or does not with its bug.
+    pub fn stays_right(&self, regressions: &[Regression]) {
         let mut wrong = Vec::new();
         for Regression { what, regime, seed, bug } in regressions {
             if let Some(violation) = (self.run)(*regime, *seed).violation {
                 wrong.push(format!("{regime:?} {seed}: {what}: {violation}"));
             }
-            if bug.is_some() {
+            if cfg!(tenure_planted) && bug.is_some() {
                 plant(*bug);
                 let is_seen = (self.run)(*regime, *seed).violation.is_some();
                 plant(None);

@@ -1,8 +1,10 @@
-//! The deterministic simulation: the real faces and the real engine, over a store and in a time of our own making.
+//! The deterministic simulation: the real faces and the real engine, over a store and in a time of
+//! our own making.
 //!
-//! A schedule is one short life of a small world, drawn from one number, the seed: a few processes with clocks that disagree, tasks that lock, hold,
-//! lose, cancel and crash, and a network that delays, loses and cuts. The same seed gives the same schedule,
-//! event for event, so whatever goes wrong can be looked at again.
+//! A schedule is one short life of a small world, drawn from one number, the seed: a few processes
+//! with clocks that disagree, tasks that lock, hold, lose, cancel and crash, and a network that
+//! delays, loses and cuts. The same seed gives the same schedule, event for event, so whatever goes
+//! wrong can be looked at again.
 //!
 //! | file | what it is |
 //! |---|---|
@@ -14,36 +16,36 @@
 //! | [`server`] | the one store behind it, and the checks that only it can make |
 //! | [`scripts`] | the real scripts beside it, in the slower profile |
 //! | [`regime`] | which faults a schedule has, and how many |
-//! | [`blows`] | what happens to whole processes and servers |
+//! | [`node_faults`] | what happens to whole processes and servers |
 //! | [`oracle`] | what must never happen, judged in true time and from outside |
-//! | `wish` | what a task may ask for: a lock of any kind |
+//! | `lock_request` | what a task may ask for: a lock of any kind |
 //! | [`workload`] | what the tasks do |
 //! | [`world`] | one schedule from its seed to its verdict |
 //! | [`quorum`] | the same for a mutex on a majority of several servers |
-//! | `files` | the same for processes that share a directory; with the feature `planted`, by which its store tells what it does |
+//! | `files` | the same for processes that share a directory; in builds with `--cfg tenure_planted`, in which its store reports each request |
 //! | [`report`] | what became of a schedule |
 //! | [`hunt`] | many of them, for the tests of both |
 //! | [`regressions`] | what they have found so far |
 
-pub mod blows;
 pub mod chooser;
 pub mod clock;
 pub mod coverage;
 pub mod executor;
-#[cfg(feature = "planted")]
+#[cfg(tenure_planted)]
 pub mod files;
 pub mod hunt;
+mod lock_request;
 pub mod network;
+pub mod node_faults;
 pub mod oracle;
 pub mod quorum;
 pub mod regime;
 pub mod regressions;
 pub mod report;
-#[cfg(feature = "planted")]
+#[cfg(tenure_planted)]
 pub mod scenarios;
 pub mod scripts;
 pub mod server;
 pub mod store;
-mod wish;
 pub mod workload;
 pub mod world;

@@ -1,5 +1,6 @@
-//! Single schedules, written down by hand: for what no regime draws, because it takes a lease of a minute, or a future that is not
-//! polled when its answer comes. Each fails with its planted bug, and goes well without.
+//! Single schedules, written down by hand: for what no regime draws, because it takes a lease of a
+//! minute, or a future that is not polled when its answer comes. Each fails with its planted bug,
+//! and goes well without.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -132,7 +133,8 @@ fn a_grant_that_is_handed_out_after_a_restart_is_verified() -> Outcome {
     Ok(())
 }
 
-/// The server refuses for 0.4 s, half a second after a lock of a minute was handed on, with what its place had left.
+/// The server refuses for 0.4 s, half a second after a lock of a minute was handed on, with what
+/// its place had left.
 fn a_hold_that_was_handed_on_survives_a_refusing_server() -> Outcome {
     Scene::new(Options::new().ttl(Duration::from_secs(60))).play(|scene| {
         Box::pin(async move {
@@ -163,7 +165,8 @@ fn a_hold_that_was_handed_on_survives_a_refusing_server() -> Outcome {
     })
 }
 
-/// A renewal leaves when a request is on its way that detaches the hold, and is answered after that.
+/// A renewal leaves when a request is on its way that detaches the hold, and is answered after
+/// that.
 fn a_renewal_beside_a_detach_costs_nothing() -> Outcome {
     let owner: Owner = "draw@host:1/00112233445566778899aabbccddeeff".parse().map_err(fails)?;
     Scene::new(Options::new().ttl(Duration::from_secs(3))).play(|scene| {
@@ -187,7 +190,8 @@ fn a_renewal_beside_a_detach_costs_nothing() -> Outcome {
     })
 }
 
-/// A process with six hundred waiters dies. The next waiter, in another, is served when their places have lapsed.
+/// A process with six hundred waiters dies. The next waiter, in another, is served when their
+/// places have lapsed.
 fn a_dead_crowd_keeps_nobody_waiting() -> Outcome {
     const DEAD: usize = 600;
     Scene::new(Options::new().ttl(Duration::from_secs(3))).play(|scene| {
@@ -203,7 +207,8 @@ fn a_dead_crowd_keeps_nobody_waiting() -> Outcome {
             scene.network.silence(crowd.process.id());
             scene.sim.kill(crowd.process.id());
             held.release().await.map_err(fails)?;
-            // Their places last as long as the lease, and the one that was called is passed over when its own has lapsed.
+            // Their places last as long as the lease, and the one that was called is passed over
+            // when its own has lapsed.
             let next = lock.try_lock_for(Duration::from_millis(5_500)).await.map_err(fails)?;
             next.map(drop).ok_or(format!("{DEAD} dead waiters block a living one"))
         })
@@ -227,7 +232,8 @@ fn a_crowd_of_readers_is_let_in_at_once() -> Outcome {
                 };
                 scene.sim.spawn(crowd.process.id(), Box::pin(read));
             }
-            // Long enough for all to wait, and not so long that their places are due to be refreshed.
+            // Long enough for all to wait, and not so long that their places are due to be
+            // refreshed.
             scene.sleep(SECOND).await;
             writer.release().await.map_err(fails)?;
             scene.sleep(50 * MS).await;

@@ -1,26 +1,28 @@
-//! The scripts themselves, on a small server beside the machines in Rust: whatever a schedule asks, both are asked.
+//! The scripts themselves, on a small server beside the machines in Rust: whatever a schedule asks,
+//! both are asked.
 
+use redis::Value;
 use tenure::LockName;
 use tenure::internals::protocol::{Answer, Now, Op, Rule, Wake};
 use tenure::internals::store::redis::scripted::{Scripted, heard, read};
 
-use crate::mini::{Mini, Value};
+use crate::fake_redis::Keyspace;
 
 thread_local! {
     /// To make one takes longer than a schedule.
-    static MINI: Mini = Mini::new();
+    static KEYSPACE: Keyspace = Keyspace::new();
 }
 
 /// A small server that runs the scripts.
 #[derive(Debug)]
-pub struct Scripts(Mini);
+pub struct Scripts(Keyspace);
 
 impl Scripts {
     /// An empty one; there is one at a time on a thread.
     pub fn new() -> Self {
-        let mini = MINI.with(Mini::clone);
-        mini.forget();
-        Self(mini)
+        let keyspace = KEYSPACE.with(Keyspace::clone);
+        keyspace.forget();
+        Self(keyspace)
     }
 
     /// Runs the script that answers `op`.
@@ -38,7 +40,6 @@ impl Scripts {
     /// In what the two differ.
     pub fn compare(&self, now: Now, op: &Op, said: &(Answer, Option<Wake>)) -> Result<(), String> {
         let (value, messages) = self.run(now, op);
-        let value = sent(value);
         let answer = read(&value, op);
         let wake = messages.first().map(|(_, message)| heard(message, op.rule));
         let is_same_wake = match op.rule {
@@ -77,16 +78,5 @@ impl Scripts {
 impl Default for Scripts {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-/// As it comes over a connection.
-fn sent(value: Value) -> redis::Value {
-    match value {
-        Value::Nil => redis::Value::Nil,
-        Value::Int(number) => redis::Value::Int(number),
-        Value::Bulk(bytes) => redis::Value::BulkString(bytes),
-        Value::Array(values) => redis::Value::Array(values.into_iter().map(sent).collect()),
-        Value::Status(text) | Value::Error(text) => redis::Value::SimpleString(text),
     }
 }

@@ -1,4 +1,4 @@
-//! The one store behind every process: the machines of `protocol`, on a clock of its own.
+//! The one store behind every process: the machines of `protocol`, on its own clock.
 
 use std::collections::BTreeMap;
 
@@ -184,7 +184,8 @@ impl Server {
         self.past.get_or_insert_default();
     }
 
-    /// What was written after a moment is lost: a replica takes over that had no more, or the end of a log is missing.
+    /// What was written after a moment is lost: a replica takes over that had no more, or the end
+    /// of a log is missing.
     pub fn rewind(&mut self, to: TrueTime) {
         let Some(past) = &mut self.past else { return };
         while let Some(lost) = past.pop_if(|lost| lost.at > to) {

@@ -1,4 +1,5 @@
-//! What one process uses as its store: requests on their way, until the answer is there, the time over or nobody waits any more.
+//! What one process uses as its store: requests on their way, until the answer is there, the time
+//! over or no client waits any more.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -17,7 +18,8 @@ use super::clock::TrueTime;
 use super::executor::{ProcessId, lock};
 use super::network::Network;
 
-/// Whoever gives a request less time than this does not blame the connection when there is no answer.
+/// A client that gives a request less time than this does not blame the connection when there is no
+/// answer.
 const SHORT: Duration = Duration::from_millis(50);
 
 /// Where the answer to one request arrives.
@@ -33,9 +35,9 @@ struct Arrival {
     until: TrueTime,
     is_out_of_time: bool,
     is_executed: bool,
-    /// Nobody waits any more, and it has not left yet.
+    /// No client waits any more, and it has not left yet.
     is_withdrawn: bool,
-    /// Nobody waits any more.
+    /// No client waits any more.
     is_over: bool,
     /// The server did not know its script, and was told it.
     is_again: bool,
@@ -59,7 +61,7 @@ impl Slot {
         !std::mem::replace(&mut lock(&self.0).is_again, true)
     }
 
-    /// Whether it is sent a second time: not if nobody waits for it.
+    /// Whether it is sent a second time: not if no client waits for it.
     pub(super) fn leaves_again(&self) -> bool {
         let arrival = lock(&self.0);
         !arrival.is_over && !arrival.is_out_of_time
@@ -206,8 +208,8 @@ impl Future for Call {
 }
 
 impl Drop for Call {
-    /// A request that was dropped on its way may be carried out, or, if it was still in this process, never; one that waited
-    /// for a connection does not leave.
+    /// A request that was dropped on its way may be carried out, or, if it was still in this
+    /// process, never; one that waited for a connection does not leave.
     fn drop(&mut self) {
         let mut arrival = lock(&self.slot.0);
         arrival.is_over = true;

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use tenure::Options;
 use tenure::internals::locks;
 
-use super::blows::{Blow, Stepper, pause};
 use super::chooser::{Chooser, Rng};
 use super::clock::{Clock, MS, SECOND, TrueTime};
 use super::executor::{OUTSIDE, Process, Sim};
 use super::network::{Network, Parting};
+use super::node_faults::{NodeFault, Stepper, pause};
 use super::oracle::Oracle;
-use super::regime::{Plan, RECOVERY, Regime, Sort};
+use super::regime::{LockKind, Plan, RECOVERY, Regime};
 use super::report::Report;
 use super::workload::Workload;
 
@@ -32,11 +32,12 @@ pub fn run_in(regime: Regime, seed: u64) -> Report {
 }
 
 /// Runs a schedule of a seed in which all locks are of one kind.
-pub fn run_of(sort: Sort, seed: u64) -> Report {
+pub fn run_of(sort: LockKind, seed: u64) -> Report {
     World::new(Regime::of(seed), seed, Some(sort), false).run()
 }
 
-/// Runs the schedule of a seed in a regime on a server that runs the scripts as well: any difference is a violation.
+/// Runs the schedule of a seed in a regime on a server that runs the scripts as well: any
+/// difference is a violation.
 pub fn run_scripts(regime: Regime, seed: u64) -> Report {
     World::new(regime, seed, None, false).with_scripts().run()
 }
@@ -61,7 +62,7 @@ struct World {
 }
 
 impl World {
-    fn new(regime: Regime, seed: u64, only: Option<Sort>, keep_log: bool) -> Self {
+    fn new(regime: Regime, seed: u64, only: Option<LockKind>, keep_log: bool) -> Self {
         let sim = Sim::new(Chooser::seeded(Rng::new(seed).next()));
         if keep_log {
             sim.keep_log();
@@ -76,7 +77,7 @@ impl World {
         let clock = || Clock { offset: start + sim.between(0, 100_000 * SECOND), ppm: drift(&sim, plan.ppm) };
         let oracle = Oracle::new(&sim, &plan);
         let network = Network::new(&sim, &oracle, clock(), plan.faults);
-        if plan.blows.rewind > 0 {
+        if plan.node_faults.rewind > 0 {
             network.remember();
         }
         let processes = (0..plan.processes).map(|_| sim.process(clock(), seed)).collect();
@@ -92,11 +93,11 @@ impl World {
         let workload = Arc::new(Workload::new(&self.sim, self.oracle.clone(), self.plan));
         let (sim, network, plan) = (self.sim.clone(), self.network.clone(), self.plan);
         let stepper = if plan.step > 0 { Some(Stepper::draw(&sim, plan.step)) } else { None };
-        let blows = Blower { sim, network, plan, stepper, workload: Arc::clone(&workload) };
+        let node_faults = FaultInjector { sim, network, plan, stepper, workload: Arc::clone(&workload) };
         self.people(&workload);
         if self.plan.heals_at > 0 {
             let ids = self.processes.iter().map(|process| process.id()).collect();
-            self.sim.spawn(OUTSIDE, Box::pin(blows.run(ids)));
+            self.sim.spawn(OUTSIDE, Box::pin(node_faults.run(ids)));
         }
         let judged = self.oracle.judge(ENDING, || self.see_through(&workload));
         Report::of(self.seed, 1, &workload, judged)
@@ -112,7 +113,8 @@ impl World {
         }
     }
 
-    /// Runs to the end of all tasks, then until what they left behind has settled, then until nothing runs any more.
+    /// Runs to the end of all tasks, then until what they left behind has settled, then until
+    /// nothing runs any more.
     fn see_through(&self, workload: &Workload) {
         if let Err(stop) = workload.run_out(SECOND, STEPS) {
             return self.accuse(format!("the tasks have not ended: {stop:?}"));
@@ -120,17 +122,22 @@ impl World {
         if self.oracle.violation().is_some() {
             return;
         }
-        // What a server has again that was given back before it went back, or has set too far ahead, only time ends.
-        let blows = self.plan.blows;
-        let calm =
-            if blows.rewind + blows.step > 0 { self.plan.strict_from } else { self.plan.heals_at + RECOVERY };
+        // What a server has again that was given back before it went back, or has set too far
+        // ahead, only time ends.
+        let node_faults = self.plan.node_faults;
+        let calm = if node_faults.rewind + node_faults.step > 0 {
+            self.plan.strict_from
+        } else {
+            self.plan.heals_at + RECOVERY
+        };
         let settled = self.sim.now().max(calm) + 250 * MS;
         self.sim.run(settled, STEPS);
         if self.oracle.violation().is_some() {
             return;
         }
         self.oracle.check_empty();
-        // The last handle went with the last task: what still runs in the background ends by itself.
+        // The last handle went with the last task: what still runs in the background ends by
+        // itself.
         self.sim.run(settled + self.plan.lease() + 90 * SECOND, STEPS);
         let left: usize = self.processes.iter().map(|process| self.sim.tasks(process.id())).sum();
         if left > 0 {
@@ -154,8 +161,8 @@ fn drift(sim: &Sim, most: u32) -> i32 {
     }
 }
 
-/// Deals the blows of a schedule, and heals everything at the end.
-struct Blower {
+/// Injects the faults of a schedule into processes and servers, and heals everything at the end.
+struct FaultInjector {
     sim: Sim,
     network: Network,
     plan: Plan,
@@ -163,10 +170,10 @@ struct Blower {
     workload: Arc<Workload>,
 }
 
-impl Blower {
+impl FaultInjector {
     async fn run(self, processes: Vec<usize>) {
-        let Plan { blows, heals_at, .. } = self.plan;
-        blows.deal(&self.sim, heals_at, || self.strike(&processes)).await;
+        let Plan { node_faults, heals_at, .. } = self.plan;
+        node_faults.deal(&self.sim, heals_at, || self.strike(&processes)).await;
         processes.iter().for_each(|process| self.sim.resume(*process));
         self.network.heal();
     }
@@ -177,49 +184,50 @@ impl Blower {
             let names = &self.workload.names;
             &names[self.sim.choose(names.len() as u32) as usize]
         };
-        match self.plan.blows.draw(&self.sim) {
+        match self.plan.node_faults.draw(&self.sim) {
             None => {}
-            Some(Blow::Pause) => pause(&self.sim, process, self.until()),
-            Some(Blow::Kill) if self.sim.is_dead(process) => {}
-            Some(Blow::Kill) => {
+            Some(NodeFault::Pause) => pause(&self.sim, process, self.until()),
+            Some(NodeFault::Kill) if self.sim.is_dead(process) => {}
+            Some(NodeFault::Kill) => {
                 self.sim.note(|| format!("p{process}: dies"));
                 self.network.silence(process);
                 self.sim.kill(process);
             }
-            Some(Blow::Cut) => self.network.cut(process),
-            Some(Blow::Deafen) => self.network.deafen(process),
-            Some(Blow::Stall) => {
+            Some(NodeFault::Cut) => self.network.cut(process),
+            Some(NodeFault::Deafen) => self.network.deafen(process),
+            Some(NodeFault::Stall) => {
                 let until = self.until();
                 self.sim.note(|| format!("server: stands still until {:.6}", until as f64 / 1e9));
                 self.network.stall(until);
             }
-            Some(Blow::Forget) => {
+            Some(NodeFault::Forget) => {
                 self.sim.note(|| "server: forgets everything".into());
                 self.network.forget();
             }
-            Some(Blow::Delete) => {
+            Some(NodeFault::Delete) => {
                 let name = name();
                 self.sim.note(|| format!("server: {} is deleted", name.as_str()));
                 self.network.delete(name);
             }
-            Some(Blow::Part) => {
+            Some(NodeFault::Part) => {
                 let until = self.until();
                 self.network.part(process, Parting::draw(&self.sim, until));
             }
-            Some(Blow::Rewind) => {
+            Some(NodeFault::Rewind) => {
                 let now = self.sim.now();
                 let to = now.saturating_sub(self.plan.span(&self.sim, self.plan.lease()));
                 self.sim.note(|| format!("server: is again what it was at {:.6}", to as f64 / 1e9));
                 self.network.rewind(to);
             }
-            Some(Blow::Evict) => {
+            Some(NodeFault::Evict) => {
                 let name = name();
                 self.sim.note(|| format!("server: the counter of {} is evicted", name.as_str()));
                 self.network.evict_counter(name);
-                // None answers several requests in one microsecond, by which its numbers would be ahead of its clock.
+                // None answers several requests in one microsecond, by which its numbers would be
+                // ahead of its clock.
                 self.network.stall(self.sim.now() + MS / 100);
             }
-            Some(Blow::Step) => {
+            Some(NodeFault::Step) => {
                 let Some(stepper) = self.stepper else { return };
                 let (network, workload) = (self.network.clone(), Arc::clone(&self.workload));
                 // What has lapsed by now does not live again when the clock is set back.
@@ -239,7 +247,7 @@ impl Blower {
         let edge = self.workload.names.iter().find_map(|name| self.workload.oracle.edge(name));
         let until = match edge {
             Some(edge) if edge > now && self.sim.chance(500) => edge + self.sim.between(0, 6 * MS) - 3 * MS,
-            _ => now + self.plan.blows.span(&self.sim, MS, 2 * self.plan.lease()),
+            _ => now + self.plan.node_faults.span(&self.sim, MS, 2 * self.plan.lease()),
         };
         until.min(self.plan.heals_at)
     }

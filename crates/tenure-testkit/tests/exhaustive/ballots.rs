@@ -1,9 +1,10 @@
-//! The tokens of a quorum, checked in every order in which its messages can arrive: the real mutex machine on each node, and
-//! clients that may do whatever the protocol lets them do.
+//! The tokens of a quorum, checked in every order in which its messages can arrive: the real mutex
+//! machine on each node, and clients that may do whatever the protocol lets them do.
 //!
-//! There is no clock in it. A client proposes any ballot it likes, a lease may end at any moment, a reply may be lost, a request may
-//! arrive when its sender has long given up. What must hold all the same: no two grants have the same token, and whoever begins
-//! to ask after a grant is known gets a higher one. Where leases are kept, there is one holder at a time as well.
+//! There is no clock in it. A client proposes any ballot it likes, a lease may end at any moment, a
+//! reply may be lost, a request may arrive when its sender has long given up. What must hold all
+//! the same: no two grants have the same token, and a client that begins to ask after a grant is
+//! known gets a higher one. Where leases are kept, there is one holder at a time as well.
 
 use smallvec::{SmallVec, smallvec};
 use stateright::{Checker, HasDiscoveries, Model, Property};
@@ -25,7 +26,8 @@ enum Node {
     Machine,
     /// The same, except that it accepts a ballot that it has seen already.
     AcceptsEqual,
-    /// Counts its own grants; the client takes the highest number of a majority. What comes to mind first, and is wrong.
+    /// Counts its own grants; the client takes the highest number of a majority. What comes to mind
+    /// first, and is wrong.
     Counts,
 }
 
@@ -53,7 +55,7 @@ struct Quorum {
     most: u8,
 }
 
-/// One acquisition of one client: it has an owner of its own.
+/// One acquisition of one client: it has its own owner.
 type Who = u8;
 
 /// What a node keeps.
@@ -400,7 +402,7 @@ fn there_is_one_holder_where_leases_are_kept() {
     }
 }
 
-/// The check can fail: each of these is a mistake that somebody has made.
+/// The check can fail: each of these is a mistake that a client has made.
 #[test]
 fn a_node_that_counts_or_accepts_twice_or_forgets_is_found_out() {
     let three = Quorum::of(3, &[2, 1]);

@@ -1,15 +1,16 @@
-//! The three machines, explored to the end at small sizes: every order of every request of a few askers, at every moment of a few
-//! leases. Judged by what the askers were told, and by nothing else that the machine keeps, but for one question: whether somebody
-//! waits who fits.
+//! The three machines, explored to the end at small sizes: every order of every request of a few
+//! askers, at every moment of a few leases. Judged by what the askers were told, and by nothing
+//! else that the machine keeps, but for one question: whether a client waits who fits.
 
 use std::sync::Arc;
 
-use stateright::{Checker, HasDiscoveries, Model, Property};
-use tenure::internals::planted::{Bug, plant};
+use stateright::{Checker, Model, Property};
+use tenure::internals::planted::Bug;
 use tenure::internals::protocol::{
     Answer, Bind, Data, Fence, Now, Op, Place, Rule, Seat, State, Verb, Wake, Whose, apply,
 };
 use tenure::{LockName, Owner};
+use tenure_testkit::plant;
 
 use crate::is_large;
 
@@ -83,7 +84,7 @@ impl Askers {
         Self { askers: askers.collect(), capacity, wait: 1, horizon, bug: None }
     }
 
-    /// Each with an owner of its own.
+    /// Each with its own owner.
     fn queue(seats: &[Seat], horizon: u64) -> Self {
         let askers = seats.iter().zip(0..).map(|(seat, owner)| (owner, 1, Rule::Queue(*seat), seat.weight));
         Self::new(seats[0].capacity, horizon, askers)
@@ -321,7 +322,8 @@ impl Model for Askers {
                 self.ask(&mut next, index, verb);
             }
             Step::Force(index) => {
-                // Whoever holds learns it later: it is told here, because nothing is promised to it any more.
+                // Whoever holds learns it later: it is told here, because nothing is promised to it
+                // any more.
                 for told in &mut next.told {
                     told.holds = None;
                 }
@@ -383,6 +385,7 @@ fn every_machine_keeps_what_it_told_in_every_order() {
 
 /// The check can fail: each mistake that a machine can make is found in one of them.
 #[test]
+#[cfg(tenure_planted)]
 fn every_mistake_of_a_machine_is_found() {
     let bugs = [
         Bug::ReleaseWithoutCompare,
@@ -400,7 +403,7 @@ fn every_mistake_of_a_machine_is_found() {
     for bug in bugs {
         let found = machines().into_iter().find_map(|(what, model)| {
             let model = Askers { bug: Some(bug), ..model }.checker().threads(1);
-            let checker = model.finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+            let checker = model.finish_when(stateright::HasDiscoveries::AnyFailures).spawn_bfs().join();
             checker.discovery(PROMISES).map(|path| (what, path))
         });
         let Some((what, path)) = found else { panic!("{bug:?} is not found") };

@@ -1,8 +1,9 @@
-//! What can be explored to the end is: the machines in every order of requests, the tokens of a quorum in every order of messages,
-//! and the real engine in every schedule of a small world. Each check is known to be able to fail.
+//! What can be explored to the end is: the machines in every order of requests, the tokens of a
+//! quorum in every order of messages, and the real engine in every schedule of a small world. Each
+//! check is known to be able to fail.
 //!
-//! `TENURE_STATES=large cargo test -p tenure-testkit --release --test exhaustive -- --nocapture --test-threads 1` goes further: tens of
-//! millions of states and a million schedules, for minutes and gigabytes.
+//! `TENURE_STATES=large scripts/test --release --test exhaustive -- --nocapture --test-threads 1`
+//! goes further: tens of millions of states and a million schedules, for minutes and gigabytes.
 
 mod ballots;
 mod machines;

@@ -203,10 +203,7 @@ impl Line {
     /// Records the holder. Returns whether a waiter of the same owner is in line.
     fn held_by(&self, holder: Option<Owner>) -> bool {
         let mut queue = self.queue();
-        let is_told = planted(Bug::EndTakenForTold)
-            || planted(Bug::WakeBeforeWrite)
-            || planted(Bug::EndOfAnotherForgotten);
-        if holder.is_some() && queue.departed == holder && !is_told {
+        if holder.is_some() && queue.departed == holder && !planted(Bug::EndTakenForTold) {
             // It was asked about before the release was carried out: that is still to be told.
             queue.departed = None;
         }

@@ -1,5 +1,5 @@
-//! Four processes of 25 tasks take 25,000 turns, and now and then one of the processes is killed: in turns one that holds and one that
-//! waits.
+//! Four processes of 25 tasks take turns, and now and then one of the processes is killed: in turns
+//! one that holds and one that waits.
 
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -8,20 +8,23 @@ use std::time::Duration;
 
 use tenure::{Holder, Locks, Status, block_on};
 use tenure_testkit::servers::Server;
+use tenure_testkit::setting;
 
 use crate::log::{self, What, now};
 use crate::member::{Member, TASKS, TTL, capacity};
 
 const PROCESSES: usize = 4;
-const TURNS: usize = 25_000;
+/// Unless `TENURE_TURNS` says another number.
+const TURNS: usize = 15_000;
 const KILLS: usize = 6;
-/// Nobody holds for so long only if there is a reason. A wake-up that is lost costs more: the rest of a lease, or, where places are
-/// refreshed, a third of one.
+/// No client holds for so long only if there is a reason. A wake-up that is lost costs more: the
+/// rest of a lease, or, where places are refreshed, a third of one.
 const PAUSE: Duration = Duration::from_millis(350);
 /// A machine that lets a process sleep for so much longer than it asked for is one.
 const STALL: Duration = Duration::from_millis(100);
 
-/// A kill may leave nobody inside this often: for the lease of whoever held, and for places that others meet later.
+/// A kill may leave no client inside this often: for the lease of whoever held, and for places that
+/// others meet later.
 const STALLS: usize = 2;
 
 /// Who is killed.
@@ -33,7 +36,7 @@ enum Victim {
     Waiter,
 }
 
-/// Why nobody may have held for a while.
+/// Why no client may have held for a while.
 #[derive(Debug)]
 struct Reason {
     from: u64,
@@ -57,8 +60,9 @@ pub(crate) fn crowd(kind: &str) {
     let locks = Locks::open(&server.url()).expect("a store");
     let begun = now();
     let mut reasons = Vec::new();
+    let all = setting("TENURE_TURNS").map_or(TURNS, |number| number as usize);
     for kill in 1..=KILLS + 1 {
-        while turns(&members) < TURNS * kill / (KILLS + 1) {
+        while turns(&members) < all * kill / (KILLS + 1) {
             let asleep = now();
             thread::sleep(Duration::from_millis(5));
             if since(asleep) > STALL {
@@ -117,7 +121,8 @@ fn strike(kind: &str, victim: Victim, locks: &Locks, members: &mut [Member]) {
     }
 }
 
-/// Whether a process is what is meant. One that does not hold waits; where the kind keeps a queue, that can be seen.
+/// Whether a process is what is meant. One that does not hold waits; where the kind keeps a queue,
+/// that can be seen.
 fn is(victim: Victim, kind: &str, member: &Member, status: Option<&Status>) -> bool {
     let is_its = |holder: &Holder| holder.owner.as_ref().is_some_and(|owner| owner.pid() == member.pid());
     let holds = status.is_some_and(|status| status.holders.iter().any(is_its));
@@ -150,7 +155,7 @@ struct Event {
     fence: u64,
 }
 
-/// Nobody overlaps, tokens grow, and nobody waits without a reason.
+/// No client overlaps, tokens grow, and no client waits without a reason.
 fn judge(kind: &str, members: &[Member], reasons: &[Reason]) {
     let mut events: Vec<Event> = members.iter().flat_map(|member| events_of(kind, member)).collect();
     events.sort();
@@ -173,7 +178,7 @@ fn judge(kind: &str, members: &[Member], reasons: &[Reason]) {
     judge_pauses(kind, &pauses, reasons);
 }
 
-/// Each long pause has a reason of its own, and few have one.
+/// Each long pause has its own reason, and few have one.
 fn judge_pauses(kind: &str, pauses: &[(u64, u64)], reasons: &[Reason]) {
     let mut excused = vec![0; reasons.len()];
     let is_long = |(since, time): &&(u64, u64)| time - since >= PAUSE.as_nanos() as u64;
@@ -199,9 +204,10 @@ fn judge_pauses(kind: &str, pauses: &[(u64, u64)], reasons: &[Reason]) {
         "{kind}: {} pauses, the longest {longest:?}; long ones after killed holders {holders}, after killed waiters {waiters}, by the machine {machine}",
         pauses.len()
     );
-    // A killed holder costs its lease, a dead head of the queue its place; and as much again for a busy machine.
+    // A killed holder costs its lease, a dead head of the queue its place; and as much again for a
+    // busy machine.
     assert!(longest < 2 * TTL + Duration::from_secs(1), "{kind}: nobody for {longest:?}");
-    // Nobody else can hold what a killed process does: so that was one.
+    // No other client can hold what a killed process does: so that was one.
     assert!(
         capacity(kind) > 1 || longest > TTL / 2,
         "{kind}: no holder was killed, the longest pause is {longest:?}"

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// A log that is written line by line, each of the same length and at once: a killed process leaves whole lines, and they can be
-/// counted by the file's size.
+/// A log that is written line by line, each of the same length and at once: a killed process leaves
+/// whole lines, and they can be counted by the file's size.
 pub(crate) struct Log(File);
 
 const LINE: usize = 64;

@@ -1,8 +1,8 @@
-//! Crowds of real processes at one lock on a real server. What each task was told goes into a log, and the logs are judged when all is
-//! over.
+//! Crowds of real processes at one lock on a real server. What each task was told goes into a log,
+//! and the logs are judged when all is over.
 //!
-//! A process of a crowd is this same program, started again with arguments of its own: so the tests have a `main` here. Otherwise
-//! arguments choose among them by parts of their names, as usual.
+//! A process of a crowd is this same program, started again with arguments of its own: so the tests
+//! have a `main` here. Otherwise arguments choose among them by parts of their names, as usual.
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "real processes take real time")]
 
 use std::panic::catch_unwind;
@@ -21,7 +21,8 @@ struct Test {
     run: fn(),
 }
 
-/// Side by side: a crowd that waits for the lease of somebody who was killed leaves the processors to the other.
+/// Side by side: a crowd that waits for the lease of a client who was killed leaves the processors
+/// to the other.
 const HALVES: [&[Test]; 2] = [
     &[
         Test {

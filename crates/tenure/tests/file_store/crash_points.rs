@@ -37,7 +37,8 @@ pub(crate) fn live(dir: &Path) {
     }
 }
 
-/// A process that passes so many crash points and no more. Returns the greatest token that it said for each lock, and whether it lived.
+/// A process that passes so many crash points and no more. Returns the greatest token that it said
+/// for each lock, and whether it lived.
 fn dies(after: u64, dir: &Path) -> (Vec<(String, u64)>, bool) {
     let mut process = Process::start(&format!("live: {after}"), dir);
     let mut said = String::new();
@@ -49,8 +50,8 @@ fn dies(after: u64, dir: &Path) -> (Vec<(String, u64)>, bool) {
     (tokens.collect(), lived)
 }
 
-/// Whatever a process was doing when it ended: all that it had is free at once, tokens go on above all that it was given, and the
-/// locks of others are what they were.
+/// Whatever a process was doing when it ended: all that it had is free at once, tokens go on above
+/// all that it was given, and the locks of others are what they were.
 #[test]
 fn a_process_may_end_at_every_point_and_leaves_what_the_next_can_use() {
     for others in [false, true] {

@@ -1,4 +1,4 @@
-//! Whoever crashes ends what it had, at once, and only that.
+//! A client that crashes ends what it had, at once, and only that.
 
 use super::*;
 
@@ -30,14 +30,15 @@ fn a_crash_wakes_who_listens() {
 }
 
 #[test]
-fn the_lock_of_a_killed_process_stays_held_until_the_children_that_inherited_it_are_gone() {
+fn the_lock_of_a_killed_process_is_held_until_children_that_inherited_it_end() {
     let dir = dir();
     let mut parent = Process::start("hold with children", dir.path());
     let said = parent.line();
     let pids: Vec<_> = said.split(' ').collect();
     let client = Client::new(dir.path());
     parent.kill();
-    // A child that is just being started closes its parent's files a moment after its parent goes on.
+    // A child that is just being started closes its parent's files a moment after its parent goes
+    // on.
     eventually("no child keeps what is bound to the process", || {
         is_held(&client.acquire("process", &owner()))
     });
@@ -76,7 +77,7 @@ fn a_detached_hold_outlives_its_process_and_can_be_bound_to_another() {
 }
 
 #[test]
-fn a_store_that_ends_in_good_order_leaves_no_holder_file_and_a_crashed_ones_is_cleared_away() {
+fn a_closed_store_leaves_no_holder_file_and_that_of_a_crashed_one_is_removed() {
     let (dir, name) = (dir(), owner());
     let client = Client::new(dir.path());
     client.acquire("x", &name);
@@ -143,7 +144,7 @@ fn a_killed_holder_in_a_queue_hands_on_at_once() {
         let crash = Instant::now();
         holder.kill();
         if looked_at {
-            // Whoever only looks takes the dead one out, and lets nobody in.
+            // A client that only looks takes the dead one out, and lets no client in.
             found(look.inspect("x"));
         }
         let guard = waits.join().expect("a guard");

@@ -35,7 +35,7 @@ fn a_file_in_the_place_of_the_directory_or_its_guard_is_said() {
 #[test]
 fn a_directory_that_its_user_may_not_use_is_said() {
     let dir = dir();
-    // Below a directory that anybody may pass.
+    // Below a directory that any client may pass.
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("set");
     let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     let theirs = dir.path().join("theirs");
@@ -152,7 +152,8 @@ fn a_directory_that_was_removed_is_made_anew_and_nobody_holds_there() {
     assert!(is_busy(&Client::new(&path).acquire("x", &owner())));
 }
 
-/// Whoever is answered asks again, from threads of their own, and the thread beneath them has more to do than that.
+/// A client that is answered asks again, from threads of their own, and the thread beneath them has
+/// more to do than that.
 #[test]
 fn however_much_is_asked_what_is_held_is_renewed_and_limits_are_kept() {
     const TTL: Duration = Duration::from_millis(300);

@@ -1,17 +1,18 @@
 //! The file store with real processes, damaged files and directories that cannot be used.
 //!
-//! A test that needs another process starts this very program again, with a role in its environment: see `process::role`.
+//! A test that needs another process starts this very program again, with a role in its
+//! environment: see `process::role`.
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "real processes take real time")]
 #![expect(clippy::zombie_processes, reason = "some children are to outlive their parent")]
 
 mod client;
 mod contract;
+#[cfg(tenure_planted)]
 mod crash_points;
 mod crashes;
 mod damage;
 mod directories;
 mod process;
-mod simulation;
 mod turns;
 
 use std::fs;
@@ -27,7 +28,6 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
 use tempfile::TempDir;
-use tenure::internals::planted::crash_after;
 use tenure::internals::protocol::{
     Answer, Bind, Fence, Found, Kind, Op, Place, Rule, Seat, Verb, Wake, Whose,
 };

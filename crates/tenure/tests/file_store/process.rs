@@ -70,7 +70,7 @@ impl Drop for Process {
     }
 }
 
-/// Says a line to the test. On a line of its own, since the harness leaves its own unfinished.
+/// Says a line to the test. On its own line, since the harness leaves its own unfinished.
 pub(crate) fn say(line: &str) {
     println!("\n@{line}");
 }
@@ -168,8 +168,9 @@ fn role() {
                 churn(&client);
             }
         }
+        #[cfg(tenure_planted)]
         "live" => {
-            crash_after(word.parse().expect("how many points"));
+            tenure::internals::planted::crash_after(word.parse().expect("how many points"));
             crash_points::live(&dir);
             say("lived");
         }

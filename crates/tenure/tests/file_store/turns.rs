@@ -8,7 +8,7 @@ fn four_processes_on_one_name_never_overlap_and_their_tokens_grow() {
 }
 
 #[test]
-fn four_processes_in_one_queue_never_overlap_and_are_served_in_the_order_of_their_tickets() {
+fn four_processes_in_one_queue_never_overlap_and_are_served_by_ticket() {
     never_overlap("take turns in a queue", TURNS / 3);
 }
 
@@ -85,7 +85,7 @@ fn what_holds_is_told_to_another_process_by_number_and_once() {
     refresh();
     let all = Some(Some(Wake::Granted { tickets: tickets[..2].to_vec() }));
     assert_eq!(second.within(SECOND, listener.next()), all);
-    // A refresh writes the record anew, and is no news.
+    // A refresh writes the record again, and is no news.
     (0..5).for_each(|_| refresh());
     let early = second.within(Duration::from_millis(500), listener.next());
     assert!(early.is_none(), "{early:?}");
@@ -115,11 +115,11 @@ fn where_the_system_gives_no_inotify_a_place_in_a_queue_is_called_all_the_same()
 }
 
 #[test]
-fn where_the_system_gives_no_inotify_a_release_and_a_crash_are_noticed_all_the_same() {
+fn without_inotify_a_release_and_a_crash_are_noticed_all_the_same() {
     let dir = dir();
     let mut holder = Process::start("hold", dir.path());
     holder.line();
-    // A user namespace has a limit of its own.
+    // A user namespace has its own limit.
     let script = "echo 0 > /proc/sys/user/max_inotify_instances && exec \"$@\"";
     let mut waiter = Process::start_under(&["unshare", "-r", "sh", "-c", script, "sh"], "listen", dir.path());
     assert_eq!(waiter.line(), "listening");

@@ -2,19 +2,19 @@
 
 use tenure::{LockName, Owner};
 
-use super::book::Book;
+use super::reference_model::ReferenceModel;
 use super::{Executed, Oracle};
 use crate::sim::clock::TrueTime;
 use crate::sim::executor::lock;
-use crate::sim::regime::Sort;
+use crate::sim::regime::LockKind;
 
 const COUNT: &str = "each hold counts once";
 
-impl Book {
+impl ReferenceModel {
     /// What is counted at the key is what the owner has.
     pub(super) fn check_count(&mut self, at: TrueTime, executed: &Executed<'_>, owner: &Owner) {
         let name = &executed.op.name;
-        let Some(lock) = self.locks.get(name).filter(|lock| lock.sort == Sort::Reentrant) else { return };
+        let Some(lock) = self.locks.get(name).filter(|lock| lock.sort == LockKind::Reentrant) else { return };
         let Some(count) = lock.place(owner).map(|place| place.count()) else { return };
         let counted = executed.after.and_then(|after| after.share(owner)).map_or(0, |share| share.weight);
         if counted != count {
@@ -33,10 +33,10 @@ impl Book {
 }
 
 impl Oracle {
-    /// The guards of an owner that say that they hold, and that nobody took from it.
+    /// The guards of an owner that say that they hold, and that no client took from it.
     pub fn held_by(&self, name: &LockName, owner: &Owner) -> Vec<u64> {
-        let book = lock(&self.book);
-        let guards = book.holds.iter().filter(|hold| hold.owner == *owner && hold.name == *name);
+        let model = lock(&self.model);
+        let guards = model.holds.iter().filter(|hold| hold.owner == *owner && hold.name == *name);
         guards.filter(|hold| !hold.is_excused() && hold.is_held()).map(|hold| hold.id).collect()
     }
 
@@ -51,7 +51,7 @@ impl Oracle {
         if (said as usize) < held {
             let at = self.sim.now();
             let what = format!("{owner} was told that it has {name} {said} times, and has {held} guards");
-            lock(&self.book).accuse(at, COUNT, what);
+            lock(&self.model).accuse(at, COUNT, what);
         }
     }
 }

@@ -3,19 +3,19 @@
 use tenure::internals::protocol::{Answer, Verb};
 use tenure::{LockName, Owner};
 
-use super::book::Book;
+use super::reference_model::ReferenceModel;
 use super::{Executed, Hold};
 use crate::sim::clock::TrueTime;
-use crate::sim::regime::Sort;
+use crate::sim::regime::LockKind;
 
 /// Those who believe to hold at one moment fit in together.
 pub(super) const EXCLUSION: &str = "exclusion within validity";
 /// A request of one owner never changes another's hold, nor revives its own.
 pub(super) const UNTOUCHED: &str = "no stale release, no revival";
 
-impl Book {
-    /// Somebody holds from this moment on, and not only from when it hears of it: together with the guards that say that they
-    /// hold, that is not more than there is.
+impl ReferenceModel {
+    /// A client holds from this moment on, and not only from when it hears of it: together with the
+    /// guards that say that they hold, that is not more than there is.
     pub(super) fn check_room(&mut self, at: TrueTime, name: &LockName, owner: &Owner, weight: u32) {
         let Some(lock) = self.locks.get(name) else { return };
         let most = u64::from(lock.sort.capacity());
@@ -42,8 +42,8 @@ impl Book {
         }
     }
 
-    /// The server granted a lock: it fits, by what was granted before and by what is believed, its token is above all that were
-    /// given, and it was its turn.
+    /// The server granted a lock: it fits, by what was granted before and by what is believed, its
+    /// token is above all that were given, and it was its turn.
     pub(super) fn check_granted(&mut self, at: TrueTime, name: &LockName, owner: &Owner, token: u64) {
         let Some(lock) = self.locks.get(name) else { return };
         let (used, most) = (lock.used(), u64::from(lock.sort.capacity()));
@@ -64,7 +64,8 @@ impl Book {
         self.check_turn(at, name, owner);
     }
 
-    /// The guards that an owner's lease is for: not those of an earlier life, which was ended for it.
+    /// The guards that an owner's lease is for: not those of an earlier life, which was ended for
+    /// it.
     pub(super) fn guards_of<'a>(&'a self, owner: &'a Owner) -> impl Iterator<Item = &'a Hold> {
         let token = self.owners.get(owner).map(|owned| owned.token);
         self.holds.iter().filter(move |hold| {
@@ -116,8 +117,8 @@ impl Book {
         }
     }
 
-    /// What a request may do to the places that were there before it: those of others stay as they are, its own are
-    /// never shortened.
+    /// What a request may do to the places that were there before it: those of others stay as they
+    /// are, its own are never shortened.
     pub(super) fn check_untouched(&mut self, at: TrueTime, executed: &Executed<'_>) {
         let Executed { op, after, .. } = executed;
         if matches!(op.verb, Verb::Release { whose, .. } if whose.is_forced()) {
@@ -133,7 +134,7 @@ impl Book {
             let share = after.and_then(|after| after.share(&place.owner));
             let lapses = share.and_then(|share| share.lapses);
             let weight = share.map_or(0, |share| share.weight);
-            let count = if lock.sort == Sort::Reentrant { place.count() } else { place.weight };
+            let count = if lock.sort == LockKind::Reentrant { place.count() } else { place.weight };
             let (by, of) = (&op.owner, &place.owner);
             match lapses {
                 _ if asked(of) && is_released => None,
@@ -161,13 +162,13 @@ impl Book {
         }
     }
 
-    /// Somebody was told that it has nothing.
+    /// A client was told that it has nothing.
     pub(super) fn check_gone(&mut self, at: TrueTime, executed: &Executed<'_>, owner: &Owner) {
         let name = &executed.op.name;
         let Some(lock) = self.locks.get(name) else { return };
         let Some(place) = lock.place(owner) else { return };
         // Of a reentrant owner, one hold may be gone while others are there.
-        let counts = |hold: &u64| lock.sort != Sort::Reentrant || place.is_live(*hold);
+        let counts = |hold: &u64| lock.sort != LockKind::Reentrant || place.is_live(*hold);
         let is_wrong = match &executed.op.verb {
             Verb::Renew { hold, .. } | Verb::Release { hold, .. } => counts(hold),
             _ => true,

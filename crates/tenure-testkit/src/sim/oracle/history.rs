@@ -1,7 +1,9 @@
-//! What the tasks of a schedule were told, as workers on real servers write it down, and judged by the judge who judges those.
+//! What the tasks of a schedule were told, as workers on real servers write it down, and judged by
+//! the judge who judges those.
 //!
-//! It knows less than the rest of the oracle, nothing of the server, and excuses nothing. So it judges a schedule until its server
-//! first ends what it had promised: where exclusion is not promised, callers see that.
+//! It knows less than the rest of the oracle, nothing of the server, and excuses nothing. So it
+//! judges a schedule until its server first ends what it had promised: where exclusion is not
+//! promised, callers see that.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -15,19 +17,19 @@ use tenure_history::merge::Event;
 use super::{Claim, Hold};
 use crate::sim::clock::{SECOND, TrueTime};
 use crate::sim::executor::ProcessId;
-use crate::sim::regime::{Plan, Sort};
+use crate::sim::regime::{LockKind, Plan};
 
 /// The history of a schedule, and its judge.
 pub(super) struct History {
     judge: Judge,
     locks: BTreeMap<LockName, line::Lock>,
-    /// By the number of its task: each wait, and each hold, is that of a task of its own here.
+    /// By the number of its task: each wait, and each hold, is that of its own task here.
     turns: BTreeMap<u32, Turn>,
     tasks: u32,
     is_over: bool,
 }
 
-/// A hold, as callers see it: whoever enters it again, or resumes it, holds on.
+/// A hold, as callers see it: a client that enters it again, or resumes it, holds on.
 struct Turn {
     process: ProcessId,
     lock: line::Lock,
@@ -36,14 +38,16 @@ struct Turn {
     weight: u32,
     /// The guards that stand for it.
     claims: Vec<(u64, Weak<dyn Claim>)>,
-    /// The first moment at which none of them said any more that it held, as far as they were asked.
+    /// The first moment at which none of them said any more that it held, as far as they were
+    /// asked.
     until: TrueTime,
 }
 
 impl History {
     pub(super) fn new(plan: &Plan) -> Self {
-        // Until all is healed, and then as long as it takes until what was detached has lapsed, and the place of one who is gone too.
-        // Several at once are asked for one after the other, and nobody is told of the first alone.
+        // Until all is healed, and then as long as it takes until what was detached has lapsed, and
+        // the place of one who is gone too. Several at once are asked for one after the other, and
+        // no client is told of the first alone.
         let stall = if plan.both > 0 { u64::MAX } else { plan.strict_from + 4 * plan.lease() + 5 * SECOND };
         Self {
             judge: Judge::new(0, stall),
@@ -54,15 +58,15 @@ impl History {
         }
     }
 
-    pub(super) fn open(&mut self, name: &LockName, sort: Sort) {
+    pub(super) fn open(&mut self, name: &LockName, sort: LockKind) {
         let number = self.locks.len() as u32;
         let capacity = sort.capacity();
         let sort = match sort {
-            Sort::Mutex => line::Sort::Mutex,
-            Sort::Fair => line::Sort::Fair,
-            Sort::RwLock => line::Sort::Rwlock,
-            Sort::Semaphore(_) => line::Sort::Semaphore,
-            Sort::Reentrant => line::Sort::Reentrant,
+            LockKind::Mutex => line::Sort::Mutex,
+            LockKind::Fair => line::Sort::Fair,
+            LockKind::RwLock => line::Sort::Rwlock,
+            LockKind::Semaphore(_) => line::Sort::Semaphore,
+            LockKind::Reentrant => line::Sort::Reentrant,
         };
         self.locks.insert(name.clone(), line::Lock { sort, number, capacity });
     }
@@ -106,7 +110,8 @@ impl History {
         let is_same = |turn: &&mut Turn| turn.owner == hold.owner && turn.token == hold.token;
         match self.turns.values_mut().find(is_same) {
             Some(turn) if turn.weight == hold.weight => turn.claims.push(claim),
-            // A writer that reads now. The judge knows no such change: it would see nobody there.
+            // A writer that reads now. The judge knows no such change: it would see no client
+            // there.
             Some(_) => self.ends_here(at),
             None => {
                 let Hold { process, token, weight, .. } = *hold;

@@ -2,7 +2,7 @@
 
 use tenure::Owner;
 
-use super::book::Book;
+use super::reference_model::ReferenceModel;
 use super::{Executed, Oracle};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{Sim, lock};
@@ -13,8 +13,9 @@ const ORPHAN: &str = "nothing is left behind";
 /// How long giving back may take when nothing fails.
 const GIVING_BACK: TrueTime = 200 * MS;
 
-impl Book {
-    /// A place has an end, and none later than the lease that was asked for. Returns that end, and its weight.
+impl ReferenceModel {
+    /// A place has an end, and none later than the lease that was asked for. Returns that end, and
+    /// its weight.
     pub(super) fn check_end(
         &mut self,
         at: TrueTime,
@@ -40,9 +41,9 @@ impl Book {
         Some((lapses, share.weight))
     }
 
-    /// A lease ran out by itself. When nothing fails that happens only to those who chose it: to a guard that is still in
-    /// somebody's hands, a process that died or stood still, an owner that was passed on. A place of one who waits is refreshed
-    /// for as long as it waits, and then left.
+    /// A lease ran out by itself. When nothing fails that happens only to those who chose it: to a
+    /// guard that is still in a client's hands, a process that died or stood still, an owner that
+    /// was passed on. A place of one who waits is refreshed for as long as it waits, and then left.
     pub(super) fn check_given_back(&mut self, at: TrueTime, owner: &Owner, sim: &Sim) {
         let Some(owned) = self.owners.get(owner) else { return };
         let unused = if owned.waits {
@@ -53,7 +54,8 @@ impl Book {
         let unused = unused.max(self.plan.strict_from);
         let processes = || (0..64).filter(|process| owned.processes & 1 << process != 0);
         let is_excused = owned.ended.is_some()
-            // Holds that were given back before are counted again, and nobody gives them back twice.
+            // Holds that were given back before are counted again, and no client gives them back
+            // twice.
             || owned.is_back
             || owned.detached > 0
             || !owned.waits && at < unused + GIVING_BACK
@@ -73,23 +75,24 @@ impl Book {
 }
 
 impl Oracle {
-    /// Everything has ended well and some time ago: whatever still stands must be somebody's who can no longer give it back.
+    /// Everything has ended well and some time ago: whatever still stands must be a client's who
+    /// can no longer give it back.
     pub fn check_empty(&self) {
         let at = self.sim.now();
-        let mut book = lock(&self.book);
-        let mut places = book.locks.iter().flat_map(|(name, lock)| {
+        let mut model = lock(&self.model);
+        let mut places = model.locks.iter().flat_map(|(name, lock)| {
             let alive = lock.places.iter().filter(|place| place.lapses > at);
             alive.map(move |place| (name, &place.owner))
         });
         let left = places.find_map(|(name, owner)| {
-            let owned = book.owners.get(owner)?;
+            let owned = model.owners.get(owner)?;
             let mut processes = (0..64).filter(|process| owned.processes & 1 << process != 0);
             let is_excused =
                 owned.is_back || owned.detached > 0 || processes.any(|process| self.sim.is_dead(process));
             (!is_excused).then(|| format!("{owner} in process {} still has {name}", owned.process))
         });
         if let Some(what) = left {
-            book.accuse(at, ORPHAN, what);
+            model.accuse(at, ORPHAN, what);
         }
     }
 }

@@ -1,26 +1,29 @@
-//! A lock on several servers: whoever has a majority of them has it, and is judged as if one server had said so.
+//! A lock on several servers: a client that has a majority of them has it, and is judged as if one
+//! server had said so.
 //!
-//! A majority counts from what stands at the servers in true time, whoever knows of it, and lasts until so many of its leases
-//! are over that it is none any more. What one server loses, by starting anew or by a step of its clock, is a *vote taken*: a guard may
-//! rightly believe in it until its next renewal. It is excused for exactly that, and only if it would have its majority with the
-//! votes that were taken. Whoever was let in meanwhile is another matter: a server that has started anew does not vote, so
-//! exclusion is excused only for votes that a step *ahead* of a clock has taken.
+//! A majority counts from what stands at the servers in true time, whoever knows of it, and lasts
+//! until so many of its leases are over that it is none any more. What one server loses, by
+//! starting again or by a step of its clock, is a *vote taken*: a guard may rightly believe in it
+//! until its next renewal. It is excused for exactly that, and only if it would have its majority
+//! with the votes that were taken. A client that was let in meanwhile is another matter: a server
+//! that has started again does not vote, so exclusion is excused only for votes that a step *ahead*
+//! of a clock has taken.
 
 use std::collections::BTreeMap;
 
 use tenure::internals::protocol::{Answer, Verb, Whose};
 use tenure::{LockName, Owner};
 
-use super::book::{Book, End, Owned, Place};
 use super::exclusion::{EXCLUSION, UNTOUCHED};
-use super::honesty::HONESTY;
 use super::leftovers::ENDLESS;
+use super::reference_model::{End, Owned, Place, ReferenceModel};
+use super::reporting::REPORTING;
 use super::{Executed, Oracle};
 use crate::sim::clock::TrueTime;
 use crate::sim::executor::{Sim, lock};
 use crate::sim::server::Standing;
 
-/// Whoever is in nobody's way asks each server once.
+/// A client that is in no client's way asks each server once.
 pub const ONE_TRIP: &str = "a majority is had in one trip";
 
 /// What has become of a server.
@@ -124,7 +127,8 @@ impl Members {
         !self.is_majority(has) && votes.is_some_and(|votes| self.is_majority(has | taken(votes)))
     }
 
-    /// At how many servers somebody with another label stood, or asked for something, since a moment.
+    /// At how many servers a client with another label stood, or asked for something, since a
+    /// moment.
     fn disputed(&self, label: &str, since: TrueTime) -> usize {
         let is_other = |owner: &Owner| owner.label() != label;
         let stood = |stand: &Option<Stand>| {
@@ -158,8 +162,9 @@ impl Votes {
     }
 }
 
-impl Book {
-    /// One of several servers has run a request: writes down what that makes of the lock, and judges it.
+impl ReferenceModel {
+    /// One of several servers has run a request: writes down what that makes of the lock, and
+    /// judges it.
     pub(super) fn vote(
         &mut self,
         at: TrueTime,
@@ -318,19 +323,20 @@ impl Book {
         }
         if is_new {
             self.check_prompt(at, name, free_since, sim);
-            // Servers that have started anew are asked now and then, and do not vote.
-            if self.plan.blows.forget + self.plan.blows.rewind == 0 {
+            // Servers that have started again are asked now and then, and do not vote.
+            if self.plan.node_faults.forget + self.plan.node_faults.rewind == 0 {
                 self.check_room(at, name, owner, 1);
             }
         }
     }
 
-    /// Whether this owner may believe in a majority that it does not have, because servers lost its votes.
+    /// Whether this owner may believe in a majority that it does not have, because servers lost its
+    /// votes.
     pub(super) fn is_robbed(&self, at: TrueTime, owner: &Owner) -> bool {
         self.members.as_ref().is_some_and(|members| members.lacks_only(at, owner, |votes| votes.taken))
     }
 
-    /// Whether somebody else may be let in beside this owner, because clocks stepped.
+    /// Whether another client may be let in beside this owner, because clocks stepped.
     pub(super) fn is_stepped_over(&self, at: TrueTime, owner: &Owner) -> bool {
         self.members.as_ref().is_some_and(|members| members.lacks_only(at, owner, |votes| votes.stepped))
     }
@@ -364,15 +370,17 @@ impl Book {
         }
     }
 
-    /// The token of a guard is one that a majority has accepted from its owner; `None` for one server.
+    /// The token of a guard is one that a majority has accepted from its owner; `None` for one
+    /// server.
     pub(super) fn is_accepted(&self, owner: &Owner, token: u64) -> Option<bool> {
         let members = self.members.as_ref()?;
         let accepted = members.owners.get(owner).and_then(|votes| votes.accepted.get(&token));
         Some(accepted.is_some_and(|servers| members.is_majority(*servers)))
     }
 
-    /// An owner was told that it has lost its lock, and not for the sake of its own clock: then it did not have a majority all the
-    /// while since it asked. Or an earlier question had found that out, and it has one again.
+    /// An owner was told that it has lost its lock, and not for the sake of its own clock: then it
+    /// did not have a majority all the while since it asked. Or an earlier question had found that
+    /// out, and it has one again.
     pub(super) fn check_not_had(&mut self, at: TrueTime, owner: &Owner, since: TrueTime) {
         let Some(owned) = self.owners.get(owner) else { return };
         if self.members.is_none() || self.was_interrupted(owner) {
@@ -381,14 +389,15 @@ impl Book {
         if owned.granted_at <= since && owned.ended.is_none() && owned.lapses > at {
             self.accuse(
                 at,
-                HONESTY,
+                REPORTING,
                 format!("{owner} was told that it is lost, and had a majority all the while"),
             );
         }
     }
 
-    /// Whether nobody is left who could have known of an earlier token when this owner's was accepted: those that accepted both have
-    /// lost their ballots between. Then tokens rest on clocks, and those of a schedule differ.
+    /// Whether no client is left who could have known of an earlier token when this owner's was
+    /// accepted: those that accepted both have lost their ballots between. Then tokens rest on
+    /// clocks, and those of a schedule differ.
     pub(super) fn is_unknown(&self, earlier: u64, owner: &Owner, token: u64) -> bool {
         let Some(members) = &self.members else { return false };
         let accepted = members.owners.get(owner).and_then(|votes| votes.accepted.get(&token));
@@ -396,9 +405,10 @@ impl Book {
         accepted.copied().unwrap_or(0) & kept.copied().unwrap_or(0) == 0
     }
 
-    /// `try_lock` said that the lock is busy. A majority was not to be had: where nothing fails, others had, or wanted, so many
-    /// servers that too few were left; contenders may have split the votes, so that nobody got it. Where something fails, the
-    /// servers that are not heard may have been anybody's, and one that is disputed is enough; so it is where all is brief, as
+    /// `try_lock` said that the lock is busy. A majority was not to be had: where nothing fails,
+    /// others had, or wanted, so many servers that too few were left; contenders may have split the
+    /// votes, so that no client got it. Where something fails, the servers that are not heard may
+    /// have been any client's, and one that is disputed is enough; so it is where all is brief, as
     /// what others want, or give back, is mostly on its way.
     pub(super) fn check_busy_members(&mut self, at: TrueTime, label: &str, since: TrueTime) {
         let Some(members) = &self.members else { return };
@@ -407,12 +417,12 @@ impl Book {
         let least = if is_strict { of - members.majority() + 1 } else { 1 };
         if disputed < least {
             let what = format!("it was called busy, and others were at {disputed} of {of} servers");
-            self.accuse(at, HONESTY, what);
+            self.accuse(at, REPORTING, what);
         }
     }
 
-    /// The first of all who asked has a guard, and nobody was in its way: each server was asked once, where clocks are near each other
-    /// and nothing fails.
+    /// The first of all who asked has a guard, and no client was in its way: each server was asked
+    /// once, where clocks are near each other and nothing fails.
     pub(super) fn check_one_trip(&mut self, at: TrueTime, owner: &Owner) {
         let Some(members) = &self.members else { return };
         let Some(votes) = members.owners.get(owner) else { return };
@@ -426,16 +436,16 @@ impl Book {
 }
 
 impl Oracle {
-    /// Everything has ended well and some time ago: whose hold still stands at a server, and at which, unless it was passed on
-    /// to nobody.
+    /// Everything has ended well and some time ago: whose hold still stands at a server, and at
+    /// which, unless it was passed on to no client.
     pub fn left_at_members(&self, at: TrueTime) -> Option<(usize, Owner)> {
-        let book = lock(&self.book);
-        let stands = book.members.iter().flat_map(|members| members.servers.iter().enumerate());
+        let model = lock(&self.model);
+        let stands = model.members.iter().flat_map(|members| members.servers.iter().enumerate());
         let mut left = stands.filter_map(|(index, server)| {
             let stand = server.stands.as_ref().filter(|stand| stand.lapses > at)?;
             Some((index, stand.owner.clone()))
         });
-        left.find(|(_, owner)| book.owners.get(owner).is_none_or(|owned| owned.detached == 0))
+        left.find(|(_, owner)| model.owners.get(owner).is_none_or(|owned| owned.detached == 0))
     }
 
     /// The same judge, who looks at one of several servers.
@@ -445,28 +455,28 @@ impl Oracle {
 
     /// The lock of this name is on so many servers.
     pub fn has_members(&self, name: &LockName, count: usize) {
-        lock(&self.book).members = Some(Members::new(name.clone(), count));
+        lock(&self.model).members = Some(Members::new(name.clone(), count));
     }
 
     pub(super) fn executed_at(&self, member: usize, executed: &Executed<'_>) {
         let at = self.sim.now();
-        let mut book = lock(&self.book);
-        book.settle(at, &executed.op.name, &self.sim);
+        let mut model = lock(&self.model);
+        model.settle(at, &executed.op.name, &self.sim);
         let mut news = Vec::new();
-        book.vote(at, member, executed, &self.sim, &mut news);
-        drop(book);
+        model.vote(at, member, executed, &self.sim, &mut news);
+        drop(model);
         news.into_iter().for_each(|owner| self.watch(owner));
     }
 
     /// Something has become of one of several servers, and this is what stands there now.
     pub fn shows<'a>(&self, trouble: Trouble, standing: impl Fn(&LockName) -> Option<Standing<'a>>) {
         let (Some(member), at) = (self.member, self.sim.now()) else { return };
-        let mut book = lock(&self.book);
-        let Some(name) = book.members.as_ref().map(|members| members.name.clone()) else { return };
-        book.settle(at, &name, &self.sim);
+        let mut model = lock(&self.model);
+        let Some(name) = model.members.as_ref().map(|members| members.name.clone()) else { return };
+        model.settle(at, &name, &self.sim);
         let mut news = Vec::new();
-        book.suffer(at, member, trouble, standing(&name).as_ref(), &self.sim, &mut news);
-        drop(book);
+        model.suffer(at, member, trouble, standing(&name).as_ref(), &self.sim, &mut news);
+        drop(model);
         news.into_iter().for_each(|owner| self.watch(owner));
     }
 }

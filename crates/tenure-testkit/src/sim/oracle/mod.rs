@@ -1,30 +1,31 @@
 //! What must never happen, judged in true time and from outside.
 //!
-//! The oracle hears two things: what the server did, in the order in which it did it, and what the tasks were told. It knows true
-//! time, which nobody in the schedule does. It trusts no clock, deadline or answer of the code under test.
+//! The oracle hears two things: what the server did, in the order in which it did it, and what the
+//! tasks were told. It knows true time, which no client in the schedule does. It trusts no clock,
+//! deadline or answer of the code under test.
 //!
 //! | file | invariant |
 //! |---|---|
-//! | [`book`] | who has a place at which lock, by what the server answered |
+//! | [`reference_model`] | who has a place at which lock, by what the server answered |
 //! | [`exclusion`] | those who think to hold never take more than there is; no request touches another's hold |
 //! | [`order`] | first come, first served; who fits is let in at once |
 //! | [`counting`] | each hold of a reentrant owner counts once |
 //! | [`tokens`] | tokens grow in the order of the grants, and stay what they are |
 //! | [`leftovers`] | what was given up, dropped or cancelled leaves nothing; nothing is without an end |
 //! | [`members`] | who has a majority, where a lock is on several servers |
-//! | [`progress`] | nobody waits for what is free |
-//! | [`honesty`] | what is reported is true: lost, released, busy |
+//! | [`progress`] | no client waits for what is free |
+//! | [`reporting`] | what is reported is true: lost, released, busy |
 //! | `history` | exclusion, tokens and progress by what callers can see: the judge of `tenure stress` |
 
-pub mod book;
 pub mod counting;
 pub mod exclusion;
 mod history;
-pub mod honesty;
 pub mod leftovers;
 pub mod members;
 pub mod order;
 pub mod progress;
+pub mod reference_model;
+pub mod reporting;
 pub mod tokens;
 
 use std::fmt;
@@ -34,11 +35,11 @@ use std::sync::{Arc, Mutex, Weak};
 use tenure::internals::protocol::{Answer, Op, Wake};
 use tenure::{LockName, Owner};
 
-use book::Book;
+use reference_model::ReferenceModel;
 
 use super::clock::TrueTime;
 use super::executor::{ProcessId, Sim, lock};
-use super::regime::{Plan, Sort};
+use super::regime::{LockKind, Plan};
 use super::server::Standing;
 
 /// What a task holds, as the oracle looks at it from outside: a guard.
@@ -70,7 +71,7 @@ impl fmt::Display for Violation {
 #[derive(Clone)]
 pub struct Oracle {
     sim: Sim,
-    book: Arc<Mutex<Book>>,
+    model: Arc<Mutex<ReferenceModel>>,
     /// Which of several servers it looks at, if there are several.
     member: Option<usize>,
 }
@@ -130,21 +131,21 @@ pub struct Executed<'a> {
 impl Oracle {
     /// A judge who knows nothing yet.
     pub fn new(sim: &Sim, plan: &Plan) -> Self {
-        Self { sim: sim.clone(), book: Arc::new(Mutex::new(Book::new(plan))), member: None }
+        Self { sim: sim.clone(), model: Arc::new(Mutex::new(ReferenceModel::new(plan))), member: None }
     }
 
     /// A lock of these names exists, and lets in so much.
-    pub fn knows(&self, name: &LockName, sort: Sort) {
-        lock(&self.book).open(name, sort);
+    pub fn knows(&self, name: &LockName, sort: LockKind) {
+        lock(&self.model).open(name, sort);
     }
 
     /// What went wrong first, if anything did.
     pub fn violation(&self) -> Option<Violation> {
-        lock(&self.book).violation.clone()
+        lock(&self.model).violation.clone()
     }
 
-    /// Runs a schedule to its end. Returns what went wrong first, and what callers saw that must not be. `ending`: what is violated by a
-    /// panic.
+    /// Runs a schedule to its end. Returns what went wrong first, and what callers saw that must
+    /// not be. `ending`: what is violated by a panic.
     pub fn judge(
         &self,
         ending: &'static str,
@@ -152,9 +153,9 @@ impl Oracle {
     ) -> (Option<Violation>, Option<String>) {
         let seen = || {
             schedule();
-            let mut book = lock(&self.book);
-            book.history.finish(self.sim.now());
-            book.history.evidence().map(str::to_owned)
+            let mut model = lock(&self.model);
+            model.history.finish(self.sim.now());
+            model.history.evidence().map(str::to_owned)
         };
         let seen = match catch_unwind(AssertUnwindSafe(seen)) {
             Ok(seen) => {
@@ -174,14 +175,14 @@ impl Oracle {
 
     /// How many guards were handed out.
     pub fn grants(&self) -> u64 {
-        lock(&self.book).grants
+        lock(&self.model).grants
     }
 
     /// Reports something that the caller saw for itself.
     pub fn accuse(&self, invariant: &'static str, what: String) {
         let at = self.sim.now();
         self.sim.note(|| format!("VIOLATION: {what}"));
-        lock(&self.book).accuse(at, invariant, what);
+        lock(&self.model).accuse(at, invariant, what);
         self.sim.halt();
     }
 
@@ -191,13 +192,13 @@ impl Oracle {
             return self.executed_at(member, executed);
         }
         let at = self.sim.now();
-        let mut book = lock(&self.book);
-        book.settle(at, &executed.op.name, &self.sim);
-        book.remember(at, &executed.op.name);
-        book.check_untouched(at, executed);
+        let mut model = lock(&self.model);
+        model.settle(at, &executed.op.name, &self.sim);
+        model.remember(at, &executed.op.name);
+        model.check_untouched(at, executed);
         let mut news = Vec::new();
-        book.note(at, executed, &self.sim, &mut news);
-        drop(book);
+        model.note(at, executed, &self.sim, &mut news);
+        drop(model);
         for owner in news {
             self.watch(owner);
         }
@@ -205,13 +206,13 @@ impl Oracle {
 
     /// Looks again when the lease that was just set is over, and when its guards must know.
     fn watch(&self, owner: Owner) {
-        let book = lock(&self.book);
-        let Some(owned) = book.owners.get(&owner) else { return };
+        let model = lock(&self.model);
+        let Some(owned) = model.owners.get(&owner) else { return };
         let lapses = owned.lapses;
-        let warned = book.holds.iter().filter(|hold| hold.grace > 0 && hold.owner == owner);
+        let warned = model.holds.iter().filter(|hold| hold.grace > 0 && hold.owner == owner);
         let warned: Vec<_> = warned.map(|hold| (hold.id, hold.grace)).collect();
         let let_in_at = owned.let_in_at.filter(|at| *at == self.sim.now());
-        drop(book);
+        drop(model);
         for (id, grace) in warned {
             self.warns(id, &owner, lapses, grace);
         }
@@ -228,10 +229,10 @@ impl Oracle {
         let (oracle, owner) = (self.clone(), owner.clone());
         self.sim.at(lapses.saturating_sub(grace), move || {
             let at = oracle.sim.now();
-            let mut book = lock(&oracle.book);
-            let is_set = book.owners.get(&owner).is_some_and(|owned| owned.lapses == lapses);
-            if is_set && !book.is_robbed(lapses, &owner) {
-                book.check_unheld(at, &owner, Some(id));
+            let mut model = lock(&oracle.model);
+            let is_set = model.owners.get(&owner).is_some_and(|owned| owned.lapses == lapses);
+            if is_set && !model.is_robbed(lapses, &owner) {
+                model.check_unheld(at, &owner, Some(id));
             }
         });
     }
@@ -239,9 +240,9 @@ impl Oracle {
     /// A process is over, and its end ends what is bound to it.
     pub fn died(&self, process: ProcessId) {
         let at = self.sim.now();
-        let mut book = lock(&self.book);
-        book.settle_all(at, &self.sim);
-        book.bury(at, process);
+        let mut model = lock(&self.model);
+        model.settle_all(at, &self.sim);
+        model.bury(at, process);
     }
 
     /// The server forgot everything.
@@ -249,7 +250,7 @@ impl Oracle {
         if self.member.is_some() {
             return;
         }
-        let names: Vec<LockName> = lock(&self.book).locks.keys().cloned().collect();
+        let names: Vec<LockName> = lock(&self.model).locks.keys().cloned().collect();
         names.iter().for_each(|name| self.deleted(name));
     }
 
@@ -257,10 +258,10 @@ impl Oracle {
     pub fn deleted(&self, name: &LockName) {
         let at = self.sim.now();
         self.sim.note(|| format!("server: {} is gone", name.as_str()));
-        let mut book = lock(&self.book);
-        book.settle(at, name, &self.sim);
-        book.force(at, name, |_| true);
-        drop(book);
+        let mut model = lock(&self.model);
+        model.settle(at, name, &self.sim);
+        model.force(at, name, |_| true);
+        drop(model);
         self.will_tell();
     }
 
@@ -270,13 +271,13 @@ impl Oracle {
             return;
         }
         let at = self.sim.now();
-        let mut book = lock(&self.book);
-        book.settle_all(at, &self.sim);
-        for name in book.rewind(at, to) {
-            book.doubt(&name);
-            book.settle(at, &name, &self.sim);
+        let mut model = lock(&self.model);
+        model.settle_all(at, &self.sim);
+        for name in model.rewind(at, to) {
+            model.doubt(&name);
+            model.settle(at, &name, &self.sim);
         }
-        drop(book);
+        drop(model);
         self.watch_all();
         self.will_tell();
     }
@@ -287,45 +288,46 @@ impl Oracle {
             return;
         }
         let at = self.sim.now();
-        let mut book = lock(&self.book);
-        let names = book.settle_all(at, &self.sim);
-        book.retime(at, lapses);
+        let mut model = lock(&self.model);
+        let names = model.settle_all(at, &self.sim);
+        model.retime(at, lapses);
         for name in names.iter().filter(|_| is_ahead) {
-            book.doubt(name);
-            book.force(at, name, |place| place.lapses <= at);
+            model.doubt(name);
+            model.force(at, name, |place| place.lapses <= at);
         }
-        drop(book);
+        drop(model);
         self.watch_all();
         self.will_tell();
     }
 
     /// Looks again at every lease that is set.
     fn watch_all(&self) {
-        let book = lock(&self.book);
-        let owners = book.locks.values().flat_map(|lock| lock.places.iter().map(|place| place.owner.clone()));
+        let model = lock(&self.model);
+        let owners =
+            model.locks.values().flat_map(|lock| lock.places.iter().map(|place| place.owner.clone()));
         let owners: Vec<Owner> = owners.collect();
-        drop(book);
+        drop(model);
         owners.into_iter().for_each(|owner| self.watch(owner));
     }
 
-    /// A lease is over, unless it was set anew since.
+    /// A lease is over, unless it was set again since.
     fn lapsed(&self, owner: &Owner, lapses: TrueTime) {
         let at = self.sim.now();
-        let mut book = lock(&self.book);
-        if book.owners.get(owner).is_none_or(|owned| owned.lapses != lapses) {
+        let mut model = lock(&self.model);
+        if model.owners.get(owner).is_none_or(|owned| owned.lapses != lapses) {
             return;
         }
-        if book.is_robbed(at, owner) {
+        if model.is_robbed(at, owner) {
             return;
         }
-        book.check_unheld(at, owner, None);
-        book.check_told(at, owner, &self.sim);
-        book.check_given_back(at, owner, &self.sim);
+        model.check_unheld(at, owner, None);
+        model.check_told(at, owner, &self.sim);
+        model.check_given_back(at, owner, &self.sim);
     }
 
     /// When a lease at a name ends, or an earlier one ended: where schedules are steered to.
     pub fn edge(&self, name: &LockName) -> Option<TrueTime> {
-        lock(&self.book).locks.get(name).map(|lock| lock.edge)
+        lock(&self.model).locks.get(name).map(|lock| lock.edge)
     }
 }
 
@@ -342,7 +344,7 @@ impl Hold {
 
 impl fmt::Debug for Oracle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let book = lock(&self.book);
-        f.debug_struct("Oracle").field("violation", &book.violation).finish_non_exhaustive()
+        let model = lock(&self.model);
+        f.debug_struct("Oracle").field("violation", &model.violation).finish_non_exhaustive()
     }
 }

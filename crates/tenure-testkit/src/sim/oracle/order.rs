@@ -1,18 +1,18 @@
-//! First come, first served, and whoever fits is let in at once.
+//! First come, first served, and a client that fits is let in at once.
 
 use tenure::internals::protocol::Verb;
 use tenure::{LockName, Owner};
 
 use super::Executed;
-use super::book::Book;
+use super::reference_model::ReferenceModel;
 use crate::sim::clock::TrueTime;
-use crate::sim::regime::Sort;
+use crate::sim::regime::LockKind;
 
 const ORDER: &str = "first come, first served";
 const OPEN: &str = "whoever fits is let in";
 
-impl Book {
-    /// Somebody was let in: nobody who came before still waits.
+impl ReferenceModel {
+    /// A client was let in: no client who came before still waits.
     pub(super) fn check_turn(&mut self, at: TrueTime, name: &LockName, owner: &Owner) {
         let Some(lock) = self.locks.get(name) else { return };
         let Some(place) = lock.place(owner) else { return };
@@ -23,7 +23,7 @@ impl Book {
         }
     }
 
-    /// Somebody got a place: its number is above all before.
+    /// A client got a place: its number is above all before.
     pub(super) fn check_numbered(&mut self, at: TrueTime, name: &LockName, number: u64) {
         let Some(lock) = self.locks.get_mut(name) else { return };
         let last = std::mem::replace(&mut lock.last_number, number);
@@ -43,7 +43,7 @@ impl Book {
         }
     }
 
-    /// A message named somebody who does not wait.
+    /// A message named a client who does not wait.
     pub(super) fn check_told_number(&mut self, at: TrueTime, name: &LockName, number: u64) {
         self.accuse(at, ORDER, format!("{name}: {number} was told that it holds, and nobody waits as that"));
     }
@@ -62,11 +62,11 @@ impl Book {
         self.accuse(at, OPEN, what);
     }
 
-    /// Who asked without a wait was refused: rightly, somebody holds too much or waits.
+    /// Who asked without a wait was refused: rightly, a client holds too much or waits.
     pub(super) fn check_refused(&mut self, at: TrueTime, executed: &Executed<'_>) {
         let (name, owner) = (&executed.op.name, &executed.op.owner);
         let Some(lock) = self.locks.get(name) else { return };
-        let is_queue = !matches!(lock.sort, Sort::Mutex | Sort::Reentrant);
+        let is_queue = !matches!(lock.sort, LockKind::Mutex | LockKind::Reentrant);
         let weight = match executed.op.rule {
             tenure::internals::protocol::Rule::Queue(seat) => seat.weight,
             _ => 1,

@@ -1,25 +1,27 @@
-//! Nobody waits for what is free.
+//! No client waits for what is free.
 
 use tenure::{LockName, Owner};
 
-use super::book::Book;
+use super::reference_model::ReferenceModel;
 use super::{Oracle, Wait};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{ProcessId, Sim, lock};
 
 const PROGRESS: &str = "progress";
 
-/// How long a lock may stay free while somebody waits for it, when nothing fails: the message, the question, and the turn that
-/// busy processes leave to one another.
+/// How long a lock may stay free while a client waits for it, when nothing fails: the message, the
+/// question, and the turn that busy processes leave to one another.
 const HAND_OVER: TrueTime = 150 * MS;
-/// The same where a majority decides, and nobody is promised a turn. What a minority says is kept back for up to 1 s, and at
-/// random as long again; then those who split the votes ask again after up to 500 ms, once more and once more.
+/// The same where a majority decides, and no client is promised a turn. What a minority says is
+/// kept back for up to 1 s, and at random as long again; then those who split the votes ask again
+/// after up to 500 ms, once more and once more.
 const AMONG_MEMBERS: TrueTime = 4_000 * MS;
-/// How long it may take until somebody who was let in has its guard, or has given it back.
+/// How long it may take until a client who was let in has its guard, or has given it back.
 pub(super) const TELLING: TrueTime = 200 * MS;
 
-impl Book {
-    /// The server granted a lock: nobody waited for it all the while that it was free, unless that was short.
+impl ReferenceModel {
+    /// The server granted a lock: no client waited for it all the while that it was free, unless
+    /// that was short.
     pub(super) fn check_prompt(&mut self, at: TrueTime, name: &LockName, free_since: TrueTime, sim: &Sim) {
         let free_since = free_since.max(self.plan.strict_from);
         let hand_over = if self.members.is_some() { AMONG_MEMBERS } else { HAND_OVER };
@@ -41,9 +43,10 @@ impl Book {
         }
     }
 
-    /// The first in a queue could be let in, because somebody's lease is over, and nobody has asked: for no longer than until
-    /// the next of those who wait refreshes its place. So a dead head costs its own lease and that. The first itself knows when to ask, if
-    /// its last answer came.
+    /// The first in a queue could be let in, because a client's lease is over, and no client has
+    /// asked: for no longer than until the next of those who wait refreshes its place. So a dead
+    /// head costs its own lease and that. The first itself knows when to ask, if its last answer
+    /// came.
     pub(super) fn check_let_in(&mut self, at: TrueTime, name: &LockName, sim: &Sim) {
         let Some(lock) = self.locks.get(name) else { return };
         let Some(open_since) = lock.open_since else { return };
@@ -68,21 +71,21 @@ impl Oracle {
     /// A task begins to wait for a lock, without a limit; it ends when the answer is dropped.
     pub fn waits(&self, process: ProcessId, name: Option<&LockName>) -> Waiting {
         let since = self.sim.now();
-        let mut book = lock(&self.book);
-        book.next_id += 1;
-        let id = book.next_id;
-        book.waits.push(Wait { id, name: name.cloned(), process, since });
-        let told = name.and_then(|name| book.history.asks(since, process, name));
+        let mut model = lock(&self.model);
+        model.next_id += 1;
+        let id = model.next_id;
+        model.waits.push(Wait { id, name: name.cloned(), process, since });
+        let told = name.and_then(|name| model.history.asks(since, process, name));
         Waiting { oracle: self.clone(), id, process, told }
     }
 
-    /// Somebody was let in by another's request a while ago: by now it has its guard, or has left.
+    /// A client was let in by another's request a while ago: by now it has its guard, or has left.
     pub(super) fn told(&self, owner: &Owner, let_in_at: TrueTime) {
         let at = self.sim.now();
-        let mut book = lock(&self.book);
-        let Some(owned) = book.owners.get(owner) else { return };
+        let mut model = lock(&self.model);
+        let Some(owned) = model.owners.get(owner) else { return };
         // Who asks for several at once keeps the first for itself while it waits for the next.
-        let is_excused = book.plan.both > 0
+        let is_excused = model.plan.both > 0
             || owned.let_in_at != Some(let_in_at)
             || owned.ended.is_some()
             || owned.lapses <= at
@@ -90,15 +93,15 @@ impl Oracle {
             || !self.sim.ran_since(owned.process, let_in_at);
         if !is_excused {
             let what = format!("{owner} was let in {} ms ago and has not heard of it", (at - let_in_at) / MS);
-            book.accuse(at, PROGRESS, what);
+            model.accuse(at, PROGRESS, what);
         }
     }
 
-    /// The schedule is over and was long enough for everything in it: nobody may still wait.
+    /// The schedule is over and was long enough for everything in it: no client may still wait.
     pub fn check_served(&self) {
         let at = self.sim.now();
-        let mut book = lock(&self.book);
-        let waits = book.waits.iter().find(|wait| self.sim.runs(wait.process));
+        let mut model = lock(&self.model);
+        let waits = model.waits.iter().find(|wait| self.sim.runs(wait.process));
         if let Some(wait) = waits {
             let what = format!(
                 "a task of process {} waits for {:?} since {:.3} s",
@@ -106,7 +109,7 @@ impl Oracle {
                 wait.name,
                 wait.since as f64 / 1e9
             );
-            book.accuse(at, PROGRESS, what);
+            model.accuse(at, PROGRESS, what);
         }
     }
 }
@@ -124,10 +127,10 @@ pub struct Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         let at = self.oracle.sim.now();
-        let mut book = lock(&self.oracle.book);
-        book.waits.retain(|wait| wait.id != self.id);
+        let mut model = lock(&self.oracle.model);
+        model.waits.retain(|wait| wait.id != self.id);
         if let Some(task) = self.told {
-            book.history.leaves(at, self.process, task);
+            model.history.leaves(at, self.process, task);
         }
     }
 }

@@ -2,14 +2,14 @@
 
 use tenure::{LockName, Owner};
 
-use super::book::{Book, Owned};
+use super::reference_model::{Owned, ReferenceModel};
 use crate::sim::clock::TrueTime;
-use crate::sim::regime::Sort;
+use crate::sim::regime::LockKind;
 
 const TOKENS: &str = "token order";
 
-impl Book {
-    /// The server granted a lock anew: its token is above all that it gave before.
+impl ReferenceModel {
+    /// The server granted a lock again: its token is above all that it gave before.
     pub(super) fn check_grown(&mut self, at: TrueTime, name: &LockName, token: u64) {
         let Some(lock) = self.locks.get_mut(name) else { return };
         let last = lock.last_token;
@@ -19,7 +19,7 @@ impl Book {
         }
     }
 
-    /// The server set a lease anew: the token is the one that the hold has.
+    /// The server set a lease again: the token is the one that the hold has.
     pub(super) fn check_kept(&mut self, at: TrueTime, name: &LockName, owner: &Owner, token: u64) {
         if let Some(owned) = self.owners.get(owner)
             && owned.token != token
@@ -29,8 +29,8 @@ impl Book {
         }
     }
 
-    /// A task got a guard: its token is what the server gave its owner, and above that of every exclusive guard handed out before; an
-    /// exclusive one is above all.
+    /// A task got a guard: its token is what the server gave its owner, and above that of every
+    /// exclusive guard handed out before; an exclusive one is above all.
     pub(super) fn check_reported(
         &mut self,
         at: TrueTime,
@@ -57,8 +57,8 @@ impl Book {
         let is_late =
             |owned: &Owned| owned.taken.contains(&token) || owned.doubted.contains(&token) || owned.is_back;
         if self.is_forced(owner) || owned.is_some_and(is_late) {
-            // It comes late, after the grant of somebody who was let in beside it; or it is counted beside a hold that came back, and
-            // has its token.
+            // It comes late, after the grant of a client who was let in beside it; or it is counted
+            // beside a hold that came back, and has its token.
             return;
         }
         if given != Some(token) {
@@ -71,7 +71,8 @@ impl Book {
         self.check_risen(at, name, token, weight, again);
     }
 
-    /// A token that was reported is above those before it. `again`: of a hold that had a guard before.
+    /// A token that was reported is above those before it. `again`: of a hold that had a guard
+    /// before.
     fn check_risen(&mut self, at: TrueTime, name: &LockName, token: u64, weight: u32, again: bool) {
         let Some(lock) = self.locks.get_mut(name) else { return };
         let is_exclusive = weight == lock.sort.capacity();
@@ -80,7 +81,7 @@ impl Book {
         if is_exclusive {
             lock.last_exclusive = lock.last_exclusive.max(token);
         }
-        if token < last || (token == last && !again && lock.sort != Sort::Reentrant) {
+        if token < last || (token == last && !again && lock.sort != LockKind::Reentrant) {
             self.accuse(
                 at,
                 TOKENS,

@@ -1,10 +1,12 @@
-//! One schedule of a mutex on a majority of several servers: the real quorum, engine and faces over simulated nodes.
+//! One schedule of a mutex on a majority of several servers: the real quorum, engine and faces over
+//! simulated nodes.
 //!
-//! Each node has a network of its own that delays, loses and cuts, and stands still or starts anew without its memory; processes
-//! stop and die; all clocks drift, and some step. The tasks are those of the simulation with one server, and so is the judge:
-//! whoever has a majority of the nodes has the lock ([`members`](super::oracle::members)).
+//! Each node has its own network that delays, loses and cuts, and stands still or starts again
+//! without its memory; processes stop and die; all clocks drift, and some step. The tasks are those
+//! of the simulation with one server, and so is the judge: whoever has a majority of the nodes has
+//! the lock ([`members`](super::oracle::members)).
 
-mod blows;
+mod node_faults;
 
 use std::sync::{Arc, Mutex};
 
@@ -12,16 +14,16 @@ use tenure::internals::store::quorum::Quorum;
 use tenure::internals::{Runtime, Store, locks};
 use tenure::{LockName, Options};
 
-use super::blows::Stepper;
 use super::chooser::{Chooser, Rng};
 use super::clock::{Clock, SECOND, TrueTime};
 use super::executor::{OUTSIDE, Process, Sim, lock};
 use super::network::Network;
+use super::node_faults::Stepper;
 use super::oracle::Oracle;
-use super::regime::{Plan, RECOVERY, Regime, Sort};
+use super::regime::{LockKind, Plan, RECOVERY, Regime};
 use super::report::Report;
 use super::workload::Workload;
-use blows::Blower;
+use node_faults::FaultInjector;
 
 /// So many polls, and something turns in circles.
 const STEPS: u64 = 600_000;
@@ -68,15 +70,15 @@ struct Scene {
 /// What may be left for a while.
 #[derive(Default)]
 struct Remains {
-    /// Somebody could not give back what it had: it died, or a node stood still for so long that the lease was over before
-    /// the node had even seen it.
+    /// Somebody could not give back what it had: it died, or a node stood still for so long that
+    /// the lease was over before the node had even seen it.
     are_excused: bool,
     /// The nodes that have stood still, one bit each.
     stalled: u64,
 }
 
 impl Scene {
-    /// From now on something may be left for a while that nobody can give back.
+    /// From now on something may be left for a while that no client can give back.
     fn excuse(&self) {
         lock(&self.remains).are_excused = true;
     }
@@ -85,12 +87,12 @@ impl Scene {
 /// The numbers of a schedule with one lock, a mutex.
 fn plan(sim: &Sim, regime: Regime) -> Plan {
     let mut plan = Plan::draw(sim, regime);
-    (plan.names, plan.kinds, plan.both) = (1, [Sort::Mutex; 2], 0);
+    (plan.names, plan.kinds, plan.both) = (1, [LockKind::Mutex; 2], 0);
     if regime == Regime::Forgetting {
-        plan.blows.forget = 6;
+        plan.node_faults.forget = 6;
     }
-    plan.blows.delete = 0;
-    plan.blows.most *= 2;
+    plan.node_faults.delete = 0;
+    plan.node_faults.most *= 2;
     plan.processes = plan.processes.max(2);
     plan.is_near = sim.chance(300);
     plan
@@ -127,7 +129,7 @@ impl World {
             node.judged(oracle.at(index))
         };
         let nodes: Vec<Network> = (0..count).map(node).collect();
-        if plan.blows.rewind > 0 {
+        if plan.node_faults.rewind > 0 {
             nodes.iter().for_each(Network::remember);
         }
         let stepper = if plan.step > 0 { Some(Stepper::draw(&sim, plan.step)) } else { None };
@@ -142,7 +144,7 @@ impl World {
         self.people();
         if plan.heals_at > 0 {
             let ids = self.processes.iter().map(|process| process.id()).collect();
-            sim.spawn(OUTSIDE, Box::pin(Blower::new(scene).run(ids)));
+            sim.spawn(OUTSIDE, Box::pin(FaultInjector::new(scene).run(ids)));
         }
         let judged = self.workload.oracle.judge(ENDING, || self.see_through());
         Report::of(self.seed, scene.nodes.len(), &self.workload, judged)
@@ -161,7 +163,8 @@ impl World {
         }
     }
 
-    /// Runs to the end of all tasks, then until what they left behind has settled, then until nothing runs any more.
+    /// Runs to the end of all tasks, then until what they left behind has settled, then until
+    /// nothing runs any more.
     fn see_through(&self) {
         let (scene, sim, plan) = (&self.scene, &self.scene.sim, self.scene.plan);
         let oracle = &self.workload.oracle;
@@ -171,13 +174,14 @@ impl World {
         if oracle.violation().is_some() {
             return;
         }
-        // What is released on and on at a node that was silent is asked for again after at most 1.7 s, and takes at most 1 s.
+        // What is released on and on at a node that was silent is asked for again after at most 1.7
+        // s, and takes at most 1 s.
         let settled = sim.now().max(plan.heals_at + RECOVERY) + 4 * SECOND;
         sim.run(settled, STEPS);
         if !lock(&scene.remains).are_excused {
             self.check_empty(sim.now());
         }
-        // Whatever nobody could give back has lapsed.
+        // Whatever no client could give back has lapsed.
         let over = settled + plan.step + 2 * plan.lease() + 90 * SECOND;
         sim.run(over, STEPS);
         self.check_empty(over);

@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn what_arrives_after_a_hold_that_was_passed_on_is_over_is_given_back_at_a_member_that_started_anew() {
+    fn a_late_arrival_for_an_ended_detached_hold_is_released_at_a_restarted_member() {
         let sides = Sides::new([false, true], true);
         let token = sides.pass_on();
         sides.release();

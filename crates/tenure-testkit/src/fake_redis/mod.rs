@@ -1,0 +1,94 @@
+//! A fake Redis server: the commands that the scripts use, the scripts themselves in the Lua that a
+//! server runs, and sessions that log in, subscribe and end each other.
+//!
+//! [`Keyspace`] is its data, at a clock that the caller sets; `tests/kit/fake_redis.rs` compares it
+//! with a real server. [`FakeRedis`] listens on a port. Through [`crate::sim_transport`] a
+//! simulated process reaches one in virtual time.
+
+mod commands;
+mod data;
+mod lua;
+mod port;
+pub(crate) mod server;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use data::Database;
+use redis::{Value, parse_redis_value};
+
+pub use port::FakeRedis;
+
+fn text(text: impl Into<Vec<u8>>) -> Value {
+    Value::BulkString(text.into())
+}
+
+/// An error, its code first.
+fn error(text: &str) -> Value {
+    let line = format!("-{}\r\n", text.replace(['\r', '\n'], " "));
+    parse_redis_value(line.as_bytes()).expect("an error is one line")
+}
+
+/// The keys of a server, with its commands and scripts. Clones share them.
+#[derive(Clone)]
+pub struct Keyspace {
+    lua: Arc<lua::Scripts>,
+    database: Arc<Mutex<Database>>,
+}
+
+impl Default for Keyspace {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Keyspace {
+    /// No keys.
+    pub fn new() -> Self {
+        let database: Arc<Mutex<Database>> = Arc::default();
+        Self { lua: Arc::new(lua::Scripts::new(&database)), database }
+    }
+
+    fn database(&self) -> MutexGuard<'_, Database> {
+        self.database.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the clock, in microseconds since 1970.
+    pub fn set_clock(&self, unix_us: u64) {
+        self.database().now_us = unix_us;
+    }
+
+    /// Carries out a command.
+    pub fn command(&self, words: &[&[u8]]) -> Value {
+        self.database().run(words)
+    }
+
+    /// Runs a script, and says which messages it has sent: channel and text.
+    pub fn script(&self, text: &str, keys: &[&str], args: &[&str]) -> (Value, Vec<(String, String)>) {
+        let value = self.lua.run(text, keys, args);
+        (value, std::mem::take(&mut self.database().published))
+    }
+
+    /// All keys, as they would be shown if asked for now: with what is left to each in ms, −1 if it
+    /// has no end.
+    pub fn keys(&self) -> Vec<(String, i64)> {
+        let keys: Vec<Vec<u8>> = self.database().keys.keys().cloned().collect();
+        let left = |key: &[u8]| match self.command(&[b"PTTL", key]) {
+            Value::Int(left) => left,
+            other => panic!("no number: {other:?}"),
+        };
+        let keys = keys.iter().map(|key| (String::from_utf8_lossy(key).into_owned(), left(key)));
+        keys.filter(|(_, left)| *left != -2).collect()
+    }
+
+    /// Forgets everything.
+    pub fn forget(&self) {
+        self.database().keys.clear();
+    }
+}
+
+impl fmt::Debug for Keyspace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keyspace").field("keys", &self.database().keys.len()).finish_non_exhaustive()
+    }
+}

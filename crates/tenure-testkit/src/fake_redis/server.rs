@@ -1,0 +1,294 @@
+//! The sessions of the fake server: logging in, ending connections, messages, and the script of a
+//! mutex as its twin in Rust.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tenure::internals::protocol::{
+    self, Answer, Bind, Data, Fence, Holding, Now, Op, Rule, State, Verb, Wake, Whose,
+};
+use tenure::{LockName, Owner};
+
+use crate::sim::clock::TrueTime;
+use crate::sim::scripts::Scripts;
+
+/// Replaces one reply of a script.
+pub(crate) type Spoiler = Box<dyn Fn(Vec<u8>) -> Vec<u8> + Send>;
+
+/// A request that was carried out.
+#[derive(Clone, Debug)]
+pub struct Executed {
+    /// When.
+    pub at: TrueTime,
+    /// What was asked.
+    pub op: Op,
+    /// What was answered.
+    pub answer: Answer,
+}
+
+/// What a server keeps, as it was at some time.
+#[derive(Clone, Debug)]
+pub struct Look {
+    /// When.
+    pub at: TrueTime,
+    /// Each lock's key, with what is left of it in ms, −1 if it has no end; of the scripts, where
+    /// they run, and then all keys.
+    pub keys: Vec<(String, i64)>,
+    /// Who holds, by the lock's key, as it is written there.
+    pub holders: BTreeMap<String, String>,
+}
+
+/// Who is let in, and where all of his requests have to go.
+#[derive(Clone, Debug)]
+pub(crate) struct Guarded {
+    pub(crate) user: String,
+    pub(crate) password: String,
+    pub(crate) database: u32,
+}
+
+#[derive(Default)]
+pub(crate) struct Server {
+    locks: BTreeMap<String, State>,
+    sessions: u64,
+    knows_script: bool,
+    replies: usize,
+    pub(crate) no_kill: bool,
+    pub(crate) guarded: Option<Guarded>,
+    /// The scripts themselves, which have to say what the machine says; what is kept for how long
+    /// is theirs.
+    pub(crate) scripts: Option<Scripts>,
+    pub(crate) looks: Vec<Look>,
+    pub(crate) player: Option<Player>,
+    pub(crate) executed: Vec<Executed>,
+}
+
+/// Answers in the server's place, or lets it.
+pub(crate) type Player = Box<dyn FnMut(&[&str]) -> Option<String> + Send>;
+
+/// One connection as the server sees it.
+pub(crate) struct Session {
+    pub(crate) id: u64,
+    heard: Vec<u8>,
+    /// It said who it is.
+    is_known: bool,
+    database: u32,
+    pub(crate) channels: BTreeSet<String>,
+}
+
+/// What the server does about what it heard.
+#[derive(Default)]
+pub(crate) struct Said {
+    pub(crate) reply: Vec<u8>,
+    pub(crate) published: Vec<(String, Vec<u8>)>,
+    pub(crate) killed: Vec<u64>,
+}
+
+const HELLO: &[u8] = b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n";
+
+/// The server's clock begins here, in ms.
+const EPOCH_MS: u64 = 1_800_000_000_000;
+
+fn clock(now: TrueTime) -> Now {
+    Now { ms: EPOCH_MS + now / 1_000_000, unix_us: EPOCH_MS * 1_000 + now / 1_000 }
+}
+
+impl Server {
+    pub(crate) fn session(&mut self) -> Session {
+        self.sessions += 1;
+        let (id, is_known) = (self.sessions, self.guarded.is_none());
+        Session { id, heard: Vec::new(), is_known, database: 0, channels: BTreeSet::new() }
+    }
+
+    pub(crate) fn holder(&self, key: &str, now: TrueTime) -> Option<String> {
+        let found = protocol::found(self.locks.get(key)?, clock(now))?;
+        found.holders.first().map(|holder| holder.value.clone())
+    }
+
+    /// Notes what is kept now.
+    pub(crate) fn look(&mut self, at: TrueTime) {
+        let locks = self.locks.iter().filter_map(|(key, state)| {
+            let found = protocol::found(state, clock(at))?;
+            Some((key.clone(), found.holders.into_iter().next()?))
+        });
+        let locks: BTreeMap<_, _> = locks.collect();
+        let left_ms = |holder: &Holding| holder.left_ms.map_or(-1, |left_ms| left_ms as i64);
+        let keys = match &self.scripts {
+            Some(scripts) => scripts.keys(clock(at)),
+            None => locks.iter().map(|(key, holder)| (key.clone(), left_ms(holder))).collect(),
+        };
+        let holders = locks.into_iter().map(|(key, holder)| (key, holder.value)).collect();
+        self.looks.push(Look { at, keys, holders });
+    }
+
+    /// Carries out every request that is there in whole.
+    pub(crate) fn hear(
+        &mut self,
+        session: &mut Session,
+        bytes: &[u8],
+        now: TrueTime,
+        spoiler: &Option<(usize, Spoiler)>,
+    ) -> Said {
+        session.heard.extend_from_slice(bytes);
+        let mut said = Said::default();
+        while let Some((words, length)) = command(&session.heard) {
+            session.heard.drain(..length);
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let mut reply = self.carry_out(session, &words, now, &mut said);
+            if words[0].starts_with("EVAL") {
+                if let Some((nth, spoil)) = spoiler
+                    && *nth == self.replies
+                {
+                    reply = spoil(reply);
+                }
+                self.replies += 1;
+                self.look(now);
+            }
+            said.reply.extend(reply);
+        }
+        said
+    }
+
+    fn carry_out(
+        &mut self,
+        session: &mut Session,
+        words: &[&str],
+        now: TrueTime,
+        said: &mut Said,
+    ) -> Vec<u8> {
+        if let Some(reply) = self.player.as_mut().and_then(|answer| answer(words)) {
+            return reply.into_bytes();
+        }
+        match words {
+            ["HELLO", "3", "AUTH", user, password] => {
+                let is = |guarded: &Guarded| (*user, *password) == (&*guarded.user, &*guarded.password);
+                session.is_known = self.guarded.as_ref().is_some_and(is);
+                match session.is_known {
+                    true => HELLO.to_vec(),
+                    false => b"-WRONGPASS invalid username-password pair or user is disabled.\r\n".to_vec(),
+                }
+            }
+            _ if !session.is_known => b"-NOAUTH Authentication required.\r\n".to_vec(),
+            ["HELLO", ..] => HELLO.to_vec(),
+            ["SELECT", database] => {
+                session.database = database.parse().expect("a number");
+                b"+OK\r\n".to_vec()
+            }
+            ["CLIENT", "SETNAME", _] => b"+OK\r\n".to_vec(),
+            ["CLIENT", "INFO"] => {
+                let info = format!("id={0} addr=127.0.0.1:{0} laddr=127.0.0.1:6379\n", session.id);
+                format!("={}\r\ntxt:{info}\r\n", info.len() + 4).into_bytes()
+            }
+            ["CLIENT", "KILL", ..] if self.no_kill => b"-NOPERM no permissions\r\n".to_vec(),
+            ["CLIENT", "KILL", "ID", id, "ADDR", addr] if *addr == format!("127.0.0.1:{id}") => {
+                said.killed.extend(id.parse::<u64>());
+                b":1\r\n".to_vec()
+            }
+            ["PING"] => b"+PONG\r\n".to_vec(),
+            ["SUBSCRIBE", channel] => {
+                session.channels.insert((*channel).to_owned());
+                let count = session.channels.len();
+                format!(">3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:{count}\r\n", channel.len())
+                    .into_bytes()
+            }
+            ["EVALSHA", ..] if !self.knows_script => b"-NOSCRIPT No matching script.\r\n".to_vec(),
+            ["EVALSHA" | "EVAL", _, keys, rest @ ..] => {
+                self.knows_script = true;
+                let database = self.guarded.as_ref().map_or(0, |guarded| guarded.database);
+                assert_eq!(session.database, database, "a request to another database");
+                let (keys, args) = rest.split_at(keys.parse().unwrap_or(0));
+                self.script(keys, args, now, said)
+            }
+            other => format!("-ERR unknown command '{}'\r\n", other[0]).into_bytes(),
+        }
+    }
+
+    fn script(&mut self, keys: &[&str], args: &[&str], now: TrueTime, said: &mut Said) -> Vec<u8> {
+        let op = op(keys, args);
+        let state = self.locks.entry(keys[0].to_owned()).or_default();
+        let (answer, wake) = protocol::apply(state, clock(now), &op);
+        if let Some(scripts) = &self.scripts {
+            let same = scripts.compare(clock(now), &op, &(answer.clone(), wake.clone()));
+            assert_eq!(same, Ok(()), "the script and its twin");
+        }
+        if let Some(lock) = &state.lock {
+            assert!(lock.expires_ms.is_some() && matches!(lock.value, Data::Text(_)), "a key without a TTL");
+        }
+        if let (Some(Wake::Free { by }), Some(channel)) = (wake, args.get(5)) {
+            let by = by.map_or(String::new(), |owner| owner.to_string());
+            let message = format!(
+                ">3\r\n$7\r\nmessage\r\n${}\r\n{channel}\r\n${}\r\n{by}\r\n",
+                channel.len(),
+                by.len()
+            );
+            said.published.push(((*channel).to_owned(), message.into_bytes()));
+        }
+        let reply = reply(&op, &answer);
+        self.executed.push(Executed { at: now, op, answer });
+        reply
+    }
+}
+
+/// The first request, if it is there in whole, and how long it is.
+fn command(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
+    let line = |from: usize| {
+        let end = from + bytes.get(from..)?.windows(2).position(|end| end == b"\r\n")?;
+        let number = std::str::from_utf8(&bytes[from + 1..end]).ok()?.parse::<usize>().ok()?;
+        Some((number, end + 2))
+    };
+    let (count, mut at) = line(0)?;
+    let mut words = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (length, from) = line(at)?;
+        words.push(String::from_utf8_lossy(bytes.get(from..from + length)?).into_owned());
+        bytes.get(from + length..from + length + 2)?;
+        at = from + length + 2;
+    }
+    Some((words, at))
+}
+
+/// What a script's arguments ask, as docs/protocol.md has them.
+fn op(keys: &[&str], args: &[&str]) -> Op {
+    let number = |at: usize| args[at].parse::<u64>().expect("a number");
+    let fence = |at: usize| match args[at] {
+        "" => Fence::Assign,
+        _ => Fence::Ballot(number(at)),
+    };
+    let verb = match args[0] {
+        "acquire" => {
+            Verb::Acquire { ttl_ms: number(3), hold: 0, fence: fence(4), wait_ms: None, bind: Bind::Process }
+        }
+        "renew" => Verb::Renew { ttl_ms: number(3), hold: 0, bind: None, weight: None },
+        "release" => {
+            let whose = match args[4] {
+                "mine" => Whose::Mine,
+                "anyone" => Whose::Anyone,
+                "foreign" => Whose::Foreign,
+                other => panic!("not an owner to release: {other}"),
+            };
+            Verb::Release { hold: 0, fence: fence(3), whose }
+        }
+        "inspect" => Verb::Inspect,
+        other => panic!("no verb: {other}"),
+    };
+    let owner: Owner = args[1].parse().expect("an owner");
+    Op { name: LockName::new(keys[0]).expect("a name"), rule: Rule::Mutex, owner, request: number(2), verb }
+}
+
+fn reply(op: &Op, answer: &Answer) -> Vec<u8> {
+    let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
+    let left = |left_ms: Option<u64>| format!(":{}\r\n", left_ms.map_or(-1, |left_ms| left_ms as i64));
+    let line = |rest: &str| bulk(&format!("{} {} {rest}", op.owner, op.request)).into_bytes();
+    let rest = match answer {
+        Answer::Held { fence } => return line(&format!("held {fence}")),
+        Answer::Released { .. } => return line("released"),
+        Answer::Busy { holder, left_ms } => vec![bulk("busy"), bulk(holder), left(*left_ms)],
+        Answer::Free => vec![bulk("free")],
+        Answer::Found(found) => {
+            let holder = &found.holders[0];
+            vec![bulk("found"), bulk("mutex"), bulk(&holder.value), left(holder.left_ms)]
+        }
+        Answer::Behind { ballot } => vec![bulk("behind"), bulk(&ballot.to_string())],
+        other => panic!("not an answer of this server: {other:?}"),
+    };
+    let head = format!("*{}\r\n", rest.len() + 2);
+    [head, bulk(op.owner.as_str()), bulk(&op.request.to_string()), rest.concat()].concat().into_bytes()
+}

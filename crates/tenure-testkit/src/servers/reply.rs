@@ -1,0 +1,130 @@
+//! Replies in the form that tests compare.
+
+use std::fmt;
+
+/// One reply. Maps are flat lists of keys and values, as in RESP2. Doubles are their text.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Value {
+    /// Null, of any kind.
+    Nil,
+    /// An integer.
+    Int(i64),
+    /// A boolean.
+    Bool(bool),
+    /// A simple or a bulk string.
+    Bytes(Vec<u8>),
+    /// An error, the code first: `WRONGTYPE Operation against …`.
+    Error(String),
+    /// An array, a set or a map.
+    Array(Vec<Self>),
+    /// What the server says unasked: a message, in RESP3.
+    Push(Vec<Self>),
+}
+
+impl Value {
+    /// The integer that this is, or spells.
+    ///
+    /// # Panics
+    /// If it is something else: then the test was wrong about the server.
+    pub fn int(&self) -> i64 {
+        match self {
+            Self::Int(int) => *int,
+            other => {
+                other.text().parse().unwrap_or_else(|_| panic!("an integer was expected, not {other:?}"))
+            }
+        }
+    }
+
+    /// The string that this is.
+    ///
+    /// # Panics
+    /// If it is something else, or not UTF-8.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Bytes(bytes) => str::from_utf8(bytes).ok(),
+            _ => None,
+        }
+        .unwrap_or_else(|| panic!("a text was expected, not {self:?}"))
+    }
+
+    /// The items of this array, set, map or push.
+    ///
+    /// # Panics
+    /// If it is something else.
+    pub fn items(&self) -> &[Self] {
+        match self {
+            Self::Array(items) | Self::Push(items) => items,
+            other => panic!("an array was expected, not {other:?}"),
+        }
+    }
+
+    /// The error's code, its first word: `NOAUTH`, `OOM`. `None` for anything but an error.
+    pub fn error_code(&self) -> Option<&str> {
+        match self {
+            Self::Error(message) => message.split(' ').next(),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nil => write!(f, "nil"),
+            Self::Int(int) => write!(f, "{int}"),
+            Self::Bool(truth) => write!(f, "{truth}"),
+            Self::Bytes(bytes) => write!(f, "\"{}\"", bytes.escape_ascii()),
+            Self::Error(message) => write!(f, "error({message})"),
+            Self::Array(items) => f.debug_list().entries(items).finish(),
+            Self::Push(items) => write!(f, "push").and_then(|()| f.debug_list().entries(items).finish()),
+        }
+    }
+}
+
+impl PartialEq<&str> for Value {
+    fn eq(&self, text: &&str) -> bool {
+        matches!(self, Self::Bytes(bytes) if bytes == text.as_bytes())
+    }
+}
+
+impl PartialEq<i64> for Value {
+    fn eq(&self, int: &i64) -> bool {
+        matches!(self, Self::Int(own) if own == int)
+    }
+}
+
+impl From<redis::Value> for Value {
+    fn from(value: redis::Value) -> Self {
+        let all = |values: Vec<redis::Value>| values.into_iter().map(Self::from).collect();
+        match value {
+            redis::Value::Nil => Self::Nil,
+            redis::Value::Int(int) => Self::Int(int),
+            redis::Value::Boolean(truth) => Self::Bool(truth),
+            redis::Value::BulkString(bytes) => Self::Bytes(bytes),
+            redis::Value::SimpleString(text) | redis::Value::VerbatimString { text, .. } => {
+                Self::Bytes(text.into())
+            }
+            redis::Value::Okay => Self::Bytes("OK".into()),
+            redis::Value::Double(number) => Self::Bytes(number.to_string().into()),
+            redis::Value::ServerError(error) => Self::Error(message(&error)),
+            redis::Value::Array(values) | redis::Value::Set(values) => Self::Array(all(values)),
+            redis::Value::Map(pairs) => {
+                Self::Array(all(pairs.into_iter().flat_map(|(key, value)| [key, value]).collect()))
+            }
+            redis::Value::Push { kind, data } => {
+                let kind = Self::Bytes(kind.to_string().into());
+                Self::Push([vec![kind], all(data)].concat())
+            }
+            redis::Value::Attribute { data, .. } => (*data).into(),
+            other => panic!("no test asks for {other:?}"),
+        }
+    }
+}
+
+/// An error as the server wrote it: the code, then the details.
+pub(crate) fn message(error: &redis::ServerError) -> String {
+    match error.details() {
+        Some(details) => format!("{} {details}", error.code()),
+        None => error.code().to_owned(),
+    }
+}

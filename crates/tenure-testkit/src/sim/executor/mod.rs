@@ -1,0 +1,475 @@
+//! Tasks, timers and processes in virtual time.
+//!
+//! One thread, one loop: whatever is due happens; then one of the tasks that can go on is chosen
+//! and polled; when none can, time jumps to the next thing that is due. So ten minutes of leases
+//! take as long as the code in them takes to run.
+//!
+//! A task belongs to a process. A process can be *paused*, as by SIGSTOP, a long garbage collection
+//! or a suspended machine: its tasks are not polled while time goes on. It can be *killed*, as by
+//! SIGKILL: it sends nothing any more, and its tasks are gone.
+
+mod process;
+mod task;
+
+use std::any::Any;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+
+use futures_util::future::BoxFuture;
+use tenure::internals::{Moment, Runtime};
+
+use super::chooser::{Choice, Chooser, Rng};
+use super::clock::{Clock, TrueTime};
+use super::coverage::{Event, Events};
+use task::{Due, Life, Task, TaskWaker, What};
+
+pub use process::{Process, Sleep};
+
+/// What one poll takes. Not nothing, so that time passes also for a task that never rests.
+const POLL: TrueTime = 1_000;
+
+/// A poll in which the clock is looked at so often is one that never ends: time stands still in it.
+const LOOKS: u32 = 10_000;
+
+/// The wall clocks of all schedules begin here, in microseconds since 1970.
+const EPOCH_US: u64 = 1_700_000_000_000_000;
+
+/// Which process, counted from 0. Process 0 is the outside: it makes the faults, and has none.
+pub type ProcessId = usize;
+
+/// The outside.
+pub const OUTSIDE: ProcessId = 0;
+
+/// One schedule's executor. Clones are the same one.
+#[derive(Clone)]
+pub struct Sim(Arc<Shared>);
+
+struct Shared {
+    core: Mutex<Core>,
+    woken: Arc<Mutex<Vec<u32>>>,
+    pump: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+struct Core {
+    now: TrueTime,
+    chooser: Chooser,
+    tasks: Vec<Task>,
+    ready: Vec<u32>,
+    processes: Vec<Life>,
+    due: BinaryHeap<Reverse<Due>>,
+    next_due: u64,
+    steps: u64,
+    hash: u64,
+    log: Option<Vec<(TrueTime, String)>>,
+    events: Events,
+    /// How often somebody looked at a clock since the last poll began.
+    looks: u32,
+    /// Whose task was polled last.
+    current: ProcessId,
+    over: bool,
+    halted: bool,
+}
+
+/// Why a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// Nothing is left to do, now or later.
+    Idle,
+    /// The given time was reached.
+    Time,
+    /// So many polls were made that something turns in circles.
+    Steps,
+    /// Somebody has seen enough.
+    Halted,
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // One thread: poisoned only if a check panicked, and then that panic is the message.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Sim {
+    /// An executor at time 0, with the outside as its only process.
+    pub fn new(chooser: Chooser) -> Self {
+        let core = Core {
+            now: 0,
+            chooser,
+            tasks: Vec::with_capacity(32),
+            ready: Vec::with_capacity(16),
+            processes: vec![Life::default()],
+            due: BinaryHeap::with_capacity(64),
+            next_due: 0,
+            steps: 0,
+            hash: 0,
+            events: Events::default(),
+            log: None,
+            looks: 0,
+            current: OUTSIDE,
+            over: false,
+            halted: false,
+        };
+        Self(Arc::new(Shared { core: Mutex::new(core), woken: Arc::default(), pump: OnceLock::new() }))
+    }
+
+    fn core(&self) -> MutexGuard<'_, Core> {
+        lock(&self.0.core)
+    }
+
+    /// A further process, with its own clock and randomness that depends on `seed`.
+    pub fn process(&self, clock: Clock, seed: u64) -> Arc<Process> {
+        let mut core = self.core();
+        let id = core.processes.len();
+        core.processes.push(Life::default());
+        let random = Rng::new(seed ^ (id as u64) << 56).next();
+        Arc::new(Process { sim: self.clone(), id, clock, random: AtomicU64::new(random) })
+    }
+
+    /// True time.
+    pub fn now(&self) -> TrueTime {
+        self.core().now
+    }
+
+    /// How many polls were made.
+    pub fn steps(&self) -> u64 {
+        self.core().steps
+    }
+
+    /// One of `among` possibilities.
+    pub fn choose(&self, among: u32) -> u32 {
+        self.core().choose(among)
+    }
+
+    /// Happens in so many of a thousand cases. What never or always happens is not chosen.
+    pub fn chance(&self, permille: u32) -> bool {
+        match permille {
+            0 => false,
+            1_000.. => true,
+            _ => self.choose(1_000) < permille,
+        }
+    }
+
+    /// A number within the bounds, both included, small ones as likely as big ones: each power of
+    /// two gets the same share.
+    pub fn between(&self, low: u64, high: u64) -> u64 {
+        let span = high.saturating_sub(low);
+        if span == 0 {
+            return low;
+        }
+        let bits = self.choose(u64::BITS - span.leading_zeros() + 1);
+        if bits == 0 {
+            return low;
+        }
+        let (floor, fine) = (1_u64 << (bits - 1), u64::from(self.choose(1 << 16)));
+        let width = floor.min(span - floor + 1);
+        low + floor + ((u128::from(width) * u128::from(fine)) >> 16) as u64
+    }
+
+    /// Every choice so far.
+    pub fn choices(&self) -> Vec<Choice> {
+        self.core().chooser.made().to_vec()
+    }
+
+    /// A number that differs when anything that happened differs.
+    pub fn hash(&self) -> u64 {
+        self.core().hash
+    }
+
+    /// Adds something that happened to the hash.
+    pub fn mark(&self, what: u64) {
+        self.core().mark(what);
+    }
+
+    /// Counts what happened.
+    pub fn count(&self, event: Event) {
+        self.core().events.add(event);
+    }
+
+    /// What has happened so far.
+    pub fn events(&self) -> Events {
+        self.core().events
+    }
+
+    /// Writes notes down from now on.
+    pub fn keep_log(&self) {
+        self.core().log.get_or_insert_default();
+    }
+
+    /// Writes down what happened, for a person to read; costs nothing when nobody will.
+    pub fn note(&self, what: impl FnOnce() -> String) {
+        let is_kept = self.core().log.is_some();
+        if is_kept {
+            let text = what();
+            let mut core = self.core();
+            let now = core.now;
+            core.log.get_or_insert_default().push((now, text));
+        }
+    }
+
+    /// The notes so far.
+    pub fn log(&self) -> Vec<(TrueTime, String)> {
+        self.core().log.clone().unwrap_or_default()
+    }
+
+    /// Does something at a true time, outside every process.
+    pub fn at(&self, at: TrueTime, event: impl FnOnce() + Send + 'static) {
+        let mut core = self.core();
+        if !core.over {
+            core.push(at, What::Event(Box::new(event)));
+        }
+    }
+
+    /// Completes at a true time; for the outside, which has no clock.
+    pub fn sleep_until(&self, at: TrueTime) -> Sleep {
+        Sleep { sim: self.clone(), at, waker: None }
+    }
+
+    /// The process one of whose tasks is being polled.
+    pub fn current(&self) -> ProcessId {
+        self.core().current
+    }
+
+    /// Runs a task in a process. A dead process runs nothing.
+    pub fn spawn(&self, process: ProcessId, future: BoxFuture<'static, ()>) {
+        let mut core = self.core();
+        if core.over || core.processes[process].dead {
+            drop(core);
+            // Dropped without the lock: what it owns may come back here.
+            return drop(future);
+        }
+        let id = core.tasks.len() as u32;
+        let woken = Arc::clone(&self.0.woken);
+        let waker = Arc::new(TaskWaker { id, queued: AtomicBool::new(true), woken });
+        core.tasks.push(Task { process, future: Some(future), done: false, waker });
+        core.make_ready(id);
+    }
+
+    /// Stops polling a process.
+    pub fn pause(&self, process: ProcessId) {
+        let mut core = self.core();
+        core.processes[process].paused = true;
+        let Core { ready, tasks, processes, .. } = &mut *core;
+        let parked = &mut processes[process].parked;
+        ready.retain(|id| {
+            let stays = tasks[*id as usize].process != process;
+            if !stays {
+                parked.push(*id);
+            }
+            stays
+        });
+    }
+
+    /// Goes on with a process.
+    pub fn resume(&self, process: ProcessId) {
+        let mut core = self.core();
+        if core.processes[process].paused {
+            core.processes[process].paused = false;
+            core.processes[process].resumed_at = core.now;
+            let parked = std::mem::take(&mut core.processes[process].parked);
+            core.ready.extend(parked);
+        }
+    }
+
+    /// Ends a process: its tasks are dropped where they stand. A client that calls this has cut its
+    /// network before, so that what destructors try to send goes nowhere.
+    pub fn kill(&self, process: ProcessId) {
+        let mut core = self.core();
+        core.processes[process].dead = true;
+        let mut gone: Vec<BoxFuture<'static, ()>> = Vec::new();
+        for task in core.tasks.iter_mut().filter(|task| task.process == process && !task.done) {
+            task.done = true;
+            gone.extend(task.future.take());
+        }
+        if !gone.is_empty() {
+            core.events.add(Event::Died);
+        }
+        drop(core);
+        drop(gone);
+    }
+
+    /// Whether a process is neither paused nor dead.
+    pub fn runs(&self, process: ProcessId) -> bool {
+        let core = self.core();
+        !core.processes[process].paused && !core.processes[process].dead
+    }
+
+    /// Whether a process was killed.
+    pub fn is_dead(&self, process: ProcessId) -> bool {
+        self.core().processes[process].dead
+    }
+
+    /// When a process last went on after a pause; 0 if it never paused, now if it is paused.
+    pub fn resumed_at(&self, process: ProcessId) -> TrueTime {
+        let core = self.core();
+        if core.processes[process].paused { core.now } else { core.processes[process].resumed_at }
+    }
+
+    /// Whether a process runs, and has run without a pause since then.
+    pub fn ran_since(&self, process: ProcessId, since: TrueTime) -> bool {
+        self.runs(process) && self.resumed_at(process) <= since
+    }
+
+    /// How many tasks of a process are not done.
+    pub fn tasks(&self, process: ProcessId) -> usize {
+        self.core().tasks.iter().filter(|task| task.process == process && !task.done).count()
+    }
+
+    /// From now on does this before whatever comes next: it wakes who waits for the system, which
+    /// is real.
+    pub fn pump(&self, pump: impl Fn() + Send + Sync + 'static) {
+        assert!(self.0.pump.set(Box::new(pump)).is_ok(), "there is one system");
+    }
+
+    /// Runs until nothing is left to do, a true time is reached, or so many polls were made in all.
+    pub fn run(&self, until: TrueTime, steps: u64) -> Stop {
+        loop {
+            if let Some(pump) = self.0.pump.get() {
+                let before = lock(&self.0.woken).len();
+                pump();
+                // In whatever order the system tells those who wait for the same.
+                lock(&self.0.woken)[before..].sort_unstable();
+            }
+            match self.next(until, steps) {
+                Next::Stop(stop) => return stop,
+                Next::Event(event) => event(),
+                Next::Timer(waker) => waker.wake(),
+                Next::Poll(id, mut future, waker) => {
+                    waker.queued.store(false, Ordering::Relaxed);
+                    let waker = Waker::from(waker);
+                    let is_done = future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready();
+                    let mut core = self.core();
+                    let task = &mut core.tasks[id as usize];
+                    if is_done || task.done {
+                        task.done = true;
+                        drop(core);
+                        drop(future);
+                    } else {
+                        task.future = Some(future);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends the run that goes on, before anything else happens.
+    pub fn halt(&self) {
+        self.core().halted = true;
+    }
+
+    fn next(&self, until: TrueTime, steps: u64) -> Next {
+        let mut core = self.core();
+        if std::mem::take(&mut core.halted) {
+            return Next::Stop(Stop::Halted);
+        }
+        for id in lock(&self.0.woken).drain(..) {
+            core.make_ready(id);
+        }
+        loop {
+            let horizon = if core.ready.is_empty() { until } else { core.now };
+            match core.due.peek() {
+                Some(Reverse(due)) if due.at <= horizon => {
+                    let Some(Reverse(due)) = core.due.pop() else { continue };
+                    let next = match due.what {
+                        What::Event(event) => Next::Event(event),
+                        // A sleep that was dropped: its time never comes.
+                        What::Timer(waker) => match lock(&waker).take() {
+                            Some(waker) => Next::Timer(waker),
+                            None => continue,
+                        },
+                    };
+                    core.now = core.now.max(due.at);
+                    return next;
+                }
+                Some(_) if core.ready.is_empty() => {
+                    core.now = until;
+                    return Next::Stop(Stop::Time);
+                }
+                None if core.ready.is_empty() => return Next::Stop(Stop::Idle),
+                _ => break,
+            }
+        }
+        if core.now >= until {
+            return Next::Stop(Stop::Time);
+        }
+        if core.steps >= steps {
+            return Next::Stop(Stop::Steps);
+        }
+        (core.steps, core.looks) = (core.steps + 1, 0);
+        core.now += POLL;
+        let among = core.ready.len() as u32;
+        let chosen = core.choose(among);
+        let id = core.ready.swap_remove(chosen as usize);
+        let now = core.now;
+        core.mark(now ^ u64::from(id) << 48);
+        core.current = core.tasks[id as usize].process;
+        let task = &mut core.tasks[id as usize];
+        match task.future.take() {
+            Some(future) => Next::Poll(id, future, Arc::clone(&task.waker)),
+            None => Next::Timer(Waker::noop().clone()),
+        }
+    }
+
+    /// Ends the schedule: every task and event is dropped, in the order in which they came.
+    pub fn end(&self) {
+        let mut core = self.core();
+        core.over = true;
+        let mut gone: Vec<Box<dyn Any + Send>> = Vec::new();
+        for task in &mut core.tasks {
+            task.done = true;
+            gone.extend(task.future.take().map(|future| Box::new(future) as Box<dyn Any + Send>));
+        }
+        let due = std::mem::take(&mut core.due);
+        drop(core);
+        drop(gone);
+        drop(due);
+    }
+}
+
+enum Next {
+    Stop(Stop),
+    Event(Box<dyn FnOnce() + Send>),
+    Timer(Waker),
+    Poll(u32, BoxFuture<'static, ()>, Arc<TaskWaker>),
+}
+
+impl Core {
+    fn choose(&mut self, among: u32) -> u32 {
+        let chosen = self.chooser.choose(among);
+        self.mark(u64::from(chosen));
+        chosen
+    }
+
+    fn mark(&mut self, what: u64) {
+        self.hash = (self.hash ^ what).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+
+    fn push(&mut self, at: TrueTime, what: What) {
+        let number = self.next_due;
+        self.next_due += 1;
+        self.due.push(Reverse(Due { at, number, what }));
+    }
+
+    fn make_ready(&mut self, id: u32) {
+        let task = &self.tasks[id as usize];
+        let life = &mut self.processes[task.process];
+        if task.done {
+        } else if life.paused {
+            life.parked.push(id);
+            self.events.add(Event::Paused);
+        } else {
+            self.ready.push(id);
+        }
+    }
+}
+
+impl fmt::Debug for Sim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sim").field("now", &self.now()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,165 @@
+//! What a task may ask for: a lock of any kind, in each of the three ways, or two locks at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure::{
+    Error, FairMutex, Guard, Lost, Multi, MultiGuard, Mutex, Owner, Part, ReentrantMutex, RwLock, Semaphore,
+};
+use tenure::{LockName, Locks};
+
+use super::executor::Sim;
+use super::oracle::Claim;
+use super::regime::LockKind;
+
+/// A lock as one task asks for it.
+#[derive(Debug)]
+pub(super) enum LockRequest {
+    /// The mutex.
+    Mutex(Mutex),
+    /// The fair mutex.
+    Fair(FairMutex),
+    /// To read.
+    Read(RwLock),
+    /// To write.
+    Write(RwLock),
+    /// So many permits.
+    Permits(Semaphore, u32),
+    /// One of the owners' holds.
+    Reentrant(ReentrantMutex),
+    /// Several at once.
+    Both(Multi),
+}
+
+/// What was granted.
+#[derive(Debug)]
+pub(super) enum Got {
+    /// One lock.
+    One(Guard),
+    /// Several.
+    Both(MultiGuard),
+}
+
+impl LockRequest {
+    /// Draws what is asked of one lock.
+    pub(super) fn draw(
+        sim: &Sim,
+        locks: &Locks,
+        name: &LockName,
+        sort: LockKind,
+        owners: &[Owner],
+    ) -> Result<Self, Error> {
+        let name = name.as_str();
+        Ok(match sort {
+            LockKind::Mutex => Self::Mutex(locks.mutex(name)?),
+            LockKind::Fair => Self::Fair(locks.fair(name)?),
+            LockKind::RwLock if sim.choose(5) < 3 => Self::Read(locks.rwlock(name)?),
+            LockKind::RwLock => Self::Write(locks.rwlock(name)?),
+            LockKind::Semaphore(permits) => {
+                Self::Permits(locks.semaphore(name, permits)?, 1 + sim.choose(permits))
+            }
+            LockKind::Reentrant => {
+                let owner = &owners[sim.choose(owners.len() as u32) as usize];
+                Self::Reentrant(locks.reentrant(name, owner)?)
+            }
+        })
+    }
+
+    /// All of these at once.
+    pub(super) fn both(requests: impl IntoIterator<Item = Self>) -> Result<Self, Error> {
+        let parts: Result<Vec<Part>, Error> = requests.into_iter().map(Self::part).collect();
+        Multi::new(parts?).map(Self::Both)
+    }
+
+    fn part(self) -> Result<Part, Error> {
+        match self {
+            Self::Mutex(lock) => Ok(lock.into()),
+            Self::Fair(lock) => Ok(lock.into()),
+            Self::Read(lock) => Ok(lock.for_read()),
+            Self::Write(lock) => Ok(lock.for_write()),
+            Self::Permits(lock, permits) => lock.for_permits(permits),
+            Self::Reentrant(lock) => Ok(lock.into()),
+            Self::Both(_) => unreachable!("several at once are no part"),
+        }
+    }
+
+    /// Waits for it.
+    pub(super) async fn lock(&self) -> Result<Got, Error> {
+        Ok(Got::One(match self {
+            Self::Mutex(lock) => lock.lock().await?,
+            Self::Fair(lock) => lock.lock().await?,
+            Self::Read(lock) => lock.read().await?,
+            Self::Write(lock) => lock.write().await?,
+            Self::Permits(lock, permits) => lock.acquire(*permits).await?,
+            Self::Reentrant(lock) => lock.lock().await?,
+            Self::Both(locks) => return locks.lock().await.map(Got::Both),
+        }))
+    }
+
+    /// Asks once.
+    pub(super) async fn try_lock(&self) -> Result<Option<Got>, Error> {
+        let guard = match self {
+            Self::Mutex(lock) => lock.try_lock().await?,
+            Self::Fair(lock) => lock.try_lock().await?,
+            Self::Read(lock) => lock.try_read().await?,
+            Self::Write(lock) => lock.try_write().await?,
+            Self::Permits(lock, permits) => lock.try_acquire(*permits).await?,
+            Self::Reentrant(lock) => lock.try_lock().await?,
+            Self::Both(locks) => return Ok(locks.try_lock().await?.map(Got::Both)),
+        };
+        Ok(guard.map(Got::One))
+    }
+
+    /// Waits for this long.
+    pub(super) async fn try_lock_for(&self, limit: Duration) -> Result<Option<Got>, Error> {
+        let guard = match self {
+            Self::Mutex(lock) => lock.try_lock_for(limit).await?,
+            Self::Fair(lock) => lock.try_lock_for(limit).await?,
+            Self::Read(lock) => lock.try_read_for(limit).await?,
+            Self::Write(lock) => lock.try_write_for(limit).await?,
+            Self::Permits(lock, permits) => lock.try_acquire_for(*permits, limit).await?,
+            Self::Reentrant(lock) => lock.try_lock_for(limit).await?,
+            Self::Both(locks) => return Ok(locks.try_lock_for(limit).await?.map(Got::Both)),
+        };
+        Ok(guard.map(Got::One))
+    }
+}
+
+/// One of several guards that are held together, as the oracle looks at it.
+#[derive(Debug)]
+pub(super) struct OneOf(pub(super) Arc<MultiGuard>, pub(super) usize);
+
+impl OneOf {
+    /// The guard.
+    pub(super) fn guard(&self) -> &Guard {
+        &self.0[self.1]
+    }
+}
+
+impl Claim for OneOf {
+    fn is_held(&self) -> bool {
+        self.guard().is_held()
+    }
+
+    fn fence(&self) -> u64 {
+        self.guard().fence()
+    }
+}
+
+/// What a task has in its hands while it holds: one guard or several.
+pub(super) trait Hand {
+    /// Resolves when one of them is no longer held.
+    fn lost(&self) -> Lost;
+}
+
+impl Hand for Guard {
+    fn lost(&self) -> Lost {
+        Self::lost(self)
+    }
+}
+
+impl Hand for MultiGuard {
+    fn lost(&self) -> Lost {
+        Self::lost(self)
+    }
+}

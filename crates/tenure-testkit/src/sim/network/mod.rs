@@ -1,0 +1,453 @@
+//! The store as one process sees it: the server behind a network that delays, loses and cuts.
+//!
+//! This models the contract of [`Store::call`](tenure::internals::Store::call) to the letter. A
+//! process has one connection for requests, on which they arrive in the order in which they left,
+//! and so do the replies; those that wait for it leave in any order. Whatever goes wrong ends the
+//! connection: what was under way has an unknown outcome and may still be carried out, until the
+//! next connection, which begins by putting an end to the last. Messages come on a connection of
+//! their own, and no client notices when one of them is lost.
+
+mod subscription;
+mod trouble;
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tenure::LockName;
+use tenure::internals::Moment;
+use tenure::internals::protocol::{Answer, Fence, Found, Kind, Op, Reply, Rule, Verb, Wake, Whose};
+use tenure::internals::store::{Failure, Life, Listener, Speaker};
+
+use super::clock::{Clock, MS, SECOND, TrueTime};
+use super::coverage::Event;
+use super::executor::{OUTSIDE, Process, ProcessId, Sim, lock};
+use super::oracle::members::Trouble;
+use super::oracle::{Executed, Oracle};
+use super::regime::Faults;
+use super::server::Server;
+use super::store::{Shown, SimStore, Slot, unknown};
+
+/// How long a server had been up when the schedule began.
+const OLD: Duration = Duration::from_secs(86_400);
+
+/// A lease that ends later than this is not worth waiting for: no request takes so long.
+const NEAR: TrueTime = 1_200 * MS;
+
+/// The network and the server. Clones are the same one.
+#[derive(Clone)]
+pub struct Network {
+    pub(super) sim: Sim,
+    /// Who judges it, if anybody does.
+    oracle: Option<Oracle>,
+    url: Arc<str>,
+    inner: Arc<Mutex<Inner>>,
+}
+
+struct Inner {
+    server: Server,
+    faults: Faults,
+    /// The server stands still until then.
+    stalled_until: TrueTime,
+    connections: Vec<Connection>,
+    ends: Vec<End>,
+    ears: Vec<Ear>,
+    next_ear: u64,
+    /// How often the server has started again, and when last.
+    starts: u64,
+    started_at: TrueTime,
+    /// How often it went back to what it was.
+    rewinds: u64,
+}
+
+/// A process's end of the network.
+struct End {
+    clock: Clock,
+    /// Which connection it sends on.
+    connection: usize,
+    /// The connection is there from then on.
+    up_at: TrueTime,
+    /// Messages are heard from then on.
+    hears_from: TrueTime,
+    /// How often the connection was replaced, and who wants to know.
+    breaks: u64,
+    curious: Vec<Waker>,
+    is_dead: bool,
+    /// It has lost a request or a reply.
+    has_lost: bool,
+    parting: Parting,
+    /// What the server told of itself at the last connection.
+    life: Life,
+}
+
+/// What keeps a process from the server for a while, though neither end is told: nothing gets
+/// through one way, or both.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Parting {
+    /// Requests get through from then on.
+    pub requests: TrueTime,
+    /// So do replies.
+    pub replies: TrueTime,
+    /// So do messages.
+    pub messages: TrueTime,
+    /// Whether what is sent meanwhile never arrives, nor what comes after it; else it arrives
+    /// afterwards.
+    pub loses: bool,
+}
+
+impl Parting {
+    /// Until then no connection can be made.
+    fn ends(&self) -> TrueTime {
+        self.requests.max(self.replies)
+    }
+}
+
+#[derive(Default)]
+struct Connection {
+    /// What arrives later is not carried out any more.
+    cut_at: TrueTime,
+    is_broken: bool,
+    loses_requests: bool,
+    loses_replies: bool,
+    last_request: TrueTime,
+    last_reply: TrueTime,
+    under_way: Vec<Weak<Slot>>,
+    /// Requests on their way, in the order in which they were sent.
+    inbox: VecDeque<(Op, Arc<Slot>)>,
+}
+
+/// A subscription.
+struct Ear {
+    id: u64,
+    process: ProcessId,
+    name: LockName,
+    kind: Kind,
+    speaker: Speaker,
+    /// The server knows of it.
+    is_open: bool,
+}
+
+impl Connection {
+    /// Whether whoever asks on it hears nothing.
+    fn loses(&self) -> bool {
+        self.loses_requests || self.loses_replies
+    }
+}
+
+impl Network {
+    /// A network before a server with this clock.
+    pub fn new(sim: &Sim, oracle: &Oracle, clock: Clock, faults: Faults) -> Self {
+        Self::member(sim, "sim:", clock, faults).judged(oracle.clone())
+    }
+
+    /// The same under the eyes of a judge.
+    pub fn judged(self, oracle: Oracle) -> Self {
+        Self { oracle: Some(oracle), ..self }
+    }
+
+    /// A network before a server that is one of several.
+    pub fn member(sim: &Sim, url: &str, clock: Clock, faults: Faults) -> Self {
+        let inner = Inner {
+            server: Server::new(clock),
+            faults,
+            stalled_until: 0,
+            connections: Vec::new(),
+            ends: Vec::new(),
+            ears: Vec::new(),
+            next_ear: 0,
+            starts: 0,
+            started_at: 0,
+            rewinds: 0,
+        };
+        Self { sim: sim.clone(), oracle: None, url: url.into(), inner: Arc::new(Mutex::new(inner)) }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        lock(&self.inner)
+    }
+
+    /// The store for one process.
+    pub fn store(&self, process: &Process) -> SimStore {
+        let now = self.sim.now();
+        let mut inner = self.inner();
+        // The outside has no end of its own, but a place in the list.
+        while inner.ends.len() <= process.id() {
+            let connection = inner.connect();
+            let life = inner.life_at(&self.url, process.clock(), now);
+            inner.ends.push(End {
+                life,
+                clock: process.clock(),
+                connection,
+                up_at: 0,
+                hears_from: 0,
+                breaks: 0,
+                curious: Vec::new(),
+                is_dead: false,
+                has_lost: false,
+                parting: Parting::default(),
+            });
+        }
+        SimStore { network: self.clone(), process: process.id(), url: Arc::clone(&self.url) }
+    }
+
+    /// The server runs the scripts as well.
+    pub fn run_scripts(&self) {
+        self.inner().server.run_scripts();
+    }
+
+    /// A client that reads this sees what the server has, not what any client was told.
+    pub fn with_server<T>(&self, look: impl FnOnce(&Server) -> T) -> T {
+        look(&self.inner().server)
+    }
+
+    /// A request leaves its process. Returns false when it does not.
+    pub(super) fn send(&self, process: ProcessId, op: Op, slot: &Arc<Slot>, within: Duration) -> bool {
+        let now = self.sim.now();
+        let mut inner = self.inner();
+        let refused = inner.faults.refuse;
+        let end = &inner.ends[process];
+        let (out_of_time_at, leaves_at) = (now + end.clock.lasts(within), now.max(end.up_at));
+        let number = end.connection;
+        if end.is_dead || leaves_at >= out_of_time_at && leaves_at > now {
+            return false;
+        }
+        if self.sim.chance(refused) {
+            self.sim.count(Event::NotSent);
+            self.has_failed(process);
+            return false;
+        }
+        self.sim.note(|| format!("p{process}: sends {}", Shown(&op)));
+        let faults = inner.faults;
+        slot.leave(leaves_at, out_of_time_at);
+        let parting = inner.ends[process].parting;
+        if leaves_at < parting.requests {
+            self.sim.count(Event::Parted);
+        }
+        let latency = inner.delay(&self.sim, &op.name, leaves_at, Some(out_of_time_at));
+        let is_spared = faults.once && inner.ends[process].has_lost;
+        let connection = &mut inner.connections[number];
+        let was_well = !connection.loses();
+        connection.loses_requests |= parting.loses && leaves_at < parting.requests;
+        connection.loses_requests |= self.sim.chance(faults.lose_request) && !is_spared;
+        connection.loses_replies |= self.sim.chance(faults.lose_reply) && !is_spared;
+        let has_lost = was_well && connection.loses();
+        inner.ends[process].has_lost |= has_lost;
+        if has_lost || latency > faults.latency.1 {
+            self.has_failed(process);
+        }
+        let connection = &mut inner.connections[number];
+        connection.under_way.retain(|slot| slot.strong_count() > 0);
+        connection.under_way.push(Arc::downgrade(slot));
+        let arrives_at = (leaves_at.max(parting.requests) + latency).max(connection.last_request + 1);
+        connection.last_request = arrives_at;
+        if !connection.loses_requests {
+            let ahead = connection.inbox.len();
+            // Those who wait for a connection leave in any order once it is there.
+            let place = if leaves_at > now { self.sim.between(0, ahead as u64) as usize } else { ahead };
+            connection.inbox.insert(place, (op, Arc::clone(slot)));
+            let network = self.clone();
+            self.sim.at(arrives_at, move || network.arrive(process, number));
+        } else {
+            self.sim.count(Event::RequestLost);
+        }
+        drop(inner);
+        let slot = Arc::downgrade(slot);
+        self.sim.at(out_of_time_at, move || {
+            if let Some(slot) = slot.upgrade() {
+                slot.end();
+            }
+        });
+        true
+    }
+
+    /// The next request on a connection reaches the server.
+    fn arrive(&self, process: ProcessId, number: usize) {
+        let now = self.sim.now();
+        let mut inner = self.inner();
+        if now < inner.stalled_until {
+            self.sim.count(Event::Stalled);
+            let (network, until) = (self.clone(), inner.stalled_until);
+            return self.sim.at(until, move || network.arrive(process, number));
+        }
+        let Some((op, slot)) = inner.connections[number].inbox.pop_front() else { return };
+        let is_cut = now >= inner.connections[number].cut_at;
+        if !is_cut && self.sim.chance(inner.faults.again) && slot.is_first() {
+            self.sim.note(|| format!("server: p{process}: what script? {}", Shown(&op)));
+            let leaves_at = now + inner.latency(&self.sim);
+            let network = self.clone();
+            return self.sim.at(leaves_at, move || network.send_again(process, number, op, slot));
+        }
+        drop(inner);
+        if is_cut || !slot.arrive() {
+            self.sim.note(|| format!("p{process}: never carried out: {}", Shown(&op)));
+            return;
+        }
+        let answer = self.carry_out(process, &op);
+        let mut inner = self.inner();
+        let parting = inner.ends[process].parting;
+        let latency = inner.delay(&self.sim, &op.name, now, Some(slot.until()));
+        if latency > inner.faults.latency.1 {
+            self.has_failed(process);
+        }
+        let connection = &mut inner.connections[number];
+        connection.loses_replies |= parting.loses && now < parting.replies;
+        if connection.is_broken || connection.loses_replies {
+            self.sim.count(Event::ReplyLost);
+            return;
+        }
+        let answered_at = (now.max(parting.replies) + latency).max(connection.last_reply + 1);
+        connection.last_reply = answered_at;
+        let reply = Reply { owner: op.owner.clone(), request: op.request, answer };
+        let network = self.clone();
+        self.sim.at(answered_at, move || {
+            let is_broken = network.inner().connections[number].is_broken;
+            if !is_broken {
+                if let Some(oracle) = &network.oracle {
+                    oracle.answered(&op);
+                }
+                slot.fill(Ok(reply));
+            }
+        });
+    }
+
+    /// A request leaves with its script, unless no client waits for it any more or its connection
+    /// is gone.
+    fn send_again(&self, process: ProcessId, number: usize, op: Op, slot: Arc<Slot>) {
+        let now = self.sim.now();
+        let mut inner = self.inner();
+        let latency = inner.latency(&self.sim);
+        let connection = &mut inner.connections[number];
+        if connection.is_broken || connection.loses_requests || !slot.leaves_again() {
+            return;
+        }
+        self.sim.count(Event::Again);
+        let arrives_at = (now + latency).max(connection.last_request + 1);
+        connection.last_request = arrives_at;
+        connection.inbox.push_back((op, slot));
+        let network = self.clone();
+        self.sim.at(arrives_at, move || network.arrive(process, number));
+    }
+
+    /// The server runs a request, is judged, and tells those who listen.
+    fn carry_out(&self, process: ProcessId, op: &Op) -> Answer {
+        let now = self.sim.now();
+        let mut inner = self.inner();
+        let (answer, wake) = inner.server.apply(now, op);
+        if let (Some(difference), Some(oracle)) = (inner.server.difference(), &self.oracle) {
+            oracle.accuse("the scripts are the machines", difference);
+        }
+        self.sim.mark(now ^ process as u64);
+        self.sim.note(|| format!("server: p{process}: {} -> {answer:?}", Shown(op)));
+        let after = inner.server.standing(now, &op.name);
+        if let Some(oracle) = &self.oracle {
+            oracle.executed(&Executed { process, op, answer: &answer, wake: wake.as_ref(), after });
+        }
+        if let Some(wake) = wake {
+            self.tell(&mut inner, op, &wake);
+        }
+        answer
+    }
+
+    /// Tells all who listen to this kind of lock of this name.
+    fn tell(&self, inner: &mut Inner, op: &Op, wake: &Wake) {
+        let (now, name) = (self.sim.now(), &op.name);
+        let faults = inner.faults;
+        let ears = inner.ears.iter().filter(|ear| {
+            let is_meant = ear.is_open && ear.name == *name && ear.kind == op.rule.kind();
+            let is_deaf = is_meant && now < inner.ends[ear.process].hears_from;
+            if is_deaf {
+                self.sim.count(Event::Unheard);
+            }
+            is_meant && !is_deaf
+        });
+        let ears: Vec<_> = ears.map(|ear| (ear.process, ear.speaker.clone())).collect();
+        let rewinds = inner.rewinds;
+        for (process, ear) in ears {
+            let parting = inner.ends[process].parting;
+            if parting.loses && now < parting.messages || self.sim.chance(faults.lose_wake) {
+                self.sim.note(|| format!("p{process}: a message is lost"));
+                self.sim.count(Event::MessageLost);
+                continue;
+            }
+            let again = self.sim.chance(faults.repeat_wake);
+            if again {
+                self.sim.count(Event::MessageAgain);
+            }
+            for _ in 0..=u32::from(again) {
+                let (ear, wake) = (ear.clone(), wake.clone());
+                let mut heard_at = now.max(parting.messages) + inner.delay(&self.sim, name, now, None);
+                if self.sim.chance(faults.late_wake.0) {
+                    self.sim.count(Event::MessageLate);
+                    heard_at += self.sim.between(MS, faults.late_wake.1);
+                }
+                let network = self.clone();
+                self.sim.at(heard_at, move || {
+                    // What a server has said that is no more comes over no connection to the next.
+                    if network.inner().rewinds == rewinds {
+                        network.sim.note(|| format!("p{process}: hears {wake:?}"));
+                        ear.say(wake);
+                    }
+                });
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Network").field("server", &self.inner().server).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    fn connect(&mut self) -> usize {
+        self.connections.push(Connection { cut_at: TrueTime::MAX, ..Connection::default() });
+        self.connections.len() - 1
+    }
+
+    /// What a server says of itself to whoever connects: in whole seconds.
+    fn life_at(&self, url: &str, clock: Clock, now: TrueTime) -> Life {
+        let up = if self.starts == 0 { OLD } else { Duration::from_secs((now - self.started_at) / SECOND) };
+        Life::Since { id: format!("{url}#{}", self.starts).into(), up, at: Moment(clock.shows(now)) }
+    }
+
+    fn latency(&self, sim: &Sim) -> TrueTime {
+        let (least, most) = self.faults.latency;
+        sim.between(least, most)
+    }
+
+    /// How long something about a lock takes one way: sometimes just so long that it arrives when a
+    /// lease ends, or when no client waits for it any more.
+    fn delay(&self, sim: &Sim, name: &LockName, now: TrueTime, until: Option<TrueTime>) -> TrueTime {
+        let beside = |moment: TrueTime| match sim.chance(self.faults.exact) {
+            true => moment.saturating_sub(now),
+            false => (moment + sim.between(0, 6 * MS)).saturating_sub(now + 3 * MS),
+        };
+        if self.faults.edge > 0
+            && sim.chance(self.faults.edge)
+            && let Some(lapses) = self.server.standing(now, name).and_then(|standing| standing.edge())
+            && lapses < now + NEAR
+        {
+            sim.count(Event::AtEdge);
+            return beside(lapses);
+        }
+        if let Some(until) = until
+            && sim.chance(self.faults.limit)
+        {
+            sim.count(Event::AtLimit);
+            return beside(until);
+        }
+        if sim.chance(self.faults.late.0) {
+            sim.count(Event::Late);
+            return sim.between(self.faults.latency.1, self.faults.late.1);
+        }
+        self.latency(sim)
+    }
+
+    fn ears_of(&self, process: ProcessId) -> impl Iterator<Item = &Ear> {
+        self.ears.iter().filter(move |ear| ear.process == process && ear.is_open)
+    }
+}

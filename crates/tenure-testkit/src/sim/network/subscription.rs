@@ -1,0 +1,98 @@
+//! Subscriptions, and what a process is told of its connection.
+
+use super::*;
+
+impl Network {
+    /// How often a process's connection was replaced.
+    pub(in crate::sim) fn breaks(&self, process: ProcessId) -> u64 {
+        self.inner().ends[process].breaks
+    }
+
+    /// Waits until it was replaced more often than that.
+    pub(in crate::sim) fn poll_break(
+        &self,
+        process: ProcessId,
+        before: u64,
+        cx: &mut Context<'_>,
+    ) -> Poll<()> {
+        let mut inner = self.inner();
+        let end = &mut inner.ends[process];
+        if end.breaks > before {
+            return Poll::Ready(());
+        }
+        if !end.curious.iter().any(|known| known.will_wake(cx.waker())) {
+            end.curious.push(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// What the server told a process of itself.
+    pub(in crate::sim) fn life(&self, process: ProcessId) -> Life {
+        self.inner().ends[process].life.clone()
+    }
+
+    /// Every lock that is held.
+    pub(in crate::sim) fn list(&self, prefix: &str) -> Vec<(LockName, Found)> {
+        self.inner().server.list(self.sim.now(), prefix)
+    }
+
+    /// Whether silence ends the connection also for a request that was given little time.
+    pub(in crate::sim) fn is_impatient(&self) -> bool {
+        let share = self.inner().faults.impatient;
+        self.sim.chance(share)
+    }
+
+    pub(in crate::sim) async fn listen(
+        &self,
+        process: ProcessId,
+        name: &LockName,
+        kind: Kind,
+        within: Duration,
+    ) -> Result<Listener, Failure> {
+        let now = self.sim.now();
+        let (id, opens_at, confirmed_at, out_of_time_at, is_lost) = {
+            let mut inner = self.inner();
+            inner.next_ear += 1;
+            let end = &inner.ends[process];
+            let out_of_time_at = now + end.clock.lasts(within);
+            let parting = end.parting;
+            let leaves_at = now.max(end.hears_from).max(inner.stalled_until).max(parting.requests);
+            let opens_at = leaves_at + inner.delay(&self.sim, name, leaves_at, None);
+            let confirmed_at = opens_at.max(parting.messages) + inner.delay(&self.sim, name, opens_at, None);
+            let is_lost = end.is_dead || self.sim.chance(inner.faults.lose_reply + inner.faults.lose_ear);
+            (inner.next_ear, opens_at, confirmed_at, out_of_time_at, is_lost)
+        };
+        let listener = Listener::new(|speaker| {
+            let ear = Ear { id, process, name: name.clone(), kind, speaker, is_open: false };
+            self.inner().ears.push(ear);
+            Box::new(Subscription { network: self.clone(), id }) as Box<dyn Any + Send>
+        });
+        if is_lost || confirmed_at > out_of_time_at {
+            self.sim.sleep_until(out_of_time_at).await;
+            return Err(unknown());
+        }
+        let network = self.clone();
+        self.sim.at(opens_at, move || {
+            if let Some(ear) = network.inner().ears.iter_mut().find(|ear| ear.id == id) {
+                ear.is_open = true;
+            }
+        });
+        self.sim.sleep_until(confirmed_at).await;
+        Ok(listener)
+    }
+}
+
+struct Subscription {
+    network: Network,
+    id: u64,
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let mut inner = self.network.inner();
+        let place = inner.ears.iter().position(|ear| ear.id == self.id);
+        let ear = place.map(|place| inner.ears.swap_remove(place));
+        drop(inner);
+        drop(ear);
+    }
+}

@@ -1,0 +1,225 @@
+//! What goes wrong in the network and with its server.
+
+use super::*;
+
+impl Network {
+    /// From now on nothing fails any more.
+    pub fn heal(&self) {
+        let mut inner = self.inner();
+        inner.faults = Faults::NONE;
+        inner.ends.iter_mut().for_each(|end| end.parting = Parting::default());
+        inner.stalled_until = inner.stalled_until.min(self.sim.now());
+        let broken: Vec<ProcessId> = (0..inner.ends.len())
+            .filter(|process| inner.connections[inner.ends[*process].connection].loses())
+            .collect();
+        drop(inner);
+        broken.into_iter().for_each(|process| self.replace(process));
+    }
+
+    /// From now on so many of a thousand requests are refused.
+    pub fn refuse(&self, permille: u32) {
+        self.inner().faults.refuse = permille;
+    }
+
+    /// The server stands still until then; what arrives meanwhile waits.
+    pub fn stall(&self, until: TrueTime) {
+        let mut inner = self.inner();
+        inner.stalled_until = inner.stalled_until.max(until);
+    }
+
+    /// The server starts again with nothing, so every connection ends.
+    pub fn forget(&self) {
+        self.changes(Event::Forgotten, Server::forget);
+        if let Some(oracle) = &self.oracle {
+            oracle.forgotten();
+        }
+        self.show(Trouble::StartedAnew);
+        self.start_anew();
+    }
+
+    /// The server, or the one that takes its place, has nothing that was written after a moment,
+    /// and every connection ends.
+    pub fn rewind(&self, to: TrueTime) {
+        self.changes(Event::Rewound, |server| server.rewind(to));
+        if let Some(oracle) = &self.oracle {
+            oracle.rewound(to);
+        }
+        self.show(Trouble::StartedAnew);
+        self.inner().rewinds += 1;
+        self.start_anew();
+    }
+
+    /// Does something to the server, and counts it if it has other locks then.
+    pub(super) fn changes(&self, event: Event, what: impl FnOnce(&mut Server)) {
+        let now = self.sim.now();
+        let server = &mut self.inner().server;
+        let before = server.list(now, "");
+        what(server);
+        if server.list(now, "") != before {
+            self.sim.count(event);
+        }
+    }
+
+    /// Shows a judge of several servers what stands at this one after something has become of it.
+    pub(super) fn show(&self, trouble: Trouble) {
+        let (now, inner) = (self.sim.now(), self.inner());
+        if let Some(oracle) = &self.oracle {
+            oracle.shows(trouble, |name| inner.server.standing(now, name));
+        }
+    }
+
+    pub(super) fn start_anew(&self) {
+        let mut inner = self.inner();
+        (inner.starts, inner.started_at) = (inner.starts + 1, self.sim.now());
+        // What was on its way to the old one does not reach the new.
+        inner.connections.iter_mut().for_each(|connection| connection.inbox.clear());
+        let ends = 0..inner.ends.len();
+        drop(inner);
+        for process in ends {
+            self.cut(process);
+            self.deafen(process);
+        }
+    }
+
+    /// Remembers what the server was, so that it can go back to it.
+    pub fn remember(&self) {
+        self.inner().server.remember();
+    }
+
+    /// The server's clock is set, so that it is off by this much from now on.
+    pub fn set_off(&self, off: i64) {
+        let now = self.sim.now();
+        let mut inner = self.inner();
+        let by = inner.server.set_off(off);
+        if by != 0 {
+            self.sim.count(Event::Stepped);
+        }
+        self.sim.note(|| format!("server: its clock steps by {:.3} s", by as f64 / 1e9));
+        if let Some(oracle) = &self.oracle {
+            oracle.stepped(by > 0, |name, owner| inner.server.standing(now, name)?.share(owner)?.lapses);
+        }
+        drop(inner);
+        self.show(if by > 0 { Trouble::SteppedAhead } else { Trouble::SteppedBack });
+    }
+
+    /// A client who has nothing there asks to release, which sweeps what has lapsed.
+    pub fn sweep(&self, name: &LockName, rule: Rule) {
+        let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: Whose::Mine };
+        let owner = format!("sweeper@sim:1/{:032x}", 0).parse().expect("an owner");
+        self.carry_out(OUTSIDE, &Op { name: name.clone(), rule, owner, request: 0, verb });
+    }
+
+    /// Keeps a process from the server; later of two partings counts.
+    pub fn part(&self, process: ProcessId, parting: Parting) {
+        self.sim.note(|| format!("p{process}: parted from {}: {parting:?}", self.url));
+        let known = &mut self.inner().ends[process].parting;
+        known.requests = known.requests.max(parting.requests);
+        known.replies = known.replies.max(parting.replies);
+        known.messages = known.messages.max(parting.messages);
+        known.loses = parting.loses;
+    }
+
+    /// The counter of a lock's tokens is evicted.
+    pub fn evict_counter(&self, name: &LockName) {
+        let had_one = self.inner().server.has_counter(name);
+        self.inner().server.evict_counter(name);
+        if had_one && !self.inner().server.has_counter(name) {
+            self.sim.count(Event::Evicted);
+        }
+        self.show(Trouble::Evicted);
+    }
+
+    /// An operator deletes a lock's key.
+    pub fn delete(&self, name: &LockName) {
+        self.changes(Event::Deleted, |server| server.delete(name));
+        if let Some(oracle) = &self.oracle {
+            oracle.deleted(name);
+        }
+    }
+
+    /// The process is gone: it sends and hears nothing any more. What it has sent may still arrive.
+    pub fn silence(&self, process: ProcessId) {
+        let now = self.sim.now();
+        let arrives_until = if self.sim.chance(500) { now } else { now + self.sim.between(0, 100 * MS) };
+        let mut inner = self.inner();
+        inner.ends[process].is_dead = true;
+        let connection = inner.ends[process].connection;
+        inner.connections[connection].cut_at = arrives_until;
+        inner.ears.retain(|ear| ear.process != process);
+    }
+
+    /// Ends a process's connection for requests.
+    pub fn cut(&self, process: ProcessId) {
+        self.has_failed(process);
+        self.replace(process);
+    }
+
+    /// Something goes wrong between a process and the server.
+    pub(super) fn has_failed(&self, process: ProcessId) {
+        if let Some(oracle) = &self.oracle {
+            oracle.has_failed(process);
+        }
+    }
+
+    /// Begins the next connection of a process, by putting an end to the last: what is still on its
+    /// way there is carried out before anything later, or never.
+    pub(in crate::sim) fn replace(&self, process: ProcessId) {
+        let now = self.sim.now();
+        let mut inner = self.inner();
+        if inner.ends[process].is_dead {
+            return;
+        }
+        let parted_until = inner.ends[process].parting.ends();
+        let up_at = now.max(inner.stalled_until).max(parted_until) + self.sim.between(MS / 10, 50 * MS);
+        let next = inner.connect();
+        let end = &mut inner.ends[process];
+        end.up_at = end.up_at.max(up_at);
+        let (up_at, old) = (end.up_at, std::mem::replace(&mut end.connection, next));
+        let old = &mut inner.connections[old];
+        (old.cut_at, old.is_broken) = (up_at, true);
+        let under_way = std::mem::take(&mut old.under_way);
+        drop(inner);
+        if under_way.iter().any(|slot| slot.strong_count() > 0) {
+            self.sim.count(Event::Cut);
+        }
+        self.sim
+            .note(|| format!("p{process}: connection ended, the next is there at {:.6}", up_at as f64 / 1e9));
+        under_way.iter().filter_map(Weak::upgrade).for_each(|slot| slot.fill(Err(unknown())));
+        let network = self.clone();
+        self.sim.at(up_at, move || network.reconnected(process));
+    }
+
+    pub(super) fn reconnected(&self, process: ProcessId) {
+        let now = self.sim.now();
+        let mut inner = self.inner();
+        let life = inner.life_at(&self.url, inner.ends[process].clock, now);
+        let end = &mut inner.ends[process];
+        end.life = life;
+        end.breaks += 1;
+        let curious = std::mem::take(&mut end.curious);
+        drop(inner);
+        curious.into_iter().for_each(Waker::wake);
+    }
+
+    /// Ends a process's connection for messages. It is there again a little later, and says so.
+    pub fn deafen(&self, process: ProcessId) {
+        let now = self.sim.now();
+        let mut inner = self.inner();
+        let Parting { requests, messages, .. } = inner.ends[process].parting;
+        let begins_at = now.max(inner.stalled_until).max(requests).max(messages);
+        let hears_from = begins_at + self.sim.between(MS / 10, inner.faults.deaf);
+        inner.ends[process].hears_from = inner.ends[process].hears_from.max(hears_from);
+        let heard_at = hears_from + inner.latency(&self.sim);
+        drop(inner);
+        self.sim.note(|| format!("p{process}: hears nothing until {:.6}", hears_from as f64 / 1e9));
+        let network = self.clone();
+        self.sim.at(heard_at, move || {
+            let inner = network.inner();
+            let ears: Vec<_> = inner.ears_of(process).map(|ear| ear.speaker.clone()).collect();
+            drop(inner);
+            for ear in ears {
+                ear.say(Wake::Reconnected);
+            }
+        });
+    }
+}

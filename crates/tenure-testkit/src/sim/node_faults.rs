@@ -1,0 +1,178 @@
+//! What happens to whole processes, connections and servers.
+
+use super::clock::{MS, SECOND, TrueTime};
+use super::executor::{ProcessId, Sim};
+use super::network::{Network, Parting};
+
+/// How likely each blow is, against the others.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NodeFaults {
+    /// How many at most.
+    pub most: u64,
+    /// Whether all times and lengths are as likely, and not each power of two: so most of them are
+    /// long.
+    pub evenly: bool,
+    /// See [`NodeFault`].
+    pub pause: u32,
+    /// See [`NodeFault`].
+    pub kill: u32,
+    /// See [`NodeFault`].
+    pub cut: u32,
+    /// See [`NodeFault`].
+    pub deafen: u32,
+    /// See [`NodeFault`].
+    pub stall: u32,
+    /// See [`NodeFault`].
+    pub forget: u32,
+    /// See [`NodeFault`].
+    pub delete: u32,
+    /// See [`NodeFault`].
+    pub part: u32,
+    /// See [`NodeFault`].
+    pub rewind: u32,
+    /// See [`NodeFault`].
+    pub evict: u32,
+    /// See [`NodeFault`].
+    pub step: u32,
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeFault {
+    /// A process stops for a while.
+    Pause,
+    /// A process dies.
+    Kill,
+    /// The connection of requests is cut.
+    Cut,
+    /// The connection of messages is cut.
+    Deafen,
+    /// The server stops for a while.
+    Stall,
+    /// The server starts again with nothing.
+    Forget,
+    /// A lock's key is deleted: by an operator, or for want of memory.
+    Delete,
+    /// A process is kept from the server for a while.
+    Part,
+    /// The server goes back to what it was.
+    Rewind,
+    /// The counter of a lock's tokens is evicted.
+    Evict,
+    /// The server's clock is set.
+    Step,
+}
+
+impl NodeFaults {
+    /// Draws one of them.
+    pub fn draw(&self, sim: &Sim) -> Option<NodeFault> {
+        let weights = [
+            (self.pause, NodeFault::Pause),
+            (self.kill, NodeFault::Kill),
+            (self.cut, NodeFault::Cut),
+            (self.deafen, NodeFault::Deafen),
+            (self.stall, NodeFault::Stall),
+            (self.forget, NodeFault::Forget),
+            (self.delete, NodeFault::Delete),
+            (self.part, NodeFault::Part),
+            (self.rewind, NodeFault::Rewind),
+            (self.evict, NodeFault::Evict),
+            (self.step, NodeFault::Step),
+        ];
+        let all: u32 = weights.iter().map(|(weight, _)| weight).sum();
+        let mut chosen = sim.choose(all.max(1));
+        for (weight, blow) in weights {
+            if chosen < weight {
+                return Some(blow);
+            }
+            chosen -= weight;
+        }
+        None
+    }
+
+    /// Draws a time within the bounds.
+    pub fn span(&self, sim: &Sim, low: TrueTime, high: TrueTime) -> TrueTime {
+        match self.evenly {
+            true => low + high.saturating_sub(low) * TrueTime::from(sim.choose(1_000)) / 1_000,
+            false => sim.between(low, high),
+        }
+    }
+
+    /// Strikes so often, at moments that are drawn, and returns when everything is to heal.
+    pub async fn deal(&self, sim: &Sim, heals_at: TrueTime, strike: impl Fn()) {
+        let count = if self.most == 0 { 0 } else { 1 + sim.choose(self.most as u32) };
+        let mut times: Vec<_> = (0..count).map(|_| self.span(sim, 0, heals_at)).collect();
+        times.sort_unstable();
+        for at in times {
+            sim.sleep_until(at).await;
+            strike();
+        }
+        sim.sleep_until(heals_at).await;
+        sim.note(|| "healed".into());
+    }
+}
+
+/// A process stands still until then.
+pub(super) fn pause(sim: &Sim, process: ProcessId, until: TrueTime) {
+    sim.note(|| format!("p{process}: stands still until {:.6}", until as f64 / 1e9));
+    sim.pause(process);
+    let sleeper = sim.clone();
+    sim.at(until, move || {
+        sleeper.note(|| format!("p{process}: goes on"));
+        sleeper.resume(process);
+    });
+}
+
+impl Parting {
+    /// Draws one that ends at this moment: of requests, of replies, of both, and of messages.
+    pub fn draw(sim: &Sim, until: TrueTime) -> Self {
+        let way = sim.choose(4);
+        let (requests, replies) = (way != 1, way != 0);
+        let (messages, loses) = (sim.chance(700), sim.chance(300));
+        let until = |is_parted| if is_parted { until } else { 0 };
+        Self { requests: until(requests), replies: until(replies), messages: until(messages), loses }
+    }
+}
+
+/// A clock that is set now and then.
+#[derive(Clone, Copy, Debug)]
+pub struct Stepper {
+    /// By how much it is off while it is.
+    pub off: i64,
+    /// Whether it is never set right again.
+    pub is_final: bool,
+}
+
+impl Stepper {
+    /// Ahead or back by so much, and to and fro; or for good, and then ahead by up to ten hours.
+    pub fn draw(sim: &Sim, most: TrueTime) -> Self {
+        let most = most as i64;
+        match sim.choose(10) {
+            0 | 1 => Self { off: sim.between(SECOND, 36_000 * SECOND) as i64, is_final: true },
+            2 | 3 => Self { off: -most, is_final: true },
+            4..7 => Self { off: most, is_final: false },
+            _ => Self { off: -most, is_final: false },
+        }
+    }
+
+    /// Sets a server's clock: once, or several times in a row. `before` comes before each step.
+    pub fn strike(
+        self,
+        sim: &Sim,
+        node: &Network,
+        until: TrueTime,
+        before: impl Fn() + Clone + Send + 'static,
+    ) {
+        let turns = if self.is_final || sim.chance(600) { 1 } else { 2 + sim.choose(12) };
+        let mut at = sim.now();
+        for _ in 0..turns {
+            let (node, before) = (node.clone(), before.clone());
+            sim.at(at.min(until), move || {
+                before();
+                let is_off = node.with_server(|server| server.off() != 0);
+                node.set_off(if is_off && !self.is_final { 0 } else { self.off });
+            });
+            at += sim.between(MS, 500 * MS);
+        }
+    }
+}

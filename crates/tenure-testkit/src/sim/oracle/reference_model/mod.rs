@@ -1,0 +1,372 @@
+//! Who has a place at which lock: kept by what the server answered, and compared with what stands
+//! at its keys.
+
+mod places;
+mod requests;
+
+use std::collections::BTreeMap;
+
+use tenure::internals::protocol::{Answer, Bind, Place as Told, Verb, Wake, Whose};
+use tenure::{LockName, Owner};
+
+use super::history::History;
+use super::members::Members;
+use super::{Executed, Hold, Violation, Wait};
+use crate::sim::clock::{MS, TrueTime};
+use crate::sim::executor::{ProcessId, Sim};
+use crate::sim::regime::{LockKind, Plan};
+
+/// All that the oracle knows.
+pub(super) struct ReferenceModel {
+    pub(super) locks: BTreeMap<LockName, Lock>,
+    pub(super) owners: BTreeMap<Owner, Owned>,
+    pub(super) holds: Vec<Hold>,
+    pub(super) waits: Vec<Wait>,
+    /// What callers know of it.
+    pub(super) history: History,
+    /// Where a majority of several servers decides.
+    pub(super) members: Option<Members>,
+    /// Who was let in by the request that is judged, and as what.
+    let_in: Vec<(u64, Owner)>,
+    /// The places at a lock before each request, where the server may go back.
+    past: Vec<(TrueTime, LockName, Vec<Place>)>,
+    /// When the server last did what may have ended leases without their owners' doing.
+    pub(super) shaken_at: TrueTime,
+    /// How much has gone wrong between each process and the server.
+    pub(super) failed: BTreeMap<ProcessId, u32>,
+    pub(super) next_id: u64,
+    pub(super) plan: Plan,
+    pub(super) longest_ms: u64,
+    pub(super) violation: Option<Violation>,
+    pub(super) grants: u64,
+}
+
+/// The truth about one lock.
+pub(super) struct Lock {
+    pub(super) sort: LockKind,
+    /// Who holds and who waits, in the order in which they came.
+    pub(super) places: Vec<Place>,
+    /// While nobody has a place: since when, which is also until when somebody did.
+    pub(super) free_since: TrueTime,
+    /// Since when that may be known.
+    known_since: TrueTime,
+    /// Since when the first who waits could have been let in.
+    pub(super) open_since: Option<TrueTime>,
+    pub(super) last_number: u64,
+    pub(super) last_token: u64,
+    pub(super) last_reported: u64,
+    pub(super) last_exclusive: u64,
+    pub(super) edge: TrueTime,
+}
+
+/// One owner's place at a lock.
+#[derive(Clone)]
+pub(super) struct Place {
+    pub(super) owner: Owner,
+    pub(super) process: ProcessId,
+    /// Its token, and in a queue its number.
+    pub(super) number: u64,
+    pub(super) weight: u32,
+    pub(super) holds: bool,
+    /// The first moment at which it is gone.
+    pub(super) lapses: TrueTime,
+    /// Whether it is bound to its process.
+    is_bound: bool,
+    /// Whether it was told when to ask again, as the first in line is.
+    pub(super) knows: bool,
+    /// The holds that a reentrant owner has, each with its process, and how many are on their way
+    /// from one to another.
+    live: Vec<(u64, ProcessId)>,
+    pub(super) detached: u32,
+}
+
+/// What became of one owner.
+pub(super) struct Owned {
+    /// Where its last request came from.
+    pub(super) process: ProcessId,
+    /// Every process that a request of it came from, as bits.
+    pub(super) processes: u64,
+    pub(super) token: u64,
+    /// The tokens of holds that were ended for it.
+    pub(super) taken: Vec<u64>,
+    /// When the server set its lease first and last, and until when.
+    pub(super) granted_at: TrueTime,
+    pub(super) set_at: TrueTime,
+    pub(super) lapses: TrueTime,
+    /// Until when it may believe in its lease at most, by what it was told.
+    pub(super) told_until: TrueTime,
+    /// The tokens with which it may have been told of a longer lease than it had: see
+    /// [`ReferenceModel::doubt`].
+    pub(super) doubted: Vec<u64>,
+    /// Its place is there again, because the server went back to what it was.
+    pub(super) is_back: bool,
+    /// It has only a place.
+    pub(super) waits: bool,
+    /// It had been let in, and has only a place again, because the server went back: it may hear of
+    /// its turn until it has been told that it waits.
+    pub(super) was_let_in: bool,
+    /// When another client's request let it in.
+    pub(super) let_in_at: Option<TrueTime>,
+    /// When a guard of it was handed out, or it renewed what it was let in to.
+    pub(super) told_at: Option<TrueTime>,
+    /// It had only a place at first.
+    pub(super) was_called: bool,
+    /// When the server ended it, and how.
+    pub(super) ended: Option<(TrueTime, End)>,
+    /// When its last guard went, if it ever had one.
+    pub(super) let_go_at: Option<TrueTime>,
+    /// How many holds were passed on without a guard.
+    pub(super) detached: u32,
+    /// How often an acquisition of it was granted.
+    pub(super) grants: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Released,
+    /// By another client, or by a server that forgets: its guard cannot know yet.
+    Forced,
+}
+
+impl ReferenceModel {
+    pub(super) fn new(plan: &Plan) -> Self {
+        Self {
+            locks: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            holds: Vec::new(),
+            waits: Vec::new(),
+            history: History::new(plan),
+            members: None,
+            let_in: Vec::new(),
+            past: Vec::new(),
+            shaken_at: 0,
+            failed: BTreeMap::new(),
+            next_id: 0,
+            plan: *plan,
+            longest_ms: plan.ttl.as_millis() as u64,
+            violation: None,
+            grants: 0,
+        }
+    }
+
+    pub(super) fn open(&mut self, name: &LockName, sort: LockKind) {
+        let lock = Lock {
+            sort,
+            places: Vec::new(),
+            free_since: 0,
+            known_since: 0,
+            open_since: None,
+            last_number: 0,
+            last_token: 0,
+            last_reported: 0,
+            last_exclusive: 0,
+            edge: 0,
+        };
+        self.history.open(name, sort);
+        self.locks.insert(name.clone(), lock);
+    }
+
+    pub(super) fn accuse(&mut self, at: TrueTime, invariant: &'static str, what: String) {
+        self.violation.get_or_insert(Violation { at, invariant, what });
+    }
+
+    /// Brings the truth about a lock up to this moment: what has lapsed is gone, one after the
+    /// other.
+    pub(super) fn settle(&mut self, at: TrueTime, name: &LockName, sim: &Sim) {
+        let Some(lock) = self.locks.get_mut(name) else { return };
+        while let Some(lapsed) = lock.places.iter().map(|place| place.lapses).min().filter(|end| *end <= at) {
+            lock.places.retain(|place| place.lapses > lapsed);
+            lock.changed(lapsed);
+            lock.known_since = lapsed + self.plan.looks;
+        }
+        self.check_let_in(at, name, sim);
+    }
+
+    /// The same for every lock. Returns their names.
+    pub(super) fn settle_all(&mut self, at: TrueTime, sim: &Sim) -> Vec<LockName> {
+        let names: Vec<LockName> = self.locks.keys().cloned().collect();
+        names.iter().for_each(|name| self.settle(at, name, sim));
+        names
+    }
+
+    /// Places end without the doing of those who have them.
+    pub(super) fn force(&mut self, at: TrueTime, name: &LockName, which: impl Fn(&Place) -> bool) {
+        let Some(lock) = self.locks.get_mut(name) else { return };
+        let (gone, stay) = std::mem::take(&mut lock.places).into_iter().partition(which);
+        lock.places = stay;
+        lock.changed(at);
+        let gone: Vec<Place> = gone;
+        if !gone.is_empty() {
+            self.history.ends_here(at);
+        }
+        for place in gone {
+            if let Some(owned) = self.owners.get_mut(&place.owner) {
+                owned.ended = Some((at, End::Forced));
+                owned.taken.push(place.number);
+                owned.detached = 0;
+            }
+            let guards = self.holds.iter_mut().filter(|hold| hold.owner == place.owner);
+            guards.for_each(|hold| hold.is_forced = true);
+        }
+    }
+
+    /// A process is over: what is bound to it is gone.
+    pub(super) fn bury(&mut self, at: TrueTime, process: ProcessId) {
+        for lock in self.locks.values_mut() {
+            let is_counted = lock.sort == LockKind::Reentrant;
+            lock.places.iter_mut().for_each(|place| place.live.retain(|(_, of)| *of != process));
+            let ends = |place: &mut Place| match is_counted {
+                true => place.count() == 0,
+                false => place.is_bound && place.process == process,
+            };
+            for place in lock.places.extract_if(.., ends) {
+                if let Some(owned) = self.owners.get_mut(&place.owner) {
+                    owned.ended = Some((at, End::Forced));
+                }
+            }
+            lock.changed(at);
+        }
+    }
+
+    /// Remembers what the places are before a request, where the server may go back to that.
+    pub(super) fn remember(&mut self, at: TrueTime, name: &LockName) {
+        if self.plan.node_faults.rewind > 0
+            && let Some(lock) = self.locks.get(name)
+        {
+            self.past.push((at, name.clone(), lock.places.clone()));
+        }
+    }
+
+    /// The server is what it was at a moment: who had a place then has it again, and no other
+    /// client. Returns what locks that changed.
+    pub(super) fn rewind(&mut self, at: TrueTime, to: TrueTime) -> Vec<LockName> {
+        self.history.ends_here(at);
+        let mut then: BTreeMap<LockName, Vec<Place>> = BTreeMap::new();
+        while let Some((_, name, places)) = self.past.pop_if(|(at, ..)| *at > to) {
+            then.insert(name, places);
+        }
+        for (name, places) in &then {
+            self.force(at, name, |now| !places.iter().any(|then| then.is_of(now)));
+            let Some(lock) = self.locks.get_mut(name) else { continue };
+            let kept = std::mem::take(&mut lock.places);
+            for place in places {
+                let now = kept.iter().find(|now| place.is_of(now));
+                if let Some(owned) = self.owners.get_mut(&place.owner) {
+                    (owned.token, owned.lapses, owned.waits) = (place.number, place.lapses, !place.holds);
+                    (owned.let_in_at, owned.is_back) = (None, true);
+                    owned.was_let_in |= !place.holds && now.is_some_and(|now| now.holds);
+                    owned.ended = if now.is_some() { None } else { Some((at, End::Forced)) };
+                }
+                lock.places.push(place.clone());
+            }
+            lock.open_since = None;
+            lock.changed(at);
+        }
+        then.into_keys().collect()
+    }
+
+    /// What the guards of this lock were told of their leases may be more than they have: nothing
+    /// is held against them until the server sets a lease again.
+    pub(super) fn doubt(&mut self, name: &LockName) {
+        let places = self.locks.get(name).into_iter().flat_map(|lock| &lock.places);
+        let guards = self.holds.iter_mut().filter(|hold| hold.name == *name);
+        let guards = guards.map(|hold| {
+            hold.is_doubted = true;
+            &hold.owner
+        });
+        for owner in places.map(|place| &place.owner).chain(guards) {
+            if let Some(owned) = self.owners.get_mut(owner) {
+                owned.doubted.push(owned.token);
+            }
+        }
+    }
+
+    /// A lease may have been set again. Of a reentrant owner that says nothing of its other holds,
+    /// nor of any where it was told of a longer one before.
+    fn trust(&mut self, at: TrueTime, executed: &Executed<'_>, owner: &Owner, token: u64, is_new: bool) {
+        let Some(owned) = self.owners.get_mut(owner) else { return };
+        let told_ms = match executed.op.verb {
+            Verb::Refresh { wait_ms: 0, .. } => return,
+            Verb::Acquire { wait_ms: Some(wait_ms), .. } if owned.waits => wait_ms,
+            Verb::Refresh { wait_ms, .. } => wait_ms,
+            Verb::Acquire { ttl_ms, .. } | Verb::Renew { ttl_ms, .. } => ttl_ms,
+            Verb::Release { .. } | Verb::Inspect => return,
+        };
+        // Less what the holdertakes off for clocks and rounding.
+        let until = at + (told_ms * MS * 99 / 100).saturating_sub(2 * MS);
+        owned.told_until = if is_new { until } else { owned.told_until.max(until) };
+        owned.is_back &= !is_new;
+        owned.was_let_in &= !is_new;
+        if owned.lapses < owned.told_until {
+            return;
+        }
+        let is_one = self.locks.get(&executed.op.name).is_some_and(|lock| lock.sort != LockKind::Reentrant);
+        owned.doubted.retain(|doubted| !is_one || *doubted != token);
+        let guards =
+            self.holds.iter_mut().filter(|hold| is_one && hold.owner == *owner && hold.token == token);
+        guards.for_each(|hold| hold.is_doubted = false);
+    }
+
+    /// The server's clock was set: leases end when it says so now, some of them at once.
+    pub(super) fn retime(&mut self, at: TrueTime, lapses: impl Fn(&LockName, &Owner) -> Option<TrueTime>) {
+        self.history.ends_here(at);
+        for (name, lock) in &mut self.locks {
+            for place in &mut lock.places {
+                place.lapses = lapses(name, &place.owner).unwrap_or(at).max(at);
+                lock.edge = place.lapses;
+                if let Some(owned) = self.owners.get_mut(&place.owner) {
+                    owned.lapses = place.lapses;
+                }
+            }
+        }
+    }
+
+    fn owned(
+        &mut self,
+        at: TrueTime,
+        executed: &Executed<'_>,
+        owner: &Owner,
+        token: u64,
+        lapses: TrueTime,
+    ) -> &mut Owned {
+        let owned = self.owners.entry(owner.clone()).or_insert_with(|| Owned::new(at));
+        // A grant that lapsed before any client was told of it may be made again, with another
+        // token.
+        (owned.process, owned.token, owned.lapses) = (executed.process, token, lapses);
+        owned.processes |= 1 << executed.process;
+        (owned.set_at, owned.ended) = (at, None);
+        owned
+    }
+
+    /// Whether this owner's guard may rightly believe in a hold that the server no longer has.
+    pub(super) fn is_forced(&self, owner: &Owner) -> bool {
+        self.owners.get(owner).is_some_and(|owned| matches!(owned.ended, Some((_, End::Forced))))
+    }
+}
+
+impl Owned {
+    /// What has become of nobody yet.
+    pub(super) fn new(at: TrueTime) -> Self {
+        Self {
+            process: 0,
+            processes: 0,
+            token: 0,
+            taken: Vec::new(),
+            granted_at: at,
+            set_at: at,
+            lapses: at,
+            told_until: 0,
+            doubted: Vec::new(),
+            is_back: false,
+            was_let_in: false,
+            waits: false,
+            let_in_at: None,
+            told_at: None,
+            was_called: false,
+            ended: None,
+            let_go_at: None,
+            detached: 0,
+            grants: 0,
+        }
+    }
+}

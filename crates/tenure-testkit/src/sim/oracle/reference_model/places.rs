@@ -1,0 +1,95 @@
+//! What a place and a lock say about themselves.
+
+use super::*;
+
+impl Place {
+    /// Whether it is the same place at another time.
+    pub(super) fn is_of(&self, other: &Self) -> bool {
+        (&self.owner, self.number) == (&other.owner, other.number)
+    }
+
+    /// Whether this hold of its owner counts, where they are counted.
+    pub(in crate::sim) fn is_live(&self, hold: u64) -> bool {
+        self.live.iter().any(|(live, _)| *live == hold)
+    }
+
+    /// How many holds its owner has, where they are counted.
+    pub(in crate::sim) fn count(&self) -> u32 {
+        self.live.len() as u32 + self.detached
+    }
+}
+
+impl Lock {
+    pub(in crate::sim) fn place(&self, owner: &Owner) -> Option<&Place> {
+        self.places.iter().find(|place| place.owner == *owner)
+    }
+
+    pub(in crate::sim) fn used(&self) -> u64 {
+        self.places.iter().filter(|place| place.holds).map(|place| u64::from(place.weight)).sum()
+    }
+
+    /// The first who waits.
+    pub(in crate::sim) fn head(&self) -> Option<&Place> {
+        self.places.iter().find(|place| !place.holds)
+    }
+
+    pub(in crate::sim) fn fits(&self, weight: u32) -> bool {
+        self.used() + u64::from(weight) <= u64::from(self.sort.capacity())
+    }
+
+    /// The first who waits could be let in.
+    pub(in crate::sim) fn is_open(&self) -> bool {
+        self.head().is_some_and(|head| self.fits(head.weight))
+    }
+
+    /// Brings what follows from the places up to date.
+    pub(in crate::sim) fn changed(&mut self, at: TrueTime) {
+        if self.places.is_empty() {
+            (self.free_since, self.known_since) = (at, at);
+        }
+        self.open_since = if self.is_open() { self.open_since.or(Some(at)) } else { None };
+    }
+}
+
+impl Lock {
+    pub(super) fn add(&mut self, owner: &Owner, number: u64) -> usize {
+        let (owner, live) = (owner.clone(), Vec::new());
+        let (process, weight, holds, lapses, is_bound, knows, detached) = (0, 1, false, 0, false, false, 0);
+        let place = Place { owner, process, number, weight, holds, lapses, is_bound, knows, live, detached };
+        self.places.push(place);
+        self.places.len() - 1
+    }
+}
+
+impl Place {
+    /// That of an owner who holds, where one holds.
+    pub(in crate::sim) fn of(owner: &Owner, lapses: TrueTime) -> Self {
+        let (owner, live) = (owner.clone(), Vec::new());
+        let (process, number, weight, holds, is_bound, knows, detached) = (0, 0, 1, true, false, false, 0);
+        Self { owner, process, number, weight, holds, lapses, is_bound, knows, live, detached }
+    }
+
+    /// What a granted request means for the holds of a reentrant owner.
+    pub(super) fn count_in(&mut self, verb: &Verb, process: ProcessId) {
+        match verb {
+            Verb::Acquire { hold, .. } if !self.is_live(*hold) => self.live.push((*hold, process)),
+            Verb::Renew { hold, bind: Some(Bind::Lease), .. } if self.is_live(*hold) => {
+                self.live.retain(|(live, _)| live != hold);
+                self.detached += 1;
+            }
+            Verb::Renew { hold, bind: Some(Bind::Process | Bind::Work), .. }
+                if !self.is_live(*hold) && self.detached > 0 =>
+            {
+                self.detached -= 1;
+                self.live.push((*hold, process));
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn bind(&mut self, verb: &Verb) {
+        if let Verb::Acquire { bind, .. } | Verb::Renew { bind: Some(bind), .. } = verb {
+            self.is_bound = *bind != Bind::Lease;
+        }
+    }
+}

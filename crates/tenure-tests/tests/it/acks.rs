@@ -1,0 +1,214 @@
+//! `acks` and `restart_grace` where somebody else decides who is the master: behind Sentinel, and
+//! on a cluster.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests against real servers measure real time"
+)]
+
+use std::error::Error as _;
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use crate::overlap::{now, overlap};
+use tenure::{Guard, Locks, Options, block_on};
+use tenure_testkit::servers::{Cluster, Config, Sentinels, Server, eventually};
+
+/// Longer than a busy machine takes for a grant that two replicas confirm; and as long as every
+/// grace.
+const TTL: Duration = Duration::from_secs(2);
+/// Longer than any failover takes.
+const LONG: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(20);
+
+fn locks(url: &str, options: Options) -> Locks {
+    Locks::open(url).expect("a store").with(options.patience(2 * SOON)).expect("options")
+}
+
+fn acquire(locks: &Locks, name: &str) -> Guard {
+    block_on(locks.mutex(name).expect("a name").lock()).unwrap_or_else(|error| panic!("{name}: {error:?}"))
+}
+
+/// A lock that is not granted, for this reason; nothing of it is left.
+fn is_refused(locks: &Locks, name: &str, why: &str, master: &Server) {
+    let locks = locks.with(locks.options().clone().op_timeout(Duration::from_secs(1))).expect("options");
+    let error = block_on(locks.mutex(name).expect("a name").try_lock()).expect_err("too few replicas");
+    let source = error.source().map_or_else(String::new, ToString::to_string);
+    assert!(error.is_unreachable() && source.contains(why), "{error}: {source}");
+    eventually("it was given back", SOON, || !master.has(name));
+}
+
+/// A client that was granted a lock, or has renewed it, need not wait for the replicas: they have
+/// it.
+fn is_confirmed(locks: &Locks, name: &str, replicas: &[&Server]) {
+    let left = |replica: &&Server| replica.command(&["PTTL", name]).int();
+    let ttl = i64::try_from(LONG.as_millis()).expect("few");
+    let guard = acquire(locks, name);
+    assert!(replicas.iter().all(|replica| left(replica) > 0), "granted, and a replica has it not");
+    sleep(Duration::from_millis(300));
+    assert!(replicas.iter().all(|replica| left(replica) <= ttl - 300));
+    let asked = Instant::now();
+    block_on(guard.renew()).expect("a renewal");
+    let lefts: Vec<_> = replicas.iter().map(left).collect();
+    let since = i64::try_from(asked.elapsed().as_millis()).expect("a while");
+    assert!(lefts.iter().all(|left| *left >= ttl - since - 1), "renewed, and a replica has not heard of it");
+    block_on(guard.release()).expect("a release");
+}
+
+mod behind_sentinel {
+    use super::*;
+
+    fn replicas(sentinels: &Sentinels) -> Vec<&Server> {
+        let master = sentinels.master().address();
+        sentinels.servers().iter().filter(|server| server.address() != master).collect()
+    }
+
+    #[test]
+    fn all_replicas_have_what_was_granted_and_without_one_of_them_nothing_is() {
+        let sentinels = Sentinels::start();
+        let ours = locks(&sentinels.url(), Options::new().ttl(LONG).acks(2));
+        let replicas = replicas(&sentinels);
+        is_confirmed(&ours, "x", &replicas);
+        let held = acquire(&ours, "held");
+        replicas[1].stop();
+        is_refused(&ours, "late", "1 of 2 replicas", sentinels.master());
+        block_on(held.release()).expect("a release needs no confirmation");
+        replicas[1].cont();
+        drop(acquire(&ours, "late"));
+    }
+
+    /// One failover after the other under a lock that is held: a client that waits for it meanwhile
+    /// never holds with its holder.
+    #[test]
+    fn acks_of_all_replicas_and_a_grace_keep_exclusion_in_each_failover() {
+        let servers = Config::new().user("app on >pw ~* &* +@all");
+        let sentinels = Sentinels::start_with(&servers, &Config::new(), "");
+        let url = sentinels.url().replace("://", "://app:pw@");
+        // A holder may well keep its lock through a failover that was asked for; then this is how
+        // long.
+        let options = Options::new().ttl(TTL).restart_grace(TTL).max_hold(2 * TTL);
+        let ours = locks(&url, options.clone().acks(2));
+        // Of the two replicas one is the master by then.
+        let theirs = locks(&url, options.acks(1));
+        for how in ["asked for", "killed"] {
+            let guard = acquire(&ours, how);
+            let (token, old, replicas) = (guard.fence(), sentinels.master(), replicas(&sentinels));
+            assert!(replicas.iter().all(|replica| replica.has(how)), "granted, and a replica has it not");
+            let overlap = overlap(Some(&guard), || {
+                if how == "killed" {
+                    old.kill();
+                    sentinels.fails_over_from(old);
+                } else {
+                    sentinels.fail_over();
+                }
+                let rival = acquire(&theirs, how);
+                assert!(rival.fence() > token, "{} after {token}", rival.fence());
+                rival
+            });
+            println!("{how}: {overlap:?} of overlap");
+            assert_eq!(overlap, Duration::ZERO);
+            if how == "killed" {
+                old.restart();
+            }
+            sentinels.settles();
+        }
+
+        // A master that only those still reach who lock there. What shows that there is something
+        // to lose is a holder without acks.
+        let [kept, guard] = [(0, "without acks"), (2, "cut off")].map(|(acks, name)| {
+            acquire(&locks(&url, Options::new().ttl(TTL).restart_grace(TTL).acks(acks)), name)
+        });
+        let old = sentinels.master();
+        assert!(old.command(&["ACL", "SETUSER", "default", "-@all"]) == "OK");
+        old.command(&["CLIENT", "KILL", "TYPE", "replica"]);
+        sentinels.fails_over_from(old);
+        let overlaps = scope(|scope| {
+            let contests = [&guard, &kept].map(|guard| {
+                // As one who comes again, and is sent to the new master.
+                let theirs = locks(&url, theirs.options().clone());
+                scope.spawn(move || overlap(Some(guard), || acquire(&theirs, guard.name().as_str())))
+            });
+            contests.map(|contest| contest.join().expect("no panic"))
+        });
+        println!("cut off: {:?} of overlap, and {:?} without acks", overlaps[0], overlaps[1]);
+        assert!(overlaps[0].is_zero() && !overlaps[1].is_zero(), "{overlaps:?}");
+    }
+}
+
+mod on_a_cluster {
+    use super::*;
+
+    #[test]
+    fn each_shards_replica_has_each_grant_and_more_acks_than_replicas_grant_nothing() {
+        let cluster = Cluster::start().calm();
+        let options = Options::new().ttl(LONG);
+        let (ours, greedy) =
+            (locks(&cluster.url(), options.clone().acks(1)), locks(&cluster.url(), options.acks(2)));
+        for shard in 0..3 {
+            let replica = &cluster.nodes()[cluster.replica_of(shard)];
+            // So that it says what it has.
+            assert!(replica.command(&["READONLY"]) == "OK");
+            let name = cluster.key_at(shard, "x");
+            is_confirmed(&ours, &name, &[replica]);
+            is_refused(&greedy, &name, "1 of 2 replicas", &cluster.nodes()[shard]);
+        }
+        let (name, replica) = (cluster.key_at(0, "late"), &cluster.nodes()[cluster.replica_of(0)]);
+        replica.stop();
+        is_refused(&ours, &name, "0 of 1 replicas", &cluster.nodes()[0]);
+        replica.cont();
+        drop(acquire(&ours, &name));
+    }
+
+    /// A lock that its replica has confirmed is kept by its holder, whatever becomes of its master;
+    /// one that no client has confirmed is gone.
+    #[test]
+    fn an_acknowledged_lock_outlives_its_master() {
+        let cluster = Cluster::start();
+        let options = Options::new().ttl(LONG);
+        let (ours, plain) =
+            (locks(&cluster.url(), options.clone().acks(1)), locks(&cluster.url(), options.clone()));
+        let theirs = locks(&cluster.url(), options);
+        let (name, unheard) = (cluster.key_at(0, "x"), cluster.key_at(0, "unheard"));
+        let guard = acquire(&ours, &name);
+        let token = guard.fence();
+        scope(|scope| {
+            // Moved in, so that a failure here lets the rival go.
+            let guard = guard;
+            let rival = scope.spawn(|| {
+                let rival = acquire(&theirs, &name);
+                (now(), rival)
+            });
+            cluster.fail_over(0);
+            cluster.settles();
+            eventually("it is renewed at the new master", SOON, || block_on(guard.renew()).is_ok());
+
+            let master = cluster.owner_of(&name);
+            let replica = cluster.replica_of(master);
+            cluster.nodes()[replica].stop();
+            // What is under way to it, it would still find there.
+            cluster.nodes()[master].command(&["CLIENT", "KILL", "TYPE", "replica"]);
+            let lost = acquire(&plain, &unheard);
+            cluster.nodes()[master].kill();
+            cluster.nodes()[replica].cont();
+            eventually("the replica is the master", SOON, || {
+                cluster.owner(cluster.slot(&name)) == Some(replica)
+            });
+            assert!(cluster.nodes()[replica].has(&name) && !cluster.nodes()[replica].has(&unheard));
+            eventually("its holder is told", SOON, || {
+                block_on(lost.verify()).is_err_and(|error| error.is_lost())
+            });
+            // No client can confirm anything before there is a replica again.
+            let error = block_on(guard.renew()).expect_err("no replica");
+            assert!(!error.is_lost(), "{error:?}");
+            cluster.nodes()[master].restart();
+            cluster.settles();
+            eventually("it is renewed as ever", SOON, || block_on(guard.renew()).is_ok());
+
+            assert!(guard.is_held() && !rival.is_finished());
+            let released = now();
+            block_on(guard.release()).expect("it was held all the time");
+            let (granted, rival) = rival.join().expect("no panic");
+            assert!(granted > released && rival.fence() > token);
+        });
+    }
+}

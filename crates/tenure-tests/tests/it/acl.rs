@@ -1,0 +1,398 @@
+//! The rights that `docs/operations.md` asks for are enough, and none of them is too many.
+#![expect(clippy::disallowed_methods, reason = "tests against real servers measure real time")]
+
+use std::collections::BTreeMap;
+use std::thread::scope;
+use std::time::Duration;
+
+use tenure::internals::Driver;
+use tenure::internals::protocol::Rule;
+use tenure::{Error, Guard, LockName, Locks, Options, Owner, Result, block_on};
+use tenure_testkit::asker::Asker;
+use tenure_testkit::conformance::{Case, Fixture, Flavour, exclusion, guard, lease};
+use tenure_testkit::servers::{Config, Sentinels, Server, eventually};
+
+const SOON: Duration = Duration::from_secs(10);
+/// What a user has before anything is given.
+const NOTHING: &str = "on >pw resetkeys resetchannels -@all";
+
+/// The lines of the page, by their first word.
+fn page() -> BTreeMap<&'static str, Vec<&'static str>> {
+    let page = include_str!("../../../../docs/operations.md");
+    let (_, rest) = page.split_once("```acl\n").expect("a list of rights");
+    let (lines, _) = rest.split_once("```").expect("its end");
+    let line = |line: &'static str| {
+        let (what, rights) = line.split_once(' ').expect("rights");
+        (what, rights.split_whitespace().collect())
+    };
+    lines.lines().map(line).collect()
+}
+
+/// The rights of these lines.
+fn rights(lines: &[&str]) -> Vec<&'static str> {
+    let page = page();
+    let mut rights: Vec<_> = lines.iter().flat_map(|line| page[line].clone()).collect();
+    rights.sort_unstable();
+    rights.dedup();
+    rights
+}
+
+/// Lets the user `app` do this and nothing else, and forgets what was denied so far.
+fn allow(server: &Server, rights: &[&str]) {
+    let set = ["ACL", "SETUSER", "app", "reset"].into_iter().chain(NOTHING.split(' '));
+    let set: Vec<_> = set.chain(rights.iter().copied()).collect();
+    assert_eq!(server.command(&set), "OK", "{rights:?}");
+    // Who it was has no part in who it is.
+    server.command(&["CLIENT", "KILL", "USER", "app"]);
+    assert_eq!(server.command(&["ACL", "LOG", "RESET"]), "OK");
+}
+
+/// What was denied to the user.
+fn denied(server: &Server) -> Vec<String> {
+    let log = server.command(&["ACL", "LOG"]);
+    let entries = log.items().iter().map(|entry| {
+        let pairs = entry.items().chunks_exact(2);
+        let fields: BTreeMap<_, _> = pairs.map(|pair| (pair[0].text(), &pair[1])).collect();
+        format!("{} {}", fields["reason"].text(), fields["object"].text())
+    });
+    entries.collect()
+}
+
+fn url(server: &Server) -> String {
+    server.url().replace("redis://", "redis://app:pw@")
+}
+
+fn locks(url: &str) -> Result<Locks> {
+    let options = Options::new().prefix("app:").op_timeout(Duration::from_secs(5));
+    block_on(Locks::connect(url))?.with(options)
+}
+
+/// A client holds, another client waits and holds, and both release.
+fn hand_over(hold: impl Fn() -> Result<Guard>, wait: impl Fn() -> Result<Guard> + Send) -> Result<()> {
+    let first = hold()?;
+    block_on(first.verify())?;
+    std::thread::sleep(Duration::from_millis(5)); // or there is nothing to renew
+    block_on(first.renew())?;
+    scope(|threads| {
+        let waits = threads.spawn(wait);
+        std::thread::sleep(Duration::from_millis(60));
+        let released = block_on(first.release());
+        let second = waits.join().expect("no panic");
+        released?;
+        block_on(second?.release())
+    })
+}
+
+/// All that is done with locks of one kind.
+fn use_kind(kind: &str, url: &str) -> Result<()> {
+    let (ours, theirs) = (locks(url)?, locks(url)?);
+    match kind {
+        "mutex" => {
+            let (a, b) = (ours.mutex("{m}utex")?, theirs.mutex("{m}utex")?);
+            hand_over(|| block_on(a.lock()), || block_on(b.lock()))
+        }
+        "reentrant" => {
+            let (me, you) = (Owner::new("me")?, Owner::new("you")?);
+            let (a, b) = (ours.reentrant("r", &me)?, theirs.reentrant("r", &you)?);
+            let again = ours.reentrant("r", &me)?;
+            let both = || {
+                let (one, two) = (block_on(a.lock())?, block_on(again.lock())?);
+                block_on(two.release())?;
+                Ok(one)
+            };
+            hand_over(both, || block_on(b.lock()))
+        }
+        _ => {
+            let (a, b) = (ours.fair("f")?, theirs.fair("f")?);
+            hand_over(|| block_on(a.lock()), || block_on(b.lock()))?;
+            // Who does not wait any more leaves.
+            let held = block_on(a.lock())?;
+            assert!(block_on(b.try_lock_for(Duration::from_millis(30)))?.is_none());
+            block_on(held.release())?;
+            let (a, b) = (ours.rwlock("w")?, theirs.rwlock("w")?);
+            hand_over(|| block_on(a.write()), || block_on(b.read()))?;
+            let mut writer = block_on(a.write())?;
+            block_on(a.downgrade(&mut writer))?;
+            block_on(writer.release())?;
+            let (a, b) = (ours.semaphore("s", 3)?, theirs.semaphore("s", 3)?);
+            hand_over(|| block_on(a.acquire(3)), || block_on(b.acquire(1)))
+        }
+    }
+}
+
+const KINDS: [&str; 3] = ["mutex", "reentrant", "queue"];
+
+#[test]
+fn locks_of_each_kind_need_no_other_right() {
+    for kind in KINDS {
+        let server = Server::start();
+        allow(&server, &rights(&["always", kind, "wake", "old", "quorum"]));
+        use_kind(kind, &url(&server)).unwrap_or_else(|error| panic!("{kind}: {error:?}"));
+        assert_eq!(denied(&server), [""; 0], "{kind}");
+        // In other names and other people's keys there is nothing to do.
+        for name in ["other", "tenure:fence:{other}"] {
+            let mut client = server.client().expect("a connection");
+            client.command(&["AUTH", "app", "pw"]).expect("a reply");
+            let reply = client.command(&["EVAL", "return 1", "1", name]).expect("a reply");
+            assert_eq!(reply.error_code(), Some("NOPERM"), "{name}");
+        }
+    }
+}
+
+/// Takes each of these rights away, alone, from all that is needed: what is done then is refused,
+/// and the server knows why.
+fn each_is_needed(
+    server: &Server,
+    what: &str,
+    needed: &[&str],
+    each: &[&str],
+    done: impl Fn() -> Result<()>,
+) {
+    for missing in each {
+        let rest: Vec<_> = needed.iter().filter(|right| *right != missing).copied().collect();
+        allow(server, &rest);
+        let error = match done() {
+            Ok(()) => panic!("{what} works without {missing}; denied: {:?}", denied(server)),
+            Err(error) => error,
+        };
+        assert!(is_telling(&error), "{what}, {missing}: {error:?}");
+        assert!(was_denied(server, missing), "{what} without {missing}: {:?}", denied(server));
+        server.command(&["FLUSHALL"]);
+        server.command(&["SCRIPT", "FLUSH"]);
+    }
+}
+
+/// Whether it says that something may not be done. A lock that is taken and cannot be renewed is
+/// lost; what was refused in the background shows there too.
+fn is_telling(error: &Error) -> bool {
+    error.is_refused() || error.is_unsupported() || error.is_unknown() || error.is_lost()
+}
+
+/// Whether this right was asked for in vain.
+fn was_denied(server: &Server, right: &str) -> bool {
+    let kind = match right.as_bytes()[0] {
+        b'+' => format!("command {}", &right[1..]),
+        b'~' => "key ".to_owned(),
+        _ => "channel ".to_owned(),
+    };
+    denied(server).iter().any(|denied| match right.starts_with('+') {
+        true => *denied == kind,
+        false => denied.starts_with(&kind),
+    })
+}
+
+#[test]
+fn with_one_right_less_something_is_refused() {
+    scope(|threads| {
+        for kind in KINDS {
+            threads.spawn(move || {
+                let server = Server::start();
+                let (url, needed) = (url(&server), rights(&["always", kind]));
+                each_is_needed(&server, kind, &needed, &needed, || use_kind(kind, &url));
+            });
+        }
+    });
+}
+
+/// Meets other kinds, and other programs' locks, at the names that it uses.
+fn meet_others(server: &Server, url: &str) -> Result<()> {
+    let locks = locks(url)?;
+    let me = Owner::new("me")?;
+    server.command(&["SET", "app:text", "somebody", "PX", "60000"]);
+    server.command(&["HSET", "app:hash", "550e8400:1", "1"]);
+    for name in ["text", "hash"] {
+        assert!(block_on(locks.mutex(name)?.try_lock())?.is_none());
+        assert!(block_on(locks.reentrant(name, &me)?.try_lock())?.is_none());
+        assert!(block_on(locks.fair(name)?.try_lock())?.is_none());
+        assert!(block_on(locks.inspect(name))?.is_some());
+    }
+    let mine = block_on(locks.fair("mine")?.lock())?;
+    match block_on(locks.mutex("mine")?.try_lock()) {
+        Err(error) if error.is_mismatch() => {}
+        other => return other.map(|_| ()),
+    }
+    assert!(block_on(locks.force_release("mine"))?.is_some());
+    drop(mine);
+    // Another number of permits, when all has lapsed, and the key is still there for one that would
+    // have lasted.
+    let short = locks.with(Options::new().prefix("app:").ttl(Duration::from_millis(50)))?;
+    let long = block_on(locks.semaphore("permits", 2)?.acquire(1))?;
+    drop(block_on(block_on(short.semaphore("permits", 2)?.acquire(1))?.detach())?);
+    block_on(long.release())?;
+    std::thread::sleep(Duration::from_millis(100));
+    block_on(block_on(locks.semaphore("permits", 3)?.acquire(1))?.release())
+}
+
+/// Lists what is there: locks of ours and of other programs.
+fn list(server: &Server, url: &str) -> Result<()> {
+    let locks = locks(url)?;
+    server.command(&["SET", "app:text", "somebody", "PX", "60000"]);
+    server.command(&["HSET", "app:hash", "550e8400:1", "1"]);
+    let _guard = block_on(locks.reentrant("ours", &Owner::new("me")?)?.lock())?;
+    let _fair = block_on(locks.fair("fair")?.lock())?;
+    let mut listing = locks.list("")?;
+    let mut found = 0;
+    while block_on(listing.next())?.is_some() {
+        found += 1;
+    }
+    assert_eq!(found, 4);
+    Ok(())
+}
+
+#[test]
+fn to_meet_others_and_to_list_take_rights_of_their_own() {
+    let server = Server::start();
+    let url = url(&server);
+    let common = ["always", "mutex", "reentrant", "queue"];
+    type Done = fn(&Server, &str) -> Result<()>;
+    for (line, done) in [("others", meet_others as Done), ("list", list)] {
+        let needed = rights(&[&common[..], &[line]].concat());
+        allow(&server, &needed);
+        done(&server, &url).unwrap_or_else(|error| panic!("{line}: {error:?}"));
+        let own: Vec<_> =
+            page()[line].iter().filter(|right| !rights(&common).contains(right)).copied().collect();
+        each_is_needed(&server, line, &needed, &own, || done(&server, &url));
+    }
+}
+
+#[test]
+fn without_the_rights_to_publish_and_to_kill_connections_locks_work() {
+    let server = Server::start();
+    let url = url(&server);
+    let all = rights(&["always", "mutex", "reentrant", "wake", "old", "quorum"]);
+    for line in ["wake", "old", "quorum"] {
+        for missing in rights(&[line]) {
+            let rest: Vec<_> = all.iter().filter(|right| **right != missing).copied().collect();
+            allow(&server, &rest);
+            let locks = locks(&url).expect("a store");
+            let owner = Owner::new("me").expect("an owner");
+            let held = block_on(locks.mutex("m").expect("a name").lock()).expect("a lock");
+            let hash = block_on(locks.reentrant("r", &owner).expect("a name").lock()).expect("a lock");
+            // A client waits, and the connection is lost while it does.
+            let other = Owner::new("other").expect("an owner");
+            let short = Duration::from_millis(60);
+            let wait = async {
+                locks.mutex("m")?.try_lock_for(short).await?;
+                locks.reentrant("r", &other)?.try_lock_for(short).await
+            };
+            assert!(block_on(wait).expect("busy").is_none());
+            server.command(&["CLIENT", "KILL", "USER", "app"]);
+            eventually("the lock is renewed", SOON, || block_on(held.renew()).is_ok());
+            block_on(held.release()).expect("released");
+            eventually("the lock is renewed", SOON, || block_on(hash.renew()).is_ok());
+            block_on(hash.release()).expect("released");
+            let asker = Asker::new(&url);
+            let listen = |name| {
+                let name = LockName::new(name).expect("a name");
+                block_on(asker.store.listen(&name, Rule::Mutex, SOON)).ok()
+            };
+            // A channel is left 5 s after the last who listened, if a client still listens to
+            // another.
+            let (_kept, left) = (listen("app:kept"), listen("app:left"));
+            drop(left);
+            eventually(&format!("{missing} was denied"), SOON, || was_denied(&server, missing));
+            let others: Vec<_> =
+                denied(&server).into_iter().filter(|_| !was_denied(&server, missing)).collect();
+            assert_eq!(others, [""; 0], "{missing}");
+        }
+    }
+}
+
+#[test]
+fn mutexes_without_scripts_take_rights_of_their_own() {
+    let server = Server::start();
+    let url = url(&server);
+    let done = || {
+        let options = || Options::new().prefix("app:").unfenced(true).op_timeout(Duration::from_secs(5));
+        let (ours, theirs) = (locks(&url)?.with(options())?, locks(&url)?.with(options())?);
+        let (a, b) = (ours.mutex("m")?, theirs.mutex("m")?);
+        hand_over(|| block_on(a.lock()), || block_on(b.lock()))
+    };
+    let all = rights(&["always", "unscripted", "wake"]);
+    let needed: Vec<_> = all.into_iter().filter(|right| !right.starts_with("+eval")).collect();
+    allow(&server, &needed);
+    done().unwrap_or_else(|error| panic!("{error:?}"));
+    // Valkey sets by comparison since 8.1, and so renews without PEXPIRE.
+    let sets = server.info("server").contains_key("valkey_version");
+    let each: Vec<_> =
+        page()["unscripted"].iter().copied().filter(|right| !(sets && *right == "+pexpire")).collect();
+    each_is_needed(&server, "unscripted", &needed, &each, done);
+}
+
+#[test]
+fn another_database_takes_the_right_to_choose_it() {
+    let server = Server::start();
+    let url = format!("{}/1", url(&server));
+    let needed = rights(&["always", "mutex", "database"]);
+    allow(&server, &needed);
+    use_kind("mutex", &url).expect("the right to it");
+    each_is_needed(&server, "database", &needed, &["+select"], || use_kind("mutex", &url));
+}
+
+#[test]
+fn sentinels_and_the_master_ask_for_one_right_each() {
+    let named = "user on >pw -@all +sentinel|get-master-addr-by-name";
+    let sentinels = Sentinels::start_with(&Config::new(), &Config::new().user(named), "");
+    let url = sentinels.url().replace("://", "://app:pw@") + "?sentinel-user=user&sentinel-password=pw";
+    let master = sentinels.master();
+    let needed = rights(&["always", "mutex", "sentinel"]);
+    allow(master, &needed);
+    use_kind("mutex", &url).expect("the right to it");
+    each_is_needed(master, "sentinel", &needed, &["+role"], || use_kind("mutex", &url));
+    allow(master, &needed);
+    for sentinel in sentinels.sentinels() {
+        sentinel.command(&["ACL", "SETUSER", "user", "-sentinel|get-master-addr-by-name"]);
+    }
+    let error = use_kind("mutex", &url).expect_err("a right is missing");
+    let why = std::error::Error::source(&error).expect("a cause").to_string();
+    assert!(error.is_refused() && why.contains("NOPERM"), "{error}: {why}");
+}
+
+/// The conformance suite's cases about waiting, renewing and losing, under exactly the rights of a
+/// kind and its waking. They use names without a prefix, so the rules are those for an empty one.
+fn conforms(kind: &str, flavours: &[Flavour]) {
+    let cases: [for<'a> fn(&'a Fixture) -> Case<'a>; 9] = [
+        |fixture| {
+            Box::pin(exclusion::a_free_lock_is_granted_and_a_held_one_is_busy_to_everybody_else(fixture))
+        },
+        |fixture| Box::pin(exclusion::a_waiter_of_another_client_is_woken_by_the_release(fixture)),
+        |fixture| Box::pin(exclusion::a_wait_that_is_dropped_leaves_the_queue(fixture)),
+        |fixture| Box::pin(exclusion::an_acquisition_that_is_dropped_anywhere_leaves_nothing(fixture)),
+        |fixture| Box::pin(lease::a_lease_that_is_renewed_by_hand_lives_on(fixture)),
+        |fixture| Box::pin(lease::an_expired_holders_release_never_frees_the_next(fixture)),
+        |fixture| Box::pin(guard::tokens_grow_from_grant_to_grant(fixture)),
+        |fixture| Box::pin(guard::a_detached_hold_is_resumed_with_its_token(fixture)),
+        |fixture| Box::pin(guard::a_released_lock_is_free_and_its_signal_says_released(fixture)),
+    ];
+    let rights = rights(&["always", "mutex", kind, "others", "wake", "old", "quorum"]);
+    let rights =
+        rights.iter().filter(|right| !right.starts_with("~tenure:")).map(|right| right.replace("app:", ""));
+    let rights: Vec<_> = rights.collect(); // a pattern for all keys has no other beside it
+    let rights: Vec<_> = rights.iter().map(String::as_str).collect();
+    for flavour in flavours {
+        let server = Server::start();
+        allow(&server, &rights);
+        for case in cases {
+            let url = url(&server);
+            let open = move || Locks::open(&url).expect("a store");
+            block_on(case(&Fixture::new(Driver::start().expect("a thread"), open).with(*flavour)));
+            server.command(&["FLUSHALL"]);
+        }
+        assert_eq!(denied(&server), [""; 0], "{kind}");
+    }
+}
+
+#[test]
+fn mutexes_conform_under_exactly_these_rights() {
+    conforms("mutex", &[Flavour::Mutex]);
+}
+
+#[test]
+fn reentrant_mutexes_conform_under_exactly_these_rights() {
+    conforms("reentrant", &[Flavour::Reentrant]);
+}
+
+#[test]
+fn fair_and_shared_locks_conform_under_exactly_these_rights() {
+    conforms("queue", &[Flavour::Fair, Flavour::Write, Flavour::LastPermit]);
+}

@@ -1,0 +1,334 @@
+//! A cluster whose slots move, whose masters fail over, are killed or stopped, while locks are held
+//! and waited for.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests against real servers measure real time"
+)]
+
+mod failover;
+mod replies;
+mod rights;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{Scope, ScopedJoinHandle, scope, sleep};
+use std::time::{Duration, Instant};
+
+use tenure::{Guard, Locks, Options, Owner, block_on};
+use tenure_testkit::fake_redis::FakeRedis;
+use tenure_testkit::servers::{Cluster, eventually};
+
+const KINDS: [&str; 5] = ["mutex", "reentrant", "fair", "writer", "permit"];
+/// What a busy machine may take for something that takes no time.
+const SOON: Duration = Duration::from_secs(5);
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn locks(url: &str, ttl: Duration) -> Locks {
+    Locks::open(url).expect("a store").with(Options::new().ttl(ttl)).expect("options")
+}
+
+/// One lock of a kind, alone.
+fn acquire(locks: &Locks, kind: &str, name: &str) -> tenure::Result<Guard> {
+    match kind {
+        "mutex" => block_on(locks.mutex(name)?.lock()),
+        "reentrant" => block_on(locks.reentrant(name, &Owner::new("crowd")?)?.lock()),
+        "fair" => block_on(locks.fair(name)?.lock()),
+        "writer" => block_on(locks.rwlock(name)?.write()),
+        "permit" => block_on(locks.semaphore(name, 1)?.acquire(1)),
+        _ => unreachable!("a kind"),
+    }
+}
+
+/// Several clients that hand on one lock of each kind all the time.
+struct Crowd {
+    names: Vec<(&'static str, String)>,
+    over: AtomicBool,
+    tallies: BTreeMap<&'static str, Mutex<Tally>>,
+}
+
+/// What was seen of one lock.
+struct Tally {
+    inside: u32,
+    turns: u32,
+    overlaps: u32,
+    lost: u32,
+    token: u64,
+    last: Instant,
+    /// The longest time in which no client had a turn.
+    pause: Duration,
+}
+
+impl Crowd {
+    /// `key` names the slot.
+    fn new(key: &str) -> Self {
+        let names = KINDS.map(|kind| (kind, format!("{{{key}}}:{kind}"))).to_vec();
+        let tally = || Tally {
+            inside: 0,
+            turns: 0,
+            overlaps: 0,
+            lost: 0,
+            token: 0,
+            last: Instant::now(),
+            pause: Duration::ZERO,
+        };
+        let tallies = KINDS.into_iter().map(|kind| (kind, Mutex::new(tally()))).collect();
+        Self { names, over: AtomicBool::new(false), tallies }
+    }
+
+    fn tally<T>(&self, kind: &str, with: impl FnOnce(&mut Tally) -> T) -> T {
+        with(&mut self.tallies[kind].lock().expect("no panic while it is taken"))
+    }
+
+    /// Each client takes turns at each lock, until the crowd is over.
+    fn starts<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        clients: &'scope [Locks],
+    ) -> Vec<ScopedJoinHandle<'scope, ()>> {
+        let pairs = clients.iter().flat_map(|client| self.names.iter().map(move |name| (client, name)));
+        pairs
+            .map(|(client, (kind, name))| scope.spawn(move || self.takes_turns(client, kind, name)))
+            .collect()
+    }
+
+    fn takes_turns(&self, client: &Locks, kind: &'static str, name: &str) {
+        while !self.over.load(Ordering::Relaxed) {
+            let guard = acquire(client, kind, name).unwrap_or_else(|error| panic!("{kind}: {error:?}"));
+            self.tally(kind, |tally| {
+                tally.pause = tally.pause.max(tally.last.elapsed());
+                tally.last = Instant::now();
+                tally.inside += 1;
+                tally.turns += 1;
+                tally.overlaps += u32::from(tally.inside > 1);
+                assert!(guard.fence() > tally.token, "{kind}: {} after {}", guard.fence(), tally.token);
+                tally.token = guard.fence();
+            });
+            sleep(ms(3));
+            let was_held = guard.is_held();
+            self.tally(kind, |tally| tally.inside -= 1);
+            match block_on(guard.release()) {
+                Ok(()) => {}
+                Err(error) if error.is_lost() || error.is_unknown() || !was_held => {
+                    self.tally(kind, |tally| tally.lost += 1);
+                }
+                Err(error) => panic!("{kind}: a release: {error:?}"),
+            }
+        }
+    }
+
+    /// Waits until every lock had so many turns more.
+    fn goes_on(&self, limit: Duration) {
+        let turns: Vec<_> = KINDS.iter().map(|kind| self.tally(kind, |tally| tally.turns) + 3).collect();
+        eventually("every lock is handed on", limit, || {
+            KINDS.iter().zip(&turns).all(|(kind, turns)| self.tally(kind, |tally| tally.turns) >= *turns)
+        });
+    }
+
+    /// Forgets the pauses so far.
+    fn watches(&self) {
+        for kind in KINDS {
+            self.tally(kind, |tally| (tally.pause, tally.last) = (Duration::ZERO, Instant::now()));
+        }
+    }
+
+    fn tells(&self, what: &str) {
+        for kind in KINDS {
+            self.tally(kind, |tally| {
+                println!(
+                    "{what}: {kind}: {} turns, {} overlaps, {} lost, longest pause {:?}",
+                    tally.turns, tally.overlaps, tally.lost, tally.pause
+                );
+            });
+        }
+    }
+
+    fn ends(&self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends it also if the test fails first: a scope waits for its threads.
+    fn ends_with_the_test(&self) -> impl Drop {
+        struct Ends<'a>(&'a Crowd);
+        impl Drop for Ends<'_> {
+            fn drop(&mut self) {
+                self.0.ends();
+            }
+        }
+        Ends(self)
+    }
+}
+
+/// A guard of each kind.
+fn held(locks: &Locks, key: &str) -> Vec<Guard> {
+    let hold = |kind| acquire(locks, kind, &format!("{{{key}}}:held:{kind}")).expect("a free lock");
+    KINDS.into_iter().map(hold).collect()
+}
+
+#[test]
+fn a_slot_that_moves_costs_neither_a_held_lock_nor_a_turn() {
+    let cluster = Cluster::without_replicas();
+    let (key, [from, to]) = (cluster.key_at(0, "k"), [0, 1]);
+    let slot = cluster.slot(&key);
+    let (crowd, clients) = (Crowd::new(&key), [(); 3].map(|()| locks(&cluster.url(), SOON)));
+    // Renewed every 200 ms, so also in the middle of each move.
+    let guards = held(&locks(&cluster.url(), ms(600)), &key);
+    scope(|scope| {
+        let _ends = crowd.ends_with_the_test();
+        let workers = crowd.starts(scope, &clients);
+        crowd.goes_on(SOON);
+        for round in 0..4 {
+            let (from, to) = if round % 2 == 0 { (from, to) } else { (to, from) };
+            cluster.begin_move(slot, from, to);
+            sleep(ms(250));
+            // One by one, so that a lock is here and its counter there.
+            while cluster.move_keys(slot, from, to, 1) > 0 {
+                sleep(ms(15));
+            }
+            sleep(ms(250));
+            cluster.end_move(slot, from, to);
+            crowd.goes_on(SOON);
+        }
+        crowd.ends();
+        workers.into_iter().for_each(|worker| worker.join().expect("no panic"));
+    });
+    crowd.tells("moved");
+    for kind in KINDS {
+        crowd.tally(kind, |tally| assert_eq!((tally.overlaps, tally.lost), (0, 0), "{kind}"));
+    }
+    for guard in guards {
+        block_on(guard.release()).expect("it was held all the time");
+    }
+}
+
+#[test]
+fn while_a_slot_moves_its_lock_is_answered_in_time_and_granted_afterwards() {
+    let cluster = Cluster::without_replicas();
+    let key = cluster.key_at(0, "k");
+    let slot = cluster.slot(&key);
+    let [holders, others] = [(); 2].map(|()| locks(&cluster.url(), Duration::from_secs(60)));
+    let op_timeout = others.options().op_timeout;
+    let (free, used) = (format!("{{{key}}}:free"), format!("{{{key}}}:used"));
+    block_on(acquire(&holders, "mutex", &used).expect("a free lock").release()).expect("a release");
+    let guards = held(&holders, &key);
+    let try_acquire = |kind: &str, name: &str| {
+        let began = Instant::now();
+        let asked = async {
+            match kind {
+                "mutex" => others.mutex(name)?.try_lock().await,
+                "reentrant" => others.reentrant(name, &Owner::new("other")?)?.try_lock().await,
+                "fair" => others.fair(name)?.try_lock().await,
+                "writer" => others.rwlock(name)?.try_write().await,
+                _ => others.semaphore(name, 1)?.try_acquire(1).await,
+            }
+        };
+        (block_on(asked), began.elapsed())
+    };
+    // Those that are held are busy, as ever, where lock and counter are on one node.
+    let are_busy = || {
+        for (kind, guard) in KINDS.into_iter().zip(&guards) {
+            let (said, took) = try_acquire(kind, guard.name().as_str());
+            assert!(said.expect("an answer").is_none() && took < op_timeout, "{kind}: {took:?}");
+        }
+    };
+    // Of those that are free, the servers say nothing but that they should be asked later.
+    let are_refused = || {
+        for name in [&free, &used] {
+            eventually("it is said why", 4 * SOON, || {
+                let (said, took) = try_acquire("mutex", name);
+                let error = said.expect_err("it cannot be granted yet");
+                assert!(error.is_unreachable(), "{error:?}");
+                assert!((op_timeout / 2..op_timeout + SOON).contains(&took), "{took:?}");
+                // Unless the time was over while it was asked again.
+                format!("{error:?}").contains("its slot is moving")
+            });
+        }
+    };
+    cluster.begin_move(slot, 0, 1);
+    are_busy();
+    are_refused();
+    scope(|scope| {
+        let waits = [&free, &used].map(|name| {
+            let others = &others;
+            scope.spawn(move || acquire(others, "mutex", name).expect("a grant"))
+        });
+        eventually("all keys are moved", SOON, || cluster.move_keys(slot, 0, 1, 100) == 0);
+        are_busy();
+        assert!(waits.iter().all(|wait| !wait.is_finished()));
+        cluster.end_move(slot, 0, 1);
+        let moved = Instant::now();
+        let granted = waits.map(|wait| wait.join().expect("no panic"));
+        println!("those who waited had their locks {:?} after the slot had moved", moved.elapsed());
+        assert!(moved.elapsed() < SOON, "{:?}", moved.elapsed());
+        drop(granted);
+    });
+    are_busy();
+    for guard in guards {
+        block_on(guard.release()).expect("it was held all the time");
+    }
+}
+
+#[test]
+fn who_waits_hears_of_a_release_after_the_slot_has_moved_and_while_it_moves() {
+    let cluster = Cluster::without_replicas();
+    let key = cluster.key_at(0, "k");
+    let slot = cluster.slot(&key);
+    let subscribed = |at: usize, name: &str| {
+        let channels = cluster.nodes()[at].command(&["PUBSUB", "SHARDCHANNELS"]);
+        channels.items().iter().any(|channel| channel.text().contains(name))
+    };
+    // Long leases: no client who misses the message comes in time.
+    let [holders, waiters] = [(); 2].map(|()| locks(&cluster.url(), Duration::from_secs(60)));
+    for (kind, in_the_middle) in KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+        let name = format!("{{{key}}}:{kind}:{in_the_middle}");
+        let (from, to) = if cluster.owner_of(&key) == 0 { (0, 1) } else { (1, 0) };
+        let guard = acquire(&holders, kind, &name).expect("a free lock");
+        scope(|scope| {
+            let waiter = scope.spawn(|| acquire(&waiters, kind, &name).expect("a grant"));
+            eventually("a subscription", SOON, || subscribed(from, &name));
+            cluster.begin_move(slot, from, to);
+            eventually("all keys are moved", SOON, || cluster.move_keys(slot, from, to, 100) == 0);
+            if in_the_middle {
+                block_on(guard.release()).expect("a release");
+                sleep(ms(100));
+                cluster.end_move(slot, from, to);
+            } else {
+                cluster.end_move(slot, from, to);
+                eventually("a subscription at the new node", SOON, || subscribed(to, &name));
+                block_on(guard.release()).expect("a release");
+            }
+            let released = Instant::now();
+            block_on(waiter.join().expect("no panic").release()).expect("a release");
+            assert!(released.elapsed() < SOON, "{kind}: {:?}", released.elapsed());
+        });
+    }
+}
+
+#[test]
+fn where_messages_cannot_be_sharded_all_nodes_pass_them_on() {
+    let cluster = Cluster::without_replicas();
+    for node in cluster.nodes() {
+        // As a server that is too old to answer what Redisson asks.
+        assert!(node.command(&["ACL", "SETUSER", "default", "-pubsub"]) == "OK");
+    }
+    let [holders, waiters] = [(); 2].map(|()| locks(&cluster.url(), Duration::from_secs(60)));
+    for kind in KINDS {
+        let name = cluster.key_at(1, kind);
+        let guard = acquire(&holders, kind, &name).expect("a free lock");
+        scope(|scope| {
+            let waiter = scope.spawn(|| acquire(&waiters, kind, &name).expect("a grant"));
+            eventually("a subscription", SOON, || {
+                let channels = cluster.nodes()[1].command(&["PUBSUB", "CHANNELS"]);
+                channels.items().iter().any(|channel| channel.text().contains(&name))
+            });
+            let released = Instant::now();
+            block_on(guard.release()).expect("a release");
+            block_on(waiter.join().expect("no panic").release()).expect("a release");
+            assert!(released.elapsed() < SOON, "{kind}: {:?}", released.elapsed());
+        });
+    }
+}

@@ -1,0 +1,82 @@
+//! The conformance suite over every store.
+
+use std::sync::{Arc, Mutex};
+
+use tenure::internals::store::memory::Memory;
+use tenure::internals::{Driver, locks};
+use tenure::{Locks, Options, block_on};
+use tenure_testkit::conformance::{Case, Fixture, Flavour, in_virtual_time};
+use tenure_testkit::servers::{Cluster, Server};
+
+/// Each client is a `Locks` of its own, with a thread, descriptors and a holder file as another
+/// process would have them; `file_store` has what takes real processes.
+mod file {
+    use super::*;
+
+    fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let url = format!("file:{}", dir.path().display());
+        real(&url, &[], flavour, case);
+    }
+
+    tenure_testkit::conformance!(crate::conformance::file::run);
+}
+
+/// In virtual time, in a few of the orders in which its tasks can run.
+mod memory {
+    use super::*;
+
+    fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
+        in_virtual_time(flavour, case, |runtime| {
+            let store = Arc::new(Memory::new(Arc::clone(&runtime), "memory:"));
+            move || locks(Arc::clone(&store) as _, Arc::clone(&runtime), Options::new()).expect("options")
+        });
+    }
+
+    tenure_testkit::conformance!(crate::conformance::memory::run);
+}
+
+/// A server of its own for each case, and its own connection for each client.
+mod redis {
+    use super::*;
+
+    fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
+        let server = Server::start();
+        real(&server.url(), &[], flavour, case);
+    }
+
+    tenure_testkit::conformance!(crate::conformance::redis::run);
+}
+
+/// Three masters and their replicas, empty, for one case after the other: to start them takes
+/// seconds.
+mod cluster {
+    use super::*;
+
+    static IDLE: Mutex<Vec<Cluster>> = Mutex::new(Vec::new());
+
+    fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
+        let idle = IDLE.lock().expect("no panic while it is taken").pop();
+        let cluster = idle.unwrap_or_else(|| Cluster::start().calm().until_exit());
+        for node in cluster.nodes() {
+            node.command(&["FLUSHALL"]);
+        }
+        real(&cluster.url(), &["a}b", "{}a"], flavour, case);
+        IDLE.lock().expect("no panic while it is taken").push(cluster);
+    }
+
+    tenure_testkit::conformance!(crate::conformance::cluster::run);
+}
+
+/// In real time.
+fn real(
+    url: &str,
+    refuses: &'static [&'static str],
+    flavour: Flavour,
+    case: for<'a> fn(&'a Fixture) -> Case<'a>,
+) {
+    let url = url.to_owned();
+    let open = move || Locks::open(&url).expect("a store");
+    let fixture = Fixture::new(Driver::start().expect("a thread"), open).with(flavour).without(refuses);
+    block_on(case(&fixture));
+}

@@ -1,0 +1,25 @@
+//! The library against real servers, and against a simulated network. One program, because each
+//! program of tests costs a build and its own link.
+
+mod acks;
+mod acl;
+mod cluster;
+mod conformance;
+mod interop;
+mod multi;
+mod no_scripts;
+mod overlap;
+mod plain;
+mod queue_limits;
+mod queue_machine;
+mod quorum;
+mod redis_clock;
+mod redis_errors;
+mod redis_faults;
+mod redis_locks;
+mod redis_loss;
+mod redis_replication;
+mod runtime;
+mod sentinel;
+mod tls;
+mod twins;

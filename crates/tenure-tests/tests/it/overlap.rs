@@ -1,0 +1,63 @@
+//! Whether two hold at once: a holder that may lose its lock, and a rival that waits for it.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests against real servers measure real time"
+)]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use tenure::Guard;
+
+/// Who overlaps does so for as long as is looked.
+const LOOK: Duration = Duration::from_millis(300);
+
+/// The clock of leases.
+pub(crate) fn now() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Boottime)).expect("a time")
+}
+
+/// How long, at least, the holder believed that it held after the rival was granted the lock; zero
+/// if there was no holder.
+pub(crate) fn overlap(holder: Option<&Guard>, rival: impl FnOnce() -> Guard) -> Duration {
+    let over = AtomicBool::new(false);
+    scope(|scope| {
+        // Also if the rival panics: a scope waits for its threads.
+        let ends = Ends(&over);
+        let held = scope.spawn(|| holder.map_or(Duration::ZERO, |guard| last_held(guard, &over)));
+        let rival = rival();
+        let granted = now();
+        let until = Instant::now() + LOOK;
+        while Instant::now() < until && rival.is_held() {
+            sleep(Duration::from_millis(1));
+        }
+        drop(ends);
+        held.join().expect("no panic").saturating_sub(granted)
+    })
+}
+
+/// Ends what looks at it when it is dropped.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The last moment at which a holder certainly believed that it held: read before it was asked.
+fn last_held(guard: &Guard, over: &AtomicBool) -> Duration {
+    let mut last = Duration::ZERO;
+    while !over.load(Ordering::Relaxed) {
+        let asked = now();
+        if !guard.is_held() {
+            break;
+        }
+        last = asked;
+        sleep(Duration::from_micros(500));
+    }
+    last
+}

@@ -1,0 +1,330 @@
+//! The queue machine against what it promises, on random histories: judged from its replies alone,
+//! by a list that a person could keep on paper. The machine in Rust, and on fewer histories its
+//! twin on a server.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure::internals::protocol::{
+    Answer, Bind, Fence, Now, Op, Place, Rule, Seat, State, Verb, Wake, Whose, apply,
+};
+use tenure::internals::store::redis::Redis;
+use tenure::internals::{Driver, Store};
+use tenure::{LockName, Owner, block_on};
+use tenure_testkit::servers::{Client, Server, Value};
+
+/// A small generator: the same seed gives the same history.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+/// What the asker was told of a ticket.
+#[derive(Clone, Debug)]
+struct Told {
+    owner: usize,
+    weight: u32,
+    /// Until when the store must keep it, by the last answer or by the rules.
+    deadline_ms: u64,
+    holds: bool,
+}
+
+/// Who answers.
+trait Machine {
+    fn ask(&mut self, now: Now, op: &Op) -> (Answer, Option<Wake>);
+}
+
+impl Machine for State {
+    fn ask(&mut self, now: Now, op: &Op) -> (Answer, Option<Wake>) {
+        apply(self, now, op)
+    }
+}
+
+/// The script, on a server whose clock is the history's.
+struct Served {
+    server: Server,
+    store: Redis,
+    ear: Client,
+    now: Option<Now>,
+}
+
+impl Served {
+    fn new() -> Self {
+        let server = Server::with_clock();
+        let store = Redis::open(&server.url(), Driver::start().expect("a thread")).expect("a store");
+        let mut ear = server.client().expect("a connection");
+        ear.command(&["SUBSCRIBE", "tenure:wake:0:{x}"]).expect("a subscription");
+        Self { server, store, ear, now: None }
+    }
+
+    fn forget(&self) {
+        self.server.command(&["FLUSHALL"]);
+    }
+}
+
+impl Machine for &mut Served {
+    fn ask(&mut self, now: Now, op: &Op) -> (Answer, Option<Wake>) {
+        if self.now != Some(now) {
+            self.server.clock().freeze_us(now.unix_us);
+            self.now = Some(now);
+        }
+        let reply = block_on(self.store.call(op.clone(), Duration::from_secs(10))).expect("an answer");
+        self.ear.send(&["PING"]).expect("a connection");
+        let mut wake = None;
+        loop {
+            match self.ear.receive().expect("a message") {
+                Value::Array(message) | Value::Push(message) if message.len() == 3 => {
+                    let numbers =
+                        message[2].text().split(',').map(|number| number.parse().expect("a number"));
+                    wake = Some(Wake::Granted { tickets: numbers.collect() });
+                }
+                // The answer to the question whether there is more.
+                _ => return (reply.answer, wake),
+            }
+        }
+    }
+}
+
+struct Bench<M> {
+    machine: M,
+    now: Now,
+    owners: Vec<Owner>,
+    seat: Seat,
+    /// By number, as told.
+    tickets: BTreeMap<u64, Told>,
+    last_number: u64,
+    /// Granted by the last request.
+    grants: Vec<u64>,
+    last_granted: u64,
+}
+
+const TTL_MS: u64 = 300;
+const WAIT_MS: u64 = 90;
+
+impl<M: Machine> Bench<M> {
+    fn new(machine: M, seat: Seat, owners: usize) -> Self {
+        let owners = (0..owners).map(|n| Owner::new(&format!("o{n}")).expect("an owner")).collect();
+        let now = Now { ms: 1_700_000_000_000, unix_us: 1_700_000_000_000_000 };
+        Self {
+            machine,
+            now,
+            owners,
+            seat,
+            tickets: BTreeMap::new(),
+            last_number: 0,
+            grants: Vec::new(),
+            last_granted: 0,
+        }
+    }
+
+    fn pass(&mut self, ms: u64) {
+        self.now.ms += ms;
+        self.now.unix_us += ms * 1_000;
+    }
+
+    fn ask(&mut self, owner: usize, seat: Seat, verb: Verb) -> Answer {
+        let name = LockName::new("x").expect("a name");
+        let op = Op { name, rule: Rule::Queue(seat), owner: self.owners[owner].clone(), request: 0, verb };
+        let (answer, wake) = self.machine.ask(self.now, &op);
+        // What has lapsed is dead before anything else happens.
+        let now = self.now.ms;
+        self.tickets.retain(|_, told| now <= told.deadline_ms);
+        if let Some(Wake::Granted { tickets }) = wake {
+            for ticket in tickets {
+                let told = self.tickets.get_mut(&ticket).expect("a message names tickets that are there");
+                assert!(!told.holds, "told twice");
+                told.holds = true;
+                self.grants.push(ticket);
+            }
+        }
+        answer
+    }
+
+    fn ticket_of(&self, owner: usize) -> Option<u64> {
+        self.tickets.iter().find(|(_, told)| told.owner == owner).map(|(number, _)| *number)
+    }
+
+    fn acquire(&mut self, owner: usize, seat: Seat, wait_ms: Option<u64>) -> Answer {
+        let (bind, fence) = (Bind::Process, Fence::Assign);
+        let answer = self.ask(owner, seat, Verb::Acquire { ttl_ms: TTL_MS, hold: 1, fence, wait_ms, bind });
+        let (number, holds) = match answer {
+            Answer::Held { fence } => (fence, true),
+            Answer::Waiting { ticket, .. } => (ticket, false),
+            Answer::Busy { .. } => {
+                assert_eq!(self.ticket_of(owner), None, "who has a place is not told that it has none");
+                assert!(wait_ms.is_none());
+                return answer;
+            }
+            other => panic!("{other:?}"),
+        };
+        let is_new = !self.tickets.contains_key(&number);
+        if is_new {
+            assert!(number > self.last_number, "numbers grow");
+            assert_eq!(self.ticket_of(owner), None, "one place an owner");
+            self.last_number = number;
+        }
+        let weight = seat.weight;
+        let told = self.tickets.entry(number).or_insert(Told { owner, weight, deadline_ms: 0, holds: false });
+        let lease = if holds { TTL_MS } else { wait_ms.unwrap_or(TTL_MS) };
+        told.deadline_ms = told.deadline_ms.max(self.now.ms + lease);
+        if holds && !told.holds {
+            told.holds = true;
+            self.grants.push(number);
+        }
+        assert_eq!(told.holds, holds, "nothing is taken back");
+        answer
+    }
+
+    fn refresh(&mut self, owners: Vec<usize>) {
+        let all: Arc<[Owner]> = owners.iter().map(|owner| self.owners[*owner].clone()).collect();
+        let (seat, before) = (self.seat, self.tickets.clone());
+        let now = self.now.ms;
+        for told in
+            self.tickets.values_mut().filter(|told| owners.contains(&told.owner) && now <= told.deadline_ms)
+        {
+            told.deadline_ms = told.deadline_ms.max(now + WAIT_MS);
+        }
+        let answer = self.ask(owners[0], seat, Verb::Refresh { owners: all, wait_ms: WAIT_MS });
+        let Answer::Places { places, .. } = answer else { panic!("{answer:?}") };
+        for (owner, place) in owners.iter().zip(places) {
+            let known = before.iter().find(|(_, told)| told.owner == *owner && now <= told.deadline_ms);
+            match place {
+                Place::Gone => assert!(known.is_none(), "a place is lost"),
+                Place::Waiting { ticket } => {
+                    assert!(known.is_some_and(|(number, told)| *number == ticket && !told.holds))
+                }
+                Place::Held { fence } => {
+                    assert!(known.is_some_and(|(number, _)| *number == fence));
+                    let told = self.tickets.get_mut(&fence).expect("it is known");
+                    if !told.holds {
+                        told.holds = true;
+                        self.grants.push(fence);
+                    }
+                }
+            }
+        }
+    }
+
+    fn renew(&mut self, owner: usize, weight: Option<u32>) {
+        let seat = self.seat;
+        let number = self.ticket_of(owner).filter(|number| self.now.ms <= self.tickets[number].deadline_ms);
+        if let (Some(number), Some(weight)) = (number, weight)
+            && self.tickets[&number].holds
+        {
+            self.tickets.get_mut(&number).expect("it is there").weight = weight;
+        }
+        let answer = self.ask(owner, seat, Verb::Renew { ttl_ms: TTL_MS, hold: 1, bind: None, weight });
+        match answer {
+            Answer::Held { fence } => {
+                assert_eq!(Some(fence), number);
+                let told = self.tickets.get_mut(&fence).expect("it is there");
+                told.deadline_ms = told.deadline_ms.max(self.now.ms + TTL_MS);
+                if !told.holds {
+                    told.holds = true;
+                    self.grants.push(fence);
+                }
+            }
+            Answer::Waiting { ticket, .. } => assert!(Some(ticket) == number && !self.tickets[&ticket].holds),
+            Answer::Free => assert_eq!(number, None, "a hold is lost"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn release(&mut self, owner: usize) {
+        let number = self.ticket_of(owner).filter(|number| self.now.ms <= self.tickets[number].deadline_ms);
+        if let Some(number) = number {
+            self.tickets.remove(&number);
+        }
+        let seat = self.seat;
+        let answer =
+            self.ask(owner, seat, Verb::Release { hold: 1, fence: Fence::Assign, whose: Whose::Mine });
+        match answer {
+            Answer::Released { left: 0 } => assert!(number.is_some()),
+            Answer::Free => assert_eq!(number, None, "a place is lost"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What holds at every moment.
+    fn check(&mut self) {
+        let used: u64 =
+            self.tickets.values().filter(|told| told.holds).map(|told| u64::from(told.weight)).sum();
+        assert!(used <= u64::from(self.seat.capacity), "{used} of {}", self.seat.capacity);
+        let first = self.tickets.iter().find(|(_, told)| !told.holds);
+        if let Some((number, told)) = first {
+            let fits = used + u64::from(told.weight) <= u64::from(self.seat.capacity);
+            assert!(!fits, "the head {number} could hold and waits: {:#?}", self.tickets);
+            let late = self.tickets.iter().find(|(other, told)| *other > number && told.holds);
+            assert!(late.is_none(), "{late:?} has overtaken {number}");
+        }
+        let grants = std::mem::take(&mut self.grants);
+        assert!(
+            grants.iter().all(|granted| *granted > self.last_granted),
+            "{grants:?} after {}",
+            self.last_granted
+        );
+        self.last_granted = grants.into_iter().max().unwrap_or(self.last_granted);
+    }
+}
+
+fn history(machine: impl Machine, seed: u64, seat: Seat, steps: u32) {
+    let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let mut bench = Bench::new(machine, seat, 9);
+    for _ in 0..steps {
+        let owner = dice.below(9) as usize;
+        let asked = match seat.kind {
+            tenure::Kind::RwLock if dice.below(3) > 0 => Seat::READER,
+            tenure::Kind::Semaphore => Seat::permits(seat.capacity, 1 + dice.below(3) as u32),
+            _ => seat,
+        };
+        match dice.below(12) {
+            0..=3 => drop(bench.acquire(owner, asked, Some(WAIT_MS))),
+            // One that waits does not ask for a hold at once.
+            4 if bench
+                .ticket_of(owner)
+                .is_none_or(|number| bench.now.ms > bench.tickets[&number].deadline_ms) =>
+            {
+                drop(bench.acquire(owner, asked, None));
+            }
+            5 | 6 => bench.refresh((0..9).filter(|_| dice.below(2) == 0).chain([owner]).collect()),
+            7 => bench.renew(owner, None),
+            8 if seat.kind == tenure::Kind::RwLock => bench.renew(owner, Some(1)),
+            9 | 10 => bench.release(owner),
+            _ => bench.pass(dice.below(WAIT_MS)),
+        }
+        bench.check();
+    }
+}
+
+#[test]
+fn a_fair_mutex_keeps_its_promises_on_random_histories() {
+    (1..300).for_each(|seed| history(State::default(), seed, Seat::FAIR, 400));
+}
+
+#[test]
+fn a_read_write_lock_keeps_its_promises_on_random_histories() {
+    (1..300).for_each(|seed| history(State::default(), seed, Seat::WRITER, 400));
+}
+
+#[test]
+fn a_semaphore_keeps_its_promises_on_random_histories() {
+    (1..300).for_each(|seed| history(State::default(), seed, Seat::permits(5, 1), 400));
+}
+
+#[test]
+fn on_a_server_each_kind_keeps_its_promises_on_random_histories() {
+    let mut served = Served::new();
+    for seed in 1_000..1_030 {
+        for seat in [Seat::FAIR, Seat::WRITER, Seat::permits(5, 1)] {
+            served.forget();
+            history(&mut served, seed, seat, 400);
+        }
+    }
+}

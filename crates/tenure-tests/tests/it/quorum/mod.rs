@@ -1,0 +1,6 @@
+//! Locks on a majority of independent servers.
+
+mod conformance;
+mod faults;
+mod masks;
+mod nodes;

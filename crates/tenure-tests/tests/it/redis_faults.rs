@@ -1,0 +1,242 @@
+//! A server that dies, stops or cannot be reached, and networks that lose, delay and cut: what the
+//! store makes of it.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests against real servers measure real time"
+)]
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tenure::internals::Runtime;
+use tenure::internals::protocol::{Answer, Rule, Wake};
+use tenure::internals::store::{Failure, Listener};
+use tenure::{LockName, block_on};
+use tenure_testkit::asker::{Asker, acquire, held, not_sent};
+use tenure_testkit::proxy::{Fault, Proxy, Way};
+use tenure_testkit::servers::{Server, eventually};
+
+const SOON: Duration = Duration::from_secs(5);
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn listen(asker: &Asker, name: &str) -> Listener {
+    let name = LockName::new(name).expect("a name");
+    block_on(asker.store.listen(&name, Rule::Mutex, SOON)).expect("a subscription")
+}
+
+/// The next message, which must come soon.
+fn next(asker: &Asker, ears: &mut Listener, limit: Duration) -> Wake {
+    next_or_end(asker, ears, limit).expect("a message")
+}
+
+fn next_or_end(asker: &Asker, ears: &mut Listener, limit: Duration) -> Option<Wake> {
+    let late = asker.driver.sleep_until(asker.driver.now() + limit);
+    block_on(async {
+        match futures_util::future::select(std::pin::pin!(ears.next()), late).await {
+            futures_util::future::Either::Left((wake, _)) => wake,
+            futures_util::future::Either::Right(_) => panic!("nothing was heard within {limit:?}"),
+        }
+    })
+}
+
+#[test]
+fn while_nobody_listens_a_request_fails_in_time_and_says_why() {
+    let server = Server::start();
+    server.kill();
+    let asker = Asker::new(&server.url()).within(ms(300));
+    let started = Instant::now();
+    let why = not_sent(asker.acquire("x"));
+    assert!(why.contains("refused"), "{why}");
+    assert!(started.elapsed() >= ms(290) && started.elapsed() < ms(900), "{:?}", started.elapsed());
+    server.restart();
+    eventually("the server is found again", SOON, || held(&asker.acquire("x")));
+}
+
+#[test]
+fn a_restarted_server_is_connected_to_without_being_asked() {
+    let server = Server::start();
+    let asker = Asker::new(&server.url());
+    assert!(held(&asker.acquire("x")));
+    let interrupted = asker.store.interrupted();
+    server.restart();
+    let started = Instant::now();
+    let late = asker.driver.sleep_until(asker.driver.now() + SOON);
+    let first = block_on(futures_util::future::select(interrupted, late));
+    assert!(matches!(first, futures_util::future::Either::Left(_)), "not within {SOON:?}");
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert_eq!(asker.renew("x").expect("an answer"), Answer::Free);
+}
+
+#[test]
+fn a_stopped_server_is_given_up_in_time_and_used_again_when_it_goes_on() {
+    let server = Server::start();
+    let asker = Asker::new(&server.url()).within(ms(400));
+    assert!(held(&asker.acquire("x")));
+    server.stop();
+    for _ in 0..3 {
+        let started = Instant::now();
+        let said = asker.renew("x");
+        assert!(matches!(said, Err(Failure::Unknown(_) | Failure::NotSent(_))), "{said:?}");
+        assert!(started.elapsed() < ms(1_000), "{:?}", started.elapsed());
+    }
+    server.cont();
+    eventually("it goes on", SOON, || held(&asker.renew("x")));
+}
+
+#[test]
+fn a_request_lost_with_its_connection_is_never_executed_after_a_later_one() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let asker = Asker::new(&proxy.url()).within(ms(300));
+    asker.renew("x").expect("an answer");
+    proxy.set_on(1, Fault::Hold(Way::ToServer));
+    assert!(matches!(asker.acquire("x"), Err(Failure::Unknown(_))));
+    // The undo goes over a new connection; the old bytes come later.
+    let other = Asker { within: SOON, ..asker };
+    assert_eq!(other.release("x").expect("an answer"), Answer::Free);
+    proxy.set_on(1, Fault::None);
+    std::thread::sleep(ms(100));
+    assert!(!server.has("x"));
+    assert_eq!(proxy.connections(), 2);
+}
+
+#[test]
+fn a_hasty_request_does_not_cost_the_others_their_connection() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let patient = Asker::new(&proxy.url());
+    patient.renew("x").expect("an answer");
+    proxy.set(Fault::Delay(ms(40)));
+    let hasty = patient.other().within(ms(20));
+    let (first, second) = block_on(futures_util::future::join(
+        hasty.store.call(hasty.op("x", acquire()), hasty.within),
+        patient.store.call(patient.op("y", acquire()), patient.within),
+    ));
+    assert!(matches!(first, Err(Failure::Unknown(_))), "{first:?}");
+    assert!(second.is_ok(), "{second:?}");
+    // The contract: once a later request was answered, the earlier one has taken effect or never
+    // will.
+    assert!(server.has("x"));
+    assert_eq!(proxy.connections(), 1);
+}
+
+#[test]
+fn a_silent_connection_is_left_and_whatever_was_asked_on_it_is_unknown() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let asker = Asker::new(&proxy.url());
+    asker.renew("x").expect("an answer");
+    proxy.set_on(1, Fault::BlackHole);
+    let calls = (0..50).map(|number| {
+        let within = ms(if number == 0 { 250 } else { 3_000 });
+        asker.store.call(asker.op(&format!("x{number}"), acquire()), within)
+    });
+    let started = Instant::now();
+    let said = block_on(join_all(calls));
+    assert!(said.iter().all(|said| matches!(said, Err(Failure::Unknown(_)))));
+    assert!(started.elapsed() < ms(1_500), "the first one's time is everybody's: {:?}", started.elapsed());
+    assert!(held(&asker.acquire("x")));
+    assert_eq!(proxy.connections(), 2);
+}
+
+#[test]
+fn a_killed_connection_is_made_anew_at_once() {
+    let server = Server::start();
+    let asker = Asker::new(&server.url());
+    assert!(held(&asker.acquire("x")));
+    std::thread::sleep(ms(1_100));
+    let interrupted = asker.store.interrupted();
+    let started = Instant::now();
+    server.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    block_on(interrupted);
+    assert!(held(&asker.renew("x")));
+    assert!(started.elapsed() < ms(1_000), "{:?}", started.elapsed());
+}
+
+#[test]
+fn a_reset_before_a_renewal_costs_no_lease() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let asker = Asker::new(&proxy.url());
+    assert!(held(&asker.acquire("x")));
+    for _ in 0..20 {
+        proxy.reset();
+        let started = Instant::now();
+        // At most one attempt may meet the dead connection; the engine makes several.
+        let said = asker.renew("x");
+        assert!(held(&said) || held(&asker.renew("x")), "{said:?}");
+        assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    }
+}
+
+#[test]
+fn a_listener_hears_a_release_and_who_it_was() {
+    let server = Server::start();
+    let asker = Asker::new(&server.url());
+    let holder = asker.other();
+    let mut ears = listen(&asker, "x");
+    assert!(held(&holder.acquire("x")));
+    holder.release("x").expect("an answer");
+    assert_eq!(next(&asker, &mut ears, SOON), Wake::Free { by: Some(holder.owner.clone()) });
+    server.command(&["PUBLISH", "tenure:wake:0:{x}", "anything"]);
+    assert_eq!(next(&asker, &mut ears, SOON), Wake::Free { by: None });
+}
+
+#[test]
+fn waiters_subscribe_once_and_the_connection_closes_without_subscribers() {
+    let server = Server::start();
+    let asker = Asker::new(&server.url());
+    asker.renew("x").expect("an answer");
+    let clients = || server.command(&["CLIENT", "LIST"]).text().matches("name=tenure ").count();
+    assert_eq!(clients(), 1);
+    for _ in 0..5 {
+        drop(listen(&asker, "x"));
+        drop((listen(&asker, "x"), listen(&asker, "y")));
+    }
+    assert_eq!(clients(), 2);
+    assert_eq!(server.info_commandstats()["subscribe"], 2);
+    eventually("the connection for messages is closed", Duration::from_secs(8), || clients() == 1);
+    assert_eq!(listen(&asker, "x").drain(), ());
+}
+
+#[test]
+fn a_subscription_that_was_cut_is_made_anew_and_says_so() {
+    let server = Server::start();
+    let asker = Asker::new(&server.url());
+    let mut ears = listen(&asker, "x");
+    server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    assert_eq!(next(&asker, &mut ears, SOON), Wake::Reconnected);
+    server.restart();
+    match next_or_end(&asker, &mut ears, SOON) {
+        Some(wake) => assert_eq!(wake, Wake::Reconnected),
+        // It was still down when it was dialled: a client that wants to hear more begins again.
+        None => ears = listen(&asker, "x"),
+    }
+    server.command(&["PUBLISH", "tenure:wake:0:{x}", ""]);
+    assert_eq!(next(&asker, &mut ears, SOON), Wake::Free { by: None });
+}
+
+#[test]
+fn a_subscription_that_hears_nothing_is_asked_whether_it_lives() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let asker = Asker::new(&proxy.url());
+    let mut ears = listen(&asker, "x");
+    proxy.set_on(1, Fault::BlackHole);
+    assert_eq!(next(&asker, &mut ears, Duration::from_secs(9)), Wake::Reconnected);
+}
+
+#[test]
+fn the_connections_end_with_the_store() {
+    let server = Server::start();
+    let asker = Asker::new(&server.url());
+    asker.renew("x").expect("an answer");
+    let ears = listen(&asker, "x");
+    let clients = || server.command(&["CLIENT", "LIST"]).text().matches("name=tenure ").count();
+    assert_eq!(clients(), 2);
+    drop((ears, asker.store));
+    eventually("the connections are closed", SOON, || clients() == 0);
+}

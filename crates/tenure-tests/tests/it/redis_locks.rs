@@ -1,0 +1,397 @@
+//! Locks on a real server: what they cost it, what they show of other programs, and how long they
+//! wait for one that is gone.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests against real servers measure real time"
+)]
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::try_join_all;
+use tenure::{ForcedRelease, Guard, Locks, Options, Owner, block_on};
+use tenure_testkit::proxy::{Fault, Proxy};
+use tenure_testkit::servers::{Server, Value, eventually};
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn locks(url: &str) -> Locks {
+    Locks::open(url).expect("a store")
+}
+
+#[test]
+fn an_uncontended_pair_costs_two_scripts_and_what_they_call() {
+    let server = Server::start();
+    let mutex = locks(&server.url()).mutex("x").expect("a name");
+    let pair = || {
+        let guard = block_on(mutex.try_lock()).expect("an answer").expect("a free lock");
+        block_on(guard.release()).expect("a release");
+    };
+    pair();
+    server.command(&["CONFIG", "RESETSTAT"]);
+    (0..10).for_each(|_| pair());
+    let mut calls = server.info_commandstats();
+    calls.retain(|name, _| !name.starts_with("config") && !name.starts_with("info"));
+    let expected = [("del", 10), ("evalsha", 20), ("get", 20), ("publish", 10), ("set", 20), ("time", 10)];
+    assert_eq!(calls, expected.map(|(name, calls)| (name.to_owned(), calls)).into());
+}
+
+#[test]
+fn however_many_wait_in_a_process_they_ask_at_most_twice_a_lease() {
+    let mutex = |locks: &Locks, wait| {
+        let mutex = locks.mutex("x").expect("a name");
+        block_on(mutex.try_lock_for(wait)).expect("an answer")
+    };
+    // Each caller is another owner.
+    let reentrant = |locks: &Locks, wait| {
+        let owner = Owner::new("waiter").expect("an owner");
+        let reentrant = locks.reentrant("x", &owner).expect("a name");
+        block_on(reentrant.try_lock_for(wait)).expect("an answer")
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| fifty_wait(mutex));
+        scope.spawn(|| fifty_wait(reentrant));
+    });
+}
+
+fn fifty_wait(lock: impl Fn(&Locks, Duration) -> Option<Guard> + Sync) {
+    let server = Server::start();
+    let holder = locks(&server.url()).with(Options::new().ttl(ms(1_000))).expect("options");
+    let waiters = locks(&server.url());
+    let guard = lock(&holder, ms(0)).expect("a free lock");
+    std::thread::scope(|scope| {
+        for _ in 0..50 {
+            scope.spawn(|| assert!(lock(&waiters, ms(4_500)).is_none()));
+        }
+        std::thread::sleep(ms(500));
+        server.command(&["CONFIG", "RESETSTAT"]);
+        std::thread::sleep(ms(3_000));
+        let asked = server.info_commandstats()["evalsha"];
+        // The holder renews three times a lease, and looks so at most ten times; the rest is those
+        // who wait.
+        assert!(asked <= 10 + 2 * 3, "{asked}");
+    });
+    drop(guard);
+}
+
+#[test]
+fn a_thousand_guards_are_renewed_over_a_slow_network_in_little_more_than_one_trip() {
+    const DELAY: Duration = Duration::from_millis(20);
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let locks = locks(&proxy.url()).with(Options::new().ttl(ms(3_000))).expect("options");
+    let mutexes: Vec<_> =
+        (0..1_000).map(|number| locks.mutex(&format!("x{number}")).expect("a name")).collect();
+    proxy.set(Fault::Delay(DELAY));
+    let guards = block_on(try_join_all(mutexes.iter().map(|mutex| mutex.lock()))).expect("free locks");
+    // A machine with other things to do may take longer over a round; the way to the server and
+    // back is part of each.
+    let mut rounds = Vec::new();
+    while rounds.len() < 5 && rounds.last().is_none_or(|round| *round > ms(200)) {
+        rounds.push(next_round(&server, guards.len()) + 2 * DELAY);
+    }
+    println!("rounds of 1,000 renewals over a network with 20 ms of delay each way: {rounds:?}");
+    assert!(rounds.iter().any(|round| *round <= ms(200)), "{rounds:?}");
+    assert!(guards.iter().all(Guard::is_held));
+}
+
+/// Waits until each of these locks was renewed once more, and says how long after the first the
+/// last was.
+fn next_round(server: &Server, locks: usize) -> Duration {
+    let (_, before) = leases_end(server, locks);
+    let mut round = (0, 0);
+    eventually("all are renewed", Duration::from_secs(5), || {
+        round = leases_end(server, locks);
+        round.0 > before
+    });
+    Duration::from_millis(round.1 - round.0)
+}
+
+/// When the first and the last of these leases end, by the server's clock in ms. All are as long,
+/// so they were set as far apart.
+fn leases_end(server: &Server, locks: usize) -> (u64, u64) {
+    const ENDS: &str = "local first, last = math.huge, 0
+        for i = 0, ARGV[1] - 1 do
+            local ends = redis.call('PEXPIRETIME', 'x' .. i)
+            first, last = math.min(first, ends), math.max(last, ends)
+        end
+        return {first, last}";
+    let ends = server.command(&["EVAL", ENDS, "0", &locks.to_string()]);
+    let [first, last] = ends.items() else { panic!("no two: {ends:?}") };
+    let moment = |end: &Value| u64::try_from(end.int()).expect("a key that ends");
+    (moment(first), moment(last))
+}
+
+#[test]
+fn foreign_holders_are_shown() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    server.command(&["SET", "app:foreign", "550e8400", "PX", "60000"]);
+    server.command(&["SET", "app:for*ever", "token"]);
+    server.command(&["HSET", "app:hash", "field", "1", "another", "2"]);
+    server.command(&["HSET", "app:redisson", "550e8400:1", "1"]);
+    server.command(&["SET", "elsewhere", "token"]);
+    let own = block_on(locks.mutex("app:own").expect("a name").lock()).expect("a free lock");
+    let names = |prefix: &str| {
+        let mut listing = locks.list(prefix).expect("a prefix");
+        let mut names = Vec::new();
+        while let Some(status) = block_on(listing.next()).expect("an answer") {
+            names.push(status.name.as_str().to_owned());
+        }
+        names.sort();
+        names
+    };
+    assert_eq!(names("app:"), ["app:for*ever", "app:foreign", "app:own", "app:redisson"]);
+    assert_eq!(names("app:for*"), ["app:for*ever"]);
+    assert_eq!(names(""), ["app:own"]);
+    let held = block_on(locks.mutex("app:foreign").expect("a name").try_lock()).expect("an answer");
+    assert!(held.is_none());
+    let status = block_on(locks.inspect("app:foreign")).expect("an answer").expect("a holder");
+    assert!(format!("{status:?}").contains("550e8400"), "{status:?}");
+    assert_eq!(status.foreign().as_deref(), Some("a string of 8 bytes"));
+    // What no lock would be: a name and a number that nobody could count to.
+    let long = "x".repeat(5_000);
+    let made = || server.info("stats")["total_connections_received"].clone();
+    let before = made();
+    server.command(&["HSET", "app:odd", &long, "123456789012345678901"]);
+    let status = block_on(locks.inspect("app:odd")).expect("an answer").expect("a holder");
+    assert!(format!("{status:?}").len() < 2_000, "{status:?}");
+    assert!(block_on(locks.fair("app:odd").expect("a name").try_lock()).expect("an answer").is_none());
+    assert!(block_on(locks.force_release_foreign("app:odd")).expect_err("no lock").is_mismatch());
+    assert_eq!(made(), before, "no connection was given up for that");
+    drop(own);
+}
+
+#[test]
+fn a_forced_release_leaves_what_is_no_lock_of_this_library() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    let me = Owner::new("me").expect("an owner");
+    let hash = |name: &str, owner: &str, count: &str| {
+        server.command(&["HSET", name, "#fence", "7", owner, count]);
+    };
+    server.command(&["SET", "text", "a secret", "PX", "60000"]);
+    server.command(&["SET", "bytes", &"x".repeat(5_000)]);
+    server.command(&["RPUSH", "list", "a", "b", "c"]);
+    server.command(&["SADD", "set", "a"]);
+    server.command(&["ZADD", "zset", "1", "a"]);
+    server.command(&["XADD", "stream", "*", "a", "b"]);
+    server.command(&["HSET", "hash", "a", "b"]);
+    server.command(&["HSET", "redisson", "550e8400-e29b-41d4-a716-446655440000:1", "1"]);
+    hash("no owner", "somebody", "1");
+    hash("no count", me.as_str(), "many");
+    hash("two owners", me.as_str(), "1");
+    server.command(&["HSET", "two owners", "another", "1"]);
+    for (name, what) in [
+        ("text", "a string of 8 bytes"),
+        ("bytes", "a string of 1024 bytes or more"),
+        ("list", "a list"),
+        ("set", "a set"),
+        ("zset", "a sorted set"),
+        ("stream", "a stream"),
+        ("hash", "a hash"),
+        ("redisson", "a hash"),
+        ("no owner", "a hash"),
+        ("no count", "a hash"),
+        ("two owners", "a hash"),
+    ] {
+        let before = format!("{:?}", server.command(&["DUMP", name]));
+        let error = block_on(locks.force_release(name)).expect_err(name);
+        let said = error.to_string();
+        assert!(error.is_mismatch() && said.ends_with(what) && !said.contains("secret"), "{said}");
+        let is_text = name == "text" || name == "bytes";
+        if !is_text {
+            let error = block_on(locks.force_release_foreign(name)).expect_err(name);
+            assert!(error.is_mismatch() && error.to_string() == said, "{error}");
+        }
+        assert_eq!(format!("{:?}", server.command(&["DUMP", name])), before, "{name}");
+        if is_text {
+            let ended = block_on(locks.force_release_foreign(name)).expect("an answer").expect("a holder");
+            assert_eq!(ended.foreign().as_deref(), Some(what));
+            assert_eq!(server.command(&["EXISTS", name]).int(), 0);
+        }
+    }
+    // Those of this library end either way.
+    for foreign in [false, true] {
+        let all = [
+            block_on(locks.mutex("a").expect("a name").lock()).expect("a free lock"),
+            block_on(locks.reentrant("b", &me).expect("a name").lock()).expect("a free lock"),
+            block_on(locks.fair("c").expect("a name").lock()).expect("a free lock"),
+        ];
+        for (name, guard) in ["a", "b", "c"].iter().zip(&all) {
+            let ended = match foreign {
+                false => block_on(locks.force_release(name)),
+                true => block_on(locks.force_release_foreign(name)),
+            };
+            let ended = ended.expect("an answer").expect("a holder");
+            assert_eq!(ended.holders[0].owner.as_ref(), Some(guard.owner()));
+            assert_eq!(server.command(&["EXISTS", name]).int(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_listing_walks_over_thousands_of_keys() {
+    let server = Server::start();
+    server.command(&["EVAL", "for i = 1, 3000 do redis.call('SET', 'many:' .. i, 'token') end", "0"]);
+    let locks = locks(&server.url());
+    let mut listing = locks.list("many:").expect("a prefix");
+    let mut names = std::collections::BTreeSet::new();
+    while let Some(status) = block_on(listing.next()).expect("an answer") {
+        names.insert(status.name.as_str().to_owned());
+    }
+    assert_eq!(names.len(), 3_000);
+}
+
+#[test]
+fn a_wait_ends_in_time_also_when_the_server_is_down_or_black_holed() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let locks = locks(&proxy.url());
+    let mutex = locks.mutex("x").expect("a name");
+    let wait = |limit: Duration| {
+        let started = Instant::now();
+        let error = block_on(mutex.try_lock_for(limit)).expect_err("nobody answers");
+        assert!(error.is_unreachable(), "{error}");
+        assert!(started.elapsed() < limit + ms(400), "{:?}", started.elapsed());
+    };
+    proxy.set(Fault::BlackHole);
+    wait(ms(500));
+    proxy.set(Fault::None);
+    let guard = block_on(mutex.lock()).expect("it is there");
+    block_on(guard.release()).expect("a release");
+    proxy.set(Fault::BlackHole);
+    wait(ms(500));
+    proxy.set(Fault::None);
+    server.kill();
+    wait(ms(500));
+    let started = Instant::now();
+    assert!(block_on(Locks::connect(&server.url())).expect_err("it is down").is_unreachable());
+    assert!(started.elapsed() < ms(1_500), "{:?}", started.elapsed());
+}
+
+#[test]
+fn a_short_wait_says_why_nobody_can_be_asked() {
+    let server = Server::start();
+    server.kill();
+    let mutex = locks(&server.url()).mutex("x").expect("a name");
+    let error = block_on(mutex.try_lock_for(ms(500))).expect_err("nobody answers");
+    let why = std::error::Error::source(&error).expect("a reason").to_string();
+    assert!(error.is_unreachable() && why.contains("refused"), "{error}: {why}");
+}
+
+#[test]
+fn a_guard_hears_of_an_emptied_server_within_a_round_trip_of_the_reconnect() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
+    server.restart();
+    let restarted = Instant::now();
+    let lost = block_on(guard.lost());
+    assert!(lost.is_lost(), "{lost}");
+    assert!(restarted.elapsed() < ms(1_500), "{:?}", restarted.elapsed());
+    println!("told {:?} after the server was back", restarted.elapsed());
+}
+
+/// The one in the server asks by the time that the other has left, or before.
+#[test]
+fn a_release_that_is_overtaken_by_the_next_question_wakes_who_asked() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    let mutex = locks.mutex("x").expect("a name");
+    for round in 0..24 {
+        let guard = block_on(mutex.try_lock_for(ms(5_000))).expect("an answer").expect("a free lock");
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                let started = Instant::now();
+                let guard = block_on(mutex.try_lock_for(ms(5_000))).expect("an answer").expect("a turn");
+                block_on(guard.release()).expect("a release");
+                started.elapsed()
+            });
+            std::thread::sleep(ms(30));
+            match round % 2 {
+                0 => server.command(&["SCRIPT", "FLUSH"]),
+                _ => server.command(&["CLIENT", "KILL", "TYPE", "normal"]),
+            };
+            block_on(guard.release()).expect("a release");
+            let waited = waiter.join().expect("no panic");
+            assert!(waited < ms(4_000), "{waited:?}");
+        });
+    }
+}
+
+#[test]
+fn who_cannot_be_told_asks_meanwhile() {
+    let server = Server::start();
+    let (ours, theirs) = (locks(&server.url()), locks(&server.url()));
+    let (a, b) = (ours.mutex("x").expect("a name"), theirs.mutex("x").expect("a name"));
+    let guard = block_on(a.lock()).expect("a free lock");
+    drop(block_on(theirs.mutex("y").expect("a name").lock()).expect("a free lock"));
+    // Both, and the one that sets it: a client that wants to listen finds no place.
+    server.command(&["CONFIG", "SET", "maxclients", "3"]);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| block_on(b.try_lock_for(ms(900))).expect("an answer"));
+        std::thread::sleep(ms(200));
+        block_on(guard.release()).expect("a release");
+        assert!(waiter.join().expect("no panic").is_some(), "it was free for 700 ms");
+    });
+}
+
+#[test]
+fn who_hears_nothing_any_more_asks_again_and_again() {
+    let server = Server::start();
+    let (ours, theirs) = (locks(&server.url()), locks(&server.url()));
+    let (a, b) = (ours.mutex("x").expect("a name"), theirs.mutex("x").expect("a name"));
+    let guard = block_on(a.lock()).expect("a free lock");
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let guard = block_on(b.try_lock_for(ms(12_000))).expect("an answer").expect("a turn");
+            drop(guard);
+            Instant::now()
+        });
+        while server.command(&["PUBSUB", "CHANNELS"]).items().is_empty() {
+            std::thread::sleep(ms(10));
+        }
+        server.command(&["CONFIG", "SET", "maxclients", "1"]);
+        server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        std::thread::sleep(ms(1_000));
+        let released = Instant::now();
+        block_on(guard.release()).expect("a release");
+        let late = waiter.join().expect("no panic").duration_since(released);
+        // Half a lease, and the pauses are at most a second.
+        assert!(late < ms(6_000), "{late:?}");
+    });
+}
+
+#[test]
+fn a_forced_release_with_a_token_ends_that_grant_and_no_later_one() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    let me = Owner::new("me").expect("an owner");
+    for kind in ["mutex", "reentrant", "fair", "semaphore"] {
+        let take = || {
+            let taken = match kind {
+                "mutex" => block_on(locks.mutex(kind).expect("a name").lock()),
+                "reentrant" => block_on(locks.reentrant(kind, &me).expect("a name").lock()),
+                "fair" => block_on(locks.fair(kind).expect("a name").lock()),
+                _ => block_on(locks.semaphore(kind, 2).expect("a name").acquire(2)),
+            };
+            taken.expect("a free lock")
+        };
+        let force = |token| block_on(locks.force_release_token(kind, token)).expect("an answer");
+        let first = take();
+        let ForcedRelease::Ended(ended) = force(first.fence()) else { panic!("{kind}: it was held") };
+        assert_eq!((ended.holders.len(), ended.holders[0].fence), (1, first.fence()), "{kind}");
+        assert_eq!(force(first.fence()), ForcedRelease::Free, "{kind}");
+        // The reentrant one has the same owner as before.
+        let second = take();
+        let ForcedRelease::Other(other) = force(first.fence()) else { panic!("{kind}: another holds") };
+        assert_eq!(other.holders[0].fence, second.fence(), "{kind}");
+        assert!(matches!(force(0), ForcedRelease::Other(_)), "{kind}");
+        block_on(second.verify()).expect("it is still held");
+    }
+    server.command(&["SET", "text", "another program"]);
+    assert!(block_on(locks.force_release_token("text", 1)).expect_err("no lock").is_mismatch());
+}

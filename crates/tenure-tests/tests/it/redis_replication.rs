@@ -1,0 +1,466 @@
+//! A master and its replicas: what `acks` and `restart_grace` hold in a failover, what anything
+//! less costs, and what neither may cost.
+//!
+//! `TENURE_FAILOVERS=50` makes a longer hunt of it.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests against real servers measure real time"
+)]
+
+use std::error::Error as _;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use crate::overlap::{now, overlap};
+use tenure::internals::Driver;
+use tenure::{Error, Locks, Options, block_on};
+use tenure_testkit::conformance::{Case, Fixture, Flavour};
+use tenure_testkit::proxy::{Fault, Proxy};
+use tenure_testkit::servers::{Config, Server, eventually};
+
+/// Long enough for a busy machine.
+const TTL: Duration = ms(1_500);
+const SOON: Duration = Duration::from_secs(20);
+
+/// Nine servers that start and fail at once are no company for cases that measure milliseconds.
+static CROWD: RwLock<()> = RwLock::new(());
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn locks(url: &str, options: Options) -> Locks {
+    Locks::open(url).expect("a store").with(options).expect("options")
+}
+
+fn options() -> Options {
+    Options::new().ttl(TTL)
+}
+
+fn why(error: &Error) -> String {
+    error.source().map_or_else(String::new, ToString::to_string)
+}
+
+fn config() -> Config {
+    Config::new().set("repl-diskless-sync-delay", "0").set("databases", "256")
+}
+
+fn replica_of(port: u16) -> Server {
+    Server::start_with(config().set("replicaof", &format!("127.0.0.1 {port}")))
+}
+
+fn follows(replica: &Server) -> bool {
+    let info = replica.info("replication");
+    info.get("master_link_status").is_some_and(|status| status == "up")
+}
+
+/// A master, and two replicas that are reached from it by links of their own.
+struct Trio {
+    master: Server,
+    links: [Proxy; 2],
+    replicas: [Server; 2],
+}
+
+impl Trio {
+    fn start() -> Self {
+        let master = Server::start_with(config());
+        let links = [(); 2].map(|()| Proxy::start(master.address()));
+        let replicas = [&links[0], &links[1]].map(|link| replica_of(link.address().port()));
+        eventually("the replicas follow", SOON, || replicas.iter().all(follows));
+        master.replicates(2, "told");
+        Self { master, links, replicas }
+    }
+
+    fn cut(&self, links: &[usize]) {
+        links.iter().for_each(|link| self.links[*link].set(Fault::BlackHole));
+    }
+
+    /// The first replica becomes the master; the second follows it if the old one has lost it.
+    fn promote(&self, with_second: bool) {
+        self.replicas[0].command(&["REPLICAOF", "NO", "ONE"]);
+        if with_second {
+            let port = self.replicas[0].address().port().to_string();
+            self.replicas[1].command(&["REPLICAOF", "127.0.0.1", &port]);
+        }
+    }
+}
+
+/// One failover, and what both sides ask for.
+struct Failover {
+    ours: Options,
+    theirs: Options,
+    cut: &'static [usize],
+    /// Or it goes on, alone with those who still reach it.
+    kill: bool,
+    pause: Duration,
+}
+
+/// What was seen of it.
+struct Seen {
+    /// How long, at least, a client held `x`, which was held before, and `y`, which was asked for
+    /// after the cut, on both sides.
+    overlaps: [Duration; 2],
+    /// What came of asking for `y`.
+    late: Result<(), Error>,
+}
+
+impl Failover {
+    fn run(self) -> Seen {
+        let trio = Trio::start();
+        let ours = locks(&trio.master.url(), self.ours);
+        // The very first use is a grace too.
+        block_on(block_on(ours.mutex("first").expect("a name").lock()).expect("a grant").release())
+            .expect("a release");
+        let x = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
+        for replica in &trio.replicas {
+            eventually("a replica has it", SOON, || replica.has("x"));
+        }
+        trio.cut(self.cut);
+        let (y, late) = match block_on(ours.mutex("y").expect("a name").try_lock()) {
+            Ok(guard) => (guard, Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        sleep(self.pause);
+        if self.kill {
+            trio.master.kill();
+        }
+        trio.promote(self.cut.len() == 2);
+        let theirs = locks(&trio.replicas[0].url(), self.theirs);
+        let overlaps = scope(|scope| {
+            let pairs = [("x", Some(x)), ("y", y)].map(|(name, guard)| {
+                let theirs = &theirs;
+                scope.spawn(move || {
+                    overlap(guard.as_ref(), || {
+                        block_on(theirs.mutex(name).expect("a name").lock()).expect("a grant")
+                    })
+                })
+            });
+            pairs.map(|pair| pair.join().expect("no panic"))
+        });
+        Seen { overlaps, late }
+    }
+}
+
+/// Runs them a few at a time: they mostly wait.
+fn all(failovers: Vec<Failover>) -> Vec<Seen> {
+    let _alone = CROWD.write().unwrap_or_else(PoisonError::into_inner);
+    let queue = Mutex::new(failovers);
+    let seen = Mutex::new(Vec::new());
+    scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                loop {
+                    let Some(next) = queue.lock().expect("no panic").pop() else { return };
+                    let one = next.run();
+                    seen.lock().expect("no panic").push(one);
+                }
+            });
+        }
+    });
+    seen.into_inner().expect("no panic")
+}
+
+fn overlapping(seen: &[Seen]) -> Vec<Duration> {
+    seen.iter().flat_map(|seen| seen.overlaps).filter(|overlap| !overlap.is_zero()).collect()
+}
+
+#[test]
+fn with_the_acks_of_all_replicas_and_a_grace_nobody_overlaps_in_a_failover() {
+    let failovers = std::env::var("TENURE_FAILOVERS").map_or(5, |count| count.parse().expect("a number"));
+    let each = |at: u64| Failover {
+        ours: options().acks(2).restart_grace(TTL),
+        // Of the two replicas one is the master by then.
+        theirs: options().acks(1).restart_grace(TTL),
+        cut: &[0, 1],
+        kill: at.is_multiple_of(2),
+        pause: ms(at * 173 % 700),
+    };
+    let seen = all((0..failovers).map(each).collect());
+    let overlaps = overlapping(&seen);
+    println!("acks of all, and a grace: {} failovers, {} overlaps", seen.len(), overlaps.len());
+    assert!(overlaps.is_empty(), "{overlaps:?}");
+    for seen in seen {
+        let error = seen.late.expect_err("nobody can confirm it");
+        assert!(
+            error.is_unreachable() && why(&error).contains("0 of 2 replicas"),
+            "{error}: {}",
+            why(&error)
+        );
+    }
+}
+
+/// The controls: what shows that the test above could fail, and what less than both costs.
+#[test]
+fn with_less_than_that_failovers_overlap() {
+    let rows: [(&str, Options, Options, &'static [usize]); 3] = [
+        ("neither", options(), options(), &[0, 1]),
+        ("a grace without acks", options().restart_grace(TTL), options().restart_grace(TTL), &[0, 1]),
+        // The second replica confirms what the first, which is promoted, never hears of.
+        (
+            "acks of one of two, and a grace",
+            options().acks(1).restart_grace(TTL),
+            options().restart_grace(TTL),
+            &[0],
+        ),
+    ];
+    let _alone = CROWD.write().unwrap_or_else(PoisonError::into_inner);
+    scope(|scope| {
+        for (what, ours, theirs, cut) in rows {
+            scope.spawn(move || {
+                let seen = Failover { ours, theirs, cut, kill: false, pause: Duration::ZERO }.run();
+                assert!(seen.late.is_ok(), "{what}: {:?}", seen.late);
+                let overlaps = overlapping(&[seen]);
+                println!(
+                    "{what}: 2 locks in 1 failover, {} overlaps, for as long as was looked: {overlaps:?}",
+                    overlaps.len()
+                );
+                assert_eq!(overlaps.len(), 2, "{what}");
+            });
+        }
+    });
+}
+
+#[test]
+fn a_server_that_comes_back_empty_grants_nothing_until_every_lease_is_over() {
+    for (grace, overlaps) in [(Duration::ZERO, true), (TTL, false)] {
+        let server = Server::start();
+        let options = options().restart_grace(grace);
+        let (ours, theirs) = (locks(&server.url(), options.clone()), locks(&server.url(), options));
+        let guard = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
+        // So that the holder does not hear of it before its lease is over.
+        server.stop();
+        let stopped = now();
+        server.restart();
+        let rival = block_on(theirs.mutex("x").expect("a name").lock()).expect("a grant");
+        let granted = now();
+        assert_eq!(granted - stopped < TTL, overlaps, "{:?}", granted - stopped);
+        drop((guard, rival));
+    }
+}
+
+#[test]
+fn a_grace_that_began_when_the_clock_was_ahead_begins_again() {
+    let server = Server::with_clock();
+    let hour = Duration::from_secs(3_600);
+    server.clock().forward(hour);
+    let mutex = locks(&server.url(), options().restart_grace(TTL)).mutex("x").expect("a name");
+    let take = || block_on(mutex.try_lock_for(Duration::from_secs(10))).expect("an answer");
+    assert!(take().is_some());
+    server.clock().back(hour);
+    server.command(&["DEL", "x"]);
+    assert!(take().is_some(), "after another grace");
+}
+
+#[test]
+fn a_promoted_server_renews_what_is_held_and_grants_nothing_for_a_while() {
+    let server = Server::start();
+    let options = options().restart_grace(TTL);
+    let (ours, theirs) = (locks(&server.url(), options.clone()), locks(&server.url(), options));
+    let held = block_on(ours.mutex("held").expect("a name").lock()).expect("a grant");
+    let queued = block_on(ours.fair("queued").expect("a name").lock()).expect("a grant");
+    scope(|scope| {
+        let next = scope.spawn(|| {
+            let guard = block_on(theirs.fair("queued").expect("a name").lock()).expect("a grant");
+            (now(), guard.fence())
+        });
+        eventually("it waits", SOON, || {
+            let status = block_on(theirs.inspect("queued")).expect("an answer");
+            status.is_some_and(|status| status.waiters.len() == 1)
+        });
+        let epoch = server.command(&["GET", "tenure:epoch"]).text().to_owned();
+        server.command(&["REPLICAOF", "127.0.0.1", "1"]);
+        server.command(&["REPLICAOF", "NO", "ONE"]);
+        let mutex = theirs.mutex("free").expect("a name");
+        let asked = now();
+        assert!(block_on(mutex.try_lock()).expect("an answer").is_none());
+        assert_ne!(server.command(&["GET", "tenure:epoch"]).text(), epoch);
+        assert!(block_on(theirs.fair("other").expect("a name").try_lock()).expect("an answer").is_none());
+        block_on(queued.release()).expect("a release");
+        let free = block_on(mutex.lock()).expect("a grant");
+        assert!(now() - asked >= TTL, "{:?}", now() - asked);
+        let (granted, ticket) = next.join().expect("no panic");
+        assert!(granted - asked >= TTL, "{:?}", granted - asked);
+        // Its place was kept, and it was there before any client who came after.
+        let after = block_on(theirs.fair("queued").expect("a name").lock()).expect("a grant");
+        assert!(ticket < after.fence());
+        drop(free);
+    });
+    assert!(held.is_held());
+    block_on(held.verify()).expect("still held");
+}
+
+#[test]
+fn a_server_that_cannot_says_so() {
+    let server = Server::start_with(
+        Config::new()
+            .user("waitless on >pw ~* &* +@all -wait")
+            .user("mute on >pw ~* resetchannels +@all")
+            .user("blind on >pw ~* &* +@all -info"),
+    );
+    let url = |user: &str| server.url().replace("redis://", &format!("redis://{user}:pw@"));
+    let ask = |url: &str, options| block_on(locks(url, options).mutex("x").expect("a name").try_lock());
+
+    let error = ask(&server.url(), options().acks(1)).expect_err("no replicas");
+    assert!(error.is_unreachable() && why(&error).contains("no replicas"), "{error}: {}", why(&error));
+    let error = ask(&url("waitless"), options().acks(1)).expect_err("no WAIT");
+    assert!(error.is_unsupported() && error.to_string().contains("WAIT"), "{error}");
+    let error = ask(&url("mute"), options().acks(1)).expect_err("no PUBLISH");
+    assert!(error.is_unsupported() && error.to_string().contains("tenure:wake:acks"), "{error}");
+    let error = ask(&url("blind"), options().restart_grace(TTL)).expect_err("no INFO");
+    assert!(error.is_refused(), "{error}");
+    assert_eq!(server.command(&["EXISTS", "x"]).int(), 0);
+
+    let dir = tempfile::tempdir().expect("a directory");
+    let members = [(); 3].map(|()| Locks::memory());
+    let others = [
+        Locks::memory(),
+        Locks::open(&format!("file:{}", dir.path().display())).expect("a store"),
+        Locks::quorum(members).expect("a quorum"),
+    ];
+    for locks in others {
+        for options in [options().acks(1), options().restart_grace(TTL)] {
+            assert!(locks.with(options).expect_err("no replicas").is_unsupported());
+        }
+    }
+    let cluster = Locks::open("redis-cluster://127.0.0.1:1").expect("a store");
+    assert!(cluster.with(options().restart_grace(TTL)).expect_err("slots").is_unsupported());
+}
+
+/// A client that works under a lock may ask of it before each write, and several do: nothing that
+/// needs no confirmation keeps its renewals from leaving.
+#[test]
+fn however_much_is_asked_about_a_lock_its_renewals_leave() {
+    let trio = Trio::start();
+    let locks = locks(&trio.master.url(), options().acks(2));
+    let guard = block_on(locks.mutex("busy").expect("a name").lock()).expect("a grant");
+    let until = Instant::now() + 3 * TTL;
+    scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                while Instant::now() < until {
+                    block_on(guard.verify()).expect("still held");
+                }
+            });
+        }
+    });
+    block_on(guard.release()).expect("still held");
+}
+
+#[test]
+fn a_dead_replica_stops_neither_releases_nor_what_needs_no_confirmation() {
+    let trio = Trio::start();
+    let acked = locks(&trio.master.url(), Options::new().acks(2));
+    let plain = acked.with(Options::new()).expect("options");
+    let held = block_on(acked.mutex("held").expect("a name").lock()).expect("a grant");
+    trio.replicas[1].stop();
+    scope(|scope| {
+        let short = scope.spawn(|| block_on(acked.mutex("late").expect("a name").try_lock()));
+        eventually("it is waited for", SOON, || trio.master.has("late"));
+        let started = Instant::now();
+        block_on(held.release()).expect("a release");
+        let release = started.elapsed();
+        let mutex = plain.mutex("plain").expect("a name");
+        let mut pairs = Vec::new();
+        while !short.is_finished() {
+            let started = Instant::now();
+            let guard = block_on(mutex.lock()).expect("a grant");
+            block_on(guard.release()).expect("a release");
+            pairs.push(started.elapsed());
+        }
+        let error = short.join().expect("no panic").expect_err("one of two");
+        assert!(
+            error.is_unreachable() && why(&error).contains("1 of 2 replicas"),
+            "{error}: {}",
+            why(&error)
+        );
+        pairs.sort();
+        println!(
+            "beside a WAIT that takes 875 ms: a release {release:?}, {} pairs, median {:?}",
+            pairs.len(),
+            pairs[pairs.len() / 2]
+        );
+        assert!(release < ms(400) && pairs[pairs.len() / 2] < ms(200), "{release:?} {pairs:?}");
+    });
+    eventually("it was given back", SOON, || !trio.master.has("late"));
+    trio.replicas[1].cont();
+    drop(block_on(acked.mutex("late").expect("a name").lock()).expect("a grant"));
+}
+
+/// `CLIENT UNBLOCK`, or a server that changes its role, ends a WAIT with an error, or before its
+/// time.
+#[test]
+fn a_wait_that_is_broken_off_confirms_nothing_and_is_begun_again() {
+    let trio = Trio::start();
+    let ours = locks(&trio.master.url(), Options::new().acks(2));
+    block_on(block_on(ours.mutex("first").expect("a name").lock()).expect("a grant").release())
+        .expect("a release");
+    trio.replicas[1].stop();
+    let errors = || trio.master.info("errorstats").get("errorstat_UNBLOCKED").cloned().unwrap_or_default();
+    let break_off = |how: &str| {
+        let clients = trio.master.command(&["CLIENT", "LIST"]);
+        let waits = clients.text().lines().find(|client| client.contains(" cmd=wait "));
+        let id = waits.and_then(|client| client.strip_prefix("id=")?.split(' ').next());
+        id.is_some_and(|id| trio.master.command(&["CLIENT", "UNBLOCK", id, how]) == 1)
+    };
+    scope(|scope| {
+        let waiter = scope.spawn(|| block_on(ours.mutex("x").expect("a name").try_lock_for(2 * SOON)));
+        for how in ["ERROR", "TIMEOUT", "ERROR"] {
+            eventually("a WAIT is broken off", SOON, || break_off(how));
+        }
+        eventually("the error was said", SOON, || errors().contains("count=2"));
+        assert!(!waiter.is_finished(), "{:?}", waiter.join());
+        trio.replicas[1].cont();
+        let guard = waiter.join().expect("no panic").expect("an answer").expect("a grant");
+        assert!(trio.replicas.iter().all(|replica| replica.has("x")));
+        drop(guard);
+    });
+}
+
+/// What a mutex and a queue promise, they promise on these terms too.
+mod acked {
+    use super::*;
+
+    struct Pair {
+        master: Server,
+        _replica: Server,
+        databases: AtomicU32,
+    }
+
+    /// One for all cases that run at a time, a database for each.
+    fn pair() -> Arc<Pair> {
+        static PAIR: Mutex<Weak<Pair>> = Mutex::new(Weak::new());
+        let mut known = PAIR.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = |pair: &Arc<Pair>| pair.databases.load(Ordering::Relaxed) < 250;
+        known.upgrade().filter(fresh).unwrap_or_else(|| {
+            let master = Server::start_with(config());
+            let replica = replica_of(master.address().port());
+            eventually("the replica follows", SOON, || follows(&replica));
+            master.replicates(1, "told");
+            let pair = Arc::new(Pair { master, _replica: replica, databases: AtomicU32::new(0) });
+            *known = Arc::downgrade(&pair);
+            pair
+        })
+    }
+
+    fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
+        let _company = CROWD.read().unwrap_or_else(PoisonError::into_inner);
+        let pair = pair();
+        let database = pair.databases.fetch_add(1, Ordering::Relaxed);
+        let url = format!("{}/{database}", pair.master.url());
+        let open = move || Locks::open(&url).expect("a store");
+        let fixture = Fixture::new(Driver::start().expect("a thread"), open);
+        block_on(case(&fixture.with(flavour).on(|options| options.acks(1))));
+    }
+
+    tenure_testkit::conformance_mutex!(crate::redis_replication::acked::run);
+    tenure_testkit::conformance_exclusive!(crate::redis_replication::acked::run, fair_mutex, Fair);
+    tenure_testkit::conformance_cases!(crate::redis_replication::acked::run, Mutex, queue, queue:
+        callers_of_several_clients_are_served_in_the_order_in_which_they_came,
+        a_head_that_died_costs_its_short_lease,
+        a_forced_release_lets_the_next_in,
+        whoever_is_called_gets_a_whole_lease,
+    );
+}

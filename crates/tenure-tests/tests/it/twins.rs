@@ -1,0 +1,510 @@
+//! The machines in Rust and in Lua are twins: the same requests at the same moments get the same
+//! answers and leave the same behind.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tenure::internals::protocol::{
+    self, Answer, Bind, Data, Entry, Fence, Now, Op, Rule, Seat, State, Verb, Wake, Whose, lease, ours,
+    queue::Queue,
+};
+use tenure::internals::store::redis::Redis;
+use tenure::internals::{Driver, Store};
+use tenure::{LockName, Owner, block_on};
+use tenure_testkit::servers::{Client, Server, Value};
+use tenure_testkit::setting;
+
+/// Unless `TENURE_OPERATIONS` says another number.
+const OPERATIONS: usize = 40_000;
+/// So many requests are asked at one moment; then all keys are compared.
+const BATCH: u64 = 24;
+const WITHIN: Duration = Duration::from_secs(10);
+/// Keys of each shape that side keys tell apart.
+const KEYS: [&str; 6] = ["plain", "{tag}ged", "a}b", "sp ace", "ümlaut", "{}"];
+
+#[test]
+fn the_mutex_in_lua_answers_as_the_one_in_rust() {
+    let mut bench = Bench::new(Subject::Mutex, 4, 7);
+    bench.run();
+    bench.has_seen(&["Ahead", "Behind", "Busy", "Found", "Free", "Held", "Mismatch", "Released"]);
+}
+
+#[test]
+fn the_reentrant_machine_in_lua_answers_as_the_one_in_rust() {
+    let mut bench = Bench::new(Subject::Reentrant, 3, 11);
+    bench.run();
+    bench.has_seen(&["Busy", "Found", "Free", "Held", "Mismatch", "Released", "Released 1"]);
+}
+
+#[test]
+fn the_queue_in_lua_answers_as_the_one_in_rust() {
+    let mut bench = Bench::new(Subject::Queue, 9, 13);
+    bench.run();
+    let all = ["Busy", "Found", "Free", "Granted", "Held", "Mismatch", "Places", "Released", "Waiting"];
+    bench.has_seen(&all);
+}
+
+/// So many that what one request may sweep and let in is not all.
+#[test]
+fn a_long_queue_in_lua_answers_as_the_one_in_rust() {
+    let mut bench = Bench::new(Subject::Queue, 400, 17);
+    bench.run();
+    let all =
+        ["Busy", "Found", "Free", "Granted", "Granted 64", "Held", "Left by the sweep", "More", "Places"];
+    bench.has_seen(&all);
+}
+
+/// Which machine is asked most.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Subject {
+    Mutex,
+    Reentrant,
+    Queue,
+}
+
+/// Both machines, and a clock that moves both.
+struct Bench {
+    server: Server,
+    store: Redis,
+    /// Hears what is published.
+    ear: Client,
+    /// Looks at keys.
+    eye: Client,
+    random: u64,
+    now_us: u64,
+    subject: Subject,
+    owners: Vec<Owner>,
+    states: Vec<State>,
+    requests: u64,
+    /// The kinds of answers so far.
+    seen: BTreeSet<String>,
+}
+
+impl Bench {
+    fn new(subject: Subject, owners: usize, seed: u64) -> Self {
+        let server = Server::with_clock();
+        let now_us = 1_800_000_000_000_000;
+        server.clock().freeze_us(now_us);
+        let store = Redis::open(&server.url(), Driver::start().expect("a thread")).expect("a store");
+        let mut ear = server.client().expect("a connection");
+        for key in KEYS {
+            for rule in [Rule::Mutex, Rule::Reentrant] {
+                ear.command(&["SUBSCRIBE", &channel(rule, key)]).expect("a subscription");
+            }
+        }
+        let eye = server.client().expect("a connection");
+        let owners = (0..owners).map(|_| Owner::new("twin").expect("an owner")).collect();
+        let states = KEYS.iter().map(|_| State::default()).collect();
+        let mut bench = Self {
+            server,
+            store,
+            ear,
+            eye,
+            random: seed,
+            now_us,
+            subject,
+            owners,
+            states,
+            requests: 0,
+            seen: BTreeSet::new(),
+        };
+        // From here on the server knows the scripts, so requests are carried out in the order in
+        // which they were sent.
+        for rule in [Rule::Mutex, Rule::Reentrant, Rule::Queue(Seat::FAIR)] {
+            let warm_up = bench.op(0, 0, rule, Verb::Inspect);
+            block_on(bench.store.call(warm_up, WITHIN)).expect("an answer");
+        }
+        bench
+    }
+
+    fn run(&mut self) {
+        let mut asked = 0;
+        let operations = setting("TENURE_OPERATIONS").map_or(OPERATIONS, |number| number as usize);
+        while asked < operations {
+            self.pass_time();
+            self.interfere();
+            asked += self.batch();
+            self.compare();
+        }
+    }
+
+    fn has_seen(&self, all: &[&str]) {
+        for what in all {
+            assert!(self.seen.contains(*what), "{what} was never seen, only {:?}", self.seen);
+        }
+    }
+
+    /// A number below `bound`.
+    fn below(&mut self, bound: u64) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+
+    fn now(&self) -> Now {
+        Now { ms: self.now_us / 1_000, unix_us: self.now_us }
+    }
+
+    fn op(&mut self, key: usize, owner: usize, rule: Rule, verb: Verb) -> Op {
+        self.requests += 1;
+        let name = LockName::new(KEYS[key]).expect("a name");
+        Op { name, rule, owner: self.owners[owner].clone(), request: self.requests, verb }
+    }
+
+    /// Mostly the subject; for the queue, a kind that is this key's more often than not.
+    fn rule(&mut self, key: usize) -> Rule {
+        let subject = match self.below(40) {
+            0 => Subject::Mutex,
+            1 => Subject::Reentrant,
+            2 => Subject::Queue,
+            _ => self.subject,
+        };
+        match subject {
+            Subject::Mutex => Rule::Mutex,
+            Subject::Reentrant => Rule::Reentrant,
+            Subject::Queue => {
+                let kind = if self.below(50) == 0 { self.below(7) } else { key as u64 };
+                Rule::Queue(match kind {
+                    0 | 1 => Seat::FAIR,
+                    2 | 3 if self.below(if self.is_long() { 60 } else { 4 }) == 0 => Seat::WRITER,
+                    2 | 3 => Seat::READER,
+                    4 | 5 => Seat::permits(5, 1 + self.below(3) as u32),
+                    _ => Seat::permits(3, 1 + self.below(5) as u32),
+                })
+            }
+        }
+    }
+
+    fn pass_time(&mut self) {
+        let (hour, day) = (3_600_000_000, 86_400_000_000);
+        match self.below(100) {
+            _ if self.is_long() => {
+                self.now_us += match self.below(250) {
+                    0 => 20_000_000 + self.below(40_000_000),
+                    _ => self.below(60_000),
+                }
+            }
+            0..60 => self.now_us += self.below(700_000),
+            60..90 => self.now_us += self.below(5_000_000),
+            90..94 => {}
+            94 => self.now_us += hour + self.below(hour),
+            95 => self.now_us += 20 * day,
+            _ => self.now_us -= self.below(20_000_000),
+        }
+        self.server.clock().freeze_us(self.now_us);
+    }
+
+    /// What other programs, operators and evictions do.
+    fn interfere(&mut self) {
+        let key = self.below(KEYS.len() as u64) as usize;
+        let (name, mine) = (KEYS[key], self.owners[0].clone());
+        let ttl_ms = self.below(3_000) + 1;
+        let expires_ms = Some(self.now().ms + ttl_ms);
+        let text = |text: &str, expires_ms| Some(Entry { value: Data::Text(text.to_owned()), expires_ms });
+        match self.below(self.calm()) {
+            0 => self.plant(key, "somebody else", text("somebody else", expires_ms), Some(ttl_ms)),
+            1 => self.plant(key, "for ever", text("for ever", None), None),
+            2 => self.plant(key, mine.as_str(), text(mine.as_str(), expires_ms), Some(ttl_ms)),
+            3 => self.plant(key, mine.as_str(), text(mine.as_str(), None), None),
+            4 => {
+                let longer = format!("{mine}0#5");
+                self.plant(key, &longer, text(&longer, expires_ms), Some(ttl_ms));
+            }
+            5 => {
+                let broken = format!("{mine}#5x");
+                self.plant(key, &broken, text(&broken, expires_ms), Some(ttl_ms));
+            }
+            6 | 7 => {
+                let fields: &[&str] = match self.below(4) {
+                    0 | 1 if ttl_ms.is_multiple_of(3) => &["#fence", "1", mine.as_str(), "1"],
+                    0 | 1 if ttl_ms % 3 == 1 => &["#fence", "1", mine.as_str(), "1", "a", "1"],
+                    0 => &["#fence", "1", "a", "1"],
+                    1 => &["mode", "read", "550e8400-e29b-41d4-a716-446655440000:1", "1"],
+                    2 => &["#odd", "1"],
+                    _ => &["550e8400-e29b-41d4-a716-446655440000:1", "2"],
+                };
+                self.eye.command(&["DEL", name]).expect("a reply");
+                self.eye.command(&[&["HSET", name], fields].concat()).expect("a reply");
+                self.eye.command(&["PEXPIRE", name, &ttl_ms.to_string()]).expect("a reply");
+                let hash = fields.chunks(2).map(|pair| (pair[0].to_owned(), pair[1].to_owned()));
+                self.states[key].lock = Some(Entry { value: Data::Hash(hash.collect()), expires_ms });
+            }
+            11 | 12 => {
+                let (value, command): (_, &[&str]) = match self.below(2) {
+                    0 => ("(zset)", &["ZADD", name, "-5", "somebody", "1800000000000000", "somebody else"]),
+                    _ => ("(list)", &["RPUSH", name, "somebody"]),
+                };
+                self.eye.command(&["DEL", name]).expect("a reply");
+                self.eye.command(command).expect("a reply");
+                self.eye.command(&["PEXPIRE", name, &ttl_ms.to_string()]).expect("a reply");
+                self.states[key].lock = text(value, expires_ms);
+            }
+            8 | 9 => {
+                self.eye.command(&["DEL", name]).expect("a reply");
+                self.states[key].lock = None;
+            }
+            10 => {
+                self.eye.command(&["DEL", &side("tenure:fence:", name)]).expect("a reply");
+                self.states[key].fence = None;
+            }
+            _ => {}
+        }
+    }
+
+    fn plant(&mut self, key: usize, value: &str, entry: Option<Entry<Data>>, ttl_ms: Option<u64>) {
+        let mut command = vec!["SET".to_owned(), KEYS[key].to_owned(), value.to_owned()];
+        command.extend(ttl_ms.into_iter().flat_map(|ttl_ms| ["PX".to_owned(), ttl_ms.to_string()]));
+        self.eye.command(&command).expect("a reply");
+        self.states[key].lock = entry;
+    }
+
+    fn is_long(&self) -> bool {
+        self.owners.len() > 100
+    }
+
+    /// Whether a text of the state stands for a type that the Rust machines do not have.
+    fn is_of_another_type(&self, key: usize) -> bool {
+        let lock = self.states[key].lock.as_ref().map(|lock| &lock.value);
+        matches!(lock, Some(Data::Text(value)) if value.starts_with('('))
+    }
+
+    /// How seldom others interfere: a queue grows only where it is left alone for a while.
+    fn calm(&self) -> u64 {
+        match self.subject {
+            Subject::Queue if self.is_long() => 1_000,
+            Subject::Queue => 60,
+            _ => 20,
+        }
+    }
+
+    fn verb(&mut self, rule: Rule) -> Verb {
+        let is_long = self.is_long();
+        let ttl_ms = 1 + self.below(if is_long { 20_000 } else { 4_000 });
+        let fence = match (rule, self.below(4)) {
+            (Rule::Mutex, 0) => Fence::Ballot(match self.below(8) {
+                0 => self.below(1_000),
+                1 => self.now_us + 40_000_000_000_000,
+                2 => self.now_us + self.below(31_000_000_000_000),
+                _ => self.now_us - 12_000_000 + self.below(13_000_000),
+            }),
+            _ => Fence::Assign,
+        };
+        let hold = match rule {
+            Rule::Reentrant => 1 + self.below(3),
+            _ => 1,
+        };
+        let is_queue = matches!(rule, Rule::Queue(_));
+        match self.below(if is_queue { 16 } else { 10 }) {
+            n @ 0..5 => {
+                let wait_ms =
+                    (is_queue && n > 0).then(|| 1 + self.below(if is_long { 30_000 } else { 3_000 }));
+                Verb::Acquire { ttl_ms, hold, fence, wait_ms, bind: Bind::Process }
+            }
+            5 | 6 => {
+                let weight = (is_queue && self.below(3) == 0).then(|| 1 + self.below(2) as u32);
+                let bind = match self.below(6) {
+                    0 => Some(Bind::Lease),
+                    1 => Some(Bind::Process),
+                    _ => None,
+                };
+                Verb::Renew { ttl_ms, hold, bind, weight }
+            }
+            7 | 8 => Verb::Release { hold, fence, whose: Whose::Mine },
+            9 if self.below(if is_long { 60 } else { 4 }) == 0 => {
+                let whose = if ttl_ms.is_multiple_of(3) { Whose::Foreign } else { Whose::Anyone };
+                Verb::Release { hold: hold / 2, fence, whose }
+            }
+            9 => Verb::Inspect,
+            10..12 if is_long => {
+                Verb::Acquire { ttl_ms, hold, fence, wait_ms: Some(20_000 + ttl_ms), bind: Bind::Process }
+            }
+            _ => {
+                let count = 1 + self.below(if is_long { 100 } else { 6 });
+                let owners = (0..count).map(|_| self.below(self.owners.len() as u64) as usize);
+                let owners: Vec<_> = owners.collect();
+                let owners = owners.into_iter().map(|owner| self.owners[owner].clone()).collect();
+                Verb::Refresh { owners, wait_ms: ttl_ms }
+            }
+        }
+    }
+
+    /// Asks both machines the same; how many questions that were.
+    fn batch(&mut self) -> usize {
+        let count = 1 + self.below(BATCH);
+        let ops: Vec<_> = (0..count)
+            .map(|_| {
+                let key = self.below(KEYS.len() as u64) as usize;
+                let owner = self.below(self.owners.len() as u64) as usize;
+                let rule = self.rule(key);
+                let mut verb = self.verb(rule);
+                if let Verb::Release { whose: whose @ Whose::Foreign, .. } = &mut verb
+                    && self.is_of_another_type(key)
+                {
+                    *whose = Whose::Anyone;
+                }
+                (key, self.op(key, owner, rule, verb))
+            })
+            .collect();
+        let store = Arc::new(self.store.clone());
+        let replies = block_on(join_all(ops.iter().map(|(_, op)| store.call(op.clone(), WITHIN))));
+        let now = self.now();
+        for ((key, op), reply) in ops.iter().zip(replies) {
+            let before = self.states[*key].clone();
+            let (answer, wake) = protocol::apply(&mut self.states[*key], now, op);
+            let reply = reply.expect("an answer");
+            assert_eq!((&reply.owner, reply.request), (&op.owner, op.request));
+            assert_eq!(reply.answer, answer, "{op:?} at {now:?} on {before:?}");
+            self.note(*key, &answer, wake.as_ref());
+            let Some(wake) = wake else { continue };
+            let message = self.ear.receive().expect("a message");
+            let [_, heard, said] = message.items() else { panic!("not a message: {message:?}") };
+            assert_eq!(heard.text(), channel(op.rule, KEYS[*key]));
+            let Value::Bytes(said) = said else { panic!("not a message: {message:?}") };
+            let said = String::from_utf8_lossy(said);
+            match (wake, op.rule) {
+                (Wake::Free { .. }, Rule::Reentrant) => assert_eq!(said, "0"),
+                (Wake::Free { by }, _) => assert_eq!(ours(&said).map(|(owner, _)| owner), by, "{op:?}"),
+                (Wake::Granted { tickets }, _) => {
+                    let tickets: Vec<_> = tickets.iter().map(u64::to_string).collect();
+                    assert_eq!(said, tickets.join(","), "{op:?}");
+                }
+                (other, _) => panic!("no machine says {other:?}"),
+            }
+        }
+        ops.len()
+    }
+
+    /// Notes what has been seen.
+    fn note(&mut self, key: usize, answer: &Answer, wake: Option<&Wake>) {
+        let answer = match answer {
+            Answer::More(answer) => {
+                self.seen.insert("More".to_owned());
+                answer
+            }
+            answer => answer,
+        };
+        let kind = format!("{answer:?}");
+        self.seen.insert(kind.split([' ', '(']).next().unwrap_or_default().to_owned());
+        if let Answer::Released { left: 1 } = answer {
+            self.seen.insert("Released 1".to_owned());
+        }
+        if let Some(Wake::Granted { tickets }) = wake {
+            self.seen.insert("Granted".to_owned());
+            self.seen.insert(format!("Granted {}", tickets.len()));
+        }
+        if let (Answer::Places { .. }, Some(Entry { value: Data::Queue(queue), .. })) =
+            (answer, &self.states[key].lock)
+            && queue.tickets().any(|(_, ticket)| ticket.deadline_ms < self.now().ms)
+        {
+            self.seen.insert("Left by the sweep".to_owned());
+        }
+    }
+
+    /// What is left at the keys is what the machine in Rust has, to the millisecond.
+    fn compare(&mut self) {
+        for key in KEYS {
+            let side = side("tenure:fence:", key);
+            for command in [&["TYPE", key][..], &["PTTL", key], &["GET", &side], &["PTTL", &side]] {
+                self.eye.send(command).expect("a connection");
+            }
+        }
+        let now = self.now();
+        let mut types = Vec::new();
+        for (key, state) in KEYS.iter().zip(&mut self.states) {
+            // The server deletes what has lapsed when it is looked at, so a clock that steps back
+            // does not revive it.
+            state.lock.take_if(|lock| lock.expires_ms.is_some_and(|end| end < now.ms));
+            state.fence.take_if(|fence| fence.expires_ms.is_some_and(|end| end < now.ms));
+            let [kind, left, fence, fence_left] = [(); 4].map(|()| self.eye.receive().expect("a reply"));
+            types.push(kind.text().to_owned());
+            let lock = state.lock.as_ref();
+            assert_eq!(left.int(), lock.map_or(-2, |lock| left_ms(lock.expires_ms, now)), "{key}: {lock:?}");
+            let counter = state.fence.as_ref();
+            assert_eq!(fence_left.int(), counter.map_or(-2, |fence| left_ms(fence.expires_ms, now)), "{key}");
+            if let Some(counter) = counter {
+                assert_eq!(fence.text(), counter.value.to_string(), "{key}");
+                assert!(
+                    fence_left.int() > 0 && fence_left.int() <= lease::BALLOT_MS as i64 + 100_000,
+                    "{key}"
+                );
+            }
+        }
+        for ((key, state), kind) in KEYS.iter().zip(&self.states).zip(types) {
+            let Some(lock) = &state.lock else {
+                assert_eq!(kind, "none", "{key}");
+                continue;
+            };
+            match &lock.value {
+                Data::Text(text) if kind == "string" => {
+                    assert_eq!(self.eye.command(&["GET", key]).expect("a reply").text(), text, "{key}");
+                }
+                Data::Text(text) => assert_eq!(format!("({kind})"), *text, "{key}"),
+                Data::Hash(hash) => {
+                    let all = self.eye.command(&["HGETALL", key]).expect("a reply");
+                    assert_eq!(pairs(&all).into_iter().collect::<BTreeMap<_, _>>(), *hash, "{key}");
+                }
+                Data::Queue(queue) => {
+                    let all = self.eye.command(&["ZRANGE", key, "0", "-1", "WITHSCORES"]).expect("a reply");
+                    compare_queue(&pairs(&all), queue);
+                }
+                other => panic!("no machine keeps {other:?}"),
+            }
+        }
+    }
+}
+
+/// The set of docs/protocol.md holds these tickets, and nothing else.
+fn compare_queue(all: &[(String, String)], queue: &Queue) {
+    let mut expected = BTreeMap::new();
+    let mut used = 0;
+    for (number, ticket) in queue.tickets() {
+        expected.insert(ticket.owner.to_string(), number.to_string());
+        expected.insert(format!("!{}", ticket.owner), ticket.deadline_ms.to_string());
+        if ticket.weight != 1 {
+            expected.insert(
+                format!("+{}", ticket.owner),
+                (8_000_000_000_000_000 + u64::from(ticket.weight)).to_string(),
+            );
+        }
+        if number <= queue.mark {
+            used += u64::from(ticket.weight);
+        }
+    }
+    expected.insert(format!("#1:{}:{}", queue.kind, queue.capacity), negative(queue.mark));
+    expected.insert("#used".to_owned(), negative(used));
+    let found: BTreeMap<_, _> = all.iter().cloned().collect();
+    assert_eq!(found, expected);
+}
+
+fn negative(number: u64) -> String {
+    if number == 0 { "0".to_owned() } else { format!("-{number}") }
+}
+
+fn pairs(list: &Value) -> Vec<(String, String)> {
+    list.items().chunks(2).map(|pair| (pair[0].text().to_owned(), pair[1].text().to_owned())).collect()
+}
+
+fn channel(rule: Rule, key: &str) -> String {
+    match rule {
+        Rule::Reentrant if key.contains('{') => format!("redisson_lock__channel:{key}"),
+        Rule::Reentrant => format!("redisson_lock__channel:{{{key}}}"),
+        _ => side("tenure:wake:0:", key),
+    }
+}
+
+fn left_ms(expires_ms: Option<u64>, now: Now) -> i64 {
+    expires_ms.map_or(-1, |end| (end - now.ms) as i64)
+}
+
+/// The rule of docs/protocol.md, for the keys above.
+fn side(prefix: &str, key: &str) -> String {
+    match key {
+        "{tag}ged" => format!("{prefix}={key}"),
+        "a}b" | "{}" => format!("{prefix}~{key}"),
+        _ => format!("{prefix}{{{key}}}"),
+    }
+}

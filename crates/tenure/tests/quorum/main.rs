@@ -1,7 +1,0 @@
-//! Locks on a majority of independent servers.
-
-mod conformance;
-mod faults;
-mod masks;
-mod nodes;
-mod simulation;

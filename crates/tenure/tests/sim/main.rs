@@ -1,0 +1,10 @@
+//! The simulations: seeded schedules of faults on one server, on a quorum, in a directory and on a
+//! simulated network, and the known bugs that they catch.
+
+#[cfg(tenure_planted)]
+mod directory;
+mod one_server;
+#[cfg(tenure_planted)]
+mod planted;
+mod quorum;
+mod redis_bytes;

@@ -1,0 +1,54 @@
+//! The real faces and the real engine under two hundred thousand schedules of faults, and not one
+//! violation.
+//!
+//! A failure names its regime and its seed, and the command that plays that schedule again and
+//! prints what happened in it: `TENURE_REGIME=… TENURE_SEED=… scripts/test --test sim
+//! one_server::replay -- --ignored --nocapture`.
+
+use tenure_testkit::sim::hunt::Hunt;
+use tenure_testkit::sim::regime::Regime;
+use tenure_testkit::sim::regressions::ONE_SERVER;
+use tenure_testkit::sim::world;
+
+const HUNT: Hunt =
+    Hunt { run: world::run_in, replay: world::replay, regimes: &Regime::ALL, again: "one_server::replay" };
+/// On a server that runs the scripts as well.
+const SCRIPTS: Hunt = Hunt {
+    run: world::run_scripts,
+    replay: world::replay_scripts,
+    regimes: &Regime::ALL,
+    again: "one_server::again_on_scripts",
+};
+
+#[test]
+fn no_schedule_violates_a_promise() {
+    HUNT.no_violation_in(60_000);
+}
+
+/// Fewer, because a script takes longer than its twin.
+#[test]
+fn the_scripts_themselves_answer_as_the_machines_in_every_schedule() {
+    SCRIPTS.no_violation_in(2_000);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_schedule() {
+    HUNT.replays(500);
+}
+
+#[test]
+fn what_once_went_wrong_does_not_again() {
+    HUNT.stays_right(ONE_SERVER);
+}
+
+#[test]
+#[ignore = "a tool: needs TENURE_SEED"]
+fn replay() {
+    HUNT.replay();
+}
+
+#[test]
+#[ignore = "a tool: needs TENURE_SEED"]
+fn again_on_scripts() {
+    SCRIPTS.replay();
+}
