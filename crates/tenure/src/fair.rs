@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::face::Face;
 use crate::guard::Guard;
 use crate::name::LockName;
+use crate::options::Options;
 
 /// One holder at a time, first come, first served, across processes.
 ///
@@ -35,6 +36,21 @@ impl FairMutex {
     /// The lock's name, without the prefix.
     pub fn name(&self) -> &LockName {
         &self.0.name
+    }
+
+    /// The same lock with changed options: see [`Locks::with`](crate::Locks::with).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = tenure::Locks::memory();
+    /// let slow = locks.fair("leader")?.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Locks::with`](crate::Locks::with) and [`Locks::fair`](crate::Locks::fair).
+    pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
+        self.0.configured(change).map(Self)
     }
 
     /// Waits until this caller is first in the queue, then holds the lock. For a store that does not answer at all the limit

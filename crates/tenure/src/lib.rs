@@ -6,7 +6,7 @@
 //! ```
 //! # tenure::block_on(async {
 //! use std::time::Duration;
-//! use tenure::{Locks, Options};
+//! use tenure::Locks;
 //!
 //! let locks = Locks::connect("memory:").await?; // or file:DIR, or redis://HOST
 //! let Some(guard) = locks.mutex("draw:noon")?.try_lock_for(Duration::from_secs(2)).await? else {
@@ -126,6 +126,6 @@ pub mod internals {
     /// # Errors
     /// As [`Locks::with`].
     pub fn locks(store: Arc<dyn Store>, runtime: Arc<dyn Runtime>, options: Options) -> Result<Locks> {
-        Locks::on(store, runtime, None).with(options)
+        Locks::on(store, runtime, None).with(|_| options)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::engine::acquire::{Ask, Resumed};
 use crate::engine::{Engine, Home};
 use crate::error::{Error, Result};
-use crate::face::Face;
+use crate::face::{Face, changed};
 use crate::fair::FairMutex;
 use crate::guard::Guard;
 use crate::mutex::Mutex;
@@ -149,22 +149,29 @@ impl Locks {
         Self { home, options: Arc::default() }
     }
 
-    /// The same store with other defaults.
+    /// The same store with changed options. `change` gets the options in force and returns those to use, so what was set
+    /// before stays set.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tenure::Locks;
+    ///
+    /// let locks = Locks::memory().with(|options| options.prefix("shop:").label("reports"))?;
+    /// let patient = locks.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// assert_eq!(patient.options().prefix, "shop:");
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `is_invalid` when an option, or two together, cannot be right; `is_unsupported` for [`acks`](Options::acks) and
     /// [`restart_grace`](Options::restart_grace) on a store without replicas (`memory:`, `file:`, a quorum), and for the latter on a
     /// cluster.
-    pub fn with(&self, options: Options) -> Result<Self> {
-        options.check()?;
-        let store = &self.home.engine.store;
-        store.can(options.terms()).map_err(|reason| {
-            Error::unsupported(store.url(), format!("store {} cannot do this: {reason}", store.url()))
-        })?;
-        Ok(Self { home: Arc::clone(&self.home), options: Arc::new(options) })
+    pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
+        let options = changed(&self.home, &self.options, change)?;
+        Ok(Self { home: Arc::clone(&self.home), options })
     }
 
-    /// The defaults in force.
+    /// The options in force.
     pub fn options(&self) -> &Options {
         &self.options
     }
@@ -218,14 +225,8 @@ impl Locks {
     }
 
     fn face(&self, name: &str, rule: Rule, owner: Option<Owner>) -> Result<Face> {
-        let (name, full) = (LockName::new(name)?, self.options.full_name(name)?);
-        let store = &self.home.engine.store;
-        store.supports(rule, &full).map_err(|reason| {
-            let what = format!("store {} cannot keep {name} as a {}: {reason}", store.url(), rule.kind());
-            Error::unsupported(store.url(), what)
-        })?;
         let (home, options) = (Arc::clone(&self.home), Arc::clone(&self.options));
-        Ok(Face { home, options, name, full, rule, owner })
+        Face::new(home, options, LockName::new(name)?, rule, owner)
     }
 
     /// Takes over a hold that [`Guard::detach`] let go, perhaps in another process: `None` when it is over. The lease is set

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::face::Face;
 use crate::guard::Guard;
 use crate::name::LockName;
+use crate::options::Options;
 
 /// One holder at a time, among all processes that use the same name on the same store.
 ///
@@ -35,6 +36,21 @@ impl Mutex {
     /// The lock's name, without the prefix.
     pub fn name(&self) -> &LockName {
         &self.0.name
+    }
+
+    /// The same lock with changed options: see [`Locks::with`](crate::Locks::with).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = tenure::Locks::memory();
+    /// let slow = locks.mutex("nightly")?.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Locks::with`](crate::Locks::with) and [`Locks::mutex`](crate::Locks::mutex).
+    pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
+        self.0.configured(change).map(Self)
     }
 
     /// Waits until the lock is granted.

@@ -8,14 +8,16 @@ use crate::store::Terms;
 
 /// How locks are held; the defaults suit a service on a network.
 ///
-/// Set with chained setters and handed to [`Locks::with`](crate::Locks::with), which checks them:
+/// [`Locks::with`](crate::Locks::with) changes those of all locks, and [`Mutex::with`](crate::Mutex::with) and the like those of one
+/// lock. Both get the options in force, so what was set before stays set, and both check the result:
 ///
 /// ```
 /// use std::time::Duration;
-/// use tenure::{Locks, Options};
+/// use tenure::Locks;
 ///
-/// let locks = Locks::memory().with(Options::new().ttl(Duration::from_secs(60)).label("reports"))?;
+/// let locks = Locks::memory().with(|options| options.ttl(Duration::from_secs(60)).label("reports"))?;
 /// assert_eq!(locks.options().ttl, Duration::from_secs(60));
+/// let nightly = locks.mutex("nightly")?.with(|options| options.max_hold(Duration::from_secs(600)))?;
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::face::Face;
 use crate::guard::Guard;
 use crate::name::LockName;
+use crate::options::Options;
 use crate::owner::Owner;
 use crate::protocol::{Answer, Rule, Verb};
 
@@ -47,6 +48,21 @@ impl ReentrantMutex {
     /// The lock's name, without the prefix.
     pub fn name(&self) -> &LockName {
         &self.0.name
+    }
+
+    /// The same lock with changed options: see [`Locks::with`](crate::Locks::with).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = tenure::Locks::memory();
+    /// let slow = locks.reentrant("tree", &tenure::Owner::new("walker")?)?.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Locks::with`](crate::Locks::with) and [`Locks::reentrant`](crate::Locks::reentrant).
+    pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
+        self.0.configured(change).map(Self)
     }
 
     /// Waits until no other owner holds the lock. For a store that does not answer at all the limit is

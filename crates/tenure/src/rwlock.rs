@@ -7,6 +7,7 @@ use crate::face::Face;
 use crate::guard::Guard;
 use crate::multi::Part;
 use crate::name::LockName;
+use crate::options::Options;
 use crate::protocol::{Rule, Seat};
 
 /// Many readers or one writer.
@@ -16,7 +17,7 @@ use crate::protocol::{Rule, Seat};
 /// - *Order*: first come, first served. A writer that waits stops readers that come after it, so nobody starves; readers that stand
 ///   together in the queue are let in together. [`try_read`](Self::try_read) and [`try_write`](Self::try_write) overtake nobody.
 /// - *A crash* of a reader costs its own lease, and only those who wait for it: each reader has a lease of its own, and a
-///   release touches nobody else's. Leases of readers and writers may differ: see [`Locks::with`](crate::Locks::with).
+///   release touches nobody else's. Leases of readers and writers may differ: see [`with`](Self::with).
 ///   On the `file:` store a crash costs nothing.
 /// - *Tokens* grow from grant to grant. **Only a writer's token may raise the mark that a resource compares.** A reader's tells it
 ///   from other readers; a resource that let it raise the mark would lock out the readers that came before.
@@ -25,14 +26,14 @@ use crate::protocol::{Rule, Seat};
 /// ```
 /// # tenure::block_on(async {
 /// use std::time::Duration;
-/// use tenure::{Locks, Options};
+/// use tenure::Locks;
 ///
 /// let locks = Locks::memory();
 /// let reader = locks.rwlock("config")?.read().await?;
 /// assert!(locks.rwlock("config")?.try_write().await?.is_none());
 /// reader.release().await?;
 ///
-/// let lock = locks.with(Options::new().ttl(Duration::from_secs(60)))?.rwlock("config")?;
+/// let lock = locks.rwlock("config")?.with(|options| options.ttl(Duration::from_secs(60)))?;
 /// let mut writer = lock.write().await?;
 /// lock.downgrade(&mut writer).await?; // others may read now
 /// assert!(locks.rwlock("config")?.try_read().await?.is_some());
@@ -45,6 +46,21 @@ impl RwLock {
     /// The lock's name, without the prefix.
     pub fn name(&self) -> &LockName {
         &self.0.name
+    }
+
+    /// The same lock with changed options: see [`Locks::with`](crate::Locks::with).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = tenure::Locks::memory();
+    /// let slow = locks.rwlock("config")?.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Locks::with`](crate::Locks::with) and [`Locks::rwlock`](crate::Locks::rwlock).
+    pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
+        self.0.configured(change).map(Self)
     }
 
     fn reader(&self) -> Face {

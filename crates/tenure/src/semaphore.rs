@@ -7,6 +7,7 @@ use crate::face::Face;
 use crate::guard::Guard;
 use crate::multi::Part;
 use crate::name::LockName;
+use crate::options::Options;
 use crate::protocol::{Rule, Seat};
 
 /// A number of permits, of which each holder has some.
@@ -49,6 +50,21 @@ impl Semaphore {
     /// The lock's name, without the prefix.
     pub fn name(&self) -> &LockName {
         &self.face.name
+    }
+
+    /// The same lock with changed options: see [`Locks::with`](crate::Locks::with).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = tenure::Locks::memory();
+    /// let slow = locks.semaphore("render", 5)?.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Locks::with`](crate::Locks::with) and [`Locks::semaphore`](crate::Locks::semaphore).
+    pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
+        Ok(Self { face: self.face.configured(change)?, permits: self.permits })
     }
 
     /// How many permits there are.

@@ -66,7 +66,7 @@ fn url(server: &Server) -> String {
 
 fn locks(url: &str) -> Result<Locks> {
     let options = Options::new().prefix("app:").op_timeout(Duration::from_secs(5));
-    block_on(Locks::connect(url))?.with(options)
+    block_on(Locks::connect(url))?.with(|_| options)
 }
 
 /// Somebody holds, somebody else waits and holds, and both release.
@@ -215,7 +215,7 @@ fn meet_others(server: &Server, url: &str) -> Result<()> {
     assert!(block_on(locks.force_release("mine"))?.is_some());
     drop(mine);
     // Another number of permits, when all has lapsed, and the key is still there for one that would have lasted.
-    let short = locks.with(Options::new().prefix("app:").ttl(Duration::from_millis(50)))?;
+    let short = locks.with(|options| options.prefix("app:").ttl(Duration::from_millis(50)))?;
     let long = block_on(locks.semaphore("permits", 2)?.acquire(1))?;
     drop(block_on(block_on(short.semaphore("permits", 2)?.acquire(1))?.detach())?);
     block_on(long.release())?;
@@ -303,7 +303,7 @@ fn mutexes_without_scripts_take_rights_of_their_own() {
     let url = url(&server);
     let done = || {
         let options = || Options::new().prefix("app:").unfenced(true).op_timeout(Duration::from_secs(5));
-        let (ours, theirs) = (locks(&url)?.with(options())?, locks(&url)?.with(options())?);
+        let (ours, theirs) = (locks(&url)?.with(|_| options())?, locks(&url)?.with(|_| options())?);
         let (a, b) = (ours.mutex("m")?, theirs.mutex("m")?);
         hand_over(|| block_on(a.lock()), || block_on(b.lock()))
     };

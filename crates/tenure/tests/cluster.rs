@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{Scope, ScopedJoinHandle, scope, sleep};
 use std::time::{Duration, Instant};
 
-use tenure::{Guard, Locks, Options, Owner, block_on};
+use tenure::{Guard, Locks, Owner, block_on};
 use tenure_testkit::servers::{Cluster, eventually};
 
 const KINDS: [&str; 5] = ["mutex", "reentrant", "fair", "writer", "permit"];
@@ -25,7 +25,7 @@ const fn ms(ms: u64) -> Duration {
 }
 
 fn locks(url: &str, ttl: Duration) -> Locks {
-    Locks::open(url).expect("a store").with(Options::new().ttl(ttl)).expect("options")
+    Locks::open(url).expect("a store").with(|options| options.ttl(ttl)).expect("options")
 }
 
 /// One lock of a kind, alone.
@@ -634,7 +634,7 @@ impl Fake {
 
     fn locks(&self) -> Locks {
         let locks = Locks::open(&format!("redis-cluster://{}", self.address)).expect("a store");
-        locks.with(Options::new().op_timeout(ms(600))).expect("options")
+        locks.with(|options| options.op_timeout(ms(600))).expect("options")
     }
 
     fn asked(&self, command: &str) -> usize {

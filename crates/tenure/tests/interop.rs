@@ -147,7 +147,7 @@ fn a_release_of_redis_py_never_frees_ours_nor_ours_its() {
     let server = Server::start();
     let mut python = Python::start(&server);
     let short = Options::new().ttl(ms(100)).renewal(Renewal::Off);
-    let (lasting, lapsing) = (mutex(&server, "app:x"), locks(&server).with(short).expect("options"));
+    let (lasting, lapsing) = (mutex(&server, "app:x"), locks(&server).with(|_| short).expect("options"));
 
     // Its lease lapses, ours begins, and it comes too late.
     assert_ne!(python.ask("acquire app:x 0.05 5"), "busy");

@@ -10,7 +10,7 @@ use tenure::internals::protocol::{Answer, Op, Rule, Verb};
 use tenure::internals::store::Terms;
 use tenure::internals::store::redis::{Redis, Target};
 use tenure::internals::{Driver, Runtime, Store};
-use tenure::{LockName, Locks, Options, Owner, block_on};
+use tenure::{LockName, Locks, Owner, block_on};
 use tenure_testkit::conformance::{Case, Flavour, Place};
 use tenure_testkit::servers::{Config, Server, Value};
 use tenure_testkit::sim::chooser::Chooser;
@@ -107,7 +107,7 @@ fn url(server: &Server, user: &str) -> String {
 }
 
 fn unfenced(url: &str) -> Locks {
-    Locks::open(url).expect("a store").with(Options::new().unfenced(true)).expect("options")
+    Locks::open(url).expect("a store").with(|options| options.unfenced(true)).expect("options")
 }
 
 fn run(flavour: Flavour, case: for<'a> fn(&'a Place) -> Case<'a>) {

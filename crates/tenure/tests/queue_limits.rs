@@ -16,7 +16,7 @@ const SOON: Duration = Duration::from_secs(10);
 const TTL: Duration = Duration::from_millis(1_500);
 
 fn locks(url: &str, options: Options) -> Locks {
-    Locks::open(url).expect("a store").with(options).expect("options")
+    Locks::open(url).expect("a store").with(|_| options).expect("options")
 }
 
 /// One hold of each kind.

@@ -10,7 +10,7 @@ use std::sync::Barrier;
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-use tenure::{Guard, Locks, Options, Owner, block_on};
+use tenure::{Guard, Locks, Owner, block_on};
 use tenure_testkit::servers::Server;
 
 const KINDS: [&str; 5] = ["mutex", "reentrant", "fair", "writer", "permit"];
@@ -151,7 +151,7 @@ fn a_clock_that_is_set_to_and_fro_costs_a_shorter_lease_and_its_holder_is_told_w
 fn takes_turns(ttl: Duration, hold: Duration, judge: impl Fn(&str, usize, Duration)) {
     let server = Server::with_clock();
     let clients = [(); 2].map(|()| {
-        Locks::open(&server.url()).expect("a store").with(Options::new().ttl(ttl)).expect("options")
+        Locks::open(&server.url()).expect("a store").with(|options| options.ttl(ttl)).expect("options")
     });
     let start = Barrier::new(1 + 2 * KINDS.len());
     let until = Instant::now() + ms(100) * SWINGS;

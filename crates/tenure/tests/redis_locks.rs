@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use tenure::{Guard, Locks, Options, Owner, block_on};
+use tenure::{Guard, Locks, Owner, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Server, Value, eventually};
 
@@ -57,7 +57,7 @@ fn however_many_wait_in_a_process_they_ask_at_most_twice_a_lease() {
 
 fn fifty_wait(lock: impl Fn(&Locks, Duration) -> Option<Guard> + Sync) {
     let server = Server::start();
-    let holder = locks(&server.url()).with(Options::new().ttl(ms(1_000))).expect("options");
+    let holder = locks(&server.url()).with(|options| options.ttl(ms(1_000))).expect("options");
     let waiters = locks(&server.url());
     let guard = lock(&holder, ms(0)).expect("a free lock");
     std::thread::scope(|scope| {
@@ -79,7 +79,7 @@ fn a_thousand_guards_are_renewed_over_a_slow_network_in_little_more_than_one_tri
     const DELAY: Duration = Duration::from_millis(20);
     let server = Server::start();
     let proxy = Proxy::start(server.address());
-    let locks = locks(&proxy.url()).with(Options::new().ttl(ms(3_000))).expect("options");
+    let locks = locks(&proxy.url()).with(|options| options.ttl(ms(3_000))).expect("options");
     let mutexes: Vec<_> =
         (0..1_000).map(|number| locks.mutex(&format!("x{number}")).expect("a name")).collect();
     proxy.set(Fault::Delay(DELAY));

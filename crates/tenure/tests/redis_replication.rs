@@ -36,7 +36,7 @@ const fn ms(ms: u64) -> Duration {
 }
 
 fn locks(url: &str, options: Options) -> Locks {
-    Locks::open(url).expect("a store").with(options).expect("options")
+    Locks::open(url).expect("a store").with(|_| options).expect("options")
 }
 
 fn options() -> Options {
@@ -324,11 +324,11 @@ fn a_server_that_cannot_says_so() {
     ];
     for locks in others {
         for options in [options().acks(1), options().restart_grace(TTL)] {
-            assert!(locks.with(options).expect_err("no replicas").is_unsupported());
+            assert!(locks.with(|_| options).expect_err("no replicas").is_unsupported());
         }
     }
     let cluster = Locks::open("redis-cluster://127.0.0.1:1").expect("a store");
-    assert!(cluster.with(options().restart_grace(TTL)).expect_err("slots").is_unsupported());
+    assert!(cluster.with(|_| options().restart_grace(TTL)).expect_err("slots").is_unsupported());
 }
 
 /// Whoever works under a lock may ask of it before each write, and several do: nothing that needs no confirmation keeps its
@@ -355,7 +355,7 @@ fn however_much_is_asked_about_a_lock_its_renewals_leave() {
 fn a_dead_replica_stops_neither_releases_nor_what_needs_no_confirmation() {
     let trio = Trio::start();
     let acked = locks(&trio.master.url(), Options::new().acks(2));
-    let plain = acked.with(Options::new()).expect("options");
+    let plain = acked.with(|_| Options::new()).expect("options");
     let held = block_on(acked.mutex("held").expect("a name").lock()).expect("a grant");
     trio.replicas[1].stop();
     scope(|scope| {

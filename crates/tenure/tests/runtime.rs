@@ -18,7 +18,7 @@ use tenure::{
 const TTL: Duration = Duration::from_millis(300);
 
 fn locks() -> Locks {
-    Locks::memory().with(Options::new().ttl(TTL)).expect("options")
+    Locks::memory().with(|options| options.ttl(TTL)).expect("options")
 }
 
 fn lock(locks: &Locks, name: &str) -> Guard {
@@ -226,7 +226,7 @@ fn a_renewal_that_is_looked_at_too_late_says_that_the_lock_is_lost() {
     let dir = tempfile::tempdir().expect("a directory");
     let options = Options::new().ttl(TTL).renewal(tenure::Renewal::Off);
     let locks = Locks::open(&format!("file:{}", dir.path().display())).expect("a store");
-    let locks = locks.with(options).expect("options");
+    let locks = locks.with(|_| options).expect("options");
     type Asks = for<'a> fn(&'a Guard) -> std::pin::Pin<Box<dyn Future<Output = tenure::Result<()>> + 'a>>;
     let asks: [Asks; 2] = [|guard| Box::pin(guard.renew()), |guard| Box::pin(guard.verify())];
     for ask in asks {

@@ -51,7 +51,7 @@ fn survives(what: &str, sentinels: &Sentinels, change: impl FnOnce()) -> usize {
     let url = sentinels.url();
     // A lease that outlives the failover: those that the new master has are held on, and those that it has not are lost.
     let options = || Options::new().ttl(Duration::from_secs(12)).op_timeout(Duration::from_secs(2));
-    let client = || Locks::open(&url).expect("a store").with(options()).expect("options");
+    let client = || Locks::open(&url).expect("a store").with(|_| options()).expect("options");
     let (ours, theirs) = (client(), client());
     let (me, other) = (Owner::new("me").expect("an owner"), Owner::new("other").expect("an owner"));
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::{Asker, held, not_sent, refusal};
 use tenure::internals::Driver;
-use tenure::{Locks, Options, Owner, block_on};
+use tenure::{Locks, Owner, block_on};
 use tenure_testkit::conformance::{Case, Flavour, Place, exclusion, guard, lease};
 use tenure_testkit::servers::{Authority, Cluster, Config, Server, eventually};
 
@@ -84,7 +84,7 @@ fn a_cluster_that_only_speaks_tls_keeps_locks_of_every_kind_also_when_a_slot_mov
     let identity = format!("&cert={}&key={}", us.cert.display(), us.key.display());
     let open = |url: &str| Locks::open(&format!("{url}{identity}")).expect("a store");
     let (holders, waiters) = (open(&trusting(&seeds, &authority)), open(&trusting(&seeds, &authority)));
-    let acked = holders.with(Options::new().acks(1)).expect("options");
+    let acked = holders.with(|options| options.acks(1)).expect("options");
     let (one, other) = (Owner::new("one").expect("an owner"), Owner::new("other").expect("an owner"));
     let acquire = |locks: &Locks, owner: &Owner, kind: &str, name: &str| {
         let asked = async {
@@ -238,7 +238,7 @@ fn a_handshake_that_is_never_answered_ends_and_says_so() {
     let url = trusting(&url, &authority);
     // Whoever does not wait as long as a dial may take hears it too.
     let locks =
-        Locks::open(&url).expect("a store").with(Options::new().op_timeout(Duration::from_millis(300)));
+        Locks::open(&url).expect("a store").with(|options| options.op_timeout(Duration::from_millis(300)));
     let locks = locks.expect("options");
     let started = Instant::now();
     let error = block_on(locks.mutex("x").expect("a name").try_lock()).expect_err("nobody answers");

@@ -71,7 +71,7 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
         run: format!("stress-{:x}:", clock::unix().as_micros()),
         sorts: Vec::new(),
     };
-    let locks = Locks::open(&url)?.with(orders.options())?;
+    let locks = Locks::open(&url)?.with(|_| orders.options())?;
     orders.sorts = sorts(args, &locks)?;
     // Somebody must be there, and whatever is left there is not ours: names are new with each run.
     locks.inspect(&orders.name(lock(Sort::Mutex, 0))).await?;

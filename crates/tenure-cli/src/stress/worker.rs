@@ -114,7 +114,7 @@ pub(crate) fn stage(args: ArgsOs) -> Option<u8> {
 }
 
 async fn work(orders: Orders) -> Result<()> {
-    let locks = Locks::open(&std::env::var(STORE_URL).unwrap_or_default())?.with(orders.options())?;
+    let locks = Locks::open(&std::env::var(STORE_URL).unwrap_or_default())?.with(|_| orders.options())?;
     let (stop, stopped) = watch::channel(false);
     std::thread::spawn(move || {
         let _ = io::stdin().read(&mut [0]);

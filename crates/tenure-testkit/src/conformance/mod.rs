@@ -120,7 +120,7 @@ impl Place {
 
     /// A further client.
     pub fn client_with(&self, options: Options) -> Locks {
-        (self.open)().with((self.terms)(options)).expect("options that can be right")
+        (self.open)().with(|_| (self.terms)(options)).expect("options that can be right")
     }
 
     /// Now, where leases are judged.

@@ -88,7 +88,7 @@ pub async fn a_downgrade_lets_readers_in_at_once(place: &Place) {
 /// And for no other: what tells locks apart is the whole name, whatever part of it is the prefix, and the `Locks` they are of.
 pub async fn a_downgrade_is_for_a_guard_of_the_same_lock(place: &Place) {
     let (locks, theirs) = (place.client(), place.client());
-    let apart = locks.with(locks.options().clone().prefix("p:")).expect("options");
+    let apart = locks.with(|options| options.prefix("p:")).expect("options");
     let lock = locks.rwlock("x").expect("a name");
     let mut other = locks.rwlock("y").expect("a name").write().await.expect("a free lock");
     let mut mutex = locks.mutex("m").expect("a name").lock().await.expect("a free lock");

@@ -183,7 +183,7 @@ impl Task {
             return self.round_of_both().await;
         }
         let options = self.options();
-        let locks = self.locks.with(options.clone())?;
+        let locks = self.locks.with(|_| options.clone())?;
         let index = sim.choose(plan.names) as usize;
         let name = &self.workload.names[index];
         if plan.regime == Regime::Forgetting && plan.blows.delete > 0 && sim.chance(30) {
@@ -235,7 +235,7 @@ impl Task {
         // The first is held, and renewed, while the second is waited for.
         let mut options = self.options();
         (options.renewal, options.max_hold) = (Renewal::Automatic, None);
-        let (locks, options) = (&self.locks.with(options.clone())?, &options);
+        let (locks, options) = (&self.locks.with(|_| options.clone())?, &options);
         let (sim, plan, cut) = (self.sim(), self.workload.plan, self.cut());
         let names = &self.workload.names;
         let wishes: Result<Vec<Wish>, Error> =
@@ -356,7 +356,7 @@ impl Task {
     fn reenter<'a>(&'a self, outer: &'a Guard, index: usize, locks: &'a Locks) -> BoxFuture<'a, ()> {
         let task = async move {
             let (sim, name, options) = (self.sim(), &self.workload.names[index], self.options());
-            let (Ok(locks), true) = (locks.with(options.clone()), outer.is_held()) else { return };
+            let (Ok(locks), true) = (locks.with(|_| options.clone()), outer.is_held()) else { return };
             let Ok(lock) = locks.reentrant(name.as_str(), outer.owner()) else { return };
             let before = self.oracle().held_by(name, outer.owner());
             if let Ok(count) = lock.hold_count().await {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
-use tenure::{Guard, Locks, Options, Owner, block_on};
+use tenure::{Guard, Locks, Owner, block_on};
 
 use crate::log::{Line, Log, What, now};
 
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &[String]) {
     match args[..] {
         [log, "turns", kind, url, stop] => {
             let locks =
-                Locks::open(url).and_then(|locks| locks.with(Options::new().ttl(TTL))).expect("a store");
+                Locks::open(url).and_then(|locks| locks.with(|options| options.ttl(TTL))).expect("a store");
             let (log, stop) = (Log::open(Path::new(log)), Path::new(stop));
             block_on(join_all((0..TASKS).map(|task| take_turns(&locks, kind, task, &log, stop))));
             block_on(locks.shutdown()).expect("all released");

@@ -158,7 +158,7 @@ fn however_much_is_asked_what_is_held_is_renewed_and_limits_are_kept() {
     const TTL: Duration = Duration::from_millis(300);
     let dir = dir();
     let locks = Locks::open(&format!("file:{}", dir.path().display())).expect("a store");
-    let locks = locks.with(Options::new().ttl(TTL)).expect("options");
+    let locks = locks.with(|options| options.ttl(TTL)).expect("options");
     let guard = block_on(locks.mutex("leader").expect("a name").lock()).expect("a free lock");
     let until = Instant::now() + 10 * TTL;
     std::thread::scope(|scope| {

@@ -200,7 +200,9 @@ pub(crate) fn rule(word: &str) -> Rule {
 /// The library's own handle, whose waiters are served in the background.
 pub(crate) fn locks(dir: &Path) -> Locks {
     let options = Options::new().ttl(Duration::from_millis(LONG_MS));
-    Locks::open(&format!("file:{}", dir.display())).and_then(|locks| locks.with(options)).expect("a store")
+    Locks::open(&format!("file:{}", dir.display()))
+        .and_then(|locks| locks.with(|_| options))
+        .expect("a store")
 }
 
 pub(crate) const TURNS: usize = 300;

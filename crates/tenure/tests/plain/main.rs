@@ -13,7 +13,7 @@ mod versions;
 use std::time::{Duration, Instant};
 
 use page::Machine;
-use tenure::{Kind, Locks, Options, Owner, block_on};
+use tenure::{Kind, Locks, Owner, block_on};
 use tenure_testkit::servers::{Client, Server, Value};
 
 const MUTEX: &str = include_str!("../../src/protocol/mutex.lua");
@@ -25,7 +25,7 @@ fn ms(ms: u64) -> Duration {
 }
 
 fn locks(server: &Server) -> Locks {
-    Locks::open(&server.url()).expect("a store").with(Options::new().ttl(ms(3_000))).expect("options")
+    Locks::open(&server.url()).expect("a store").with(|options| options.ttl(ms(3_000))).expect("options")
 }
 
 /// A lock of some kind; of a queue it takes more to say which.

@@ -148,7 +148,7 @@ fn what_is_held_and_waited_for_outlives_that_the_server_forgets_the_scripts_and_
     with_each(|kind| {
         let server = Server::start();
         let (ours, theirs) = (locks(&server), locks(&server));
-        let short = ours.with(Options::new().ttl(ms(2_000))).expect("options");
+        let short = ours.with(|options| options.ttl(ms(2_000))).expect("options");
         let guard = acquire(&short, kind, Duration::ZERO).expect("a free lock");
         let mut other = Version::new(&server, 'a', kind, "-- another text\n");
         scope(|scope| {

@@ -23,7 +23,7 @@ fn ms(ms: u64) -> Duration {
 }
 
 fn locks(url: &str, options: Options) -> Locks {
-    Locks::open(url).and_then(|locks| locks.with(options)).expect("a store")
+    Locks::open(url).and_then(|locks| locks.with(|_| options)).expect("a store")
 }
 
 fn held(locks: &Locks, name: &str) -> Option<Guard> {
@@ -64,7 +64,7 @@ fn a_silent_node_costs_one_call_its_time_and_no_more() {
     let urls = [nodes[0].url(), nodes[1].url(), proxy.url()];
     let members = urls.iter().map(|url| block_on(Locks::connect(url)).expect("a node that answers"));
     let options = Options::new().op_timeout(ms(2_000));
-    let locks = Locks::quorum(members).and_then(|locks| locks.with(options)).expect("a quorum");
+    let locks = Locks::quorum(members).and_then(|locks| locks.with(|_| options)).expect("a quorum");
     block_on(held(&locks, "warm").expect("a free lock").release()).expect("a release");
     // One says yes and one says no: the third would decide.
     nodes[0].command(&["SET", "x", "somebody else", "PX", "60000"]);
