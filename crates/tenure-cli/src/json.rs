@@ -24,7 +24,7 @@ fn holder(holder: &Holder) -> Value {
     let owner = holder.owner.as_ref();
     let since = holder.since().and_then(|since| since.duration_since(UNIX_EPOCH).ok());
     json!({
-        "owner": owner.map_or(&*holder.value, |owner| owner.as_str()),
+        "owner": owner.map_or_else(|| String::from_utf8_lossy(&holder.value), |owner| owner.as_str().into()),
         "foreign": owner.is_none(),
         "label": owner.map(|owner| owner.label()),
         "host": owner.map(|owner| owner.host()),

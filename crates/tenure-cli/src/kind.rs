@@ -20,11 +20,11 @@ pub(crate) fn all(args: &Run, locks: &Locks) -> Result<Multi, Failure> {
 fn one(args: &Run, locks: &Locks, name: &str, owner: Option<&Owner>) -> Result<Part, Failure> {
     let kind = &args.kind;
     Ok(match (owner, kind.slots) {
-        (Some(owner), _) => locks.reentrant(name, owner)?.into(),
+        (Some(owner), _) => locks.reentrant_mutex(name, owner)?.into(),
         (None, Some(slots)) => locks.semaphore(name, slots)?.for_permits(kind.take.unwrap_or(1))?,
         _ if kind.shared => locks.rwlock(name)?.for_read(),
         _ if kind.exclusive => locks.rwlock(name)?.for_write(),
-        _ if kind.fair => locks.fair(name)?.into(),
+        _ if kind.fair => locks.fair_mutex(name)?.into(),
         _ => locks.mutex(name)?.into(),
     })
 }

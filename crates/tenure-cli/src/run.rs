@@ -104,7 +104,7 @@ async fn take(
     let guards = guards.await?;
     let waited = Span(clock::now() - start);
     for guard in guards.iter().flat_map(|guards| guards.iter()) {
-        voice.detail(format_args!("lock {} is ours after {waited}, token {}", guard.name(), guard.fence()));
+        voice.detail(format_args!("lock {:?} is ours after {waited}, token {}", guard.name(), guard.fence()));
     }
     Ok(guards)
 }
@@ -122,7 +122,7 @@ async fn say_who_holds(args: &Run, locks: &Locks, voice: Voice) {
             }
             Ok(status) => {
                 let holders = status::holders(&status);
-                voice.detail(format_args!("waiting for lock {}: {holders}", status.name));
+                voice.detail(format_args!("waiting for lock {:?}: {holders}", status.name));
             }
             Err(error) => voice.detail(format_args!("waiting: {}", chain(&error))),
         }
@@ -133,17 +133,17 @@ async fn say_who_holds(args: &Run, locks: &Locks, voice: Voice) {
 async fn busy(args: &Run, locks: &Locks, voice: Voice) -> Result<String, Failure> {
     let name = LockName::new(&args.name)?;
     if args.also.is_empty() {
-        return Ok(format!("lock {name} is busy"));
+        return Ok(format!("lock {name:?} is busy"));
     }
     let mut names = Vec::new();
     if !voice.quiet
         && let Ok(found) = timeout(Duration::from_millis(500), held_by_others(args, locks)).await
     {
-        names.extend(found.into_iter().flatten().map(|status| format!("lock {}", status.name)));
+        names.extend(found.into_iter().flatten().map(|status| format!("lock {:?}", status.name)));
     }
     Ok(match &names[..] {
         // It is free by now, or nobody says.
-        [] => format!("lock {name}, or one of the others, is busy"),
+        [] => format!("lock {name:?}, or one of the others, is busy"),
         [one] => format!("{one} is busy"),
         several => format!("{} are busy", several.join(" and ")),
     })

@@ -71,7 +71,7 @@ fn describe(holder: &Holder) -> String {
     let mut text = match &holder.owner {
         Some(owner) if owner.label().is_empty() => format!("host {}, pid {}", owner.host(), owner.pid()),
         Some(owner) => format!("{} on host {}, pid {}", owner.label(), owner.host(), owner.pid()),
-        None => format!("`{}`", Line(&holder.value)),
+        None => format!("`{}`", Line(&String::from_utf8_lossy(&holder.value))),
     };
     if let Some(since) = holder.since() {
         let since = since.duration_since(std::time::UNIX_EPOCH).unwrap_or(Duration::ZERO);

@@ -51,7 +51,7 @@ fn bytes_per_guard(locks: &Locks) -> f64 {
     let mut guards = Vec::with_capacity(GUARDS);
     let before = resident_bytes();
     for number in 0..GUARDS {
-        let mutex = locks.mutex(&format!("guard:{number}")).expect("a name");
+        let mutex = locks.mutex(format!("guard:{number}")).expect("a name");
         guards.push(block_on(mutex.lock()).expect("a free lock"));
     }
     (resident_bytes() - before) / GUARDS as f64

@@ -116,7 +116,8 @@ impl Error {
     }
 
     pub(crate) fn lost(lock: &LockName, store: &Arc<str>, reason: impl fmt::Display) -> Self {
-        Self::new(What::Lost, Some(lock), Some(store), format!("lock {lock} is lost: {reason}"), None)
+        let message = format!("lock {} is lost: {reason}", lock.quoted());
+        Self::new(What::Lost, Some(lock), Some(store), message, None)
     }
 
     pub(crate) fn released(lock: &LockName, store: &Arc<str>) -> Self {
@@ -137,7 +138,8 @@ impl Error {
         };
         let (found, asked) = (of(kind, capacity), of(asked.kind(), asked.capacity()));
         let message = format!(
-            "lock {lock} is in use as a {found} and cannot be used as a {asked} until nobody holds it"
+            "lock {} is in use as a {found} and cannot be used as a {asked} until nobody holds it",
+            lock.quoted()
         );
         Self::new(What::Mismatch, Some(lock), Some(store), message, None)
     }
@@ -153,7 +155,7 @@ impl Error {
     }
 
     pub(crate) fn failed(lock: Option<&LockName>, store: &Arc<str>, failure: Failure) -> Self {
-        let about = lock.map_or(String::new(), |lock| format!(" about lock {lock}"));
+        let about = lock.map_or(String::new(), |lock| format!(" about lock {}", lock.quoted()));
         let (what, message, cause) = match failure {
             Failure::NotSent(cause) => {
                 (What::Unreachable, format!("store {store} could not answer{about}"), cause)
@@ -191,7 +193,7 @@ impl RefUnwindSafe for Error {}
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.0.what, &self.0.lock) {
-            (What::Released, Some(lock)) => write!(f, "lock {lock} was released"),
+            (What::Released, Some(lock)) => write!(f, "lock {} was released", lock.quoted()),
             _ => f.write_str(&self.0.message),
         }
     }

@@ -50,10 +50,11 @@ impl Face {
         rule: Rule,
         owner: Option<Owner>,
     ) -> Result<Self> {
-        let full = options.full_name(name.as_str())?;
+        let full = options.full_name(&name)?;
         let store = &home.engine.store;
         store.supports(rule, &full).map_err(|reason| {
-            let what = format!("store {} cannot keep {name} as a {}: {reason}", store.url(), rule.kind());
+            let (name, kind) = (name.quoted(), rule.kind());
+            let what = format!("store {} cannot keep {name} as a {kind}: {reason}", store.url());
             Error::unsupported(store.url(), what)
         })?;
         Ok(Self { home, options, name, full, rule, owner })

@@ -25,7 +25,7 @@ use crate::options::Options;
 /// ```
 /// # tenure::block_on(async {
 /// let locks = tenure::Locks::memory();
-/// let guard = locks.fair("leader")?.lock().await?;
+/// let guard = locks.fair_mutex("leader")?.lock().await?;
 /// guard.release().await?;
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
@@ -43,7 +43,7 @@ impl FairMutex {
     /// ```
     /// # use std::time::Duration;
     /// # let locks = tenure::Locks::memory();
-    /// let slow = locks.fair("leader")?.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// let slow = locks.fair_mutex("leader")?.with(|options| options.ttl(Duration::from_secs(60)))?;
     /// # Ok::<(), tenure::Error>(())
     /// ```
     ///

@@ -181,52 +181,60 @@ impl Locks {
     /// # Errors
     /// `is_invalid` when the name cannot be one; `is_unsupported` when the store keeps no such locks, or none
     /// of this name, as a cluster does not where its counter could not be in its slot.
-    pub fn mutex(&self, name: &str) -> Result<Mutex> {
-        self.face(name, Rule::Mutex, None).map(Mutex)
+    pub fn mutex(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Mutex> {
+        self.face(checked(name)?, Rule::Mutex, None).map(Mutex)
     }
 
     /// A lock with one holder at a time, first come, first served.
     ///
     /// # Errors
     /// As [`mutex`](Self::mutex).
-    pub fn fair(&self, name: &str) -> Result<FairMutex> {
-        self.face(name, Rule::Queue(Seat::FAIR), None).map(FairMutex)
+    pub fn fair_mutex(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<FairMutex> {
+        self.face(checked(name)?, Rule::Queue(Seat::FAIR), None).map(FairMutex)
     }
 
     /// A lock with one owner at a time, who may hold it several times.
     ///
     /// # Errors
     /// As [`mutex`](Self::mutex).
-    pub fn reentrant(&self, name: &str, owner: &Owner) -> Result<ReentrantMutex> {
-        self.face(name, Rule::Reentrant, Some(owner.clone())).map(ReentrantMutex)
+    pub fn reentrant_mutex(
+        &self,
+        name: impl TryInto<LockName, Error: Into<Error>>,
+        owner: &Owner,
+    ) -> Result<ReentrantMutex> {
+        self.face(checked(name)?, Rule::Reentrant, Some(owner.clone())).map(ReentrantMutex)
     }
 
     /// A lock with many readers or one writer.
     ///
     /// # Errors
     /// As [`mutex`](Self::mutex).
-    pub fn rwlock(&self, name: &str) -> Result<RwLock> {
-        self.face(name, Rule::Queue(Seat::WRITER), None).map(RwLock)
+    pub fn rwlock(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<RwLock> {
+        self.face(checked(name)?, Rule::Queue(Seat::WRITER), None).map(RwLock)
     }
 
     /// A lock with so many permits, 1 to 1,048,576. All who use the name must agree on the number.
     ///
     /// # Errors
     /// As [`mutex`](Self::mutex); `is_invalid` too for a number that cannot be.
-    pub fn semaphore(&self, name: &str, permits: u32) -> Result<Semaphore> {
+    pub fn semaphore(
+        &self,
+        name: impl TryInto<LockName, Error: Into<Error>>,
+        permits: u32,
+    ) -> Result<Semaphore> {
         if permits == 0 || permits > Semaphore::MAX_PERMITS {
             let most = Semaphore::MAX_PERMITS;
             return Err(Error::invalid(format!(
                 "a semaphore has 1 to {most} permits, and this one has {permits}"
             )));
         }
-        self.face(name, Rule::Queue(Seat::permits(permits, 1)), None)
+        self.face(checked(name)?, Rule::Queue(Seat::permits(permits, 1)), None)
             .map(|face| Semaphore::new(face, permits))
     }
 
-    fn face(&self, name: &str, rule: Rule, owner: Option<Owner>) -> Result<Face> {
+    fn face(&self, name: LockName, rule: Rule, owner: Option<Owner>) -> Result<Face> {
         let (home, options) = (Arc::clone(&self.home), Arc::clone(&self.options));
-        Face::new(home, options, LockName::new(name)?, rule, owner)
+        Face::new(home, options, name, rule, owner)
     }
 
     /// Takes over a hold that [`Guard::detach`] let go, perhaps in another process: `None` when it is over. The lease is set
@@ -239,8 +247,13 @@ impl Locks {
     ///
     /// # Errors
     /// `is_mismatch`, `is_unreachable`, `is_refused`, and `is_invalid` for a name; `is_unknown` when no answer came: ask again.
-    pub async fn resume(&self, name: &str, owner: &Owner) -> Result<Option<Guard>> {
-        let (name, full) = (LockName::new(name)?, self.options.full_name(name)?);
+    pub async fn resume(
+        &self,
+        name: impl TryInto<LockName, Error: Into<Error>>,
+        owner: &Owner,
+    ) -> Result<Option<Guard>> {
+        let name = checked(name)?;
+        let full = self.options.full_name(&name)?;
         let mut rule = Rule::Mutex;
         loop {
             let engine = &self.home.engine;
@@ -274,8 +287,8 @@ impl Locks {
     /// `is_invalid` when the name cannot be one; `is_unreachable`, `is_refused`; `is_mismatch` when another kind of lock came to
     /// stand there while it was asked about; `is_unsupported` when one stands there that is kept by scripts, and the server forbids
     /// them.
-    pub async fn inspect(&self, name: &str) -> Result<Option<Status>> {
-        self.ask_as_anyone(name, Verb::Inspect).await
+    pub async fn inspect(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Option<Status>> {
+        self.ask_as_anyone(checked(name)?, Verb::Inspect).await
     }
 
     /// The locks whose names begin with `prefix`, those that are held. What comes and goes meanwhile may or may not show.
@@ -289,7 +302,7 @@ impl Locks {
     /// `is_invalid` when the prefix cannot begin a name.
     pub fn list(&self, prefix: &str) -> Result<Listing> {
         if !prefix.is_empty() {
-            self.options.full_name(prefix)?;
+            self.options.full_name(&LockName::new(prefix)?)?;
         }
         Ok(Listing::new(&self.home, &self.options, prefix))
     }
@@ -302,13 +315,16 @@ impl Locks {
     ///
     /// # Errors
     /// As [`inspect`](Self::inspect); `is_unknown` when no answer came.
-    pub async fn force_release(&self, name: &str) -> Result<Option<Status>> {
+    pub async fn force_release(
+        &self,
+        name: impl TryInto<LockName, Error: Into<Error>>,
+    ) -> Result<Option<Status>> {
         let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: Whose::Anyone };
-        self.ask_as_anyone(name, verb).await
+        self.ask_as_anyone(checked(name)?, verb).await
     }
 
-    async fn ask_as_anyone(&self, name: &str, verb: Verb) -> Result<Option<Status>> {
-        let (name, full) = (LockName::new(name)?, self.options.full_name(name)?);
+    async fn ask_as_anyone(&self, name: LockName, verb: Verb) -> Result<Option<Status>> {
+        let full = self.options.full_name(&name)?;
         let engine = &self.home.engine;
         let owner = Owner::fresh(&self.options.label, &*engine.runtime);
         let mut rule = Rule::Mutex;
@@ -338,6 +354,11 @@ impl Locks {
     pub async fn shutdown(self) -> Result<()> {
         self.home.engine.flushed_within(self.options.op_timeout).await
     }
+}
+
+/// The name, or why it is none.
+fn checked(name: impl TryInto<LockName, Error: Into<Error>>) -> Result<LockName> {
+    name.try_into().map_err(Into::into)
 }
 
 fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {

@@ -90,7 +90,7 @@ impl Multi {
         let mut order: Vec<usize> = (0..parts.len()).collect();
         order.sort_by(|a, b| parts[*a].0.full.cmp(&parts[*b].0.full));
         if let Some(twice) = order.windows(2).find(|pair| parts[pair[0]].0.full == parts[pair[1]].0.full) {
-            let name = &parts[twice[0]].0.full;
+            let name = parts[twice[0]].0.full.quoted();
             return Err(Error::invalid(format!(
                 "the name {name} is there twice: whoever held it would wait for itself"
             )));

@@ -216,10 +216,9 @@ impl Options {
     }
 
     /// The store's name of a lock.
-    pub(crate) fn full_name(&self, name: &str) -> Result<LockName> {
-        let name = LockName::new(name)?;
+    pub(crate) fn full_name(&self, name: &LockName) -> Result<LockName> {
         if self.prefix.is_empty() {
-            Ok(name)
+            Ok(name.clone())
         } else {
             LockName::new(&format!("{}{}", self.prefix, name.as_str()))
         }

@@ -31,13 +31,13 @@ use crate::protocol::{Answer, Rule, Verb};
 /// use tenure::{Locks, Owner};
 ///
 /// async fn inner(locks: &Locks, me: &Owner) -> tenure::Result<u32> {
-///     let lock = locks.reentrant("tree", me)?;
+///     let lock = locks.reentrant_mutex("tree", me)?;
 ///     let _guard = lock.lock().await?;
 ///     lock.hold_count().await
 /// }
 ///
 /// let (locks, me) = (Locks::memory(), Owner::new("walker")?);
-/// let _guard = locks.reentrant("tree", &me)?.lock().await?;
+/// let _guard = locks.reentrant_mutex("tree", &me)?.lock().await?;
 /// assert_eq!(inner(&locks, &me).await?, 2);
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
@@ -55,7 +55,7 @@ impl ReentrantMutex {
     /// ```
     /// # use std::time::Duration;
     /// # let locks = tenure::Locks::memory();
-    /// let slow = locks.reentrant("tree", &tenure::Owner::new("walker")?)?.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// let slow = locks.reentrant_mutex("tree", &tenure::Owner::new("walker")?)?.with(|options| options.ttl(Duration::from_secs(60)))?;
     /// # Ok::<(), tenure::Error>(())
     /// ```
     ///
@@ -113,7 +113,7 @@ impl ReentrantMutex {
         match engine.call(full, Rule::Reentrant, owner, Verb::Inspect, options.op_timeout).await {
             Ok(Answer::Found(found)) => {
                 let mine =
-                    |value: &str| crate::protocol::ours(value).is_some_and(|(holder, _)| holder == *owner);
+                    |value: &[u8]| crate::protocol::ours(value).is_some_and(|(holder, _)| holder == *owner);
                 Ok(found.holders.iter().find(|holder| mine(&holder.value)).map_or(0, |holder| holder.weight))
             }
             Ok(Answer::Free) => Ok(0),

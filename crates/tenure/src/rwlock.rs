@@ -150,7 +150,7 @@ impl RwLock {
     pub async fn downgrade(&self, write: &mut Guard) -> Result<()> {
         let is_of_this = matches!(write.rule(), Rule::Queue(seat) if seat.kind == Seat::WRITER.kind);
         if !is_of_this || !write.is_at(&self.0.home, &self.0.full) {
-            let (name, other) = (&self.0.full, write.full_name());
+            let (name, other) = (self.0.full.quoted(), write.full_name().quoted());
             return Err(Error::invalid(format!(
                 "a guard of {other} is none of the read-write lock {name} of this `Locks`"
             )));

@@ -34,8 +34,8 @@ pub struct Status {
 pub struct Holder {
     /// Who it is; `None` for a foreign client, which [`value`](Self::value) shows.
     pub owner: Option<Owner>,
-    /// What is written at the key, as it is.
-    pub value: String,
+    /// What is written at the key, as it is: of a foreign client whatever bytes it wrote, the first 1,024 at most.
+    pub value: Vec<u8>,
     /// The token; 0 if it has none.
     pub fence: u64,
     /// How long until its lease ends; `None` if it has no end, as a foreign client can leave it.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tenure::{Locks, Owner, block_on};
+use tenure::{LockName, Locks, Owner, block_on};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -30,10 +30,10 @@ fn an_option_of_one_lock_is_no_other_locks() {
             block_on(async {
                 Ok(match name {
                     "mutex" => locks.mutex(name)?.with(set)?.lock().await?,
-                    "fair" => locks.fair(name)?.with(set)?.lock().await?,
-                    "reentrant" => locks.reentrant(name, &owner)?.with(set)?.lock().await?,
+                    "fair" => locks.fair_mutex(name)?.with(set)?.lock().await?,
+                    "reentrant" => locks.reentrant_mutex(name, &owner)?.with(set)?.lock().await?,
                     "rwlock" => locks.rwlock(name)?.with(set)?.write().await?,
-                    _ => locks.semaphore(name, 2)?.with(set)?.acquire(2).await?,
+                    _ => locks.semaphore(name, 2)?.with(set)?.acquire_many(2).await?,
                 })
             })
         };
@@ -61,4 +61,53 @@ fn options_that_cannot_be_right_are_refused_where_they_are_set() {
     let name = "x".repeat(64 * 1024);
     let longest = locks.mutex(&name).expect("a name");
     assert!(longest.with(|options| options.prefix("p:")).expect_err("too long").is_invalid());
+}
+
+#[test]
+fn a_name_may_be_text_or_a_name() {
+    let locks = Locks::memory();
+    let (text, name) = ("x".to_owned(), LockName::new("x").expect("a name"));
+    let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
+    for mutex in
+        [locks.mutex(&text), locks.mutex(text.clone()), locks.mutex(&name), locks.mutex(name.clone())]
+    {
+        let mutex = mutex.expect("a name");
+        assert_eq!(mutex.name(), &name);
+        assert!(block_on(mutex.try_lock()).expect("an answer").is_none());
+    }
+    for found in [block_on(locks.inspect(&name)), block_on(locks.inspect(text))] {
+        assert_eq!(
+            found.expect("an answer").expect("a holder").holders[0].owner.as_ref(),
+            Some(guard.owner())
+        );
+    }
+    assert!(locks.mutex("").expect_err("no name").is_invalid());
+    assert!(locks.mutex(format!("tenure:{name}")).expect_err("a side key").is_invalid());
+}
+
+/// The name stands in the message escaped, though it prints as it is.
+#[test]
+fn a_message_stays_on_one_line_whatever_the_name() {
+    let locks = Locks::memory();
+    let name = LockName::new("a\nb").expect("a name");
+    let _mutex = block_on(locks.mutex(&name).expect("a name").lock()).expect("a free lock");
+    let error = block_on(locks.rwlock(&name).expect("a name").read()).expect_err("a mutex");
+    assert!(error.is_mismatch() && error.to_string().contains("`a\\nb`"), "{error}");
+    assert_eq!(error.lock().map(ToString::to_string).as_deref(), Some("a\nb"));
+}
+
+#[test]
+fn a_permit_is_one_unless_more_are_asked_for() {
+    let semaphore = Locks::memory().semaphore("x", 3).expect("a name");
+    let one = block_on(semaphore.acquire()).expect("a free lock");
+    let two = block_on(semaphore.try_acquire_many(2)).expect("an answer").expect("two are left");
+    assert!(block_on(semaphore.try_acquire()).expect("an answer").is_none());
+    block_on(one.release()).expect("a release");
+    assert!(block_on(semaphore.try_acquire_many(2)).expect("an answer").is_none());
+    let one = block_on(semaphore.try_acquire_for(LONG)).expect("an answer").expect("one is left");
+    for guard in [one, two] {
+        block_on(guard.release()).expect("a release");
+    }
+    assert!(block_on(semaphore.try_acquire_many_for(3, LONG)).expect("an answer").is_some());
+    assert!(block_on(semaphore.acquire_many(4)).expect_err("too many").is_invalid());
 }

@@ -32,10 +32,10 @@ fn locks(url: &str, ttl: Duration) -> Locks {
 fn acquire(locks: &Locks, kind: &str, name: &str) -> tenure::Result<Guard> {
     match kind {
         "mutex" => block_on(locks.mutex(name)?.lock()),
-        "reentrant" => block_on(locks.reentrant(name, &Owner::new("crowd")?)?.lock()),
-        "fair" => block_on(locks.fair(name)?.lock()),
+        "reentrant" => block_on(locks.reentrant_mutex(name, &Owner::new("crowd")?)?.lock()),
+        "fair" => block_on(locks.fair_mutex(name)?.lock()),
         "writer" => block_on(locks.rwlock(name)?.write()),
-        "permit" => block_on(locks.semaphore(name, 1)?.acquire(1)),
+        "permit" => block_on(locks.semaphore(name, 1)?.acquire()),
         _ => unreachable!("a kind"),
     }
 }
@@ -216,10 +216,10 @@ fn while_a_slot_moves_key_by_key_a_lock_of_it_is_answered_in_time_and_granted_wh
         let asked = async {
             match kind {
                 "mutex" => others.mutex(name)?.try_lock().await,
-                "reentrant" => others.reentrant(name, &Owner::new("other")?)?.try_lock().await,
-                "fair" => others.fair(name)?.try_lock().await,
+                "reentrant" => others.reentrant_mutex(name, &Owner::new("other")?)?.try_lock().await,
+                "fair" => others.fair_mutex(name)?.try_lock().await,
                 "writer" => others.rwlock(name)?.try_write().await,
-                _ => others.semaphore(name, 1)?.try_acquire(1).await,
+                _ => others.semaphore(name, 1)?.try_acquire().await,
             }
         };
         (block_on(asked), began.elapsed())
@@ -710,8 +710,8 @@ fn a_name_whose_counter_cannot_be_in_its_slot_is_refused_before_anything_is_aske
     ] {
         let error = match kind {
             "mutex" => nobody.mutex(name).err(),
-            "fair" => nobody.fair(name).err(),
-            _ => nobody.reentrant(name, &Owner::new("x").expect("an owner")).err(),
+            "fair" => nobody.fair_mutex(name).err(),
+            _ => nobody.reentrant_mutex(name, &Owner::new("x").expect("an owner")).err(),
         };
         let said = error.as_ref().map(|error| (error.is_unsupported(), error.to_string()));
         let is_refused = said.is_some_and(|(is_unsupported, said)| {

@@ -197,7 +197,7 @@ fn a_redis_py_holder_is_shown_as_foreign_and_can_be_forced() {
             if forced { block_on(locks.force_release("app:x")) } else { block_on(locks.inspect("app:x")) };
         let status = status.expect("an answer").expect("a holder");
         let [holder] = &status.holders[..] else { panic!("{status:?}") };
-        assert_eq!((&holder.owner, &holder.value, holder.fence), (&None, &token, 0));
+        assert_eq!((&holder.owner, &*holder.value, holder.fence), (&None, token.as_bytes(), 0));
         let left = holder.remaining.expect("an end");
         assert!(left > ms(25_000) && left <= ms(30_000), "{left:?}");
     }

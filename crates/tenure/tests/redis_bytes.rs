@@ -342,7 +342,7 @@ fn a_wait_in_a_queue_that_another_program_keeps_shut_ends_with_a_no_however_long
     let waits = Arc::new(Mutex::new(0));
     let over = Arc::clone(&waits);
     process.spawn(Box::pin(async move {
-        let fair = locks.fair("x").expect("a name");
+        let fair = locks.fair_mutex("x").expect("a name");
         for limit_us in (20_000..600_000).step_by(777) {
             let said = fair.try_lock_for(Duration::from_micros(limit_us)).await;
             assert!(said.expect("it was busy").is_none());

@@ -49,10 +49,10 @@ impl Taker<'_> {
         let asked = async {
             match kind {
                 "mutex" => locks.mutex(kind)?.try_lock_for(SOON).await,
-                "reentrant" => locks.reentrant(kind, &self.owner)?.try_lock_for(SOON).await,
-                "fair" => locks.fair(kind)?.try_lock_for(SOON).await,
+                "reentrant" => locks.reentrant_mutex(kind, &self.owner)?.try_lock_for(SOON).await,
+                "fair" => locks.fair_mutex(kind)?.try_lock_for(SOON).await,
                 "writer" => locks.rwlock(kind)?.try_write_for(SOON).await,
-                _ => locks.semaphore(kind, 1)?.try_acquire_for(1, SOON).await,
+                _ => locks.semaphore(kind, 1)?.try_acquire_for(SOON).await,
             }
         };
         let granted = block_on(asked).unwrap_or_else(|error| panic!("{kind}: {error:?}"));
@@ -123,7 +123,7 @@ fn a_queue_is_refused_where_the_clock_stands_at_the_beginning_of_time() {
     server.clock().freeze_us(86_400_000_000);
     let locks = Locks::open(&server.url()).expect("a store");
     drop(block_on(locks.mutex("x").expect("a name").try_lock()).expect("an answer").expect("a free lock"));
-    let error = block_on(locks.fair("y").expect("a name").try_lock()).expect_err("no clock");
+    let error = block_on(locks.fair_mutex("y").expect("a name").try_lock()).expect_err("no clock");
     let why = std::error::Error::source(&error).expect("a reason").to_string();
     assert!(error.is_refused() && why.contains("before March 1973"), "{error}: {why}");
 }

@@ -46,7 +46,7 @@ fn however_many_wait_in_a_process_they_ask_at_most_twice_a_lease() {
     // Each caller is another owner.
     let reentrant = |locks: &Locks, wait| {
         let owner = Owner::new("waiter").expect("an owner");
-        let reentrant = locks.reentrant("x", &owner).expect("a name");
+        let reentrant = locks.reentrant_mutex("x", &owner).expect("a name");
         block_on(reentrant.try_lock_for(wait)).expect("an answer")
     };
     std::thread::scope(|scope| {
@@ -81,7 +81,7 @@ fn a_thousand_guards_are_renewed_over_a_slow_network_in_little_more_than_one_tri
     let proxy = Proxy::start(server.address());
     let locks = locks(&proxy.url()).with(|options| options.ttl(ms(3_000))).expect("options");
     let mutexes: Vec<_> =
-        (0..1_000).map(|number| locks.mutex(&format!("x{number}")).expect("a name")).collect();
+        (0..1_000).map(|number| locks.mutex(format!("x{number}")).expect("a name")).collect();
     proxy.set(Fault::Delay(DELAY));
     let guards = block_on(try_join_all(mutexes.iter().map(|mutex| mutex.lock()))).expect("free locks");
     // A machine with other things to do may take longer over a round; the way to the server and back is part of each.
@@ -153,7 +153,7 @@ fn foreign_holders_are_shown_and_can_be_forced() {
     server.command(&["HSET", "app:odd", &long, "123456789012345678901"]);
     let status = block_on(locks.inspect("app:odd")).expect("an answer").expect("a holder");
     assert!(format!("{status:?}").len() < 2_000, "{status:?}");
-    assert!(block_on(locks.fair("app:odd").expect("a name").try_lock()).expect("an answer").is_none());
+    assert!(block_on(locks.fair_mutex("app:odd").expect("a name").try_lock()).expect("an answer").is_none());
     assert!(block_on(locks.force_release("app:odd")).expect("an answer").is_some());
     assert_eq!(made(), before, "no connection was given up for that");
     drop(own);
@@ -290,4 +290,24 @@ fn who_hears_nothing_any_more_asks_again_and_again() {
         // Half a lease, and the pauses are at most a second.
         assert!(late < ms(6_000), "{late:?}");
     });
+}
+
+/// Text that was made of them would look like another client's value.
+#[test]
+fn the_value_of_a_foreign_client_is_shown_byte_by_byte() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    let bytes: &[u8] = b"\xff\x00\xc3#1";
+    server.command(&["EVAL", r"return redis.call('SET', 'x', '\255\000\195#1', 'PX', '60000')", "0"]);
+    let found = block_on(locks.inspect("x")).expect("an answer").expect("a holder");
+    assert_eq!((&found.holders[0].owner, &*found.holders[0].value), (&None, bytes));
+    let mut listing = locks.list("x").expect("a prefix");
+    let listed = block_on(listing.next()).expect("an answer").expect("a lock");
+    assert_eq!(&*listed.holders[0].value, bytes);
+
+    server.command(&["ACL", "SETUSER", "plain", "on", ">pw", "~*", "&*", "+@all", "-@scripting"]);
+    let url = server.url().replace("redis://", "redis://plain:pw@");
+    let plain = Locks::open(&url).expect("a store").with(|options| options.unfenced(true));
+    let found = block_on(plain.expect("options").inspect("x")).expect("an answer").expect("a holder");
+    assert_eq!(&*found.holders[0].value, bytes);
 }

@@ -252,7 +252,7 @@ fn the_first_round_trip_of_a_reconnect_tells_the_loss() {
     let options = Options::new().ttl(Duration::from_secs(60));
     let holders = Locks::open(&server.url()).expect("a store").with(|_| options).expect("options");
     let guards: Vec<Guard> = (0..10)
-        .map(|number| block_on(holders.mutex(&format!("x{number}")).expect("a name").lock()))
+        .map(|number| block_on(holders.mutex(format!("x{number}")).expect("a name").lock()))
         .collect::<Result<_, _>>()
         .expect("free locks");
     server.restart_with(Config::new().set("slowlog-log-slower-than", "0").set("slowlog-max-len", "1000"));

@@ -262,10 +262,10 @@ fn a_promoted_server_renews_what_is_held_and_grants_nothing_for_a_while() {
     let options = options().restart_grace(TTL);
     let (ours, theirs) = (locks(&server.url(), options.clone()), locks(&server.url(), options));
     let held = block_on(ours.mutex("held").expect("a name").lock()).expect("a grant");
-    let queued = block_on(ours.fair("queued").expect("a name").lock()).expect("a grant");
+    let queued = block_on(ours.fair_mutex("queued").expect("a name").lock()).expect("a grant");
     scope(|scope| {
         let next = scope.spawn(|| {
-            let guard = block_on(theirs.fair("queued").expect("a name").lock()).expect("a grant");
+            let guard = block_on(theirs.fair_mutex("queued").expect("a name").lock()).expect("a grant");
             (now(), guard.fence())
         });
         eventually("it waits", SOON, || {
@@ -279,14 +279,16 @@ fn a_promoted_server_renews_what_is_held_and_grants_nothing_for_a_while() {
         let asked = now();
         assert!(block_on(mutex.try_lock()).expect("an answer").is_none());
         assert_ne!(server.command(&["GET", "tenure:epoch"]).text(), epoch);
-        assert!(block_on(theirs.fair("other").expect("a name").try_lock()).expect("an answer").is_none());
+        assert!(
+            block_on(theirs.fair_mutex("other").expect("a name").try_lock()).expect("an answer").is_none()
+        );
         block_on(queued.release()).expect("a release");
         let free = block_on(mutex.lock()).expect("a grant");
         assert!(now() - asked >= TTL, "{:?}", now() - asked);
         let (granted, ticket) = next.join().expect("no panic");
         assert!(granted - asked >= TTL, "{:?}", granted - asked);
         // Its place was kept, and it was there before anybody who came after.
-        let after = block_on(theirs.fair("queued").expect("a name").lock()).expect("a grant");
+        let after = block_on(theirs.fair_mutex("queued").expect("a name").lock()).expect("a grant");
         assert!(ticket < after.fence());
         drop(free);
     });

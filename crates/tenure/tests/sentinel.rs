@@ -56,10 +56,10 @@ fn survives(what: &str, sentinels: &Sentinels, change: impl FnOnce()) -> usize {
     let (me, other) = (Owner::new("me").expect("an owner"), Owner::new("other").expect("an owner"));
 
     let mutex = block_on(ours.mutex("mutex").expect("a name").lock()).expect("free");
-    let fair = block_on(ours.fair("fair").expect("a name").lock()).expect("free");
-    let reentrant = block_on(ours.reentrant("reentrant", &me).expect("a name").lock()).expect("free");
+    let fair = block_on(ours.fair_mutex("fair").expect("a name").lock()).expect("free");
+    let reentrant = block_on(ours.reentrant_mutex("reentrant", &me).expect("a name").lock()).expect("free");
     let writer = block_on(ours.rwlock("rwlock").expect("a name").write()).expect("free");
-    let permits = block_on(ours.semaphore("semaphore", 3).expect("a name").acquire(3)).expect("free");
+    let permits = block_on(ours.semaphore("semaphore", 3).expect("a name").acquire_many(3)).expect("free");
     let guards = [mutex, fair, reentrant, writer, permits];
     let tokens: Vec<_> = guards.iter().map(|guard| guard.fence()).collect();
 
@@ -72,10 +72,10 @@ fn survives(what: &str, sentinels: &Sentinels, change: impl FnOnce()) -> usize {
                     let wait = async {
                         match kind {
                             "mutex" => locks.mutex(kind)?.lock().await,
-                            "fair" => locks.fair(kind)?.lock().await,
-                            "reentrant" => locks.reentrant(kind, other)?.lock().await,
+                            "fair" => locks.fair_mutex(kind)?.lock().await,
+                            "reentrant" => locks.reentrant_mutex(kind, other)?.lock().await,
                             "rwlock" => locks.rwlock(kind)?.read().await,
-                            _ => locks.semaphore(kind, 3)?.acquire(1).await,
+                            _ => locks.semaphore(kind, 3)?.acquire().await,
                         }
                     };
                     let guard = block_on(wait).unwrap_or_else(|error| panic!("{kind}: {error:?}"));

@@ -90,10 +90,10 @@ fn a_cluster_that_only_speaks_tls_keeps_locks_of_every_kind_also_when_a_slot_mov
         let asked = async {
             match kind {
                 "mutex" => locks.mutex(name)?.lock().await,
-                "reentrant" => locks.reentrant(name, owner)?.lock().await,
-                "fair" => locks.fair(name)?.lock().await,
+                "reentrant" => locks.reentrant_mutex(name, owner)?.lock().await,
+                "fair" => locks.fair_mutex(name)?.lock().await,
                 "writer" => locks.rwlock(name)?.write().await,
-                _ => locks.semaphore(name, 1)?.acquire(1).await,
+                _ => locks.semaphore(name, 1)?.acquire().await,
             }
         };
         block_on(asked).unwrap_or_else(|error| panic!("{kind}: {error:?}"))

@@ -124,10 +124,10 @@ fn sorts(args: &Stress, locks: &Locks) -> Result<Vec<Sort>, Failure> {
         let owner = tenure::Owner::new("stress")?;
         match sort {
             Sort::Mutex => locks.mutex("stress").map(drop),
-            Sort::Fair => locks.fair("stress").map(drop),
+            Sort::Fair => locks.fair_mutex("stress").map(drop),
             Sort::Rwlock => locks.rwlock("stress").map(drop),
             Sort::Semaphore => locks.semaphore("stress", PERMITS).map(drop),
-            Sort::Reentrant => locks.reentrant("stress", &owner).map(drop),
+            Sort::Reentrant => locks.reentrant_mutex("stress", &owner).map(drop),
         }
     };
     let mut found = Vec::new();

@@ -312,12 +312,18 @@ async fn take(
     }
     match sort {
         Sort::Mutex => asked!(locks.mutex(name)?, lock, try_lock, try_lock_for),
-        Sort::Fair => asked!(locks.fair(name)?, lock, try_lock, try_lock_for),
-        Sort::Reentrant => asked!(locks.reentrant(name, owner)?, lock, try_lock, try_lock_for),
+        Sort::Fair => asked!(locks.fair_mutex(name)?, lock, try_lock, try_lock_for),
+        Sort::Reentrant => asked!(locks.reentrant_mutex(name, owner)?, lock, try_lock, try_lock_for),
         Sort::Rwlock if weight == WRITER => asked!(locks.rwlock(name)?, write, try_write, try_write_for),
         Sort::Rwlock => asked!(locks.rwlock(name)?, read, try_read, try_read_for),
         Sort::Semaphore => {
-            asked!(locks.semaphore(name, PERMITS)?, acquire, try_acquire, try_acquire_for, weight)
+            asked!(
+                locks.semaphore(name, PERMITS)?,
+                acquire_many,
+                try_acquire_many,
+                try_acquire_many_for,
+                weight
+            )
         }
     }
 }

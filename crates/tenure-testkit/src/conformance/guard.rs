@@ -161,11 +161,11 @@ pub async fn shutdown_waits_for_guards_that_were_dropped(place: &Place) {
 pub async fn a_name_in_use_as_another_kind_is_a_mismatch_that_names_both(place: &Place) {
     let (ours, theirs) = (place.client(), place.client());
     let _mutex = ours.mutex("m").expect("a name").lock().await.expect("a free lock");
-    let _fair = ours.fair("f").expect("a name").lock().await.expect("a free lock");
+    let _fair = ours.fair_mutex("f").expect("a name").lock().await.expect("a free lock");
     let me = Owner::new("me").expect("an owner");
-    let _reentrant = ours.reentrant("r", &me).expect("a name").lock().await.expect("a free lock");
+    let _reentrant = ours.reentrant_mutex("r", &me).expect("a name").lock().await.expect("a free lock");
     let errors = [
-        (theirs.fair("m").expect("a name").lock().await.expect_err("a mutex"), ["mutex", "fair mutex"]),
+        (theirs.fair_mutex("m").expect("a name").lock().await.expect_err("a mutex"), ["mutex", "fair mutex"]),
         (
             theirs.mutex("f").expect("a name").try_lock().await.expect_err("a fair mutex"),
             ["fair mutex", "mutex"],
@@ -179,7 +179,7 @@ pub async fn a_name_in_use_as_another_kind_is_a_mismatch_that_names_both(place: 
             ["reentrant mutex", "mutex"],
         ),
         (
-            theirs.reentrant("m", &me).expect("a name").lock().await.expect_err("a mutex"),
+            theirs.reentrant_mutex("m", &me).expect("a name").lock().await.expect_err("a mutex"),
             ["mutex", "reentrant mutex"],
         ),
     ];

@@ -52,7 +52,7 @@ impl Wish {
         let name = name.as_str();
         Ok(match sort {
             Sort::Mutex => Self::Mutex(locks.mutex(name)?),
-            Sort::Fair => Self::Fair(locks.fair(name)?),
+            Sort::Fair => Self::Fair(locks.fair_mutex(name)?),
             Sort::RwLock if sim.choose(5) < 3 => Self::Read(locks.rwlock(name)?),
             Sort::RwLock => Self::Write(locks.rwlock(name)?),
             Sort::Semaphore(permits) => {
@@ -60,7 +60,7 @@ impl Wish {
             }
             Sort::Reentrant => {
                 let owner = &owners[sim.choose(owners.len() as u32) as usize];
-                Self::Reentrant(locks.reentrant(name, owner)?)
+                Self::Reentrant(locks.reentrant_mutex(name, owner)?)
             }
         })
     }
@@ -90,7 +90,7 @@ impl Wish {
             Self::Fair(lock) => lock.lock().await?,
             Self::Read(lock) => lock.read().await?,
             Self::Write(lock) => lock.write().await?,
-            Self::Permits(lock, permits) => lock.acquire(*permits).await?,
+            Self::Permits(lock, permits) => lock.acquire_many(*permits).await?,
             Self::Reentrant(lock) => lock.lock().await?,
             Self::Both(locks) => return locks.lock().await.map(Got::Both),
         }))
@@ -103,7 +103,7 @@ impl Wish {
             Self::Fair(lock) => lock.try_lock().await?,
             Self::Read(lock) => lock.try_read().await?,
             Self::Write(lock) => lock.try_write().await?,
-            Self::Permits(lock, permits) => lock.try_acquire(*permits).await?,
+            Self::Permits(lock, permits) => lock.try_acquire_many(*permits).await?,
             Self::Reentrant(lock) => lock.try_lock().await?,
             Self::Both(locks) => return Ok(locks.try_lock().await?.map(Got::Both)),
         };
@@ -117,7 +117,7 @@ impl Wish {
             Self::Fair(lock) => lock.try_lock_for(limit).await?,
             Self::Read(lock) => lock.try_read_for(limit).await?,
             Self::Write(lock) => lock.try_write_for(limit).await?,
-            Self::Permits(lock, permits) => lock.try_acquire_for(*permits, limit).await?,
+            Self::Permits(lock, permits) => lock.try_acquire_many_for(*permits, limit).await?,
             Self::Reentrant(lock) => lock.try_lock_for(limit).await?,
             Self::Both(locks) => return Ok(locks.try_lock_for(limit).await?.map(Got::Both)),
         };

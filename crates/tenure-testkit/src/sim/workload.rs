@@ -357,7 +357,7 @@ impl Task {
         let task = async move {
             let (sim, name, options) = (self.sim(), &self.workload.names[index], self.options());
             let (Ok(locks), true) = (locks.with(|_| options.clone()), outer.is_held()) else { return };
-            let Ok(lock) = locks.reentrant(name.as_str(), outer.owner()) else { return };
+            let Ok(lock) = locks.reentrant_mutex(name.as_str(), outer.owner()) else { return };
             let before = self.oracle().held_by(name, outer.owner());
             if let Ok(count) = lock.hold_count().await {
                 self.oracle().said_count(name, outer.owner(), count, &before);

@@ -44,7 +44,7 @@ pub(crate) fn pairs(what: &str, tasks: usize, reach: f64) {
     let sha = block_on(load(&mut connection));
     let ours = || {
         count(tasks, |task, until| {
-            let mutex = locks.mutex(&format!("ours:{task}")).expect("a name");
+            let mutex = locks.mutex(format!("ours:{task}")).expect("a name");
             async move {
                 let mut pairs = 0_u32;
                 while Instant::now() < until {

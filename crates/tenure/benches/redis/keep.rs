@@ -50,7 +50,7 @@ fn renewal(url: &str) {
     let mut guards = Vec::with_capacity(1_000);
     for number in 0..1_000 {
         guards.push(
-            block_on(locks.mutex(&format!("renewed:{number}")).expect("a name").lock()).expect("a free lock"),
+            block_on(locks.mutex(format!("renewed:{number}")).expect("a name").lock()).expect("a free lock"),
         );
     }
     let bytes = (resident_bytes() - before) / 1_000.0;

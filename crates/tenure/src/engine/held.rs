@@ -17,7 +17,7 @@ use crate::name::{LockName, Quoted};
 use crate::options::{Options, Renewal};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Bind, Place, Rule, Verb, lease, ours};
+use crate::protocol::{Answer, Bind, Place, Rule, Verb, lease, ours, shown};
 use crate::runtime::Moment;
 use crate::store::Terms;
 
@@ -268,10 +268,10 @@ impl Lease {
                 return None;
             }
             Answer::Found(found) => match found.holders.first() {
-                Some(holder) => &holder.value,
+                Some(holder) => &*holder.value,
                 None => return Some(format!("its name is now in use as a {}", found.kind)),
             },
-            Answer::Busy { holder, .. } => holder,
+            Answer::Busy { holder, .. } => holder.as_bytes(),
             Answer::Free => {
                 return Some(GONE.into());
             }
@@ -284,13 +284,13 @@ impl Lease {
         };
         Some(match ours(value) {
             Some((owner, fence)) => format!("it was taken by {owner} with token {fence}"),
-            None => format!("it was taken by a foreign client that wrote {}", Quoted(value)),
+            None => format!("it was taken by a foreign client that wrote {}", Quoted(&shown(value))),
         })
     }
 
     /// A reentrant owner may have lost this hold and have another, with another token. Members of a quorum that have taken it again
     /// have a later ballot.
-    fn wrote(&self, value: &str) -> bool {
+    fn wrote(&self, value: &[u8]) -> bool {
         let is_same =
             |fence| fence == self.fence || self.rule != Rule::Reentrant || planted(Bug::TokenUnverified);
         ours(value).is_some_and(|(owner, fence)| owner == self.owner && is_same(fence))

@@ -325,8 +325,8 @@ pub struct Found {
 /// One holder or waiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
-    /// As it is written at the key.
-    pub value: String,
+    /// As it is written at the key. A foreign client may write what is no text.
+    pub value: Vec<u8>,
     /// Until its lease ends, unless it has none.
     pub left_ms: Option<u64>,
     /// How much of the capacity it takes; for the reentrant kind, how often its owner holds.
@@ -334,13 +334,19 @@ pub struct Holding {
 }
 
 /// A value of ours taken apart: `owner#token`. A bare owner, from a client that could give no token, has token 0.
-pub fn ours(value: &str) -> Option<(Owner, u64)> {
+pub fn ours(value: &(impl AsRef<[u8]> + ?Sized)) -> Option<(Owner, u64)> {
+    let value = std::str::from_utf8(value.as_ref()).ok()?;
     let (owner, fence) = match value.rsplit_once('#') {
         Some((owner, digits)) if is_digits(digits) => (owner, digits.parse().ok()?),
         Some(_) => return None,
         None => (value, 0),
     };
     Some((owner.parse().ok()?, fence))
+}
+
+/// A value as text for people, with a mark for each byte that is none.
+pub fn shown(value: &[u8]) -> String {
+    String::from_utf8_lossy(value).into_owned()
 }
 
 fn is_digits(text: &str) -> bool {
@@ -449,7 +455,7 @@ pub fn found(state: &State, now: Now) -> Option<Found> {
     let lock = state.lock.as_ref().filter(|lock| !lock.is_over(now))?;
     Some(match &lock.value {
         Data::Text(value) => {
-            let holder = Holding { value: value.clone(), left_ms: lock.left_ms(now), weight: 1 };
+            let holder = Holding { value: value.clone().into_bytes(), left_ms: lock.left_ms(now), weight: 1 };
             Found {
                 kind: Kind::Mutex,
                 capacity: None,

@@ -118,7 +118,7 @@ async fn take_turns(locks: &Locks, kind: &str, task: usize, log: &Log, stop: &Pa
 }
 
 async fn take_one_turn(locks: &Locks, task: usize, log: &Log) {
-    let guard = locks.fair("crowd").expect("a name").lock().await.expect("a grant");
+    let guard = locks.fair_mutex("crowd").expect("a name").lock().await.expect("a grant");
     turn(guard, task, 1, log).await;
 }
 
@@ -141,10 +141,10 @@ async fn turn(guard: Guard, task: usize, weight: u32, log: &Log) {
 async fn lock(locks: &Locks, kind: &str, task: usize) -> (u32, Guard) {
     let (weight, guard) = match kind {
         "mutex" => (1, locks.mutex("crowd").expect("a name").lock().await),
-        "fair" => (1, locks.fair("crowd").expect("a name").lock().await),
+        "fair" => (1, locks.fair_mutex("crowd").expect("a name").lock().await),
         "reentrant" => {
             let owner = Owner::new("crowd").expect("an owner");
-            (1, locks.reentrant("crowd", &owner).expect("a name").lock().await)
+            (1, locks.reentrant_mutex("crowd", &owner).expect("a name").lock().await)
         }
         "rwlock" if task.is_multiple_of(5) => {
             (capacity(kind), locks.rwlock("crowd").expect("a name").write().await)
@@ -152,7 +152,7 @@ async fn lock(locks: &Locks, kind: &str, task: usize) -> (u32, Guard) {
         "rwlock" => (1, locks.rwlock("crowd").expect("a name").read().await),
         "semaphore" => {
             let permits = 1 + task as u32 % 3;
-            (permits, locks.semaphore("crowd", PERMITS).expect("a name").acquire(permits).await)
+            (permits, locks.semaphore("crowd", PERMITS).expect("a name").acquire_many(permits).await)
         }
         other => panic!("no kind: {other}"),
     };

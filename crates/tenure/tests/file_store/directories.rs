@@ -165,7 +165,7 @@ fn however_much_is_asked_what_is_held_is_renewed_and_limits_are_kept() {
         for number in 0..16 {
             let locks = &locks;
             scope.spawn(move || {
-                let mutex = locks.mutex(&format!("busy:{number}")).expect("a name");
+                let mutex = locks.mutex(format!("busy:{number}")).expect("a name");
                 while Instant::now() < until {
                     let turn = block_on(mutex.try_lock()).expect("an answer").expect("a free lock");
                     block_on(turn.release()).expect("a release");

@@ -137,14 +137,14 @@ fn role() {
             wait_for_parent();
         }
         "wait in line" => {
-            let guard = block_on(locks(&dir).fair("x").expect("a name").lock()).expect("a grant");
+            let guard = block_on(locks(&dir).fair_mutex("x").expect("a name").lock()).expect("a grant");
             say("held");
             wait_for_parent();
             block_on(guard.release()).expect("a release");
         }
         "take turns in a queue" => {
             let log = fs::OpenOptions::new().append(true).open(dir.join("turns")).expect("a log");
-            let lock = locks(&dir).fair("turn").expect("a name");
+            let lock = locks(&dir).fair_mutex("turn").expect("a name");
             say("ready");
             wait_for_parent();
             for _ in 0..TURNS / 3 {

@@ -250,7 +250,7 @@ fn a_hold_of_another_client_counts_once_however_often_it_is_asked_for() {
     );
     let found = plain.ask(REENTRANTS, "inspect", &[]);
     assert_eq!((&*found.word, found.part("count")), ("found", "2".to_owned()));
-    let ours = locks.reentrant("x", &me).expect("a name");
+    let ours = locks.reentrant_mutex("x", &me).expect("a name");
     assert!(block_on(ours.try_lock()).expect("an answer").is_none());
     let other = block_on(locks.mutex("x").expect("a name").try_lock()).expect_err("another kind");
     assert!(other.is_mismatch() && other.to_string().contains("reentrant"), "{other}");
@@ -290,7 +290,7 @@ fn a_detached_hold_is_resumed_by_another_client() {
 fn another_client_takes_its_turn_in_our_queue() {
     let server = Server::start();
     let (locks, mut plain) = (locks(&server), Plain::new(&server, 'a'));
-    let fair = locks.fair("x").expect("a name");
+    let fair = locks.fair_mutex("x").expect("a name");
     let mut ear = Plain::listen(&server, &page::channel(Machine::Queue, "x"));
     let guard = block_on(fair.lock()).expect("a grant");
     let busy = plain.ask(FAIR, "acquire", &[("ttl", "30000"), ("weight", "1"), ("wait", "")]);
@@ -430,10 +430,10 @@ fn every_kind_of_ours_is_listed_and_another_kind_is_named() {
     let (locks, me) = (locks(&server), Owner::new("me").expect("an owner"));
     let guards = [
         block_on(locks.mutex("app:mutex").expect("a name").lock()),
-        block_on(locks.reentrant("app:reentrant", &me).expect("a name").lock()),
-        block_on(locks.fair("app:fair").expect("a name").lock()),
+        block_on(locks.reentrant_mutex("app:reentrant", &me).expect("a name").lock()),
+        block_on(locks.fair_mutex("app:fair").expect("a name").lock()),
         block_on(locks.rwlock("app:rw").expect("a name").read()),
-        block_on(locks.semaphore("app:sem", 5).expect("a name").acquire(2)),
+        block_on(locks.semaphore("app:sem", 5).expect("a name").acquire_many(2)),
     ];
     assert!(guards.iter().all(Result::is_ok));
     server.command(&["ZADD", "app:foreign", "1", "somebody"]);
@@ -456,9 +456,11 @@ fn every_kind_of_ours_is_listed_and_another_kind_is_named() {
     let other = block_on(locks.mutex("app:sem").expect("a name").try_lock()).expect_err("a semaphore");
     assert!(other.is_mismatch() && other.to_string().contains("semaphore"), "{other}");
     let other =
-        block_on(locks.semaphore("app:sem", 4).expect("a name").try_acquire(1)).expect_err("5 permits");
+        block_on(locks.semaphore("app:sem", 4).expect("a name").try_acquire()).expect_err("5 permits");
     assert!(other.is_mismatch() && other.to_string().contains('5'), "{other}");
-    assert!(block_on(locks.fair("app:foreign").expect("a name").try_lock()).expect("an answer").is_none());
+    assert!(
+        block_on(locks.fair_mutex("app:foreign").expect("a name").try_lock()).expect("an answer").is_none()
+    );
 }
 
 /// Waits until somebody listens.

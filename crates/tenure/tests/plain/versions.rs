@@ -75,10 +75,10 @@ fn acquire(locks: &Locks, kind: &str, wait: Duration) -> Option<Guard> {
         match kind {
             "mutex" => locks.mutex("x")?.try_lock_for(wait).await,
             // With an owner of its own each time, as all others.
-            "reentrant" => locks.reentrant("x", &Owner::new("me")?)?.try_lock_for(wait).await,
-            "fair" => locks.fair("x")?.try_lock_for(wait).await,
+            "reentrant" => locks.reentrant_mutex("x", &Owner::new("me")?)?.try_lock_for(wait).await,
+            "fair" => locks.fair_mutex("x")?.try_lock_for(wait).await,
             "writer" => locks.rwlock("x")?.try_write_for(wait).await,
-            _ => locks.semaphore("x", 1)?.try_acquire_for(1, wait).await,
+            _ => locks.semaphore("x", 1)?.try_acquire_for(wait).await,
         }
     };
     block_on(asked).unwrap_or_else(|error| panic!("{kind}: {error:?}"))
@@ -205,7 +205,7 @@ fn what_a_later_version_keeps_otherwise_is_held_by_somebody_else_and_left_as_it_
             assert!(!version.holds() && !version.release(), "{put:?}: {kind}");
         }
         let status = block_on(locks.inspect("x")).expect("an answer").expect("a holder");
-        assert_eq!((&*status.holders[0].value, &status.holders[0].owner), (shown, &None));
+        assert_eq!((&*status.holders[0].value, &status.holders[0].owner), (shown.as_bytes(), &None));
         assert_eq!(server.command(&["DUMP", "x"]), before);
         assert!((50_000..=60_000).contains(&server.command(&["PTTL", "x"]).int()));
     }
