@@ -1,6 +1,6 @@
 //! Which locks a run wants.
 
-use tenure::{Kind, Locks, Multi, Owner, Part, Status};
+use tenure::{Kind, Locks, Multi, Owner, Part, Share, Status};
 
 use crate::cli::Run;
 use crate::exit::Failure;
@@ -33,9 +33,12 @@ fn one(args: &Run, locks: &Locks, name: &str, owner: Option<&Owner>) -> Result<P
 pub(crate) fn has_room(args: &Run, others: &Status) -> bool {
     let (all, kind) = (&others.holders, &args.kind);
     let has_room = match (others.kind, others.permits) {
-        (Kind::RwLock, _) if kind.shared => all.iter().all(|holder| holder.weight == 1),
+        (Kind::RwLock, _) if kind.shared => all.iter().all(|holder| holder.share == Share::Reader),
         (Kind::Semaphore, Some(permits)) => {
-            let taken = all.iter().fold(0_u32, |taken, holder| taken.saturating_add(holder.weight));
+            let taken = all.iter().fold(0_u32, |taken, holder| match holder.share {
+                Share::Permits(permits) => taken.saturating_add(permits),
+                _ => taken,
+            });
             taken.saturating_add(kind.take.unwrap_or(1)) <= permits
         }
         _ => all.is_empty(),

@@ -206,7 +206,7 @@ async fn hold(args: &Run, guards: MultiGuard, signals: &mut Signals, voice: Voic
     if !guards.is_held() {
         let why = guards.lost().await;
         drop(guards);
-        voice.say(format_args!("{}; the command was not started", chain(&why)));
+        voice.say(format_args!("{why}; the command was not started"));
         return Ok(exit::LOST);
     }
     let child = match Child::start(&mut command) {

@@ -18,67 +18,119 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct Error(Arc<Inner>);
 
 struct Inner {
-    what: What,
+    kind: ErrorKind,
     lock: Option<LockName>,
     store: Option<Arc<str>>,
     message: String,
     source: Option<Cause>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+/// What kind of failure an [`Error`] is: for a `match`, and as a label of a metric.
+///
+/// To act on one kind only, the methods of [`Error`] are shorter: `error.is_unreachable()`.
+///
+/// ```
+/// use tenure::{ErrorKind, LockName};
+///
+/// let error = LockName::new("").unwrap_err();
+/// let advice = match error.kind() {
+///     ErrorKind::Unreachable | ErrorKind::Unknown => "try again later",
+///     ErrorKind::Invalid | ErrorKind::Unsupported => "mend the configuration",
+///     _ => "call an operator",
+/// };
+/// assert_eq!((advice, error.kind().as_str()), ("mend the configuration", "invalid"));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// See [`Error::is_lost`].
     Lost,
-    Released,
+    /// See [`Error::is_unreachable`].
     Unreachable,
+    /// See [`Error::is_unknown`].
     Unknown,
+    /// See [`Error::is_refused`].
     Refused,
+    /// See [`Error::is_mismatch`].
     Mismatch,
+    /// See [`Error::is_unsupported`].
     Unsupported,
+    /// See [`Error::is_invalid`].
     Invalid,
 }
 
+impl ErrorKind {
+    /// Its name in one word, in lower case. It does not change between versions.
+    ///
+    /// ```
+    /// assert_eq!(tenure::ErrorKind::Unreachable.as_str(), "unreachable");
+    /// ```
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Lost => "lost",
+            Self::Unreachable => "unreachable",
+            Self::Unknown => "unknown",
+            Self::Refused => "refused",
+            Self::Mismatch => "mismatch",
+            Self::Unsupported => "unsupported",
+            Self::Invalid => "invalid",
+        }
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
 impl Error {
+    /// What kind of failure it is.
+    ///
+    /// ```
+    /// let error = tenure::LockName::new("").unwrap_err();
+    /// assert_eq!(error.kind(), tenure::ErrorKind::Invalid);
+    /// ```
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
     /// The lease is over, or about to be: expired, taken by somebody else, gone from the store, or held for `max_hold`.
     /// Whatever the lock protected is no longer protected.
     pub fn is_lost(&self) -> bool {
-        self.0.what == What::Lost
-    }
-
-    /// What [`Lost`](crate::Lost) resolves to once the guard was released, dropped or detached: no fault at all.
-    pub fn is_released(&self) -> bool {
-        self.0.what == What::Released
+        self.0.kind == ErrorKind::Lost
     }
 
     /// The store did not answer in time, and nothing was changed that was not undone. Of [`Locks::shutdown`](crate::Locks::shutdown):
     /// some releases are not answered yet, and go on.
     pub fn is_unreachable(&self) -> bool {
-        self.0.what == What::Unreachable
+        self.0.kind == ErrorKind::Unreachable
     }
 
     /// The request went out and no answer came: it may or may not have been carried out. An acquisition never ends so:
     /// it cleans up instead.
     pub fn is_unknown(&self) -> bool {
-        self.0.what == What::Unknown
+        self.0.kind == ErrorKind::Unknown
     }
 
     /// The store answered, and said no: no permission, out of memory, a damaged record.
     pub fn is_refused(&self) -> bool {
-        self.0.what == What::Refused
+        self.0.kind == ErrorKind::Refused
     }
 
     /// The name is in use as another kind of lock, or with other numbers.
     pub fn is_mismatch(&self) -> bool {
-        self.0.what == What::Mismatch
+        self.0.kind == ErrorKind::Mismatch
     }
 
     /// This store cannot keep the promise that was asked for.
     pub fn is_unsupported(&self) -> bool {
-        self.0.what == What::Unsupported
+        self.0.kind == ErrorKind::Unsupported
     }
 
     /// A name, option, owner or URL that cannot be right.
     pub fn is_invalid(&self) -> bool {
-        self.0.what == What::Invalid
+        self.0.kind == ErrorKind::Invalid
     }
 
     /// The lock it is about.
@@ -95,34 +147,29 @@ impl Error {
 /// How the rest of the crate makes errors.
 impl Error {
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
-        Self::new(What::Invalid, None, None, message.into(), None)
+        Self::new(ErrorKind::Invalid, None, None, message.into(), None)
     }
 
     pub(crate) fn unsupported(store: &Arc<str>, message: impl Into<String>) -> Self {
-        Self::new(What::Unsupported, None, Some(store), message.into(), None)
+        Self::new(ErrorKind::Unsupported, None, Some(store), message.into(), None)
     }
 
     pub(crate) fn no_thread(url: &str, error: std::io::Error) -> Self {
         let store: Arc<str> = url.split_once(':').map_or(url, |(scheme, _)| scheme).into();
         let message = format!("no thread could be started for the store {store}");
-        Self::new(What::Unreachable, None, Some(&store), message, Some(Arc::new(error)))
+        Self::new(ErrorKind::Unreachable, None, Some(&store), message, Some(Arc::new(error)))
     }
 
     /// Releases are still on their way.
     pub(crate) fn unflushed(store: &Arc<str>) -> Self {
         let message =
             format!("store {store} did not confirm every release in time; they go on in the background");
-        Self::new(What::Unreachable, None, Some(store), message, None)
+        Self::new(ErrorKind::Unreachable, None, Some(store), message, None)
     }
 
     pub(crate) fn lost(lock: &LockName, store: &Arc<str>, reason: impl fmt::Display) -> Self {
         let message = format!("lock {} is lost: {reason}", lock.quoted());
-        Self::new(What::Lost, Some(lock), Some(store), message, None)
-    }
-
-    pub(crate) fn released(lock: &LockName, store: &Arc<str>) -> Self {
-        // Every release makes one and hardly anybody reads it: the words are put together when they are asked for.
-        Self::new(What::Released, Some(lock), Some(store), String::new(), None)
+        Self::new(ErrorKind::Lost, Some(lock), Some(store), message, None)
     }
 
     pub(crate) fn mismatch(
@@ -141,7 +188,7 @@ impl Error {
             "lock {} is in use as a {found} and cannot be used as a {asked} until nobody holds it",
             lock.quoted()
         );
-        Self::new(What::Mismatch, Some(lock), Some(store), message, None)
+        Self::new(ErrorKind::Mismatch, Some(lock), Some(store), message, None)
     }
 
     /// No answer, and nothing left behind: what an acquisition and a look say of any failure but a refusal.
@@ -156,53 +203,50 @@ impl Error {
 
     pub(crate) fn failed(lock: Option<&LockName>, store: &Arc<str>, failure: Failure) -> Self {
         let about = lock.map_or(String::new(), |lock| format!(" about lock {}", lock.quoted()));
-        let (what, message, cause) = match failure {
+        let (kind, message, cause) = match failure {
             Failure::NotSent(cause) => {
-                (What::Unreachable, format!("store {store} could not answer{about}"), cause)
+                (ErrorKind::Unreachable, format!("store {store} could not answer{about}"), cause)
             }
             Failure::Unknown(cause) => (
-                What::Unknown,
+                ErrorKind::Unknown,
                 format!("store {store} may or may not have carried out the request{about}"),
                 cause,
             ),
             Failure::Refused(cause) if cause.is::<Impossible>() => {
-                (What::Unsupported, format!("store {store} cannot do this{about}: {cause}"), cause)
+                (ErrorKind::Unsupported, format!("store {store} cannot do this{about}: {cause}"), cause)
             }
             Failure::Refused(cause) => {
-                (What::Refused, format!("store {store} refused the request{about}"), cause)
+                (ErrorKind::Refused, format!("store {store} refused the request{about}"), cause)
             }
         };
-        Self::new(what, lock, Some(store), message, Some(cause))
+        Self::new(kind, lock, Some(store), message, Some(cause))
     }
 
     fn new(
-        what: What,
+        kind: ErrorKind,
         lock: Option<&LockName>,
         store: Option<&Arc<str>>,
         message: String,
         source: Option<Cause>,
     ) -> Self {
-        Self(Arc::new(Inner { what, lock: lock.cloned(), store: store.cloned(), message, source }))
+        Self(Arc::new(Inner { kind, lock: lock.cloned(), store: store.cloned(), message, source }))
     }
 }
 
-/// Nothing in it changes; what its source is made of is not ours, and is only read.
+/// Nothing in it changes. Its source may be of any type, and is only read.
 impl UnwindSafe for Error {}
 impl RefUnwindSafe for Error {}
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.0.what, &self.0.lock) {
-            (What::Released, Some(lock)) => write!(f, "lock {} was released", lock.quoted()),
-            _ => f.write_str(&self.0.message),
-        }
+        f.write_str(&self.0.message)
     }
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut all = f.debug_struct("Error");
-        all.field("what", &self.0.what).field("message", &self.to_string());
+        all.field("kind", &self.0.kind).field("message", &self.0.message);
         if let Some(source) = &self.0.source {
             all.field("source", source);
         }
@@ -213,5 +257,60 @@ impl fmt::Debug for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.0.source.as_deref().map(|cause| cause as _)
+    }
+}
+
+/// Why [`Guard::run`](crate::Guard::run) and its like failed, with the value of the work if there is one.
+///
+/// `?` makes an [`Error`] of it and drops the value. Keep the value if the work had effects that must be recorded or undone:
+///
+/// ```
+/// # tenure::block_on(async {
+/// let locks = tenure::Locks::memory();
+/// let guard = locks.mutex("draw:noon")?.lock().await?;
+/// let drawn = guard.run(async |_| {
+///     locks.force_release("draw:noon").await.unwrap(); // another client breaks the lock
+///     17
+/// });
+/// let failed = drawn.await.unwrap_err();
+/// assert!(failed.error.is_lost());
+/// assert_eq!(failed.value, Some(17)); // the work was done, perhaps beside another holder
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct RunError<T> {
+    /// How the lock was lost.
+    pub error: Error,
+    /// What the work returned: `Some` if it was done before the loss was known. `None` if it was dropped unfinished.
+    pub value: Option<T>,
+}
+
+impl<T> From<RunError<T>> for Error {
+    fn from(failed: RunError<T>) -> Self {
+        failed.error
+    }
+}
+
+impl<T> fmt::Display for RunError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let work = if self.value.is_some() { "the work was done" } else { "the work was stopped" };
+        write!(f, "{}; {work}", self.error)
+    }
+}
+
+/// Says of the value only whether there is one: its type need not be `Debug`.
+impl<T> fmt::Debug for RunError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RunError")
+            .field("error", &self.error)
+            .field("has_value", &self.value.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> std::error::Error for RunError<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
     }
 }

@@ -1,18 +1,18 @@
 use std::fmt;
+use std::future::{Future, poll_fn};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
-
 use crate::engine::Home;
-use crate::engine::held::{Held, Lease, Lost};
+use crate::engine::held::{Held, HoldEnd, Lease, Lost};
 use crate::engine::release;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, RunError};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Bind, Rule, Verb};
+use crate::protocol::{Answer, Bind, Verb};
 
 /// A lock that is held. Dropping it releases the lock in the background: without a wait, unless it was the last handle of its
 /// [`Locks`](crate::Locks), as is said there. One that is leaked ([`std::mem::forget`]) is renewed until the process ends, or
@@ -55,20 +55,6 @@ impl Guard {
         &self.held.as_ref().expect("a guard has its hold until it is consumed").lease
     }
 
-    pub(crate) fn rule(&self) -> Rule {
-        self.lease().rule
-    }
-
-    /// With the prefix.
-    pub(crate) fn full_name(&self) -> &LockName {
-        &self.lease().name
-    }
-
-    /// Whether it is of the lock of this full name on the store of this handle.
-    pub(crate) fn is_at(&self, home: &Arc<Home>, full: &LockName) -> bool {
-        Arc::ptr_eq(&self.home, home) && self.full_name() == full
-    }
-
     /// The lock's name, without the prefix.
     pub fn name(&self) -> &LockName {
         &self.name
@@ -98,8 +84,9 @@ impl Guard {
         self.lease().remaining(&self.home.engine)
     }
 
+    /// The loss, if it is known. As long as there is a guard, its hold has not been released.
     pub(crate) fn outcome(&self) -> Option<Error> {
-        self.lease().outcome(&self.home.engine)
+        self.lease().outcome(&self.home.engine).and_then(HoldEnd::into_error)
     }
 
     /// Whether the lock is still held, as far as can be known without asking: `remaining() > 0`.
@@ -150,13 +137,13 @@ impl Guard {
 
     /// An answer that was looked at too late is worth nothing: the loss was announced, or should have been.
     fn still(&self) -> Result<()> {
-        self.lease().outcome(&self.home.engine).map_or(Ok(()), Err)
+        self.outcome().map_or(Ok(()), Err)
     }
 
     /// Asks about this hold, within what is left of it.
     async fn ask(&self, verb: Verb) -> Result<Answer> {
         let (engine, lease) = (&self.home.engine, self.lease());
-        if let Some(lost) = lease.outcome(engine) {
+        if let Some(lost) = self.outcome() {
             return Err(lost);
         }
         let within = lease.op_timeout.min(lease.remaining(engine)).max(Duration::from_millis(1));
@@ -165,7 +152,7 @@ impl Guard {
             Ok(answer) => match lease.refusal(&answer) {
                 Some(reason) => {
                     lease.lose(engine, reason);
-                    Err(lease.outcome(engine).expect("a lease that was just lost has an outcome"))
+                    Err(self.outcome().expect("a lease that was just lost has an outcome"))
                 }
                 None => Ok(answer),
             },
@@ -218,18 +205,22 @@ impl Guard {
         Ok(owner)
     }
 
-    /// Does `work` under the lock, and releases it.
+    /// Does `work` under the lock, and releases it. The work is an async closure that gets the guard.
     ///
     /// The work is dropped at its next await when the lock is lost. That does not stop a thread, a task it has spawned, or a
     /// loop that never awaits: that is what [`Options::grace`](crate::Options::grace), [`verify`](Self::verify) and
     /// [`fence`](Self::fence) are for.
     ///
+    /// In generic code, and in a task that is spawned, use [`run_future`](Self::run_future): the compiler must know there that the
+    /// future of the work is `Send`, which the bounds of an async closure cannot say.
+    ///
     /// # Cancel safety
     /// The work is dropped first, then the lock released.
     ///
     /// # Errors
-    /// `is_lost` when the lock was lost before the work was done, or the release hears that it was. A release that the store
-    /// does not answer keeps the work's value and goes on in the background.
+    /// The error [`is_lost`](Error::is_lost). [`RunError::value`] has the value of the work if the work was done and the release then
+    /// heard of the loss; otherwise the work was dropped. A release that the store does not answer is no error: the value is
+    /// returned, and the release goes on in the background.
     ///
     /// # Examples
     /// ```
@@ -240,15 +231,67 @@ impl Guard {
     /// assert!(token > 0);
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
-    pub async fn run<T>(self, work: impl AsyncFnOnce(&Self) -> T) -> Result<T> {
-        let value = match select(self.lost(), pin!(work(&self))).await {
-            Either::Left((lost, _)) => return Err(lost),
-            Either::Right((value, _)) => value,
-        };
-        match self.release().await {
-            Err(error) if error.is_lost() => Err(error),
-            _ => Ok(value),
+    pub async fn run<T>(self, work: impl AsyncFnOnce(&Self) -> T) -> Result<T, RunError<T>> {
+        let value = unless_lost(self.lost(), work(&self)).await?;
+        settled(value, self.release().await)
+    }
+
+    /// Does `work` under the lock, and releases it: as [`run`](Self::run), with a plain future as the work.
+    ///
+    /// The future that this returns is `Send` if the work and its value are, so it can be spawned, and generic code can name the
+    /// bounds. The work does not get the guard: take from it before what the work needs.
+    ///
+    /// # Cancel safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    ///
+    /// # Examples
+    /// ```
+    /// # tenure::block_on(async {
+    /// use tenure::{Mutex, Result};
+    ///
+    /// async fn locked<F>(mutex: Mutex, work: F) -> Result<F::Output>
+    /// where
+    ///     F: Future<Output: Send> + Send,
+    /// {
+    ///     Ok(mutex.lock().await?.run_future(work).await?)
+    /// }
+    ///
+    /// let mutex = tenure::Locks::memory().mutex("draw:noon")?;
+    /// assert_eq!(locked(mutex, async { 17 }).await?, 17);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub async fn run_future<F: Future>(self, work: F) -> Result<F::Output, RunError<F::Output>> {
+        let value = unless_lost(self.lost(), work).await?;
+        settled(value, self.release().await)
+    }
+}
+
+/// The value of the work, unless the lock is lost before.
+pub(crate) async fn unless_lost<T>(lost: Lost, work: impl Future<Output = T>) -> Result<T, RunError<T>> {
+    let mut work = pin!(work);
+    let mut lost = Some(lost);
+    poll_fn(|context| {
+        if let Some(signal) = &mut lost
+            && let Poll::Ready(end) = pin!(signal).poll(context)
+        {
+            match end.into_error() {
+                Some(error) => return Poll::Ready(Err(RunError { error, value: None })),
+                None => lost = None, // released: there is nothing to lose any more
+            }
         }
+        work.as_mut().poll(context).map(Ok)
+    })
+    .await
+}
+
+/// The value of work that is done, unless its release heard that the lock was lost before.
+pub(crate) fn settled<T>(value: T, released: Result<()>) -> Result<T, RunError<T>> {
+    match released {
+        Err(error) if error.is_lost() => Err(RunError { error, value: Some(value) }),
+        _ => Ok(value),
     }
 }
 

@@ -87,14 +87,15 @@ pub mod protocol;
 mod reentrant;
 #[doc(hidden)]
 pub mod runtime;
+mod rwguard;
 mod rwlock;
 mod semaphore;
 mod status;
 #[doc(hidden)]
 pub mod store;
 
-pub use engine::held::Lost;
-pub use error::{Error, Result};
+pub use engine::held::{HoldEnd, Lost};
+pub use error::{Error, ErrorKind, Result, RunError};
 pub use fair::FairMutex;
 pub use guard::Guard;
 pub use locks::Locks;
@@ -106,9 +107,10 @@ pub use owner::Owner;
 pub use protocol::Kind;
 pub use reentrant::ReentrantMutex;
 pub use runtime::block_on;
+pub use rwguard::{DowngradeError, ReadGuard, WriteGuard};
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
-pub use status::{Holder, Listing, Status};
+pub use status::{Holder, Listing, Share, Status};
 
 /// What the workspace's own test kit drives. No semver promise: nothing outside this workspace should use it.
 #[doc(hidden)]
@@ -119,7 +121,7 @@ pub mod internals {
     pub use crate::protocol;
     pub use crate::runtime::{Driver, Moment, Runtime};
     pub use crate::store::{self, Store};
-    use crate::{Locks, Options, Result};
+    use crate::{Guard, Locks, Options, Result, WriteGuard};
 
     /// Locks on any store and runtime.
     ///
@@ -127,5 +129,10 @@ pub mod internals {
     /// As [`Locks::with`].
     pub fn locks(store: Arc<dyn Store>, runtime: Arc<dyn Runtime>, options: Options) -> Result<Locks> {
         Locks::on(store, runtime, None).with(|_| options)
+    }
+
+    /// A guard of a read-write lock as a writer's, whatever it is: for tests that ask a reader to become one.
+    pub fn write_guard(guard: Guard) -> WriteGuard {
+        WriteGuard::new(guard)
     }
 }

@@ -8,10 +8,10 @@ use futures_util::future::{Either, join_all, select};
 use crate::engine::Engine;
 use crate::engine::acquire::Wait;
 use crate::engine::held::Lost;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, RunError};
 use crate::face::Face;
 use crate::fair::FairMutex;
-use crate::guard::Guard;
+use crate::guard::{Guard, settled, unless_lost};
 use crate::mutex::Mutex;
 use crate::reentrant::ReentrantMutex;
 use crate::runtime::Moment;
@@ -147,7 +147,7 @@ impl Multi {
             let next =
                 match select(pin!(part.acquire(wait)), lost(taken.0.iter().map(|(_, guard)| guard))).await {
                     Either::Left((next, _)) => next,
-                    Either::Right((error, _)) => Err(error),
+                    Either::Right((end, _)) => Err(end.into_error().expect("these guards are not released")),
                 };
             match next {
                 Ok(Some(guard)) => taken.0.push((*index, guard)),
@@ -293,20 +293,45 @@ impl MultiGuard {
 
     /// Does `work` under the locks, and releases them: as [`Guard::run`].
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// let tokens = both.lock().await?.run(async |guards| [guards[0].fence(), guards[1].fence()]).await?;
+    /// # assert!(tokens.iter().all(|token| *token > 0));
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// The work is dropped first, then the locks are released.
     ///
     /// # Errors
-    /// `is_lost` when one was lost before the work was done, or a release hears that it was.
-    pub async fn run<T>(self, work: impl AsyncFnOnce(&Self) -> T) -> Result<T> {
-        let value = match select(self.lost(), pin!(work(&self))).await {
-            Either::Left((lost, _)) => return Err(lost),
-            Either::Right((value, _)) => value,
-        };
-        match self.release().await {
-            Err(error) if error.is_lost() => Err(error),
-            _ => Ok(value),
-        }
+    /// As [`Guard::run`], when one of the locks was lost.
+    pub async fn run<T>(self, work: impl AsyncFnOnce(&Self) -> T) -> Result<T, RunError<T>> {
+        let value = unless_lost(self.lost(), work(&self)).await?;
+        settled(value, self.release().await)
+    }
+
+    /// Does `work` under the locks, and releases them: as [`Guard::run_future`].
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// assert_eq!(both.lock().await?.run_future(async { 17 }).await?, 17);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub async fn run_future<F: Future>(self, work: F) -> Result<F::Output, RunError<F::Output>> {
+        let value = unless_lost(self.lost(), work).await?;
+        settled(value, self.release().await)
     }
 }
 

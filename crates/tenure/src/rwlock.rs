@@ -2,13 +2,13 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::engine::acquire::Wait;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::face::Face;
-use crate::guard::Guard;
 use crate::multi::Part;
 use crate::name::LockName;
 use crate::options::Options;
 use crate::protocol::{Rule, Seat};
+use crate::rwguard::{ReadGuard, WriteGuard};
 
 /// Many readers or one writer.
 ///
@@ -34,8 +34,8 @@ use crate::protocol::{Rule, Seat};
 /// reader.release().await?;
 ///
 /// let lock = locks.rwlock("config")?.with(|options| options.ttl(Duration::from_secs(60)))?;
-/// let mut writer = lock.write().await?;
-/// lock.downgrade(&mut writer).await?; // others may read now
+/// let writer = lock.write().await?;
+/// let reader = writer.downgrade().await?; // others may read now
 /// assert!(locks.rwlock("config")?.try_read().await?.is_some());
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
@@ -79,8 +79,8 @@ impl RwLock {
     /// # Errors
     /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind; `is_unsupported` when the server
     /// forbids scripts, without which there is no such lock, or cannot do what [`Options::acks`](crate::Options::acks) asks for.
-    pub async fn read(&self) -> Result<Guard> {
-        self.reader().lock().await
+    pub async fn read(&self) -> Result<ReadGuard> {
+        self.reader().lock().await.map(ReadGuard::new)
     }
 
     /// Asks once to read: `None` when a writer holds it or anybody waits.
@@ -90,8 +90,8 @@ impl RwLock {
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub async fn try_read(&self) -> Result<Option<Guard>> {
-        self.reader().acquire(Wait::Once).await
+    pub async fn try_read(&self) -> Result<Option<ReadGuard>> {
+        Ok(self.reader().acquire(Wait::Once).await?.map(ReadGuard::new))
     }
 
     /// Waits for this long to read.
@@ -101,8 +101,8 @@ impl RwLock {
     ///
     /// # Errors
     /// As [`read`](Self::read); `is_unreachable` too when the store is silent at the limit.
-    pub async fn try_read_for(&self, limit: Duration) -> Result<Option<Guard>> {
-        self.reader().acquire(Wait::For(limit)).await
+    pub async fn try_read_for(&self, limit: Duration) -> Result<Option<ReadGuard>> {
+        Ok(self.reader().acquire(Wait::For(limit)).await?.map(ReadGuard::new))
     }
 
     /// Waits until all who came before have gone, then holds it alone.
@@ -112,8 +112,8 @@ impl RwLock {
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub async fn write(&self) -> Result<Guard> {
-        self.writer().lock().await
+    pub async fn write(&self) -> Result<WriteGuard> {
+        self.writer().lock().await.map(WriteGuard::new)
     }
 
     /// Asks once to write: `None` when anybody holds it or waits.
@@ -123,8 +123,8 @@ impl RwLock {
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub async fn try_write(&self) -> Result<Option<Guard>> {
-        self.writer().acquire(Wait::Once).await
+    pub async fn try_write(&self) -> Result<Option<WriteGuard>> {
+        Ok(self.writer().acquire(Wait::Once).await?.map(WriteGuard::new))
     }
 
     /// Waits for this long to write.
@@ -134,28 +134,8 @@ impl RwLock {
     ///
     /// # Errors
     /// As [`try_read_for`](Self::try_read_for).
-    pub async fn try_write_for(&self, limit: Duration) -> Result<Option<Guard>> {
-        self.writer().acquire(Wait::For(limit)).await
-    }
-
-    /// Makes a writer a reader, with no moment between in which another writer could come in. Readers that wait next are let in at
-    /// once. The guard keeps its token. A reader stays one.
-    ///
-    /// # Cancel safety
-    /// The request may still be carried out; the guard goes on to hold in either case.
-    ///
-    /// # Errors
-    /// `is_invalid` when the guard is not of this lock, or was taken through another [`Locks`](crate::Locks) than this one, its
-    /// clones and what [`Locks::with`](crate::Locks::with) makes of it; otherwise as [`Guard::renew`].
-    pub async fn downgrade(&self, write: &mut Guard) -> Result<()> {
-        let is_of_this = matches!(write.rule(), Rule::Queue(seat) if seat.kind == Seat::WRITER.kind);
-        if !is_of_this || !write.is_at(&self.0.home, &self.0.full) {
-            let (name, other) = (self.0.full.quoted(), write.full_name().quoted());
-            return Err(Error::invalid(format!(
-                "a guard of {other} is none of the read-write lock {name} of this `Locks`"
-            )));
-        }
-        write.set_lease(None, Some(Seat::READER.weight)).await
+    pub async fn try_write_for(&self, limit: Duration) -> Result<Option<WriteGuard>> {
+        Ok(self.writer().acquire(Wait::For(limit)).await?.map(WriteGuard::new))
     }
 
     /// The reader's side, as a part of a [`Multi`](crate::Multi).

@@ -1,3 +1,4 @@
+use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -6,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
-use crate::protocol::{Found, Holding, Kind, ours};
+use crate::protocol::{Found, Holding, Kind, Seat, ours};
 use crate::store::{Cursor, Page};
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ pub struct Status {
 }
 
 /// One holder or waiter.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
     /// Who it is; `None` for a foreign client, which [`value`](Self::value) shows.
@@ -40,9 +41,48 @@ pub struct Holder {
     pub fence: u64,
     /// How long until its lease ends; `None` if it has no end, as a foreign client can leave it.
     pub remaining: Option<Duration>,
-    /// How many permits of a semaphore it has, or how often a reentrant mutex is held; of a read-write lock, 1 is a reader and
-    /// anything else a writer.
-    pub weight: u32,
+    /// How much of the lock it holds or waits for.
+    pub share: Share,
+}
+
+/// How much of a lock one holder has, or one waiter waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Share {
+    /// All of a mutex or a fair mutex.
+    Whole,
+    /// A reentrant mutex, so many times.
+    Holds(u32),
+    /// A read-write lock, to read.
+    Reader,
+    /// A read-write lock, to write.
+    Writer,
+    /// So many permits of a semaphore.
+    Permits(u32),
+}
+
+impl Share {
+    fn of(kind: Kind, weight: u32) -> Self {
+        match kind {
+            Kind::Mutex | Kind::Fair => Self::Whole,
+            Kind::Reentrant => Self::Holds(weight),
+            Kind::RwLock if weight == Seat::READER.weight => Self::Reader,
+            Kind::RwLock => Self::Writer,
+            Kind::Semaphore => Self::Permits(weight),
+        }
+    }
+}
+
+impl fmt::Debug for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Holder")
+            .field("owner", &self.owner)
+            .field("value", &format_args!("\"{}\"", self.value.escape_ascii()))
+            .field("fence", &self.fence)
+            .field("remaining", &self.remaining)
+            .field("share", &self.share)
+            .finish()
+    }
 }
 
 impl Holder {
@@ -55,7 +95,7 @@ impl Holder {
 
 impl Status {
     pub(crate) fn new(name: LockName, found: Found) -> Self {
-        let holders = |all: Vec<Holding>| all.into_iter().map(holder).collect();
+        let holders = |all: Vec<Holding>| all.into_iter().map(|one| holder(found.kind, one)).collect();
         let permits = found.capacity.filter(|_| found.kind == Kind::Semaphore);
         Self {
             name,
@@ -68,9 +108,10 @@ impl Status {
     }
 }
 
-fn holder(Holding { value, left_ms, weight }: Holding) -> Holder {
+fn holder(kind: Kind, Holding { value, left_ms, weight }: Holding) -> Holder {
+    let share = Share::of(kind, weight);
     let (owner, fence) = ours(&value).map_or((None, 0), |(owner, fence)| (Some(owner), fence));
-    Holder { owner, value, fence, remaining: left_ms.map(Duration::from_millis), weight }
+    Holder { owner, value, fence, remaining: left_ms.map(Duration::from_millis), share }
 }
 
 /// The locks of a store, one after the other: see [`Locks::list`](crate::Locks::list).

@@ -112,10 +112,9 @@ fn use_kind(kind: &str, url: &str) -> Result<()> {
             assert!(block_on(b.try_lock_for(Duration::from_millis(30)))?.is_none());
             block_on(held.release())?;
             let (a, b) = (ours.rwlock("w")?, theirs.rwlock("w")?);
-            hand_over(|| block_on(a.write()), || block_on(b.read()))?;
-            let mut writer = block_on(a.write())?;
-            block_on(a.downgrade(&mut writer))?;
-            block_on(writer.release())?;
+            hand_over(|| block_on(a.write()).map(Guard::from), || block_on(b.read()).map(Guard::from))?;
+            let reader = block_on(block_on(a.write())?.downgrade())?;
+            block_on(reader.release())?;
             let (a, b) = (ours.semaphore("s", 3)?, theirs.semaphore("s", 3)?);
             hand_over(|| block_on(a.acquire_many(3)), || block_on(b.acquire()))
         }

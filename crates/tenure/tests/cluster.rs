@@ -34,7 +34,7 @@ fn acquire(locks: &Locks, kind: &str, name: &str) -> tenure::Result<Guard> {
         "mutex" => block_on(locks.mutex(name)?.lock()),
         "reentrant" => block_on(locks.reentrant_mutex(name, &Owner::new("crowd")?)?.lock()),
         "fair" => block_on(locks.fair_mutex(name)?.lock()),
-        "writer" => block_on(locks.rwlock(name)?.write()),
+        "writer" => block_on(locks.rwlock(name)?.write()).map(Guard::from),
         "permit" => block_on(locks.semaphore(name, 1)?.acquire()),
         _ => unreachable!("a kind"),
     }
@@ -218,7 +218,7 @@ fn while_a_slot_moves_key_by_key_a_lock_of_it_is_answered_in_time_and_granted_wh
                 "mutex" => others.mutex(name)?.try_lock().await,
                 "reentrant" => others.reentrant_mutex(name, &Owner::new("other")?)?.try_lock().await,
                 "fair" => others.fair_mutex(name)?.try_lock().await,
-                "writer" => others.rwlock(name)?.try_write().await,
+                "writer" => Ok(others.rwlock(name)?.try_write().await?.map(Guard::from)),
                 _ => others.semaphore(name, 1)?.try_acquire().await,
             }
         };

@@ -26,8 +26,8 @@ fn one_of_each(locks: &Locks) -> Vec<Guard> {
         Box::pin(locks.mutex("mutex").expect("a name").lock()) as BoxFuture<'_, _>,
         Box::pin(async { locks.reentrant_mutex("reentrant", &owner).expect("a name").lock().await }),
         Box::pin(async { locks.fair_mutex("fair").expect("a name").lock().await }),
-        Box::pin(async { locks.rwlock("read").expect("a name").read().await }),
-        Box::pin(async { locks.rwlock("write").expect("a name").write().await }),
+        Box::pin(async { locks.rwlock("read").expect("a name").read().await.map(Guard::from) }),
+        Box::pin(async { locks.rwlock("write").expect("a name").write().await.map(Guard::from) }),
         Box::pin(async { locks.semaphore("semaphore", 3).expect("a name").acquire_many(2).await }),
     ]))
     .expect("free locks")

@@ -12,7 +12,7 @@ use tenure::internals::protocol::{Answer, Op, Rule, Verb};
 use tenure::internals::store::Failure;
 use tenure::internals::store::redis::{Redis, Target};
 use tenure::internals::{Runtime, Store};
-use tenure::{Guard, LockName, Locks, Options, Owner};
+use tenure::{Guard, HoldEnd, LockName, Locks, Options, Owner};
 use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, MS, SECOND, TrueTime};
 use tenure_testkit::sim::executor::{Process, Sim, Stop};
@@ -404,7 +404,7 @@ impl Scene {
         let took = self.runtime.now().since(started);
         assert!(error.is_unknown() && !error.is_lost(), "{error}");
         assert!(took < REQUEST * 11 / 10 && took >= REQUEST / 2, "{took:?}");
-        assert!(lost.await.is_released());
+        assert!(matches!(lost.await, HoldEnd::Released));
     }
 }
 

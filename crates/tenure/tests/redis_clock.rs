@@ -51,7 +51,7 @@ impl Taker<'_> {
                 "mutex" => locks.mutex(kind)?.try_lock_for(SOON).await,
                 "reentrant" => locks.reentrant_mutex(kind, &self.owner)?.try_lock_for(SOON).await,
                 "fair" => locks.fair_mutex(kind)?.try_lock_for(SOON).await,
-                "writer" => locks.rwlock(kind)?.try_write_for(SOON).await,
+                "writer" => Ok(locks.rwlock(kind)?.try_write_for(SOON).await?.map(Guard::from)),
                 _ => locks.semaphore(kind, 1)?.try_acquire_for(SOON).await,
             }
         };

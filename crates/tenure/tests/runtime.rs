@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use tenure::internals::{Driver, Runtime};
 use tenure::{
-    Error, FairMutex, Guard, Holder, Kind, Listing, LockName, Locks, Lost, Multi, MultiGuard, Mutex, Options,
-    Owner, Part, ReentrantMutex, Renewal, RwLock, Semaphore, Status, block_on,
+    Error, FairMutex, Guard, HoldEnd, Holder, Kind, Listing, LockName, Locks, Lost, Multi, MultiGuard, Mutex,
+    Options, Owner, Part, ReentrantMutex, Renewal, RwLock, Semaphore, Status, block_on,
 };
 
 const TTL: Duration = Duration::from_millis(300);
@@ -164,7 +164,7 @@ fn a_waker_that_nobody_wakes_is_no_obstacle() {
     let mut lost = pin!(lost);
     assert!(matches!(lost.as_mut().poll(&mut Context::from_waker(&Arc::new(Deaf).into())), Poll::Pending));
     drop(guard);
-    assert!(block_on(lost).is_released());
+    assert!(matches!(block_on(lost), HoldEnd::Released));
     block_on(waiting).expect("a grant").name();
 }
 

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use common::{Asker, held, not_sent, refusal};
 use tenure::internals::Driver;
-use tenure::{Locks, Options, Owner, block_on};
+use tenure::{Guard, Locks, Options, Owner, block_on};
 use tenure_testkit::conformance::{Case, Flavour, Place};
 use tenure_testkit::servers::{Authority, Config, Sentinels, Server, eventually};
 
@@ -58,7 +58,7 @@ fn survives(what: &str, sentinels: &Sentinels, change: impl FnOnce()) -> usize {
     let mutex = block_on(ours.mutex("mutex").expect("a name").lock()).expect("free");
     let fair = block_on(ours.fair_mutex("fair").expect("a name").lock()).expect("free");
     let reentrant = block_on(ours.reentrant_mutex("reentrant", &me).expect("a name").lock()).expect("free");
-    let writer = block_on(ours.rwlock("rwlock").expect("a name").write()).expect("free");
+    let writer = Guard::from(block_on(ours.rwlock("rwlock").expect("a name").write()).expect("free"));
     let permits = block_on(ours.semaphore("semaphore", 3).expect("a name").acquire_many(3)).expect("free");
     let guards = [mutex, fair, reentrant, writer, permits];
     let tokens: Vec<_> = guards.iter().map(|guard| guard.fence()).collect();
@@ -74,7 +74,7 @@ fn survives(what: &str, sentinels: &Sentinels, change: impl FnOnce()) -> usize {
                             "mutex" => locks.mutex(kind)?.lock().await,
                             "fair" => locks.fair_mutex(kind)?.lock().await,
                             "reentrant" => locks.reentrant_mutex(kind, other)?.lock().await,
-                            "rwlock" => locks.rwlock(kind)?.read().await,
+                            "rwlock" => locks.rwlock(kind)?.read().await.map(Guard::from),
                             _ => locks.semaphore(kind, 3)?.acquire().await,
                         }
                     };

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::{Asker, held, not_sent, refusal};
 use tenure::internals::Driver;
-use tenure::{Locks, Owner, block_on};
+use tenure::{Guard, Locks, Owner, block_on};
 use tenure_testkit::conformance::{Case, Flavour, Place, exclusion, guard, lease};
 use tenure_testkit::servers::{Authority, Cluster, Config, Server, eventually};
 
@@ -92,7 +92,7 @@ fn a_cluster_that_only_speaks_tls_keeps_locks_of_every_kind_also_when_a_slot_mov
                 "mutex" => locks.mutex(name)?.lock().await,
                 "reentrant" => locks.reentrant_mutex(name, owner)?.lock().await,
                 "fair" => locks.fair_mutex(name)?.lock().await,
-                "writer" => locks.rwlock(name)?.write().await,
+                "writer" => locks.rwlock(name)?.write().await.map(Guard::from),
                 _ => locks.semaphore(name, 1)?.acquire().await,
             }
         };

@@ -304,9 +304,9 @@ async fn take(
     macro_rules! asked {
         ($lock:expr, $forever:ident, $once:ident, $limited:ident $(, $permits:expr)?) => {
             match way {
-                Way::Once => $lock.$once($($permits)?).await,
-                Way::For(limit) => $lock.$limited($($permits,)? limit).await,
-                Way::Forever | Way::Dropped(_) => $lock.$forever($($permits)?).await.map(Some),
+                Way::Once => Ok($lock.$once($($permits)?).await?.map(Guard::from)),
+                Way::For(limit) => Ok($lock.$limited($($permits,)? limit).await?.map(Guard::from)),
+                Way::Forever | Way::Dropped(_) => Ok(Some(Guard::from($lock.$forever($($permits)?).await?))),
             }
         };
     }

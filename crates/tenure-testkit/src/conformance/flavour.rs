@@ -85,7 +85,7 @@ impl Lock {
         match self {
             Self::Mutex(mutex) => mutex.lock().await,
             Self::Fair(mutex) => mutex.lock().await,
-            Self::Write(lock) => lock.write().await,
+            Self::Write(lock) => lock.write().await.map(Into::into),
             Self::Permit(semaphore) => semaphore.acquire().await,
             Self::Reentrant(locks, name) => locks.reentrant_mutex(name, &Owner::new("anew")?)?.lock().await,
         }
@@ -99,7 +99,7 @@ impl Lock {
         match self {
             Self::Mutex(mutex) => mutex.try_lock().await,
             Self::Fair(mutex) => mutex.try_lock().await,
-            Self::Write(lock) => lock.try_write().await,
+            Self::Write(lock) => Ok(lock.try_write().await?.map(Into::into)),
             Self::Permit(semaphore) => semaphore.try_acquire().await,
             Self::Reentrant(locks, name) => {
                 locks.reentrant_mutex(name, &Owner::new("anew")?)?.try_lock().await
@@ -115,7 +115,7 @@ impl Lock {
         match self {
             Self::Mutex(mutex) => mutex.try_lock_for(limit).await,
             Self::Fair(mutex) => mutex.try_lock_for(limit).await,
-            Self::Write(lock) => lock.try_write_for(limit).await,
+            Self::Write(lock) => Ok(lock.try_write_for(limit).await?.map(Into::into)),
             Self::Permit(semaphore) => semaphore.try_acquire_for(limit).await,
             Self::Reentrant(locks, name) => {
                 locks.reentrant_mutex(name, &Owner::new("anew")?)?.try_lock_for(limit).await

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::pending;
-use tenure::{Kind, Owner, Renewal};
+use tenure::{HoldEnd, Kind, Owner, Renewal};
 
 use super::{Place, TTL, options};
 
@@ -15,8 +15,8 @@ pub async fn a_released_lock_is_free_and_its_signal_says_released(place: &Place)
     guard.release().await.expect("a release");
     assert!(place.is_free(&locks, "x").await);
     for signal in [lost, again] {
-        let error = place.within(TTL, signal).await;
-        assert!(error.is_released() && !error.is_lost(), "{error}");
+        let end = place.within(TTL, signal).await;
+        assert!(matches!(end, HoldEnd::Released) && !end.is_lost(), "{end}");
     }
 }
 
@@ -73,7 +73,7 @@ pub async fn a_detached_hold_is_resumed_with_its_token(place: &Place) {
     let guard = place.mutex(&ours, "x").await.lock().await.expect("a free lock");
     let (fence, lost) = (guard.fence(), guard.lost());
     let line = guard.detach().await.expect("a detached hold").to_string();
-    assert!(place.within(TTL, lost).await.is_released());
+    assert!(matches!(place.within(TTL, lost).await, HoldEnd::Released));
     let owner: Owner = line.parse().expect("an owner");
     let resumed = theirs.resume("x", &owner).await.expect("an answer").expect("it is not over");
     assert_eq!((resumed.fence(), resumed.owner()), (fence, &owner));
@@ -118,7 +118,9 @@ pub async fn run_stops_the_work_when_the_lock_is_lost(place: &Place) {
     let locks = place.client_with(options().max_hold(2 * TTL));
     let guard = place.mutex(&locks, "x").await.lock().await.expect("a free lock");
     let work = guard.run(async |_| pending::<()>().await);
-    let error = place.within(4 * TTL, work).await.expect_err("it was lost");
+    let failed = place.within(4 * TTL, work).await.expect_err("it was lost");
+    assert!(failed.value.is_none());
+    let error = failed.error;
     assert!(error.is_lost() && error.to_string().contains("max_hold"), "{error}");
 }
 

@@ -103,7 +103,7 @@ pub async fn the_loss_of_one_is_the_loss_of_all(place: &Place) {
     let guards = place.within(2 * TTL, multi.lock()).await.expect("free locks");
     let work = guards.run(async |_| pending::<()>().await);
     let (stopped, forced) = place.within(2 * TTL, join(work, locks.force_release("c"))).await;
-    assert!(stopped.expect_err("one is gone").is_lost());
+    assert!(stopped.expect_err("one is gone").error.is_lost());
     assert!(forced.expect("an answer").is_some());
     let next = place.within(2 * TTL, multi.lock()).await.expect("free locks");
     assert_eq!(next.run(async |guards| guards.len()).await.expect("a value"), 3);

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use tenure::{Owner, Renewal};
+use tenure::{HoldEnd, Owner, Renewal};
 
 use super::{Place, TTL, options};
 
@@ -68,7 +68,7 @@ pub async fn holds_of_one_owner_end_one_by_one(place: &Place) {
     let (first, second) = (lock.lock().await.expect("a free lock"), lock.lock().await.expect("our own"));
     let lost = first.lost();
     drop(first);
-    assert!(place.within(TTL, lost).await.is_released());
+    assert!(matches!(place.within(TTL, lost).await, HoldEnd::Released));
     let freed = async {
         while lock.hold_count().await.expect("an answer") != 1 {
             place.sleep(Duration::from_millis(2)).await;

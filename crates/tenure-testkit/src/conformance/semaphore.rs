@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
+use tenure::Share;
+
 use super::{Place, TTL, options};
 
 /// A counter that would show it, with callers that ask for one to three of five.
@@ -61,7 +63,7 @@ pub async fn another_number_is_a_mismatch_that_says_which_is_in_force(place: &Pl
         "{error}"
     );
     let status = theirs.inspect("x").await.expect("an answer").expect("a holder");
-    assert_eq!((status.permits, status.holders[0].weight), (Some(5), 1));
+    assert_eq!((status.permits, status.holders[0].share), (Some(5), Share::Permits(1)));
     guard.release().await.expect("a release");
     drop(other.acquire_many(4).await.expect("a free lock"));
 }

@@ -88,8 +88,8 @@ impl Wish {
         Ok(Got::One(match self {
             Self::Mutex(lock) => lock.lock().await?,
             Self::Fair(lock) => lock.lock().await?,
-            Self::Read(lock) => lock.read().await?,
-            Self::Write(lock) => lock.write().await?,
+            Self::Read(lock) => lock.read().await?.into(),
+            Self::Write(lock) => lock.write().await?.into(),
             Self::Permits(lock, permits) => lock.acquire_many(*permits).await?,
             Self::Reentrant(lock) => lock.lock().await?,
             Self::Both(locks) => return locks.lock().await.map(Got::Both),
@@ -101,8 +101,8 @@ impl Wish {
         let guard = match self {
             Self::Mutex(lock) => lock.try_lock().await?,
             Self::Fair(lock) => lock.try_lock().await?,
-            Self::Read(lock) => lock.try_read().await?,
-            Self::Write(lock) => lock.try_write().await?,
+            Self::Read(lock) => lock.try_read().await?.map(Into::into),
+            Self::Write(lock) => lock.try_write().await?.map(Into::into),
             Self::Permits(lock, permits) => lock.try_acquire_many(*permits).await?,
             Self::Reentrant(lock) => lock.try_lock().await?,
             Self::Both(locks) => return Ok(locks.try_lock().await?.map(Got::Both)),
@@ -115,8 +115,8 @@ impl Wish {
         let guard = match self {
             Self::Mutex(lock) => lock.try_lock_for(limit).await?,
             Self::Fair(lock) => lock.try_lock_for(limit).await?,
-            Self::Read(lock) => lock.try_read_for(limit).await?,
-            Self::Write(lock) => lock.try_write_for(limit).await?,
+            Self::Read(lock) => lock.try_read_for(limit).await?.map(Into::into),
+            Self::Write(lock) => lock.try_write_for(limit).await?.map(Into::into),
             Self::Permits(lock, permits) => lock.try_acquire_many_for(*permits, limit).await?,
             Self::Reentrant(lock) => lock.try_lock_for(limit).await?,
             Self::Both(locks) => return Ok(locks.try_lock_for(limit).await?.map(Got::Both)),

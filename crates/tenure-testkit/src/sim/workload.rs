@@ -7,9 +7,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tenure::internals::Runtime;
 use tenure::internals::protocol::lease;
-use tenure::{Error, Guard, LockName, Locks, Options, Owner, Renewal};
+use tenure::internals::{Runtime, write_guard};
+use tenure::{Error, Guard, HoldEnd, LockName, Locks, Options, Owner, Renewal};
 
 use super::clock::{MS, TrueTime};
 use super::executor::{Process, Sim, Stop, lock};
@@ -311,7 +311,7 @@ impl Task {
         let lightens = self.workload.plan.kinds[index] == Sort::RwLock && self.sim().chance(400);
         let (guard, holding) = match lightens {
             false => (guard, holding),
-            true => match self.downgrade(guard, holding, index, locks, told).await {
+            true => match self.downgrade(guard, holding, index, told).await {
                 Some(both) => both,
                 None => return,
             },
@@ -326,7 +326,6 @@ impl Task {
         guard: Arc<Guard>,
         holding: Holding,
         index: usize,
-        locks: &Locks,
         told: Told,
     ) -> Option<(Arc<Guard>, Holding)> {
         let name = &self.workload.names[index];
@@ -334,13 +333,15 @@ impl Task {
         let time = plan.span(self.sim(), plan.ttl.as_nanos() as TrueTime);
         self.stay(&*guard, std::slice::from_ref(&holding), time).await;
         drop(holding);
-        let mut guard = Arc::into_inner(guard)?;
+        let guard = Arc::into_inner(guard)?;
         let (since, left) = (self.sim().now(), guard.remaining());
-        let Ok(lock) = locks.rwlock(name.as_str()) else { return None };
-        let outcome = self.cut_short(self.cut(), lock.downgrade(&mut guard)).await;
-        if let Some(outcome) = outcome {
-            self.oracle().said_held(guard.owner(), since, left, said(&outcome));
-        }
+        // Dropped, it takes the guard along.
+        let outcome = self.cut_short(self.cut(), write_guard(guard).downgrade()).await?;
+        let (guard, outcome): (Guard, _) = match outcome {
+            Ok(reader) => (reader.into(), Ok(())),
+            Err(failed) => (failed.guard.into(), Err(failed.error)),
+        };
+        self.oracle().said_held(guard.owner(), since, left, said(&outcome));
         if !guard.is_held() {
             return None;
         }
@@ -604,7 +605,7 @@ impl Task {
     }
 
     /// Stays for this long on its own clock, or until a lock is lost, and looks each time that it is woken.
-    async fn stay(&self, hand: &impl Hand, holdings: &[Holding], time: TrueTime) -> Option<Error> {
+    async fn stay(&self, hand: &impl Hand, holdings: &[Holding], time: TrueTime) -> Option<HoldEnd> {
         let mut end = pin!(self.process.sleep_until(self.process.now() + Duration::from_nanos(time)));
         let mut lost = pin!(hand.lost());
         // Of several, the loss of one is enough.

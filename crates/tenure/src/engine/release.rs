@@ -11,7 +11,7 @@ use futures_util::future::FutureExt;
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
-use super::held::{Held, Lease};
+use super::held::{Held, HoldEnd, Lease};
 use super::{Engine, backoff};
 use crate::error::{Error, Result};
 use crate::name::LockName;
@@ -31,7 +31,8 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// means, before our own deadline, that the first did it; after that nobody can know.
 pub(crate) async fn release(held: Held) -> Result<()> {
     let engine = Arc::clone(&held.engine);
-    let lost = held.lease.outcome(&engine).filter(|_| !planted(Bug::LossTakenForRelease));
+    let lost = held.lease.outcome(&engine).and_then(HoldEnd::into_error);
+    let lost = lost.filter(|_| !planted(Bug::LossTakenForRelease));
     let (deadline, op_timeout) = (held.lease.lost_at(), held.lease.op_timeout);
     let mut farewell = Farewell::to(&held.engine, &held.lease);
     let lease = held.disarm();

@@ -16,7 +16,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::name::LockName;
+use crate::error::Error;
+use crate::name::{LockName, Quoted};
 use crate::owner::Owner;
 
 /// A request to the store: who asks what of which lock.
@@ -122,17 +123,33 @@ const KINDS: [(Kind, &str); 5] = [
     (Kind::Semaphore, "semaphore"),
 ];
 
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (_, name) = KINDS.iter().find(|(kind, _)| kind == self).expect("every kind has a name");
-        f.pad(name)
+impl Kind {
+    /// Its name: `mutex`, `reentrant mutex`, `fair mutex`, `read-write lock` or `semaphore`.
+    ///
+    /// ```
+    /// assert_eq!(tenure::Kind::Fair.as_str(), "fair mutex");
+    /// ```
+    pub fn as_str(self) -> &'static str {
+        KINDS.iter().find(|(kind, _)| *kind == self).expect("every kind has a name").1
     }
 }
 
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// Parses what [`as_str`](Kind::as_str) returns.
 impl FromStr for Kind {
-    type Err = ();
-    fn from_str(text: &str) -> Result<Self, ()> {
-        KINDS.iter().find(|(_, name)| *name == text).map(|(kind, _)| *kind).ok_or(())
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let known = KINDS.iter().find(|(_, name)| *name == text).map(|(kind, _)| *kind);
+        known.ok_or_else(|| {
+            let names = KINDS.map(|(_, name)| format!("`{name}`")).join(", ");
+            Error::invalid(format!("the kind of a lock must be one of {names}, got {}", Quoted(text)))
+        })
     }
 }
 
@@ -556,7 +573,7 @@ mod tests {
     #[test]
     fn a_kind_reads_back_from_its_name() {
         for (kind, name) in KINDS {
-            assert_eq!((kind.to_string().as_str(), name.parse()), (name, Ok(kind)));
+            assert_eq!((kind.to_string().as_str(), name.parse::<Kind>().ok()), (name, Some(kind)));
         }
     }
 }

@@ -147,9 +147,9 @@ async fn lock(locks: &Locks, kind: &str, task: usize) -> (u32, Guard) {
             (1, locks.reentrant_mutex("crowd", &owner).expect("a name").lock().await)
         }
         "rwlock" if task.is_multiple_of(5) => {
-            (capacity(kind), locks.rwlock("crowd").expect("a name").write().await)
+            (capacity(kind), locks.rwlock("crowd").expect("a name").write().await.map(Guard::from))
         }
-        "rwlock" => (1, locks.rwlock("crowd").expect("a name").read().await),
+        "rwlock" => (1, locks.rwlock("crowd").expect("a name").read().await.map(Guard::from)),
         "semaphore" => {
             let permits = 1 + task as u32 % 3;
             (permits, locks.semaphore("crowd", PERMITS).expect("a name").acquire_many(permits).await)

@@ -13,7 +13,7 @@ mod versions;
 use std::time::{Duration, Instant};
 
 use page::Machine;
-use tenure::{Kind, Locks, Owner, block_on};
+use tenure::{Guard, Kind, Locks, Owner, Share, block_on};
 use tenure_testkit::servers::{Client, Server, Value};
 
 const MUTEX: &str = include_str!("../../src/protocol/mutex.lua");
@@ -432,7 +432,7 @@ fn every_kind_of_ours_is_listed_and_another_kind_is_named() {
         block_on(locks.mutex("app:mutex").expect("a name").lock()),
         block_on(locks.reentrant_mutex("app:reentrant", &me).expect("a name").lock()),
         block_on(locks.fair_mutex("app:fair").expect("a name").lock()),
-        block_on(locks.rwlock("app:rw").expect("a name").read()),
+        block_on(locks.rwlock("app:rw").expect("a name").read()).map(Guard::from),
         block_on(locks.semaphore("app:sem", 5).expect("a name").acquire_many(2)),
     ];
     assert!(guards.iter().all(Result::is_ok));
@@ -441,17 +441,17 @@ fn every_kind_of_ours_is_listed_and_another_kind_is_named() {
         let mut listing = locks.list(prefix).expect("a prefix");
         let mut kinds = Vec::new();
         while let Some(status) = block_on(listing.next()).expect("an answer") {
-            kinds.push((status.name.as_str().to_owned(), status.kind, status.holders[0].weight));
+            kinds.push((status.name.as_str().to_owned(), status.kind, status.holders[0].share));
         }
-        kinds.sort();
+        kinds.sort_by(|(a, ..), (b, ..)| a.cmp(b));
         let all = [
-            ("app:fair", Kind::Fair, 1),
-            ("app:mutex", Kind::Mutex, 1),
-            ("app:reentrant", Kind::Reentrant, 1),
-            ("app:rw", Kind::RwLock, 1),
-            ("app:sem", Kind::Semaphore, 2),
+            ("app:fair", Kind::Fair, Share::Whole),
+            ("app:mutex", Kind::Mutex, Share::Whole),
+            ("app:reentrant", Kind::Reentrant, Share::Holds(1)),
+            ("app:rw", Kind::RwLock, Share::Reader),
+            ("app:sem", Kind::Semaphore, Share::Permits(2)),
         ];
-        assert_eq!(kinds, all.map(|(name, kind, weight)| (name.to_owned(), kind, weight)));
+        assert_eq!(kinds, all.map(|(name, kind, share)| (name.to_owned(), kind, share)));
     }
     let other = block_on(locks.mutex("app:sem").expect("a name").try_lock()).expect_err("a semaphore");
     assert!(other.is_mismatch() && other.to_string().contains("semaphore"), "{other}");

@@ -52,7 +52,7 @@ fn its_lock_excludes_ours_through_all_its_holds_and_its_last_unlock_wakes_us() {
     assert!(block_on(ours.try_lock()).expect("an answer").is_none());
     let status = block_on(locks.inspect("x")).expect("an answer").expect("a holder");
     assert_eq!(status.kind, Kind::Reentrant);
-    assert_eq!((&*status.holders[0].value, status.holders[0].weight), (HOLDER.as_bytes(), 2));
+    assert_eq!((&*status.holders[0].value, status.holders[0].share), (HOLDER.as_bytes(), Share::Holds(2)));
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             let guard = block_on(ours.lock()).expect("a grant");

@@ -77,7 +77,7 @@ fn acquire(locks: &Locks, kind: &str, wait: Duration) -> Option<Guard> {
             // With an owner of its own each time, as all others.
             "reentrant" => locks.reentrant_mutex("x", &Owner::new("me")?)?.try_lock_for(wait).await,
             "fair" => locks.fair_mutex("x")?.try_lock_for(wait).await,
-            "writer" => locks.rwlock("x")?.try_write_for(wait).await,
+            "writer" => Ok(locks.rwlock("x")?.try_write_for(wait).await?.map(Guard::from)),
             _ => locks.semaphore("x", 1)?.try_acquire_for(wait).await,
         }
     };
