@@ -112,8 +112,11 @@ impl Guard {
         self.still()
     }
 
-    /// Sets the lease anew, to a whole [`ttl`](crate::Options::ttl) from now. Only needed with
+    /// Extends the lease to a whole [`ttl`](crate::Options::ttl) from now. Only needed with
     /// [`Renewal::Off`](crate::Renewal::Off).
+    ///
+    /// A lease is never shortened: if more than a ttl is left of it, as after a [`resume`](crate::Locks::resume) with a shorter ttl,
+    /// it stays as it is.
     ///
     /// # Cancel safety
     /// The request may still be carried out; the lease is then longer than [`remaining`](Self::remaining) says.
@@ -179,6 +182,8 @@ impl Guard {
 
     /// Lets go without releasing, so that [`Locks::resume`](crate::Locks::resume) can take over in another process: renews
     /// once, for a whole ttl, and stops renewing. From here on only the lease ends the hold.
+    ///
+    /// A lease is never shortened: if more than a ttl is left of it, it stays as it is.
     ///
     /// # Cancel safety
     /// Dropped, the lock is released, as when the guard is dropped.

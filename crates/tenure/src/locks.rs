@@ -237,8 +237,11 @@ impl Locks {
         Face::new(home, options, name, rule, owner)
     }
 
-    /// Takes over a hold that [`Guard::detach`] let go, perhaps in another process: `None` when it is over. The lease is set
-    /// anew, to this `Locks`' ttl, and renewed from here on. Two processes that resume one owner both hold.
+    /// Takes over a hold that [`Guard::detach`] let go, perhaps in another process: `None` when it is over. The lease is
+    /// extended to this `Locks`' ttl, and renewed from here on. Two processes that resume one owner both hold.
+    ///
+    /// A lease is never shortened. If more than this ttl is left of it, the store keeps the hold until that is over, should this process
+    /// end without a release.
     ///
     /// # Cancel safety
     /// The lease may have been renewed, and ask again. In a directory the hold may be this process's by then, and end with it. One of
