@@ -201,6 +201,18 @@ impl Error {
         }
     }
 
+    /// Of a look whether the store answers. The cause stands in the message, because this is what a program prints when it cannot
+    /// start.
+    pub(crate) fn unreached(store: &Arc<str>, failure: Failure) -> Self {
+        match failure {
+            Failure::Refused(_) => Self::failed(None, store, failure),
+            Failure::NotSent(cause) | Failure::Unknown(cause) => {
+                let message = format!("store {store} cannot be reached: {cause}");
+                Self::new(ErrorKind::Unreachable, None, Some(store), message, Some(cause))
+            }
+        }
+    }
+
     pub(crate) fn failed(lock: Option<&LockName>, store: &Arc<str>, failure: Failure) -> Self {
         let about = lock.map_or(String::new(), |lock| format!(" about lock {}", lock.quoted()));
         let (kind, message, cause) = match failure {

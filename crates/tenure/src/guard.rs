@@ -94,7 +94,28 @@ impl Guard {
         !self.remaining().is_zero()
     }
 
-    /// Resolves when the lock is no longer held.
+    /// A future that resolves when the lock is no longer held, and says whether it was lost or released.
+    ///
+    /// In a `select!`, poll it first (`biased`), so that work that is ready too does not go on after a loss:
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> tenure::Result<()> {
+    /// # let locks = tenure::Locks::memory();
+    /// # let mut rows = (0..3).collect::<std::collections::VecDeque<u32>>();
+    /// # async fn write(row: u32, token: u64) {}
+    /// let guard = locks.mutex("import")?.lock().await?;
+    /// let mut lost = guard.lost();
+    /// while let Some(row) = rows.pop_front() {
+    ///     tokio::select! {
+    ///         biased;
+    ///         end = &mut lost => return end.into_error().map_or(Ok(()), Err),
+    ///         () = write(row, guard.fence()) => {}
+    ///     }
+    /// }
+    /// guard.release().await
+    /// # }
+    /// ```
     pub fn lost(&self) -> Lost {
         Lost::new(&self.home.engine, self.lease())
     }

@@ -69,6 +69,7 @@
 //! Warnings about what somebody should change have the target `tenure::setup`: a directory on a network file system, a right that is missing, a
 //! quorum of an even number.
 
+mod credentials;
 mod engine;
 mod error;
 mod face;
@@ -94,6 +95,7 @@ mod status;
 #[doc(hidden)]
 pub mod store;
 
+pub use credentials::Credentials;
 pub use engine::held::{HoldEnd, Lost};
 pub use error::{Error, ErrorKind, Result, RunError};
 pub use fair::FairMutex;

@@ -2,6 +2,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::credentials::Credentials;
 use crate::engine::acquire::{Ask, Resumed};
 use crate::engine::{Engine, Home};
 use crate::error::{Error, Result};
@@ -22,7 +23,7 @@ use crate::store::Store;
 use crate::store::file::File;
 use crate::store::memory::Memory;
 use crate::store::quorum::Quorum;
-use crate::store::redis::{Cluster, Redis, Topology};
+use crate::store::redis::{Cluster, Provider, Redis, Topology};
 
 /// A store of locks, and the only handle that a program needs. Cheap to clone.
 ///
@@ -82,11 +83,29 @@ impl Locks {
     /// system starts no thread; `is_refused` when the store may not be used, or a certificate is not accepted.
     pub async fn connect(url: &str) -> Result<Self> {
         let locks = Self::open(url)?;
-        let store = &locks.home.engine.store;
-        match store.ready(locks.options.op_timeout).await {
-            Ok(()) => Ok(locks),
-            Err(failure) => Err(Error::silent(None, store.url(), failure)),
-        }
+        locks.ping().await?;
+        Ok(locks)
+    }
+
+    /// Asks the store for a sign of life: for a health check, and after [`open`](Self::open) where a program must not start
+    /// without its store. It says nothing of any lock.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let locks = tenure::Locks::open("memory:")?;
+    /// locks.ping().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Nothing is lost; it asks and changes nothing.
+    ///
+    /// # Errors
+    /// `is_unreachable` when the store does not answer within [`op_timeout`](Options::op_timeout), and at once when nothing listens at
+    /// the address of a single server. `is_refused` when the store may not be used.
+    pub async fn ping(&self) -> Result<()> {
+        let store = &self.home.engine.store;
+        store.ready(self.options.op_timeout).await.map_err(|failure| Error::unreached(store.url(), failure))
     }
 
     /// Opens a store without I/O: the first use dials. For statics, and for programs that start before their store.
@@ -95,9 +114,41 @@ impl Locks {
     /// `is_invalid` when the URL cannot be right; `is_unsupported` when this build cannot do what it asks for;
     /// `is_unreachable` when the system starts no thread.
     pub fn open(url: &str) -> Result<Self> {
+        Self::open_at(url, None)
+    }
+
+    fn open_at(url: &str, provider: Option<Provider>) -> Result<Self> {
         let driver = Driver::start().map_err(|error| Error::no_thread(url, error))?;
-        let store = open_store(url, &driver)?;
+        let store = open_store(url, provider, &driver)?;
         Ok(Self::on(store, Arc::clone(&driver) as _, Some(driver)))
+    }
+
+    /// Opens a store without I/O, as [`open`](Self::open), and asks `provider` for the login at each dial. For passwords and tokens
+    /// that change while the program runs: a connection that ends is made again with the login of that moment.
+    ///
+    /// The provider runs on the thread that renews leases, so it must not block: read a variable or a small file. When it fails, the dial
+    /// fails and is repeated. All servers of a cluster or a quorum get the same login. Sentinels have their own, in the URL.
+    ///
+    /// ```
+    /// use tenure::{Credentials, Locks};
+    ///
+    /// let locks = Locks::open_with_credentials("redis://db1", || {
+    ///     let token = std::fs::read_to_string("/run/secrets/redis-token")?;
+    ///     Ok(Credentials::new("locks", token.trim()))
+    /// })?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); `is_invalid` when the URL has a login too; `is_unsupported` for a store without a login.
+    pub fn open_with_credentials(
+        url: &str,
+        provider: impl Fn() -> Result<Credentials, Box<dyn std::error::Error + Send + Sync>>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Result<Self> {
+        Self::open_at(url, Some(Provider(Arc::new(move || provider().map_err(Arc::from)))))
     }
 
     /// A store in memory of its own, shared by clones.
@@ -359,12 +410,26 @@ impl Locks {
     }
 }
 
+/// The servers that a URL names.
+fn topology(url: &str, provider: Option<Provider>) -> Result<Topology> {
+    let mut topology = Topology::parse(url)?;
+    if provider.is_some_and(|provider| !topology.ask_for_login(&provider)) {
+        return Err(Error::invalid("the URL must not have a login where a provider tells it at each dial"));
+    }
+    Ok(topology)
+}
+
 /// The name, or why it is none.
 fn checked(name: impl TryInto<LockName, Error: Into<Error>>) -> Result<LockName> {
     name.try_into().map_err(Into::into)
 }
 
-fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
+fn open_store(url: &str, provider: Option<Provider>, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
+    let is_server = |(scheme, _): (&str, &str)| Topology::knows(scheme);
+    if provider.is_some() && !url.split_once(':').is_some_and(is_server) {
+        let store: Arc<str> = url.split_once(':').map_or(url, |(scheme, _)| scheme).into();
+        return Err(Error::unsupported(&store, format!("store {store} has no login: open it without one")));
+    }
     let runtime = || Arc::clone(driver) as Arc<dyn Runtime>;
     Ok(match url.split_once(':') {
         Some(("memory", "")) => Arc::new(Memory::new(runtime(), url)),
@@ -387,7 +452,7 @@ fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
             }
             Arc::new(File::new(Path::new(path), url, runtime()))
         }
-        Some((scheme, _)) if Topology::knows(scheme) => match Topology::parse(url)? {
+        Some((scheme, _)) if Topology::knows(scheme) => match topology(url, provider)? {
             Topology::Quorum(targets) => {
                 let shown = Topology::Quorum(targets.clone()).shown();
                 let member = |target| Arc::new(Redis::at(target, runtime())) as Arc<dyn Store>;
@@ -395,7 +460,8 @@ fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
                 Arc::new(Quorum::new(members, Box::new(()), runtime(), Some(shown))?)
             }
             Topology::Cluster(seeds) => Arc::new(Cluster::at(seeds, runtime())),
-            _ => Arc::new(Redis::open(url, runtime())?),
+            Topology::Server(target) => Arc::new(Redis::at(target, runtime())),
+            Topology::Sentinel(sentinels) => Arc::new(Redis::led(sentinels, runtime())),
         },
         _ => {
             // The store of this process alone is not offered: whoever asks for it by mistake has no lock at all.

@@ -37,6 +37,7 @@ use redis::Value;
 
 pub use cluster::Cluster;
 pub use connect::{Dial, Stream};
+pub(crate) use topology::Provider;
 pub use topology::{Access, Address, Sentinels, Target, Topology};
 
 use super::{Cursor, Failure, Life, Listener, Page, Store, Terms};
@@ -81,7 +82,7 @@ impl Redis {
     }
 
     /// A store on whichever server is the master.
-    fn led(sentinels: Sentinels, runtime: Arc<dyn Runtime>) -> Self {
+    pub(crate) fn led(sentinels: Sentinels, runtime: Arc<dyn Runtime>) -> Self {
         let (db, url) = (sentinels.master.db, Topology::Sentinel(sentinels.clone()).shown());
         Self::with(Connector::led(Arc::clone(&runtime), Network::of(&runtime), sentinels), db, url, runtime)
     }
@@ -158,7 +159,7 @@ impl Store for Redis {
         let Self { runtime, node, .. } = self.clone();
         async move {
             let deadline = runtime.now() + within;
-            let line = node.link.line(deadline).await?;
+            let line = node.link.line_at_once(deadline).await?;
             match line.ask(&command(&["PING"]), deadline).await? {
                 Value::ServerError(error) => Err(refused(&line, &error)),
                 _ => Ok(()),
