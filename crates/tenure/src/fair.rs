@@ -48,7 +48,7 @@ impl FairMutex {
     /// ```
     ///
     /// # Errors
-    /// As [`Locks::with`](crate::Locks::with) and [`Locks::fair`](crate::Locks::fair).
+    /// As [`Locks::with`](crate::Locks::with) and [`Locks::fair_mutex`](crate::Locks::fair_mutex).
     pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
         self.0.configured(change).map(Self)
     }

@@ -48,7 +48,10 @@
 //!
 //! | feature | default | |
 //! |---|---|---|
-//! | `tls` | yes | `rediss://` and its like, with rustls and ring; without it such a URL is an error that says so |
+//! | `redis` | yes | all stores on Redis and Valkey servers; without it `memory:` and `file:` remain, and the crate `redis` is not built |
+//! | `tls` | yes | `rediss://` and its like, with rustls and ring; it brings `redis` along |
+//!
+//! A URL that needs a feature which is off is [unsupported](Error::is_unsupported).
 //!
 //! # What it says about itself
 //!
@@ -69,6 +72,7 @@
 //! Warnings about what somebody should change have the target `tenure::setup`: a directory on a network file system, a right that is missing, a
 //! quorum of an even number.
 
+#[cfg(feature = "redis")]
 mod credentials;
 mod engine;
 mod error;
@@ -95,6 +99,7 @@ mod status;
 #[doc(hidden)]
 pub mod store;
 
+#[cfg(feature = "redis")]
 pub use credentials::Credentials;
 pub use engine::held::{HoldEnd, Lost};
 pub use error::{Error, ErrorKind, Result, RunError};

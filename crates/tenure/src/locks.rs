@@ -2,6 +2,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::path::Path;
 use std::sync::Arc;
 
+#[cfg(feature = "redis")]
 use crate::credentials::Credentials;
 use crate::engine::acquire::{Ask, Resumed};
 use crate::engine::{Engine, Home};
@@ -23,6 +24,7 @@ use crate::store::Store;
 use crate::store::file::File;
 use crate::store::memory::Memory;
 use crate::store::quorum::Quorum;
+#[cfg(feature = "redis")]
 use crate::store::redis::{Cluster, Provider, Redis, Topology};
 
 /// A store of locks, and the only handle that a program needs. Cheap to clone.
@@ -114,12 +116,13 @@ impl Locks {
     /// `is_invalid` when the URL cannot be right; `is_unsupported` when this build cannot do what it asks for;
     /// `is_unreachable` when the system starts no thread.
     pub fn open(url: &str) -> Result<Self> {
-        Self::open_at(url, None)
+        Self::start(url, |driver| open_store(url, driver))
     }
 
-    fn open_at(url: &str, provider: Option<Provider>) -> Result<Self> {
+    /// A store with a thread of its own.
+    fn start(url: &str, open: impl FnOnce(&Arc<Driver>) -> Result<Arc<dyn Store>>) -> Result<Self> {
         let driver = Driver::start().map_err(|error| Error::no_thread(url, error))?;
-        let store = open_store(url, provider, &driver)?;
+        let store = open(&driver)?;
         Ok(Self::on(store, Arc::clone(&driver) as _, Some(driver)))
     }
 
@@ -141,6 +144,7 @@ impl Locks {
     ///
     /// # Errors
     /// As [`open`](Self::open); `is_invalid` when the URL has a login too; `is_unsupported` for a store without a login.
+    #[cfg(feature = "redis")]
     pub fn open_with_credentials(
         url: &str,
         provider: impl Fn() -> Result<Credentials, Box<dyn std::error::Error + Send + Sync>>
@@ -148,7 +152,15 @@ impl Locks {
         + Sync
         + 'static,
     ) -> Result<Self> {
-        Self::open_at(url, Some(Provider(Arc::new(move || provider().map_err(Arc::from)))))
+        let provider = Provider(Arc::new(move || provider().map_err(Arc::from)));
+        Self::start(url, |driver| match url.split_once(':') {
+            Some((scheme, _)) if is_of_servers(scheme) => open_servers(url, Some(provider), driver),
+            _ => {
+                let store: Arc<str> = url.split_once(':').map_or(url, |(scheme, _)| scheme).into();
+                let message = format!("store {store} has no login: open it without one");
+                Err(Error::unsupported(&store, message))
+            }
+        })
     }
 
     /// A store in memory of its own, shared by clones.
@@ -410,26 +422,12 @@ impl Locks {
     }
 }
 
-/// The servers that a URL names.
-fn topology(url: &str, provider: Option<Provider>) -> Result<Topology> {
-    let mut topology = Topology::parse(url)?;
-    if provider.is_some_and(|provider| !topology.ask_for_login(&provider)) {
-        return Err(Error::invalid("the URL must not have a login where a provider tells it at each dial"));
-    }
-    Ok(topology)
-}
-
 /// The name, or why it is none.
 fn checked(name: impl TryInto<LockName, Error: Into<Error>>) -> Result<LockName> {
     name.try_into().map_err(Into::into)
 }
 
-fn open_store(url: &str, provider: Option<Provider>, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
-    let is_server = |(scheme, _): (&str, &str)| Topology::knows(scheme);
-    if provider.is_some() && !url.split_once(':').is_some_and(is_server) {
-        let store: Arc<str> = url.split_once(':').map_or(url, |(scheme, _)| scheme).into();
-        return Err(Error::unsupported(&store, format!("store {store} has no login: open it without one")));
-    }
+fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
     let runtime = || Arc::clone(driver) as Arc<dyn Runtime>;
     Ok(match url.split_once(':') {
         Some(("memory", "")) => Arc::new(Memory::new(runtime(), url)),
@@ -452,17 +450,7 @@ fn open_store(url: &str, provider: Option<Provider>, driver: &Arc<Driver>) -> Re
             }
             Arc::new(File::new(Path::new(path), url, runtime()))
         }
-        Some((scheme, _)) if Topology::knows(scheme) => match topology(url, provider)? {
-            Topology::Quorum(targets) => {
-                let shown = Topology::Quorum(targets.clone()).shown();
-                let member = |target| Arc::new(Redis::at(target, runtime())) as Arc<dyn Store>;
-                let members = targets.into_iter().map(member).collect();
-                Arc::new(Quorum::new(members, Box::new(()), runtime(), Some(shown))?)
-            }
-            Topology::Cluster(seeds) => Arc::new(Cluster::at(seeds, runtime())),
-            Topology::Server(target) => Arc::new(Redis::at(target, runtime())),
-            Topology::Sentinel(sentinels) => Arc::new(Redis::led(sentinels, runtime())),
-        },
+        Some((scheme, _)) if is_of_servers(scheme) => return open_servers(url, None, driver),
         _ => {
             // The store of this process alone is not offered: whoever asks for it by mistake has no lock at all.
             let reads = "a store's URL reads `file:DIR` or `redis://HOST`";
@@ -474,5 +462,43 @@ fn open_store(url: &str, provider: Option<Provider>, driver: &Arc<Driver>) -> Re
                 None => format!("{reads}, and this one begins with {}", Quoted(url)),
             }));
         }
+    })
+}
+
+/// Whether URLs that begin so name Redis or Valkey servers.
+#[cfg(feature = "redis")]
+fn is_of_servers(scheme: &str) -> bool {
+    Topology::knows(scheme)
+}
+
+#[cfg(not(feature = "redis"))]
+fn is_of_servers(scheme: &str) -> bool {
+    scheme.starts_with("redis") || scheme.starts_with("valkey")
+}
+
+#[cfg(not(feature = "redis"))]
+fn open_servers(url: &str, _login: Option<()>, _driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
+    let store: Arc<str> = url.split_once(':').map_or(url, |(scheme, _)| scheme).into();
+    let message = format!("store {store} needs the feature `redis`, and this build is without it");
+    Err(Error::unsupported(&store, message))
+}
+
+#[cfg(feature = "redis")]
+fn open_servers(url: &str, login: Option<Provider>, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
+    let runtime = || Arc::clone(driver) as Arc<dyn Runtime>;
+    let mut topology = Topology::parse(url)?;
+    if login.is_some_and(|login| !topology.ask_for_login(&login)) {
+        return Err(Error::invalid("the URL must not have a login where a provider tells it at each dial"));
+    }
+    Ok(match topology {
+        Topology::Quorum(targets) => {
+            let shown = Topology::Quorum(targets.clone()).shown();
+            let member = |target| Arc::new(Redis::at(target, runtime())) as Arc<dyn Store>;
+            let members = targets.into_iter().map(member).collect();
+            Arc::new(Quorum::new(members, Box::new(()), runtime(), Some(shown))?)
+        }
+        Topology::Cluster(seeds) => Arc::new(Cluster::at(seeds, runtime())),
+        Topology::Server(target) => Arc::new(Redis::at(target, runtime())),
+        Topology::Sentinel(sentinels) => Arc::new(Redis::led(sentinels, runtime())),
     })
 }

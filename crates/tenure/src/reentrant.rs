@@ -60,7 +60,7 @@ impl ReentrantMutex {
     /// ```
     ///
     /// # Errors
-    /// As [`Locks::with`](crate::Locks::with) and [`Locks::reentrant`](crate::Locks::reentrant).
+    /// As [`Locks::with`](crate::Locks::with) and [`Locks::reentrant_mutex`](crate::Locks::reentrant_mutex).
     pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
         self.0.configured(change).map(Self)
     }
