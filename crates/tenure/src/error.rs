@@ -7,6 +7,14 @@ use crate::protocol::{Kind, Rule};
 use crate::store::{Cause, Failure, Impossible};
 
 /// What a call of this crate returns.
+///
+/// ```
+/// fn lock_name(tenant: u32) -> tenure::Result<tenure::LockName> {
+///     format!("tenant:{tenant}").parse()
+/// }
+/// # assert!(lock_name(7).is_ok());
+/// # Ok::<(), tenure::Error>(())
+/// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why something could not be done, or why a lock is no longer held.
@@ -14,6 +22,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// *Busy* is no error: it is the `None` of the `try_*` methods. Everything else is this one type, which answers what
 /// a caller can act on: [`is_lost`](Self::is_lost), [`is_unreachable`](Self::is_unreachable), and so on. The message names
 /// the lock and the store; [`source`](std::error::Error::source) says what the store or the system said.
+///
+/// ```
+/// let error = tenure::LockName::new("").unwrap_err();
+/// assert!(error.is_invalid());
+/// assert!(error.to_string().contains("name"));
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
@@ -97,48 +112,124 @@ impl Error {
 
     /// The lease is over, or about to be: expired, taken by somebody else, gone from the store, or held for `max_hold`.
     /// Whatever the lock protected is no longer protected.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("x")?.lock().await?;
+    /// locks.force_release("x").await?;
+    /// assert!(guard.verify().await.unwrap_err().is_lost());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn is_lost(&self) -> bool {
         self.0.kind == ErrorKind::Lost
     }
 
     /// The store did not answer in time, and nothing was changed that was not undone. Of [`Locks::shutdown`](crate::Locks::shutdown):
     /// some releases are not answered yet, and go on.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let locks = tenure::Locks::open("redis://127.0.0.1:1")?; // nothing listens there
+    /// assert!(locks.ping().await.unwrap_err().is_unreachable());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn is_unreachable(&self) -> bool {
         self.0.kind == ErrorKind::Unreachable
     }
 
     /// The request went out and no answer came: it may or may not have been carried out. An acquisition never ends so:
     /// it cleans up instead.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("x")?.lock().await?;
+    /// match guard.release().await {
+    ///     Err(error) if error.is_unknown() => println!("the lock is free at the end of its lease"),
+    ///     released => released?,
+    /// }
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn is_unknown(&self) -> bool {
         self.0.kind == ErrorKind::Unknown
     }
 
     /// The store answered, and said no: no permission, out of memory, a damaged record.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// match locks.ping().await {
+    ///     Err(error) if error.is_refused() => println!("look at the rights of this user: {error}"),
+    ///     answer => answer?,
+    /// }
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn is_refused(&self) -> bool {
         self.0.kind == ErrorKind::Refused
     }
 
     /// The name is in use as another kind of lock, or with other numbers.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let _guard = locks.mutex("x")?.lock().await?;
+    /// assert!(locks.rwlock("x")?.read().await.unwrap_err().is_mismatch());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn is_mismatch(&self) -> bool {
         self.0.kind == ErrorKind::Mismatch
     }
 
     /// This store cannot keep the promise that was asked for.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// assert!(locks.with(|options| options.acks(1)).unwrap_err().is_unsupported()); // no replicas
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn is_unsupported(&self) -> bool {
         self.0.kind == ErrorKind::Unsupported
     }
 
     /// A name, option, owner or URL that cannot be right.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// assert!(locks.mutex("").unwrap_err().is_invalid());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn is_invalid(&self) -> bool {
         self.0.kind == ErrorKind::Invalid
     }
 
     /// The lock it is about.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let _guard = locks.mutex("x")?.lock().await?;
+    /// let error = locks.rwlock("x")?.read().await.unwrap_err();
+    /// assert_eq!(error.lock().map(|name| name.as_str()), Some("x"));
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn lock(&self) -> Option<&LockName> {
         self.0.lock.as_ref()
     }
 
     /// The store it is about: its URL, without credentials.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let error = locks.with(|options| options.acks(1)).unwrap_err();
+    /// assert_eq!(error.store(), Some("memory:"));
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn store(&self) -> Option<&str> {
         self.0.store.as_deref()
     }

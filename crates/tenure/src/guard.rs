@@ -56,12 +56,28 @@ impl Guard {
     }
 
     /// The lock's name, without the prefix.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let guard = locks.mutex("nightly")?.lock().await?;
+    /// assert_eq!(guard.name().as_str(), "nightly");
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn name(&self) -> &LockName {
         &self.name
     }
 
     /// Who holds: fresh for this acquisition, unless the caller chose it, for a [`ReentrantMutex`](crate::ReentrantMutex) or to
     /// [resume](crate::Locks::resume) a hold.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let guard = locks.mutex("nightly")?.lock().await?;
+    /// assert_eq!(guard.owner().pid(), std::process::id());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn owner(&self) -> &Owner {
         &self.lease().owner
     }
@@ -75,11 +91,28 @@ impl Guard {
     /// All holds of one owner of a [`ReentrantMutex`](crate::ReentrantMutex) share the token of the first.
     ///
     /// 0 where the store can give none, which only [`Options::unfenced`](crate::Options::unfenced) allows.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let guard = locks.mutex("nightly")?.lock().await?;
+    /// # async fn write_unless_newer(token: u64) {}
+    /// write_unless_newer(guard.fence()).await; // the resource compares it with the greatest that it has seen
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn fence(&self) -> u64 {
         self.lease().fence
     }
 
     /// How long until [`lost`](Self::lost) would resolve if nothing were renewed any more; zero once it has.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let guard = locks.mutex("nightly")?.lock().await?;
+    /// assert!(guard.remaining() > std::time::Duration::from_secs(10)); // of 15 s
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn remaining(&self) -> Duration {
         self.lease().remaining(&self.home.engine)
     }
@@ -90,6 +123,14 @@ impl Guard {
     }
 
     /// Whether the lock is still held, as far as can be known without asking: `remaining() > 0`.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let guard = locks.mutex("nightly")?.lock().await?;
+    /// assert!(guard.is_held());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
@@ -122,6 +163,14 @@ impl Guard {
 
     /// Asks the store whether the lock is still held: for the moment before a write that cannot be fenced.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let guard = locks.mutex("nightly")?.lock().await?;
+    /// guard.verify().await?; // and at once afterwards the write that cannot be fenced
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// Nothing is lost; it asks and changes nothing.
     ///
@@ -138,6 +187,17 @@ impl Guard {
     ///
     /// A lease is never shortened: if more than a ttl is left of it, as after a [`resume`](crate::Locks::resume) with a shorter ttl,
     /// it stays as it is.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use tenure::Renewal;
+    ///
+    /// let by_hand = locks.with(|options| options.renewal(Renewal::Off))?;
+    /// let guard = by_hand.mutex("import")?.lock().await?;
+    /// guard.renew().await?; // before each part of the work
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// The request may still be carried out; the lease is then longer than [`remaining`](Self::remaining) says.
@@ -186,6 +246,14 @@ impl Guard {
     }
 
     /// Releases the lock and says how it went.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let guard = locks.mutex("nightly")?.lock().await?;
+    /// guard.release().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// Dropped, it goes on in the background.

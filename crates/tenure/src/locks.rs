@@ -79,6 +79,12 @@ impl Locks {
     /// The files of a `rediss://` URL are in PEM form: `ca` has the authorities to trust in place of the system's (which
     /// `SSL_CERT_FILE` and `SSL_CERT_DIR` move), `cert` and `key` are who we are. They are read at each dial.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let locks = tenure::Locks::connect("memory:").await?; // or file:DIR, or redis://HOST
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// `is_invalid` when the URL cannot be right; `is_unsupported` when this build cannot do what it asks for;
     /// `is_unreachable` when nobody answers within 1 s (to allow more, use [`open`](Self::open) and [`with`](Self::with)), or the
@@ -111,6 +117,17 @@ impl Locks {
     }
 
     /// Opens a store without I/O: the first use dials. For statics, and for programs that start before their store.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// use std::sync::LazyLock;
+    /// use tenure::Locks;
+    ///
+    /// static LOCKS: LazyLock<Locks> = LazyLock::new(|| Locks::open("memory:").expect("a URL that is right"));
+    ///
+    /// let guard = LOCKS.mutex("nightly")?.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// `is_invalid` when the URL cannot be right; `is_unsupported` when this build cannot do what it asks for;
@@ -168,6 +185,13 @@ impl Locks {
     /// Under tokio's paused clock its leases still run in real time: they are kept by a thread that the pause does not reach. And
     /// that clock leaps ahead while tokio waits for us, so a `tokio::time::timeout` around a wait ends at once there: use
     /// [`try_lock_for`](Mutex::try_lock_for).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let locks = tenure::Locks::memory();
+    /// assert!(locks.clone().mutex("x")?.try_lock().await?.is_some());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Panics
     /// When the system starts no thread.
@@ -235,11 +259,25 @@ impl Locks {
     }
 
     /// The options in force.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// assert_eq!(locks.options().ttl, std::time::Duration::from_secs(15)); // the default
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn options(&self) -> &Options {
         &self.options
     }
 
     /// A lock with one holder at a time.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("orders:42")?.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// `is_invalid` when the name cannot be one; `is_unsupported` when the store keeps no such locks, or none
@@ -250,6 +288,13 @@ impl Locks {
 
     /// A lock with one holder at a time, first come, first served.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.fair_mutex("leader")?.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// As [`mutex`](Self::mutex).
     pub fn fair_mutex(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<FairMutex> {
@@ -257,6 +302,14 @@ impl Locks {
     }
 
     /// A lock with one owner at a time, who may hold it several times.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let me = tenure::Owner::new("walker")?;
+    /// let guard = locks.reentrant_mutex("tree", &me)?.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// As [`mutex`](Self::mutex).
@@ -270,6 +323,13 @@ impl Locks {
 
     /// A lock with many readers or one writer.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let reader = locks.rwlock("config")?.read().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// As [`mutex`](Self::mutex).
     pub fn rwlock(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<RwLock> {
@@ -277,6 +337,13 @@ impl Locks {
     }
 
     /// A lock with so many permits, 1 to 1,048,576. All who use the name must agree on the number.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let permit = locks.semaphore("render", 5)?.acquire().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// As [`mutex`](Self::mutex); `is_invalid` too for a number that cannot be.
@@ -305,6 +372,15 @@ impl Locks {
     ///
     /// A lease is never shortened. If more than this ttl is left of it, the store keeps the hold until that is over, should this process
     /// end without a release.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let owner = locks.mutex("deploy")?.lock().await?.detach().await?;
+    /// let Some(guard) = locks.resume("deploy", &owner).await? else { return Ok(()) }; // over by now
+    /// assert_eq!(guard.owner(), &owner);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// The lease may have been renewed, and ask again. In a directory the hold may be this process's by then, and end with it. One of
@@ -346,6 +422,15 @@ impl Locks {
 
     /// Who holds a lock: `None` when nobody does.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("nightly")?.lock().await?;
+    /// let status = locks.inspect("nightly").await?.expect("it is held");
+    /// assert_eq!(status.holders[0].owner.as_ref(), Some(guard.owner()));
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// Nothing is lost; it asks and changes nothing.
     ///
@@ -364,6 +449,17 @@ impl Locks {
     /// neither a prefix is given nor one is [set](Options::prefix), only locks of this library are told; otherwise also what
     /// other programs have written at such names.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("orders:42")?.lock().await?;
+    /// let mut listing = locks.list("orders:")?;
+    /// while let Some(status) = listing.next().await? {
+    ///     println!("{} is held by {:?}", status.name, status.holders);
+    /// }
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// `is_invalid` when the prefix cannot begin a name.
     pub fn list(&self, prefix: &str) -> Result<Listing> {
@@ -375,6 +471,16 @@ impl Locks {
 
     /// Ends the hold of whoever has the lock, and says whose it was: `None` when nobody held it. The holder hears of it at its
     /// next renewal, at the latest when its lease is over. For operators; it breaks exclusion for the holder's last moments.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let stuck = locks.mutex("nightly")?.lock().await?;
+    /// let status = locks.force_release("nightly").await?.expect("it was held");
+    /// assert_eq!(status.holders[0].fence, stuck.fence());
+    /// assert!(stuck.verify().await.unwrap_err().is_lost());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// The request may still be carried out.
@@ -411,6 +517,14 @@ impl Locks {
     /// Waits until the releases in the background are done, at most [`op_timeout`](Options::op_timeout). For programs whose
     /// `Locks` is a `static`, which is never dropped. On a quorum this includes the members that have not answered a release that a
     /// majority has; that some of those are left is no error.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// drop(locks.mutex("nightly")?.lock().await?); // released in the background
+    /// locks.shutdown().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// The releases go on.

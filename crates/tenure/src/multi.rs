@@ -49,6 +49,16 @@ pub struct Multi {
 /// A lock that can be a part of a [`Multi`]: of a mutex by `into()`, of the others by
 /// [`RwLock::for_read`](crate::RwLock::for_read), [`RwLock::for_write`](crate::RwLock::for_write) and
 /// [`Semaphore::for_permits`](crate::Semaphore::for_permits).
+///
+/// ```
+/// # tenure::block_on(async {
+/// # let locks = tenure::Locks::memory();
+/// use tenure::{Multi, Part};
+///
+/// let parts: Vec<Part> = vec![locks.mutex("a")?.into(), locks.rwlock("b")?.for_read()];
+/// let guards = Multi::new(parts)?.lock().await?;
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone)]
 pub struct Part(pub(crate) Face);
 
@@ -79,6 +89,16 @@ impl fmt::Debug for Part {
 impl Multi {
     /// These locks at once.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use tenure::Multi;
+    ///
+    /// let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// assert!(Multi::new([locks.mutex("a")?.into(), locks.mutex("a")?.into()]).unwrap_err().is_invalid());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// `is_invalid` when there is none, or when two have the same name, also on different stores: which store is which cannot
     /// be told from here.
@@ -100,6 +120,15 @@ impl Multi {
 
     /// Waits until all are held.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// let guards = both.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// Dropped, it gives back what it has.
     ///
@@ -114,6 +143,15 @@ impl Multi {
 
     /// Asks each once: `None` when one of them is busy.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// let Some(guards) = both.try_lock().await? else { return Ok(()) }; // one is busy
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
     ///
@@ -124,6 +162,18 @@ impl Multi {
     }
 
     /// Waits for this long in all: `None` when one of them was busy then.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// use std::time::Duration;
+    ///
+    /// let guards = both.try_lock_for(Duration::from_secs(2)).await?;
+    /// assert!(guards.is_some());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
@@ -223,6 +273,18 @@ fn lost<'a>(guards: impl Iterator<Item = &'a Guard>) -> Lost {
 /// Several locks that are held. Dropping it releases them in the background, in the reverse of the order in which they were taken.
 ///
 /// It is a slice of guards in the order of the parts as given: each has a token of its own, for its own resource.
+///
+/// ```
+/// # tenure::block_on(async {
+/// # use tenure::{Locks, Multi};
+/// # let locks = Locks::memory();
+/// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+/// let guards = both.lock().await?;
+/// let tokens: Vec<u64> = guards.iter().map(|guard| guard.fence()).collect();
+/// guards.release().await?;
+/// # assert_eq!(tokens.len(), 2);
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
 #[derive(Debug)]
 #[must_use = "the locks are released when their guard is dropped"]
 pub struct MultiGuard {
@@ -240,16 +302,48 @@ impl Deref for MultiGuard {
 
 impl MultiGuard {
     /// Resolves when the first of the locks is no longer held.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let guards = both.lock().await?;
+    /// let lost = guards.lost();
+    /// guards.release().await?;
+    /// assert!(!lost.await.is_lost());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn lost(&self) -> Lost {
         lost(self.guards.iter())
     }
 
     /// How long until [`lost`](Self::lost) would resolve if nothing were renewed any more; zero once it has.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let guards = both.lock().await?;
+    /// assert!(guards.remaining() > std::time::Duration::ZERO);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn remaining(&self) -> Duration {
         self.guards.iter().map(Guard::remaining).min().unwrap_or_default()
     }
 
     /// Whether all are still held, as far as can be known without asking.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let guards = both.lock().await?;
+    /// assert!(guards.is_held());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
@@ -259,6 +353,16 @@ impl MultiGuard {
     }
 
     /// Asks the stores, side by side, whether all are still held.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let guards = both.lock().await?;
+    /// guards.verify().await?; // all are still held
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// Nothing is lost; it asks and changes nothing.
@@ -270,6 +374,16 @@ impl MultiGuard {
     }
 
     /// Releases all, in the reverse of the order in which they were taken, and says how it went.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let guards = both.lock().await?;
+    /// guards.release().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// Dropped, it goes on in the background.

@@ -34,6 +34,13 @@ pub struct Mutex(pub(crate) Face);
 
 impl Mutex {
     /// The lock's name, without the prefix.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// assert_eq!(locks.mutex("nightly")?.name().as_str(), "nightly");
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn name(&self) -> &LockName {
         &self.0.name
     }
@@ -58,6 +65,13 @@ impl Mutex {
     /// There is no limit for the holder; compose with a timeout, or use [`try_lock_for`](Self::try_lock_for). For a store
     /// that does not answer at all the limit is [`Options::patience`](crate::Options::patience).
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("nightly")?.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// Dropped, it leaves the queue; what may have been granted is released in the background.
     ///
@@ -71,6 +85,13 @@ impl Mutex {
 
     /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when somebody else holds it.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let Some(guard) = locks.mutex("nightly")?.try_lock().await? else { return Ok(()) }; // busy
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
     ///
@@ -81,6 +102,16 @@ impl Mutex {
     }
 
     /// Waits for this long, also when the store is down or silent: `None` when somebody else holds the lock all the time.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use std::time::Duration;
+    ///
+    /// let guard = locks.mutex("nightly")?.try_lock_for(Duration::from_secs(2)).await?;
+    /// assert!(guard.is_some());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).

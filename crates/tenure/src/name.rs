@@ -38,6 +38,12 @@ impl LockName {
 
     /// Checks a name.
     ///
+    /// ```
+    /// assert!(tenure::LockName::new("orders/42").is_ok());
+    /// assert!(tenure::LockName::new("tenure:x").unwrap_err().is_invalid());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `is_invalid` when it is empty, longer than 64 KiB or begins with `tenure:`.
     pub fn new(name: &str) -> Result<Self> {

@@ -25,6 +25,11 @@ pub struct Owner(Arc<str>);
 impl Owner {
     /// A fresh owner with this label: up to 64 of the characters `A-Z a-z 0-9 . _ -`; it may be empty.
     ///
+    /// ```
+    /// assert_eq!(tenure::Owner::new("nightly")?.label(), "nightly");
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `is_invalid` when the label has another character or is longer.
     pub fn new(label: &str) -> Result<Self> {
@@ -42,21 +47,45 @@ impl Owner {
     }
 
     /// The owner as text.
+    ///
+    /// ```
+    /// # let owner = tenure::Owner::new("nightly")?;
+    /// assert!(owner.as_str().starts_with("nightly@"));
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
     /// The part before `@`.
+    ///
+    /// ```
+    /// # let owner = tenure::Owner::new("nightly")?;
+    /// assert_eq!(owner.label(), "nightly");
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn label(&self) -> &str {
         self.0.split_once('@').map_or("", |(label, _)| label)
     }
 
     /// The host it was made on.
+    ///
+    /// ```
+    /// # let owner = tenure::Owner::new("nightly")?;
+    /// println!("held on {}", owner.host());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn host(&self) -> &str {
         self.place().0
     }
 
     /// The process that made it.
+    ///
+    /// ```
+    /// # let owner = tenure::Owner::new("nightly")?;
+    /// assert_eq!(owner.pid(), std::process::id());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn pid(&self) -> u32 {
         self.place().1.parse().unwrap_or(0)
     }

@@ -46,6 +46,14 @@ pub struct ReentrantMutex(pub(crate) Face);
 
 impl ReentrantMutex {
     /// The lock's name, without the prefix.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let me = tenure::Owner::new("walker")?;
+    /// assert_eq!(locks.reentrant_mutex("nightly", &me)?.name().as_str(), "nightly");
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn name(&self) -> &LockName {
         &self.0.name
     }
@@ -68,6 +76,14 @@ impl ReentrantMutex {
     /// Waits until no other owner holds the lock. For a store that does not answer at all the limit is
     /// [`Options::patience`](crate::Options::patience).
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let me = tenure::Owner::new("walker")?;
+    /// let guard = locks.reentrant_mutex("nightly", &me)?.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// Dropped, it leaves the queue; what may have been granted is released in the background, and counts for nothing.
     ///
@@ -80,6 +96,14 @@ impl ReentrantMutex {
 
     /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when another owner holds it.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let me = tenure::Owner::new("walker")?;
+    /// let Some(guard) = locks.reentrant_mutex("nightly", &me)?.try_lock().await? else { return Ok(()) }; // busy
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
     ///
@@ -91,6 +115,17 @@ impl ReentrantMutex {
 
     /// Waits for this long: `None` when another owner holds it all the time.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let me = tenure::Owner::new("walker")?;
+    /// use std::time::Duration;
+    ///
+    /// let guard = locks.reentrant_mutex("nightly", &me)?.try_lock_for(Duration::from_secs(2)).await?;
+    /// assert!(guard.is_some());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
     ///
@@ -101,6 +136,17 @@ impl ReentrantMutex {
     }
 
     /// How often this owner holds it, as the store sees it; 0 when it does not.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let me = tenure::Owner::new("walker")?;
+    /// let lock = locks.reentrant_mutex("tree", &me)?;
+    /// let _outer = lock.lock().await?;
+    /// let _inner = lock.lock().await?;
+    /// assert_eq!(lock.hold_count().await?, 2);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// Nothing is lost; it asks and changes nothing.
@@ -126,6 +172,14 @@ impl ReentrantMutex {
     }
 
     /// Who asks.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let me = tenure::Owner::new("walker")?;
+    /// assert_eq!(locks.reentrant_mutex("tree", &me)?.owner(), &me);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn owner(&self) -> &Owner {
         self.0.owner.as_ref().expect("a reentrant face is made with an owner")
     }

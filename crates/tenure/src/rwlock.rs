@@ -44,6 +44,13 @@ pub struct RwLock(pub(crate) Face);
 
 impl RwLock {
     /// The lock's name, without the prefix.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// assert_eq!(locks.rwlock("config")?.name().as_str(), "config");
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn name(&self) -> &LockName {
         &self.0.name
     }
@@ -73,6 +80,13 @@ impl RwLock {
 
     /// Waits until no writer holds it or came before, then holds it with other readers.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.rwlock("config")?.read().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// Dropped, it leaves the queue; a place, once left, is gone.
     ///
@@ -85,6 +99,13 @@ impl RwLock {
 
     /// Asks once to read: `None` when a writer holds it or anybody waits.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let Some(guard) = locks.rwlock("config")?.try_read().await? else { return Ok(()) }; // busy
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`read`](Self::read).
     ///
@@ -95,6 +116,16 @@ impl RwLock {
     }
 
     /// Waits for this long to read.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use std::time::Duration;
+    ///
+    /// let guard = locks.rwlock("config")?.try_read_for(Duration::from_secs(2)).await?;
+    /// assert!(guard.is_some());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`read`](Self::read).
@@ -107,6 +138,13 @@ impl RwLock {
 
     /// Waits until all who came before have gone, then holds it alone.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.rwlock("config")?.write().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`read`](Self::read).
     ///
@@ -117,6 +155,13 @@ impl RwLock {
     }
 
     /// Asks once to write: `None` when anybody holds it or waits.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let Some(guard) = locks.rwlock("config")?.try_write().await? else { return Ok(()) }; // busy
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`read`](Self::read).
@@ -129,6 +174,16 @@ impl RwLock {
 
     /// Waits for this long to write.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use std::time::Duration;
+    ///
+    /// let guard = locks.rwlock("config")?.try_write_for(Duration::from_secs(2)).await?;
+    /// assert!(guard.is_some());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`read`](Self::read).
     ///
@@ -139,11 +194,31 @@ impl RwLock {
     }
 
     /// The reader's side, as a part of a [`Multi`](crate::Multi).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use tenure::Multi;
+    ///
+    /// let both = Multi::new([locks.rwlock("config")?.for_read(), locks.mutex("deploy")?.into()])?;
+    /// let guards = both.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn for_read(&self) -> Part {
         Part(self.reader())
     }
 
     /// The writer's side, as a part of a [`Multi`](crate::Multi).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use tenure::Multi;
+    ///
+    /// let both = Multi::new([locks.rwlock("config")?.for_write(), locks.mutex("deploy")?.into()])?;
+    /// let guards = both.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn for_write(&self) -> Part {
         Part(self.writer())
     }

@@ -48,6 +48,13 @@ impl Semaphore {
     }
 
     /// The lock's name, without the prefix.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// assert_eq!(locks.semaphore("render", 5)?.name().as_str(), "render");
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn name(&self) -> &LockName {
         &self.face.name
     }
@@ -68,6 +75,13 @@ impl Semaphore {
     }
 
     /// How many permits there are.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// assert_eq!(locks.semaphore("render", 5)?.permits(), 5);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn permits(&self) -> u32 {
         self.permits
     }
@@ -199,6 +213,16 @@ impl Semaphore {
     }
 
     /// So many permits, as a part of a [`Multi`](crate::Multi).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use tenure::Multi;
+    ///
+    /// let both = Multi::new([locks.semaphore("render", 5)?.for_permits(2)?, locks.mutex("disk")?.into()])?;
+    /// let guards = both.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// `is_invalid` for 0 permits or more than there are.

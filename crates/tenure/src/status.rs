@@ -12,6 +12,15 @@ use crate::store::{Cursor, Page};
 use std::sync::Arc;
 
 /// Who holds a lock, as the store saw it when it was asked.
+///
+/// ```
+/// # tenure::block_on(async {
+/// # let locks = tenure::Locks::memory();
+/// # let _guard = locks.mutex("nightly")?.lock().await?;
+/// let Some(status) = locks.inspect("nightly").await? else { return Ok(()) }; // free
+/// println!("a {} with {} holders", status.kind, status.holders.len());
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
@@ -30,6 +39,18 @@ pub struct Status {
 }
 
 /// One holder or waiter.
+///
+/// ```
+/// # tenure::block_on(async {
+/// # let locks = tenure::Locks::memory();
+/// # let _guard = locks.mutex("nightly")?.lock().await?;
+/// let status = locks.inspect("nightly").await?.expect("it is held");
+/// match &status.holders[0].owner {
+///     Some(owner) => println!("held by process {} on {}", owner.pid(), owner.host()),
+///     None => println!("held by another program"),
+/// }
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
@@ -46,6 +67,17 @@ pub struct Holder {
 }
 
 /// How much of a lock one holder has, or one waiter waits for.
+///
+/// ```
+/// # tenure::block_on(async {
+/// # let locks = tenure::Locks::memory();
+/// use tenure::Share;
+///
+/// let permits = locks.semaphore("render", 5)?.acquire_many(3).await?;
+/// let status = locks.inspect("render").await?.expect("it is held");
+/// assert_eq!(status.holders[0].share, Share::Permits(3));
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Share {
@@ -88,6 +120,15 @@ impl fmt::Debug for Holder {
 impl Holder {
     /// When it was granted, or, where the kind keeps a queue, when it took its place there, as a waiter has too. By the clock that
     /// tokens are made from: the store's, and on a quorum that of the process that asked. `None` without a token.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let _guard = locks.mutex("nightly")?.lock().await?;
+    /// let status = locks.inspect("nightly").await?.expect("it is held");
+    /// assert!(status.holders[0].since().is_some());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn since(&self) -> Option<SystemTime> {
         (self.fence > 0).then(|| UNIX_EPOCH + Duration::from_micros(self.fence))
     }
@@ -115,6 +156,17 @@ fn holder(kind: Kind, Holding { value, left_ms, weight }: Holding) -> Holder {
 }
 
 /// The locks of a store, one after the other: see [`Locks::list`](crate::Locks::list).
+///
+/// ```
+/// # tenure::block_on(async {
+/// # let locks = tenure::Locks::memory();
+/// # let _guard = locks.mutex("nightly")?.lock().await?;
+/// let mut listing = locks.list("")?;
+/// while let Some(status) = listing.next().await? {
+///     println!("{}: {}", status.name, status.kind);
+/// }
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
 #[derive(Debug)]
 pub struct Listing {
     home: Arc<Home>,
@@ -136,6 +188,16 @@ impl Listing {
     }
 
     /// The next lock; `None` after the last.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let _guard = locks.mutex("nightly")?.lock().await?;
+    /// let mut listing = locks.list("night")?;
+    /// let first = listing.next().await?.expect("one is held");
+    /// assert_eq!(first.name.as_str(), "nightly");
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// Nothing is lost: the next call goes on where this one was.
