@@ -19,6 +19,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why something could not be done, or why a lock is no longer held.
 ///
+/// Ask its methods, or [`kind`](Self::kind), what to do next; do not compare messages, which may change.
+///
 /// *Busy* is no error: it is the `None` of the `try_*` methods. Everything else is this one type, which answers what
 /// a caller can act on: [`is_lost`](Self::is_lost), [`is_unreachable`](Self::is_unreachable), and so on. The message names
 /// the lock and the store; [`source`](std::error::Error::source) says what the store or the system said.

@@ -10,6 +10,9 @@ use crate::options::Options;
 
 /// One holder at a time, first come, first served, across processes.
 ///
+/// Use it if waiters compete for long and none may starve, as for a leader. A [`Mutex`](crate::Mutex) takes less work of the store,
+/// and other clients of `SET NX PX` understand it. A quorum has no fair mutex.
+///
 /// Stateless and cheap to clone: each call is an acquisition of its own, as with [`Mutex`](crate::Mutex).
 ///
 /// # Guarantees

@@ -14,7 +14,12 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{Answer, Bind, Verb};
 
-/// A lock that is held. Dropping it releases the lock in the background: without a wait, unless it was the last handle of its
+/// A lock that is held: what `lock`, `acquire` and their like give.
+///
+/// Keep it for as long as the work takes, and [`release`](Self::release) it to hear whether the lock was held to the end. Where a crash
+/// of the holder is normal, do not rely on the guard alone: let the resource compare [`fence`](Self::fence).
+///
+/// Dropping it releases the lock in the background: without a wait, unless it was the last handle of its
 /// [`Locks`](crate::Locks), as is said there. One that is leaked ([`std::mem::forget`]) is renewed until the process ends, or
 /// [`max_hold`](crate::Options::max_hold) is over.
 ///

@@ -1,6 +1,6 @@
 //! Distributed locks on the Redis or Valkey you already run, and on one machine with nothing at all.
 //!
-//! A **tenure** is the time for which somebody may hold something. That is all a distributed lock can give: not ownership, but a
+//! A **tenure** is a period for which someone holds something. That is all a distributed lock can give: not ownership, but a
 //! lease with an end. So every grant here has a deadline, a fencing token, and a way to hear that it was lost.
 //!
 //! ```
@@ -10,7 +10,7 @@
 //!
 //! let locks = Locks::connect("memory:").await?; // or file:DIR, or redis://HOST
 //! let Some(guard) = locks.mutex("draw:noon")?.try_lock_for(Duration::from_secs(2)).await? else {
-//!     return Ok(()); // somebody else draws
+//!     return Ok(()); // another process draws
 //! };
 //! let drawn = guard.run(async |guard| draw(guard.fence()).await).await?;
 //! # async fn draw(fence: u64) -> u64 { fence }
@@ -33,7 +33,7 @@
 //!
 //! # What a lock can promise, and what it cannot
 //!
-//! While [`Guard::is_held`], nobody else holds the lock, if the store loses nothing that it has acknowledged and its clock does not
+//! While [`Guard::is_held`], no other client holds the lock, if the store loses nothing that it has acknowledged and its clock does not
 //! jump. A process that is stopped for longer than its lease has lost the lock, and hears of it at its first look; a write
 //! that it had already sent by then can only be refused by the resource itself, which is what [`Guard::fence`] is for.
 //!
@@ -85,19 +85,15 @@ mod mutex;
 mod name;
 mod options;
 mod owner;
-#[doc(hidden)]
-pub mod planted;
-#[doc(hidden)]
-pub mod protocol;
+mod planted;
+mod protocol;
 mod reentrant;
-#[doc(hidden)]
-pub mod runtime;
+mod runtime;
 mod rwguard;
 mod rwlock;
 mod semaphore;
 mod status;
-#[doc(hidden)]
-pub mod store;
+mod store;
 
 #[cfg(feature = "redis")]
 pub use credentials::Credentials;
@@ -124,11 +120,24 @@ pub use status::{Holder, Listing, Share, Status};
 pub mod internals {
     use std::sync::Arc;
 
-    pub use crate::planted;
-    pub use crate::protocol;
     pub use crate::runtime::{Driver, Moment, Runtime};
-    pub use crate::store::{self, Store};
+    pub use crate::store::Store;
     use crate::{Guard, Locks, Options, Result, WriteGuard};
+
+    /// Known bugs that a test can switch on.
+    pub mod planted {
+        pub use crate::planted::*;
+    }
+
+    /// What a lock is.
+    pub mod protocol {
+        pub use crate::protocol::*;
+    }
+
+    /// Where locks live.
+    pub mod store {
+        pub use crate::store::*;
+    }
 
     /// Locks on any store and runtime.
     ///

@@ -29,8 +29,11 @@ use crate::store::redis::{Cluster, Provider, Redis, Topology};
 
 /// A store of locks, and the only handle that a program needs. Cheap to clone.
 ///
+/// Make one for each store at the start of the program, and clone it. A `Locks` for each task or request would dial each time, and
+/// its tasks could not wait together.
+///
 /// It owns one thread, which dials, renews and releases. So no future of this crate needs a runtime of the caller's, and
-/// nothing the caller does to its own can cost a lease. The thread ends with the last handle: `Locks`, face or guard. After
+/// nothing the caller does to its own can cost a lease. The thread ends with the last handle: `Locks`, lock or guard. After
 /// a `fork` the child has no such thread: connect anew there.
 ///
 /// The drop of the very last handle gives releases that are on their way a moment, because `main` may be about to return: it

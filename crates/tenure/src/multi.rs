@@ -18,6 +18,9 @@ use crate::runtime::Moment;
 
 /// Several locks at once, of any kinds and on any stores: all or none.
 ///
+/// Use it if a piece of work needs several locks, for example of two accounts: it cannot deadlock. For locks that are always taken
+/// together one lock with one name is cheaper.
+///
 /// They are taken one after the other in the order of their names, byte by byte, whatever order they are given in. So two
 /// processes that want the same locks cannot wait for each other.
 ///
@@ -270,7 +273,7 @@ fn lost<'a>(guards: impl Iterator<Item = &'a Guard>) -> Lost {
     guards.map(Guard::lost).fold(Lost::never(), Lost::or)
 }
 
-/// Several locks that are held. Dropping it releases them in the background, in the reverse of the order in which they were taken.
+/// Several locks that are held: what a [`Multi`] gives. Dropping it releases them in the background, in the reverse of the order in which they were taken.
 ///
 /// It is a slice of guards in the order of the parts as given: each has a token of its own, for its own resource.
 ///

@@ -10,6 +10,10 @@ use crate::options::Options;
 
 /// One holder at a time, among all processes that use the same name on the same store.
 ///
+/// Use it unless you need one of the others: it is the cheapest lock, and the only one on a majority of servers. Use a
+/// [`FairMutex`](crate::FairMutex) if no waiter may be overtaken, and a [`ReentrantMutex`](crate::ReentrantMutex) if code that holds
+/// the lock calls code that takes it. Among the tasks of one process `tokio::sync::Mutex` is enough.
+///
 /// The value is stateless and cheap to clone: each call is an acquisition with an owner of its own, so two `lock`s of one
 /// `Mutex` exclude each other, and one task that locks it twice waits for itself.
 ///

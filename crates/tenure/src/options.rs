@@ -8,6 +8,9 @@ use crate::store::Terms;
 
 /// How locks are held; the defaults suit a service on a network.
 ///
+/// Change them where a lease of 15 s is wrong: longer if a process may be stopped for longer, shorter if others must not wait that long
+/// after a crash.
+///
 /// [`Locks::with`](crate::Locks::with) changes those of all locks, and [`Mutex::with`](crate::Mutex::with) and the like those of one
 /// lock. Both get the options in force, so what was set before stays set, and both check the result:
 ///

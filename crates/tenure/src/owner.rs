@@ -8,6 +8,9 @@ use crate::runtime::Runtime;
 
 /// Who holds a lock: `label@host:pid/random`, 128 bits of it random.
 ///
+/// Make one for a [`ReentrantMutex`](crate::ReentrantMutex), and parse one to [resume](crate::Locks::resume) a hold. For the other
+/// kinds you need none.
+///
 /// Every acquisition gets a fresh one. It is written at the lock's key, so an operator can read there who holds.
 /// Only [`Locks::resume`](crate::Locks::resume) and the re-entrant kind take one from you.
 ///

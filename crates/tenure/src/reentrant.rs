@@ -12,6 +12,9 @@ use crate::protocol::{Answer, Rule, Verb};
 
 /// One owner at a time, who may hold it several times: code that has the lock can call code that takes it.
 ///
+/// Use it for such code, and beside Redisson's `RLock`. Use a [`Mutex`](crate::Mutex) if you can pass the guard down instead: then
+/// the compiler sees who holds the lock.
+///
 /// The owner is yours to pass, like a span: all who ask with the same [`Owner`] share the lock, in whatever task, thread or
 /// process. Each guard is one hold; the lock is free when the last of them is released.
 ///

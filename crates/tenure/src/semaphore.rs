@@ -12,6 +12,9 @@ use crate::protocol::{Rule, Seat};
 
 /// A number of permits, of which each holder has some.
 ///
+/// Use it to limit how many processes do the same at once. It is no rate limiter: a permit is held until it is released.
+/// For one permit a [`FairMutex`](crate::FairMutex) says what is meant. A quorum has no semaphore.
+///
 /// All who use the name must agree on the number; another number at a name that is held or waited for is an error that says
 /// which one is in force.
 ///

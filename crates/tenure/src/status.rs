@@ -13,6 +13,8 @@ use std::sync::Arc;
 
 /// Who holds a lock, as the store saw it when it was asked.
 ///
+/// Use it for people and for monitoring. Do not decide by it whether to work: the lock may have changed hands since. Take the lock.
+///
 /// ```
 /// # tenure::block_on(async {
 /// # let locks = tenure::Locks::memory();
@@ -156,6 +158,9 @@ fn holder(kind: Kind, Holding { value, left_ms, weight }: Holding) -> Holder {
 }
 
 /// The locks of a store, one after the other: see [`Locks::list`](crate::Locks::list).
+///
+/// Use it for people and for clean-up. It walks over the whole store, so it is no way to find one lock: use
+/// [`inspect`](crate::Locks::inspect).
 ///
 /// ```
 /// # tenure::block_on(async {

@@ -9,7 +9,7 @@ use tenure::{
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// A lock that lost its prefix would be another lock, and exclude nobody.
+/// A lock that lost its prefix would be another lock, and would not exclude the first.
 #[test]
 fn a_changed_option_leaves_the_others_as_they_were() {
     let shop = Locks::memory().with(|options| options.prefix("shop:").label("till")).expect("options");
@@ -251,7 +251,7 @@ fn a_status_says_how_much_each_holder_has() {
 
 /// A crash of the next holder would otherwise free what the first was promised for longer.
 #[test]
-fn whoever_resumes_with_a_shorter_ttl_shortens_no_lease() {
+fn a_resume_with_a_shorter_ttl_shortens_no_lease() {
     let long = Locks::memory().with(|options| options.ttl(LONG)).expect("options");
     let short = long.with(|options| options.ttl(Duration::from_millis(100))).expect("options");
     let guard = block_on(long.mutex("x").expect("a name").lock()).expect("a free lock");

@@ -412,6 +412,9 @@ impl fmt::Display for HoldEnd {
 
 /// A future that resolves when a lock is no longer held: see [`Guard::lost`](crate::Guard::lost).
 ///
+/// Use it to stop work that [`Guard::run`](crate::Guard::run) cannot stop: a child process, a thread, a spawned task. To look once, use
+/// [`Guard::is_held`](crate::Guard::is_held).
+///
 /// - [`HoldEnd::Lost`] comes [`Options::grace`](crate::Options::grace) before another client can have the lock. In a process that
 ///   was stopped for longer than its lease, it comes at the first look.
 /// - [`HoldEnd::Released`] comes when the guard is released, dropped or detached, so that a task that waits for the loss ends.

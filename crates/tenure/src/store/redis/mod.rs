@@ -1,7 +1,7 @@
 //! Locks on Redis or Valkey: on one server here, on a cluster of them by [`Cluster`].
 //!
 //! A request is one script, named by its SHA-1, on a connection that all callers share; the script runs the machine of
-//! [`protocol`](crate::protocol) on the server, by the server's clock. This module maps requests to scripts and replies
+//! `protocol` on the server, by the server's clock. This module maps requests to scripts and replies
 //! back to answers; its neighbours keep the connection, read what comes over it, and hear who is woken.
 
 mod cluster;
