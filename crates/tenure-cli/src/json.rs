@@ -3,7 +3,7 @@
 use std::time::UNIX_EPOCH;
 
 use serde_json::{Value, json};
-use tenure::{Holder, Locks, Status};
+use tenure::{Holder, Locks, Share, Status};
 
 /// One lock as an object on one line.
 pub(crate) fn lock(locks: &Locks, name: &str, status: Option<&Status>) -> String {
@@ -37,6 +37,15 @@ fn holder(holder: &Holder, foreign: Option<&str>) -> Value {
         "since_ms": since.map(|since| since.as_millis() as u64),
         "remaining_ms": holder.remaining.map(|remaining| remaining.as_millis() as u64),
         "fence": (holder.fence > 0).then_some(holder.fence),
-        "weight": holder.weight,
+        "weight": weight(holder.share),
     })
+}
+
+/// How much of the lock it has, as a number.
+fn weight(share: Share) -> u32 {
+    match share {
+        Share::Holds(count) | Share::Permits(count) => count,
+        Share::Writer => 1 << 20,
+        _ => 1,
+    }
 }

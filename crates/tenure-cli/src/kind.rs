@@ -1,6 +1,6 @@
 //! Which locks a run wants.
 
-use tenure::{Kind, Locks, Multi, Owner, Part, Status};
+use tenure::{Kind, Locks, Multi, Owner, Part, Share, Status};
 
 use crate::cli::Run;
 use crate::exit::Failure;
@@ -20,11 +20,11 @@ pub(crate) fn all(args: &Run, locks: &Locks) -> Result<Multi, Failure> {
 fn one(args: &Run, locks: &Locks, name: &str, owner: Option<&Owner>) -> Result<Part, Failure> {
     let kind = &args.kind;
     Ok(match (owner, kind.slots) {
-        (Some(owner), _) => locks.reentrant(name, owner)?.into(),
+        (Some(owner), _) => locks.reentrant_mutex(name, owner)?.into(),
         (None, Some(slots)) => locks.semaphore(name, slots)?.for_permits(kind.take.unwrap_or(1))?,
         _ if kind.shared => locks.rwlock(name)?.for_read(),
         _ if kind.exclusive => locks.rwlock(name)?.for_write(),
-        _ if kind.fair => locks.fair(name)?.into(),
+        _ if kind.fair => locks.fair_mutex(name)?.into(),
         _ => locks.mutex(name)?.into(),
     })
 }
@@ -33,9 +33,12 @@ fn one(args: &Run, locks: &Locks, name: &str, owner: Option<&Owner>) -> Result<P
 pub(crate) fn has_room(args: &Run, others: &Status) -> bool {
     let (all, kind) = (&others.holders, &args.kind);
     let has_room = match (others.kind, others.permits) {
-        (Kind::RwLock, _) if kind.shared => all.iter().all(|holder| holder.weight == 1),
+        (Kind::RwLock, _) if kind.shared => all.iter().all(|holder| holder.share == Share::Reader),
         (Kind::Semaphore, Some(permits)) => {
-            let taken = all.iter().fold(0_u32, |taken, holder| taken.saturating_add(holder.weight));
+            let taken = all.iter().fold(0_u32, |taken, holder| match holder.share {
+                Share::Permits(permits) => taken.saturating_add(permits),
+                _ => taken,
+            });
             taken.saturating_add(kind.take.unwrap_or(1)) <= permits
         }
         _ => all.is_empty(),

@@ -117,7 +117,7 @@ async fn take(
     let waited = Span(clock::now() - start);
     for guard in guards.iter().flat_map(|guards| guards.iter()) {
         let (name, token, store) = (guard.name(), guard.fence(), locks.url());
-        voice.detail(format_args!("lock {name} acquired after {waited}, token {token}, in store {store}"));
+        voice.detail(format_args!("lock {name:?} acquired after {waited}, token {token}, in store {store}"));
     }
     Ok(guards)
 }
@@ -149,7 +149,7 @@ async fn say_who_holds(args: &Run, locks: &Locks, voice: Voice) {
             }
             Ok(status) => {
                 let (name, holders) = (&status.name, status::holders(&status));
-                voice.detail(format_args!("waiting for lock {name}: {holders}, in store {}", locks.url()));
+                voice.detail(format_args!("waiting for lock {name:?}: {holders}, in store {}", locks.url()));
             }
             Err(error) => voice.detail(format_args!("waiting: {}", chain(&error))),
         }
@@ -191,17 +191,17 @@ async fn say_of_silence(args: &Run, locks: &Locks, voice: Voice) {
 async fn busy(args: &Run, locks: &Locks, voice: Voice) -> Result<String, Failure> {
     let name = LockName::new(&args.name)?;
     if args.also.is_empty() {
-        return Ok(format!("lock {name} is busy"));
+        return Ok(format!("lock {name:?} is busy"));
     }
     let mut names = Vec::new();
     if !voice.quiet
         && let Ok(found) = timeout(Duration::from_millis(500), held_by_others(args, locks)).await
     {
-        names.extend(found.into_iter().flatten().map(|status| format!("lock {}", status.name)));
+        names.extend(found.into_iter().flatten().map(|status| format!("lock {:?}", status.name)));
     }
     Ok(match &names[..] {
         // It is free by now, or the store does not say.
-        [] => format!("lock {name}, or one of the others, is busy"),
+        [] => format!("lock {name:?}, or one of the others, is busy"),
         [one] => format!("{one} is busy"),
         several => format!("{} are busy", several.join(" and ")),
     })
@@ -266,7 +266,7 @@ async fn hold(args: &Run, guards: MultiGuard, signals: &mut Signals, voice: Voic
     if !guards.is_held() {
         let why = guards.lost().await;
         drop(guards);
-        voice.say(format_args!("{}; the command was not started", chain(&why)));
+        voice.say(format_args!("{why}; the command was not started"));
         return Ok(exit::LOST);
     }
     let child = match Child::start(&mut command) {

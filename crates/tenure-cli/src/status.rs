@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use tenure::{Holder, Kind, Locks};
+use tenure::{Holder, Locks, Share};
 
 use crate::cli::Status;
 use crate::clock;
@@ -44,7 +44,7 @@ fn held(how: &str, status: &tenure::Status) -> String {
     };
     for (role, all) in [("holder", &status.holders), ("waiter", &status.waiters)] {
         for one in all {
-            let _ = writeln!(lines, "{role}: {}{}", describe(status, one), share(status.kind, one.weight));
+            let _ = writeln!(lines, "{role}: {}{}", describe(status, one), share(one.share));
         }
     }
     if status.unlisted > 0 {
@@ -54,13 +54,13 @@ fn held(how: &str, status: &tenure::Status) -> String {
 }
 
 /// What of the lock it has, where there is more than one way to have it.
-fn share(kind: Kind, weight: u32) -> String {
-    match kind {
-        Kind::RwLock if weight == 1 => ", to read".to_owned(),
-        Kind::RwLock => ", to write".to_owned(),
-        Kind::Semaphore if weight == 1 => ", 1 permit".to_owned(),
-        Kind::Semaphore => format!(", {weight} permits"),
-        Kind::Reentrant if weight > 1 => format!(", {weight} times"),
+fn share(share: Share) -> String {
+    match share {
+        Share::Reader => ", to read".to_owned(),
+        Share::Writer => ", to write".to_owned(),
+        Share::Permits(1) => ", 1 permit".to_owned(),
+        Share::Permits(permits) => format!(", {permits} permits"),
+        Share::Holds(count) if count > 1 => format!(", {count} times"),
         _ => String::new(),
     }
 }

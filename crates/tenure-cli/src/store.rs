@@ -17,7 +17,7 @@ pub(crate) fn open(args: &Store, options: Options) -> Result<Locks, Failure> {
         let code = if error.is_unreachable() { OWN } else { of_error(&error) };
         Failure { code, message: chain(&error) }
     })?;
-    Ok(locks.with(options.prefix(&args.prefix))?)
+    Ok(locks.with(|_| options.prefix(&args.prefix))?)
 }
 
 /// The same, to look at what is there: a directory that was named must exist.

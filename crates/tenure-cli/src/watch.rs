@@ -13,7 +13,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tenure::{Error, Lost, MultiGuard};
+use tenure::{Error, HoldEnd, Lost, MultiGuard};
 use tokio::signal::unix;
 use tokio::time::{Interval, interval};
 
@@ -116,9 +116,11 @@ impl Watch<'_> {
     /// The next event; a loss before all others.
     async fn event(&mut self, lost: &mut Option<Lost>, ticks: &mut Interval) -> Event {
         poll_fn(|context| {
-            if let Some(Poll::Ready(why)) = lost.as_mut().map(|lost| Pin::new(lost).poll(context)) {
+            if let Some(Poll::Ready(end)) = lost.as_mut().map(|lost| Pin::new(lost).poll(context)) {
                 *lost = None;
-                return Poll::Ready(Event::Lost(why));
+                if let HoldEnd::Lost(why) = end {
+                    return Poll::Ready(Event::Lost(why));
+                }
             }
             if let Poll::Ready(signal) = self.signals.poll(context) {
                 return Poll::Ready(Event::Signal(signal));

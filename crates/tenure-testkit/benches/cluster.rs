@@ -39,7 +39,7 @@ fn main() {
     let sha = shas.last().expect("a node");
     let ours = || {
         count(|task, until| {
-            let mutex = locks.mutex(&format!("ours:{task}")).expect("a name");
+            let mutex = locks.mutex(format!("ours:{task}")).expect("a name");
             async move {
                 let mut pairs = 0_u32;
                 while Instant::now() < until {

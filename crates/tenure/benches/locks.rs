@@ -6,7 +6,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use tenure::{Locks, Options, block_on};
+use tenure::{Locks, block_on};
 
 const ROUNDS: usize = 7;
 const ROUND: Duration = Duration::from_millis(700);
@@ -47,11 +47,11 @@ fn pairs_per_s(locks: &Locks) -> f64 {
 /// The growth of the process while so many are held. What the store itself keeps of a lock is in it too.
 fn bytes_per_guard(locks: &Locks) -> f64 {
     const GUARDS: usize = 10_000;
-    let locks = locks.with(Options::new().label("bench").ttl(Duration::from_secs(60))).expect("options");
+    let locks = locks.with(|options| options.label("bench").ttl(Duration::from_secs(60))).expect("options");
     let mut guards = Vec::with_capacity(GUARDS);
     let before = resident_bytes();
     for number in 0..GUARDS {
-        let mutex = locks.mutex(&format!("guard:{number}")).expect("a name");
+        let mutex = locks.mutex(format!("guard:{number}")).expect("a name");
         guards.push(block_on(mutex.lock()).expect("a free lock"));
     }
     (resident_bytes() - before) / GUARDS as f64

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
-use tenure::{Locks, Mutex, Options, block_on};
+use tenure::{Locks, Mutex, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::Server;
 use tokio::runtime::Builder;
@@ -76,8 +76,10 @@ fn compare(one: impl Fn() -> f64, other: impl Fn() -> f64) -> (f64, f64, f64) {
 
 fn mutex(at: &[String]) -> Mutex {
     let url = format!("redis-quorum://{}", at.join(","));
-    let locks =
-        block_on(Locks::connect(&url)).expect("a majority").with(Options::new().ttl(TTL)).expect("options");
+    let locks = block_on(Locks::connect(&url))
+        .expect("a majority")
+        .with(|options| options.ttl(TTL))
+        .expect("options");
     locks.mutex("ours").expect("a name")
 }
 

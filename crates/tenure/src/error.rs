@@ -7,86 +7,231 @@ use crate::protocol::{Kind, Rule};
 use crate::store::{Cause, Failure, Impossible};
 
 /// What a call of this crate returns.
+///
+/// ```
+/// fn lock_name(tenant: u32) -> tenure::Result<tenure::LockName> {
+///     format!("tenant:{tenant}").parse()
+/// }
+/// # assert!(lock_name(7).is_ok());
+/// # Ok::<(), tenure::Error>(())
+/// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why something could not be done, or why a lock is no longer held.
 ///
+/// Ask its methods, or [`kind`](Self::kind), what to do next; do not compare messages, which may change.
+///
 /// *Busy* is no error: it is the `None` of the `try_*` methods. Everything else is this one type, which answers what
 /// a caller can act on: [`is_lost`](Self::is_lost), [`is_unreachable`](Self::is_unreachable), and so on. The message names
 /// the lock and the store; [`source`](std::error::Error::source) says what the store or the system said.
+///
+/// ```
+/// let error = tenure::LockName::new("").unwrap_err();
+/// assert!(error.is_invalid());
+/// assert!(error.to_string().contains("name"));
+/// # Ok::<(), tenure::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
 struct Inner {
-    what: What,
+    kind: ErrorKind,
     lock: Option<LockName>,
     store: Option<Arc<str>>,
     message: String,
     source: Option<Cause>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+/// What kind of failure an [`Error`] is: for a `match`, and as a label of a metric.
+///
+/// To act on one kind only, the methods of [`Error`] are shorter: `error.is_unreachable()`.
+///
+/// ```
+/// use tenure::{ErrorKind, LockName};
+///
+/// let error = LockName::new("").unwrap_err();
+/// let advice = match error.kind() {
+///     ErrorKind::Unreachable | ErrorKind::Unknown => "try again later",
+///     ErrorKind::Invalid | ErrorKind::Unsupported => "mend the configuration",
+///     _ => "call an operator",
+/// };
+/// assert_eq!((advice, error.kind().as_str()), ("mend the configuration", "invalid"));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// See [`Error::is_lost`].
     Lost,
-    Released,
+    /// See [`Error::is_unreachable`].
     Unreachable,
+    /// See [`Error::is_unknown`].
     Unknown,
+    /// See [`Error::is_refused`].
     Refused,
+    /// See [`Error::is_mismatch`].
     Mismatch,
+    /// See [`Error::is_unsupported`].
     Unsupported,
+    /// See [`Error::is_invalid`].
     Invalid,
 }
 
+impl ErrorKind {
+    /// Its name in one word, in lower case. It does not change between versions.
+    ///
+    /// ```
+    /// assert_eq!(tenure::ErrorKind::Unreachable.as_str(), "unreachable");
+    /// ```
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Lost => "lost",
+            Self::Unreachable => "unreachable",
+            Self::Unknown => "unknown",
+            Self::Refused => "refused",
+            Self::Mismatch => "mismatch",
+            Self::Unsupported => "unsupported",
+            Self::Invalid => "invalid",
+        }
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
 impl Error {
-    /// The lease is over, or about to be: expired, taken by somebody else, gone from the store, or held for `max_hold`.
-    /// Whatever the lock protected is no longer protected.
-    pub fn is_lost(&self) -> bool {
-        self.0.what == What::Lost
+    /// What kind of failure it is.
+    ///
+    /// ```
+    /// let error = tenure::LockName::new("").unwrap_err();
+    /// assert_eq!(error.kind(), tenure::ErrorKind::Invalid);
+    /// ```
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
     }
 
-    /// What [`Lost`](crate::Lost) resolves to once the guard was released, dropped or detached: no fault at all.
-    pub fn is_released(&self) -> bool {
-        self.0.what == What::Released
+    /// The lease is over, or about to be: expired, taken by somebody else, gone from the store, or held for `max_hold`.
+    /// Whatever the lock protected is no longer protected.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("x")?.lock().await?;
+    /// locks.force_release("x").await?;
+    /// assert!(guard.verify().await.unwrap_err().is_lost());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn is_lost(&self) -> bool {
+        self.0.kind == ErrorKind::Lost
     }
 
     /// The store did not answer in time, and nothing was changed that was not undone. Of [`Locks::shutdown`](crate::Locks::shutdown):
     /// some releases are not answered yet, and go on.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let locks = tenure::Locks::open("redis://127.0.0.1:1")?; // nothing listens there
+    /// assert!(locks.ping().await.unwrap_err().is_unreachable());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn is_unreachable(&self) -> bool {
-        self.0.what == What::Unreachable
+        self.0.kind == ErrorKind::Unreachable
     }
 
     /// The request went out and no answer came: it may or may not have been carried out. An acquisition never ends so:
     /// it cleans up instead.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("x")?.lock().await?;
+    /// match guard.release().await {
+    ///     Err(error) if error.is_unknown() => println!("the lock is free at the end of its lease"),
+    ///     released => released?,
+    /// }
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn is_unknown(&self) -> bool {
-        self.0.what == What::Unknown
+        self.0.kind == ErrorKind::Unknown
     }
 
     /// The store answered, and said no: no permission, out of memory, a damaged record.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// match locks.ping().await {
+    ///     Err(error) if error.is_refused() => println!("look at the rights of this user: {error}"),
+    ///     answer => answer?,
+    /// }
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn is_refused(&self) -> bool {
-        self.0.what == What::Refused
+        self.0.kind == ErrorKind::Refused
     }
 
-    /// The name is in use as another kind of lock, or with other numbers, or by what is no lock.
+    /// The name is in use as another kind of lock, or with other numbers.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let _guard = locks.mutex("x")?.lock().await?;
+    /// assert!(locks.rwlock("x")?.read().await.unwrap_err().is_mismatch());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn is_mismatch(&self) -> bool {
-        self.0.what == What::Mismatch
+        self.0.kind == ErrorKind::Mismatch
     }
 
     /// This store cannot keep the promise that was asked for.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// assert!(locks.with(|options| options.acks(1)).unwrap_err().is_unsupported()); // no replicas
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn is_unsupported(&self) -> bool {
-        self.0.what == What::Unsupported
+        self.0.kind == ErrorKind::Unsupported
     }
 
     /// A name, option, owner or URL that cannot be right.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// assert!(locks.mutex("").unwrap_err().is_invalid());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn is_invalid(&self) -> bool {
-        self.0.what == What::Invalid
+        self.0.kind == ErrorKind::Invalid
     }
 
     /// The lock it is about.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let _guard = locks.mutex("x")?.lock().await?;
+    /// let error = locks.rwlock("x")?.read().await.unwrap_err();
+    /// assert_eq!(error.lock().map(|name| name.as_str()), Some("x"));
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn lock(&self) -> Option<&LockName> {
         self.0.lock.as_ref()
     }
 
     /// The store it is about: its URL, without credentials.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let error = locks.with(|options| options.acks(1)).unwrap_err();
+    /// assert_eq!(error.store(), Some("memory:"));
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn store(&self) -> Option<&str> {
         self.0.store.as_deref()
     }
@@ -95,33 +240,29 @@ impl Error {
 /// How the rest of the crate makes errors.
 impl Error {
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
-        Self::new(What::Invalid, None, None, message.into(), None)
+        Self::new(ErrorKind::Invalid, None, None, message.into(), None)
     }
 
     pub(crate) fn unsupported(store: &Arc<str>, message: impl Into<String>) -> Self {
-        Self::new(What::Unsupported, None, Some(store), message.into(), None)
+        Self::new(ErrorKind::Unsupported, None, Some(store), message.into(), None)
     }
 
     pub(crate) fn no_thread(url: &str, error: std::io::Error) -> Self {
         let store: Arc<str> = url.split_once(':').map_or(url, |(scheme, _)| scheme).into();
         let message = format!("no thread could be started for the store {store}");
-        Self::new(What::Unreachable, None, Some(&store), message, Some(Arc::new(error)))
+        Self::new(ErrorKind::Unreachable, None, Some(&store), message, Some(Arc::new(error)))
     }
 
     /// Releases are still on their way.
     pub(crate) fn unflushed(store: &Arc<str>) -> Self {
         let message =
             format!("store {store} did not confirm every release in time; they go on in the background");
-        Self::new(What::Unreachable, None, Some(store), message, None)
+        Self::new(ErrorKind::Unreachable, None, Some(store), message, None)
     }
 
     pub(crate) fn lost(lock: &LockName, store: &Arc<str>, reason: impl fmt::Display) -> Self {
-        Self::new(What::Lost, Some(lock), Some(store), format!("lock {lock} is lost: {reason}"), None)
-    }
-
-    pub(crate) fn released(lock: &LockName, store: &Arc<str>) -> Self {
-        // Every release makes one and hardly anybody reads it: the words are put together when they are asked for.
-        Self::new(What::Released, Some(lock), Some(store), String::new(), None)
+        let message = format!("lock {} is lost: {reason}", lock.quoted());
+        Self::new(ErrorKind::Lost, Some(lock), Some(store), message, None)
     }
 
     pub(crate) fn mismatch(
@@ -137,9 +278,10 @@ impl Error {
         };
         let (found, asked) = (of(kind, capacity), of(asked.kind(), asked.capacity()));
         let message = format!(
-            "lock {lock} is in use as a {found} and cannot be used as a {asked} until nobody holds it"
+            "lock {} is in use as a {found} and cannot be used as a {asked} until nobody holds it",
+            lock.quoted()
         );
-        Self::new(What::Mismatch, Some(lock), Some(store), message, None)
+        Self::new(ErrorKind::Mismatch, Some(lock), Some(store), message, None)
     }
 
     /// What stands at the name is not to be ended by force.
@@ -158,55 +300,64 @@ impl Error {
         }
     }
 
+    /// Of a look whether the store answers. The cause stands in the message, because this is what a program prints when it cannot
+    /// start.
+    pub(crate) fn unreached(store: &Arc<str>, failure: Failure) -> Self {
+        match failure {
+            Failure::Refused(_) => Self::failed(None, store, failure),
+            Failure::NotSent(cause) | Failure::Unknown(cause) => {
+                let message = format!("store {store} cannot be reached: {cause}");
+                Self::new(ErrorKind::Unreachable, None, Some(store), message, Some(cause))
+            }
+        }
+    }
+
     pub(crate) fn failed(lock: Option<&LockName>, store: &Arc<str>, failure: Failure) -> Self {
-        let about = lock.map_or(String::new(), |lock| format!(" about lock {lock}"));
-        let (what, message, cause) = match failure {
+        let about = lock.map_or(String::new(), |lock| format!(" about lock {}", lock.quoted()));
+        let (kind, message, cause) = match failure {
             Failure::NotSent(cause) => {
-                (What::Unreachable, format!("store {store} could not answer{about}"), cause)
+                (ErrorKind::Unreachable, format!("store {store} could not answer{about}"), cause)
             }
             Failure::Unknown(cause) => (
-                What::Unknown,
+                ErrorKind::Unknown,
                 format!("store {store} may or may not have carried out the request{about}"),
                 cause,
             ),
             Failure::Refused(cause) if cause.is::<Impossible>() => {
-                (What::Unsupported, format!("store {store} cannot do this{about}: {cause}"), cause)
+                (ErrorKind::Unsupported, format!("store {store} cannot do this{about}: {cause}"), cause)
             }
             Failure::Refused(cause) => {
-                (What::Refused, format!("store {store} refused the request{about}"), cause)
+                (ErrorKind::Refused, format!("store {store} refused the request{about}"), cause)
             }
         };
-        Self::new(what, lock, Some(store), message, Some(cause))
+        Self::new(kind, lock, Some(store), message, Some(cause))
     }
 
     fn new(
-        what: What,
+        kind: ErrorKind,
         lock: Option<&LockName>,
         store: Option<&Arc<str>>,
         message: String,
         source: Option<Cause>,
     ) -> Self {
-        Self(Arc::new(Inner { what, lock: lock.cloned(), store: store.cloned(), message, source }))
+        Self(Arc::new(Inner { kind, lock: lock.cloned(), store: store.cloned(), message, source }))
     }
 }
 
-/// Nothing in it changes; what its source is made of is not ours, and is only read.
+/// Nothing in it changes. Its source may be of any type, and is only read.
 impl UnwindSafe for Error {}
 impl RefUnwindSafe for Error {}
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.0.what, &self.0.lock) {
-            (What::Released, Some(lock)) => write!(f, "lock {lock} was released"),
-            _ => f.write_str(&self.0.message),
-        }
+        f.write_str(&self.0.message)
     }
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut all = f.debug_struct("Error");
-        all.field("what", &self.0.what).field("message", &self.to_string());
+        all.field("kind", &self.0.kind).field("message", &self.0.message);
         if let Some(source) = &self.0.source {
             all.field("source", source);
         }
@@ -217,5 +368,60 @@ impl fmt::Debug for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.0.source.as_deref().map(|cause| cause as _)
+    }
+}
+
+/// Why [`Guard::run`](crate::Guard::run) and its like failed, with the value of the work if there is one.
+///
+/// `?` makes an [`Error`] of it and drops the value. Keep the value if the work had effects that must be recorded or undone:
+///
+/// ```
+/// # tenure::block_on(async {
+/// let locks = tenure::Locks::memory();
+/// let guard = locks.mutex("draw:noon")?.lock().await?;
+/// let drawn = guard.run(async |_| {
+///     locks.force_release("draw:noon").await.unwrap(); // another client breaks the lock
+///     17
+/// });
+/// let failed = drawn.await.unwrap_err();
+/// assert!(failed.error.is_lost());
+/// assert_eq!(failed.value, Some(17)); // the work was done, perhaps beside another holder
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct RunError<T> {
+    /// How the lock was lost.
+    pub error: Error,
+    /// What the work returned: `Some` if it was done before the loss was known. `None` if it was dropped unfinished.
+    pub value: Option<T>,
+}
+
+impl<T> From<RunError<T>> for Error {
+    fn from(failed: RunError<T>) -> Self {
+        failed.error
+    }
+}
+
+impl<T> fmt::Display for RunError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let work = if self.value.is_some() { "the work was done" } else { "the work was stopped" };
+        write!(f, "{}; {work}", self.error)
+    }
+}
+
+/// Says of the value only whether there is one: its type need not be `Debug`.
+impl<T> fmt::Debug for RunError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RunError")
+            .field("error", &self.error)
+            .field("has_value", &self.value.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> std::error::Error for RunError<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
     }
 }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use crate::engine::Home;
 use crate::engine::acquire::{Ask, Wait, acquire};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::name::LockName;
 use crate::options::Options;
@@ -27,7 +27,45 @@ pub(crate) struct Face {
 impl UnwindSafe for Face {}
 impl RefUnwindSafe for Face {}
 
+/// The options that `change` makes of these, checked for the store.
+pub(crate) fn changed(
+    home: &Home,
+    options: &Options,
+    change: impl FnOnce(Options) -> Options,
+) -> Result<Arc<Options>> {
+    let options = change(options.clone());
+    options.check()?;
+    let store = &home.engine.store;
+    store.can(options.terms()).map_err(|reason| {
+        Error::unsupported(store.url(), format!("store {} cannot do this: {reason}", store.url()))
+    })?;
+    Ok(Arc::new(options))
+}
+
 impl Face {
+    pub(crate) fn new(
+        home: Arc<Home>,
+        options: Arc<Options>,
+        name: LockName,
+        rule: Rule,
+        owner: Option<Owner>,
+    ) -> Result<Self> {
+        let full = options.full_name(&name)?;
+        let store = &home.engine.store;
+        store.supports(rule, &full).map_err(|reason| {
+            let (name, kind) = (name.quoted(), rule.kind());
+            let what = format!("store {} cannot keep {name} as a {kind}: {reason}", store.url());
+            Error::unsupported(store.url(), what)
+        })?;
+        Ok(Self { home, options, name, full, rule, owner })
+    }
+
+    /// The same lock with changed options.
+    pub(crate) fn configured(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
+        let options = changed(&self.home, &self.options, change)?;
+        Self::new(Arc::clone(&self.home), options, self.name.clone(), self.rule, self.owner.clone())
+    }
+
     /// The same lock asked for under another rule.
     pub(crate) fn with(&self, rule: Rule) -> Self {
         Self { rule, ..self.clone() }

@@ -6,8 +6,12 @@ use crate::error::Result;
 use crate::face::Face;
 use crate::guard::Guard;
 use crate::name::LockName;
+use crate::options::Options;
 
 /// One holder at a time, first come, first served, across processes.
+///
+/// Use it if waiters compete for long and none may starve, as for a leader. A [`Mutex`](crate::Mutex) takes less work of the store,
+/// and other clients of `SET NX PX` understand it. A quorum has no fair mutex.
 ///
 /// Stateless and cheap to clone: each call is an acquisition of its own, as with [`Mutex`](crate::Mutex).
 ///
@@ -24,7 +28,7 @@ use crate::name::LockName;
 /// ```
 /// # tenure::block_on(async {
 /// let locks = tenure::Locks::memory();
-/// let guard = locks.fair("leader")?.lock().await?;
+/// let guard = locks.fair_mutex("leader")?.lock().await?;
 /// guard.release().await?;
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
@@ -33,12 +37,41 @@ pub struct FairMutex(pub(crate) Face);
 
 impl FairMutex {
     /// The lock's name, without the prefix.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// assert_eq!(locks.fair_mutex("nightly")?.name().as_str(), "nightly");
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn name(&self) -> &LockName {
         &self.0.name
     }
 
+    /// The same lock with changed options: see [`Locks::with`](crate::Locks::with).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = tenure::Locks::memory();
+    /// let slow = locks.fair_mutex("leader")?.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Locks::with`](crate::Locks::with) and [`Locks::fair_mutex`](crate::Locks::fair_mutex).
+    pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
+        self.0.configured(change).map(Self)
+    }
+
     /// Waits until this caller is first in the queue, then holds the lock. For a store that does not answer at all the limit
     /// is [`Options::patience`](crate::Options::patience).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.fair_mutex("nightly")?.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// Dropped, it leaves the queue; a place, once left, is gone.
@@ -53,6 +86,13 @@ impl FairMutex {
     /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when somebody else holds it or
     /// waits for it.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let Some(guard) = locks.fair_mutex("nightly")?.try_lock().await? else { return Ok(()) }; // busy
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
     ///
@@ -63,6 +103,16 @@ impl FairMutex {
     }
 
     /// Waits in the queue for this long: `None` when its turn does not come.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use std::time::Duration;
+    ///
+    /// let guard = locks.fair_mutex("nightly")?.try_lock_for(Duration::from_secs(2)).await?;
+    /// assert!(guard.is_some());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).

@@ -1,20 +1,25 @@
 use std::fmt;
+use std::future::{Future, poll_fn};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
-
 use crate::engine::Home;
-use crate::engine::held::{Held, Lease, Lost};
+use crate::engine::held::{Held, HoldEnd, Lease, Lost};
 use crate::engine::release;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, RunError};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Bind, Rule, Verb};
+use crate::protocol::{Answer, Bind, Verb};
 
-/// A lock that is held. Dropping it releases the lock in the background: without a wait, unless it was the last handle of its
+/// A lock that is held: what `lock`, `acquire` and their like give.
+///
+/// Keep it for as long as the work takes, and [`release`](Self::release) it to hear whether the lock was held to the end. Where a crash
+/// of the holder is normal, do not rely on the guard alone: let the resource compare [`fence`](Self::fence).
+///
+/// Dropping it releases the lock in the background: without a wait, unless it was the last handle of its
 /// [`Locks`](crate::Locks), as is said there. One that is leaked ([`std::mem::forget`]) is renewed until the process ends, or
 /// [`max_hold`](crate::Options::max_hold) is over.
 ///
@@ -55,27 +60,29 @@ impl Guard {
         &self.held.as_ref().expect("a guard has its hold until it is consumed").lease
     }
 
-    pub(crate) fn rule(&self) -> Rule {
-        self.lease().rule
-    }
-
-    /// With the prefix.
-    pub(crate) fn full_name(&self) -> &LockName {
-        &self.lease().name
-    }
-
-    /// Whether it is of the lock of this full name on the store of this handle.
-    pub(crate) fn is_at(&self, home: &Arc<Home>, full: &LockName) -> bool {
-        Arc::ptr_eq(&self.home, home) && self.full_name() == full
-    }
-
     /// The lock's name, without the prefix.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let guard = locks.mutex("nightly")?.lock().await?;
+    /// assert_eq!(guard.name().as_str(), "nightly");
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn name(&self) -> &LockName {
         &self.name
     }
 
     /// Who holds: fresh for this acquisition, unless the caller chose it, for a [`ReentrantMutex`](crate::ReentrantMutex) or to
     /// [resume](crate::Locks::resume) a hold.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let guard = locks.mutex("nightly")?.lock().await?;
+    /// assert_eq!(guard.owner().pid(), std::process::id());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn owner(&self) -> &Owner {
         &self.lease().owner
     }
@@ -89,30 +96,85 @@ impl Guard {
     /// All holds of one owner of a [`ReentrantMutex`](crate::ReentrantMutex) share the token of the first.
     ///
     /// 0 where the store can give none, which only [`Options::unfenced`](crate::Options::unfenced) allows.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let guard = locks.mutex("nightly")?.lock().await?;
+    /// # async fn write_unless_newer(token: u64) {}
+    /// write_unless_newer(guard.fence()).await; // the resource compares it with the greatest that it has seen
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn fence(&self) -> u64 {
         self.lease().fence
     }
 
     /// How long until [`lost`](Self::lost) would resolve if nothing were renewed any more; zero once it has.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let guard = locks.mutex("nightly")?.lock().await?;
+    /// assert!(guard.remaining() > std::time::Duration::from_secs(10)); // of 15 s
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn remaining(&self) -> Duration {
         self.lease().remaining(&self.home.engine)
     }
 
+    /// The loss, if it is known. As long as there is a guard, its hold has not been released.
     pub(crate) fn outcome(&self) -> Option<Error> {
-        self.lease().outcome(&self.home.engine)
+        self.lease().outcome(&self.home.engine).and_then(HoldEnd::into_error)
     }
 
     /// Whether the lock is still held, as far as can be known without asking: `remaining() > 0`.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let guard = locks.mutex("nightly")?.lock().await?;
+    /// assert!(guard.is_held());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
 
-    /// Resolves when the lock is no longer held.
+    /// A future that resolves when the lock is no longer held, and says whether it was lost or released.
+    ///
+    /// In a `select!`, poll it first (`biased`), so that work that is ready too does not go on after a loss:
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> tenure::Result<()> {
+    /// # let locks = tenure::Locks::memory();
+    /// # let mut rows = (0..3).collect::<std::collections::VecDeque<u32>>();
+    /// # async fn write(row: u32, token: u64) {}
+    /// let guard = locks.mutex("import")?.lock().await?;
+    /// let mut lost = guard.lost();
+    /// while let Some(row) = rows.pop_front() {
+    ///     tokio::select! {
+    ///         biased;
+    ///         end = &mut lost => return end.into_error().map_or(Ok(()), Err),
+    ///         () = write(row, guard.fence()) => {}
+    ///     }
+    /// }
+    /// guard.release().await
+    /// # }
+    /// ```
     pub fn lost(&self) -> Lost {
         Lost::new(&self.home.engine, self.lease())
     }
 
     /// Asks the store whether the lock is still held: for the moment before a write that cannot be fenced.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let guard = locks.mutex("nightly")?.lock().await?;
+    /// guard.verify().await?; // and at once afterwards the write that cannot be fenced
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// Nothing is lost; it asks and changes nothing.
@@ -125,8 +187,22 @@ impl Guard {
         self.still()
     }
 
-    /// Sets the lease anew, to a whole [`ttl`](crate::Options::ttl) from now. Only needed with
+    /// Extends the lease to a whole [`ttl`](crate::Options::ttl) from now. Only needed with
     /// [`Renewal::Off`](crate::Renewal::Off).
+    ///
+    /// A lease is never shortened: if more than a ttl is left of it, as after a [`resume`](crate::Locks::resume) with a shorter ttl,
+    /// it stays as it is.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use tenure::Renewal;
+    ///
+    /// let by_hand = locks.with(|options| options.renewal(Renewal::Off))?;
+    /// let guard = by_hand.mutex("import")?.lock().await?;
+    /// guard.renew().await?; // before each part of the work
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// The request may still be carried out; the lease is then longer than [`remaining`](Self::remaining) says.
@@ -150,13 +226,13 @@ impl Guard {
 
     /// An answer that was looked at too late is worth nothing: the loss was announced, or should have been.
     fn still(&self) -> Result<()> {
-        self.lease().outcome(&self.home.engine).map_or(Ok(()), Err)
+        self.outcome().map_or(Ok(()), Err)
     }
 
     /// Asks about this hold, within what is left of it.
     async fn ask(&self, verb: Verb) -> Result<Answer> {
         let (engine, lease) = (&self.home.engine, self.lease());
-        if let Some(lost) = lease.outcome(engine) {
+        if let Some(lost) = self.outcome() {
             return Err(lost);
         }
         let within = lease.op_timeout.min(lease.remaining(engine)).max(Duration::from_millis(1));
@@ -165,7 +241,7 @@ impl Guard {
             Ok(answer) => match lease.refusal(&answer) {
                 Some(reason) => {
                     lease.lose(engine, reason);
-                    Err(lease.outcome(engine).expect("a lease that was just lost has an outcome"))
+                    Err(self.outcome().expect("a lease that was just lost has an outcome"))
                 }
                 None => Ok(answer),
             },
@@ -175,6 +251,14 @@ impl Guard {
     }
 
     /// Releases the lock and says how it went.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let guard = locks.mutex("nightly")?.lock().await?;
+    /// guard.release().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// Dropped, it goes on in the background.
@@ -192,6 +276,8 @@ impl Guard {
 
     /// Lets go without releasing, so that [`Locks::resume`](crate::Locks::resume) can take over in another process: renews
     /// once, for a whole ttl, and stops renewing. From here on only the lease ends the hold.
+    ///
+    /// A lease is never shortened: if more than a ttl is left of it, it stays as it is.
     ///
     /// # Cancel safety
     /// Dropped, the lock is released, as when the guard is dropped.
@@ -218,18 +304,22 @@ impl Guard {
         Ok(owner)
     }
 
-    /// Does `work` under the lock, and releases it.
+    /// Does `work` under the lock, and releases it. The work is an async closure that gets the guard.
     ///
     /// The work is dropped at its next await when the lock is lost. That does not stop a thread, a task it has spawned, or a
     /// loop that never awaits: that is what [`Options::grace`](crate::Options::grace), [`verify`](Self::verify) and
     /// [`fence`](Self::fence) are for.
     ///
+    /// In generic code, and in a task that is spawned, use [`run_future`](Self::run_future): the compiler must know there that the
+    /// future of the work is `Send`, which the bounds of an async closure cannot say.
+    ///
     /// # Cancel safety
     /// The work is dropped first, then the lock released.
     ///
     /// # Errors
-    /// `is_lost` when the lock was lost before the work was done, or the release hears that it was. A release that the store
-    /// does not answer keeps the work's value and goes on in the background.
+    /// The error [`is_lost`](Error::is_lost). [`RunError::value`] has the value of the work if the work was done and the release then
+    /// heard of the loss; otherwise the work was dropped. A release that the store does not answer is no error: the value is
+    /// returned, and the release goes on in the background.
     ///
     /// # Examples
     /// ```
@@ -240,15 +330,67 @@ impl Guard {
     /// assert!(token > 0);
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
-    pub async fn run<T>(self, work: impl AsyncFnOnce(&Self) -> T) -> Result<T> {
-        let value = match select(self.lost(), pin!(work(&self))).await {
-            Either::Left((lost, _)) => return Err(lost),
-            Either::Right((value, _)) => value,
-        };
-        match self.release().await {
-            Err(error) if error.is_lost() => Err(error),
-            _ => Ok(value),
+    pub async fn run<T>(self, work: impl AsyncFnOnce(&Self) -> T) -> Result<T, RunError<T>> {
+        let value = unless_lost(self.lost(), work(&self)).await?;
+        settled(value, self.release().await)
+    }
+
+    /// Does `work` under the lock, and releases it: as [`run`](Self::run), with a plain future as the work.
+    ///
+    /// The future that this returns is `Send` if the work and its value are, so it can be spawned, and generic code can name the
+    /// bounds. The work does not get the guard: take from it before what the work needs.
+    ///
+    /// # Cancel safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    ///
+    /// # Examples
+    /// ```
+    /// # tenure::block_on(async {
+    /// use tenure::{Mutex, Result};
+    ///
+    /// async fn locked<F>(mutex: Mutex, work: F) -> Result<F::Output>
+    /// where
+    ///     F: Future<Output: Send> + Send,
+    /// {
+    ///     Ok(mutex.lock().await?.run_future(work).await?)
+    /// }
+    ///
+    /// let mutex = tenure::Locks::memory().mutex("draw:noon")?;
+    /// assert_eq!(locked(mutex, async { 17 }).await?, 17);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub async fn run_future<F: Future>(self, work: F) -> Result<F::Output, RunError<F::Output>> {
+        let value = unless_lost(self.lost(), work).await?;
+        settled(value, self.release().await)
+    }
+}
+
+/// The value of the work, unless the lock is lost before.
+pub(crate) async fn unless_lost<T>(lost: Lost, work: impl Future<Output = T>) -> Result<T, RunError<T>> {
+    let mut work = pin!(work);
+    let mut lost = Some(lost);
+    poll_fn(|context| {
+        if let Some(signal) = &mut lost
+            && let Poll::Ready(end) = pin!(signal).poll(context)
+        {
+            match end.into_error() {
+                Some(error) => return Poll::Ready(Err(RunError { error, value: None })),
+                None => lost = None, // released: there is nothing to lose any more
+            }
         }
+        work.as_mut().poll(context).map(Ok)
+    })
+    .await
+}
+
+/// The value of work that is done, unless its release heard that the lock was lost before.
+pub(crate) fn settled<T>(value: T, released: Result<()>) -> Result<T, RunError<T>> {
+    match released {
+        Err(error) if error.is_lost() => Err(RunError { error, value: Some(value) }),
+        _ => Ok(value),
     }
 }
 

@@ -1,16 +1,16 @@
 //! Distributed locks on the Redis or Valkey you already run, and on one machine with nothing at all.
 //!
-//! A **tenure** is the time for which somebody may hold something. That is all a distributed lock can give: not ownership, but a
+//! A **tenure** is a period for which someone holds something. That is all a distributed lock can give: not ownership, but a
 //! lease with an end. So every grant here has a deadline, a fencing token, and a way to hear that it was lost.
 //!
 //! ```
 //! # tenure::block_on(async {
 //! use std::time::Duration;
-//! use tenure::{Locks, Options};
+//! use tenure::Locks;
 //!
 //! let locks = Locks::connect("memory:").await?; // or file:DIR, or redis://HOST
 //! let Some(guard) = locks.mutex("draw:noon")?.try_lock_for(Duration::from_secs(2)).await? else {
-//!     return Ok(()); // somebody else draws
+//!     return Ok(()); // another process draws
 //! };
 //! let drawn = guard.run(async |guard| draw(guard.fence()).await).await?;
 //! # async fn draw(fence: u64) -> u64 { fence }
@@ -33,7 +33,7 @@
 //!
 //! # What a lock can promise, and what it cannot
 //!
-//! While [`Guard::is_held`], nobody else holds the lock, if the store loses nothing that it has acknowledged and its clock does not
+//! While [`Guard::is_held`], no other client holds the lock, if the store loses nothing that it has acknowledged and its clock does not
 //! jump. A process that is stopped for longer than its lease has lost the lock, and hears of it at its first look; a write
 //! that it had already sent by then can only be refused by the resource itself, which is what [`Guard::fence`] is for.
 //!
@@ -48,7 +48,10 @@
 //!
 //! | feature | default | |
 //! |---|---|---|
-//! | `tls` | yes | `rediss://` and its like, with rustls and ring; without it such a URL is an error that says so |
+//! | `redis` | yes | all stores on Redis and Valkey servers; without it `memory:` and `file:` remain, and the crate `redis` is not built |
+//! | `tls` | yes | `rediss://` and its like, with rustls and ring; it brings `redis` along |
+//!
+//! A URL that needs a feature which is off is [unsupported](Error::is_unsupported).
 //!
 //! # What it says about itself
 //!
@@ -72,6 +75,8 @@
 //! Warnings about what somebody should change have the target `tenure::setup`: a directory on a network file system, a right that is missing, a
 //! quorum of an even number.
 
+#[cfg(feature = "redis")]
+mod credentials;
 mod engine;
 mod error;
 mod events;
@@ -84,21 +89,20 @@ mod mutex;
 mod name;
 mod options;
 mod owner;
-#[doc(hidden)]
-pub mod planted;
-#[doc(hidden)]
-pub mod protocol;
+mod planted;
+mod protocol;
 mod reentrant;
-#[doc(hidden)]
-pub mod runtime;
+mod runtime;
+mod rwguard;
 mod rwlock;
 mod semaphore;
 mod status;
-#[doc(hidden)]
-pub mod store;
+mod store;
 
-pub use engine::held::Lost;
-pub use error::{Error, Result};
+#[cfg(feature = "redis")]
+pub use credentials::Credentials;
+pub use engine::held::{HoldEnd, Lost};
+pub use error::{Error, ErrorKind, Result, RunError};
 pub use fair::FairMutex;
 pub use guard::Guard;
 pub use locks::Locks;
@@ -110,26 +114,45 @@ pub use owner::Owner;
 pub use protocol::Kind;
 pub use reentrant::ReentrantMutex;
 pub use runtime::block_on;
+pub use rwguard::{DowngradeError, ReadGuard, WriteGuard};
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
-pub use status::{ForcedRelease, Holder, Listing, Status};
+pub use status::{ForcedRelease, Holder, Listing, Share, Status};
 
 /// What the workspace's own test kit drives. No semver promise: nothing outside this workspace should use it.
 #[doc(hidden)]
 pub mod internals {
     use std::sync::Arc;
 
-    pub use crate::planted;
-    pub use crate::protocol;
     pub use crate::runtime::{Driver, Moment, Runtime};
-    pub use crate::store::{self, Store};
-    use crate::{Locks, Options, Result};
+    pub use crate::store::Store;
+    use crate::{Guard, Locks, Options, Result, WriteGuard};
+
+    /// Known bugs that a test can switch on.
+    pub mod planted {
+        pub use crate::planted::*;
+    }
+
+    /// What a lock is.
+    pub mod protocol {
+        pub use crate::protocol::*;
+    }
+
+    /// Where locks live.
+    pub mod store {
+        pub use crate::store::*;
+    }
 
     /// Locks on any store and runtime.
     ///
     /// # Errors
     /// As [`Locks::with`].
     pub fn locks(store: Arc<dyn Store>, runtime: Arc<dyn Runtime>, options: Options) -> Result<Locks> {
-        Locks::on(store, runtime, None).with(options)
+        Locks::on(store, runtime, None).with(|_| options)
+    }
+
+    /// A guard of a read-write lock as a writer's, whatever it is: for tests that ask a reader to become one.
+    pub fn write_guard(guard: Guard) -> WriteGuard {
+        WriteGuard::new(guard)
     }
 }

@@ -2,10 +2,12 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::path::Path;
 use std::sync::Arc;
 
+#[cfg(feature = "redis")]
+use crate::credentials::Credentials;
 use crate::engine::acquire::{Ask, Resumed};
 use crate::engine::{Engine, Home};
 use crate::error::{Error, Result};
-use crate::face::Face;
+use crate::face::{Face, changed};
 use crate::fair::FairMutex;
 use crate::guard::Guard;
 use crate::mutex::Mutex;
@@ -22,12 +24,16 @@ use crate::store::Store;
 use crate::store::file::File;
 use crate::store::memory::Memory;
 use crate::store::quorum::Quorum;
-use crate::store::redis::{Cluster, Redis, Topology};
+#[cfg(feature = "redis")]
+use crate::store::redis::{Cluster, Provider, Redis, Topology};
 
 /// A store of locks, and the only handle that a program needs. Cheap to clone.
 ///
+/// Make one for each store at the start of the program, and clone it. A `Locks` for each task or request would dial each time, and
+/// its tasks could not wait together.
+///
 /// It owns one thread, which dials, renews and releases. So no future of this crate needs a runtime of the caller's, and
-/// nothing the caller does to its own can cost a lease. The thread ends with the last handle: `Locks`, face or guard. After
+/// nothing the caller does to its own can cost a lease. The thread ends with the last handle: `Locks`, lock or guard. After
 /// a `fork` the child has no such thread: connect anew there.
 ///
 /// The drop of the very last handle gives releases that are on their way a moment, because `main`
@@ -77,28 +83,105 @@ impl Locks {
     /// The files of a `rediss://` URL are in PEM form: `ca` has the authorities to trust in place of the system's (which
     /// `SSL_CERT_FILE` and `SSL_CERT_DIR` move), `cert` and `key` are who we are. They are read at each dial.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let locks = tenure::Locks::connect("memory:").await?; // or file:DIR, or redis://HOST
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// `is_invalid` when the URL cannot be right; `is_unsupported` when this build cannot do what it asks for;
     /// `is_unreachable` when nobody answers within 1 s (to allow more, use [`open`](Self::open) and [`with`](Self::with)), or the
     /// system starts no thread; `is_refused` when the store may not be used, or a certificate is not accepted.
     pub async fn connect(url: &str) -> Result<Self> {
         let locks = Self::open(url)?;
-        let store = &locks.home.engine.store;
-        match store.ready(locks.options.op_timeout).await {
-            Ok(()) => Ok(locks),
-            Err(failure) => Err(Error::silent(None, store.url(), failure)),
-        }
+        locks.ping().await?;
+        Ok(locks)
+    }
+
+    /// Asks the store for a sign of life: for a health check, and after [`open`](Self::open) where a program must not start
+    /// without its store. It says nothing of any lock.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let locks = tenure::Locks::open("memory:")?;
+    /// locks.ping().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Nothing is lost; it asks and changes nothing.
+    ///
+    /// # Errors
+    /// `is_unreachable` when the store does not answer within [`op_timeout`](Options::op_timeout), and at once when nothing listens at
+    /// the address of a single server. `is_refused` when the store may not be used.
+    pub async fn ping(&self) -> Result<()> {
+        let store = &self.home.engine.store;
+        store.ready(self.options.op_timeout).await.map_err(|failure| Error::unreached(store.url(), failure))
     }
 
     /// Opens a store without I/O: the first use dials. For statics, and for programs that start before their store.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// use std::sync::LazyLock;
+    /// use tenure::Locks;
+    ///
+    /// static LOCKS: LazyLock<Locks> = LazyLock::new(|| Locks::open("memory:").expect("a URL that is right"));
+    ///
+    /// let guard = LOCKS.mutex("nightly")?.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// `is_invalid` when the URL cannot be right; `is_unsupported` when this build cannot do what it asks for;
     /// `is_unreachable` when the system starts no thread.
     pub fn open(url: &str) -> Result<Self> {
+        Self::start(url, |driver| open_store(url, driver))
+    }
+
+    /// A store with a thread of its own.
+    fn start(url: &str, open: impl FnOnce(&Arc<Driver>) -> Result<Arc<dyn Store>>) -> Result<Self> {
         let driver = Driver::start().map_err(|error| Error::no_thread(url, error))?;
-        let store = open_store(url, &driver)?;
+        let store = open(&driver)?;
         Ok(Self::on(store, Arc::clone(&driver) as _, Some(driver)))
+    }
+
+    /// Opens a store without I/O, as [`open`](Self::open), and asks `provider` for the login at each dial. For passwords and tokens
+    /// that change while the program runs: a connection that ends is made again with the login of that moment.
+    ///
+    /// The provider runs on the thread that renews leases, so it must not block: read a variable or a small file. When it fails, the dial
+    /// fails and is repeated. All servers of a cluster or a quorum get the same login. Sentinels have their own, in the URL.
+    ///
+    /// ```
+    /// use tenure::{Credentials, Locks};
+    ///
+    /// let locks = Locks::open_with_credentials("redis://db1", || {
+    ///     let token = std::fs::read_to_string("/run/secrets/redis-token")?;
+    ///     Ok(Credentials::new("locks", token.trim()))
+    /// })?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); `is_invalid` when the URL has a login too; `is_unsupported` for a store without a login.
+    #[cfg(feature = "redis")]
+    pub fn open_with_credentials(
+        url: &str,
+        provider: impl Fn() -> Result<Credentials, Box<dyn std::error::Error + Send + Sync>>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Result<Self> {
+        let provider = Provider(Arc::new(move || provider().map_err(Arc::from)));
+        Self::start(url, |driver| match url.split_once(':') {
+            Some((scheme, _)) if is_of_servers(scheme) => open_servers(url, Some(provider), driver),
+            _ => {
+                let store: Arc<str> = url.split_once(':').map_or(url, |(scheme, _)| scheme).into();
+                let message = format!("store {store} has no login: open it without one");
+                Err(Error::unsupported(&store, message))
+            }
+        })
     }
 
     /// A store in memory of its own, shared by clones.
@@ -106,6 +189,13 @@ impl Locks {
     /// Under tokio's paused clock its leases still run in real time: they are kept by a thread that the pause does not reach. And
     /// that clock leaps ahead while tokio waits for us, so a `tokio::time::timeout` around a wait ends at once there: use
     /// [`try_lock_for`](Mutex::try_lock_for).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let locks = tenure::Locks::memory();
+    /// assert!(locks.clone().mutex("x")?.try_lock().await?.is_some());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Panics
     /// When the system starts no thread.
@@ -150,22 +240,36 @@ impl Locks {
         Self { home, options: Arc::default() }
     }
 
-    /// The same store with other defaults.
+    /// The same store with changed options. `change` gets the options in force and returns those to use, so what was set
+    /// before stays set.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tenure::Locks;
+    ///
+    /// let locks = Locks::memory().with(|options| options.prefix("shop:").label("reports"))?;
+    /// let patient = locks.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// assert_eq!(patient.options().prefix, "shop:");
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `is_invalid` when an option, or two together, cannot be right; `is_unsupported` for [`acks`](Options::acks) and
     /// [`restart_grace`](Options::restart_grace) on a store without replicas (`memory:`, `file:`, a quorum), and for the latter on a
     /// cluster.
-    pub fn with(&self, options: Options) -> Result<Self> {
-        options.check()?;
-        let store = &self.home.engine.store;
-        store.can(options.terms()).map_err(|reason| {
-            Error::unsupported(store.url(), format!("store {} cannot do this: {reason}", store.url()))
-        })?;
-        Ok(Self { home: Arc::clone(&self.home), options: Arc::new(options) })
+    pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
+        let options = changed(&self.home, &self.options, change)?;
+        Ok(Self { home: Arc::clone(&self.home), options })
     }
 
-    /// The defaults in force.
+    /// The options in force.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// assert_eq!(locks.options().ttl, std::time::Duration::from_secs(15)); // the default
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn options(&self) -> &Options {
         &self.options
     }
@@ -177,65 +281,115 @@ impl Locks {
 
     /// A lock with one holder at a time.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("orders:42")?.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// `is_invalid` when the name cannot be one; `is_unsupported` when the store keeps no such locks, or none
     /// of this name, as a cluster does not where its counter could not be in its slot.
-    pub fn mutex(&self, name: &str) -> Result<Mutex> {
-        self.face(name, Rule::Mutex, None).map(Mutex)
+    pub fn mutex(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Mutex> {
+        self.face(checked(name)?, Rule::Mutex, None).map(Mutex)
     }
 
     /// A lock with one holder at a time, first come, first served.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.fair_mutex("leader")?.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// As [`mutex`](Self::mutex).
-    pub fn fair(&self, name: &str) -> Result<FairMutex> {
-        self.face(name, Rule::Queue(Seat::FAIR), None).map(FairMutex)
+    pub fn fair_mutex(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<FairMutex> {
+        self.face(checked(name)?, Rule::Queue(Seat::FAIR), None).map(FairMutex)
     }
 
     /// A lock with one owner at a time, who may hold it several times.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let me = tenure::Owner::new("walker")?;
+    /// let guard = locks.reentrant_mutex("tree", &me)?.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// As [`mutex`](Self::mutex).
-    pub fn reentrant(&self, name: &str, owner: &Owner) -> Result<ReentrantMutex> {
-        self.face(name, Rule::Reentrant, Some(owner.clone())).map(ReentrantMutex)
+    pub fn reentrant_mutex(
+        &self,
+        name: impl TryInto<LockName, Error: Into<Error>>,
+        owner: &Owner,
+    ) -> Result<ReentrantMutex> {
+        self.face(checked(name)?, Rule::Reentrant, Some(owner.clone())).map(ReentrantMutex)
     }
 
     /// A lock with many readers or one writer.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let reader = locks.rwlock("config")?.read().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// As [`mutex`](Self::mutex).
-    pub fn rwlock(&self, name: &str) -> Result<RwLock> {
-        self.face(name, Rule::Queue(Seat::WRITER), None).map(RwLock)
+    pub fn rwlock(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<RwLock> {
+        self.face(checked(name)?, Rule::Queue(Seat::WRITER), None).map(RwLock)
     }
 
     /// A lock with so many permits, 1 to 1,048,576. All who use the name must agree on the number.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let permit = locks.semaphore("render", 5)?.acquire().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// As [`mutex`](Self::mutex); `is_invalid` too for a number that cannot be.
-    pub fn semaphore(&self, name: &str, permits: u32) -> Result<Semaphore> {
+    pub fn semaphore(
+        &self,
+        name: impl TryInto<LockName, Error: Into<Error>>,
+        permits: u32,
+    ) -> Result<Semaphore> {
         if permits == 0 || permits > Semaphore::MAX_PERMITS {
             let most = Semaphore::MAX_PERMITS;
             return Err(Error::invalid(format!(
                 "a semaphore has 1 to {most} permits, and this one has {permits}"
             )));
         }
-        self.face(name, Rule::Queue(Seat::permits(permits, 1)), None)
+        self.face(checked(name)?, Rule::Queue(Seat::permits(permits, 1)), None)
             .map(|face| Semaphore::new(face, permits))
     }
 
-    fn face(&self, name: &str, rule: Rule, owner: Option<Owner>) -> Result<Face> {
-        let (name, full) = (LockName::new(name)?, self.options.full_name(name)?);
-        let store = &self.home.engine.store;
-        store.supports(rule, &full).map_err(|reason| {
-            let what = format!("store {} cannot keep {name} as a {}: {reason}", store.url(), rule.kind());
-            Error::unsupported(store.url(), what)
-        })?;
+    fn face(&self, name: LockName, rule: Rule, owner: Option<Owner>) -> Result<Face> {
         let (home, options) = (Arc::clone(&self.home), Arc::clone(&self.options));
-        Ok(Face { home, options, name, full, rule, owner })
+        Face::new(home, options, name, rule, owner)
     }
 
-    /// Takes over a hold that [`Guard::detach`] let go, perhaps in another process: `None` when it is over. The lease is set
-    /// anew, to this `Locks`' ttl, and renewed from here on. Two processes that resume one owner both hold.
+    /// Takes over a hold that [`Guard::detach`] let go, perhaps in another process: `None` when it is over. The lease is
+    /// extended to this `Locks`' ttl, and renewed from here on. Two processes that resume one owner both hold.
+    ///
+    /// A lease is never shortened. If more than this ttl is left of it, the store keeps the hold until that is over, should this process
+    /// end without a release.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let owner = locks.mutex("deploy")?.lock().await?.detach().await?;
+    /// let Some(guard) = locks.resume("deploy", &owner).await? else { return Ok(()) }; // over by now
+    /// assert_eq!(guard.owner(), &owner);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// The lease may have been renewed, and ask again. In a directory the hold may be this process's by then, and end with it. One of
@@ -244,8 +398,13 @@ impl Locks {
     ///
     /// # Errors
     /// `is_mismatch`, `is_unreachable`, `is_refused`, and `is_invalid` for a name; `is_unknown` when no answer came: ask again.
-    pub async fn resume(&self, name: &str, owner: &Owner) -> Result<Option<Guard>> {
-        let (name, full) = (LockName::new(name)?, self.options.full_name(name)?);
+    pub async fn resume(
+        &self,
+        name: impl TryInto<LockName, Error: Into<Error>>,
+        owner: &Owner,
+    ) -> Result<Option<Guard>> {
+        let name = checked(name)?;
+        let full = self.options.full_name(&name)?;
         let mut rule = Rule::Mutex;
         loop {
             let engine = &self.home.engine;
@@ -272,6 +431,15 @@ impl Locks {
 
     /// Who holds a lock: `None` when nobody does.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("nightly")?.lock().await?;
+    /// let status = locks.inspect("nightly").await?.expect("it is held");
+    /// assert_eq!(status.holders[0].owner.as_ref(), Some(guard.owner()));
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// Nothing is lost; it asks and changes nothing.
     ///
@@ -279,8 +447,8 @@ impl Locks {
     /// `is_invalid` when the name cannot be one; `is_unreachable`, `is_refused`; `is_mismatch` when another kind of lock came to
     /// stand there while it was asked about; `is_unsupported` when one stands there that is kept by scripts, and the server forbids
     /// them.
-    pub async fn inspect(&self, name: &str) -> Result<Option<Status>> {
-        self.ask_as_anyone(name, Verb::Inspect).await
+    pub async fn inspect(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Option<Status>> {
+        self.ask_as_anyone(checked(name)?, Verb::Inspect).await
     }
 
     /// The locks whose names begin with `prefix`, those that are held. What comes and goes meanwhile may or may not show.
@@ -290,11 +458,22 @@ impl Locks {
     /// neither a prefix is given nor one is [set](Options::prefix), only locks of this library are told; otherwise also what
     /// other programs have written at such names.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("orders:42")?.lock().await?;
+    /// let mut listing = locks.list("orders:")?;
+    /// while let Some(status) = listing.next().await? {
+    ///     println!("{} is held by {:?}", status.name, status.holders);
+    /// }
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// `is_invalid` when the prefix cannot begin a name.
     pub fn list(&self, prefix: &str) -> Result<Listing> {
         if !prefix.is_empty() {
-            self.options.full_name(prefix)?;
+            self.options.full_name(&LockName::new(prefix)?)?;
         }
         Ok(Listing::new(&self.home, &self.options, prefix))
     }
@@ -306,13 +485,23 @@ impl Locks {
     /// What is no lock of this library stays as it is: see
     /// [`force_release_foreign`](Self::force_release_foreign).
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let stuck = locks.mutex("nightly")?.lock().await?;
+    /// let status = locks.force_release("nightly").await?.expect("it was held");
+    /// assert_eq!(status.holders[0].fence, stuck.fence());
+    /// assert!(stuck.verify().await.unwrap_err().is_lost());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// The request may still be carried out.
     ///
     /// # Errors
     /// As [`inspect`](Self::inspect); `is_mismatch` when something stands at the name that is no lock of
     /// this library; `is_unknown` when no answer came.
-    pub async fn force_release(&self, name: &str) -> Result<Option<Status>> {
+    pub async fn force_release(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Option<Status>> {
         self.force(name, Whose::Anyone).await
     }
 
@@ -324,7 +513,7 @@ impl Locks {
     ///
     /// # Errors
     /// As [`force_release`](Self::force_release).
-    pub async fn force_release_foreign(&self, name: &str) -> Result<Option<Status>> {
+    pub async fn force_release_foreign(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Option<Status>> {
         self.force(name, Whose::Foreign).await
     }
 
@@ -336,7 +525,7 @@ impl Locks {
     ///
     /// # Errors
     /// As [`force_release`](Self::force_release).
-    pub async fn force_release_token(&self, name: &str, token: u64) -> Result<ForcedRelease> {
+    pub async fn force_release_token(&self, name: impl TryInto<LockName, Error: Into<Error>>, token: u64) -> Result<ForcedRelease> {
         let Some(mut status) = self.inspect(name).await? else { return Ok(ForcedRelease::Free) };
         if let Some(what) = status.foreign() {
             return Err(self.no_lock(&status.name, &what));
@@ -371,7 +560,7 @@ impl Locks {
     }
 
     /// Ends all holds of a reentrant mutex that has this token; returns whether it had.
-    async fn force_reentrant(&self, name: &str, token: u64) -> Result<bool> {
+    async fn force_reentrant(&self, name: impl TryInto<LockName, Error: Into<Error>>, token: u64) -> Result<bool> {
         let full = self.options.full_name(name)?;
         let engine = &self.home.engine;
         let owner = Owner::fresh(&self.options.label, &*engine.runtime);
@@ -384,7 +573,7 @@ impl Locks {
         }
     }
 
-    async fn force(&self, name: &str, whose: Whose) -> Result<Option<Status>> {
+    async fn force(&self, name: impl TryInto<LockName, Error: Into<Error>>, whose: Whose) -> Result<Option<Status>> {
         let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose };
         let ended = self.ask_as_anyone(name, verb).await?;
         // Most members of a quorum may show what they have not ended.
@@ -398,8 +587,8 @@ impl Locks {
         Error::no_lock(name, self.home.engine.store.url(), what)
     }
 
-    async fn ask_as_anyone(&self, name: &str, verb: Verb) -> Result<Option<Status>> {
-        let (name, full) = (LockName::new(name)?, self.options.full_name(name)?);
+    async fn ask_as_anyone(&self, name: LockName, verb: Verb) -> Result<Option<Status>> {
+        let full = self.options.full_name(&name)?;
         let engine = &self.home.engine;
         let owner = Owner::fresh(&self.options.label, &*engine.runtime);
         let mut rule = Rule::Mutex;
@@ -431,6 +620,14 @@ impl Locks {
     ///
     /// Then waits until the `tracing` subscriber has had all events of this `Locks`, at most 1 s.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// drop(locks.mutex("nightly")?.lock().await?); // released in the background
+    /// locks.shutdown().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// The releases go on.
     ///
@@ -441,6 +638,11 @@ impl Locks {
         self.home.events_flushed().await;
         flushed
     }
+}
+
+/// The name, or why it is none.
+fn checked(name: impl TryInto<LockName, Error: Into<Error>>) -> Result<LockName> {
+    name.try_into().map_err(Into::into)
 }
 
 fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
@@ -466,16 +668,7 @@ fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
             }
             Arc::new(File::new(Path::new(path), url, runtime()))
         }
-        Some((scheme, _)) if Topology::knows(scheme) => match Topology::parse(url)? {
-            Topology::Quorum(targets) => {
-                let shown = Topology::Quorum(targets.clone()).shown();
-                let member = |target| Arc::new(Redis::at(target, runtime())) as Arc<dyn Store>;
-                let members = targets.into_iter().map(member).collect();
-                Arc::new(Quorum::new(members, Box::new(()), runtime(), Some(shown))?)
-            }
-            Topology::Cluster(seeds) => Arc::new(Cluster::at(seeds, runtime())),
-            _ => Arc::new(Redis::open(url, runtime())?),
-        },
+        Some((scheme, _)) if is_of_servers(scheme) => return open_servers(url, None, driver),
         _ => {
             // The store of this process alone is not offered: whoever asks for it by mistake has no lock at all.
             let reads = "a store's URL reads `file:DIR` or `redis://HOST`";
@@ -487,5 +680,43 @@ fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
                 None => format!("{reads}, and this one begins with {}", Quoted(url)),
             }));
         }
+    })
+}
+
+/// Whether URLs that begin so name Redis or Valkey servers.
+#[cfg(feature = "redis")]
+fn is_of_servers(scheme: &str) -> bool {
+    Topology::knows(scheme)
+}
+
+#[cfg(not(feature = "redis"))]
+fn is_of_servers(scheme: &str) -> bool {
+    scheme.starts_with("redis") || scheme.starts_with("valkey")
+}
+
+#[cfg(not(feature = "redis"))]
+fn open_servers(url: &str, _login: Option<()>, _driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
+    let store: Arc<str> = url.split_once(':').map_or(url, |(scheme, _)| scheme).into();
+    let message = format!("store {store} needs the feature `redis`, and this build is without it");
+    Err(Error::unsupported(&store, message))
+}
+
+#[cfg(feature = "redis")]
+fn open_servers(url: &str, login: Option<Provider>, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
+    let runtime = || Arc::clone(driver) as Arc<dyn Runtime>;
+    let mut topology = Topology::parse(url)?;
+    if login.is_some_and(|login| !topology.ask_for_login(&login)) {
+        return Err(Error::invalid("the URL must not have a login where a provider tells it at each dial"));
+    }
+    Ok(match topology {
+        Topology::Quorum(targets) => {
+            let shown = Topology::Quorum(targets.clone()).shown();
+            let member = |target| Arc::new(Redis::at(target, runtime())) as Arc<dyn Store>;
+            let members = targets.into_iter().map(member).collect();
+            Arc::new(Quorum::new(members, Box::new(()), runtime(), Some(shown))?)
+        }
+        Topology::Cluster(seeds) => Arc::new(Cluster::at(seeds, runtime())),
+        Topology::Server(target) => Arc::new(Redis::at(target, runtime())),
+        Topology::Sentinel(sentinels) => Arc::new(Redis::led(sentinels, runtime())),
     })
 }

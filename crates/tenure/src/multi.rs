@@ -8,15 +8,18 @@ use futures_util::future::{Either, join_all, select};
 use crate::engine::Engine;
 use crate::engine::acquire::Wait;
 use crate::engine::held::Lost;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, RunError};
 use crate::face::Face;
 use crate::fair::FairMutex;
-use crate::guard::Guard;
+use crate::guard::{Guard, settled, unless_lost};
 use crate::mutex::Mutex;
 use crate::reentrant::ReentrantMutex;
 use crate::runtime::Moment;
 
 /// Several locks at once, of any kinds and on any stores: all or none.
+///
+/// Use it if a piece of work needs several locks, for example of two accounts: it cannot deadlock. For locks that are always taken
+/// together one lock with one name is cheaper.
 ///
 /// They are taken one after the other in the order of their names, byte by byte, whatever order they are given in. So two
 /// processes that want the same locks cannot wait for each other.
@@ -49,6 +52,16 @@ pub struct Multi {
 /// A lock that can be a part of a [`Multi`]: of a mutex by `into()`, of the others by
 /// [`RwLock::for_read`](crate::RwLock::for_read), [`RwLock::for_write`](crate::RwLock::for_write) and
 /// [`Semaphore::for_permits`](crate::Semaphore::for_permits).
+///
+/// ```
+/// # tenure::block_on(async {
+/// # let locks = tenure::Locks::memory();
+/// use tenure::{Multi, Part};
+///
+/// let parts: Vec<Part> = vec![locks.mutex("a")?.into(), locks.rwlock("b")?.for_read()];
+/// let guards = Multi::new(parts)?.lock().await?;
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone)]
 pub struct Part(pub(crate) Face);
 
@@ -79,6 +92,16 @@ impl fmt::Debug for Part {
 impl Multi {
     /// These locks at once.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use tenure::Multi;
+    ///
+    /// let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// assert!(Multi::new([locks.mutex("a")?.into(), locks.mutex("a")?.into()]).unwrap_err().is_invalid());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// `is_invalid` when there is none, or when two have the same name, also on different stores: which store is which cannot
     /// be told from here.
@@ -90,7 +113,7 @@ impl Multi {
         let mut order: Vec<usize> = (0..parts.len()).collect();
         order.sort_by(|a, b| parts[*a].0.full.cmp(&parts[*b].0.full));
         if let Some(twice) = order.windows(2).find(|pair| parts[pair[0]].0.full == parts[pair[1]].0.full) {
-            let name = &parts[twice[0]].0.full;
+            let name = parts[twice[0]].0.full.quoted();
             return Err(Error::invalid(format!(
                 "the name {name} is there twice: whoever held it would wait for itself"
             )));
@@ -99,6 +122,15 @@ impl Multi {
     }
 
     /// Waits until all are held.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// let guards = both.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// Dropped, it gives back what it has.
@@ -114,6 +146,15 @@ impl Multi {
 
     /// Asks each once: `None` when one of them is busy.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// let Some(guards) = both.try_lock().await? else { return Ok(()) }; // one is busy
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
     ///
@@ -124,6 +165,18 @@ impl Multi {
     }
 
     /// Waits for this long in all: `None` when one of them was busy then.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// use std::time::Duration;
+    ///
+    /// let guards = both.try_lock_for(Duration::from_secs(2)).await?;
+    /// assert!(guards.is_some());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
@@ -147,7 +200,7 @@ impl Multi {
             let next =
                 match select(pin!(part.acquire(wait)), lost(taken.0.iter().map(|(_, guard)| guard))).await {
                     Either::Left((next, _)) => next,
-                    Either::Right((error, _)) => Err(error),
+                    Either::Right((end, _)) => Err(end.into_error().expect("these guards are not released")),
                 };
             match next {
                 Ok(Some(guard)) => taken.0.push((*index, guard)),
@@ -220,9 +273,21 @@ fn lost<'a>(guards: impl Iterator<Item = &'a Guard>) -> Lost {
     guards.map(Guard::lost).fold(Lost::never(), Lost::or)
 }
 
-/// Several locks that are held. Dropping it releases them in the background, in the reverse of the order in which they were taken.
+/// Several locks that are held: what a [`Multi`] gives. Dropping it releases them in the background, in the reverse of the order in which they were taken.
 ///
 /// It is a slice of guards in the order of the parts as given: each has a token of its own, for its own resource.
+///
+/// ```
+/// # tenure::block_on(async {
+/// # use tenure::{Locks, Multi};
+/// # let locks = Locks::memory();
+/// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+/// let guards = both.lock().await?;
+/// let tokens: Vec<u64> = guards.iter().map(|guard| guard.fence()).collect();
+/// guards.release().await?;
+/// # assert_eq!(tokens.len(), 2);
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
 #[derive(Debug)]
 #[must_use = "the locks are released when their guard is dropped"]
 pub struct MultiGuard {
@@ -240,16 +305,48 @@ impl Deref for MultiGuard {
 
 impl MultiGuard {
     /// Resolves when the first of the locks is no longer held.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let guards = both.lock().await?;
+    /// let lost = guards.lost();
+    /// guards.release().await?;
+    /// assert!(!lost.await.is_lost());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn lost(&self) -> Lost {
         lost(self.guards.iter())
     }
 
     /// How long until [`lost`](Self::lost) would resolve if nothing were renewed any more; zero once it has.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let guards = both.lock().await?;
+    /// assert!(guards.remaining() > std::time::Duration::ZERO);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn remaining(&self) -> Duration {
         self.guards.iter().map(Guard::remaining).min().unwrap_or_default()
     }
 
     /// Whether all are still held, as far as can be known without asking.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let guards = both.lock().await?;
+    /// assert!(guards.is_held());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
@@ -259,6 +356,16 @@ impl MultiGuard {
     }
 
     /// Asks the stores, side by side, whether all are still held.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let guards = both.lock().await?;
+    /// guards.verify().await?; // all are still held
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// Nothing is lost; it asks and changes nothing.
@@ -270,6 +377,16 @@ impl MultiGuard {
     }
 
     /// Releases all, in the reverse of the order in which they were taken, and says how it went.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let guards = both.lock().await?;
+    /// guards.release().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// Dropped, it goes on in the background.
@@ -293,20 +410,45 @@ impl MultiGuard {
 
     /// Does `work` under the locks, and releases them: as [`Guard::run`].
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// let tokens = both.lock().await?.run(async |guards| [guards[0].fence(), guards[1].fence()]).await?;
+    /// # assert!(tokens.iter().all(|token| *token > 0));
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// The work is dropped first, then the locks are released.
     ///
     /// # Errors
-    /// `is_lost` when one was lost before the work was done, or a release hears that it was.
-    pub async fn run<T>(self, work: impl AsyncFnOnce(&Self) -> T) -> Result<T> {
-        let value = match select(self.lost(), pin!(work(&self))).await {
-            Either::Left((lost, _)) => return Err(lost),
-            Either::Right((value, _)) => value,
-        };
-        match self.release().await {
-            Err(error) if error.is_lost() => Err(error),
-            _ => Ok(value),
-        }
+    /// As [`Guard::run`], when one of the locks was lost.
+    pub async fn run<T>(self, work: impl AsyncFnOnce(&Self) -> T) -> Result<T, RunError<T>> {
+        let value = unless_lost(self.lost(), work(&self)).await?;
+        settled(value, self.release().await)
+    }
+
+    /// Does `work` under the locks, and releases them: as [`Guard::run_future`].
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// assert_eq!(both.lock().await?.run_future(async { 17 }).await?, 17);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub async fn run_future<F: Future>(self, work: F) -> Result<F::Output, RunError<F::Output>> {
+        let value = unless_lost(self.lost(), work).await?;
+        settled(value, self.release().await)
     }
 }
 

@@ -6,8 +6,13 @@ use crate::error::Result;
 use crate::face::Face;
 use crate::guard::Guard;
 use crate::name::LockName;
+use crate::options::Options;
 
 /// One holder at a time, among all processes that use the same name on the same store.
+///
+/// Use it unless you need one of the others: it is the cheapest lock, and the only one on a majority of servers. Use a
+/// [`FairMutex`](crate::FairMutex) if no waiter may be overtaken, and a [`ReentrantMutex`](crate::ReentrantMutex) if code that holds
+/// the lock calls code that takes it. Among the tasks of one process `tokio::sync::Mutex` is enough.
 ///
 /// The value is stateless and cheap to clone: each call is an acquisition with an owner of its own, so two `lock`s of one
 /// `Mutex` exclude each other, and one task that locks it twice waits for itself.
@@ -33,14 +38,43 @@ pub struct Mutex(pub(crate) Face);
 
 impl Mutex {
     /// The lock's name, without the prefix.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// assert_eq!(locks.mutex("nightly")?.name().as_str(), "nightly");
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn name(&self) -> &LockName {
         &self.0.name
+    }
+
+    /// The same lock with changed options: see [`Locks::with`](crate::Locks::with).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = tenure::Locks::memory();
+    /// let slow = locks.mutex("nightly")?.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Locks::with`](crate::Locks::with) and [`Locks::mutex`](crate::Locks::mutex).
+    pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
+        self.0.configured(change).map(Self)
     }
 
     /// Waits until the lock is granted.
     ///
     /// There is no limit for the holder; compose with a timeout, or use [`try_lock_for`](Self::try_lock_for). For a store
     /// that does not answer at all the limit is [`Options::patience`](crate::Options::patience).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("nightly")?.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// Dropped, it leaves the queue; what may have been granted is released in the background.
@@ -55,6 +89,13 @@ impl Mutex {
 
     /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when somebody else holds it.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let Some(guard) = locks.mutex("nightly")?.try_lock().await? else { return Ok(()) }; // busy
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
     ///
@@ -65,6 +106,16 @@ impl Mutex {
     }
 
     /// Waits for this long, also when the store is down or silent: `None` when somebody else holds the lock all the time.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use std::time::Duration;
+    ///
+    /// let guard = locks.mutex("nightly")?.try_lock_for(Duration::from_secs(2)).await?;
+    /// assert!(guard.is_some());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).

@@ -1,17 +1,33 @@
+use std::borrow::Cow;
+use std::convert::Infallible;
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
 /// The name of a lock, checked once.
 ///
-/// Any text of 1 byte to 64 KiB, except what begins with `tenure:`, which is kept for side keys. Names are
+/// Methods that take a name take it as a `&str`, a `String` or a `LockName`. Make a `LockName` yourself to check a name where it
+/// enters your program, for example with its configuration, and to keep it.
+///
+/// A name is any text of 1 byte to 64 KiB that does not begin with `tenure:`. Such keys are side keys of the locks. Names are
 /// compared byte by byte: `Nightly` and `nightly` are two locks.
 ///
+/// `Display` prints the whole name as it is, control characters included. Messages of [`Error`] quote, escape and shorten it.
+///
 /// ```
-/// use tenure::LockName;
-/// assert!(LockName::new("orders/42").is_ok());
+/// use tenure::{LockName, Locks};
+///
+/// let name: LockName = "orders/42".parse()?;
+/// assert_eq!(name.to_string(), "orders/42");
 /// assert!(LockName::new("").unwrap_err().is_invalid());
+///
+/// let locks = Locks::memory();
+/// let by_name = locks.mutex(&name)?;
+/// let by_text = locks.mutex(format!("orders/{}", 42))?;
+/// assert_eq!(by_name.name(), by_text.name());
+/// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LockName(Arc<str>);
@@ -21,6 +37,12 @@ impl LockName {
     pub const MAX_BYTES: usize = 64 * 1024;
 
     /// Checks a name.
+    ///
+    /// ```
+    /// assert!(tenure::LockName::new("orders/42").is_ok());
+    /// assert!(tenure::LockName::new("tenure:x").unwrap_err().is_invalid());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `is_invalid` when it is empty, longer than 64 KiB or begins with `tenure:`.
@@ -45,14 +67,92 @@ impl LockName {
     }
 
     /// The name as text.
+    ///
+    /// ```
+    /// assert_eq!(tenure::LockName::new("orders/42")?.as_str(), "orders/42");
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The name as messages show it: quoted, escaped, and cut if it is long.
+    pub(crate) fn quoted(&self) -> Quoted<'_> {
+        Quoted(&self.0)
+    }
+}
+
+/// The name itself, whole and without quotes.
+impl fmt::Display for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+impl FromStr for LockName {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::new(name)
+    }
+}
+
+impl TryFrom<&str> for LockName {
+    type Error = Error;
+
+    fn try_from(name: &str) -> Result<Self> {
+        Self::new(name)
+    }
+}
+
+impl TryFrom<&&str> for LockName {
+    type Error = Error;
+
+    fn try_from(name: &&str) -> Result<Self> {
+        Self::new(name)
+    }
+}
+
+impl TryFrom<String> for LockName {
+    type Error = Error;
+
+    fn try_from(name: String) -> Result<Self> {
+        Self::new(&name)
+    }
+}
+
+impl TryFrom<&String> for LockName {
+    type Error = Error;
+
+    fn try_from(name: &String) -> Result<Self> {
+        Self::new(name)
+    }
+}
+
+impl TryFrom<Cow<'_, str>> for LockName {
+    type Error = Error;
+
+    fn try_from(name: Cow<'_, str>) -> Result<Self> {
+        Self::new(&name)
+    }
+}
+
+impl From<&Self> for LockName {
+    fn from(name: &Self) -> Self {
+        name.clone()
+    }
+}
+
+impl AsRef<str> for LockName {
+    fn as_ref(&self) -> &str {
         &self.0
     }
 }
 
-impl fmt::Display for LockName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&Quoted(&self.0), f)
+/// A [`LockName`] is a name already, so that its conversion cannot fail.
+impl From<Infallible> for Error {
+    fn from(never: Infallible) -> Self {
+        match never {}
     }
 }
 
@@ -97,7 +197,33 @@ mod tests {
 
     #[test]
     fn a_quoted_name_stays_on_one_short_line() {
-        let shown = LockName::new(&"a\r\nb".repeat(1000)).expect("a name").to_string();
-        assert!(!shown.contains('\n') && shown.len() < 400, "{shown}");
+        let name = LockName::new(&"a\r\nb".repeat(1000)).expect("a name");
+        for shown in [name.quoted().to_string(), format!("{name:?}")] {
+            assert!(!shown.contains('\n') && shown.len() < 400, "{shown}");
+        }
+    }
+
+    #[test]
+    fn a_printed_name_is_the_name() {
+        for text in ["x", "a`b", "a\r\nb", &"x".repeat(64 * 1024)] {
+            let name = LockName::new(text).expect("a name");
+            assert_eq!((name.to_string().as_str(), name.as_ref()), (text, text));
+        }
+        assert_eq!(format!("[{:>4}]", LockName::new("x").expect("a name")), "[   x]");
+    }
+
+    #[test]
+    fn text_and_names_become_names() {
+        fn name(name: impl TryInto<LockName, Error: Into<Error>>) -> Result<LockName> {
+            name.try_into().map_err(Into::into)
+        }
+        let (text, known) = ("x".to_owned(), LockName::new("x").expect("a name"));
+        let made = [name("x"), name(&"x"), name(&text), name(text.clone()), name(Cow::from("x"))];
+        for made in made.into_iter().chain([name(&known), name(known.clone()), "x".parse()]) {
+            assert_eq!(made.expect("a name"), known);
+        }
+        for refused in [name(""), name("tenure:x".to_owned()), "".parse()] {
+            assert!(refused.expect_err("no name").is_invalid());
+        }
     }
 }

@@ -8,14 +8,19 @@ use crate::store::Terms;
 
 /// How locks are held; the defaults suit a service on a network.
 ///
-/// Set with chained setters and handed to [`Locks::with`](crate::Locks::with), which checks them:
+/// Change them where a lease of 15 s is wrong: longer if a process may be stopped for longer, shorter if others must not wait that long
+/// after a crash.
+///
+/// [`Locks::with`](crate::Locks::with) changes those of all locks, and [`Mutex::with`](crate::Mutex::with) and the like those of one
+/// lock. Both get the options in force, so what was set before stays set, and both check the result:
 ///
 /// ```
 /// use std::time::Duration;
-/// use tenure::{Locks, Options};
+/// use tenure::Locks;
 ///
-/// let locks = Locks::memory().with(Options::new().ttl(Duration::from_secs(60)).label("reports"))?;
+/// let locks = Locks::memory().with(|options| options.ttl(Duration::from_secs(60)).label("reports"))?;
 /// assert_eq!(locks.options().ttl, Duration::from_secs(60));
+/// let nightly = locks.mutex("nightly")?.with(|options| options.max_hold(Duration::from_secs(600)))?;
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +77,15 @@ pub struct Options {
 }
 
 /// Whether a lease is renewed while its guard lives.
+///
+/// ```
+/// # tenure::block_on(async {
+/// # let locks = tenure::Locks::memory();
+/// use tenure::Renewal;
+///
+/// let by_hand = locks.with(|options| options.renewal(Renewal::Off))?;
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Renewal {
@@ -83,77 +97,181 @@ pub enum Renewal {
 
 impl Options {
     /// The defaults.
+    ///
+    /// ```
+    /// assert_eq!(tenure::Options::new(), tenure::Options::default());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Sets [`ttl`](Self::ttl).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use std::time::Duration;
+    ///
+    /// let locks = locks.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn ttl(self, ttl: Duration) -> Self {
         Self { ttl, ..self }
     }
 
     /// Sets [`renewal`](Self::renewal).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use tenure::Renewal;
+    ///
+    /// let locks = locks.with(|options| options.renewal(Renewal::Off))?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn renewal(self, renewal: Renewal) -> Self {
         Self { renewal, ..self }
     }
 
     /// Sets [`max_hold`](Self::max_hold).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use std::time::Duration;
+    ///
+    /// let locks = locks.with(|options| options.max_hold(Duration::from_secs(600)))?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn max_hold(self, max_hold: Duration) -> Self {
         Self { max_hold: Some(max_hold), ..self }
     }
 
     /// Sets [`grace`](Self::grace).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use std::time::Duration;
+    ///
+    /// let locks = locks.with(|options| options.grace(Duration::from_secs(3)))?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn grace(self, grace: Duration) -> Self {
         Self { grace, ..self }
     }
 
     /// Sets [`inherit_liveness`](Self::inherit_liveness).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let locks = locks.with(|options| options.inherit_liveness(true))?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn inherit_liveness(self, inherit_liveness: bool) -> Self {
         Self { inherit_liveness, ..self }
     }
 
     /// Sets [`op_timeout`](Self::op_timeout).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use std::time::Duration;
+    ///
+    /// let locks = locks.with(|options| options.op_timeout(Duration::from_millis(500)))?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn op_timeout(self, op_timeout: Duration) -> Self {
         Self { op_timeout, ..self }
     }
 
     /// Sets [`patience`](Self::patience).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use std::time::Duration;
+    ///
+    /// let locks = locks.with(|options| options.patience(Duration::from_secs(10)))?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
     /// Sets [`label`](Self::label).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let locks = locks.with(|options| options.label("reports"))?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn label(self, label: impl Into<String>) -> Self {
         Self { label: label.into(), ..self }
     }
 
     /// Sets [`prefix`](Self::prefix).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let locks = locks.with(|options| options.prefix("shop:"))?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
         Self { prefix: prefix.into(), ..self }
     }
 
     /// Sets [`unfenced`](Self::unfenced).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let locks = locks.with(|options| options.unfenced(true))?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn unfenced(self, unfenced: bool) -> Self {
         Self { unfenced, ..self }
     }
 
     /// Sets [`acks`](Self::acks).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// use tenure::Locks;
+    ///
+    /// let locks = Locks::open("redis://db1")?.with(|options| options.acks(1))?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn acks(self, acks: u32) -> Self {
         Self { acks, ..self }
     }
 
     /// Sets [`restart_grace`](Self::restart_grace).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::Locks;
+    /// use std::time::Duration;
+    ///
+    /// let locks = Locks::open("redis://db1")?.with(|options| options.restart_grace(Duration::from_secs(15)))?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn restart_grace(self, restart_grace: Duration) -> Self {
         Self { restart_grace, ..self }
@@ -214,10 +332,9 @@ impl Options {
     }
 
     /// The store's name of a lock.
-    pub(crate) fn full_name(&self, name: &str) -> Result<LockName> {
-        let name = LockName::new(name)?;
+    pub(crate) fn full_name(&self, name: &LockName) -> Result<LockName> {
         if self.prefix.is_empty() {
-            Ok(name)
+            Ok(name.clone())
         } else {
             LockName::new(&format!("{}{}", self.prefix, name.as_str()))
         }

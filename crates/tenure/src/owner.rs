@@ -8,6 +8,9 @@ use crate::runtime::Runtime;
 
 /// Who holds a lock: `label@host:pid/random`, 128 bits of it random.
 ///
+/// Make one for a [`ReentrantMutex`](crate::ReentrantMutex), and parse one to [resume](crate::Locks::resume) a hold. For the other
+/// kinds you need none.
+///
 /// Every acquisition gets a fresh one. It is written at the lock's key, so an operator can read there who holds.
 /// Only [`Locks::resume`](crate::Locks::resume) and the re-entrant kind take one from you.
 ///
@@ -24,6 +27,11 @@ pub struct Owner(Arc<str>);
 
 impl Owner {
     /// A fresh owner with this label: up to 64 of the characters `A-Z a-z 0-9 . _ -`; it may be empty.
+    ///
+    /// ```
+    /// assert_eq!(tenure::Owner::new("nightly")?.label(), "nightly");
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     ///
     /// # Errors
     /// `is_invalid` when the label has another character or is longer.
@@ -42,21 +50,45 @@ impl Owner {
     }
 
     /// The owner as text.
+    ///
+    /// ```
+    /// # let owner = tenure::Owner::new("nightly")?;
+    /// assert!(owner.as_str().starts_with("nightly@"));
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
     /// The part before `@`.
+    ///
+    /// ```
+    /// # let owner = tenure::Owner::new("nightly")?;
+    /// assert_eq!(owner.label(), "nightly");
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn label(&self) -> &str {
         self.0.split_once('@').map_or("", |(label, _)| label)
     }
 
     /// The host it was made on.
+    ///
+    /// ```
+    /// # let owner = tenure::Owner::new("nightly")?;
+    /// println!("held on {}", owner.host());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn host(&self) -> &str {
         self.place().0
     }
 
     /// The process that made it.
+    ///
+    /// ```
+    /// # let owner = tenure::Owner::new("nightly")?;
+    /// assert_eq!(owner.pid(), std::process::id());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
     pub fn pid(&self) -> u32 {
         self.place().1.parse().unwrap_or(0)
     }

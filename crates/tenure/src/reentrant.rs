@@ -6,10 +6,14 @@ use crate::error::{Error, Result};
 use crate::face::Face;
 use crate::guard::Guard;
 use crate::name::LockName;
+use crate::options::Options;
 use crate::owner::Owner;
 use crate::protocol::{Answer, Rule, Verb};
 
 /// One owner at a time, who may hold it several times: code that has the lock can call code that takes it.
+///
+/// Use it for such code, and beside Redisson's `RLock`. Use a [`Mutex`](crate::Mutex) if you can pass the guard down instead: then
+/// the compiler sees who holds the lock.
 ///
 /// The owner is yours to pass, like a span: all who ask with the same [`Owner`] share the lock, in whatever task, thread or
 /// process. Each guard is one hold; the lock is free when the last of them is released.
@@ -30,13 +34,13 @@ use crate::protocol::{Answer, Rule, Verb};
 /// use tenure::{Locks, Owner};
 ///
 /// async fn inner(locks: &Locks, me: &Owner) -> tenure::Result<u32> {
-///     let lock = locks.reentrant("tree", me)?;
+///     let lock = locks.reentrant_mutex("tree", me)?;
 ///     let _guard = lock.lock().await?;
 ///     lock.hold_count().await
 /// }
 ///
 /// let (locks, me) = (Locks::memory(), Owner::new("walker")?);
-/// let _guard = locks.reentrant("tree", &me)?.lock().await?;
+/// let _guard = locks.reentrant_mutex("tree", &me)?.lock().await?;
 /// assert_eq!(inner(&locks, &me).await?, 2);
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
@@ -45,12 +49,43 @@ pub struct ReentrantMutex(pub(crate) Face);
 
 impl ReentrantMutex {
     /// The lock's name, without the prefix.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let me = tenure::Owner::new("walker")?;
+    /// assert_eq!(locks.reentrant_mutex("nightly", &me)?.name().as_str(), "nightly");
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn name(&self) -> &LockName {
         &self.0.name
     }
 
+    /// The same lock with changed options: see [`Locks::with`](crate::Locks::with).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = tenure::Locks::memory();
+    /// let slow = locks.reentrant_mutex("tree", &tenure::Owner::new("walker")?)?.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Locks::with`](crate::Locks::with) and [`Locks::reentrant_mutex`](crate::Locks::reentrant_mutex).
+    pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
+        self.0.configured(change).map(Self)
+    }
+
     /// Waits until no other owner holds the lock. For a store that does not answer at all the limit is
     /// [`Options::patience`](crate::Options::patience).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let me = tenure::Owner::new("walker")?;
+    /// let guard = locks.reentrant_mutex("nightly", &me)?.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// Dropped, it leaves the queue; what may have been granted is released in the background, and counts for nothing.
@@ -64,6 +99,14 @@ impl ReentrantMutex {
 
     /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when another owner holds it.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let me = tenure::Owner::new("walker")?;
+    /// let Some(guard) = locks.reentrant_mutex("nightly", &me)?.try_lock().await? else { return Ok(()) }; // busy
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
     ///
@@ -74,6 +117,17 @@ impl ReentrantMutex {
     }
 
     /// Waits for this long: `None` when another owner holds it all the time.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let me = tenure::Owner::new("walker")?;
+    /// use std::time::Duration;
+    ///
+    /// let guard = locks.reentrant_mutex("nightly", &me)?.try_lock_for(Duration::from_secs(2)).await?;
+    /// assert!(guard.is_some());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
@@ -86,6 +140,17 @@ impl ReentrantMutex {
 
     /// How often this owner holds it, as the store sees it; 0 when it does not.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let me = tenure::Owner::new("walker")?;
+    /// let lock = locks.reentrant_mutex("tree", &me)?;
+    /// let _outer = lock.lock().await?;
+    /// let _inner = lock.lock().await?;
+    /// assert_eq!(lock.hold_count().await?, 2);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// Nothing is lost; it asks and changes nothing.
     ///
@@ -97,7 +162,7 @@ impl ReentrantMutex {
         match engine.call(full, Rule::Reentrant, owner, Verb::Inspect, options.op_timeout).await {
             Ok(Answer::Found(found)) => {
                 let mine =
-                    |value: &str| crate::protocol::ours(value).is_some_and(|(holder, _)| holder == *owner);
+                    |value: &[u8]| crate::protocol::ours(value).is_some_and(|(holder, _)| holder == *owner);
                 Ok(found.holders.iter().find(|holder| mine(&holder.value)).map_or(0, |holder| holder.weight))
             }
             Ok(Answer::Free) => Ok(0),
@@ -110,6 +175,14 @@ impl ReentrantMutex {
     }
 
     /// Who asks.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let me = tenure::Owner::new("walker")?;
+    /// assert_eq!(locks.reentrant_mutex("tree", &me)?.owner(), &me);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn owner(&self) -> &Owner {
         self.0.owner.as_ref().expect("a reentrant face is made with an owner")
     }

@@ -2,21 +2,25 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::engine::acquire::Wait;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::face::Face;
-use crate::guard::Guard;
 use crate::multi::Part;
 use crate::name::LockName;
+use crate::options::Options;
 use crate::protocol::{Rule, Seat};
+use crate::rwguard::{ReadGuard, WriteGuard};
 
 /// Many readers or one writer.
+///
+/// Use it if reads are long and far more frequent than writes. Each reader costs the store as much as a
+/// [`Mutex`](crate::Mutex), which is the better choice for short work. A quorum has no read-write lock.
 ///
 /// # Guarantees
 /// - *Exclusion*: a writer holds alone; readers hold together.
 /// - *Order*: first come, first served. A writer that waits stops readers that come after it, so nobody starves; readers that stand
 ///   together in the queue are let in together. [`try_read`](Self::try_read) and [`try_write`](Self::try_write) overtake nobody.
 /// - *A crash* of a reader costs its own lease, and only those who wait for it: each reader has a lease of its own, and a
-///   release touches nobody else's. Leases of readers and writers may differ: see [`Locks::with`](crate::Locks::with).
+///   release touches no other lease. Leases of readers and writers may differ: see [`with`](Self::with).
 ///   On the `file:` store a crash costs nothing.
 /// - *Tokens* grow from grant to grant. **Only a writer's token may raise the mark that a resource compares.** A reader's tells it
 ///   from other readers; a resource that let it raise the mark would lock out the readers that came before.
@@ -25,16 +29,16 @@ use crate::protocol::{Rule, Seat};
 /// ```
 /// # tenure::block_on(async {
 /// use std::time::Duration;
-/// use tenure::{Locks, Options};
+/// use tenure::Locks;
 ///
 /// let locks = Locks::memory();
 /// let reader = locks.rwlock("config")?.read().await?;
 /// assert!(locks.rwlock("config")?.try_write().await?.is_none());
 /// reader.release().await?;
 ///
-/// let lock = locks.with(Options::new().ttl(Duration::from_secs(60)))?.rwlock("config")?;
-/// let mut writer = lock.write().await?;
-/// lock.downgrade(&mut writer).await?; // others may read now
+/// let lock = locks.rwlock("config")?.with(|options| options.ttl(Duration::from_secs(60)))?;
+/// let writer = lock.write().await?;
+/// let reader = writer.downgrade().await?; // others may read now
 /// assert!(locks.rwlock("config")?.try_read().await?.is_some());
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
@@ -43,8 +47,30 @@ pub struct RwLock(pub(crate) Face);
 
 impl RwLock {
     /// The lock's name, without the prefix.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// assert_eq!(locks.rwlock("config")?.name().as_str(), "config");
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn name(&self) -> &LockName {
         &self.0.name
+    }
+
+    /// The same lock with changed options: see [`Locks::with`](crate::Locks::with).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = tenure::Locks::memory();
+    /// let slow = locks.rwlock("config")?.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Locks::with`](crate::Locks::with) and [`Locks::rwlock`](crate::Locks::rwlock).
+    pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
+        self.0.configured(change).map(Self)
     }
 
     fn reader(&self) -> Face {
@@ -57,97 +83,145 @@ impl RwLock {
 
     /// Waits until no writer holds it or came before, then holds it with other readers.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.rwlock("config")?.read().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// Dropped, it leaves the queue; a place, once left, is gone.
     ///
     /// # Errors
     /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind; `is_unsupported` when the server
     /// forbids scripts, without which there is no such lock, or cannot do what [`Options::acks`](crate::Options::acks) asks for.
-    pub async fn read(&self) -> Result<Guard> {
-        self.reader().lock().await
+    pub async fn read(&self) -> Result<ReadGuard> {
+        self.reader().lock().await.map(ReadGuard::new)
     }
 
     /// Asks once to read: `None` when a writer holds it or anybody waits.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let Some(guard) = locks.rwlock("config")?.try_read().await? else { return Ok(()) }; // busy
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`read`](Self::read).
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub async fn try_read(&self) -> Result<Option<Guard>> {
-        self.reader().acquire(Wait::Once).await
+    pub async fn try_read(&self) -> Result<Option<ReadGuard>> {
+        Ok(self.reader().acquire(Wait::Once).await?.map(ReadGuard::new))
     }
 
     /// Waits for this long to read.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use std::time::Duration;
+    ///
+    /// let guard = locks.rwlock("config")?.try_read_for(Duration::from_secs(2)).await?;
+    /// assert!(guard.is_some());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`read`](Self::read).
     ///
     /// # Errors
     /// As [`read`](Self::read); `is_unreachable` too when the store is silent at the limit.
-    pub async fn try_read_for(&self, limit: Duration) -> Result<Option<Guard>> {
-        self.reader().acquire(Wait::For(limit)).await
+    pub async fn try_read_for(&self, limit: Duration) -> Result<Option<ReadGuard>> {
+        Ok(self.reader().acquire(Wait::For(limit)).await?.map(ReadGuard::new))
     }
 
     /// Waits until all who came before have gone, then holds it alone.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.rwlock("config")?.write().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`read`](Self::read).
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub async fn write(&self) -> Result<Guard> {
-        self.writer().lock().await
+    pub async fn write(&self) -> Result<WriteGuard> {
+        self.writer().lock().await.map(WriteGuard::new)
     }
 
     /// Asks once to write: `None` when anybody holds it or waits.
     ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let Some(guard) = locks.rwlock("config")?.try_write().await? else { return Ok(()) }; // busy
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`read`](Self::read).
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub async fn try_write(&self) -> Result<Option<Guard>> {
-        self.writer().acquire(Wait::Once).await
+    pub async fn try_write(&self) -> Result<Option<WriteGuard>> {
+        Ok(self.writer().acquire(Wait::Once).await?.map(WriteGuard::new))
     }
 
     /// Waits for this long to write.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use std::time::Duration;
+    ///
+    /// let guard = locks.rwlock("config")?.try_write_for(Duration::from_secs(2)).await?;
+    /// assert!(guard.is_some());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`read`](Self::read).
     ///
     /// # Errors
     /// As [`try_read_for`](Self::try_read_for).
-    pub async fn try_write_for(&self, limit: Duration) -> Result<Option<Guard>> {
-        self.writer().acquire(Wait::For(limit)).await
-    }
-
-    /// Makes a writer a reader, with no moment between in which another writer could come in. Readers that wait next are let in at
-    /// once. The guard keeps its token. A reader stays one.
-    ///
-    /// # Cancel safety
-    /// The request may still be carried out; the guard goes on to hold in either case.
-    ///
-    /// # Errors
-    /// `is_invalid` when the guard is not of this lock, or was taken through another [`Locks`](crate::Locks) than this one, its
-    /// clones and what [`Locks::with`](crate::Locks::with) makes of it; otherwise as [`Guard::renew`].
-    pub async fn downgrade(&self, write: &mut Guard) -> Result<()> {
-        let is_of_this = matches!(write.rule(), Rule::Queue(seat) if seat.kind == Seat::WRITER.kind);
-        if !is_of_this || !write.is_at(&self.0.home, &self.0.full) {
-            let (name, other) = (&self.0.full, write.full_name());
-            return Err(Error::invalid(format!(
-                "a guard of {other} is none of the read-write lock {name} of this `Locks`"
-            )));
-        }
-        write.set_lease(None, Some(Seat::READER.weight)).await
+    pub async fn try_write_for(&self, limit: Duration) -> Result<Option<WriteGuard>> {
+        Ok(self.writer().acquire(Wait::For(limit)).await?.map(WriteGuard::new))
     }
 
     /// The reader's side, as a part of a [`Multi`](crate::Multi).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use tenure::Multi;
+    ///
+    /// let both = Multi::new([locks.rwlock("config")?.for_read(), locks.mutex("deploy")?.into()])?;
+    /// let guards = both.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn for_read(&self) -> Part {
         Part(self.reader())
     }
 
     /// The writer's side, as a part of a [`Multi`](crate::Multi).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use tenure::Multi;
+    ///
+    /// let both = Multi::new([locks.rwlock("config")?.for_write(), locks.mutex("deploy")?.into()])?;
+    /// let guards = both.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn for_write(&self) -> Part {
         Part(self.writer())
     }

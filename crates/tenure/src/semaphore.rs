@@ -7,9 +7,13 @@ use crate::face::Face;
 use crate::guard::Guard;
 use crate::multi::Part;
 use crate::name::LockName;
+use crate::options::Options;
 use crate::protocol::{Rule, Seat};
 
 /// A number of permits, of which each holder has some.
+///
+/// Use it to limit how many processes do the same at once. It is no rate limiter: a permit is held until it is released.
+/// For one permit a [`FairMutex`](crate::FairMutex) says what is meant. A quorum has no semaphore.
 ///
 /// All who use the name must agree on the number; another number at a name that is held or waited for is an error that says
 /// which one is in force.
@@ -26,10 +30,10 @@ use crate::protocol::{Rule, Seat};
 /// # tenure::block_on(async {
 /// let locks = tenure::Locks::memory();
 /// let render = locks.semaphore("render", 5)?;
-/// let four = render.acquire(4).await?;
-/// assert!(render.try_acquire(2).await?.is_none());
-/// let one = render.acquire(1).await?;
-/// assert!(locks.semaphore("render", 6)?.try_acquire(1).await.unwrap_err().is_mismatch());
+/// let four = render.acquire_many(4).await?;
+/// assert!(render.try_acquire_many(2).await?.is_none());
+/// let one = render.acquire().await?;
+/// assert!(locks.semaphore("render", 6)?.try_acquire().await.unwrap_err().is_mismatch());
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
@@ -47,18 +51,47 @@ impl Semaphore {
     }
 
     /// The lock's name, without the prefix.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// assert_eq!(locks.semaphore("render", 5)?.name().as_str(), "render");
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn name(&self) -> &LockName {
         &self.face.name
     }
 
+    /// The same lock with changed options: see [`Locks::with`](crate::Locks::with).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = tenure::Locks::memory();
+    /// let slow = locks.semaphore("render", 5)?.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Locks::with`](crate::Locks::with) and [`Locks::semaphore`](crate::Locks::semaphore).
+    pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
+        Ok(Self { face: self.face.configured(change)?, permits: self.permits })
+    }
+
     /// How many permits there are.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// assert_eq!(locks.semaphore("render", 5)?.permits(), 5);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn permits(&self) -> u32 {
         self.permits
     }
 
     fn of(&self, permits: u32) -> Result<Face> {
         if permits == 0 || permits > self.permits {
-            let (name, most) = (&self.face.name, self.permits);
+            let (name, most) = (self.face.name.quoted(), self.permits);
             return Err(Error::invalid(format!(
                 "1 to {most} permits of {name} can be asked for, and this is {permits}"
             )));
@@ -66,42 +99,133 @@ impl Semaphore {
         Ok(self.face.with(Rule::Queue(Seat::permits(self.permits, permits))))
     }
 
-    /// Waits until so many permits are left, and all who came before have theirs.
+    /// Waits until one permit is left, and all who came before have theirs.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let permit = locks.semaphore("render", 5)?.acquire().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// Dropped, it leaves the queue; a place, once left, is gone.
     ///
     /// # Errors
-    /// `is_invalid` for 0 permits or more than there are; `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use
-    /// as another kind or with another number; `is_unsupported` when the server forbids scripts, without which there is no such
-    /// lock, or cannot do what [`Options::acks`](crate::Options::acks) asks for.
-    pub async fn acquire(&self, permits: u32) -> Result<Guard> {
+    /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind or with another number of permits;
+    /// `is_unsupported` when the server forbids scripts, without which there is no such lock, or cannot do what
+    /// [`Options::acks`](crate::Options::acks) asks for.
+    pub async fn acquire(&self) -> Result<Guard> {
+        self.acquire_many(1).await
+    }
+
+    /// Waits until so many permits are left, and all who came before have theirs. One guard holds them all.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let render = locks.semaphore("render", 5)?;
+    /// let four = render.acquire_many(4).await?;
+    /// assert!(render.try_acquire_many(2).await?.is_none());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`acquire`](Self::acquire).
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire); `is_invalid` for 0 permits or more than there are.
+    pub async fn acquire_many(&self, permits: u32) -> Result<Guard> {
         self.of(permits)?.lock().await
     }
 
-    /// Asks once: `None` when too few are left or anybody waits.
+    /// Asks once for one permit: `None` when none is left or another caller waits.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let Some(permit) = locks.semaphore("render", 5)?.try_acquire().await? else { return Ok(()) };
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire).
-    pub async fn try_acquire(&self, permits: u32) -> Result<Option<Guard>> {
+    pub async fn try_acquire(&self) -> Result<Option<Guard>> {
+        self.try_acquire_many(1).await
+    }
+
+    /// Asks once for so many permits: `None` when fewer are left or another caller waits.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let Some(two) = locks.semaphore("render", 5)?.try_acquire_many(2).await? else { return Ok(()) };
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`acquire`](Self::acquire).
+    ///
+    /// # Errors
+    /// As [`acquire_many`](Self::acquire_many).
+    pub async fn try_acquire_many(&self, permits: u32) -> Result<Option<Guard>> {
         self.of(permits)?.acquire(Wait::Once).await
     }
 
-    /// Waits for this long.
+    /// Waits at most this long for one permit: `None` when the turn of this caller does not come.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use std::time::Duration;
+    /// # let locks = tenure::Locks::memory();
+    /// let render = locks.semaphore("render", 5)?;
+    /// let Some(permit) = render.try_acquire_for(Duration::from_secs(2)).await? else { return Ok(()) };
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire); `is_unreachable` too when the store is silent at the limit.
-    pub async fn try_acquire_for(&self, permits: u32, limit: Duration) -> Result<Option<Guard>> {
+    pub async fn try_acquire_for(&self, limit: Duration) -> Result<Option<Guard>> {
+        self.try_acquire_many_for(1, limit).await
+    }
+
+    /// Waits at most this long for so many permits: `None` when the turn of this caller does not come.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use std::time::Duration;
+    /// # let locks = tenure::Locks::memory();
+    /// let render = locks.semaphore("render", 5)?;
+    /// let Some(two) = render.try_acquire_many_for(2, Duration::from_secs(2)).await? else { return Ok(()) };
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`acquire`](Self::acquire).
+    ///
+    /// # Errors
+    /// As [`acquire_many`](Self::acquire_many); `is_unreachable` too when the store is silent at the limit.
+    pub async fn try_acquire_many_for(&self, permits: u32, limit: Duration) -> Result<Option<Guard>> {
         self.of(permits)?.acquire(Wait::For(limit)).await
     }
 
     /// So many permits, as a part of a [`Multi`](crate::Multi).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use tenure::Multi;
+    ///
+    /// let both = Multi::new([locks.semaphore("render", 5)?.for_permits(2)?, locks.mutex("disk")?.into()])?;
+    /// let guards = both.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// `is_invalid` for 0 permits or more than there are.

@@ -1,3 +1,4 @@
+use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -6,11 +7,22 @@ use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
-use crate::protocol::{Found, Holding, Kind, ours};
+use crate::protocol::{Found, Holding, Kind, Seat, ours};
 use crate::store::{Cursor, Page};
 use std::sync::Arc;
 
 /// Who holds a lock, as the store saw it when it was asked.
+///
+/// Use it for people and for monitoring. Do not decide by it whether to work: the lock may have changed hands since. Take the lock.
+///
+/// ```
+/// # tenure::block_on(async {
+/// # let locks = tenure::Locks::memory();
+/// # let _guard = locks.mutex("nightly")?.lock().await?;
+/// let Some(status) = locks.inspect("nightly").await? else { return Ok(()) }; // free
+/// println!("a {} with {} holders", status.kind, status.holders.len());
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
@@ -43,25 +55,96 @@ pub enum ForcedRelease {
 }
 
 /// One holder or waiter.
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// ```
+/// # tenure::block_on(async {
+/// # let locks = tenure::Locks::memory();
+/// # let _guard = locks.mutex("nightly")?.lock().await?;
+/// let status = locks.inspect("nightly").await?.expect("it is held");
+/// match &status.holders[0].owner {
+///     Some(owner) => println!("held by process {} on {}", owner.pid(), owner.host()),
+///     None => println!("held by another program"),
+/// }
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
     /// Who it is; `None` for a foreign client, which [`value`](Self::value) shows.
     pub owner: Option<Owner>,
-    /// What is written at the key, as it is.
-    pub value: String,
+    /// What is written at the key, as it is: of a foreign client whatever bytes it wrote, the first 1,024 at most.
+    pub value: Vec<u8>,
     /// The token; 0 if it has none.
     pub fence: u64,
     /// How long until its lease ends; `None` if it has no end, as a foreign client can leave it.
     pub remaining: Option<Duration>,
-    /// How many permits of a semaphore it has, or how often a reentrant mutex is held; of a read-write lock, 1 is a reader and
-    /// anything else a writer.
-    pub weight: u32,
+    /// How much of the lock it holds or waits for.
+    pub share: Share,
+}
+
+/// How much of a lock one holder has, or one waiter waits for.
+///
+/// ```
+/// # tenure::block_on(async {
+/// # let locks = tenure::Locks::memory();
+/// use tenure::Share;
+///
+/// let permits = locks.semaphore("render", 5)?.acquire_many(3).await?;
+/// let status = locks.inspect("render").await?.expect("it is held");
+/// assert_eq!(status.holders[0].share, Share::Permits(3));
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Share {
+    /// All of a mutex or a fair mutex.
+    Whole,
+    /// A reentrant mutex, so many times.
+    Holds(u32),
+    /// A read-write lock, to read.
+    Reader,
+    /// A read-write lock, to write.
+    Writer,
+    /// So many permits of a semaphore.
+    Permits(u32),
+}
+
+impl Share {
+    fn of(kind: Kind, weight: u32) -> Self {
+        match kind {
+            Kind::Mutex | Kind::Fair => Self::Whole,
+            Kind::Reentrant => Self::Holds(weight),
+            Kind::RwLock if weight == Seat::READER.weight => Self::Reader,
+            Kind::RwLock => Self::Writer,
+            Kind::Semaphore => Self::Permits(weight),
+        }
+    }
+}
+
+impl fmt::Debug for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Holder")
+            .field("owner", &self.owner)
+            .field("value", &format_args!("\"{}\"", self.value.escape_ascii()))
+            .field("fence", &self.fence)
+            .field("remaining", &self.remaining)
+            .field("share", &self.share)
+            .finish()
+    }
 }
 
 impl Holder {
     /// When it was granted, or, where the kind keeps a queue, when it took its place there, as a waiter has too. By the clock that
     /// tokens are made from: the store's, and on a quorum that of the process that asked. `None` without a token.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let _guard = locks.mutex("nightly")?.lock().await?;
+    /// let status = locks.inspect("nightly").await?.expect("it is held");
+    /// assert!(status.holders[0].since().is_some());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     pub fn since(&self) -> Option<SystemTime> {
         (self.fence > 0).then(|| UNIX_EPOCH + Duration::from_micros(self.fence))
     }
@@ -76,7 +159,7 @@ impl Status {
     }
 
     pub(crate) fn new(name: LockName, found: Found) -> Self {
-        let holders = |all: Vec<Holding>| all.into_iter().map(holder).collect();
+        let holders = |all: Vec<Holding>| all.into_iter().map(|one| holder(found.kind, one)).collect();
         let permits = found.capacity.filter(|_| found.kind == Kind::Semaphore);
         Self {
             name,
@@ -90,9 +173,10 @@ impl Status {
     }
 }
 
-fn holder(Holding { value, left_ms, weight }: Holding) -> Holder {
+fn holder(kind: Kind, Holding { value, left_ms, weight }: Holding) -> Holder {
+    let share = Share::of(kind, weight);
     let (owner, fence) = ours(&value).map_or((None, 0), |(owner, fence)| (Some(owner), fence));
-    Holder { owner, value, fence, remaining: left_ms.map(Duration::from_millis), weight }
+    Holder { owner, value, fence, remaining: left_ms.map(Duration::from_millis), share }
 }
 
 /// What another program keeps at a lock's name, without what it wrote.
@@ -110,6 +194,20 @@ pub(crate) fn foreign(kind: Kind, value: &str) -> String {
 }
 
 /// The locks of a store, one after the other: see [`Locks::list`](crate::Locks::list).
+///
+/// Use it for people and for clean-up. It walks over the whole store, so it is no way to find one lock: use
+/// [`inspect`](crate::Locks::inspect).
+///
+/// ```
+/// # tenure::block_on(async {
+/// # let locks = tenure::Locks::memory();
+/// # let _guard = locks.mutex("nightly")?.lock().await?;
+/// let mut listing = locks.list("")?;
+/// while let Some(status) = listing.next().await? {
+///     println!("{}: {}", status.name, status.kind);
+/// }
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
 #[derive(Debug)]
 pub struct Listing {
     home: Arc<Home>,
@@ -131,6 +229,16 @@ impl Listing {
     }
 
     /// The next lock; `None` after the last.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let _guard = locks.mutex("nightly")?.lock().await?;
+    /// let mut listing = locks.list("night")?;
+    /// let first = listing.next().await?.expect("one is held");
+    /// assert_eq!(first.name.as_str(), "nightly");
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// Nothing is lost: the next call goes on where this one was.

@@ -32,7 +32,7 @@ fn events_keep_their_names_and_fields() {
     tracing::subscriber::set_global_default(Hears(keep)).expect("the only one in this program");
     let locks = Locks::memory();
     let short = Options::new().ttl(Duration::from_millis(60)).renewal(Renewal::Off);
-    let brief = locks.with(short).expect("options");
+    let brief = locks.with(|_| short).expect("options");
 
     let lost = block_on(brief.mutex("x").expect("a name").lock()).expect("a free lock");
     // Waits for the lease of the one that is not renewed.
@@ -43,7 +43,7 @@ fn events_keep_their_names_and_fields() {
     // A server that takes back what renewals and releases need.
     let server = Server::start();
     let locks = block_on(Locks::connect(&server.url())).expect("a server");
-    let locks = locks.with(Options::new().ttl(Duration::from_secs(3))).expect("options");
+    let locks = locks.with(|options| options.ttl(Duration::from_secs(3))).expect("options");
     let guard = block_on(locks.mutex("y").expect("a name").lock()).expect("a free lock");
     assert!(server.command(&["ACL", "SETUSER", "default", "-pexpire", "-del"]) == "OK");
     let is_said = |message| {

@@ -83,7 +83,7 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
         run: format!("stress-{:x}:", clock::unix().as_micros()),
         sorts: Vec::new(),
     };
-    let locks = Locks::open(&url)?.with(orders.options())?;
+    let locks = Locks::open(&url)?.with(|_| orders.options())?;
     orders.sorts = sorts(args, &locks)?;
     // The store must answer. Other locks there do not matter, as names are new with each run.
     locks.inspect(&orders.name(lock(Sort::Mutex, 0))).await?;
@@ -141,10 +141,10 @@ fn sorts(args: &Stress, locks: &Locks) -> Result<Vec<Sort>, Failure> {
         let owner = tenure::Owner::new("stress")?;
         match sort {
             Sort::Mutex => locks.mutex("stress").map(drop),
-            Sort::Fair => locks.fair("stress").map(drop),
+            Sort::Fair => locks.fair_mutex("stress").map(drop),
             Sort::Rwlock => locks.rwlock("stress").map(drop),
             Sort::Semaphore => locks.semaphore("stress", PERMITS).map(drop),
-            Sort::Reentrant => locks.reentrant("stress", &owner).map(drop),
+            Sort::Reentrant => locks.reentrant_mutex("stress", &owner).map(drop),
         }
     };
     let mut found = Vec::new();

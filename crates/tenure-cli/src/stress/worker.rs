@@ -113,7 +113,7 @@ pub(crate) fn stage(args: ArgsOs) -> Option<u8> {
 }
 
 async fn work(orders: Orders) -> Result<()> {
-    let locks = Locks::open(&std::env::var(STORE_URL).unwrap_or_default())?.with(orders.options())?;
+    let locks = Locks::open(&std::env::var(STORE_URL).unwrap_or_default())?.with(|_| orders.options())?;
     let (stop, stopped) = watch::channel(false);
     std::thread::spawn(move || {
         let _ = io::stdin().read(&mut [0]);
@@ -303,20 +303,26 @@ async fn take(
     macro_rules! asked {
         ($lock:expr, $forever:ident, $once:ident, $limited:ident $(, $permits:expr)?) => {
             match way {
-                Way::Once => $lock.$once($($permits)?).await,
-                Way::For(limit) => $lock.$limited($($permits,)? limit).await,
-                Way::Forever | Way::Dropped(_) => $lock.$forever($($permits)?).await.map(Some),
+                Way::Once => Ok($lock.$once($($permits)?).await?.map(Guard::from)),
+                Way::For(limit) => Ok($lock.$limited($($permits,)? limit).await?.map(Guard::from)),
+                Way::Forever | Way::Dropped(_) => Ok(Some(Guard::from($lock.$forever($($permits)?).await?))),
             }
         };
     }
     match sort {
         Sort::Mutex => asked!(locks.mutex(name)?, lock, try_lock, try_lock_for),
-        Sort::Fair => asked!(locks.fair(name)?, lock, try_lock, try_lock_for),
-        Sort::Reentrant => asked!(locks.reentrant(name, owner)?, lock, try_lock, try_lock_for),
+        Sort::Fair => asked!(locks.fair_mutex(name)?, lock, try_lock, try_lock_for),
+        Sort::Reentrant => asked!(locks.reentrant_mutex(name, owner)?, lock, try_lock, try_lock_for),
         Sort::Rwlock if weight == WRITER => asked!(locks.rwlock(name)?, write, try_write, try_write_for),
         Sort::Rwlock => asked!(locks.rwlock(name)?, read, try_read, try_read_for),
         Sort::Semaphore => {
-            asked!(locks.semaphore(name, PERMITS)?, acquire, try_acquire, try_acquire_for, weight)
+            asked!(
+                locks.semaphore(name, PERMITS)?,
+                acquire_many,
+                try_acquire_many,
+                try_acquire_many_for,
+                weight
+            )
         }
     }
 }

@@ -50,7 +50,7 @@ impl Fixture {
     pub async fn mutex(&self, locks: &Locks, name: &str) -> Lock {
         match self.flavour {
             Flavour::Mutex => Lock::Mutex(locks.mutex(name).expect("a name")),
-            Flavour::Fair => Lock::Fair(locks.fair(name).expect("a name")),
+            Flavour::Fair => Lock::Fair(locks.fair_mutex(name).expect("a name")),
             Flavour::Write => Lock::Write(locks.rwlock(name).expect("a name")),
             Flavour::OnePermit => Lock::Permit(locks.semaphore(name, 1).expect("a name")),
             Flavour::Reentrant => Lock::Reentrant(locks.clone(), name.to_owned()),
@@ -61,7 +61,7 @@ impl Fixture {
                 if let Entry::Vacant(four) = taken.entry(full) {
                     let others = self.client_with(Options::new().ttl(Duration::from_secs(60)));
                     let five = others.semaphore(four.key(), 5).expect("a name");
-                    four.insert(five.acquire(4).await.expect("four of five"));
+                    four.insert(five.acquire_many(4).await.expect("four of five"));
                 }
                 Lock::Permit(locks.semaphore(name, 5).expect("a name"))
             }
@@ -86,9 +86,9 @@ impl Lock {
         match self {
             Self::Mutex(mutex) => mutex.lock().await,
             Self::Fair(mutex) => mutex.lock().await,
-            Self::Write(lock) => lock.write().await,
-            Self::Permit(semaphore) => semaphore.acquire(1).await,
-            Self::Reentrant(locks, name) => locks.reentrant(name, &Owner::new("anew")?)?.lock().await,
+            Self::Write(lock) => lock.write().await.map(Into::into),
+            Self::Permit(semaphore) => semaphore.acquire().await,
+            Self::Reentrant(locks, name) => locks.reentrant_mutex(name, &Owner::new("anew")?)?.lock().await,
         }
     }
 
@@ -100,9 +100,11 @@ impl Lock {
         match self {
             Self::Mutex(mutex) => mutex.try_lock().await,
             Self::Fair(mutex) => mutex.try_lock().await,
-            Self::Write(lock) => lock.try_write().await,
-            Self::Permit(semaphore) => semaphore.try_acquire(1).await,
-            Self::Reentrant(locks, name) => locks.reentrant(name, &Owner::new("anew")?)?.try_lock().await,
+            Self::Write(lock) => Ok(lock.try_write().await?.map(Into::into)),
+            Self::Permit(semaphore) => semaphore.try_acquire().await,
+            Self::Reentrant(locks, name) => {
+                locks.reentrant_mutex(name, &Owner::new("anew")?)?.try_lock().await
+            }
         }
     }
 
@@ -114,10 +116,10 @@ impl Lock {
         match self {
             Self::Mutex(mutex) => mutex.try_lock_for(limit).await,
             Self::Fair(mutex) => mutex.try_lock_for(limit).await,
-            Self::Write(lock) => lock.try_write_for(limit).await,
-            Self::Permit(semaphore) => semaphore.try_acquire_for(1, limit).await,
+            Self::Write(lock) => Ok(lock.try_write_for(limit).await?.map(Into::into)),
+            Self::Permit(semaphore) => semaphore.try_acquire_for(limit).await,
             Self::Reentrant(locks, name) => {
-                locks.reentrant(name, &Owner::new("anew")?)?.try_lock_for(limit).await
+                locks.reentrant_mutex(name, &Owner::new("anew")?)?.try_lock_for(limit).await
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::pending;
-use tenure::{Kind, Owner, Renewal};
+use tenure::{HoldEnd, Kind, Owner, Renewal};
 
 use super::{Fixture, TTL, options};
 
@@ -15,8 +15,8 @@ pub async fn a_released_lock_is_free_and_its_signal_says_released(fixture: &Fixt
     guard.release().await.expect("a release");
     assert!(fixture.is_free(&locks, "x").await);
     for signal in [lost, again] {
-        let error = fixture.within(TTL, signal).await;
-        assert!(error.is_released() && !error.is_lost(), "{error}");
+        let end = fixture.within(TTL, signal).await;
+        assert!(matches!(end, HoldEnd::Released) && !end.is_lost(), "{end}");
     }
 }
 
@@ -73,7 +73,7 @@ pub async fn a_detached_hold_is_resumed_with_its_token(fixture: &Fixture) {
     let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
     let (fence, lost) = (guard.fence(), guard.lost());
     let line = guard.detach().await.expect("a detached hold").to_string();
-    assert!(fixture.within(TTL, lost).await.is_released());
+    assert!(matches!(fixture.within(TTL, lost).await, HoldEnd::Released));
     let owner: Owner = line.parse().expect("an owner");
     let resumed = theirs.resume("x", &owner).await.expect("an answer").expect("it is not over");
     assert_eq!((resumed.fence(), resumed.owner()), (fence, &owner));
@@ -118,7 +118,9 @@ pub async fn run_stops_the_work_when_the_lock_is_lost(fixture: &Fixture) {
     let locks = fixture.client_with(options().max_hold(2 * TTL));
     let guard = fixture.mutex(&locks, "x").await.lock().await.expect("a free lock");
     let work = guard.run(async |_| pending::<()>().await);
-    let error = fixture.within(4 * TTL, work).await.expect_err("it was lost");
+    let failed = fixture.within(4 * TTL, work).await.expect_err("it was lost");
+    assert!(failed.value.is_none());
+    let error = failed.error;
     assert!(error.is_lost() && error.to_string().contains("max_hold"), "{error}");
 }
 
@@ -161,11 +163,11 @@ pub async fn shutdown_waits_for_guards_that_were_dropped(fixture: &Fixture) {
 pub async fn a_name_in_use_as_another_kind_is_a_mismatch_that_names_both(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let _mutex = ours.mutex("m").expect("a name").lock().await.expect("a free lock");
-    let _fair = ours.fair("f").expect("a name").lock().await.expect("a free lock");
+    let _fair = ours.fair_mutex("f").expect("a name").lock().await.expect("a free lock");
     let me = Owner::new("me").expect("an owner");
-    let _reentrant = ours.reentrant("r", &me).expect("a name").lock().await.expect("a free lock");
+    let _reentrant = ours.reentrant_mutex("r", &me).expect("a name").lock().await.expect("a free lock");
     let errors = [
-        (theirs.fair("m").expect("a name").lock().await.expect_err("a mutex"), ["mutex", "fair mutex"]),
+        (theirs.fair_mutex("m").expect("a name").lock().await.expect_err("a mutex"), ["mutex", "fair mutex"]),
         (
             theirs.mutex("f").expect("a name").try_lock().await.expect_err("a fair mutex"),
             ["fair mutex", "mutex"],
@@ -179,7 +181,7 @@ pub async fn a_name_in_use_as_another_kind_is_a_mismatch_that_names_both(fixture
             ["reentrant mutex", "mutex"],
         ),
         (
-            theirs.reentrant("m", &me).expect("a name").lock().await.expect_err("a mutex"),
+            theirs.reentrant_mutex("m", &me).expect("a name").lock().await.expect_err("a mutex"),
             ["mutex", "reentrant mutex"],
         ),
     ];

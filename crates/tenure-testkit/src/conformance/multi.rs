@@ -14,8 +14,8 @@ pub async fn all_or_none_are_held(fixture: &Fixture) {
     let me = Owner::new("me").expect("an owner");
     let multi = Multi::new([
         ours.mutex("d").expect("a name").into(),
-        ours.fair("c").expect("a name").into(),
-        ours.reentrant("b", &me).expect("a name").into(),
+        ours.fair_mutex("c").expect("a name").into(),
+        ours.reentrant_mutex("b", &me).expect("a name").into(),
         ours.rwlock("a").expect("a name").for_read(),
         ours.semaphore("e", 3).expect("a name").for_permits(2).expect("two of three"),
     ])
@@ -29,7 +29,7 @@ pub async fn all_or_none_are_held(fixture: &Fixture) {
     guards.release().await.expect("a release");
 
     // The last in order is busy: what was taken before it is given back.
-    let busy = theirs.semaphore("e", 3).expect("a name").acquire(2).await.expect("a free lock");
+    let busy = theirs.semaphore("e", 3).expect("a name").acquire_many(2).await.expect("a free lock");
     assert!(multi.try_lock().await.expect("an answer").is_none());
     // What a wait may have left goes in the background.
     let freed = async {
@@ -42,7 +42,7 @@ pub async fn all_or_none_are_held(fixture: &Fixture) {
     fixture.within(TTL, freed).await;
     // Another kind stands at one of the names: an error, and nothing left behind either.
     let mismatch =
-        Multi::new([ours.mutex("a").expect("a name").into(), ours.fair("e").expect("a name").into()]);
+        Multi::new([ours.mutex("a").expect("a name").into(), ours.fair_mutex("e").expect("a name").into()]);
     assert!(mismatch.expect("two names").lock().await.expect_err("another kind").is_mismatch());
     assert!(theirs.inspect("a").await.expect("an answer").is_none());
     busy.release().await.expect("a release");
@@ -103,7 +103,7 @@ pub async fn the_loss_of_one_is_the_loss_of_all(fixture: &Fixture) {
     let guards = fixture.within(2 * TTL, multi.lock()).await.expect("free locks");
     let work = guards.run(async |_| pending::<()>().await);
     let (stopped, forced) = fixture.within(2 * TTL, join(work, locks.force_release("c"))).await;
-    assert!(stopped.expect_err("one is gone").is_lost());
+    assert!(stopped.expect_err("one is gone").error.is_lost());
     assert!(forced.expect("an answer").is_some());
     let next = fixture.within(2 * TTL, multi.lock()).await.expect("free locks");
     assert_eq!(next.run(async |guards| guards.len()).await.expect("a value"), 3);
@@ -113,7 +113,7 @@ pub async fn the_loss_of_one_is_the_loss_of_all(fixture: &Fixture) {
 pub async fn the_same_name_twice_is_refused(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let twice =
-        Multi::new([ours.mutex("a").expect("a name").into(), theirs.fair("a").expect("a name").into()]);
+        Multi::new([ours.mutex("a").expect("a name").into(), theirs.fair_mutex("a").expect("a name").into()]);
     let error = twice.expect_err("one name");
     assert!(error.is_invalid() && error.to_string().contains("`a`"), "{error}");
     assert!(Multi::new([]).expect_err("nothing").is_invalid());

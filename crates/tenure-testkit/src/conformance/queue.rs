@@ -13,7 +13,7 @@ use super::{Fixture, TTL, options};
 pub async fn callers_of_several_clients_are_served_in_the_order_in_which_they_came(fixture: &Fixture) {
     const CALLERS: usize = 9;
     let clients: Vec<_> = (0..3).map(|_| fixture.client()).collect();
-    let guard = clients[0].fair("x").expect("a name").lock().await.expect("a free lock");
+    let guard = clients[0].fair_mutex("x").expect("a name").lock().await.expect("a free lock");
     let waiting =
         async || clients[0].inspect("x").await.expect("an answer").map(|status| status.waiters.len());
     let until_waiting = async |callers| {
@@ -24,7 +24,7 @@ pub async fn callers_of_several_clients_are_served_in_the_order_in_which_they_ca
     let served = Mutex::new(Vec::new());
     let callers = (0..CALLERS).map(async |number| {
         until_waiting(number).await;
-        let fair = clients[number % 3].fair("x").expect("a name");
+        let fair = clients[number % 3].fair_mutex("x").expect("a name");
         let guard = fair.lock().await.expect("a grant");
         served.lock().expect("nobody panicked").push(number);
         guard.release().await.expect("a release");
@@ -54,12 +54,12 @@ pub async fn a_try_overtakes_nobody(fixture: &Fixture) {
 pub async fn a_head_that_died_costs_its_short_lease(fixture: &Fixture) {
     let long = options().ttl(Duration::from_secs(60));
     let (ours, next) = (fixture.client_with(long.clone()), fixture.client_with(long.clone()));
-    let guard = ours.fair("x").expect("a name").lock().await.expect("a free lock");
+    let guard = ours.fair_mutex("x").expect("a name").lock().await.expect("a free lock");
     let dead = fixture.client_with(long);
-    let dying = dead.fair("x").expect("a name");
+    let dying = dead.fair_mutex("x").expect("a name");
     let mut head = Box::pin(dying.lock());
     assert!(fixture.unless_late(TTL / 4, &mut head).await.is_none());
-    let fair = next.fair("x").expect("a name");
+    let fair = next.fair_mutex("x").expect("a name");
     let mut second = pin!(fair.lock());
     assert!(fixture.unless_late(TTL / 4, &mut second).await.is_none());
     guard.release().await.expect("a release");
@@ -73,8 +73,8 @@ pub async fn a_head_that_died_costs_its_short_lease(fixture: &Fixture) {
 pub async fn a_long_grace_keeps_nobody_out(fixture: &Fixture) {
     let options = options().ttl(Duration::from_secs(15)).grace(Duration::from_secs(5));
     let (ours, theirs) = (fixture.client_with(options.clone()), fixture.client_with(options));
-    let guard = ours.fair("x").expect("a name").lock().await.expect("a free lock");
-    let fair = theirs.fair("x").expect("a name");
+    let guard = ours.fair_mutex("x").expect("a name").lock().await.expect("a free lock");
+    let fair = theirs.fair_mutex("x").expect("a name");
     let mut waits = pin!(fair.lock());
     assert!(fixture.unless_late(TTL / 4, &mut waits).await.is_none());
     guard.release().await.expect("a release");
@@ -86,8 +86,8 @@ pub async fn a_long_grace_keeps_nobody_out(fixture: &Fixture) {
 /// The next one holds at once; who was forced out is told.
 pub async fn a_forced_release_lets_the_next_in(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
-    let guard = ours.fair("x").expect("a name").lock().await.expect("a free lock");
-    let fair = theirs.fair("x").expect("a name");
+    let guard = ours.fair_mutex("x").expect("a name").lock().await.expect("a free lock");
+    let fair = theirs.fair_mutex("x").expect("a name");
     let mut next = pin!(fair.lock());
     assert!(fixture.unless_late(TTL / 4, &mut next).await.is_none());
     let status = ours.inspect("x").await.expect("an answer").expect("a holder");
@@ -104,8 +104,8 @@ pub async fn a_forced_release_lets_the_next_in(fixture: &Fixture) {
 pub async fn whoever_is_called_gets_a_whole_lease(fixture: &Fixture) {
     let once = options().ttl(Duration::from_secs(20)).renewal(Renewal::Off);
     let (ours, theirs) = (fixture.client(), fixture.client_with(once));
-    let guard = ours.fair("x").expect("a name").lock().await.expect("a free lock");
-    let fair = theirs.fair("x").expect("a name");
+    let guard = ours.fair_mutex("x").expect("a name").lock().await.expect("a free lock");
+    let fair = theirs.fair_mutex("x").expect("a name");
     let mut next = pin!(fair.lock());
     assert!(fixture.unless_late(TTL / 4, &mut next).await.is_none());
     guard.release().await.expect("a release");
@@ -118,5 +118,5 @@ pub async fn whoever_is_called_gets_a_whole_lease(fixture: &Fixture) {
     fixture.within(2 * TTL, whole).await;
     fixture.sleep(Duration::from_secs(6)).await;
     next.verify().await.expect("still held");
-    assert!(ours.fair("x").expect("a name").try_lock().await.expect("an answer").is_none());
+    assert!(ours.fair_mutex("x").expect("a name").try_lock().await.expect("an answer").is_none());
 }

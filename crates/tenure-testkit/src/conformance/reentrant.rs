@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use tenure::{Owner, Renewal};
+use tenure::{HoldEnd, Owner, Renewal};
 
 use super::{Fixture, TTL, options};
 
@@ -13,14 +13,19 @@ use super::{Fixture, TTL, options};
 pub async fn an_owner_holds_as_often_as_it_likes_and_others_wait_for_the_last_release(fixture: &Fixture) {
     let (ours, more, theirs) = (fixture.client(), fixture.client(), fixture.client());
     let (me, other) = (Owner::new("me").expect("an owner"), Owner::new("other").expect("an owner"));
-    let lock = ours.reentrant("x", &me).expect("a name");
+    let lock = ours.reentrant_mutex("x", &me).expect("a name");
     let mut guards = vec![lock.lock().await.expect("a free lock")];
     guards.push(
-        more.reentrant("x", &me).expect("a name").try_lock().await.expect("an answer").expect("our own"),
+        more.reentrant_mutex("x", &me)
+            .expect("a name")
+            .try_lock()
+            .await
+            .expect("an answer")
+            .expect("our own"),
     );
     guards.push(lock.lock().await.expect("our own"));
     assert_eq!(lock.hold_count().await.expect("an answer"), 3);
-    let stranger = theirs.reentrant("x", &other).expect("a name");
+    let stranger = theirs.reentrant_mutex("x", &other).expect("a name");
     assert_eq!(stranger.hold_count().await.expect("an answer"), 0);
     let mut waiting = pin!(stranger.lock());
     for left in (0..3).rev() {
@@ -43,8 +48,8 @@ pub async fn a_reentry_keeps_the_token_and_shortens_nothing(fixture: &Fixture) {
     let outer = fixture.client_with(options().ttl(6 * TTL).renewal(Renewal::Off));
     let inner = fixture.client_with(options().ttl(TTL / 2).renewal(Renewal::Off));
     let me = Owner::new("me").expect("an owner");
-    let first = outer.reentrant("x", &me).expect("a name").lock().await.expect("a free lock");
-    let second = inner.reentrant("x", &me).expect("a name").lock().await.expect("our own");
+    let first = outer.reentrant_mutex("x", &me).expect("a name").lock().await.expect("a free lock");
+    let second = inner.reentrant_mutex("x", &me).expect("a name").lock().await.expect("our own");
     assert_eq!(first.fence(), second.fence());
     second.release().await.expect("a release");
     fixture.sleep(TTL).await;
@@ -52,7 +57,7 @@ pub async fn a_reentry_keeps_the_token_and_shortens_nothing(fixture: &Fixture) {
     assert!(first.is_held());
     let fence = first.fence();
     first.release().await.expect("a release");
-    let again = outer.reentrant("x", &me).expect("a name").lock().await.expect("a free lock");
+    let again = outer.reentrant_mutex("x", &me).expect("a name").lock().await.expect("a free lock");
     assert!(again.fence() > fence);
 }
 
@@ -60,11 +65,11 @@ pub async fn a_reentry_keeps_the_token_and_shortens_nothing(fixture: &Fixture) {
 pub async fn holds_of_one_owner_end_one_by_one(fixture: &Fixture) {
     let locks = fixture.client();
     let me = Owner::new("me").expect("an owner");
-    let lock = locks.reentrant("x", &me).expect("a name");
+    let lock = locks.reentrant_mutex("x", &me).expect("a name");
     let (first, second) = (lock.lock().await.expect("a free lock"), lock.lock().await.expect("our own"));
     let lost = first.lost();
     drop(first);
-    assert!(fixture.within(TTL, lost).await.is_released());
+    assert!(matches!(fixture.within(TTL, lost).await, HoldEnd::Released));
     let freed = async {
         while lock.hold_count().await.expect("an answer") != 1 {
             fixture.sleep(Duration::from_millis(2)).await;
@@ -81,7 +86,7 @@ pub async fn holds_of_one_owner_end_one_by_one(fixture: &Fixture) {
 pub async fn a_resume_that_is_dropped_anywhere_takes_nothing(fixture: &Fixture) {
     let locks = fixture.client_with(options().ttl(Duration::from_secs(20)));
     let me = Owner::new("me").expect("an owner");
-    let lock = locks.reentrant("x", &me).expect("a name");
+    let lock = locks.reentrant_mutex("x", &me).expect("a name");
     for polls in 0..8 {
         let kept = lock.lock().await.expect("a free lock");
         drop(lock.lock().await.expect("our own").detach().await.expect("a detached hold"));
@@ -110,7 +115,7 @@ pub async fn a_resume_that_is_dropped_anywhere_takes_nothing(fixture: &Fixture) 
 pub async fn a_detached_hold_of_two_is_resumed_as_one_of_two(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let me = Owner::new("me").expect("an owner");
-    let lock = ours.reentrant("x", &me).expect("a name");
+    let lock = ours.reentrant_mutex("x", &me).expect("a name");
     let (first, second) = (lock.lock().await.expect("a free lock"), lock.lock().await.expect("our own"));
     assert_eq!(first.detach().await.expect("a detached hold"), me);
     assert_eq!(lock.hold_count().await.expect("an answer"), 2);

@@ -3,7 +3,8 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use tenure::Renewal;
+use tenure::internals::write_guard;
+use tenure::{Guard, Renewal};
 
 use super::{Fixture, TTL, options};
 
@@ -72,37 +73,34 @@ pub async fn a_lapsed_reader_blocks_a_writer_no_longer_than_its_own_lease(fixtur
 pub async fn a_downgrade_lets_readers_in_at_once(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
-    let mut guard = a.write().await.expect("a free lock");
+    let guard = a.write().await.expect("a free lock");
     let fence = guard.fence();
     let mut reader = pin!(b.read());
     assert!(fixture.unless_late(TTL / 4, &mut reader).await.is_none());
-    a.downgrade(&mut guard).await.expect("a downgrade");
+    let guard = guard.downgrade().await.expect("a downgrade");
     let reader = fixture.within(TTL, reader).await.expect("a grant");
     assert_eq!(guard.fence(), fence);
     guard.verify().await.expect("still held");
     assert!(b.try_write().await.expect("an answer").is_none());
-    a.downgrade(&mut guard).await.expect("a reader stays one");
+    let guard = write_guard(guard.into()).downgrade().await.expect("a reader stays one");
     guard.release().await.expect("a release");
     reader.release().await.expect("a release");
 }
 
-/// And for no other: what tells locks apart is the whole name, whatever part of it is the prefix,
-/// and the `Locks` they are of.
-pub async fn a_downgrade_is_for_a_guard_of_the_same_lock(fixture: &Fixture) {
+/// Whatever else has the same name, or the same prefix and name together.
+pub async fn a_downgrade_touches_no_other_lock(fixture: &Fixture) {
     let (locks, theirs) = (fixture.client(), fixture.client());
-    let apart = locks.with(locks.options().clone().prefix("p:")).expect("options");
-    let lock = locks.rwlock("x").expect("a name");
-    let mut other = locks.rwlock("y").expect("a name").write().await.expect("a free lock");
-    let mut mutex = locks.mutex("m").expect("a name").lock().await.expect("a free lock");
-    let mut prefixed = apart.rwlock("x").expect("a name").write().await.expect("a free lock");
-    let mut foreign = theirs.rwlock("x").expect("a name").write().await.expect("a free lock");
-    for guard in [&mut other, &mut mutex, &mut prefixed, &mut foreign] {
-        assert!(lock.downgrade(guard).await.expect_err("another lock's").is_invalid());
-    }
-    for lock in [&locks.rwlock("y"), &apart.rwlock("x"), &theirs.rwlock("x")] {
-        let lock = lock.as_ref().expect("a name");
+    let apart = locks.with(|options| options.prefix("p:")).expect("options");
+    let writer = locks.rwlock("x").expect("a name").write().await.expect("a free lock");
+    let other = locks.rwlock("y").expect("a name").write().await.expect("a free lock");
+    let prefixed = apart.rwlock("x").expect("a name").write().await.expect("a free lock");
+    let reader = writer.downgrade().await.expect("a downgrade");
+    assert!(theirs.rwlock("x").expect("a name").try_read().await.expect("an answer").is_some());
+    for lock in [locks.rwlock("y"), locks.rwlock("p:x")] {
+        let lock = lock.expect("a name");
         assert!(lock.try_read().await.expect("an answer").is_none(), "{lock:?} was downgraded");
     }
-    locks.rwlock("p:x").expect("a name").downgrade(&mut prefixed).await.expect("the same lock");
-    assert!(apart.rwlock("x").expect("a name").try_read().await.expect("an answer").is_some());
+    for guard in [Guard::from(reader), other.into(), prefixed.into()] {
+        guard.release().await.expect("a release");
+    }
 }

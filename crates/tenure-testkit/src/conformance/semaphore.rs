@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
+use tenure::Share;
+
 use super::{Fixture, TTL, options};
 
 /// A counter that would show it, with callers that ask for one to three of five.
@@ -17,7 +19,7 @@ pub async fn permits_never_add_up_to_more_than_there_are(fixture: &Fixture) {
         let semaphore = clients[number as usize % 3].semaphore("x", 5).expect("a name");
         let (used, most, permits) = (&used, &most, 1 + number % 3);
         async move {
-            let guard = semaphore.acquire(permits).await.expect("a grant");
+            let guard = semaphore.acquire_many(permits).await.expect("a grant");
             let now = used.fetch_add(permits, Ordering::SeqCst) + permits;
             most.fetch_max(now, Ordering::SeqCst);
             fixture.sleep(Duration::from_millis(2)).await;
@@ -34,14 +36,14 @@ pub async fn permits_never_add_up_to_more_than_there_are(fixture: &Fixture) {
 pub async fn who_asks_for_many_is_not_overtaken(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let (a, b) = (ours.semaphore("x", 3).expect("a name"), theirs.semaphore("x", 3).expect("a name"));
-    let two = a.acquire(2).await.expect("a free lock");
-    let mut three = pin!(b.acquire(3));
+    let two = a.acquire_many(2).await.expect("a free lock");
+    let mut three = pin!(b.acquire_many(3));
     assert!(fixture.unless_late(TTL / 4, &mut three).await.is_none());
     assert!(
-        a.try_acquire(1).await.expect("an answer").is_none(),
+        a.try_acquire().await.expect("an answer").is_none(),
         "one is left, and three were asked for before"
     );
-    let mut one = pin!(a.acquire(1));
+    let mut one = pin!(a.acquire());
     assert!(fixture.unless_late(TTL / 4, &mut one).await.is_none());
     two.release().await.expect("a release");
     let three = fixture.within(TTL, three).await.expect("a grant");
@@ -50,20 +52,20 @@ pub async fn who_asks_for_many_is_not_overtaken(fixture: &Fixture) {
     drop(fixture.within(TTL, one).await.expect("a grant"));
 }
 
-/// Until no client holds any.
+/// Until nobody holds any.
 pub async fn another_number_is_a_mismatch_that_says_which_is_in_force(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
-    let guard = ours.semaphore("x", 5).expect("a name").acquire(1).await.expect("a free lock");
+    let guard = ours.semaphore("x", 5).expect("a name").acquire().await.expect("a free lock");
     let other = theirs.semaphore("x", 4).expect("a name");
-    let error = other.acquire(1).await.expect_err("another number");
+    let error = other.acquire().await.expect_err("another number");
     assert!(
         error.is_mismatch() && error.to_string().contains("of 5") && error.to_string().contains("of 4"),
         "{error}"
     );
     let status = theirs.inspect("x").await.expect("an answer").expect("a holder");
-    assert_eq!((status.permits, status.holders[0].weight), (Some(5), 1));
+    assert_eq!((status.permits, status.holders[0].share), (Some(5), Share::Permits(1)));
     guard.release().await.expect("a release");
-    drop(other.acquire(4).await.expect("a free lock"));
+    drop(other.acquire_many(4).await.expect("a free lock"));
 }
 
 /// At once, without asking the store.
@@ -74,7 +76,7 @@ pub async fn permits_that_cannot_be_are_refused(fixture: &Fixture) {
     }
     let semaphore = locks.semaphore("x", 2).expect("a name");
     for permits in [0, 3] {
-        assert!(semaphore.try_acquire(permits).await.expect_err("no number").is_invalid());
+        assert!(semaphore.try_acquire_many(permits).await.expect_err("no number").is_invalid());
         assert!(semaphore.for_permits(permits).is_err());
     }
 }
@@ -86,9 +88,9 @@ pub async fn all_who_are_let_in_at_once_come_in_at_once(fixture: &Fixture) {
     let client = || fixture.client_with(options().ttl(Duration::from_secs(60)));
     let (ours, theirs) = (client(), client());
     let taken = ours.semaphore("x", MANY).expect("a name");
-    let guards = join_all((0..MANY).map(|_| taken.acquire(1))).await;
+    let guards = join_all((0..MANY).map(|_| taken.acquire())).await;
     let semaphore = theirs.semaphore("x", MANY).expect("a name");
-    let mut waiters = pin!(join_all((0..MANY).map(|_| semaphore.acquire(1))));
+    let mut waiters = pin!(join_all((0..MANY).map(|_| semaphore.acquire())));
     assert!(fixture.unless_late(Duration::from_millis(200), &mut waiters).await.is_none());
     for guard in guards {
         drop(guard.expect("a permit"));

@@ -100,7 +100,7 @@ impl Server {
 
     pub(crate) fn holder(&self, key: &str, now: TrueTime) -> Option<String> {
         let found = protocol::found(self.locks.get(key)?, clock(now))?;
-        found.holders.first().map(|holder| holder.value.clone())
+        found.holders.first().map(|holder| protocol::shown(&holder.value))
     }
 
     /// Notes what is kept now.
@@ -115,7 +115,7 @@ impl Server {
             Some(scripts) => scripts.keys(clock(at)),
             None => locks.iter().map(|(key, holder)| (key.clone(), left_ms(holder))).collect(),
         };
-        let holders = locks.into_iter().map(|(key, holder)| (key, holder.value)).collect();
+        let holders = locks.into_iter().map(|(key, holder)| (key, protocol::shown(&holder.value))).collect();
         self.looks.push(Look { at, keys, holders });
     }
 
@@ -284,7 +284,7 @@ fn reply(op: &Op, answer: &Answer) -> Vec<u8> {
         Answer::Free => vec![bulk("free")],
         Answer::Found(found) => {
             let holder = &found.holders[0];
-            vec![bulk("found"), bulk("mutex"), bulk(&holder.value), left(holder.left_ms)]
+            vec![bulk("found"), bulk("mutex"), bulk(&protocol::shown(&holder.value)), left(holder.left_ms)]
         }
         Answer::Behind { ballot } => vec![bulk("behind"), bulk(&ballot.to_string())],
         other => panic!("not an answer of this server: {other:?}"),

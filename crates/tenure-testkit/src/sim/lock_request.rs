@@ -52,7 +52,7 @@ impl LockRequest {
         let name = name.as_str();
         Ok(match sort {
             LockKind::Mutex => Self::Mutex(locks.mutex(name)?),
-            LockKind::Fair => Self::Fair(locks.fair(name)?),
+            LockKind::Fair => Self::Fair(locks.fair_mutex(name)?),
             LockKind::RwLock if sim.choose(5) < 3 => Self::Read(locks.rwlock(name)?),
             LockKind::RwLock => Self::Write(locks.rwlock(name)?),
             LockKind::Semaphore(permits) => {
@@ -60,7 +60,7 @@ impl LockRequest {
             }
             LockKind::Reentrant => {
                 let owner = &owners[sim.choose(owners.len() as u32) as usize];
-                Self::Reentrant(locks.reentrant(name, owner)?)
+                Self::Reentrant(locks.reentrant_mutex(name, owner)?)
             }
         })
     }
@@ -88,9 +88,9 @@ impl LockRequest {
         Ok(Got::One(match self {
             Self::Mutex(lock) => lock.lock().await?,
             Self::Fair(lock) => lock.lock().await?,
-            Self::Read(lock) => lock.read().await?,
-            Self::Write(lock) => lock.write().await?,
-            Self::Permits(lock, permits) => lock.acquire(*permits).await?,
+            Self::Read(lock) => lock.read().await?.into(),
+            Self::Write(lock) => lock.write().await?.into(),
+            Self::Permits(lock, permits) => lock.acquire_many(*permits).await?,
             Self::Reentrant(lock) => lock.lock().await?,
             Self::Both(locks) => return locks.lock().await.map(Got::Both),
         }))
@@ -101,9 +101,9 @@ impl LockRequest {
         let guard = match self {
             Self::Mutex(lock) => lock.try_lock().await?,
             Self::Fair(lock) => lock.try_lock().await?,
-            Self::Read(lock) => lock.try_read().await?,
-            Self::Write(lock) => lock.try_write().await?,
-            Self::Permits(lock, permits) => lock.try_acquire(*permits).await?,
+            Self::Read(lock) => lock.try_read().await?.map(Into::into),
+            Self::Write(lock) => lock.try_write().await?.map(Into::into),
+            Self::Permits(lock, permits) => lock.try_acquire_many(*permits).await?,
             Self::Reentrant(lock) => lock.try_lock().await?,
             Self::Both(locks) => return Ok(locks.try_lock().await?.map(Got::Both)),
         };
@@ -115,9 +115,9 @@ impl LockRequest {
         let guard = match self {
             Self::Mutex(lock) => lock.try_lock_for(limit).await?,
             Self::Fair(lock) => lock.try_lock_for(limit).await?,
-            Self::Read(lock) => lock.try_read_for(limit).await?,
-            Self::Write(lock) => lock.try_write_for(limit).await?,
-            Self::Permits(lock, permits) => lock.try_acquire_for(*permits, limit).await?,
+            Self::Read(lock) => lock.try_read_for(limit).await?.map(Into::into),
+            Self::Write(lock) => lock.try_write_for(limit).await?.map(Into::into),
+            Self::Permits(lock, permits) => lock.try_acquire_many_for(*permits, limit).await?,
             Self::Reentrant(lock) => lock.try_lock_for(limit).await?,
             Self::Both(locks) => return Ok(locks.try_lock_for(limit).await?.map(Got::Both)),
         };

@@ -138,7 +138,7 @@ fn a_grant_that_is_handed_out_after_a_restart_is_verified() -> Outcome {
 fn a_hold_that_was_handed_on_survives_a_refusing_server() -> Outcome {
     Scene::new(Options::new().ttl(Duration::from_secs(60))).play(|scene| {
         Box::pin(async move {
-            let lock = scene.locks.fair("x").map_err(fails)?;
+            let lock = scene.locks.fair_mutex("x").map_err(fails)?;
             let first = lock.lock().await.map_err(fails)?;
             let mut next = pin!(lock.lock());
             if begin(&mut next).await.is_some() {
@@ -171,7 +171,7 @@ fn a_renewal_beside_a_detach_costs_nothing() -> Outcome {
     let owner: Owner = "draw@host:1/00112233445566778899aabbccddeeff".parse().map_err(fails)?;
     Scene::new(Options::new().ttl(Duration::from_secs(3))).play(|scene| {
         Box::pin(async move {
-            let lock = scene.locks.reentrant("x", &owner).map_err(fails)?;
+            let lock = scene.locks.reentrant_mutex("x", &owner).map_err(fails)?;
             let guard = lock.lock().await.map_err(fails)?;
             // Its renewal is due a third of the lease after it was asked for.
             scene.sleep(SECOND - 250 * MS).await;
@@ -197,10 +197,10 @@ fn a_dead_crowd_keeps_nobody_waiting() -> Outcome {
     Scene::new(Options::new().ttl(Duration::from_secs(3))).play(|scene| {
         Box::pin(async move {
             let crowd = scene.other(Options::new().ttl(Duration::from_secs(3)));
-            let lock = scene.locks.fair("x").map_err(fails)?;
+            let lock = scene.locks.fair_mutex("x").map_err(fails)?;
             let held = lock.lock().await.map_err(fails)?;
             for _ in 0..DEAD {
-                let theirs = crowd.locks.fair("x").map_err(fails)?;
+                let theirs = crowd.locks.fair_mutex("x").map_err(fails)?;
                 scene.sim.spawn(crowd.process.id(), Box::pin(async move { drop(theirs.lock().await) }));
             }
             scene.sleep(SECOND).await;

@@ -203,7 +203,7 @@ impl Task {
                     async move { lock.lock().await }.boxed()
                 }
                 Kind::Fair => {
-                    let lock = self.locks.fair("x").expect("a name");
+                    let lock = self.locks.fair_mutex("x").expect("a name");
                     async move { lock.lock().await }.boxed()
                 }
             };

@@ -22,7 +22,7 @@ const LONG: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_secs(20);
 
 fn locks(url: &str, options: Options) -> Locks {
-    Locks::open(url).expect("a store").with(options.patience(2 * SOON)).expect("options")
+    Locks::open(url).expect("a store").with(|_| options.patience(2 * SOON)).expect("options")
 }
 
 fn acquire(locks: &Locks, name: &str) -> Guard {
@@ -31,7 +31,7 @@ fn acquire(locks: &Locks, name: &str) -> Guard {
 
 /// A lock that is not granted, for this reason; nothing of it is left.
 fn is_refused(locks: &Locks, name: &str, why: &str, master: &Server) {
-    let locks = locks.with(locks.options().clone().op_timeout(Duration::from_secs(1))).expect("options");
+    let locks = locks.with(|options| options.op_timeout(Duration::from_secs(1))).expect("options");
     let error = block_on(locks.mutex(name).expect("a name").try_lock()).expect_err("too few replicas");
     let source = error.source().map_or_else(String::new, ToString::to_string);
     assert!(error.is_unreachable() && source.contains(why), "{error}: {source}");

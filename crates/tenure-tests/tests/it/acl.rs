@@ -64,7 +64,7 @@ fn url(server: &Server) -> String {
 
 fn locks(url: &str) -> Result<Locks> {
     let options = Options::new().prefix("app:").op_timeout(Duration::from_secs(5));
-    block_on(Locks::connect(url))?.with(options)
+    block_on(Locks::connect(url))?.with(|_| options)
 }
 
 /// A client holds, another client waits and holds, and both release.
@@ -93,8 +93,8 @@ fn use_kind(kind: &str, url: &str) -> Result<()> {
         }
         "reentrant" => {
             let (me, you) = (Owner::new("me")?, Owner::new("you")?);
-            let (a, b) = (ours.reentrant("r", &me)?, theirs.reentrant("r", &you)?);
-            let again = ours.reentrant("r", &me)?;
+            let (a, b) = (ours.reentrant_mutex("r", &me)?, theirs.reentrant_mutex("r", &you)?);
+            let again = ours.reentrant_mutex("r", &me)?;
             let both = || {
                 let (one, two) = (block_on(a.lock())?, block_on(again.lock())?);
                 block_on(two.release())?;
@@ -103,19 +103,18 @@ fn use_kind(kind: &str, url: &str) -> Result<()> {
             hand_over(both, || block_on(b.lock()))
         }
         _ => {
-            let (a, b) = (ours.fair("f")?, theirs.fair("f")?);
+            let (a, b) = (ours.fair_mutex("f")?, theirs.fair_mutex("f")?);
             hand_over(|| block_on(a.lock()), || block_on(b.lock()))?;
             // Who does not wait any more leaves.
             let held = block_on(a.lock())?;
             assert!(block_on(b.try_lock_for(Duration::from_millis(30)))?.is_none());
             block_on(held.release())?;
             let (a, b) = (ours.rwlock("w")?, theirs.rwlock("w")?);
-            hand_over(|| block_on(a.write()), || block_on(b.read()))?;
-            let mut writer = block_on(a.write())?;
-            block_on(a.downgrade(&mut writer))?;
-            block_on(writer.release())?;
+            hand_over(|| block_on(a.write()).map(Guard::from), || block_on(b.read()).map(Guard::from))?;
+            let reader = block_on(block_on(a.write())?.downgrade())?;
+            block_on(reader.release())?;
             let (a, b) = (ours.semaphore("s", 3)?, theirs.semaphore("s", 3)?);
-            hand_over(|| block_on(a.acquire(3)), || block_on(b.acquire(1)))
+            hand_over(|| block_on(a.acquire_many(3)), || block_on(b.acquire()))
         }
     }
 }
@@ -202,25 +201,24 @@ fn meet_others(server: &Server, url: &str) -> Result<()> {
     server.command(&["HSET", "app:hash", "550e8400:1", "1"]);
     for name in ["text", "hash"] {
         assert!(block_on(locks.mutex(name)?.try_lock())?.is_none());
-        assert!(block_on(locks.reentrant(name, &me)?.try_lock())?.is_none());
-        assert!(block_on(locks.fair(name)?.try_lock())?.is_none());
+        assert!(block_on(locks.reentrant_mutex(name, &me)?.try_lock())?.is_none());
+        assert!(block_on(locks.fair_mutex(name)?.try_lock())?.is_none());
         assert!(block_on(locks.inspect(name))?.is_some());
     }
-    let mine = block_on(locks.fair("mine")?.lock())?;
+    let mine = block_on(locks.fair_mutex("mine")?.lock())?;
     match block_on(locks.mutex("mine")?.try_lock()) {
         Err(error) if error.is_mismatch() => {}
         other => return other.map(|_| ()),
     }
     assert!(block_on(locks.force_release("mine"))?.is_some());
     drop(mine);
-    // Another number of permits, when all has lapsed, and the key is still there for one that would
-    // have lasted.
-    let short = locks.with(Options::new().prefix("app:").ttl(Duration::from_millis(50)))?;
-    let long = block_on(locks.semaphore("permits", 2)?.acquire(1))?;
-    drop(block_on(block_on(short.semaphore("permits", 2)?.acquire(1))?.detach())?);
+    // Another number of permits, when all has lapsed, and the key is still there for one that would have lasted.
+    let short = locks.with(|options| options.prefix("app:").ttl(Duration::from_millis(50)))?;
+    let long = block_on(locks.semaphore("permits", 2)?.acquire())?;
+    drop(block_on(block_on(short.semaphore("permits", 2)?.acquire())?.detach())?);
     block_on(long.release())?;
     std::thread::sleep(Duration::from_millis(100));
-    block_on(block_on(locks.semaphore("permits", 3)?.acquire(1))?.release())
+    block_on(block_on(locks.semaphore("permits", 3)?.acquire())?.release())
 }
 
 /// Lists what is there: locks of ours and of other programs.
@@ -228,8 +226,8 @@ fn list(server: &Server, url: &str) -> Result<()> {
     let locks = locks(url)?;
     server.command(&["SET", "app:text", "somebody", "PX", "60000"]);
     server.command(&["HSET", "app:hash", "550e8400:1", "1"]);
-    let _guard = block_on(locks.reentrant("ours", &Owner::new("me")?)?.lock())?;
-    let _fair = block_on(locks.fair("fair")?.lock())?;
+    let _guard = block_on(locks.reentrant_mutex("ours", &Owner::new("me")?)?.lock())?;
+    let _fair = block_on(locks.fair_mutex("fair")?.lock())?;
     let mut listing = locks.list("")?;
     let mut found = 0;
     while block_on(listing.next())?.is_some() {
@@ -267,13 +265,13 @@ fn without_the_rights_to_publish_and_to_kill_connections_locks_work() {
             let locks = locks(&url).expect("a store");
             let owner = Owner::new("me").expect("an owner");
             let held = block_on(locks.mutex("m").expect("a name").lock()).expect("a lock");
-            let hash = block_on(locks.reentrant("r", &owner).expect("a name").lock()).expect("a lock");
-            // A client waits, and the connection is lost while it does.
+            let hash = block_on(locks.reentrant_mutex("r", &owner).expect("a name").lock()).expect("a lock");
+            // Somebody waits, and the connection is lost while it does.
             let other = Owner::new("other").expect("an owner");
             let short = Duration::from_millis(60);
             let wait = async {
                 locks.mutex("m")?.try_lock_for(short).await?;
-                locks.reentrant("r", &other)?.try_lock_for(short).await
+                locks.reentrant_mutex("r", &other)?.try_lock_for(short).await
             };
             assert!(block_on(wait).expect("busy").is_none());
             server.command(&["CLIENT", "KILL", "USER", "app"]);
@@ -304,7 +302,7 @@ fn mutexes_without_scripts_take_rights_of_their_own() {
     let url = url(&server);
     let done = || {
         let options = || Options::new().prefix("app:").unfenced(true).op_timeout(Duration::from_secs(5));
-        let (ours, theirs) = (locks(&url)?.with(options())?, locks(&url)?.with(options())?);
+        let (ours, theirs) = (locks(&url)?.with(|_| options())?, locks(&url)?.with(|_| options())?);
         let (a, b) = (ours.mutex("m")?, theirs.mutex("m")?);
         hand_over(|| block_on(a.lock()), || block_on(b.lock()))
     };

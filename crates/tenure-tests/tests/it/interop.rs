@@ -149,7 +149,7 @@ fn a_release_of_redis_py_never_frees_ours_nor_ours_its() {
     let server = Server::start();
     let mut python = Python::start(&server);
     let short = Options::new().ttl(ms(100)).renewal(Renewal::Off);
-    let (lasting, lapsing) = (mutex(&server, "app:x"), locks(&server).with(short).expect("options"));
+    let (lasting, lapsing) = (mutex(&server, "app:x"), locks(&server).with(|_| short).expect("options"));
 
     // Its lease lapses, ours begins, and it comes too late.
     assert_ne!(python.ask("acquire app:x 0.05 5"), "busy");
@@ -202,7 +202,7 @@ fn a_redis_py_holder_is_shown_as_foreign_and_can_be_forced() {
         };
         let status = status.expect("an answer").expect("a holder");
         let [holder] = &status.holders[..] else { panic!("{status:?}") };
-        assert_eq!((&holder.owner, &holder.value, holder.fence), (&None, &token, 0));
+        assert_eq!((&holder.owner, &*holder.value, holder.fence), (&None, token.as_bytes(), 0));
         let left = holder.remaining.expect("an end");
         assert!(left > ms(25_000) && left <= ms(30_000), "{left:?}");
     }

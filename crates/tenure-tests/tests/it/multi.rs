@@ -64,7 +64,7 @@ impl Stores {
             At::Server => self.proxy.url(),
         };
         let options = Options::new().ttl(TTL).op_timeout(REQUEST);
-        Locks::open(&url).and_then(|locks| locks.with(options)).expect("a store")
+        Locks::open(&url).and_then(|locks| locks.with(|_| options)).expect("a store")
     }
 
     /// Three locks, where the order says, of a client that both stores have answered.

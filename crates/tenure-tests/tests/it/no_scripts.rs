@@ -8,7 +8,7 @@ use tenure::internals::protocol::{Answer, Op, Rule, Verb};
 use tenure::internals::store::Terms;
 use tenure::internals::store::redis::{Redis, Target};
 use tenure::internals::{Driver, Runtime, Store};
-use tenure::{LockName, Locks, Options, Owner, block_on};
+use tenure::{LockName, Locks, Owner, block_on};
 use tenure_testkit::asker::{Asker, acquire, refusal, release};
 use tenure_testkit::conformance::{Case, Fixture, Flavour};
 use tenure_testkit::servers::{Config, Server, Value};
@@ -108,7 +108,7 @@ fn url(server: &Server, user: &str) -> String {
 }
 
 fn unfenced(url: &str) -> Locks {
-    Locks::open(url).expect("a store").with(Options::new().unfenced(true)).expect("options")
+    Locks::open(url).expect("a store").with(|options| options.unfenced(true)).expect("options")
 }
 
 fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
@@ -159,10 +159,10 @@ fn kinds_that_need_scripts_are_refused_with_the_reason() {
     let locks = unfenced(&url(&server, "plain"));
     let owner = Owner::new("a").expect("an owner");
     for error in [
-        block_on(locks.fair("x").expect("a name").lock()).expect_err("a queue"),
+        block_on(locks.fair_mutex("x").expect("a name").lock()).expect_err("a queue"),
         block_on(locks.rwlock("x").expect("a name").read()).expect_err("a queue"),
-        block_on(locks.semaphore("x", 3).expect("a name").acquire(1)).expect_err("a queue"),
-        block_on(locks.reentrant("x", &owner).expect("a name").lock()).expect_err("a hash"),
+        block_on(locks.semaphore("x", 3).expect("a name").acquire()).expect_err("a queue"),
+        block_on(locks.reentrant_mutex("x", &owner).expect("a name").lock()).expect_err("a hash"),
     ] {
         assert!(error.is_unsupported() && error.to_string().contains("NOPERM"), "{error}");
     }
@@ -198,8 +198,9 @@ fn another_kind_of_ours_is_a_mismatch_and_what_is_foreign_is_busy() {
     let server = server();
     let with = Locks::open(&server.url()).expect("a store");
     let owner = Owner::new("a").expect("an owner");
-    let _fair = block_on(with.fair("fair").expect("a name").lock()).expect("a free lock");
-    let _again = block_on(with.reentrant("again", &owner).expect("a name").lock()).expect("a free lock");
+    let _fair = block_on(with.fair_mutex("fair").expect("a name").lock()).expect("a free lock");
+    let _again =
+        block_on(with.reentrant_mutex("again", &owner).expect("a name").lock()).expect("a free lock");
     let locks = unfenced(&url(&server, "plain"));
     for (name, kind) in [("fair", "fair mutex"), ("again", "reentrant mutex")] {
         let error = block_on(locks.mutex(name).expect("a name").try_lock()).expect_err("another kind");

@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(10);
 const TTL: Duration = Duration::from_millis(1_500);
 
 fn locks(url: &str, options: Options) -> Locks {
-    Locks::open(url).expect("a store").with(options).expect("options")
+    Locks::open(url).expect("a store").with(|_| options).expect("options")
 }
 
 /// One hold of each kind.
@@ -25,11 +25,11 @@ fn one_of_each(locks: &Locks) -> Vec<Guard> {
     let owner = tenure::Owner::new("a").expect("an owner");
     block_on(try_join_all([
         Box::pin(locks.mutex("mutex").expect("a name").lock()) as BoxFuture<'_, _>,
-        Box::pin(async { locks.reentrant("reentrant", &owner).expect("a name").lock().await }),
-        Box::pin(async { locks.fair("fair").expect("a name").lock().await }),
-        Box::pin(async { locks.rwlock("read").expect("a name").read().await }),
-        Box::pin(async { locks.rwlock("write").expect("a name").write().await }),
-        Box::pin(async { locks.semaphore("semaphore", 3).expect("a name").acquire(2).await }),
+        Box::pin(async { locks.reentrant_mutex("reentrant", &owner).expect("a name").lock().await }),
+        Box::pin(async { locks.fair_mutex("fair").expect("a name").lock().await }),
+        Box::pin(async { locks.rwlock("read").expect("a name").read().await.map(Guard::from) }),
+        Box::pin(async { locks.rwlock("write").expect("a name").write().await.map(Guard::from) }),
+        Box::pin(async { locks.semaphore("semaphore", 3).expect("a name").acquire_many(2).await }),
     ]))
     .expect("free locks")
 }
@@ -40,14 +40,14 @@ fn a_server_without_memory_keeps_every_hold_and_every_place() {
     let holder = locks(&server.url(), Options::new().ttl(TTL));
     let waiter = locks(&server.url(), Options::new().ttl(TTL));
     let guards = one_of_each(&holder);
-    let fair = waiter.fair("fair").expect("a name");
+    let fair = waiter.fair_mutex("fair").expect("a name");
     std::thread::scope(|scope| {
         let next = scope.spawn(|| block_on(fair.try_lock_for(SOON)));
         eventually("it waits", SOON, || {
             block_on(holder.inspect("fair")).expect("an answer").is_some_and(|found| found.waiters.len() == 1)
         });
         server.command(&["CONFIG", "SET", "maxmemory", "1"]);
-        let refused = block_on(holder.fair("new").expect("a name").try_lock());
+        let refused = block_on(holder.fair_mutex("new").expect("a name").try_lock());
         assert!(refused.is_err_and(|error| error.is_refused()), "a server without memory grants nothing new");
         // Two leases: each hold is renewed several times, and the place refreshed.
         let until = Instant::now() + 2 * TTL;
@@ -73,11 +73,11 @@ fn thousands_of_dead_waiters_keep_nobody_waiting() {
     const DEAD: usize = 3_000;
     let server = Server::start();
     let living = locks(&server.url(), Options::new().ttl(TTL));
-    let held = block_on(living.fair("x").expect("a name").lock()).expect("a free lock");
+    let held = block_on(living.fair_mutex("x").expect("a name").lock()).expect("a free lock");
     let proxy = Proxy::start(server.address());
     let gone = locks(&proxy.url(), Options::new().ttl(TTL));
     let waits = (0..DEAD).map(|_| {
-        let lock = gone.fair("x").expect("a name");
+        let lock = gone.fair_mutex("x").expect("a name");
         async move { lock.lock().await }
     });
     let all_wait = async {
@@ -100,7 +100,7 @@ fn thousands_of_dead_waiters_keep_nobody_waiting() {
     }
     block_on(held.release()).expect("a release");
     let started = Instant::now();
-    let next = block_on(living.fair("x").expect("a name").try_lock_for(SOON)).expect("an answer");
+    let next = block_on(living.fair_mutex("x").expect("a name").try_lock_for(SOON)).expect("an answer");
     let waited = started.elapsed();
     println!("behind {DEAD} dead waiters: {waited:?}");
     // Their places lapse after a lease; one that is called in vain keeps its place for as long.

@@ -11,7 +11,7 @@ use std::sync::Barrier;
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-use tenure::{Guard, Locks, Options, Owner, block_on};
+use tenure::{Guard, Locks, Owner, block_on};
 use tenure_testkit::servers::Server;
 
 const KINDS: [&str; 5] = ["mutex", "reentrant", "fair", "writer", "permit"];
@@ -50,10 +50,10 @@ impl Taker<'_> {
         let asked = async {
             match kind {
                 "mutex" => locks.mutex(kind)?.try_lock_for(SOON).await,
-                "reentrant" => locks.reentrant(kind, &self.owner)?.try_lock_for(SOON).await,
-                "fair" => locks.fair(kind)?.try_lock_for(SOON).await,
-                "writer" => locks.rwlock(kind)?.try_write_for(SOON).await,
-                _ => locks.semaphore(kind, 1)?.try_acquire_for(1, SOON).await,
+                "reentrant" => locks.reentrant_mutex(kind, &self.owner)?.try_lock_for(SOON).await,
+                "fair" => locks.fair_mutex(kind)?.try_lock_for(SOON).await,
+                "writer" => Ok(locks.rwlock(kind)?.try_write_for(SOON).await?.map(Guard::from)),
+                _ => locks.semaphore(kind, 1)?.try_acquire_for(SOON).await,
             }
         };
         let granted = block_on(asked).unwrap_or_else(|error| panic!("{kind}: {error:?}"));
@@ -125,7 +125,7 @@ fn a_queue_is_refused_where_the_clock_stands_at_the_beginning_of_time() {
     server.clock().freeze_us(86_400_000_000);
     let locks = Locks::open(&server.url()).expect("a store");
     drop(block_on(locks.mutex("x").expect("a name").try_lock()).expect("an answer").expect("a free lock"));
-    let error = block_on(locks.fair("y").expect("a name").try_lock()).expect_err("no clock");
+    let error = block_on(locks.fair_mutex("y").expect("a name").try_lock()).expect_err("no clock");
     let why = std::error::Error::source(&error).expect("a reason").to_string();
     assert!(error.is_refused() && why.contains("before March 1973"), "{error}: {why}");
 }
@@ -154,7 +154,7 @@ fn a_swinging_server_clock_costs_a_shorter_lease_and_its_holder_hears_in_time() 
 fn takes_turns(ttl: Duration, hold: Duration, judge: impl Fn(&str, usize, Duration)) {
     let server = Server::with_clock();
     let clients = [(); 2].map(|()| {
-        Locks::open(&server.url()).expect("a store").with(Options::new().ttl(ttl)).expect("options")
+        Locks::open(&server.url()).expect("a store").with(|options| options.ttl(ttl)).expect("options")
     });
     let start = Barrier::new(1 + 2 * KINDS.len());
     let until = Instant::now() + ms(100) * SWINGS;

@@ -6,10 +6,11 @@
     reason = "tests against real servers measure real time"
 )]
 
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use tenure::{ForcedRelease, Guard, Locks, Options, Owner, block_on};
+use tenure::{Credentials, ForcedRelease, Guard, Locks, Owner, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Server, Value, eventually};
 
@@ -47,7 +48,7 @@ fn however_many_wait_in_a_process_they_ask_at_most_twice_a_lease() {
     // Each caller is another owner.
     let reentrant = |locks: &Locks, wait| {
         let owner = Owner::new("waiter").expect("an owner");
-        let reentrant = locks.reentrant("x", &owner).expect("a name");
+        let reentrant = locks.reentrant_mutex("x", &owner).expect("a name");
         block_on(reentrant.try_lock_for(wait)).expect("an answer")
     };
     std::thread::scope(|scope| {
@@ -58,7 +59,7 @@ fn however_many_wait_in_a_process_they_ask_at_most_twice_a_lease() {
 
 fn fifty_wait(lock: impl Fn(&Locks, Duration) -> Option<Guard> + Sync) {
     let server = Server::start();
-    let holder = locks(&server.url()).with(Options::new().ttl(ms(1_000))).expect("options");
+    let holder = locks(&server.url()).with(|options| options.ttl(ms(1_000))).expect("options");
     let waiters = locks(&server.url());
     let guard = lock(&holder, ms(0)).expect("a free lock");
     std::thread::scope(|scope| {
@@ -81,9 +82,9 @@ fn a_thousand_guards_are_renewed_over_a_slow_network_in_little_more_than_one_tri
     const DELAY: Duration = Duration::from_millis(20);
     let server = Server::start();
     let proxy = Proxy::start(server.address());
-    let locks = locks(&proxy.url()).with(Options::new().ttl(ms(3_000))).expect("options");
+    let locks = locks(&proxy.url()).with(|options| options.ttl(ms(3_000))).expect("options");
     let mutexes: Vec<_> =
-        (0..1_000).map(|number| locks.mutex(&format!("x{number}")).expect("a name")).collect();
+        (0..1_000).map(|number| locks.mutex(format!("x{number}")).expect("a name")).collect();
     proxy.set(Fault::Delay(DELAY));
     let guards = block_on(try_join_all(mutexes.iter().map(|mutex| mutex.lock()))).expect("free locks");
     // A machine with other things to do may take longer over a round; the way to the server and
@@ -158,7 +159,7 @@ fn foreign_holders_are_shown() {
     server.command(&["HSET", "app:odd", &long, "123456789012345678901"]);
     let status = block_on(locks.inspect("app:odd")).expect("an answer").expect("a holder");
     assert!(format!("{status:?}").len() < 2_000, "{status:?}");
-    assert!(block_on(locks.fair("app:odd").expect("a name").try_lock()).expect("an answer").is_none());
+    assert!(block_on(locks.fair_mutex("app:odd").expect("a name").try_lock()).expect("an answer").is_none());
     assert!(block_on(locks.force_release_foreign("app:odd")).expect_err("no lock").is_mismatch());
     assert_eq!(made(), before, "no connection was given up for that");
     drop(own);
@@ -374,9 +375,9 @@ fn a_forced_release_with_a_token_ends_that_grant_and_no_later_one() {
         let take = || {
             let taken = match kind {
                 "mutex" => block_on(locks.mutex(kind).expect("a name").lock()),
-                "reentrant" => block_on(locks.reentrant(kind, &me).expect("a name").lock()),
-                "fair" => block_on(locks.fair(kind).expect("a name").lock()),
-                _ => block_on(locks.semaphore(kind, 2).expect("a name").acquire(2)),
+                "reentrant" => block_on(locks.reentrant_mutex(kind, &me).expect("a name").lock()),
+                "fair" => block_on(locks.fair_mutex(kind).expect("a name").lock()),
+                _ => block_on(locks.semaphore(kind, 2).expect("a name").acquire_many(2)),
             };
             taken.expect("a free lock")
         };
@@ -394,4 +395,81 @@ fn a_forced_release_with_a_token_ends_that_grant_and_no_later_one() {
     }
     server.command(&["SET", "text", "another program"]);
     assert!(block_on(locks.force_release_token("text", 1)).expect_err("no lock").is_mismatch());
+}
+
+/// Text that was made of them would look like another client's value.
+#[test]
+fn the_value_of_a_foreign_client_is_shown_byte_by_byte() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    let bytes: &[u8] = b"\xff\x00\xc3#1";
+    server.command(&["EVAL", r"return redis.call('SET', 'x', '\255\000\195#1', 'PX', '60000')", "0"]);
+    let found = block_on(locks.inspect("x")).expect("an answer").expect("a holder");
+    assert_eq!((&found.holders[0].owner, &*found.holders[0].value), (&None, bytes));
+    let mut listing = locks.list("x").expect("a prefix");
+    let listed = block_on(listing.next()).expect("an answer").expect("a lock");
+    assert_eq!(&*listed.holders[0].value, bytes);
+
+    server.command(&["ACL", "SETUSER", "plain", "on", ">pw", "~*", "&*", "+@all", "-@scripting"]);
+    let url = server.url().replace("redis://", "redis://plain:pw@");
+    let plain = Locks::open(&url).expect("a store").with(|options| options.unfenced(true));
+    let found = block_on(plain.expect("options").inspect("x")).expect("an answer").expect("a holder");
+    assert_eq!(&*found.holders[0].value, bytes);
+}
+
+#[test]
+fn a_ping_to_a_closed_port_fails_at_once_and_says_so() {
+    let server = Server::start();
+    let url = server.url();
+    block_on(locks(&url).ping()).expect("a server");
+    drop(server);
+    let patient =
+        locks(&url).with(|options| options.op_timeout(Duration::from_secs(3_600))).expect("options");
+    let error = block_on(patient.ping()).expect_err("nothing listens there");
+    assert!(error.is_unreachable() && error.to_string().contains("refused"), "{error}");
+    let error = block_on(Locks::connect(&url)).expect_err("nothing listens there");
+    assert!(error.is_unreachable() && error.to_string().contains("refused"), "{error}");
+}
+
+/// And holds go on over the change.
+#[test]
+fn the_login_is_asked_for_at_each_dial() {
+    let server = Server::start();
+    let set = |password: &str| {
+        let password = format!(">{password}");
+        server.command(&["ACL", "SETUSER", "locks", "on", "resetpass", &password, "~*", "&*", "+@all"]);
+    };
+    set("old");
+    let password = Arc::new(Mutex::new("old"));
+    let current = Arc::clone(&password);
+    let locks =
+        Locks::open_with_credentials(&server.url(), move || match *current.lock().expect("no panic") {
+            "none" => Err("the secret is not there yet".into()),
+            password => Ok(Credentials::new("locks", password)),
+        });
+    let locks = locks.expect("a store").with(|options| options.ttl(ms(3_000))).expect("options");
+    let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
+    set("new");
+    // A provider that fails is asked again.
+    *password.lock().expect("no panic") = "none";
+    server.command(&["CLIENT", "KILL", "USER", "locks"]);
+    let failed = block_on(locks.with(|options| options.op_timeout(ms(200))).expect("options").ping());
+    assert!(failed.expect_err("no login").to_string().contains("not there yet"));
+    *password.lock().expect("no panic") = "new";
+    block_on(locks.ping()).expect("the new login");
+    block_on(guard.verify()).expect("still held");
+    block_on(guard.release()).expect("a release");
+}
+
+#[test]
+fn a_login_comes_from_the_url_or_from_a_provider() {
+    let provider = || Ok(Credentials::of_default_user("pw"));
+    let error = Locks::open_with_credentials("redis://:pw@h", provider).expect_err("two logins");
+    assert!(error.is_invalid(), "{error}");
+    for url in ["file:/tmp/x", "memory:"] {
+        assert!(Locks::open_with_credentials(url, provider).expect_err("no login").is_unsupported());
+    }
+    for url in ["redis://h", "redis-sentinel://s/main", "redis-cluster://a,b", "redis-quorum://a,b,c"] {
+        let _locks = Locks::open_with_credentials(url, provider).expect("a store");
+    }
 }

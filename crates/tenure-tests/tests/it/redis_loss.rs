@@ -34,7 +34,7 @@ fn now() -> Duration {
 }
 
 fn locks(url: &str) -> Locks {
-    Locks::open(url).expect("a store").with(Options::new().ttl(TTL).grace(GRACE)).expect("options")
+    Locks::open(url).expect("a store").with(|options| options.ttl(TTL).grace(GRACE)).expect("options")
 }
 
 fn held(locks: &Locks) -> Guard {
@@ -254,9 +254,9 @@ fn the_first_round_trip_of_a_reconnect_tells_the_loss() {
     let server = Server::start();
     // They are renewed after 20 s.
     let options = Options::new().ttl(Duration::from_secs(60));
-    let holders = Locks::open(&server.url()).expect("a store").with(options).expect("options");
+    let holders = Locks::open(&server.url()).expect("a store").with(|_| options).expect("options");
     let guards: Vec<Guard> = (0..10)
-        .map(|number| block_on(holders.mutex(&format!("x{number}")).expect("a name").lock()))
+        .map(|number| block_on(holders.mutex(format!("x{number}")).expect("a name").lock()))
         .collect::<Result<_, _>>()
         .expect("free locks");
     server.restart_with(Config::new().set("slowlog-log-slower-than", "0").set("slowlog-max-len", "1000"));
@@ -397,7 +397,7 @@ fn a_server_that_lost_the_tail_of_its_log_invents_no_holder_and_repeats_no_token
     let config = Config::new().set("appendonly", "yes").set("appendfsync", "always").keep_data();
     let server = Server::start_with(config);
     let options = Options::new().ttl(Duration::from_secs(60));
-    let locks = Locks::open(&server.url()).and_then(|locks| locks.with(options)).expect("a store");
+    let locks = Locks::open(&server.url()).and_then(|locks| locks.with(|_| options)).expect("a store");
     let first = held(&locks);
     let mut known = vec![(first.owner().clone(), first.fence())];
     block_on(first.release()).expect("a release");

@@ -33,7 +33,7 @@ const fn ms(ms: u64) -> Duration {
 }
 
 fn locks(url: &str, options: Options) -> Locks {
-    Locks::open(url).expect("a store").with(options).expect("options")
+    Locks::open(url).expect("a store").with(|_| options).expect("options")
 }
 
 fn options() -> Options {
@@ -260,10 +260,10 @@ fn a_promoted_server_renews_what_is_held_and_grants_nothing_for_a_while() {
     let options = options().restart_grace(TTL);
     let (ours, theirs) = (locks(&server.url(), options.clone()), locks(&server.url(), options));
     let held = block_on(ours.mutex("held").expect("a name").lock()).expect("a grant");
-    let queued = block_on(ours.fair("queued").expect("a name").lock()).expect("a grant");
+    let queued = block_on(ours.fair_mutex("queued").expect("a name").lock()).expect("a grant");
     scope(|scope| {
         let next = scope.spawn(|| {
-            let guard = block_on(theirs.fair("queued").expect("a name").lock()).expect("a grant");
+            let guard = block_on(theirs.fair_mutex("queued").expect("a name").lock()).expect("a grant");
             (now(), guard.fence())
         });
         eventually("it waits", SOON, || {
@@ -277,14 +277,16 @@ fn a_promoted_server_renews_what_is_held_and_grants_nothing_for_a_while() {
         let asked = now();
         assert!(block_on(mutex.try_lock()).expect("an answer").is_none());
         assert_ne!(server.command(&["GET", "tenure:epoch"]).text(), epoch);
-        assert!(block_on(theirs.fair("other").expect("a name").try_lock()).expect("an answer").is_none());
+        assert!(
+            block_on(theirs.fair_mutex("other").expect("a name").try_lock()).expect("an answer").is_none()
+        );
         block_on(queued.release()).expect("a release");
         let free = block_on(mutex.lock()).expect("a grant");
         assert!(now() - asked >= TTL, "{:?}", now() - asked);
         let (granted, ticket) = next.join().expect("no panic");
         assert!(granted - asked >= TTL, "{:?}", granted - asked);
-        // Its place was kept, and it was there before any client who came after.
-        let after = block_on(theirs.fair("queued").expect("a name").lock()).expect("a grant");
+        // Its fixture was kept, and it was there before anybody who came after.
+        let after = block_on(theirs.fair_mutex("queued").expect("a name").lock()).expect("a grant");
         assert!(ticket < after.fence());
         drop(free);
     });
@@ -322,11 +324,11 @@ fn a_server_that_cannot_says_so() {
     ];
     for locks in others {
         for options in [options().acks(1), options().restart_grace(TTL)] {
-            assert!(locks.with(options).expect_err("no replicas").is_unsupported());
+            assert!(locks.with(|_| options).expect_err("no replicas").is_unsupported());
         }
     }
     let cluster = Locks::open("redis-cluster://127.0.0.1:1").expect("a store");
-    assert!(cluster.with(options().restart_grace(TTL)).expect_err("slots").is_unsupported());
+    assert!(cluster.with(|_| options().restart_grace(TTL)).expect_err("slots").is_unsupported());
 }
 
 /// A client that works under a lock may ask of it before each write, and several do: nothing that
@@ -353,7 +355,7 @@ fn however_much_is_asked_about_a_lock_its_renewals_leave() {
 fn a_dead_replica_stops_neither_releases_nor_what_needs_no_confirmation() {
     let trio = Trio::start();
     let acked = locks(&trio.master.url(), Options::new().acks(2));
-    let plain = acked.with(Options::new()).expect("options");
+    let plain = acked.with(|_| Options::new()).expect("options");
     let held = block_on(acked.mutex("held").expect("a name").lock()).expect("a grant");
     trio.replicas[1].stop();
     scope(|scope| {

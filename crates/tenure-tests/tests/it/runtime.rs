@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use tenure::internals::{Driver, Runtime};
 use tenure::{
-    Error, FairMutex, Guard, Holder, Kind, Listing, LockName, Locks, Lost, Multi, MultiGuard, Mutex, Options,
-    Owner, Part, ReentrantMutex, Renewal, RwLock, Semaphore, Status, block_on,
+    Error, FairMutex, Guard, HoldEnd, Holder, Kind, Listing, LockName, Locks, Lost, Multi, MultiGuard, Mutex,
+    Options, Owner, Part, ReentrantMutex, Renewal, RwLock, Semaphore, Status, block_on,
 };
 
 const TTL: Duration = Duration::from_millis(300);
 
 fn locks() -> Locks {
-    Locks::memory().with(Options::new().ttl(TTL)).expect("options")
+    Locks::memory().with(|options| options.ttl(TTL)).expect("options")
 }
 
 fn lock(locks: &Locks, name: &str) -> Guard {
@@ -164,7 +164,7 @@ fn a_waker_that_nobody_wakes_is_no_obstacle() {
     let mut lost = pin!(lost);
     assert!(matches!(lost.as_mut().poll(&mut Context::from_waker(&Arc::new(Deaf).into())), Poll::Pending));
     drop(guard);
-    assert!(block_on(lost).is_released());
+    assert!(matches!(block_on(lost), HoldEnd::Released));
     block_on(waiting).expect("a grant").name();
 }
 
@@ -227,7 +227,7 @@ fn a_renewal_that_is_looked_at_too_late_says_that_the_lock_is_lost() {
     let dir = tempfile::tempdir().expect("a directory");
     let options = Options::new().ttl(TTL).renewal(tenure::Renewal::Off);
     let locks = Locks::open(&format!("file:{}", dir.path().display())).expect("a store");
-    let locks = locks.with(options).expect("options");
+    let locks = locks.with(|_| options).expect("options");
     type Asks = for<'a> fn(&'a Guard) -> std::pin::Pin<Box<dyn Future<Output = tenure::Result<()>> + 'a>>;
     let asks: [Asks; 2] = [|guard| Box::pin(guard.renew()), |guard| Box::pin(guard.verify())];
     for ask in asks {

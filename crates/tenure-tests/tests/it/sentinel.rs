@@ -12,7 +12,7 @@ use std::thread::scope;
 use std::time::{Duration, Instant};
 
 use tenure::internals::Driver;
-use tenure::{Locks, Options, Owner, block_on};
+use tenure::{Guard, Locks, Options, Owner, block_on};
 use tenure_testkit::asker::{Asker, held, not_sent, refusal};
 use tenure_testkit::conformance::{Case, Fixture, Flavour};
 use tenure_testkit::fake_redis::FakeRedis;
@@ -51,15 +51,15 @@ fn survives(what: &str, sentinels: &Sentinels, change: impl FnOnce()) -> usize {
     // A lease that outlives the failover: those that the new master has are held on, and those that
     // it has not are lost.
     let options = || Options::new().ttl(Duration::from_secs(12)).op_timeout(Duration::from_secs(2));
-    let client = || Locks::open(&url).expect("a store").with(options()).expect("options");
+    let client = || Locks::open(&url).expect("a store").with(|_| options()).expect("options");
     let (ours, theirs) = (client(), client());
     let (me, other) = (Owner::new("me").expect("an owner"), Owner::new("other").expect("an owner"));
 
     let mutex = block_on(ours.mutex("mutex").expect("a name").lock()).expect("free");
-    let fair = block_on(ours.fair("fair").expect("a name").lock()).expect("free");
-    let reentrant = block_on(ours.reentrant("reentrant", &me).expect("a name").lock()).expect("free");
-    let writer = block_on(ours.rwlock("rwlock").expect("a name").write()).expect("free");
-    let permits = block_on(ours.semaphore("semaphore", 3).expect("a name").acquire(3)).expect("free");
+    let fair = block_on(ours.fair_mutex("fair").expect("a name").lock()).expect("free");
+    let reentrant = block_on(ours.reentrant_mutex("reentrant", &me).expect("a name").lock()).expect("free");
+    let writer = Guard::from(block_on(ours.rwlock("rwlock").expect("a name").write()).expect("free"));
+    let permits = block_on(ours.semaphore("semaphore", 3).expect("a name").acquire_many(3)).expect("free");
     let guards = [mutex, fair, reentrant, writer, permits];
     let tokens: Vec<_> = guards.iter().map(|guard| guard.fence()).collect();
 
@@ -72,10 +72,10 @@ fn survives(what: &str, sentinels: &Sentinels, change: impl FnOnce()) -> usize {
                     let wait = async {
                         match kind {
                             "mutex" => locks.mutex(kind)?.lock().await,
-                            "fair" => locks.fair(kind)?.lock().await,
-                            "reentrant" => locks.reentrant(kind, other)?.lock().await,
-                            "rwlock" => locks.rwlock(kind)?.read().await,
-                            _ => locks.semaphore(kind, 3)?.acquire(1).await,
+                            "fair" => locks.fair_mutex(kind)?.lock().await,
+                            "reentrant" => locks.reentrant_mutex(kind, other)?.lock().await,
+                            "rwlock" => locks.rwlock(kind)?.read().await.map(Guard::from),
+                            _ => locks.semaphore(kind, 3)?.acquire().await,
                         }
                     };
                     let guard = block_on(wait).unwrap_or_else(|error| panic!("{kind}: {error:?}"));

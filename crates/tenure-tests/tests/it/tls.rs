@@ -10,7 +10,7 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use tenure::internals::Driver;
-use tenure::{Locks, Options, Owner, block_on};
+use tenure::{Guard, Locks, Owner, block_on};
 use tenure_testkit::asker::{Asker, held, not_sent, refusal};
 use tenure_testkit::conformance::{Case, Fixture, Flavour, exclusion, guard, lease};
 use tenure_testkit::servers::{Authority, Cluster, Config, Server, eventually};
@@ -83,16 +83,16 @@ fn a_tls_cluster_keeps_locks_of_every_kind_through_a_slot_move_and_a_failover() 
     let identity = format!("&cert={}&key={}", us.cert.display(), us.key.display());
     let open = |url: &str| Locks::open(&format!("{url}{identity}")).expect("a store");
     let (holders, waiters) = (open(&trusting(&seeds, &authority)), open(&trusting(&seeds, &authority)));
-    let acked = holders.with(Options::new().acks(1)).expect("options");
+    let acked = holders.with(|options| options.acks(1)).expect("options");
     let (one, other) = (Owner::new("one").expect("an owner"), Owner::new("other").expect("an owner"));
     let acquire = |locks: &Locks, owner: &Owner, kind: &str, name: &str| {
         let asked = async {
             match kind {
                 "mutex" => locks.mutex(name)?.lock().await,
-                "reentrant" => locks.reentrant(name, owner)?.lock().await,
-                "fair" => locks.fair(name)?.lock().await,
-                "writer" => locks.rwlock(name)?.write().await,
-                _ => locks.semaphore(name, 1)?.acquire(1).await,
+                "reentrant" => locks.reentrant_mutex(name, owner)?.lock().await,
+                "fair" => locks.fair_mutex(name)?.lock().await,
+                "writer" => locks.rwlock(name)?.write().await.map(Guard::from),
+                _ => locks.semaphore(name, 1)?.acquire().await,
             }
         };
         block_on(asked).unwrap_or_else(|error| panic!("{kind}: {error:?}"))
@@ -237,7 +237,7 @@ fn a_handshake_that_is_never_answered_ends_and_says_so() {
     let url = trusting(&url, &authority);
     // A client that does not wait as long as a dial may take hears it too.
     let locks =
-        Locks::open(&url).expect("a store").with(Options::new().op_timeout(Duration::from_millis(300)));
+        Locks::open(&url).expect("a store").with(|options| options.op_timeout(Duration::from_millis(300)));
     let locks = locks.expect("options");
     let started = Instant::now();
     let error = block_on(locks.mutex("x").expect("a name").try_lock()).expect_err("nobody answers");

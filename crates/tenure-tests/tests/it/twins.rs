@@ -367,7 +367,7 @@ impl Bench {
             let said = String::from_utf8_lossy(said);
             match (wake, op.rule) {
                 (Wake::Free { .. }, Rule::Reentrant) => assert_eq!(said, "0"),
-                (Wake::Free { by }, _) => assert_eq!(ours(&said).map(|(owner, _)| owner), by, "{op:?}"),
+                (Wake::Free { by }, _) => assert_eq!(ours(&*said).map(|(owner, _)| owner), by, "{op:?}"),
                 (Wake::Granted { tickets }, _) => {
                     let tickets: Vec<_> = tickets.iter().map(u64::to_string).collect();
                     assert_eq!(said, tickets.join(","), "{op:?}");

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
-use tenure::{Locks, Options, block_on};
+use tenure::{Locks, block_on};
 use tenure_testkit::servers::{Config, Server, eventually};
 
 use crate::pairs::{bare, compare, count, load};
@@ -38,12 +38,13 @@ pub(crate) fn pairs(what: &str, tasks: usize, reach: f64) {
         replica.info("replication").get("master_link_status").is_some_and(|status| status == "up")
     });
     master.replicates(1, "told");
-    let locks = Locks::open(&master.url()).expect("a store").with(Options::new().acks(1)).expect("options");
+    let locks =
+        Locks::open(&master.url()).expect("a store").with(|options| options.acks(1)).expect("options");
     let mut connection = bare(&master.url());
     let sha = block_on(load(&mut connection));
     let ours = || {
         count(tasks, |task, until| {
-            let mutex = locks.mutex(&format!("ours:{task}")).expect("a name");
+            let mutex = locks.mutex(format!("ours:{task}")).expect("a name");
             async move {
                 let mut pairs = 0_u32;
                 while Instant::now() < until {

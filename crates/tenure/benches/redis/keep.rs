@@ -4,7 +4,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tenure::{Locks, Options, block_on};
+use tenure::{Locks, block_on};
 use tenure_testkit::servers::Server;
 use tokio::runtime::Builder;
 
@@ -43,14 +43,14 @@ fn waiting(server: &Server) {
 
 fn renewal(url: &str) {
     let locks = Locks::open(url)
-        .and_then(|locks| locks.with(Options::new().ttl(Duration::from_secs(3))))
+        .and_then(|locks| locks.with(|options| options.ttl(Duration::from_secs(3))))
         .expect("a store");
     drop(block_on(locks.mutex("first").expect("a name").lock()).expect("a free lock"));
     let before = resident_bytes();
     let mut guards = Vec::with_capacity(1_000);
     for number in 0..1_000 {
         guards.push(
-            block_on(locks.mutex(&format!("renewed:{number}")).expect("a name").lock()).expect("a free lock"),
+            block_on(locks.mutex(format!("renewed:{number}")).expect("a name").lock()).expect("a free lock"),
         );
     }
     let bytes = (resident_bytes() - before) / 1_000.0;

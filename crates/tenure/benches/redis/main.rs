@@ -101,9 +101,9 @@ impl Lock {
         match kind {
             "mutex" => locks.mutex(name).map(Self::Mutex),
             "reentrant" => {
-                Owner::new("bench").and_then(|owner| locks.reentrant(name, &owner)).map(Self::Reentrant)
+                Owner::new("bench").and_then(|owner| locks.reentrant_mutex(name, &owner)).map(Self::Reentrant)
             }
-            "fair" => locks.fair(name).map(Self::Fair),
+            "fair" => locks.fair_mutex(name).map(Self::Fair),
             other => panic!("no kind: {other}"),
         }
         .expect("a name")

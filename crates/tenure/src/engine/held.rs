@@ -16,7 +16,7 @@ use crate::name::{LockName, Quoted};
 use crate::options::{Options, Renewal};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Bind, Place, Rule, Verb, lease, ours};
+use crate::protocol::{Answer, Bind, Place, Rule, Verb, lease, ours, shown};
 use crate::runtime::Moment;
 use crate::store::Terms;
 
@@ -59,7 +59,7 @@ impl Held {
 
     fn settle(&self) {
         self.engine.keeper.forget(&self.lease);
-        self.lease.settle(Error::released(&self.lease.name, self.engine.store.url()));
+        self.lease.settle(HoldEnd::Released);
     }
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct Lease {
     deadline: AtomicU64,
     /// Where it stands in the keeper's schedule; 0 if it does not.
     pub(super) due: AtomicU64,
-    outcome: OnceLock<Error>,
+    outcome: OnceLock<HoldEnd>,
     ears: Mutex<Vec<(u64, Waker)>>,
     next_ear: AtomicU64,
 }
@@ -234,7 +234,7 @@ impl Lease {
 
     /// How the lease ended, if it has. Looks at the clock before anything else, so a process that
     /// was stopped for longer than its lease hears of it at once.
-    pub(crate) fn outcome(&self, engine: &Engine) -> Option<Error> {
+    pub(crate) fn outcome(&self, engine: &Engine) -> Option<HoldEnd> {
         let now = engine.now();
         if self.outcome.get().is_none() && now >= self.lost_at() && !planted(Bug::LossUnannounced) {
             self.expire(engine);
@@ -262,7 +262,7 @@ impl Lease {
 
     /// Ends it as lost: final, and all listeners are told.
     pub(crate) fn lose(&self, engine: &Engine, reason: impl fmt::Display) {
-        if self.settle(Error::lost(&self.name, engine.store.url(), &reason)) {
+        if self.settle(HoldEnd::Lost(Error::lost(&self.name, engine.store.url(), &reason))) {
             engine.keeper.forget(self);
             engine.lines.nudge(&self.name, None);
             event!(
@@ -284,10 +284,10 @@ impl Lease {
                 return None;
             }
             Answer::Found(found) => match found.holders.first() {
-                Some(holder) => &holder.value,
+                Some(holder) => &*holder.value,
                 None => return Some(format!("its name is now in use as a {}", found.kind)),
             },
-            Answer::Busy { holder, .. } => holder,
+            Answer::Busy { holder, .. } => holder.as_bytes(),
             Answer::Free => {
                 return Some(GONE.into());
             }
@@ -300,20 +300,20 @@ impl Lease {
         };
         Some(match ours(value) {
             Some((owner, fence)) => format!("it was taken by {owner} with token {fence}"),
-            None => format!("it was taken by a foreign client that wrote {}", Quoted(value)),
+            None => format!("it was taken by a foreign client that wrote {}", Quoted(&shown(value))),
         })
     }
 
     /// A reentrant owner may have lost this hold and have another, with another token. Members of a
     /// quorum that have taken it again have a later ballot.
-    fn wrote(&self, value: &str) -> bool {
+    fn wrote(&self, value: &[u8]) -> bool {
         let is_same =
             |fence| fence == self.fence || self.rule != Rule::Reentrant || planted(Bug::TokenUnverified);
         ours(value).is_some_and(|(owner, fence)| owner == self.owner && is_same(fence))
     }
 
     /// Sets the outcome, once.
-    fn settle(&self, outcome: Error) -> bool {
+    fn settle(&self, outcome: HoldEnd) -> bool {
         let first = self.outcome.set(outcome).is_ok();
         if first {
             // Not under the lock: a woken task may drop a listener.
@@ -359,13 +359,81 @@ pub(crate) fn bind(options: &Options) -> Bind {
     if options.inherit_liveness { Bind::Work } else { Bind::Process }
 }
 
-/// Resolves when a lock is no longer held, with the reason.
+/// How a hold ended: what [`Lost`] resolves to.
 ///
-/// - The lease is lost ([`Error::is_lost`]): expired, taken, gone, or held for `max_hold`. This
-///   resolves [`Options::grace`](crate::Options::grace) before another owner can have the lease,
-///   and in a process that was stopped for longer, the moment it goes on.
-/// - The guard was released, dropped or detached ([`Error::is_released`]): so a task that waits for
-///   the loss ends.
+/// ```
+/// # tenure::block_on(async {
+/// use tenure::{HoldEnd, Locks};
+///
+/// let guard = Locks::memory().mutex("nightly")?.lock().await?;
+/// let lost = guard.lost();
+/// guard.release().await?;
+/// match lost.await {
+///     HoldEnd::Lost(error) => panic!("stop the work: {error}"),
+///     _ => println!("the work is done"),
+/// }
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum HoldEnd {
+    /// The lease is over, or about to be. The error says why: expired, taken by another client, gone from the store, or held for
+    /// [`max_hold`](crate::Options::max_hold). It [`is_lost`](Error::is_lost).
+    Lost(Error),
+    /// The guard was released, dropped or detached.
+    Released,
+}
+
+impl HoldEnd {
+    /// Whether the lock was lost.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let guard = tenure::Locks::memory().mutex("nightly")?.lock().await?;
+    /// let lost = guard.lost();
+    /// drop(guard);
+    /// assert!(!lost.await.is_lost());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost(_))
+    }
+
+    /// The loss as an error; `None` if the guard was released.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let guard = tenure::Locks::memory().mutex("nightly")?.lock().await?;
+    /// let lost = guard.lost();
+    /// drop(guard);
+    /// assert!(lost.await.into_error().is_none());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn into_error(self) -> Option<Error> {
+        match self {
+            Self::Lost(error) => Some(error),
+            Self::Released => None,
+        }
+    }
+}
+
+impl fmt::Display for HoldEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lost(error) => fmt::Display::fmt(error, f),
+            Self::Released => f.write_str("the lock was released"),
+        }
+    }
+}
+
+/// A future that resolves when a lock is no longer held: see [`Guard::lost`](crate::Guard::lost).
+///
+/// Use it to stop work that [`Guard::run`](crate::Guard::run) cannot stop: a child process, a thread, a spawned task. To look once, use
+/// [`Guard::is_held`](crate::Guard::is_held).
+///
+/// - [`HoldEnd::Lost`] comes [`Options::grace`](crate::Options::grace) before another client can have the lock. In a process that
+///   was stopped for longer than its lease, it comes at the first look.
+/// - [`HoldEnd::Released`] comes when the guard is released, dropped or detached, so that a task that waits for the loss ends.
 ///
 /// Clone it into every task that works under the lock.
 ///
@@ -417,9 +485,9 @@ impl Lost {
 }
 
 impl Future for Lost {
-    type Output = Error;
+    type Output = HoldEnd;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Error> {
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<HoldEnd> {
         match self.ears.iter().find_map(|ear| ear.listen(context)) {
             Some(outcome) => Poll::Ready(outcome),
             None => Poll::Pending,
@@ -445,7 +513,7 @@ impl Ear {
         Self { engine: Arc::clone(engine), lease: Arc::clone(lease), id }
     }
 
-    fn listen(&self, context: &Context<'_>) -> Option<Error> {
+    fn listen(&self, context: &Context<'_>) -> Option<HoldEnd> {
         if let Some(outcome) = self.lease.outcome(&self.engine) {
             return Some(outcome);
         }

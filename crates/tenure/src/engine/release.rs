@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::future::FutureExt;
 use tokio::sync::Notify;
 
-use super::held::{Held, Lease};
+use super::held::{Held, HoldEnd, Lease};
 use super::{Engine, backoff};
 use crate::error::{Error, Result};
 use crate::events::{event, text};
@@ -33,7 +33,8 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// it. After the deadline the outcome cannot be known.
 pub(crate) async fn release(held: Held) -> Result<()> {
     let engine = Arc::clone(&held.engine);
-    let lost = held.lease.outcome(&engine).filter(|_| !planted(Bug::LossTakenForRelease));
+    let lost = held.lease.outcome(&engine).and_then(HoldEnd::into_error);
+    let lost = lost.filter(|_| !planted(Bug::LossTakenForRelease));
     let (deadline, op_timeout) = (held.lease.lost_at(), held.lease.op_timeout);
     let mut farewell = Farewell::to(&held.engine, &held.lease);
     let lease = held.disarm();

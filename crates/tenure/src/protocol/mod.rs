@@ -16,7 +16,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::name::LockName;
+use crate::error::Error;
+use crate::name::{LockName, Quoted};
 use crate::owner::Owner;
 
 /// A request to the store: who asks what of which lock.
@@ -122,17 +123,33 @@ const KINDS: [(Kind, &str); 5] = [
     (Kind::Semaphore, "semaphore"),
 ];
 
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (_, name) = KINDS.iter().find(|(kind, _)| kind == self).expect("every kind has a name");
-        f.pad(name)
+impl Kind {
+    /// Its name: `mutex`, `reentrant mutex`, `fair mutex`, `read-write lock` or `semaphore`.
+    ///
+    /// ```
+    /// assert_eq!(tenure::Kind::Fair.as_str(), "fair mutex");
+    /// ```
+    pub fn as_str(self) -> &'static str {
+        KINDS.iter().find(|(kind, _)| *kind == self).expect("every kind has a name").1
     }
 }
 
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// Parses what [`as_str`](Kind::as_str) returns.
 impl FromStr for Kind {
-    type Err = ();
-    fn from_str(text: &str) -> Result<Self, ()> {
-        KINDS.iter().find(|(_, name)| *name == text).map(|(kind, _)| *kind).ok_or(())
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let known = KINDS.iter().find(|(_, name)| *name == text).map(|(kind, _)| *kind);
+        known.ok_or_else(|| {
+            let names = KINDS.map(|(_, name)| format!("`{name}`")).join(", ");
+            Error::invalid(format!("the kind of a lock must be one of {names}, got {}", Quoted(text)))
+        })
     }
 }
 
@@ -341,8 +358,8 @@ impl Found {
 /// One holder or waiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
-    /// As it is written at the key.
-    pub value: String,
+    /// As it is written at the key. A foreign client may write what is no text.
+    pub value: Vec<u8>,
     /// Until its lease ends, unless it has none.
     pub left_ms: Option<u64>,
     /// How much of the capacity it takes; for the reentrant kind, how often its owner holds.
@@ -350,13 +367,19 @@ pub struct Holding {
 }
 
 /// A value of ours taken apart: `owner#token`. A bare owner, from a client that could give no token, has token 0.
-pub fn ours(value: &str) -> Option<(Owner, u64)> {
+pub fn ours(value: &(impl AsRef<[u8]> + ?Sized)) -> Option<(Owner, u64)> {
+    let value = std::str::from_utf8(value.as_ref()).ok()?;
     let (owner, fence) = match value.rsplit_once('#') {
         Some((owner, digits)) if is_digits(digits) => (owner, digits.parse().ok()?),
         Some(_) => return None,
         None => (value, 0),
     };
     Some((owner.parse().ok()?, fence))
+}
+
+/// A value as text for people, with a mark for each byte that is none.
+pub fn shown(value: &[u8]) -> String {
+    String::from_utf8_lossy(value).into_owned()
 }
 
 fn is_digits(text: &str) -> bool {
@@ -465,7 +488,7 @@ pub fn found(state: &State, now: Now) -> Option<Found> {
     let lock = state.lock.as_ref().filter(|lock| !lock.is_over(now))?;
     Some(match &lock.value {
         Data::Text(value) => {
-            let holder = Holding { value: value.clone(), left_ms: lock.left_ms(now), weight: 1 };
+            let holder = Holding { value: value.clone().into_bytes(), left_ms: lock.left_ms(now), weight: 1 };
             Found {
                 kind: Kind::Mutex,
                 capacity: None,
@@ -575,7 +598,7 @@ mod tests {
     #[test]
     fn a_kind_reads_back_from_its_name() {
         for (kind, name) in KINDS {
-            assert_eq!((kind.to_string().as_str(), name.parse()), (name, Ok(kind)));
+            assert_eq!((kind.to_string().as_str(), name.parse::<Kind>().ok()), (name, Some(kind)));
         }
     }
 }

@@ -450,7 +450,7 @@ impl Queue {
         let is_living = |(_, ticket): &(u64, &Ticket)| now.ms <= ticket.deadline_ms;
         for (number, ticket) in self.tickets().take(LOOKED_AT).filter(is_living).take(LISTED) {
             let holding = Holding {
-                value: format!("{}#{number}", ticket.owner),
+                value: format!("{}#{number}", ticket.owner).into_bytes(),
                 left_ms: Some(ticket.deadline_ms - now.ms),
                 weight: ticket.weight,
             };

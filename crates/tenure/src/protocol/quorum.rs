@@ -5,7 +5,7 @@
 //! majorities have a member in common, which accepts rising ballots only; so no two grants share a token, and a later grant
 //! has a higher one, whatever clocks do, for as long as the members keep what they have accepted.
 
-use super::{Answer, Found, Holding, Kind, ours};
+use super::{Answer, Found, Holding, Kind, ours, shown};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 
@@ -132,16 +132,16 @@ impl<'a> Count<'a> {
         let mut tops: Vec<Top> = Vec::new();
         for word in self.words {
             let (value, left_ms) = match word {
-                Word::Said(Answer::Busy { holder, left_ms }) => (holder, *left_ms),
+                Word::Said(Answer::Busy { holder, left_ms }) => (holder.as_bytes(), *left_ms),
                 Word::Said(Answer::Found(found)) => match found.holders.first() {
-                    Some(holder) => (&holder.value, holder.left_ms),
+                    Some(holder) => (&*holder.value, holder.left_ms),
                     None => continue,
                 },
                 _ => continue,
             };
             match tops.iter_mut().find(|top| top.is_of(value)) {
                 Some(top) => top.add(value, left_ms),
-                None => tops.push(Top { value: value.clone(), lefts: vec![left_ms.unwrap_or(u64::MAX)] }),
+                None => tops.push(Top { value: value.to_owned(), lefts: vec![left_ms.unwrap_or(u64::MAX)] }),
             }
         }
         // The first of equals, so that all who look see the same.
@@ -150,7 +150,7 @@ impl<'a> Count<'a> {
 
     fn busy(top: Option<Top>, majority: usize) -> Answer {
         match top {
-            Some(top) => Answer::Busy { left_ms: top.left_ms(majority), holder: top.value },
+            Some(top) => Answer::Busy { left_ms: top.left_ms(majority), holder: shown(&top.value) },
             None => Answer::Free,
         }
     }
@@ -170,20 +170,20 @@ impl<'a> Count<'a> {
 
 /// One holder, and for how long it has each of the members that show it.
 struct Top {
-    value: String,
+    value: Vec<u8>,
     lefts: Vec<u64>,
 }
 
 impl Top {
     /// A holder that took a member again has another token there.
-    fn is_of(&self, value: &str) -> bool {
+    fn is_of(&self, value: &[u8]) -> bool {
         match (ours(&self.value), ours(value)) {
             (Some((mine, _)), Some((theirs, _))) => mine == theirs,
             _ => self.value == value,
         }
     }
 
-    fn add(&mut self, value: &str, left_ms: Option<u64>) {
+    fn add(&mut self, value: &[u8], left_ms: Option<u64>) {
         self.lefts.push(left_ms.unwrap_or(u64::MAX));
         if let (Some((_, mine)), Some((_, theirs))) = (ours(&self.value), ours(value))
             && theirs < mine
@@ -263,7 +263,7 @@ pub fn acquired(words: &[Word], ballot: u64, is_last: bool) -> Option<Verdict> {
     if let Some(above) = floors.get(count.majority - 1) {
         return Some(Verdict::Raise { above: *above });
     }
-    let holder = top.map_or(String::new(), |top| top.value);
+    let holder = top.map_or(String::new(), |top| shown(&top.value));
     Some(Verdict::Split { holder, left_ms: count.free_in_ms() })
 }
 
@@ -480,7 +480,7 @@ mod tests {
 
     fn shown(owner: &Owner, fence: u64, left_ms: u64) -> Word {
         let value = format!("{owner}#{fence}");
-        let holders = vec![Holding { value, left_ms: Some(left_ms), weight: 1 }];
+        let holders = vec![Holding { value: value.into(), left_ms: Some(left_ms), weight: 1 }];
         let (kind, capacity, waiters) = (Kind::Mutex, None, Vec::new());
         said(Answer::Found(Found { kind, capacity, holders, waiters, unlisted: 0 }))
     }
@@ -499,7 +499,7 @@ mod tests {
         let Some(Verdict::Is(Answer::Found(found))) = verified(&[mine, theirs.clone(), theirs]) else {
             panic!("it is another's");
         };
-        assert_eq!(found.holders[0].value, format!("{other}#{}", T + 1));
+        assert_eq!(found.holders[0].value, format!("{other}#{}", T + 1).into_bytes());
     }
 
     #[test]
@@ -508,7 +508,7 @@ mod tests {
         let word = |fence: u64, left_ms| shown(&owner, fence, left_ms);
         let verdict = found(&[word(9, 10), word(7, 30), word(8, 20)], true);
         let Some(Verdict::Is(Answer::Found(found))) = verdict else { panic!("{verdict:?}") };
-        assert_eq!(found.holders[0].value, format!("{owner}#7"));
+        assert_eq!(found.holders[0].value, format!("{owner}#7").into_bytes());
         // For 20 ms more it has two of three.
         assert_eq!(found.holders[0].left_ms, Some(20));
         let verdict = super::found(&[word(9, 10), FREE, FREE], true);

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use super::mutex::assign;
 use super::{
     Answer, Bind, Data, Entry, Found, Holding, Kind, Now, Op, State, Verb, Wake, Whose, force, inspect,
-    is_digits, mutex, other_kind,
+    is_digits, mutex, other_kind, shown,
 };
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -180,13 +180,14 @@ pub(super) fn found(hash: &Hash, left_ms: Option<u64>) -> Found {
     let holder = hash.iter().find(|(field, _)| known && !field.starts_with('#'));
     let (name, count) = holder.map_or(("(hash)", "1"), |(owner, count)| (owner, count));
     let value = if fence > 0 { format!("{name}#{fence}") } else { name.to_owned() };
+    let value = value.into_bytes();
     let holders = vec![Holding { value, left_ms, weight: count.parse().unwrap_or(1) }];
     Found { kind: Kind::Reentrant, capacity: None, holders, waiters: Vec::new(), unlisted: 0 }
 }
 
 /// Who holds, in the form of a mutex's value.
 pub(super) fn holder(hash: &Hash) -> String {
-    found(hash, None).holders.swap_remove(0).value
+    shown(&found(hash, None).holders.swap_remove(0).value)
 }
 
 fn hash_of(state: &mut State) -> Option<&mut Hash> {

@@ -3,6 +3,7 @@
 pub mod file;
 pub mod memory;
 pub mod quorum;
+#[cfg(feature = "redis")]
 pub mod redis;
 
 use std::any::Any;

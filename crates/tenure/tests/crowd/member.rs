@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
-use tenure::{Guard, Locks, Options, Owner, block_on};
+use tenure::{Guard, Locks, Owner, block_on};
 
 use crate::log::{Line, Log, What, now};
 
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &[String]) {
     match args[..] {
         [log, "turns", kind, url, stop] => {
             let locks =
-                Locks::open(url).and_then(|locks| locks.with(Options::new().ttl(TTL))).expect("a store");
+                Locks::open(url).and_then(|locks| locks.with(|options| options.ttl(TTL))).expect("a store");
             let (log, stop) = (Log::open(Path::new(log)), Path::new(stop));
             block_on(join_all((0..TASKS).map(|task| take_turns(&locks, kind, task, &log, stop))));
             block_on(locks.shutdown()).expect("all released");
@@ -118,7 +118,7 @@ async fn take_turns(locks: &Locks, kind: &str, task: usize, log: &Log, stop: &Pa
 }
 
 async fn take_one_turn(locks: &Locks, task: usize, log: &Log) {
-    let guard = locks.fair("crowd").expect("a name").lock().await.expect("a grant");
+    let guard = locks.fair_mutex("crowd").expect("a name").lock().await.expect("a grant");
     turn(guard, task, 1, log).await;
 }
 
@@ -141,18 +141,18 @@ async fn turn(guard: Guard, task: usize, weight: u32, log: &Log) {
 async fn lock(locks: &Locks, kind: &str, task: usize) -> (u32, Guard) {
     let (weight, guard) = match kind {
         "mutex" => (1, locks.mutex("crowd").expect("a name").lock().await),
-        "fair" => (1, locks.fair("crowd").expect("a name").lock().await),
+        "fair" => (1, locks.fair_mutex("crowd").expect("a name").lock().await),
         "reentrant" => {
             let owner = Owner::new("crowd").expect("an owner");
-            (1, locks.reentrant("crowd", &owner).expect("a name").lock().await)
+            (1, locks.reentrant_mutex("crowd", &owner).expect("a name").lock().await)
         }
         "rwlock" if task.is_multiple_of(5) => {
-            (capacity(kind), locks.rwlock("crowd").expect("a name").write().await)
+            (capacity(kind), locks.rwlock("crowd").expect("a name").write().await.map(Guard::from))
         }
-        "rwlock" => (1, locks.rwlock("crowd").expect("a name").read().await),
+        "rwlock" => (1, locks.rwlock("crowd").expect("a name").read().await.map(Guard::from)),
         "semaphore" => {
             let permits = 1 + task as u32 % 3;
-            (permits, locks.semaphore("crowd", PERMITS).expect("a name").acquire(permits).await)
+            (permits, locks.semaphore("crowd", PERMITS).expect("a name").acquire_many(permits).await)
         }
         other => panic!("no kind: {other}"),
     };

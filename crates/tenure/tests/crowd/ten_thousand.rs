@@ -20,7 +20,7 @@ pub(crate) fn drain() {
     let server = Server::start();
     let dir = tempfile::tempdir().expect("a directory");
     let locks = Locks::open(&server.url()).expect("a store");
-    let first = block_on(locks.fair("crowd").expect("a name").lock()).expect("a free lock");
+    let first = block_on(locks.fair_mutex("crowd").expect("a name").lock()).expect("a free lock");
     let mut members: Vec<Member> = (0..PROCESSES)
         .map(|number| {
             let log = dir.path().join(format!("log-{number}"));

@@ -136,7 +136,7 @@ fn a_killed_holder_in_a_queue_hands_on_at_once() {
         let mut holder = Process::start("have a place: fair", dir.path());
         holder.line();
         let waits = std::thread::spawn({
-            let lock = locks.fair("x").expect("a name");
+            let lock = locks.fair_mutex("x").expect("a name");
             move || block_on(lock.lock()).expect("a grant")
         });
         let look = Client::of(FAIR, dir.path());

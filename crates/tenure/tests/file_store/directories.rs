@@ -159,14 +159,14 @@ fn however_much_is_asked_what_is_held_is_renewed_and_limits_are_kept() {
     const TTL: Duration = Duration::from_millis(300);
     let dir = dir();
     let locks = Locks::open(&format!("file:{}", dir.path().display())).expect("a store");
-    let locks = locks.with(Options::new().ttl(TTL)).expect("options");
+    let locks = locks.with(|options| options.ttl(TTL)).expect("options");
     let guard = block_on(locks.mutex("leader").expect("a name").lock()).expect("a free lock");
     let until = Instant::now() + 10 * TTL;
     std::thread::scope(|scope| {
         for number in 0..16 {
             let locks = &locks;
             scope.spawn(move || {
-                let mutex = locks.mutex(&format!("busy:{number}")).expect("a name");
+                let mutex = locks.mutex(format!("busy:{number}")).expect("a name");
                 while Instant::now() < until {
                     let turn = block_on(mutex.try_lock()).expect("an answer").expect("a free lock");
                     block_on(turn.release()).expect("a release");

@@ -137,14 +137,14 @@ fn role() {
             wait_for_parent();
         }
         "wait in line" => {
-            let guard = block_on(locks(&dir).fair("x").expect("a name").lock()).expect("a grant");
+            let guard = block_on(locks(&dir).fair_mutex("x").expect("a name").lock()).expect("a grant");
             say("held");
             wait_for_parent();
             block_on(guard.release()).expect("a release");
         }
         "take turns in a queue" => {
             let log = fs::OpenOptions::new().append(true).open(dir.join("turns")).expect("a log");
-            let lock = locks(&dir).fair("turn").expect("a name");
+            let lock = locks(&dir).fair_mutex("turn").expect("a name");
             say("ready");
             wait_for_parent();
             for _ in 0..TURNS / 3 {
@@ -201,7 +201,9 @@ pub(crate) fn rule(word: &str) -> Rule {
 /// The library's own handle, whose waiters are served in the background.
 pub(crate) fn locks(dir: &Path) -> Locks {
     let options = Options::new().ttl(Duration::from_millis(LONG_MS));
-    Locks::open(&format!("file:{}", dir.display())).and_then(|locks| locks.with(options)).expect("a store")
+    Locks::open(&format!("file:{}", dir.display()))
+        .and_then(|locks| locks.with(|_| options))
+        .expect("a store")
 }
 
 pub(crate) const TURNS: usize = 300;

@@ -10,7 +10,7 @@ use tenure::internals::protocol::{Answer, Op, Rule, Verb};
 use tenure::internals::store::Failure;
 use tenure::internals::store::redis::{Redis, Target};
 use tenure::internals::{Runtime, Store};
-use tenure::{Guard, LockName, Locks, Options, Owner};
+use tenure::{Guard, HoldEnd, LockName, Locks, Options, Owner};
 use tenure_testkit::asker::{acquire, release};
 use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, MS, SECOND, TrueTime};
@@ -344,7 +344,7 @@ fn a_wait_of_any_length_in_a_queue_blocked_by_another_program_ends_busy() {
     let waits = Arc::new(Mutex::new(0));
     let over = Arc::clone(&waits);
     process.spawn(Box::pin(async move {
-        let fair = locks.fair("x").expect("a name");
+        let fair = locks.fair_mutex("x").expect("a name");
         for limit_us in (20_000..600_000).step_by(777) {
             let said = fair.try_lock_for(Duration::from_micros(limit_us)).await;
             assert!(said.expect("it was busy").is_none());
@@ -406,7 +406,7 @@ impl Scene {
         let took = self.runtime.now().since(started);
         assert!(error.is_unknown() && !error.is_lost(), "{error}");
         assert!(took < REQUEST * 11 / 10 && took >= REQUEST / 2, "{took:?}");
-        assert!(lost.await.is_released());
+        assert!(matches!(lost.await, HoldEnd::Released));
     }
 }
 

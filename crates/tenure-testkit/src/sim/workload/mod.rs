@@ -11,9 +11,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tenure::internals::Runtime;
 use tenure::internals::protocol::lease;
-use tenure::{Error, Guard, LockName, Locks, Options, Owner, Renewal};
+use tenure::internals::{Runtime, write_guard};
+use tenure::{Error, Guard, HoldEnd, LockName, Locks, Options, Owner, Renewal};
 
 use super::clock::{MS, TrueTime};
 use super::executor::{Process, Sim, Stop, lock};
@@ -187,7 +187,7 @@ impl Task {
             return self.round_of_both().await;
         }
         let options = self.options();
-        let locks = self.locks.with(options.clone())?;
+        let locks = self.locks.with(|_| options.clone())?;
         let index = sim.choose(plan.names) as usize;
         let name = &self.workload.names[index];
         if plan.regime == Regime::Forgetting && plan.node_faults.delete > 0 && sim.chance(30) {
@@ -239,7 +239,7 @@ impl Task {
         // The first is held, and renewed, while the second is waited for.
         let mut options = self.options();
         (options.renewal, options.max_hold) = (Renewal::Automatic, None);
-        let (locks, options) = (&self.locks.with(options.clone())?, &options);
+        let (locks, options) = (&self.locks.with(|_| options.clone())?, &options);
         let (sim, plan, cut) = (self.sim(), self.workload.plan, self.cut());
         let names = &self.workload.names;
         let requests: Result<Vec<LockRequest>, Error> =
@@ -315,7 +315,7 @@ impl Task {
         let lightens = self.workload.plan.kinds[index] == LockKind::RwLock && self.sim().chance(400);
         let (guard, holding) = match lightens {
             false => (guard, holding),
-            true => match self.downgrade(guard, holding, index, locks, told).await {
+            true => match self.downgrade(guard, holding, index, told).await {
                 Some(both) => both,
                 None => return,
             },
@@ -331,7 +331,6 @@ impl Task {
         guard: Arc<Guard>,
         holding: Holding,
         index: usize,
-        locks: &Locks,
         told: Told,
     ) -> Option<(Arc<Guard>, Holding)> {
         let name = &self.workload.names[index];
@@ -339,13 +338,15 @@ impl Task {
         let time = plan.span(self.sim(), plan.ttl.as_nanos() as TrueTime);
         self.stay(&*guard, std::slice::from_ref(&holding), time).await;
         drop(holding);
-        let mut guard = Arc::into_inner(guard)?;
+        let guard = Arc::into_inner(guard)?;
         let (since, left) = (self.sim().now(), guard.remaining());
-        let Ok(lock) = locks.rwlock(name.as_str()) else { return None };
-        let outcome = self.cut_short(self.cut(), lock.downgrade(&mut guard)).await;
-        if let Some(outcome) = outcome {
-            self.oracle().said_held(guard.owner(), since, left, said(&outcome));
-        }
+        // Dropped, it takes the guard along.
+        let outcome = self.cut_short(self.cut(), write_guard(guard).downgrade()).await?;
+        let (guard, outcome): (Guard, _) = match outcome {
+            Ok(reader) => (reader.into(), Ok(())),
+            Err(failed) => (failed.guard.into(), Err(failed.error)),
+        };
+        self.oracle().said_held(guard.owner(), since, left, said(&outcome));
         if !guard.is_held() {
             return None;
         }
@@ -361,8 +362,8 @@ impl Task {
     fn reenter<'a>(&'a self, outer: &'a Guard, index: usize, locks: &'a Locks) -> BoxFuture<'a, ()> {
         let task = async move {
             let (sim, name, options) = (self.sim(), &self.workload.names[index], self.options());
-            let (Ok(locks), true) = (locks.with(options.clone()), outer.is_held()) else { return };
-            let Ok(lock) = locks.reentrant(name.as_str(), outer.owner()) else { return };
+            let (Ok(locks), true) = (locks.with(|_| options.clone()), outer.is_held()) else { return };
+            let Ok(lock) = locks.reentrant_mutex(name.as_str(), outer.owner()) else { return };
             let before = self.oracle().held_by(name, outer.owner());
             if let Ok(count) = lock.hold_count().await {
                 self.oracle().said_count(name, outer.owner(), count, &before);

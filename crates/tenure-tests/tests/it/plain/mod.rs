@@ -15,7 +15,7 @@ mod versions;
 use std::time::{Duration, Instant};
 
 use page::Machine;
-use tenure::{Kind, Locks, Options, Owner, block_on};
+use tenure::{Guard, Kind, Locks, Owner, Share, block_on};
 use tenure_testkit::servers::{Client, Server, Value};
 
 const MUTEX: &str = include_str!("../../../../tenure/src/protocol/mutex.lua");
@@ -27,7 +27,7 @@ fn ms(ms: u64) -> Duration {
 }
 
 fn locks(server: &Server) -> Locks {
-    Locks::open(&server.url()).expect("a store").with(Options::new().ttl(ms(3_000))).expect("options")
+    Locks::open(&server.url()).expect("a store").with(|options| options.ttl(ms(3_000))).expect("options")
 }
 
 /// A lock of some kind; of a queue it takes more to say which.
@@ -252,7 +252,7 @@ fn a_hold_of_another_client_counts_once_however_often_it_is_asked_for() {
     );
     let found = plain.ask(REENTRANTS, "inspect", &[]);
     assert_eq!((&*found.word, found.part("count")), ("found", "2".to_owned()));
-    let ours = locks.reentrant("x", &me).expect("a name");
+    let ours = locks.reentrant_mutex("x", &me).expect("a name");
     assert!(block_on(ours.try_lock()).expect("an answer").is_none());
     let other = block_on(locks.mutex("x").expect("a name").try_lock()).expect_err("another kind");
     assert!(other.is_mismatch() && other.to_string().contains("reentrant"), "{other}");
@@ -292,7 +292,7 @@ fn a_detached_hold_is_resumed_by_another_client() {
 fn another_client_takes_its_turn_in_our_queue() {
     let server = Server::start();
     let (locks, mut plain) = (locks(&server), Plain::new(&server, 'a'));
-    let fair = locks.fair("x").expect("a name");
+    let fair = locks.fair_mutex("x").expect("a name");
     let mut ear = Plain::listen(&server, &page::channel(Machine::Queue, "x"));
     let guard = block_on(fair.lock()).expect("a grant");
     let busy = plain.ask(FAIR, "acquire", &[("ttl", "30000"), ("weight", "1"), ("wait", "")]);
@@ -432,10 +432,10 @@ fn every_kind_of_ours_is_listed_and_another_kind_is_named() {
     let (locks, me) = (locks(&server), Owner::new("me").expect("an owner"));
     let guards = [
         block_on(locks.mutex("app:mutex").expect("a name").lock()),
-        block_on(locks.reentrant("app:reentrant", &me).expect("a name").lock()),
-        block_on(locks.fair("app:fair").expect("a name").lock()),
-        block_on(locks.rwlock("app:rw").expect("a name").read()),
-        block_on(locks.semaphore("app:sem", 5).expect("a name").acquire(2)),
+        block_on(locks.reentrant_mutex("app:reentrant", &me).expect("a name").lock()),
+        block_on(locks.fair_mutex("app:fair").expect("a name").lock()),
+        block_on(locks.rwlock("app:rw").expect("a name").read()).map(Guard::from),
+        block_on(locks.semaphore("app:sem", 5).expect("a name").acquire_many(2)),
     ];
     assert!(guards.iter().all(Result::is_ok));
     server.command(&["ZADD", "app:foreign", "1", "somebody"]);
@@ -443,24 +443,26 @@ fn every_kind_of_ours_is_listed_and_another_kind_is_named() {
         let mut listing = locks.list(prefix).expect("a prefix");
         let mut kinds = Vec::new();
         while let Some(status) = block_on(listing.next()).expect("an answer") {
-            kinds.push((status.name.as_str().to_owned(), status.kind, status.holders[0].weight));
+            kinds.push((status.name.as_str().to_owned(), status.kind, status.holders[0].share));
         }
-        kinds.sort();
+        kinds.sort_by(|(a, ..), (b, ..)| a.cmp(b));
         let all = [
-            ("app:fair", Kind::Fair, 1),
-            ("app:mutex", Kind::Mutex, 1),
-            ("app:reentrant", Kind::Reentrant, 1),
-            ("app:rw", Kind::RwLock, 1),
-            ("app:sem", Kind::Semaphore, 2),
+            ("app:fair", Kind::Fair, Share::Whole),
+            ("app:mutex", Kind::Mutex, Share::Whole),
+            ("app:reentrant", Kind::Reentrant, Share::Holds(1)),
+            ("app:rw", Kind::RwLock, Share::Reader),
+            ("app:sem", Kind::Semaphore, Share::Permits(2)),
         ];
-        assert_eq!(kinds, all.map(|(name, kind, weight)| (name.to_owned(), kind, weight)));
+        assert_eq!(kinds, all.map(|(name, kind, share)| (name.to_owned(), kind, share)));
     }
     let other = block_on(locks.mutex("app:sem").expect("a name").try_lock()).expect_err("a semaphore");
     assert!(other.is_mismatch() && other.to_string().contains("semaphore"), "{other}");
     let other =
-        block_on(locks.semaphore("app:sem", 4).expect("a name").try_acquire(1)).expect_err("5 permits");
+        block_on(locks.semaphore("app:sem", 4).expect("a name").try_acquire()).expect_err("5 permits");
     assert!(other.is_mismatch() && other.to_string().contains('5'), "{other}");
-    assert!(block_on(locks.fair("app:foreign").expect("a name").try_lock()).expect("an answer").is_none());
+    assert!(
+        block_on(locks.fair_mutex("app:foreign").expect("a name").try_lock()).expect("an answer").is_none()
+    );
 }
 
 /// Waits until a client listens.

@@ -47,12 +47,12 @@ fn its_lock_excludes_ours_through_all_its_holds_and_its_last_unlock_wakes_us() {
     let server = Server::start();
     let (locks, mut redisson) = (locks(&server), Redisson::new(&server));
     let me = Owner::new("me").expect("an owner");
-    let ours = locks.reentrant("x", &me).expect("a name");
+    let ours = locks.reentrant_mutex("x", &me).expect("a name");
     assert_eq!((redisson.lock(), redisson.lock()), (Ok(()), Ok(())));
     assert!(block_on(ours.try_lock()).expect("an answer").is_none());
     let status = block_on(locks.inspect("x")).expect("an answer").expect("a holder");
     assert_eq!(status.kind, Kind::Reentrant);
-    assert_eq!((&*status.holders[0].value, status.holders[0].weight), (HOLDER, 2));
+    assert_eq!((&*status.holders[0].value, status.holders[0].share), (HOLDER.as_bytes(), Share::Holds(2)));
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             let guard = block_on(ours.lock()).expect("a grant");
@@ -76,7 +76,7 @@ fn our_lock_excludes_it_through_all_our_holds_and_our_last_release_wakes_it() {
     let server = Server::start();
     let (locks, mut redisson) = (locks(&server), Redisson::new(&server));
     let me = Owner::new("me").expect("an owner");
-    let ours = locks.reentrant("x", &me).expect("a name");
+    let ours = locks.reentrant_mutex("x", &me).expect("a name");
     let mut ear = Plain::listen(&server, CHANNEL);
     let (outer, inner) =
         (block_on(ours.lock()).expect("a grant"), block_on(ours.lock()).expect("a re-entry"));
@@ -95,7 +95,7 @@ fn neither_can_unlock_what_the_other_holds() {
     let server = Server::start();
     let (locks, mut redisson) = (locks(&server), Redisson::new(&server));
     let me = Owner::new("me").expect("an owner");
-    let ours = locks.reentrant("x", &me).expect("a name");
+    let ours = locks.reentrant_mutex("x", &me).expect("a name");
     let guard = block_on(ours.lock()).expect("a grant");
     assert_eq!(redisson.unlock(), None);
     block_on(guard.verify()).expect("it is still ours");
@@ -113,7 +113,7 @@ fn its_force_unlock_is_a_loss_to_us() {
     let server = Server::start();
     let (locks, mut redisson) = (locks(&server), Redisson::new(&server));
     let me = Owner::new("me").expect("an owner");
-    let guard = block_on(locks.reentrant("x", &me).expect("a name").lock()).expect("a grant");
+    let guard = block_on(locks.reentrant_mutex("x", &me).expect("a name").lock()).expect("a grant");
     let started = Instant::now();
     redisson.force_unlock();
     let lost = block_on(guard.lost());
@@ -132,6 +132,6 @@ fn our_forced_release_leaves_its_lock() {
         assert!(forced.expect_err("a lock of another library").is_mismatch());
     }
     let status = block_on(locks.inspect("x")).expect("an answer").expect("a holder");
-    assert_eq!(status.holders[0].value, HOLDER);
+    assert_eq!(status.holders[0].value, HOLDER.as_bytes());
     assert_eq!(redisson.unlock(), Some(true));
 }

@@ -75,11 +75,11 @@ fn acquire(locks: &Locks, kind: &str, wait: Duration) -> Option<Guard> {
     let asked = async {
         match kind {
             "mutex" => locks.mutex("x")?.try_lock_for(wait).await,
-            // With its own owner each time, as all others.
-            "reentrant" => locks.reentrant("x", &Owner::new("me")?)?.try_lock_for(wait).await,
-            "fair" => locks.fair("x")?.try_lock_for(wait).await,
-            "writer" => locks.rwlock("x")?.try_write_for(wait).await,
-            _ => locks.semaphore("x", 1)?.try_acquire_for(1, wait).await,
+            // With an owner of its own each time, as all others.
+            "reentrant" => locks.reentrant_mutex("x", &Owner::new("me")?)?.try_lock_for(wait).await,
+            "fair" => locks.fair_mutex("x")?.try_lock_for(wait).await,
+            "writer" => Ok(locks.rwlock("x")?.try_write_for(wait).await?.map(Guard::from)),
+            _ => locks.semaphore("x", 1)?.try_acquire_for(wait).await,
         }
     };
     block_on(asked).unwrap_or_else(|error| panic!("{kind}: {error:?}"))
@@ -149,7 +149,7 @@ fn holds_and_waits_outlive_a_flush_of_the_scripts_and_their_replacement() {
     with_each(|kind| {
         let server = Server::start();
         let (ours, theirs) = (locks(&server), locks(&server));
-        let short = ours.with(Options::new().ttl(ms(2_000))).expect("options");
+        let short = ours.with(|options| options.ttl(ms(2_000))).expect("options");
         let guard = acquire(&short, kind, Duration::ZERO).expect("a free lock");
         let mut other = Version::new(&server, 'a', kind, "-- another text\n");
         scope(|scope| {
@@ -206,7 +206,7 @@ fn what_a_later_version_keeps_otherwise_is_held_by_somebody_else_and_left_as_it_
             assert!(!version.holds() && !version.release(), "{put:?}: {kind}");
         }
         let status = block_on(locks.inspect("x")).expect("an answer").expect("a holder");
-        assert_eq!((&*status.holders[0].value, &status.holders[0].owner), (shown, &None));
+        assert_eq!((&*status.holders[0].value, &status.holders[0].owner), (shown.as_bytes(), &None));
         assert_eq!(server.command(&["DUMP", "x"]), before);
         assert!((50_000..=60_000).contains(&server.command(&["PTTL", "x"]).int()));
     }

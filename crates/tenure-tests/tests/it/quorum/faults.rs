@@ -23,7 +23,7 @@ fn ms(ms: u64) -> Duration {
 }
 
 fn locks(url: &str, options: Options) -> Locks {
-    Locks::open(url).and_then(|locks| locks.with(options)).expect("a store")
+    Locks::open(url).and_then(|locks| locks.with(|_| options)).expect("a store")
 }
 
 fn held(locks: &Locks, name: &str) -> Option<Guard> {
@@ -64,7 +64,7 @@ fn a_silent_node_costs_one_call_its_time_and_no_more() {
     let urls = [nodes[0].url(), nodes[1].url(), proxy.url()];
     let members = urls.iter().map(|url| block_on(Locks::connect(url)).expect("a node that answers"));
     let options = Options::new().op_timeout(ms(2_000));
-    let locks = Locks::quorum(members).and_then(|locks| locks.with(options)).expect("a quorum");
+    let locks = Locks::quorum(members).and_then(|locks| locks.with(|_| options)).expect("a quorum");
     block_on(held(&locks, "warm").expect("a free lock").release()).expect("a release");
     // One says yes and one says no: the third would decide.
     nodes[0].command(&["SET", "x", "somebody else", "PX", "60000"]);
@@ -364,7 +364,7 @@ fn a_member_that_is_several_servers_is_refused() {
 #[test]
 fn kinds_that_no_majority_can_keep_are_refused_with_the_reason() {
     let locks = Locks::quorum([Locks::memory(), Locks::memory(), Locks::memory()]).expect("a quorum");
-    let error = locks.fair("x").expect_err("no order");
+    let error = locks.fair_mutex("x").expect_err("no order");
     assert!(error.is_unsupported() && error.to_string().contains("order"), "{error}");
     assert!(locks.semaphore("x", 2).expect_err("no order").is_unsupported());
     assert!(locks.rwlock("x").expect_err("no order").is_unsupported());

@@ -77,7 +77,7 @@ impl Client {
         };
         let (urls, members): (Vec<_>, Vec<_>) = nodes.iter().enumerate().map(&mut member).unzip();
         let options = Options::new().ttl(TTL).op_timeout(4 * small);
-        let locks = Locks::quorum(members).and_then(|locks| locks.with(options)).expect("a quorum");
+        let locks = Locks::quorum(members).and_then(|locks| locks.with(|_| options)).expect("a quorum");
         Self { locks, urls, proxies }
     }
 }

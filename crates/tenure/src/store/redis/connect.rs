@@ -25,6 +25,7 @@ use super::sentinel::{self, Guide};
 #[cfg(feature = "tls")]
 use super::tls;
 use super::topology::{Access, Address, Sentinels, Target};
+use crate::credentials::Credentials;
 use crate::events::{event, text};
 use crate::runtime::{Moment, Runtime};
 use crate::store::{Cause, Failure, Life, SETUP};
@@ -328,7 +329,7 @@ impl Connector {
                 Ok::<(), ()>(())
             });
         }
-        let login = login(&target.access);
+        let login = login(&target.access)?;
         let opened = MultiplexedConnection::new_with_config(&login, stream, config);
         let (pipe, driver) = self.by(deadline, opened).await?.map_err(|error| {
             let silent = heard.load(Ordering::Relaxed) == 0;
@@ -417,16 +418,22 @@ impl Connector {
     }
 }
 
-fn login(access: &Access) -> RedisConnectionInfo {
+fn login(access: &Access) -> Result<RedisConnectionInfo, Failure> {
     let mut info =
         RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP3).set_skip_set_lib_name();
-    if let Some(user) = &access.user {
+    let told = access.provider.as_ref().map(|provider| (provider.0)()).transpose();
+    let told = told.map_err(Failure::NotSent)?;
+    let (user, password) = match &told {
+        Some(Credentials { user, password }) => (user, Some(password)),
+        None => (&access.user, access.password.as_ref()),
+    };
+    if let Some(user) = user {
         info = info.set_username(user);
     }
-    if let Some(password) = &access.password {
+    if let Some(password) = password {
         info = info.set_password(password);
     }
-    info
+    Ok(info)
 }
 
 /// What a server told of itself, and of a connection.

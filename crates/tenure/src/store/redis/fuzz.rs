@@ -250,7 +250,7 @@ fn whatever_a_lock_is_called_its_side_keys_are_in_its_slot() {
         match LockName::new(&name) {
             Ok(lock) => {
                 assert_eq!(lock.as_str(), name);
-                assert!(!lock.to_string().contains(char::is_control));
+                assert!(!lock.quoted().to_string().contains(char::is_control));
                 let op = Op { name: lock, ..op(Rule::Mutex, Verb::Inspect) };
                 assert!(super::scripted::Scripted::new(&op).keys.contains(&name.into_owned()));
                 format!("a name {}", share_a_slot(Rule::Mutex, op.name.as_str()))

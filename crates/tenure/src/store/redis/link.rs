@@ -1,5 +1,6 @@
 //! Keeps one connection to the server open: the supervisor.
 
+use std::io;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -48,7 +49,15 @@ impl Link {
     pub(super) async fn line(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Line>, Failure> {
         match self.open_line() {
             Some(line) => Ok(line),
-            None => self.wait_for_line(deadline).boxed().await,
+            None => self.wait_for_line(deadline, false).boxed().await,
+        }
+    }
+
+    /// The connection. Unlike [`line`](Self::line), it fails as soon as the system says that the server cannot be dialled.
+    pub(super) async fn line_at_once(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Line>, Failure> {
+        match self.open_line() {
+            Some(line) => Ok(line),
+            None => self.wait_for_line(deadline, true).boxed().await,
         }
     }
 
@@ -62,7 +71,7 @@ impl Link {
         self.state().line()
     }
 
-    async fn wait_for_line(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Line>, Failure> {
+    async fn wait_for_line(self: &Arc<Self>, deadline: Moment, at_once: bool) -> Result<Arc<Line>, Failure> {
         let before = self.start();
         let mut why = None;
         let connected = async {
@@ -77,8 +86,9 @@ impl Link {
                     why.clone_from(&state.failure);
                     // Wrong credentials do not become right by waiting. But what was said before we
                     // asked does not count.
-                    if let Some(failure @ Failure::Refused(_)) = &state.failure
+                    if let Some(failure) = &state.failure
                         && state.failures > before
+                        && (matches!(failure, Failure::Refused(_)) || at_once && is_of_dial(failure))
                     {
                         return Err(failure.clone());
                     }
@@ -253,6 +263,11 @@ impl Pace {
     pub(super) fn tries(&self) -> Option<u32> {
         (self.tries > 0).then_some(self.tries)
     }
+}
+
+/// Whether the system could not dial: nothing listens there, or the name has no address.
+fn is_of_dial(failure: &Failure) -> bool {
+    matches!(failure, Failure::NotSent(cause) if cause.is::<io::Error>())
 }
 
 /// A connection that lasted this long was a good one, whether or not it was used.

@@ -1,7 +1,7 @@
 //! Locks on Redis or Valkey: on one server here, on a cluster of them by [`Cluster`].
 //!
 //! A request is one script, named by its SHA-1, on a connection that all callers share; the script
-//! runs the machine of [`protocol`](crate::protocol) on the server, by the server's clock. This
+//! runs the machine of `protocol` on the server, by the server's clock. This
 //! module maps requests to scripts and replies back to answers. Its neighbours keep the connection,
 //! read what comes over it, and receive notifications.
 
@@ -38,6 +38,7 @@ use redis::Value;
 
 pub use cluster::Cluster;
 pub use connect::{Dial, Stream};
+pub(crate) use topology::Provider;
 pub use topology::{Access, Address, Sentinels, Target, Topology};
 
 use super::{Cursor, Failure, Life, Listener, Page, Store, Terms};
@@ -83,7 +84,7 @@ impl Redis {
     }
 
     /// A store on whichever server is the master.
-    fn led(sentinels: Sentinels, runtime: Arc<dyn Runtime>) -> Self {
+    pub(crate) fn led(sentinels: Sentinels, runtime: Arc<dyn Runtime>) -> Self {
         let (db, url) = (sentinels.master.db, Topology::Sentinel(sentinels.clone()).shown());
         Self::with(Connector::led(Arc::clone(&runtime), Network::of(&runtime), sentinels), db, url, runtime)
     }
@@ -161,7 +162,7 @@ impl Store for Redis {
         let Self { runtime, node, .. } = self.clone();
         async move {
             let deadline = runtime.now() + within;
-            let line = node.link.line(deadline).await?;
+            let line = node.link.line_at_once(deadline).await?;
             match line.ask(&command(&["PING"]), deadline).await? {
                 Value::ServerError(error) => Err(refused(&line, &error)),
                 _ => Ok(()),

@@ -225,7 +225,7 @@ const TYPES: [(&str, Rule); 3] =
     [("string", Rule::Mutex), ("hash", Rule::Reentrant), ("zset", Rule::Queue(Seat::FAIR))];
 
 fn is_no_lock(holding: &Holding) -> bool {
-    holding.value == "(hash)"
+    holding.value == b"(hash)"
 }
 
 /// The same for a string. By plain commands, because a script would read the whole value, which may
@@ -237,7 +237,7 @@ async fn look_at_text(line: &Line, name: &LockName, deadline: Moment) -> Result<
     // Empty: gone by now.
     let value = match value? {
         Value::ServerError(error) if error.code() == "WRONGTYPE" => None, // something else stands there by now
-        value => reply::text(&answered(line, value)?).filter(|value| !value.is_empty()),
+        value => reply::bytes(&answered(line, value)?).map(<[u8]>::to_vec).filter(|value| !value.is_empty()),
     };
     Ok(match (value, reply::left(&answered(line, left?)?)) {
         (Some(value), Some(left_ms)) => Some(Found::one(Kind::Mutex, Holding { value, left_ms, weight: 1 })),

@@ -22,7 +22,7 @@ use super::node::{Manner, Node, answered, refused};
 use super::reply::{self, bytes};
 use super::request::Publish;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Fence, Found, Holding, Kind, Op, Reply, Rule, Verb, Whose, ours};
+use crate::protocol::{Answer, Fence, Found, Holding, Kind, Op, Reply, Rule, Verb, Whose, ours, shown};
 use crate::runtime::Moment;
 use crate::store::Failure;
 
@@ -192,7 +192,7 @@ struct Ask<'a> {
 enum Standing {
     Nothing,
     /// A text, and how long it stays.
-    Text(String, Option<u64>),
+    Text(Vec<u8>, Option<u64>),
     /// Another type.
     Other,
 }
@@ -284,23 +284,24 @@ impl Ask<'_> {
             (Value::BulkString(value), left) => {
                 let left_ms = reply::left(left).ok_or_else(|| self.nonsense())?;
                 let shown = &value[..value.len().min(SHOWN)];
-                Ok(Standing::Text(String::from_utf8_lossy(shown).into_owned(), left_ms))
+                Ok(Standing::Text(shown.to_vec(), left_ms))
             }
             _ => Err(self.nonsense()),
         }
     }
 
     /// The token of a hold of the asker's own; one that was granted by a script has one.
-    fn mine(&self, value: &str) -> Option<u64> {
+    fn mine(&self, value: &[u8]) -> Option<u64> {
         let owner: &Owner = &self.op.owner;
         ours(value).filter(|(holder, _)| holder == owner).map(|(_, fence)| fence)
     }
 
     /// Renews the lease of the caller's hold. No request ever shortens one.
-    async fn extend(&self, value: String, left_ms: Option<u64>, ttl_ms: u64) -> Result<Answer, Failure> {
+    async fn extend(&self, value: Vec<u8>, left_ms: Option<u64>, ttl_ms: u64) -> Result<Answer, Failure> {
         let Some(fence) = self.mine(&value) else {
-            return Ok(Answer::Busy { holder: value, left_ms });
+            return Ok(Answer::Busy { holder: shown(&value), left_ms });
         };
+        let value = shown(&value);
         if left_ms.is_some_and(|left_ms| left_ms >= ttl_ms) {
             return Ok(Answer::Held { fence });
         }
@@ -322,7 +323,7 @@ impl Ask<'_> {
         // An acquisition that finds its own hold has not watched it yet.
         if let Verb::Acquire { .. } = self.op.verb {
             match self.standing().await? {
-                Standing::Text(now, _) if now == value => {}
+                Standing::Text(now, _) if now == value.as_bytes() => {}
                 _ => return Err(changed()),
             }
         }
@@ -344,7 +345,7 @@ impl Ask<'_> {
             };
             let answer = match whose {
                 Whose::Mine if self.mine(&value).is_none() => {
-                    return Ok((Answer::Busy { holder: value, left_ms }, None));
+                    return Ok((Answer::Busy { holder: shown(&value), left_ms }, None));
                 }
                 Whose::Mine => Answer::Released { left: 0 },
                 Whose::Anyone if ours(&value).is_none() => {
@@ -352,6 +353,7 @@ impl Ask<'_> {
                 }
                 Whose::Anyone | Whose::Foreign => found(value.clone(), left_ms),
             };
+            let value = shown(&value);
             let by = ours(&value).map_or(value.clone(), |(owner, _)| owner.as_str().to_owned());
             let key = self.key();
             let delete: &[&str] = match self.delete {
@@ -463,7 +465,7 @@ fn header(first: &Value) -> Option<(Kind, Option<u32>)> {
     Some((kind.parse().ok()?, Some(capacity.parse().ok()?)))
 }
 
-fn found(value: String, left_ms: Option<u64>) -> Answer {
+fn found(value: Vec<u8>, left_ms: Option<u64>) -> Answer {
     Answer::Found(Found::one(Kind::Mutex, Holding { value, left_ms, weight: 1 }))
 }
 

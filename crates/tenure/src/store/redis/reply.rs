@@ -84,7 +84,7 @@ fn read_answer(answer: &[u8], rest: &[Value]) -> Option<Read> {
                 [unheard] => Some(text(unheard)?),
                 _ => return None,
             };
-            let holding = Holding { value: text(holder)?, left_ms: left(left_ms)?, weight };
+            let holding = Holding { value: bytes(holder)?.to_vec(), left_ms: left(left_ms)?, weight };
             (Answer::Found(Found::one(self::kind(kind)?, holding)), unheard)
         }
         (answer, rest) => (read_common(answer, rest)?, None),
@@ -164,7 +164,7 @@ fn holdings(value: &Value) -> Option<Vec<Holding>> {
     let (each, []) = parts.as_chunks::<3>() else { return None };
     each.iter()
         .map(|[value, left_ms, weight]| {
-            Some(Holding { value: text(value)?, left_ms: left(left_ms)?, weight: int(weight)? })
+            Some(Holding { value: bytes(value)?.to_vec(), left_ms: left(left_ms)?, weight: int(weight)? })
         })
         .collect()
 }

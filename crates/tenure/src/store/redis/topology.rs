@@ -4,6 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::credentials::Credentials;
+use crate::store::Cause;
+
 /// Servers that keep locks together, or one alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Topology {
@@ -43,12 +46,25 @@ pub struct Access {
     /// Who logs in; the server's default user if none.
     pub(super) user: Option<String>,
     pub(super) password: Option<String>,
+    /// Asked at each dial, in place of the two above.
+    pub(super) provider: Option<Provider>,
     /// Spoken in the clear if none.
     pub(super) tls: Option<Tls>,
 }
 
-/// Whom to trust, and who we are. The files are read at each dial: a renewed certificate needs no
-/// restart.
+/// What tells the login at each dial.
+#[derive(Clone)]
+pub(crate) struct Provider(pub(crate) Arc<dyn Fn() -> Result<Credentials, Cause> + Send + Sync>);
+
+impl PartialEq for Provider {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Provider {}
+
+/// Whom to trust, and who we are. The files are read at each dial: a renewed certificate needs no restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tls {
     /// The authorities that may vouch for the server; the system's if none.
@@ -69,6 +85,19 @@ pub struct Sentinels {
 }
 
 impl Topology {
+    /// The same servers, where this tells the login at each dial. `false` if the URL has a login too.
+    pub(crate) fn ask_for_login(&mut self, provider: &Provider) -> bool {
+        let mut accesses: Vec<&mut Access> = match self {
+            Self::Server(target) => vec![&mut target.access],
+            Self::Sentinel(sentinels) => vec![&mut sentinels.master],
+            Self::Cluster(at) | Self::Quorum(at) => at.iter_mut().map(|target| &mut target.access).collect(),
+        };
+        accesses.iter_mut().all(|access| {
+            access.provider = Some(provider.clone());
+            access.user.is_none() && access.password.is_none()
+        })
+    }
+
     /// The URL without credentials.
     pub fn shown(&self) -> Arc<str> {
         let of = |what: &str, at: &[Target], rest: &dyn fmt::Display| {

@@ -98,7 +98,7 @@ impl Topology {
         let files = if tls { Some(query.tls()?) } else { None };
         let access = |path: Option<&str>| {
             let db = path.filter(|path| !path.is_empty()).map_or(Ok(0), database)?;
-            Ok::<_, Error>(Access { db, user, password, tls: files })
+            Ok::<_, Error>(Access { db, user, password, provider: None, tls: files })
         };
         let topology = match form {
             Form::Server | Form::Unix => {
@@ -115,7 +115,7 @@ impl Topology {
                     .ok_or_else(|| wrong("its service is missing: redis-sentinel://HOST,HOST/SERVICE"))?;
                 let master = access(path)?;
                 let (user, password) = query.login("sentinel-user", "sentinel-password")?;
-                let access = Access { db: 0, user, password, tls: master.tls.clone() };
+                let access = Access { db: 0, user, password, provider: None, tls: master.tls.clone() };
                 Self::Sentinel(Sentinels { at: targets(&places, SENTINEL_PORT, &access)?, service, master })
             }
             Form::Cluster => {
@@ -226,7 +226,7 @@ fn unix(path: &str, mut query: Query) -> Result<Target> {
     let db = query.take("db").map_or(Ok(0), |db| database(&db))?;
     let (user, password) = query.login("user", "password")?;
     query.end("redis+unix")?;
-    let access = Access { db, user, password, tls: None };
+    let access = Access { db, user, password, provider: None, tls: None };
     Ok(Target { address: Address::Unix(path.into()), access })
 }
 

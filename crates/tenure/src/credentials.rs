@@ -1,0 +1,45 @@
+use std::fmt;
+
+/// A login at a Redis or Valkey server: what the provider of
+/// [`Locks::open_with_credentials`](crate::Locks::open_with_credentials) returns.
+///
+/// Use it where passwords or tokens change while the program runs. A login that does not change can stand in the URL.
+///
+/// ```
+/// use tenure::Credentials;
+///
+/// let credentials = Credentials::new("locks", "secret");
+/// assert!(!format!("{credentials:?}").contains("secret"));
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credentials {
+    pub(crate) user: Option<String>,
+    pub(crate) password: String,
+}
+
+impl Credentials {
+    /// The login of this user.
+    ///
+    /// ```
+    /// let credentials = tenure::Credentials::new("locks", "secret");
+    /// ```
+    pub fn new(user: impl Into<String>, password: impl Into<String>) -> Self {
+        Self { user: Some(user.into()), password: password.into() }
+    }
+
+    /// The login of the server's default user.
+    ///
+    /// ```
+    /// let credentials = tenure::Credentials::of_default_user("secret");
+    /// ```
+    pub fn of_default_user(password: impl Into<String>) -> Self {
+        Self { user: None, password: password.into() }
+    }
+}
+
+/// Without the password.
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,213 @@
+use std::fmt;
+use std::ops::Deref;
+
+use crate::error::{Error, Result, RunError};
+use crate::guard::{Guard, settled, unless_lost};
+use crate::owner::Owner;
+use crate::protocol::Seat;
+
+/// A read-write lock that is held to read: what [`RwLock::read`](crate::RwLock::read) gives.
+///
+/// It has all methods of [`Guard`], and `Guard::from` makes one of it, for code that holds locks of any kind.
+///
+/// ```
+/// # tenure::block_on(async {
+/// use tenure::{Guard, Locks};
+///
+/// let locks = Locks::memory();
+/// let reader = locks.rwlock("config")?.read().await?;
+/// assert!(reader.is_held());
+/// let any: Guard = reader.into();
+/// any.release().await?;
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Debug)]
+#[must_use = "the lock is released when its guard is dropped"]
+pub struct ReadGuard(Guard);
+
+/// A read-write lock that is held to write: what [`RwLock::write`](crate::RwLock::write) gives.
+///
+/// It has all methods of [`Guard`], and [`downgrade`](Self::downgrade). `Guard::from` makes a [`Guard`] of it, for code that holds
+/// locks of any kind.
+///
+/// ```
+/// # tenure::block_on(async {
+/// use tenure::{Guard, Locks};
+///
+/// let locks = Locks::memory();
+/// let writer = locks.rwlock("config")?.write().await?;
+/// assert!(writer.fence() > 0);
+/// let any: Guard = writer.into();
+/// any.release().await?;
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Debug)]
+#[must_use = "the lock is released when its guard is dropped"]
+pub struct WriteGuard(Guard);
+
+impl WriteGuard {
+    /// Makes the writer a reader. No other writer can come between. Readers that wait next are let in at once. The token stays.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let lock = tenure::Locks::memory().rwlock("config")?;
+    /// let reader = lock.write().await?.downgrade().await?;
+    /// assert!(lock.try_read().await?.is_some());
+    /// assert!(lock.try_write().await?.is_none());
+    /// reader.release().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the guard is dropped with it, and the lock is released.
+    ///
+    /// # Errors
+    /// As [`Guard::renew`]. The error has the guard, which holds as before. After [`is_unknown`](Error::is_unknown) the store may have
+    /// let readers in: downgrade again, or release.
+    pub async fn downgrade(self) -> Result<ReadGuard, DowngradeError> {
+        match self.0.set_lease(None, Some(Seat::READER.weight)).await {
+            Ok(()) => Ok(ReadGuard(self.0)),
+            Err(error) => Err(DowngradeError { error, guard: self }),
+        }
+    }
+}
+
+/// Why [`WriteGuard::downgrade`] failed, with the guard.
+///
+/// `?` makes an [`Error`] of it and drops the guard, which releases the lock. Keep the guard to try again:
+///
+/// ```
+/// # tenure::block_on(async {
+/// use tenure::{ReadGuard, Result, WriteGuard};
+///
+/// async fn insist(writer: WriteGuard) -> Result<ReadGuard> {
+///     match writer.downgrade().await {
+///         Ok(reader) => Ok(reader),
+///         Err(failed) if failed.error.is_unknown() => Ok(failed.guard.downgrade().await?),
+///         Err(failed) => Err(failed.error),
+///     }
+/// }
+///
+/// let lock = tenure::Locks::memory().rwlock("config")?;
+/// let reader = insist(lock.write().await?).await?;
+/// # assert!(reader.is_held());
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct DowngradeError {
+    /// What went wrong.
+    pub error: Error,
+    /// The guard, which is still a writer on this side.
+    pub guard: WriteGuard,
+}
+
+impl From<DowngradeError> for Error {
+    fn from(failed: DowngradeError) -> Self {
+        failed.error
+    }
+}
+
+impl fmt::Display for DowngradeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl std::error::Error for DowngradeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
+
+/// What a guard of one kind has in common with [`Guard`]. Methods that consume the guard are not reached through `Deref`.
+macro_rules! guard {
+    ($kind:ident, $take:ident) => {
+        impl $kind {
+            pub(crate) fn new(guard: Guard) -> Self {
+                Self(guard)
+            }
+
+            /// Releases the lock and says how it went: as [`Guard::release`].
+            ///
+            /// ```
+            /// # tenure::block_on(async {
+            /// # let lock = tenure::Locks::memory().rwlock("config")?;
+            #[doc = concat!("lock.", stringify!($take), "().await?.release().await?;")]
+            /// # Ok::<(), tenure::Error>(()) }).unwrap();
+            /// ```
+            ///
+            /// # Errors
+            /// As [`Guard::release`].
+            pub async fn release(self) -> Result<()> {
+                self.0.release().await
+            }
+
+            /// Lets go without releasing, so that another process can resume the hold: as [`Guard::detach`].
+            ///
+            /// ```
+            /// # tenure::block_on(async {
+            /// # let locks = tenure::Locks::memory();
+            #[doc = concat!("let owner = locks.rwlock(\"config\")?.", stringify!($take), "().await?.detach().await?;")]
+            /// assert!(locks.resume("config", &owner).await?.is_some());
+            /// # Ok::<(), tenure::Error>(()) }).unwrap();
+            /// ```
+            ///
+            /// # Errors
+            /// As [`Guard::detach`].
+            pub async fn detach(self) -> Result<Owner> {
+                self.0.detach().await
+            }
+
+            /// Does `work` under the lock, and releases it: as [`Guard::run`].
+            ///
+            /// ```
+            /// # tenure::block_on(async {
+            /// # let lock = tenure::Locks::memory().rwlock("config")?;
+            #[doc = concat!("let guard = lock.", stringify!($take), "().await?;")]
+            /// assert!(guard.run(async |guard| guard.fence()).await? > 0);
+            /// # Ok::<(), tenure::Error>(()) }).unwrap();
+            /// ```
+            ///
+            /// # Errors
+            /// As [`Guard::run`].
+            pub async fn run<T>(self, work: impl AsyncFnOnce(&Self) -> T) -> Result<T, RunError<T>> {
+                let value = unless_lost(self.lost(), work(&self)).await?;
+                settled(value, self.release().await)
+            }
+
+            /// Does `work` under the lock, and releases it: as [`Guard::run_future`].
+            ///
+            /// ```
+            /// # tenure::block_on(async {
+            /// # let lock = tenure::Locks::memory().rwlock("config")?;
+            #[doc = concat!("let guard = lock.", stringify!($take), "().await?;")]
+            /// assert_eq!(guard.run_future(async { 17 }).await?, 17);
+            /// # Ok::<(), tenure::Error>(()) }).unwrap();
+            /// ```
+            ///
+            /// # Errors
+            /// As [`Guard::run`].
+            pub async fn run_future<F: Future>(self, work: F) -> Result<F::Output, RunError<F::Output>> {
+                self.0.run_future(work).await
+            }
+        }
+
+        impl Deref for $kind {
+            type Target = Guard;
+
+            fn deref(&self) -> &Guard {
+                &self.0
+            }
+        }
+
+        impl From<$kind> for Guard {
+            fn from(guard: $kind) -> Self {
+                guard.0
+            }
+        }
+    };
+}
+
+guard!(ReadGuard, read);
+guard!(WriteGuard, write);
