@@ -264,7 +264,7 @@ impl Task {
         let mut leases = leases.into_iter();
         if self.ready.is_empty() && leases.len() <= TOGETHER {
             let now = self.engine.now();
-            while let Some(lease) = leases.next() {
+            for lease in leases.by_ref() {
                 match self.window.enter(now) {
                     Some(place) => self.ask(lease, place),
                     None => {
