@@ -192,7 +192,7 @@ fn a_hundred_thousand_holders_are_ended_by_force_in_short_scripts() {
     const HOLDERS: usize = 100_000;
     let server = Server::start();
     crowd(&server, "semaphore", HOLDERS, HOLDERS, HOLDERS);
-    let locks = locks(&server.url(), Options::new().op_timeout(SOON));
+    let locks = locks(&server.url(), Options::new().op_timeout(Duration::from_secs(60)));
     server.command(&["CONFIG", "RESETSTAT"]);
     let ended = block_on(locks.force_release("x")).expect("an answer").expect("it was held");
     assert_eq!(ended.holders.len() + ended.unlisted as usize, HOLDERS);

@@ -1,5 +1,7 @@
 //! A process that ends at any of the places at which another could see what it has done so far.
 
+use std::io::Read;
+
 use super::*;
 
 const KINDS: [(&str, Rule); 5] = [
