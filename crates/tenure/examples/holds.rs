@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (holds, ttl, time) = (holds.parse::<usize>()?, seconds(ttl)?, seconds(time)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let locks = Locks::connect(url).await?.with(Options::new().ttl(ttl))?;
+        let locks = Locks::connect(url).await?.with(|options| options.ttl(ttl))?;
         let started = Instant::now();
         let acquire = |number: usize| {
             let mutex = locks.mutex(&format!("holds:{number}"));

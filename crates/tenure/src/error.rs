@@ -286,8 +286,8 @@ impl Error {
 
     /// What stands at the name is not to be ended by force.
     pub(crate) fn no_lock(lock: &LockName, store: &Arc<str>, what: &str) -> Self {
-        let message = format!("{lock} is not a lock of tenure: it is {what}");
-        Self::new(What::Mismatch, Some(lock), Some(store), message, None)
+        let message = format!("{} is not a lock of tenure: it is {what}", lock.quoted());
+        Self::new(ErrorKind::Mismatch, Some(lock), Some(store), message, None)
     }
 
     /// No answer, and nothing left behind: what an acquisition and a look say of any failure but a refusal.

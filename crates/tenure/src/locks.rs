@@ -501,8 +501,11 @@ impl Locks {
     /// # Errors
     /// As [`inspect`](Self::inspect); `is_mismatch` when something stands at the name that is no lock of
     /// this library; `is_unknown` when no answer came.
-    pub async fn force_release(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Option<Status>> {
-        self.force(name, Whose::Anyone).await
+    pub async fn force_release(
+        &self,
+        name: impl TryInto<LockName, Error: Into<Error>>,
+    ) -> Result<Option<Status>> {
+        self.force(checked(name)?, Whose::Anyone).await
     }
 
     /// Does what [`force_release`](Self::force_release) does, and also ends the plain lock of another
@@ -513,8 +516,11 @@ impl Locks {
     ///
     /// # Errors
     /// As [`force_release`](Self::force_release).
-    pub async fn force_release_foreign(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Option<Status>> {
-        self.force(name, Whose::Foreign).await
+    pub async fn force_release_foreign(
+        &self,
+        name: impl TryInto<LockName, Error: Into<Error>>,
+    ) -> Result<Option<Status>> {
+        self.force(checked(name)?, Whose::Foreign).await
     }
 
     /// Ends the hold that has this token, and no other: for when someone else may have got the lock
@@ -525,8 +531,13 @@ impl Locks {
     ///
     /// # Errors
     /// As [`force_release`](Self::force_release).
-    pub async fn force_release_token(&self, name: impl TryInto<LockName, Error: Into<Error>>, token: u64) -> Result<ForcedRelease> {
-        let Some(mut status) = self.inspect(name).await? else { return Ok(ForcedRelease::Free) };
+    pub async fn force_release_token(
+        &self,
+        name: impl TryInto<LockName, Error: Into<Error>>,
+        token: u64,
+    ) -> Result<ForcedRelease> {
+        let name = checked(name)?;
+        let Some(mut status) = self.inspect(&name).await? else { return Ok(ForcedRelease::Free) };
         if let Some(what) = status.foreign() {
             return Err(self.no_lock(&status.name, &what));
         }
@@ -537,7 +548,7 @@ impl Locks {
         let ended = match &holder.owner {
             // An owner has one grant of the other kinds, so to release it as its owner ends no other.
             Some(owner) if status.kind != Kind::Reentrant => self.release_as(&status, owner).await?,
-            _ => self.force_reentrant(name, token).await?,
+            _ => self.force_reentrant(&name, token).await?,
         };
         if ended {
             (status.holders, status.waiters, status.unlisted) = (vec![holder], Vec::new(), 0);
@@ -548,7 +559,7 @@ impl Locks {
 
     /// Releases what this owner holds; returns whether it held.
     async fn release_as(&self, status: &Status, owner: &Owner) -> Result<bool> {
-        let (engine, full) = (&self.home.engine, self.options.full_name(status.name.as_str())?);
+        let (engine, full) = (&self.home.engine, self.options.full_name(&status.name)?);
         let rule = Rule::of(status.kind, status.capacity);
         let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: Whose::Mine };
         match engine.call(&full, rule, owner, verb, self.options.op_timeout).await {
@@ -560,7 +571,7 @@ impl Locks {
     }
 
     /// Ends all holds of a reentrant mutex that has this token; returns whether it had.
-    async fn force_reentrant(&self, name: impl TryInto<LockName, Error: Into<Error>>, token: u64) -> Result<bool> {
+    async fn force_reentrant(&self, name: &LockName, token: u64) -> Result<bool> {
         let full = self.options.full_name(name)?;
         let engine = &self.home.engine;
         let owner = Owner::fresh(&self.options.label, &*engine.runtime);
@@ -573,7 +584,7 @@ impl Locks {
         }
     }
 
-    async fn force(&self, name: impl TryInto<LockName, Error: Into<Error>>, whose: Whose) -> Result<Option<Status>> {
+    async fn force(&self, name: LockName, whose: Whose) -> Result<Option<Status>> {
         let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose };
         let ended = self.ask_as_anyone(name, verb).await?;
         // Most members of a quorum may show what they have not ended.
@@ -598,11 +609,11 @@ impl Locks {
                 Ok(Answer::Free) => return Ok(None),
                 // Another type, on a server that forbids scripts.
                 Ok(Answer::Busy { holder, left_ms }) if verb == Verb::Inspect => {
-                    let holder = Holding { value: holder, left_ms, weight: 1 };
+                    let holder = Holding { value: holder.into_bytes(), left_ms, weight: 1 };
                     return Ok(Some(Status::new(name, Found::one(Kind::Mutex, holder))));
                 }
                 Ok(Answer::Busy { holder, .. }) => {
-                    return Err(self.no_lock(&name, &foreign(rule.kind(), &holder)));
+                    return Err(self.no_lock(&name, &foreign(rule.kind(), holder.as_bytes())));
                 }
                 Ok(Answer::Mismatch { kind, capacity }) => {
                     rule = self.other_rule(&full, rule, Rule::of(kind, capacity))?;

@@ -180,8 +180,9 @@ fn holder(kind: Kind, Holding { value, left_ms, weight }: Holding) -> Holder {
 }
 
 /// What another program keeps at a lock's name, without what it wrote.
-pub(crate) fn foreign(kind: Kind, value: &str) -> String {
-    let type_of_key = value.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
+pub(crate) fn foreign(kind: Kind, value: &[u8]) -> String {
+    let text = std::str::from_utf8(value).ok();
+    let type_of_key = text.and_then(|text| text.strip_prefix('(')?.strip_suffix(')'));
     match (kind, type_of_key) {
         (Kind::Reentrant, _) => "a hash".to_owned(),
         (_, Some("zset")) => "a sorted set".to_owned(),

@@ -40,7 +40,7 @@ impl Blocks {
                 over.store(true, Ordering::Release);
             }
         });
-        let locks = with_default(hears, open).with(Options::new().ttl(TTL)).expect("options");
+        let locks = with_default(hears, open).with(|options| options.ttl(TTL)).expect("options");
         (locks, Self { begins, is_over })
     }
 
@@ -77,7 +77,7 @@ fn a_subscriber_that_blocks_at_a_loss_costs_no_other_lease_in_memory() {
     let (locks, blocks) = Blocks::at("lost", BLOCK, Locks::memory);
     let kept = lock(&locks, "kept");
     let brief = Options::new().ttl(Duration::from_millis(300)).renewal(Renewal::Off);
-    let _lost = lock(&locks.with(brief).expect("options"), "lost");
+    let _lost = lock(&locks.with(|_| brief).expect("options"), "lost");
     blocks.begins();
     nothing_else_is_lost(&locks, &kept, &blocks);
 }
@@ -110,7 +110,7 @@ fn a_subscriber_that_blocks_at_a_failed_renewal_costs_no_other_lease() {
 fn loses_one(end: impl FnOnce(Locks)) {
     let (locks, blocks) = Blocks::at("lost", Duration::from_millis(300), Locks::memory);
     let brief = Options::new().ttl(Duration::from_millis(50)).renewal(Renewal::Off);
-    let brief = locks.with(brief).expect("options");
+    let brief = locks.with(|_| brief).expect("options");
     let lost = lock(&brief, "lost");
     blocks.begins();
     drop((lost, brief));

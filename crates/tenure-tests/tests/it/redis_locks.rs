@@ -218,8 +218,8 @@ fn a_forced_release_leaves_what_is_no_lock_of_this_library() {
     for foreign in [false, true] {
         let all = [
             block_on(locks.mutex("a").expect("a name").lock()).expect("a free lock"),
-            block_on(locks.reentrant("b", &me).expect("a name").lock()).expect("a free lock"),
-            block_on(locks.fair("c").expect("a name").lock()).expect("a free lock"),
+            block_on(locks.reentrant_mutex("b", &me).expect("a name").lock()).expect("a free lock"),
+            block_on(locks.fair_mutex("c").expect("a name").lock()).expect("a free lock"),
         ];
         for (name, guard) in ["a", "b", "c"].iter().zip(&all) {
             let ended = match foreign {

@@ -537,7 +537,7 @@ fn force(
     let Answer::Found(found) = &answer else { return (answer, None) };
     if !state.lock.as_ref().is_some_and(|lock| is_to_end(&lock.value)) {
         let Some(Holding { value, left_ms, .. }) = found.holders.first() else { return (Answer::Free, None) };
-        return (Answer::Busy { holder: value.clone(), left_ms: *left_ms }, None);
+        return (Answer::Busy { holder: shown(value), left_ms: *left_ms }, None);
     }
     let by = found.holders.first().and_then(|holder| ours(&holder.value)).map(|(owner, _)| owner);
     state.lock = None;

@@ -503,21 +503,21 @@ fn a_server_that_ends_each_connection_is_dialled_at_most_twice_a_second() {
                 let waiter = async move { drop(locks.mutex("x").expect("a name").lock().await) };
                 scene.runtime.spawn(Box::pin(waiter));
             }
-            let (dials, until) = (scene.wire.connections(), scene.runtime.now() + DIALLED);
+            let (dials, until) = (scene.network.connections(), scene.runtime.now() + DIALLED);
             while scene.runtime.now() < until {
                 // Answered or not: what counts is that the server is asked as soon as it can be.
                 let _ = scene.locks.inspect("y").await;
-                scene.wire.lose();
+                scene.network.lose();
                 scene.sleep(Duration::from_millis(1)).await;
             }
-            let dials = scene.wire.connections() - dials;
+            let dials = scene.network.connections() - dials;
             let most = connections * (2 * DIALLED.as_secs() as usize + FIRST);
             assert!((most / 4..=most).contains(&dials), "{dials} dials, waits: {waits}");
             // One that has lasted is made again at once.
             scene.sleep(Duration::from_secs(5)).await;
             guard.verify().await.expect("still held");
             for _ in 0..3 {
-                scene.wire.lose();
+                scene.network.lose();
                 let started = scene.runtime.now();
                 let mut answer = scene.locks.inspect("y").await;
                 while answer.is_err() {

@@ -1,5 +1,7 @@
 //! What a task does while it holds.
 
+use tenure::HoldEnd;
+
 use super::*;
 
 impl Task {
@@ -51,7 +53,12 @@ impl Task {
 
     /// Stays for this long on its own clock, or until a lock is lost, and looks each time that it
     /// is woken.
-    pub(super) async fn stay(&self, hand: &impl Hand, holdings: &[Holding], time: TrueTime) -> Option<Error> {
+    pub(super) async fn stay(
+        &self,
+        hand: &impl Hand,
+        holdings: &[Holding],
+        time: TrueTime,
+    ) -> Option<HoldEnd> {
         let mut end = pin!(self.process.sleep_until(self.process.now() + Duration::from_nanos(time)));
         let mut lost = pin!(hand.lost());
         // Of several, the loss of one is enough.

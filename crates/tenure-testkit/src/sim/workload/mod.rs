@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use tenure::internals::protocol::lease;
 use tenure::internals::{Runtime, write_guard};
-use tenure::{Error, Guard, HoldEnd, LockName, Locks, Options, Owner, Renewal};
+use tenure::{Error, Guard, LockName, Locks, Options, Owner, Renewal};
 
 use super::clock::{MS, TrueTime};
 use super::executor::{Process, Sim, Stop, lock};

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Scope, ScopedJoinHandle, scope, sleep};
 use std::time::{Duration, Instant};
 
-use tenure::{Guard, Locks, Options, Owner, block_on};
+use tenure::{Guard, Locks, Owner, block_on};
 use tenure_testkit::fake_redis::FakeRedis;
 use tenure_testkit::servers::{Cluster, eventually};
 
@@ -29,17 +29,17 @@ const fn ms(ms: u64) -> Duration {
 }
 
 fn locks(url: &str, ttl: Duration) -> Locks {
-    Locks::open(url).expect("a store").with(Options::new().ttl(ttl)).expect("options")
+    Locks::open(url).expect("a store").with(|options| options.ttl(ttl)).expect("options")
 }
 
 /// One lock of a kind, alone.
 fn acquire(locks: &Locks, kind: &str, name: &str) -> tenure::Result<Guard> {
     match kind {
         "mutex" => block_on(locks.mutex(name)?.lock()),
-        "reentrant" => block_on(locks.reentrant(name, &Owner::new("crowd")?)?.lock()),
-        "fair" => block_on(locks.fair(name)?.lock()),
-        "writer" => block_on(locks.rwlock(name)?.write()),
-        "permit" => block_on(locks.semaphore(name, 1)?.acquire(1)),
+        "reentrant" => block_on(locks.reentrant_mutex(name, &Owner::new("crowd")?)?.lock()),
+        "fair" => block_on(locks.fair_mutex(name)?.lock()),
+        "writer" => block_on(locks.rwlock(name)?.write()).map(Guard::from),
+        "permit" => block_on(locks.semaphore(name, 1)?.acquire()),
         _ => unreachable!("a kind"),
     }
 }
@@ -220,10 +220,10 @@ fn while_a_slot_moves_its_lock_is_answered_in_time_and_granted_afterwards() {
         let asked = async {
             match kind {
                 "mutex" => others.mutex(name)?.try_lock().await,
-                "reentrant" => others.reentrant(name, &Owner::new("other")?)?.try_lock().await,
-                "fair" => others.fair(name)?.try_lock().await,
-                "writer" => others.rwlock(name)?.try_write().await,
-                _ => others.semaphore(name, 1)?.try_acquire(1).await,
+                "reentrant" => others.reentrant_mutex(name, &Owner::new("other")?)?.try_lock().await,
+                "fair" => others.fair_mutex(name)?.try_lock().await,
+                "writer" => Ok(others.rwlock(name)?.try_write().await?.map(Guard::from)),
+                _ => others.semaphore(name, 1)?.try_acquire().await,
             }
         };
         (block_on(asked), began.elapsed())

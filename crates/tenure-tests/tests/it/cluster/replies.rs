@@ -17,7 +17,7 @@ fn fake_node(health: &str, slots: &'static str, answer: &'static str) -> FakeRed
 
 fn locks_on(fake: &FakeRedis) -> Locks {
     let locks = Locks::open(&format!("redis-cluster://{}", fake.address())).expect("a store");
-    locks.with(Options::new().op_timeout(ms(600))).expect("options")
+    locks.with(|options| options.op_timeout(ms(600))).expect("options")
 }
 
 const ALL_SLOTS: &str = "*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:PORT\r\n";
@@ -59,8 +59,8 @@ fn a_name_whose_counter_cannot_be_in_its_slot_is_refused_before_anything_is_aske
     ] {
         let error = match kind {
             "mutex" => nobody.mutex(name).err(),
-            "fair" => nobody.fair(name).err(),
-            _ => nobody.reentrant(name, &Owner::new("x").expect("an owner")).err(),
+            "fair" => nobody.fair_mutex(name).err(),
+            _ => nobody.reentrant_mutex(name, &Owner::new("x").expect("an owner")).err(),
         };
         let said = error.as_ref().map(|error| (error.is_unsupported(), error.to_string()));
         let is_refused = said.is_some_and(|(is_unsupported, said)| {

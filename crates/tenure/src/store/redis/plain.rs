@@ -349,7 +349,7 @@ impl Ask<'_> {
                 }
                 Whose::Mine => Answer::Released { left: 0 },
                 Whose::Anyone if ours(&value).is_none() => {
-                    return Ok((Answer::Busy { holder: value, left_ms }, None));
+                    return Ok((Answer::Busy { holder: shown(&value), left_ms }, None));
                 }
                 Whose::Anyone | Whose::Foreign => found(value.clone(), left_ms),
             };
