@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
-use tenure::{Guard, Locks, Options};
+use tenure::{Guard, Locks};
 
 /// So many acquisitions are under way at once.
 const AT_ONCE: usize = 256;

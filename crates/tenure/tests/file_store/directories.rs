@@ -107,6 +107,30 @@ fn a_full_file_system_refuses_a_grant_and_lets_a_release_through() {
     assert!(is_held(&other.acquire("y", &owner())));
 }
 
+/// Also the first time, when no room was ever taken for it.
+#[test]
+fn on_a_full_file_system_what_is_held_is_renewed_and_who_waits_keeps_its_place() {
+    let mount = Mount::new("size=64k");
+    let dir = mount.0.path();
+    let (client, name) = (Client::new(dir), owner());
+    let (queue, first, second) = (Client::of(FAIR, dir), owner(), owner());
+    assert!(is_held(&client.acquire("x", &name)));
+    assert!(is_held(&queue.join("q", &first)));
+    let place = ticket(&queue.join("q", &second));
+    let _ = fs::remove_file(dir.join("temp"));
+    let mut file = fs::File::create(dir.join("ballast")).expect("a file");
+    while file.write_all(&[0; 1024]).is_ok() {}
+    assert!(is_held(&client.renew("x", &name, None, LONG_MS + 1)));
+    assert!(is_held(&queue.renew("q", &first, None, LONG_MS + 1)));
+    let verb = Verb::Refresh { owners: Arc::new([second.clone()]), wait_ms: LONG_MS + 1 };
+    let places = queue.ask("q", &second, verb, 5 * SECOND).expect("an answer");
+    let waits = [Place::Waiting { ticket: place }];
+    assert!(matches!(&places, Answer::Places { places, .. } if *places == waits), "{places:?}");
+    assert_eq!(queue.release("q", &first), Answer::Released { left: 0 });
+    assert_eq!(found(queue.inspect("q")).holders.len(), 1);
+    assert_eq!(client.release("x", &name), Answer::Released { left: 0 });
+}
+
 #[test]
 fn a_read_only_file_system_is_said() {
     let mount = Mount::new("size=64k");

@@ -10,6 +10,7 @@ mod contract;
 #[cfg(tenure_planted)]
 mod crash_points;
 mod crashes;
+mod crowds;
 mod damage;
 mod directories;
 mod process;

@@ -119,6 +119,12 @@ fn role() {
             say(&ticket(&client.join("x", &owner())).to_string());
             wait_for_parent();
         }
+        "have many places" => {
+            let client = Client::of(FAIR, &dir);
+            (0..700).for_each(|_| drop(client.join("x", &owner())));
+            say("waiting");
+            wait_for_parent();
+        }
         "enter again" => {
             let client = Client::of(Rule::Reentrant, &dir);
             let hold = u64::from(std::process::id());

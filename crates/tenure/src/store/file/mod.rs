@@ -3,7 +3,8 @@
 //! ```text
 //! DIR/guard           its OS lock (flock) is held during each change; it holds the boot id and the last token
 //! DIR/lock-HASH       one record per lock that is held: its name, who holds it and who waits, until when
-//! DIR/holder-ID       flocked by whoever holds, for as long as it lives
+//! DIR/holder-ID       flocked by the process that holds or waits, for as long as it lives
+//! DIR/wake-ID         the socket on which that process is called while it waits in a queue
 //! DIR/temp            the record that is being written
 //! ```
 //!
@@ -15,11 +16,15 @@
 //! it open. So a crash ends what the process had at once, in whatever pid namespace, and only that; and children that inherit
 //! the file keep it.
 //!
-//! Whoever listens is told of every record that has changed. For a queue those are grants, and exact: the tickets that hold, each
+//! A listener is told of every record that has changed. For a queue those are grants, and exact: the tickets that hold, each
 //! told once.
 //!
+//! Waiting in a queue costs the same however many wait. The process that lets a waiter in, or makes it one of the first two in
+//! line, sends a message to its process. Only those two watch for crashes: the first the holders, the second the first. A
+//! request looks at the flocks of those only that it decides about, and of the places that it lets in.
+//!
 //! The map: `worker` is the task that does it all on the runtime's thread; `apply` what a request does to the files;
-//! `directory` the files and their guard, `record`, `value` and `bonds` what they say; `holders` who is alive, `watch` who listens; `system` says
+//! `directory` the files and their guard, `record`, `value` and `bonds` what they say; `holders` who is alive, `watch` who listens; `sweep` what crashed processes left; `system` says
 //! which boot and file system this is, `fault` what is said when something cannot be done.
 
 mod apply;
