@@ -175,7 +175,7 @@ pub const QUORUM: &[Regression] = &[
     found(
         "a hold that was taken over had a lower token than before",
         Regime::Drifting,
-        20_009_465,
+        20_009_982,
         Some(Bug::LowestTokenTaken),
     ),
     found(
