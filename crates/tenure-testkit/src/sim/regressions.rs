@@ -169,7 +169,7 @@ pub const QUORUM: &[Regression] = &[
     found(
         "`try_lock` called busy what nobody held, when a reply was lost and ballots stood in the way",
         Regime::Parted,
-        20_069_033,
+        20_092_026,
         Some(Bug::BallotsTakenForHolder),
     ),
     found(

@@ -205,7 +205,7 @@ impl Directory {
     pub(super) fn misplaced(&self, id: RecordId, record: &Record) -> Failure {
         let why = format!(
             "is the record of another lock, {}: once nobody holds either, remove the file",
-            record.name
+            record.name.quoted()
         );
         unusable(&self.path.join(id.to_string()), &why)
     }

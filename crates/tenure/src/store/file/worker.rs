@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, FutureExt, select};
+use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{mpsc, oneshot, watch::Sender};
 
 use super::apply::{Applied, apply, changed as changed_to, looked, now, page};
@@ -125,6 +125,13 @@ enum Turn {
     Replaced,
 }
 
+/// What ended a wait for the guard.
+enum Waited {
+    Guard(Option<Locked>),
+    Job(Job),
+    Due,
+}
+
 impl Worker {
     pub(super) fn new(
         path: PathBuf,
@@ -215,14 +222,16 @@ impl Worker {
                     let mut is_stuck = true;
                     let due = self.queue.iter().map(|job| job.until).min().unwrap_or_default();
                     match waiting.take() {
-                        Some(guard) => match select(guard, self.runtime.sleep_until(due)).await {
-                            Either::Left((taken, _)) => locked = taken.ok(),
-                            Either::Right((_, guard)) => {
-                                let before = std::mem::replace(
-                                    &mut modified,
-                                    self.directory.as_ref().and_then(Directory::modified),
-                                );
-                                (is_stuck, waiting) = (before == modified, Some(guard));
+                        Some(mut guard) => match self.wait(&mut guard, due).await {
+                            Waited::Guard(taken) => locked = taken,
+                            Waited::Job(job) => {
+                                self.queue.push_back(job);
+                                waiting = Some(guard);
+                            }
+                            Waited::Due => {
+                                let now = self.directory.as_ref().and_then(Directory::modified);
+                                is_stuck = std::mem::replace(&mut modified, now) == now;
+                                waiting = Some(guard);
                             }
                         },
                         None => self.pause(attempts).await,
@@ -270,6 +279,21 @@ impl Worker {
         let due = self.queue.iter().map(|job| job.until).min();
         let due = due.filter(|due| *due < end && !planted(Bug::LateRefusal));
         self.runtime.sleep_until(due.unwrap_or(end)).await;
+    }
+
+    /// Waits for the guard, for another request, or until the first request is due.
+    async fn wait(&mut self, guard: &mut oneshot::Receiver<Locked>, due: Moment) -> Waited {
+        let mut timer = self.runtime.sleep_until(due);
+        poll_fn(|context| {
+            if let Poll::Ready(taken) = guard.poll_unpin(context) {
+                return Poll::Ready(Waited::Guard(taken.ok()));
+            }
+            if let Poll::Ready(Some(job)) = self.jobs.poll_recv(context) {
+                return Poll::Ready(Waited::Job(job));
+            }
+            timer.poll_unpin(context).map(|()| Waited::Due)
+        })
+        .await
     }
 
     /// Has another thread wait for the guard, if there are threads.
