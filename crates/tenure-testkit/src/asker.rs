@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure::internals::protocol::{Answer, Bind, Fence, Op, Rule, Verb, Whose};
+use tenure::internals::protocol::{Answer, Bind, Fence, LockSpec, Op, Verb, Whose};
 use tenure::internals::store::Failure;
 use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Store};
@@ -56,7 +56,7 @@ impl Asker {
     /// A request for the mutex of this name.
     pub fn op(&self, name: &str, verb: Verb) -> Op {
         let name = LockName::new(name).expect("a name");
-        Op { name, rule: Rule::Mutex, owner: self.owner.clone(), request: 1, verb }
+        Op { name, rule: LockSpec::Mutex, owner: self.owner.clone(), request: 1, verb }
     }
 
     /// Sends a request for the mutex of this name.

@@ -3,7 +3,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 use crate::name::LockName;
-use crate::protocol::{Kind, Rule};
+use crate::protocol::{Kind, LockSpec};
 use crate::store::{Cause, Failure, Impossible};
 
 /// What a call of this crate returns.
@@ -19,7 +19,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why something could not be done, or why a lock is no longer held.
 ///
-/// Ask its methods, or [`kind`](Self::kind), what to do next; do not compare messages, which may change.
+/// Acquisition its methods, or [`kind`](Self::kind), what to do next; do not compare messages, which may change.
 ///
 /// *Busy* is no error: it is the `None` of the `try_*` methods. Everything else is this one type, which answers what
 /// a caller can act on: [`is_lost`](Self::is_lost), [`is_unreachable`](Self::is_unreachable), and so on. The message names
@@ -268,7 +268,7 @@ impl Error {
     pub(crate) fn mismatch(
         lock: &LockName,
         store: &Arc<str>,
-        asked: Rule,
+        asked: LockSpec,
         kind: Kind,
         capacity: Option<u32>,
     ) -> Self {

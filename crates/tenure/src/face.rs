@@ -2,13 +2,13 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 use crate::engine::Home;
-use crate::engine::acquire::{Ask, Wait, acquire};
+use crate::engine::acquire::{Acquisition, Wait, acquire};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
-use crate::protocol::Rule;
+use crate::protocol::LockSpec;
 
 /// What all faces are beneath: a name on a store, the rule it is asked for under, and the options.
 #[derive(Clone)]
@@ -18,7 +18,7 @@ pub(crate) struct Face {
     /// Without the prefix.
     pub(crate) name: LockName,
     pub(crate) full: LockName,
-    pub(crate) rule: Rule,
+    pub(crate) rule: LockSpec,
     /// Chosen by the caller, for the kind that counts its owner's holds.
     pub(crate) owner: Option<Owner>,
 }
@@ -47,7 +47,7 @@ impl Face {
         home: Arc<Home>,
         options: Arc<Options>,
         name: LockName,
-        rule: Rule,
+        rule: LockSpec,
         owner: Option<Owner>,
     ) -> Result<Self> {
         let full = options.full_name(&name)?;
@@ -67,13 +67,18 @@ impl Face {
     }
 
     /// The same lock asked for under another rule.
-    pub(crate) fn with(&self, rule: Rule) -> Self {
+    pub(crate) fn with(&self, rule: LockSpec) -> Self {
         Self { rule, ..self.clone() }
     }
 
     pub(crate) async fn acquire(&self, wait: Wait) -> Result<Option<Guard>> {
-        let ask =
-            Ask::new(&self.home.engine, self.full.clone(), self.rule, self.owner.clone(), &self.options);
+        let ask = Acquisition::new(
+            &self.home.engine,
+            self.full.clone(),
+            self.rule,
+            self.owner.clone(),
+            &self.options,
+        );
         let held = acquire(ask, wait).await?;
         Ok(held.map(|held| Guard::new(&self.home, &self.name, held)))
     }

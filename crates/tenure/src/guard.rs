@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::engine::Home;
-use crate::engine::held::{Held, HoldEnd, Lease, Lost};
+use crate::engine::hold::{Hold, HoldEnd, Lease, Lost};
 use crate::engine::release;
 use crate::error::{Error, Result, RunError};
 use crate::name::LockName;
@@ -42,7 +42,7 @@ use crate::protocol::{Answer, Bind, Verb};
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct Guard {
     /// `None` only in the moment in which it is released, detached or dropped.
-    held: Option<Held>,
+    held: Option<Hold>,
     name: LockName,
     home: Arc<Home>,
 }
@@ -52,7 +52,7 @@ impl UnwindSafe for Guard {}
 impl RefUnwindSafe for Guard {}
 
 impl Guard {
-    pub(crate) fn new(home: &Arc<Home>, name: &LockName, held: Held) -> Self {
+    pub(crate) fn new(home: &Arc<Home>, name: &LockName, held: Hold) -> Self {
         Self { held: Some(held), name: name.clone(), home: Arc::clone(home) }
     }
 

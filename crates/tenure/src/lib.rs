@@ -101,7 +101,7 @@ mod store;
 
 #[cfg(feature = "redis")]
 pub use credentials::Credentials;
-pub use engine::held::{HoldEnd, Lost};
+pub use engine::hold::{HoldEnd, Lost};
 pub use error::{Error, ErrorKind, Result, RunError};
 pub use fair::FairMutex;
 pub use guard::Guard;

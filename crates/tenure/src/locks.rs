@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 #[cfg(feature = "redis")]
 use crate::credentials::Credentials;
-use crate::engine::acquire::{Ask, Resumed};
+use crate::engine::acquire::{Acquisition, Resumed};
 use crate::engine::{Engine, Home};
 use crate::error::{Error, Result};
 use crate::face::{Face, changed};
@@ -14,7 +14,7 @@ use crate::mutex::Mutex;
 use crate::name::{LockName, Quoted};
 use crate::options::Options;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Fence, Found, Holding, Kind, Rule, Seat, Verb, Whose};
+use crate::protocol::{Answer, Fence, Found, Holding, Kind, LockSpec, QueueSpec, Verb, Whose};
 use crate::reentrant::ReentrantMutex;
 use crate::runtime::{Driver, Runtime};
 use crate::rwlock::RwLock;
@@ -292,7 +292,7 @@ impl Locks {
     /// `is_invalid` when the name cannot be one; `is_unsupported` when the store keeps no such locks, or none
     /// of this name, as a cluster does not where its counter could not be in its slot.
     pub fn mutex(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Mutex> {
-        self.face(checked(name)?, Rule::Mutex, None).map(Mutex)
+        self.face(checked(name)?, LockSpec::Mutex, None).map(Mutex)
     }
 
     /// A lock with one holder at a time, first come, first served.
@@ -307,7 +307,7 @@ impl Locks {
     /// # Errors
     /// As [`mutex`](Self::mutex).
     pub fn fair_mutex(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<FairMutex> {
-        self.face(checked(name)?, Rule::Queue(Seat::FAIR), None).map(FairMutex)
+        self.face(checked(name)?, LockSpec::Queue(QueueSpec::FAIR), None).map(FairMutex)
     }
 
     /// A lock with one owner at a time, who may hold it several times.
@@ -327,7 +327,7 @@ impl Locks {
         name: impl TryInto<LockName, Error: Into<Error>>,
         owner: &Owner,
     ) -> Result<ReentrantMutex> {
-        self.face(checked(name)?, Rule::Reentrant, Some(owner.clone())).map(ReentrantMutex)
+        self.face(checked(name)?, LockSpec::Reentrant, Some(owner.clone())).map(ReentrantMutex)
     }
 
     /// A lock with many readers or one writer.
@@ -342,7 +342,7 @@ impl Locks {
     /// # Errors
     /// As [`mutex`](Self::mutex).
     pub fn rwlock(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<RwLock> {
-        self.face(checked(name)?, Rule::Queue(Seat::WRITER), None).map(RwLock)
+        self.face(checked(name)?, LockSpec::Queue(QueueSpec::WRITER), None).map(RwLock)
     }
 
     /// A lock with so many permits, 1 to 1,048,576. All who use the name must agree on the number.
@@ -367,11 +367,11 @@ impl Locks {
                 "a semaphore has 1 to {most} permits, and this one has {permits}"
             )));
         }
-        self.face(checked(name)?, Rule::Queue(Seat::permits(permits, 1)), None)
+        self.face(checked(name)?, LockSpec::Queue(QueueSpec::permits(permits, 1)), None)
             .map(|face| Semaphore::new(face, permits))
     }
 
-    fn face(&self, name: LockName, rule: Rule, owner: Option<Owner>) -> Result<Face> {
+    fn face(&self, name: LockName, rule: LockSpec, owner: Option<Owner>) -> Result<Face> {
         let (home, options) = (Arc::clone(&self.home), Arc::clone(&self.options));
         Face::new(home, options, name, rule, owner)
     }
@@ -405,14 +405,14 @@ impl Locks {
     ) -> Result<Option<Guard>> {
         let name = checked(name)?;
         let full = self.options.full_name(&name)?;
-        let mut rule = Rule::Mutex;
+        let mut rule = LockSpec::Mutex;
         loop {
             let engine = &self.home.engine;
-            if rule == Rule::Reentrant {
+            if rule == LockSpec::Reentrant {
                 // An earlier call may still have to let go what it had taken over unheard.
                 engine.flushed_within(self.options.op_timeout).await?;
             }
-            let ask = Ask::new(engine, full.clone(), rule, Some(owner.clone()), &self.options);
+            let ask = Acquisition::new(engine, full.clone(), rule, Some(owner.clone()), &self.options);
             match ask.resume().await? {
                 Resumed::Held(held) => return Ok(Some(Guard::new(&self.home, &name, held))),
                 Resumed::Over => return Ok(None),
@@ -422,9 +422,9 @@ impl Locks {
     }
 
     /// What to ask under instead, once: a store that says the same of that too contradicts itself.
-    fn other_rule(&self, full: &LockName, asked: Rule, found: Rule) -> Result<Rule> {
+    fn other_rule(&self, full: &LockName, asked: LockSpec, found: LockSpec) -> Result<LockSpec> {
         match asked {
-            Rule::Mutex if found != Rule::Mutex => Ok(found),
+            LockSpec::Mutex if found != LockSpec::Mutex => Ok(found),
             _ => Err(self.home.engine.mismatch(full, asked, found.kind(), found.capacity())),
         }
     }
@@ -560,7 +560,7 @@ impl Locks {
     /// Releases what this owner holds; returns whether it held.
     async fn release_as(&self, status: &Status, owner: &Owner) -> Result<bool> {
         let (engine, full) = (&self.home.engine, self.options.full_name(&status.name)?);
-        let rule = Rule::of(status.kind, status.capacity);
+        let rule = LockSpec::of(status.kind, status.capacity);
         let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: Whose::Mine };
         match engine.call(&full, rule, owner, verb, self.options.op_timeout).await {
             Ok(Answer::Released { .. }) => Ok(true),
@@ -576,7 +576,7 @@ impl Locks {
         let engine = &self.home.engine;
         let owner = Owner::fresh(&self.options.label, &*engine.runtime);
         let verb = Verb::Release { hold: token, fence: Fence::Assign, whose: Whose::Anyone };
-        match engine.call(&full, Rule::Reentrant, &owner, verb, self.options.op_timeout).await {
+        match engine.call(&full, LockSpec::Reentrant, &owner, verb, self.options.op_timeout).await {
             Ok(Answer::Found(_)) => Ok(true),
             Ok(Answer::Free | Answer::Busy { .. } | Answer::Mismatch { .. }) => Ok(false),
             Ok(answer) => Err(engine.nonsense(&full, &answer)),
@@ -602,7 +602,7 @@ impl Locks {
         let full = self.options.full_name(&name)?;
         let engine = &self.home.engine;
         let owner = Owner::fresh(&self.options.label, &*engine.runtime);
-        let mut rule = Rule::Mutex;
+        let mut rule = LockSpec::Mutex;
         loop {
             match engine.call(&full, rule, &owner, verb.clone(), self.options.op_timeout).await {
                 Ok(Answer::Found(found)) => return Ok(Some(Status::new(name, found))),
@@ -616,7 +616,7 @@ impl Locks {
                     return Err(self.no_lock(&name, &foreign(rule.kind(), holder.as_bytes())));
                 }
                 Ok(Answer::Mismatch { kind, capacity }) => {
-                    rule = self.other_rule(&full, rule, Rule::of(kind, capacity))?;
+                    rule = self.other_rule(&full, rule, LockSpec::of(kind, capacity))?;
                 }
                 Ok(answer) => return Err(engine.nonsense(&full, &answer)),
                 Err(failure) if verb == Verb::Inspect => return Err(engine.silent(&full, failure)),

@@ -7,7 +7,7 @@ use futures_util::future::{Either, join_all, select};
 
 use crate::engine::Engine;
 use crate::engine::acquire::Wait;
-use crate::engine::held::Lost;
+use crate::engine::hold::Lost;
 use crate::error::{Error, Result, RunError};
 use crate::face::Face;
 use crate::fair::FairMutex;

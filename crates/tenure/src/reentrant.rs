@@ -8,7 +8,7 @@ use crate::guard::Guard;
 use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Rule, Verb};
+use crate::protocol::{Answer, LockSpec, Verb};
 
 /// One owner at a time, who may hold it several times: code that has the lock can call code that takes it.
 ///
@@ -159,7 +159,7 @@ impl ReentrantMutex {
     pub async fn hold_count(&self) -> Result<u32> {
         let Face { home, options, full, owner, .. } = &self.0;
         let (engine, Some(owner)) = (&home.engine, owner) else { return Ok(0) };
-        match engine.call(full, Rule::Reentrant, owner, Verb::Inspect, options.op_timeout).await {
+        match engine.call(full, LockSpec::Reentrant, owner, Verb::Inspect, options.op_timeout).await {
             Ok(Answer::Found(found)) => {
                 let mine =
                     |value: &[u8]| crate::protocol::ours(value).is_some_and(|(holder, _)| holder == *owner);
@@ -167,7 +167,7 @@ impl ReentrantMutex {
             }
             Ok(Answer::Free) => Ok(0),
             Ok(Answer::Mismatch { kind, capacity }) => {
-                Err(engine.mismatch(full, Rule::Reentrant, kind, capacity))
+                Err(engine.mismatch(full, LockSpec::Reentrant, kind, capacity))
             }
             Ok(answer) => Err(engine.nonsense(full, &answer)),
             Err(failure) => Err(Error::silent(Some(full), engine.store.url(), failure)),

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use crate::error::{Error, Result, RunError};
 use crate::guard::{Guard, settled, unless_lost};
 use crate::owner::Owner;
-use crate::protocol::Seat;
+use crate::protocol::QueueSpec;
 
 /// A read-write lock that is held to read: what [`RwLock::read`](crate::RwLock::read) gives.
 ///
@@ -65,7 +65,7 @@ impl WriteGuard {
     /// As [`Guard::renew`]. The error has the guard, which holds as before. After [`is_unknown`](Error::is_unknown) the store may have
     /// let readers in: downgrade again, or release.
     pub async fn downgrade(self) -> Result<ReadGuard, DowngradeError> {
-        match self.0.set_lease(None, Some(Seat::READER.weight)).await {
+        match self.0.set_lease(None, Some(QueueSpec::READER.weight)).await {
             Ok(()) => Ok(ReadGuard(self.0)),
             Err(error) => Err(DowngradeError { error, guard: self }),
         }

@@ -7,7 +7,7 @@ use crate::face::Face;
 use crate::multi::Part;
 use crate::name::LockName;
 use crate::options::Options;
-use crate::protocol::{Rule, Seat};
+use crate::protocol::{LockSpec, QueueSpec};
 use crate::rwguard::{ReadGuard, WriteGuard};
 
 /// Many readers or one writer.
@@ -74,11 +74,11 @@ impl RwLock {
     }
 
     fn reader(&self) -> Face {
-        self.0.with(Rule::Queue(Seat::READER))
+        self.0.with(LockSpec::Queue(QueueSpec::READER))
     }
 
     fn writer(&self) -> Face {
-        self.0.with(Rule::Queue(Seat::WRITER))
+        self.0.with(LockSpec::Queue(QueueSpec::WRITER))
     }
 
     /// Waits until no writer holds it or came before, then holds it with other readers.

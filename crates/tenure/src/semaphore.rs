@@ -8,7 +8,7 @@ use crate::guard::Guard;
 use crate::multi::Part;
 use crate::name::LockName;
 use crate::options::Options;
-use crate::protocol::{Rule, Seat};
+use crate::protocol::{LockSpec, QueueSpec};
 
 /// A number of permits, of which each holder has some.
 ///
@@ -96,7 +96,7 @@ impl Semaphore {
                 "1 to {most} permits of {name} can be asked for, and this is {permits}"
             )));
         }
-        Ok(self.face.with(Rule::Queue(Seat::permits(self.permits, permits))))
+        Ok(self.face.with(LockSpec::Queue(QueueSpec::permits(self.permits, permits))))
     }
 
     /// Waits until one permit is left, and all who came before have theirs.

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
-use crate::protocol::{Found, Holding, Kind, Seat, ours};
+use crate::protocol::{Found, Holding, Kind, QueueSpec, ours};
 use crate::store::{Cursor, Page};
 use std::sync::Arc;
 
@@ -114,7 +114,7 @@ impl Share {
         match kind {
             Kind::Mutex | Kind::Fair => Self::Whole,
             Kind::Reentrant => Self::Holds(weight),
-            Kind::RwLock if weight == Seat::READER.weight => Self::Reader,
+            Kind::RwLock if weight == QueueSpec::READER.weight => Self::Reader,
             Kind::RwLock => Self::Writer,
             Kind::Semaphore => Self::Permits(weight),
         }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, join_all, select};
-use tenure::internals::protocol::{Op, Reply, Rule, Verb};
+use tenure::internals::protocol::{LockSpec, Op, Reply, Verb};
 use tenure::internals::store::memory::Memory;
 use tenure::internals::store::{Cursor, Failure, Listener, Page};
 use tenure::internals::{Moment, Runtime, Store};
@@ -98,7 +98,7 @@ impl Store for Busy {
     fn listen(
         &self,
         name: &LockName,
-        rule: Rule,
+        rule: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         self.0.kept.listen(name, rule, within)
@@ -108,7 +108,7 @@ impl Store for Busy {
         ready(Ok(Page::default())).boxed()
     }
 
-    fn supports(&self, _: Rule, _: &LockName) -> Result<(), &'static str> {
+    fn supports(&self, _: LockSpec, _: &LockName) -> Result<(), &'static str> {
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tenure::internals::protocol::{
-    self, Answer, Bind, Data, Fence, Holding, Now, Op, Rule, State, Verb, Wake, Whose,
+    self, Answer, Bind, Data, Fence, Holding, LockSpec, Now, Op, State, Verb, Wake, Whose,
 };
 use tenure::{LockName, Owner};
 
@@ -270,7 +270,13 @@ fn op(keys: &[&str], args: &[&str]) -> Op {
         other => panic!("no verb: {other}"),
     };
     let owner: Owner = args[1].parse().expect("an owner");
-    Op { name: LockName::new(keys[0]).expect("a name"), rule: Rule::Mutex, owner, request: number(2), verb }
+    Op {
+        name: LockName::new(keys[0]).expect("a name"),
+        rule: LockSpec::Mutex,
+        owner,
+        request: number(2),
+        verb,
+    }
 }
 
 fn reply(op: &Op, answer: &Answer) -> Vec<u8> {

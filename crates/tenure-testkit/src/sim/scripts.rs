@@ -3,7 +3,7 @@
 
 use redis::Value;
 use tenure::LockName;
-use tenure::internals::protocol::{Answer, Now, Op, Rule, Wake};
+use tenure::internals::protocol::{Answer, LockSpec, Now, Op, Wake};
 use tenure::internals::store::redis::scripted::{Scripted, heard, read};
 
 use crate::fake_redis::Keyspace;
@@ -44,7 +44,7 @@ impl Scripts {
         let wake = messages.first().map(|(_, message)| heard(message, op.rule));
         let is_same_wake = match op.rule {
             // In Redisson's words, which do not say whose hold it was.
-            Rule::Reentrant => wake.is_some() == said.1.is_some(),
+            LockSpec::Reentrant => wake.is_some() == said.1.is_some(),
             _ => wake == said.1,
         };
         if messages.len() < 2 && is_same_wake && answer.as_ref() == Ok(&said.0) {

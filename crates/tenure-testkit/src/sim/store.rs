@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use tenure::LockName;
 use tenure::internals::Store;
-use tenure::internals::protocol::{Op, Reply, Rule, Verb};
+use tenure::internals::protocol::{LockSpec, Op, Reply, Verb};
 use tenure::internals::store::{Cursor, Failure, Life, Listener, Page};
 
 use super::clock::TrueTime;
@@ -125,7 +125,7 @@ impl Store for SimStore {
     fn listen(
         &self,
         name: &LockName,
-        rule: Rule,
+        rule: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let (network, process, name) = (self.network.clone(), self.process, name.clone());
@@ -137,7 +137,7 @@ impl Store for SimStore {
         ready(Ok(Page { locks, next: None })).boxed()
     }
 
-    fn supports(&self, _: Rule, _: &LockName) -> Result<(), &'static str> {
+    fn supports(&self, _: LockSpec, _: &LockName) -> Result<(), &'static str> {
         Ok(())
     }
 

@@ -9,7 +9,7 @@
 use smallvec::{SmallVec, smallvec};
 use stateright::{Checker, HasDiscoveries, Model, Property};
 use tenure::internals::protocol::{
-    Answer, Bind, Data, Entry, Fence, Now, Op, Rule, State, Verb, Whose, apply, ours,
+    Answer, Bind, Data, Entry, Fence, LockSpec, Now, Op, State, Verb, Whose, apply, ours,
 };
 use tenure::{LockName, Owner};
 
@@ -170,7 +170,7 @@ impl Quorum {
             Request::Release => Verb::Release { hold: 1, fence, whose: Whose::Mine },
         };
         let name = LockName::new("x").expect("a name");
-        let op = Op { name, rule: Rule::Mutex, owner: owner(letter.who), request: 0, verb };
+        let op = Op { name, rule: LockSpec::Mutex, owner: owner(letter.who), request: 0, verb };
         let (answer, _) = apply(&mut state, NOW, &op);
         kept.stored = (state.fence.expect("a ballot is kept").value - EPOCH) as u8;
         kept.held = state.lock.map(|lock| match lock.value {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use stateright::{Checker, Model, Property};
 use tenure::internals::planted::Bug;
 use tenure::internals::protocol::{
-    Answer, Bind, Data, Fence, Now, Op, Place, Rule, Seat, State, Verb, Wake, Whose, apply,
+    Answer, Bind, Data, Fence, LockSpec, Now, Op, Place, QueueSpec, State, Verb, Wake, Whose, apply,
 };
 use tenure::{LockName, Owner};
 use tenure_testkit::plant;
@@ -32,7 +32,7 @@ struct Askers {
 struct Asker {
     owner: Owner,
     hold: u64,
-    rule: Rule,
+    rule: LockSpec,
     weight: u32,
     /// The first one's is longer.
     ttl: u64,
@@ -73,7 +73,7 @@ enum Step {
 }
 
 impl Askers {
-    fn new(capacity: u32, horizon: u64, askers: impl IntoIterator<Item = (u8, u64, Rule, u32)>) -> Self {
+    fn new(capacity: u32, horizon: u64, askers: impl IntoIterator<Item = (u8, u64, LockSpec, u32)>) -> Self {
         let askers = askers.into_iter().map(|(owner, hold, rule, weight)| Asker {
             owner: format!("o{owner}@h:1/{owner:032x}").parse().expect("an owner"),
             hold,
@@ -85,23 +85,24 @@ impl Askers {
     }
 
     /// Each with its own owner.
-    fn queue(seats: &[Seat], horizon: u64) -> Self {
-        let askers = seats.iter().zip(0..).map(|(seat, owner)| (owner, 1, Rule::Queue(*seat), seat.weight));
+    fn queue(seats: &[QueueSpec], horizon: u64) -> Self {
+        let askers =
+            seats.iter().zip(0..).map(|(seat, owner)| (owner, 1, LockSpec::Queue(*seat), seat.weight));
         Self::new(seats[0].capacity, horizon, askers)
     }
 
     fn mutex(askers: u8, horizon: u64) -> Self {
-        Self::new(1, horizon, (0..askers).map(|owner| (owner, 1, Rule::Mutex, 1)))
+        Self::new(1, horizon, (0..askers).map(|owner| (owner, 1, LockSpec::Mutex, 1)))
     }
 
     /// Each owner with two holds.
     fn reentrant(owners: u8, horizon: u64) -> Self {
-        let holds = (0..owners).flat_map(|owner| [1, 2].map(|hold| (owner, hold, Rule::Reentrant, 1)));
+        let holds = (0..owners).flat_map(|owner| [1, 2].map(|hold| (owner, hold, LockSpec::Reentrant, 1)));
         Self::new(1, horizon, holds)
     }
 
     fn is_queue(&self) -> bool {
-        matches!(self.askers[0].rule, Rule::Queue(_))
+        matches!(self.askers[0].rule, LockSpec::Queue(_))
     }
 
     fn ask(&self, world: &mut World, index: usize, verb: Verb) -> Answer {
@@ -359,14 +360,14 @@ fn machines() -> Vec<(&'static str, Askers)> {
     vec![
         ("mutex, three askers", Askers::mutex(3, 5 + 2 * more)),
         ("reentrant mutex, two owners with two holds each", Askers::reentrant(2, 4 + 2 * more)),
-        ("fair mutex, three askers", Askers::queue(&[Seat::FAIR; 3], 3 + 2 * more)),
+        ("fair mutex, three askers", Askers::queue(&[QueueSpec::FAIR; 3], 3 + 2 * more)),
         (
             "read-write lock, two readers and a writer",
-            Askers::queue(&[Seat::READER, Seat::WRITER, Seat::READER], 3 + 2 * more),
+            Askers::queue(&[QueueSpec::READER, QueueSpec::WRITER, QueueSpec::READER], 3 + 2 * more),
         ),
         (
             "semaphore of three, permits 2, 2 and 1",
-            Askers::queue(&[2, 2, 1].map(|weight| Seat::permits(3, weight)), 3 + 2 * more),
+            Askers::queue(&[2, 2, 1].map(|weight| QueueSpec::permits(3, weight)), 3 + 2 * more),
         ),
     ]
 }

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
-use tenure::internals::protocol::{Now, Op, Reply, Rule, State, apply, found};
-use tenure::internals::store::{Cursor, Failure, Listener, Page, Speaker, Store};
+use tenure::internals::protocol::{LockSpec, Now, Op, Reply, State, apply, found};
+use tenure::internals::store::{Cursor, Failure, Listener, Page, Publisher, Store};
 use tenure::internals::{Runtime, locks};
 use tenure::{Guard, LockName, Locks, Options, Result};
 use tenure_testkit::sim::chooser::{Chooser, next_in_order};
@@ -53,7 +53,7 @@ struct Wire {
 #[derive(Default)]
 struct Server {
     lock: State,
-    listeners: Vec<(u64, Speaker)>,
+    listeners: Vec<(u64, Publisher)>,
     next: u64,
 }
 
@@ -125,7 +125,12 @@ impl Store for Wire {
         .boxed()
     }
 
-    fn listen(&self, _: &LockName, _: Rule, _: Duration) -> BoxFuture<'static, Result<Listener, Failure>> {
+    fn listen(
+        &self,
+        _: &LockName,
+        _: LockSpec,
+        _: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let wire = self.clone();
         async move {
             wire.sleep(2 * LATENCY).await;
@@ -144,7 +149,7 @@ impl Store for Wire {
         ready(Ok(Page::default())).boxed()
     }
 
-    fn supports(&self, _: Rule, _: &LockName) -> Result<(), &'static str> {
+    fn supports(&self, _: LockSpec, _: &LockName) -> Result<(), &'static str> {
         Ok(())
     }
 

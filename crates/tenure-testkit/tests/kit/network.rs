@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tenure::internals::Store;
-use tenure::internals::protocol::{Bind, Fence, Op, Rule, Verb, Whose};
+use tenure::internals::protocol::{Bind, Fence, LockSpec, Op, Verb, Whose};
 use tenure::{LockName, Owner};
 use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, MS, SECOND};
@@ -37,7 +37,7 @@ impl Bench {
         let (sim, process) = (self.sim.clone(), &self.processes[process]);
         let (store, seen) = (self.network.store(process), Arc::clone(&self.seen));
         let owner: Owner = format!("o@sim:1/{:032x}", process.id()).parse().expect("an owner");
-        let op = Op { name: name(), rule: Rule::Mutex, owner, request: 0, verb };
+        let op = Op { name: name(), rule: LockSpec::Mutex, owner, request: 0, verb };
         let task = async move {
             sim.sleep_until(at).await;
             if store.call(op, WITHIN).await.is_ok() {
@@ -52,7 +52,7 @@ impl Bench {
         let process = &self.processes[process];
         let (store, seen) = (self.network.store(process), Arc::clone(&self.seen));
         let task = async move {
-            let mut ears = store.listen(&name(), Rule::Mutex, WITHIN).await.expect("it may listen");
+            let mut ears = store.listen(&name(), LockSpec::Mutex, WITHIN).await.expect("it may listen");
             if ears.next().await.is_some() {
                 seen.lock().expect("no panic").push("told");
             }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use tempfile::TempDir;
-use tenure::internals::protocol::{Op, Reply, Rule, Verb};
+use tenure::internals::protocol::{LockSpec, Op, Reply, Verb};
 use tenure::internals::store::memory::Memory;
 use tenure::internals::store::{Cursor, Failure, Listener, Page};
 use tenure::internals::{Driver, Runtime, Store};
@@ -232,7 +232,7 @@ impl Store for Odd {
     fn listen(
         &self,
         name: &LockName,
-        rule: Rule,
+        rule: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         self.memory.listen(name, rule, within)
@@ -251,7 +251,7 @@ impl Store for Odd {
         self.memory.interruptions()
     }
 
-    fn supports(&self, rule: Rule, name: &LockName) -> Result<(), &'static str> {
+    fn supports(&self, rule: LockSpec, name: &LockName) -> Result<(), &'static str> {
         self.memory.supports(rule, name)
     }
 

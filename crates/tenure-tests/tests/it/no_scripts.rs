@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tenure::internals::protocol::{Answer, Op, Rule, Verb};
+use tenure::internals::protocol::{Answer, LockSpec, Op, Verb};
 use tenure::internals::store::Terms;
 use tenure::internals::store::redis::{Redis, Target};
 use tenure::internals::{Driver, Runtime, Store};
@@ -56,7 +56,7 @@ fn sent(answer: impl Fn(&[&str]) -> &'static str + Send + 'static) -> Vec<String
     process.spawn(Box::pin(async move {
         for verb in [acquire(), renew, release()] {
             let (name, owner) = (LockName::new("x").expect("a name"), owner.clone());
-            let op = Op { name, rule: Rule::Mutex, owner, request: 1, verb };
+            let op = Op { name, rule: LockSpec::Mutex, owner, request: 1, verb };
             let terms = Terms { unfenced: true, ..Terms::default() };
             let reply = store.call_on(terms, op, Duration::from_secs(1)).await.expect("an answer");
             answers.lock().expect("no panic").push(reply.answer);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure::internals::protocol::{
-    Answer, Bind, Fence, Now, Op, Place, Rule, Seat, State, Verb, Wake, Whose, apply,
+    Answer, Bind, Fence, LockSpec, Now, Op, Place, QueueSpec, State, Verb, Wake, Whose, apply,
 };
 use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Store};
@@ -96,7 +96,7 @@ struct Bench<M> {
     machine: M,
     now: Now,
     owners: Vec<Owner>,
-    seat: Seat,
+    seat: QueueSpec,
     /// By number, as told.
     tickets: BTreeMap<u64, Told>,
     last_number: u64,
@@ -109,7 +109,7 @@ const TTL_MS: u64 = 300;
 const WAIT_MS: u64 = 90;
 
 impl<M: Machine> Bench<M> {
-    fn new(machine: M, seat: Seat, owners: usize) -> Self {
+    fn new(machine: M, seat: QueueSpec, owners: usize) -> Self {
         let owners = (0..owners).map(|n| Owner::new(&format!("o{n}")).expect("an owner")).collect();
         let now = Now { ms: 1_700_000_000_000, unix_us: 1_700_000_000_000_000 };
         Self {
@@ -129,9 +129,10 @@ impl<M: Machine> Bench<M> {
         self.now.unix_us += ms * 1_000;
     }
 
-    fn ask(&mut self, owner: usize, seat: Seat, verb: Verb) -> Answer {
+    fn ask(&mut self, owner: usize, seat: QueueSpec, verb: Verb) -> Answer {
         let name = LockName::new("x").expect("a name");
-        let op = Op { name, rule: Rule::Queue(seat), owner: self.owners[owner].clone(), request: 0, verb };
+        let op =
+            Op { name, rule: LockSpec::Queue(seat), owner: self.owners[owner].clone(), request: 0, verb };
         let (answer, wake) = self.machine.ask(self.now, &op);
         // What has lapsed is dead before anything else happens.
         let now = self.now.ms;
@@ -151,7 +152,7 @@ impl<M: Machine> Bench<M> {
         self.tickets.iter().find(|(_, told)| told.owner == owner).map(|(number, _)| *number)
     }
 
-    fn acquire(&mut self, owner: usize, seat: Seat, wait_ms: Option<u64>) -> Answer {
+    fn acquire(&mut self, owner: usize, seat: QueueSpec, wait_ms: Option<u64>) -> Answer {
         let (bind, fence) = (Bind::Process, Fence::Assign);
         let answer = self.ask(owner, seat, Verb::Acquire { ttl_ms: TTL_MS, hold: 1, fence, wait_ms, bind });
         let (number, holds) = match answer {
@@ -274,14 +275,14 @@ impl<M: Machine> Bench<M> {
     }
 }
 
-fn history(machine: impl Machine, seed: u64, seat: Seat, steps: u32) {
+fn history(machine: impl Machine, seed: u64, seat: QueueSpec, steps: u32) {
     let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     let mut bench = Bench::new(machine, seat, 9);
     for _ in 0..steps {
         let owner = dice.below(9) as usize;
         let asked = match seat.kind {
-            tenure::Kind::RwLock if dice.below(3) > 0 => Seat::READER,
-            tenure::Kind::Semaphore => Seat::permits(seat.capacity, 1 + dice.below(3) as u32),
+            tenure::Kind::RwLock if dice.below(3) > 0 => QueueSpec::READER,
+            tenure::Kind::Semaphore => QueueSpec::permits(seat.capacity, 1 + dice.below(3) as u32),
             _ => seat,
         };
         match dice.below(12) {
@@ -305,24 +306,24 @@ fn history(machine: impl Machine, seed: u64, seat: Seat, steps: u32) {
 
 #[test]
 fn a_fair_mutex_keeps_its_promises_on_random_histories() {
-    (1..300).for_each(|seed| history(State::default(), seed, Seat::FAIR, 400));
+    (1..300).for_each(|seed| history(State::default(), seed, QueueSpec::FAIR, 400));
 }
 
 #[test]
 fn a_read_write_lock_keeps_its_promises_on_random_histories() {
-    (1..300).for_each(|seed| history(State::default(), seed, Seat::WRITER, 400));
+    (1..300).for_each(|seed| history(State::default(), seed, QueueSpec::WRITER, 400));
 }
 
 #[test]
 fn a_semaphore_keeps_its_promises_on_random_histories() {
-    (1..300).for_each(|seed| history(State::default(), seed, Seat::permits(5, 1), 400));
+    (1..300).for_each(|seed| history(State::default(), seed, QueueSpec::permits(5, 1), 400));
 }
 
 #[test]
 fn on_a_server_each_kind_keeps_its_promises_on_random_histories() {
     let mut served = Served::new();
     for seed in 1_000..1_030 {
-        for seat in [Seat::FAIR, Seat::WRITER, Seat::permits(5, 1)] {
+        for seat in [QueueSpec::FAIR, QueueSpec::WRITER, QueueSpec::permits(5, 1)] {
             served.forget();
             history(&mut served, seed, seat, 400);
         }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tenure::internals::Runtime;
-use tenure::internals::protocol::{Answer, Rule, Wake};
+use tenure::internals::protocol::{Answer, LockSpec, Wake};
 use tenure::internals::store::{Failure, Listener};
 use tenure::{LockName, block_on};
 use tenure_testkit::asker::{Asker, acquire, held, not_sent};
@@ -24,7 +24,7 @@ fn ms(ms: u64) -> Duration {
 
 fn listen(asker: &Asker, name: &str) -> Listener {
     let name = LockName::new(name).expect("a name");
-    block_on(asker.store.listen(&name, Rule::Mutex, SOON)).expect("a subscription")
+    block_on(asker.store.listen(&name, LockSpec::Mutex, SOON)).expect("a subscription")
 }
 
 /// The next message, which must come soon.

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tenure::internals::protocol::{
-    self, Answer, Bind, Data, Entry, Fence, Now, Op, Rule, Seat, State, Verb, Wake, Whose, lease, ours,
-    queue::Queue,
+    self, Answer, Bind, Data, Entry, Fence, LockSpec, Now, Op, QueueSpec, State, Verb, Wake, Whose, lease,
+    ours, queue::Queue,
 };
 use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Store};
@@ -90,7 +90,7 @@ impl Bench {
         let store = Redis::open(&server.url(), Driver::start().expect("a thread")).expect("a store");
         let mut ear = server.client().expect("a connection");
         for key in KEYS {
-            for rule in [Rule::Mutex, Rule::Reentrant] {
+            for rule in [LockSpec::Mutex, LockSpec::Reentrant] {
                 ear.command(&["SUBSCRIBE", &channel(rule, key)]).expect("a subscription");
             }
         }
@@ -112,7 +112,7 @@ impl Bench {
         };
         // From here on the server knows the scripts, so requests are carried out in the order in
         // which they were sent.
-        for rule in [Rule::Mutex, Rule::Reentrant, Rule::Queue(Seat::FAIR)] {
+        for rule in [LockSpec::Mutex, LockSpec::Reentrant, LockSpec::Queue(QueueSpec::FAIR)] {
             let warm_up = bench.op(0, 0, rule, Verb::Inspect);
             block_on(bench.store.call(warm_up, WITHIN)).expect("an answer");
         }
@@ -149,14 +149,14 @@ impl Bench {
         Now { ms: self.now_us / 1_000, unix_us: self.now_us }
     }
 
-    fn op(&mut self, key: usize, owner: usize, rule: Rule, verb: Verb) -> Op {
+    fn op(&mut self, key: usize, owner: usize, rule: LockSpec, verb: Verb) -> Op {
         self.requests += 1;
         let name = LockName::new(KEYS[key]).expect("a name");
         Op { name, rule, owner: self.owners[owner].clone(), request: self.requests, verb }
     }
 
     /// Mostly the subject; for the queue, a kind that is this key's more often than not.
-    fn rule(&mut self, key: usize) -> Rule {
+    fn rule(&mut self, key: usize) -> LockSpec {
         let subject = match self.below(40) {
             0 => Subject::Mutex,
             1 => Subject::Reentrant,
@@ -164,16 +164,16 @@ impl Bench {
             _ => self.subject,
         };
         match subject {
-            Subject::Mutex => Rule::Mutex,
-            Subject::Reentrant => Rule::Reentrant,
+            Subject::Mutex => LockSpec::Mutex,
+            Subject::Reentrant => LockSpec::Reentrant,
             Subject::Queue => {
                 let kind = if self.below(50) == 0 { self.below(7) } else { key as u64 };
-                Rule::Queue(match kind {
-                    0 | 1 => Seat::FAIR,
-                    2 | 3 if self.below(if self.is_long() { 60 } else { 4 }) == 0 => Seat::WRITER,
-                    2 | 3 => Seat::READER,
-                    4 | 5 => Seat::permits(5, 1 + self.below(3) as u32),
-                    _ => Seat::permits(3, 1 + self.below(5) as u32),
+                LockSpec::Queue(match kind {
+                    0 | 1 => QueueSpec::FAIR,
+                    2 | 3 if self.below(if self.is_long() { 60 } else { 4 }) == 0 => QueueSpec::WRITER,
+                    2 | 3 => QueueSpec::READER,
+                    4 | 5 => QueueSpec::permits(5, 1 + self.below(3) as u32),
+                    _ => QueueSpec::permits(3, 1 + self.below(5) as u32),
                 })
             }
         }
@@ -281,11 +281,11 @@ impl Bench {
         }
     }
 
-    fn verb(&mut self, rule: Rule) -> Verb {
+    fn verb(&mut self, rule: LockSpec) -> Verb {
         let is_long = self.is_long();
         let ttl_ms = 1 + self.below(if is_long { 20_000 } else { 4_000 });
         let fence = match (rule, self.below(4)) {
-            (Rule::Mutex, 0) => Fence::Ballot(match self.below(8) {
+            (LockSpec::Mutex, 0) => Fence::Ballot(match self.below(8) {
                 0 => self.below(1_000),
                 1 => self.now_us + 40_000_000_000_000,
                 2 => self.now_us + self.below(31_000_000_000_000),
@@ -294,10 +294,10 @@ impl Bench {
             _ => Fence::Assign,
         };
         let hold = match rule {
-            Rule::Reentrant => 1 + self.below(3),
+            LockSpec::Reentrant => 1 + self.below(3),
             _ => 1,
         };
-        let is_queue = matches!(rule, Rule::Queue(_));
+        let is_queue = matches!(rule, LockSpec::Queue(_));
         match self.below(if is_queue { 16 } else { 10 }) {
             n @ 0..5 => {
                 let wait_ms =
@@ -366,7 +366,7 @@ impl Bench {
             let Value::Bytes(said) = said else { panic!("not a message: {message:?}") };
             let said = String::from_utf8_lossy(said);
             match (wake, op.rule) {
-                (Wake::Free { .. }, Rule::Reentrant) => assert_eq!(said, "0"),
+                (Wake::Free { .. }, LockSpec::Reentrant) => assert_eq!(said, "0"),
                 (Wake::Free { by }, _) => assert_eq!(ours(&*said).map(|(owner, _)| owner), by, "{op:?}"),
                 (Wake::Granted { tickets }, _) => {
                     let tickets: Vec<_> = tickets.iter().map(u64::to_string).collect();
@@ -488,10 +488,10 @@ fn pairs(list: &Value) -> Vec<(String, String)> {
     list.items().chunks(2).map(|pair| (pair[0].text().to_owned(), pair[1].text().to_owned())).collect()
 }
 
-fn channel(rule: Rule, key: &str) -> String {
+fn channel(rule: LockSpec, key: &str) -> String {
     match rule {
-        Rule::Reentrant if key.contains('{') => format!("redisson_lock__channel:{key}"),
-        Rule::Reentrant => format!("redisson_lock__channel:{{{key}}}"),
+        LockSpec::Reentrant if key.contains('{') => format!("redisson_lock__channel:{key}"),
+        LockSpec::Reentrant => format!("redisson_lock__channel:{{{key}}}"),
         _ => side("tenure:wake:0:", key),
     }
 }

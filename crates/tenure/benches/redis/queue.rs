@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tenure::internals::protocol::{Answer, Bind, Fence, Op, Rule, Seat, Verb};
+use tenure::internals::protocol::{Answer, Bind, Fence, LockSpec, Op, QueueSpec, Verb};
 use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Store};
 use tenure::{LockName, Owner, block_on};
@@ -58,7 +58,7 @@ fn take_places(store: &dyn Store, names: &[String]) {
         };
         let owner = Owner::new("bench").expect("an owner");
         let name = LockName::new(name).expect("a name");
-        let op = Op { name, rule: Rule::Queue(Seat::FAIR), owner, request: 1, verb };
+        let op = Op { name, rule: LockSpec::Queue(QueueSpec::FAIR), owner, request: 1, verb };
         store.call(op, Duration::from_secs(10))
     });
     for reply in block_on(join_all(places)) {

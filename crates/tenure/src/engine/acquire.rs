@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use futures_util::future::{Either, pending, select};
 
-use super::held::{Grant, Held, Lease, announce, bind};
-use super::release::Farewell;
-use super::tickets::{Turn, Waiting};
+use super::hold::{Grant, Hold, Lease, announce, bind};
+use super::release::Release;
+use super::ticket_queue::{Turn, Waiting};
 use super::{Engine, backoff};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Fence, Kind, Rule, Verb, lease, quorum};
+use crate::protocol::{Answer, Fence, Kind, LockSpec, Verb, lease, quorum};
 use crate::runtime::Moment;
 use crate::store::Failure;
 
@@ -36,11 +36,11 @@ pub(crate) enum Wait {
 ///
 /// Dropped while the outcome of one of its requests is unknown, or while it has a place in a queue,
 /// it gives back what it may have. So no acquisition, however it ends, leaves anything behind but a
-/// [`Held`].
-pub(crate) struct Ask {
+/// [`Hold`].
+pub(crate) struct Acquisition {
     engine: Arc<Engine>,
     pub(super) name: LockName,
-    pub(super) rule: Rule,
+    pub(super) rule: LockSpec,
     pub(super) owner: Owner,
     pub(super) hold: u64,
     pub(super) options: Arc<Options>,
@@ -49,13 +49,13 @@ pub(crate) struct Ask {
     interruptions: u64,
     /// Whether the owner is this acquisition's alone, or was chosen by the caller.
     is_fresh: bool,
-    /// The store may have something for this owner that no [`Held`] stands for.
+    /// The store may have something for this owner that no [`Hold`] stands for.
     maybe: AtomicBool,
 }
 
 /// What became of one question.
-pub(super) enum Asked {
-    Held(Held),
+pub(super) enum Outcome {
+    Held(Hold),
     Busy {
         holder: String,
         left_ms: Option<u64>,
@@ -69,18 +69,18 @@ pub(super) enum Asked {
 
 /// What became of an attempt to take over a hold.
 pub(crate) enum Resumed {
-    Held(Held),
+    Held(Hold),
     Over,
     /// It is another kind of lock.
-    Other(Rule),
+    Other(LockSpec),
 }
 
-impl Ask {
+impl Acquisition {
     /// For a fresh owner, unless the caller has chosen one.
     pub(crate) fn new(
         engine: &Arc<Engine>,
         name: LockName,
-        rule: Rule,
+        rule: LockSpec,
         owner: Option<Owner>,
         options: &Arc<Options>,
     ) -> Self {
@@ -106,10 +106,11 @@ impl Ask {
     /// Asks once; again only when the grant took so long to arrive that too little of it is left,
     /// and another answer that takes as long would come within the limit. `wait` keeps a place,
     /// where the kind has a queue.
-    pub(super) async fn once(&self, wait: bool, limit: Option<Moment>) -> Asked {
+    pub(super) async fn once(&self, wait: bool, limit: Option<Moment>) -> Outcome {
         const ROUNDS: u32 = 3;
         let ttl = self.options.lease();
-        let wait_ms = (wait && matches!(self.rule, Rule::Queue(_))).then(|| lease::millis(lease::wait(ttl)));
+        let wait_ms =
+            (wait && matches!(self.rule, LockSpec::Queue(_))).then(|| lease::millis(lease::wait(ttl)));
         let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, bind(&self.options));
         let verb = Verb::Acquire { ttl_ms, hold, fence: Fence::Assign, wait_ms, bind };
         for round in 1.. {
@@ -127,22 +128,22 @@ impl Ask {
             // no more than before.
             let (asked, maybe) = match answer {
                 Ok(Answer::Held { .. }) if asks_again => continue,
-                Ok(Answer::Held { fence }) => return Asked::Held(self.granted(fence, sent, sent, ttl)),
+                Ok(Answer::Held { fence }) => return Outcome::Held(self.granted(fence, sent, sent, ttl)),
                 // In a server's grace everything is busy, also what is one's own.
                 Ok(Answer::Busy { holder, left_ms }) => {
-                    (Asked::Busy { holder, left_ms }, before && terms.restart_grace_ms > 0)
+                    (Outcome::Busy { holder, left_ms }, before && terms.restart_grace_ms > 0)
                 }
                 Ok(Answer::Waiting { ticket, retry_in_ms }) => {
                     let retry_at = retry_in_ms.map(|retry_in_ms| sent + Duration::from_millis(retry_in_ms));
-                    (Asked::Waiting(Waiting { ticket, sent, retry_at }), true)
+                    (Outcome::Waiting(Waiting { ticket, sent, retry_at }), true)
                 }
                 Ok(Answer::Mismatch { kind, capacity }) => {
-                    (Asked::Refused(self.mismatch(kind, capacity)), false)
+                    (Outcome::Refused(self.mismatch(kind, capacity)), false)
                 }
-                Ok(answer) => (Asked::Refused(self.engine.nonsense(&self.name, &answer)), true),
-                Err(failure @ Failure::Unknown(_)) => (Asked::Silent(failure), true),
-                Err(failure @ Failure::NotSent(_)) => (Asked::Silent(failure), before),
-                Err(failure @ Failure::Refused(_)) => (Asked::Refused(self.silent(failure)), before),
+                Ok(answer) => (Outcome::Refused(self.engine.nonsense(&self.name, &answer)), true),
+                Err(failure @ Failure::Unknown(_)) => (Outcome::Silent(failure), true),
+                Err(failure @ Failure::NotSent(_)) => (Outcome::Silent(failure), before),
+                Err(failure @ Failure::Refused(_)) => (Outcome::Refused(self.silent(failure)), before),
             };
             self.maybe.store(maybe, Ordering::Release);
             return asked;
@@ -168,8 +169,8 @@ impl Ask {
         let verb = Verb::Renew { ttl_ms, hold, bind, weight: None };
         let (terms, within) = (self.options.terms(), self.options.op_timeout);
         // The resumed hold gets this hold's name, which is unknown to others if the answer is lost.
-        let back = || Farewell::of_resumed(engine, &self.name, self.rule, &self.owner, hold);
-        let back = (self.rule == Rule::Reentrant).then(back);
+        let back = || Release::of_resumed(engine, &self.name, self.rule, &self.owner, hold);
+        let back = (self.rule == LockSpec::Reentrant).then(back);
         let answer = engine.call_on(terms, &self.name, self.rule, &self.owner, verb, within).await;
         if let (Some(back), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) = (back, &answer) {
             back.cancel();
@@ -186,7 +187,7 @@ impl Ask {
                 Ok(Resumed::Held(held))
             }
             Ok(Answer::Free | Answer::Busy { .. } | Answer::Waiting { .. }) => Ok(Resumed::Over),
-            Ok(Answer::Mismatch { kind, capacity }) => Ok(Resumed::Other(Rule::of(kind, capacity))),
+            Ok(Answer::Mismatch { kind, capacity }) => Ok(Resumed::Other(LockSpec::of(kind, capacity))),
             Ok(answer) => Err(engine.nonsense(&self.name, &answer)),
             Err(failure) => Err(engine.failed(&self.name, failure)),
         }
@@ -194,11 +195,11 @@ impl Ask {
 
     /// What the store has granted: its lease was set to `first` by a request that was sent at
     /// `sent`, and is known now. It has been of use since `begun`.
-    pub(super) fn granted(&self, fence: u64, begun: Moment, sent: Moment, first: Duration) -> Held {
+    pub(super) fn granted(&self, fence: u64, begun: Moment, sent: Moment, first: Duration) -> Hold {
         let Self { engine, name, rule, owner, hold, options, interruptions, .. } = self;
         let (rule, hold, interruptions) = (*rule, *hold, *interruptions);
         let grant = Grant { name, rule, owner, fence, hold, begun, interruptions, options };
-        let held = Held::new(Arc::clone(engine), Arc::new(Lease::granted(grant, sent, engine.now(), first)));
+        let held = Hold::new(Arc::clone(engine), Arc::new(Lease::granted(grant, sent, engine.now(), first)));
         self.maybe.store(false, Ordering::Release);
         held
     }
@@ -212,23 +213,23 @@ impl Ask {
     }
 }
 
-impl Drop for Ask {
+impl Drop for Acquisition {
     fn drop(&mut self) {
         if self.maybe.load(Ordering::Acquire) && !planted(Bug::DropLeaves) {
             let over_at = self.engine.now() + self.options.lease();
-            drop(Farewell::new(&self.engine, &self.name, self.rule, &self.owner, self.hold, over_at));
+            drop(Release::new(&self.engine, &self.name, self.rule, &self.owner, self.hold, over_at));
         }
     }
 }
 
 /// Acquires a lock: `None` when it is busy and the wait is over.
-pub(crate) async fn acquire(ask: Ask, wait: Wait) -> Result<Option<Held>> {
+pub(crate) async fn acquire(ask: Acquisition, wait: Wait) -> Result<Option<Hold>> {
     let engine = Arc::clone(&ask.engine);
     let (since, rule) = (ask.since, ask.rule);
     let held = match (wait, rule) {
         (Wait::Once | Wait::For(Duration::ZERO), _) => at_once(&engine, ask).await?,
-        (wait, Rule::Mutex | Rule::Reentrant) => in_line(&engine, ask, wait.until(since)).await?,
-        (wait, Rule::Queue(_)) => in_queue(&engine, ask, wait.until(since)).await?,
+        (wait, LockSpec::Mutex | LockSpec::Reentrant) => in_line(&engine, ask, wait.until(since)).await?,
+        (wait, LockSpec::Queue(_)) => in_queue(&engine, ask, wait.until(since)).await?,
     };
     if let Some(held) = &held {
         let waited = engine.now().since(since);
@@ -250,20 +251,20 @@ impl Wait {
 
 /// Asks even if others wait, and returns `None` if the lock is busy. Asks again, for `op_timeout` in
 /// all, only after silence, or where ballots kept a free lock from this acquisition.
-async fn at_once(engine: &Arc<Engine>, ask: Ask) -> Result<Option<Held>> {
+async fn at_once(engine: &Arc<Engine>, ask: Acquisition) -> Result<Option<Hold>> {
     let until = engine.now() + ask.options.op_timeout;
     for attempt in 0.. {
         let (failure, pause) = match ask.once(false, Some(until)).await {
-            Asked::Held(held) if held.is_live() => return Ok(Some(held)),
-            Asked::Held(_) => return Err(ask.silent(too_slow())),
-            Asked::Busy { holder, left_ms }
+            Outcome::Held(held) if held.is_live() => return Ok(Some(held)),
+            Outcome::Held(_) => return Err(ask.silent(too_slow())),
+            Outcome::Busy { holder, left_ms }
                 if holder == quorum::NOBODY && !planted(Bug::BallotsTakenForHolder) =>
             {
                 (overtaken(), Duration::from_millis(left_ms.unwrap_or(0) + 1))
             }
-            Asked::Busy { .. } | Asked::Waiting(_) => return Ok(None),
-            Asked::Refused(error) => return Err(error),
-            Asked::Silent(failure) => (failure, engine.jittered(backoff(attempt))),
+            Outcome::Busy { .. } | Outcome::Waiting(_) => return Ok(None),
+            Outcome::Refused(error) => return Err(error),
+            Outcome::Silent(failure) => (failure, engine.jittered(backoff(attempt))),
         };
         if engine.now() + pause >= until {
             return Err(ask.silent(failure));
@@ -291,26 +292,26 @@ fn abandoned() -> Failure {
 
 /// For kinds without a queue: asks at once if no task of this process waits; otherwise, and if
 /// the lock is busy, waits in line.
-async fn in_line(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Result<Option<Held>> {
+async fn in_line(engine: &Arc<Engine>, ask: Acquisition, limit: Option<Moment>) -> Result<Option<Hold>> {
     let mut ask = Arc::new(ask);
     loop {
         let mut silence = None;
-        if engine.lines.may_ask(&ask) {
+        if engine.local_queues.may_ask(&ask) {
             let asked = before(engine, limit, pin!(ask.once(true, limit))).await;
             match asked {
-                Some(Asked::Held(held)) if held.is_live() => return Ok(Some(held)),
-                Some(Asked::Held(held)) => {
+                Some(Outcome::Held(held)) if held.is_live() => return Ok(Some(held)),
+                Some(Outcome::Held(held)) => {
                     drop(held);
                     ask = Arc::new(ask.anew());
                     silence = Some(too_slow());
                 }
-                Some(Asked::Busy { .. } | Asked::Waiting(_)) => {}
-                Some(Asked::Refused(error)) => return Err(error),
-                Some(Asked::Silent(failure)) => silence = Some(failure),
+                Some(Outcome::Busy { .. } | Outcome::Waiting(_)) => {}
+                Some(Outcome::Refused(error)) => return Err(error),
+                Some(Outcome::Silent(failure)) => silence = Some(failure),
                 None => return Err(ask.silent(not_in_time())),
             }
         }
-        let mut place = engine.lines.join(engine, &ask, silence);
+        let mut place = engine.local_queues.join(engine, &ask, silence);
         let granted = before(engine, limit, pin!(place.granted())).await;
         match granted {
             Some(Some(Ok(held))) if held.is_live() => return Ok(Some(held)),
@@ -327,7 +328,7 @@ async fn in_line(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resul
 }
 
 /// For kinds with a queue: takes a place in the store, and waits until it is called.
-async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Result<Option<Held>> {
+async fn in_queue(engine: &Arc<Engine>, ask: Acquisition, limit: Option<Moment>) -> Result<Option<Hold>> {
     let mut ask = Arc::new(ask);
     let (mut heard_at, mut attempt) = (engine.now(), 0);
     // When the last answer came, if it was no. It is one for as long as the next may take.
@@ -336,13 +337,13 @@ async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resu
     loop {
         let asked = before(engine, limit, pin!(ask.once(true, limit))).await;
         let place = match asked {
-            Some(Asked::Held(held)) if held.is_live() => return Ok(Some(held)),
-            Some(Asked::Waiting(place)) => place,
-            Some(Asked::Refused(error)) => return Err(error),
+            Some(Outcome::Held(held)) if held.is_live() => return Ok(Some(held)),
+            Some(Outcome::Waiting(place)) => place,
+            Some(Outcome::Refused(error)) => return Err(error),
             None if is_busy(busy_at) => return Ok(None),
             None => return Err(ask.silent(not_in_time())),
             // The server is in grace, or another program's lock is there: no place can be taken.
-            Some(Asked::Busy { left_ms, .. }) => {
+            Some(Outcome::Busy { left_ms, .. }) => {
                 let left = left_ms.map_or(Duration::MAX, |left_ms| Duration::from_millis(left_ms + 1));
                 let until = engine.now() + engine.jittered(backoff(attempt)).min(left);
                 attempt += 1;
@@ -357,7 +358,7 @@ async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resu
             }
             Some(unheard) => {
                 let failure = match unheard {
-                    Asked::Silent(failure) => failure,
+                    Outcome::Silent(failure) => failure,
                     // A grant that came too late is being released, so it is not asked for again
                     // under the same owner.
                     _ => {
@@ -383,8 +384,8 @@ async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resu
                 continue;
             }
         };
-        let mut stub = engine.desks.join(engine, &ask, place);
-        let turn = before(engine, limit, pin!(stub.turn())).await;
+        let mut ticket_handle = engine.ticket_queues.join(engine, &ask, place);
+        let turn = before(engine, limit, pin!(ticket_handle.turn())).await;
         match turn {
             Some(Some(Ok(Turn::Held(held)))) if held.is_live() => return Ok(Some(held)),
             // Granted to a future that was not polled in time, or a place that lapsed unheard of:
@@ -392,9 +393,9 @@ async fn in_queue(engine: &Arc<Engine>, ask: Ask, limit: Option<Moment>) -> Resu
             Some(Some(Ok(turn))) => drop(turn),
             Some(Some(Err(error))) => return Err(error),
             Some(None) => return Err(ask.silent(abandoned())),
-            None => return stub.silence().map_or(Ok(None), |failure| Err(ask.silent(failure))),
+            None => return ticket_handle.silence().map_or(Ok(None), |failure| Err(ask.silent(failure))),
         }
-        drop(stub);
+        drop(ticket_handle);
         ask = Arc::new(ask.anew());
         (heard_at, attempt, busy_at) = (engine.now(), 0, None);
     }

@@ -5,19 +5,19 @@
 //!   and asks for them;
 //! - [`tickets`] is the same for the kinds that keep a queue: there each waiter has a place in the
 //!   store;
-//! - [`rooms`] keeps both, and [`ears`] is what they hear;
+//! - [`wait_queues`] keeps both, and [`subscription`] is what they hear;
 //! - [`held`] is one grant: its deadline, and the news of its loss;
 //! - [`renew`] keeps all grants of one `Locks` alive, and [`window`] says how many renewals are
 //!   under way at once; [`release`] ends grants.
 
 pub(crate) mod acquire;
-mod ears;
-pub(crate) mod held;
-mod line;
+pub(crate) mod hold;
+mod local_queue;
 pub(crate) mod release;
 mod renew;
-mod rooms;
-mod tickets;
+mod subscription;
+mod ticket_queue;
+mod wait_queues;
 mod window;
 
 use std::collections::BTreeSet;
@@ -35,23 +35,23 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::queue::FORCED;
-use crate::protocol::{Answer, Kind, Op, Rule, Verb};
+use crate::protocol::{Answer, Kind, LockSpec, Op, Verb};
 use crate::runtime::{Driver, Moment, Runtime};
 use crate::store::{Failure, Store, Terms};
 
-use line::Lines;
-use release::Outbox;
-use renew::Keeper;
-use tickets::Desks;
+use local_queue::LocalQueues;
+use release::PendingReleases;
+use renew::Renewer;
+use ticket_queue::TicketQueues;
 
 /// One store, one runtime, and what is going on between them.
 pub(crate) struct Engine {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) runtime: Arc<dyn Runtime>,
-    lines: Lines,
-    desks: Desks,
-    keeper: Keeper,
-    outbox: Outbox,
+    local_queues: LocalQueues,
+    ticket_queues: TicketQueues,
+    renewer: Renewer,
+    pending_releases: PendingReleases,
     ids: AtomicU64,
     /// Locks of which a request stopped at its bound, and that are being asked about until none
     /// does.
@@ -63,17 +63,26 @@ impl Engine {
         // Ids need to be unique per owner only, but a random start tells two processes' traces
         // apart.
         let ids = AtomicU64::new(runtime.random() >> 1);
-        let (lines, desks) = (Lines::default(), Desks::default());
-        let (keeper, outbox) = (Keeper::default(), Outbox::default());
+        let (local_queues, ticket_queues) = (LocalQueues::default(), TicketQueues::default());
+        let (renewer, pending_releases) = (Renewer::default(), PendingReleases::default());
         let unfinished = Mutex::default();
-        Arc::new(Self { store, runtime, lines, desks, keeper, outbox, ids, unfinished })
+        Arc::new(Self {
+            store,
+            runtime,
+            local_queues,
+            ticket_queues,
+            renewer,
+            pending_releases,
+            ids,
+            unfinished,
+        })
     }
 
     /// Sends one request and checks that the answer is for it.
     pub(crate) async fn call(
         self: &Arc<Self>,
         name: &LockName,
-        rule: Rule,
+        rule: LockSpec,
         owner: &Owner,
         verb: Verb,
         within: Duration,
@@ -86,7 +95,7 @@ impl Engine {
         self: &Arc<Self>,
         terms: Terms,
         name: &LockName,
-        rule: Rule,
+        rule: LockSpec,
         owner: &Owner,
         verb: Verb,
         within: Duration,
@@ -122,7 +131,7 @@ impl Engine {
         &self,
         terms: Terms,
         name: &LockName,
-        rule: Rule,
+        rule: LockSpec,
         owner: &Owner,
         verb: Verb,
         within: Duration,
@@ -138,7 +147,7 @@ impl Engine {
 
     /// A request about a queue stopped at its bound: asks, in the background, until one does not.
     /// Where that fails, the next refresh of any waiter goes on.
-    fn finish(self: &Arc<Self>, name: &LockName, rule: Rule) {
+    fn finish(self: &Arc<Self>, name: &LockName, rule: LockSpec) {
         if !self.unfinished().insert(name.clone()) {
             return;
         }
@@ -182,7 +191,13 @@ impl Engine {
         Error::silent(Some(name), self.store.url(), failure)
     }
 
-    pub(crate) fn mismatch(&self, name: &LockName, asked: Rule, kind: Kind, capacity: Option<u32>) -> Error {
+    pub(crate) fn mismatch(
+        &self,
+        name: &LockName,
+        asked: LockSpec,
+        kind: Kind,
+        capacity: Option<u32>,
+    ) -> Error {
         Error::mismatch(name, self.store.url(), asked, kind, capacity)
     }
 
@@ -199,14 +214,14 @@ impl Engine {
         let timer = self.runtime.sleep_until(self.now() + most);
         match select(pin!(self.flushed()), timer).await {
             // What the store goes on with was answered.
-            Either::Right(_) if !self.outbox.is_empty() => Err(Error::unflushed(self.store.url())),
+            Either::Right(_) if !self.pending_releases.is_empty() => Err(Error::unflushed(self.store.url())),
             _ => Ok(()),
         }
     }
 
     /// Waits until neither the engine nor the store has releases under way.
     async fn flushed(&self) {
-        self.outbox.flushed().await;
+        self.pending_releases.flushed().await;
         self.store.settled().await;
     }
 }
@@ -266,9 +281,9 @@ impl Drop for Home {
     /// The last handle is gone, perhaps because `main` returns. Queued releases and events get a
     /// moment to leave, and go on afterwards for as long as the process lives.
     fn drop(&mut self) {
-        self.engine.keeper.close();
-        self.engine.lines.close();
-        self.engine.desks.close();
+        self.engine.renewer.close();
+        self.engine.local_queues.close();
+        self.engine.ticket_queues.close();
         let Some(driver) = self.driver.take() else { return };
         if self.engine.flushed().now_or_never().is_some() {
             driver.stop();
@@ -280,7 +295,7 @@ impl Drop for Home {
                 last.stop();
             }));
             if !driver.is_current() {
-                self.engine.outbox.wait(LAST_WAIT);
+                self.engine.pending_releases.wait(LAST_WAIT);
             }
         }
         if !driver.is_current() {

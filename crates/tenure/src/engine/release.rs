@@ -10,14 +10,14 @@ use std::time::Duration;
 use futures_util::future::FutureExt;
 use tokio::sync::Notify;
 
-use super::held::{Held, HoldEnd, Lease};
+use super::hold::{Hold, HoldEnd, Lease};
 use super::{Engine, backoff};
 use crate::error::{Error, Result};
 use crate::events::{event, text};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Bind, Fence, Rule, Verb, Whose};
+use crate::protocol::{Answer, Bind, Fence, LockSpec, Verb, Whose};
 use crate::runtime::Moment;
 use crate::store::Failure;
 
@@ -31,12 +31,12 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// A first attempt that does not find this hold means that the lock was lost. For an attempt that
 /// is repeated after an unknown outcome it means, before the deadline, that the first one released
 /// it. After the deadline the outcome cannot be known.
-pub(crate) async fn release(held: Held) -> Result<()> {
+pub(crate) async fn release(held: Hold) -> Result<()> {
     let engine = Arc::clone(&held.engine);
     let lost = held.lease.outcome(&engine).and_then(HoldEnd::into_error);
     let lost = lost.filter(|_| !planted(Bug::LossTakenForRelease));
     let (deadline, op_timeout) = (held.lease.lost_at(), held.lease.op_timeout);
-    let mut farewell = Farewell::to(&held.engine, &held.lease);
+    let mut farewell = Release::to(&held.engine, &held.lease);
     let lease = held.disarm();
     let until = engine.now() + op_timeout;
     loop {
@@ -81,15 +81,15 @@ fn cause_of(failure: Failure) -> crate::store::Cause {
 
 /// Releases a hold behind the caller's back.
 pub(super) fn in_background(engine: &Arc<Engine>, lease: &Lease) {
-    drop(Farewell::to(engine, lease));
+    drop(Release::to(engine, lease));
 }
 
 /// A release on its way. Dropped before it was answered, it goes on in the background.
 #[must_use = "it releases when it is dropped"]
-pub(super) struct Farewell {
+pub(super) struct Release {
     engine: Arc<Engine>,
     name: LockName,
-    rule: Rule,
+    rule: LockSpec,
     owner: Owner,
     hold: u64,
     /// When there is nothing left to release.
@@ -105,7 +105,7 @@ pub(super) struct Farewell {
     done: bool,
 }
 
-impl Farewell {
+impl Release {
     fn to(engine: &Arc<Engine>, lease: &Lease) -> Self {
         let mut farewell =
             Self::new(engine, &lease.name, lease.rule, &lease.owner, lease.hold, lease.over_at());
@@ -119,7 +119,7 @@ impl Farewell {
     pub(super) fn new(
         engine: &Arc<Engine>,
         name: &LockName,
-        rule: Rule,
+        rule: LockSpec,
         owner: &Owner,
         hold: u64,
         over_at: Moment,
@@ -136,7 +136,7 @@ impl Farewell {
     pub(super) fn of_resumed(
         engine: &Arc<Engine>,
         name: &LockName,
-        rule: Rule,
+        rule: LockSpec,
         owner: &Owner,
         hold: u64,
     ) -> Self {
@@ -153,9 +153,9 @@ impl Farewell {
     /// Tells the first waiter in this process to ask. The store's message about the release is no
     /// news then, unless the owner has further holds, whose end is told by the same message.
     fn nudge(&self) {
-        let is_only = self.rule != Rule::Reentrant || planted(Bug::EndOfAnotherForgotten);
+        let is_only = self.rule != LockSpec::Reentrant || planted(Bug::EndOfAnotherForgotten);
         let by = is_only.then_some(&self.owner);
-        self.engine.lines.nudge(&self.name, by);
+        self.engine.local_queues.nudge(&self.name, by);
     }
 
     fn was_repeated(&self) -> bool {
@@ -239,7 +239,7 @@ impl Farewell {
     }
 }
 
-impl Drop for Farewell {
+impl Drop for Release {
     fn drop(&mut self) {
         if self.done {
             return;
@@ -250,14 +250,14 @@ impl Drop for Farewell {
         // the stack is full.
         (rest.attempts, rest.rebinds, rest.detaches, rest.done) =
             (self.attempts, self.rebinds, self.detaches, true);
-        let pending = self.engine.outbox.add(&self.engine);
+        let pending = self.engine.pending_releases.add(&self.engine);
         self.engine.runtime.spawn(rest.persist(pending).boxed());
     }
 }
 
 /// How many releases are in the background, and the tasks that wait for them.
 #[derive(Default)]
-pub(super) struct Outbox {
+pub(super) struct PendingReleases {
     pending: Mutex<usize>,
     blocking: Condvar,
     waiting: Notify,
@@ -268,7 +268,7 @@ pub(super) struct Pending {
     engine: Arc<Engine>,
 }
 
-impl Outbox {
+impl PendingReleases {
     pub(super) fn add(&self, engine: &Arc<Engine>) -> Pending {
         *self.pending() += 1;
         Pending { engine: Arc::clone(engine) }
@@ -301,12 +301,12 @@ impl Outbox {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        let outbox = &self.engine.outbox;
-        let mut pending = outbox.pending();
+        let pending_releases = &self.engine.pending_releases;
+        let mut pending = pending_releases.pending();
         *pending -= 1;
         if *pending == 0 {
-            outbox.blocking.notify_all();
-            outbox.waiting.notify_waiters();
+            pending_releases.blocking.notify_all();
+            pending_releases.waiting.notify_waiters();
         }
     }
 }

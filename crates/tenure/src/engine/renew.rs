@@ -1,4 +1,4 @@
-//! The keeper: renews every grant of one `Locks` that is in a caller's hands, and announces its
+//! The renewer: renews every grant of one `Locks` that is in a caller's hands, and announces its
 //! loss in time.
 //!
 //! One task for all of them. It sleeps until something is due, and a grant that is released before
@@ -21,7 +21,7 @@ use futures_util::stream::{FuturesUnordered, Stream, StreamExt};
 use tokio::sync::Notify;
 
 use super::Engine;
-use super::held::Lease;
+use super::hold::Lease;
 use super::window::{Place, Window};
 use crate::events::{event, text};
 use crate::planted::{Bug, planted};
@@ -36,9 +36,9 @@ const BATCH: Duration = Duration::from_millis(250);
 const TOGETHER: usize = 64;
 
 #[derive(Default)]
-pub(super) struct Keeper {
+pub(super) struct Renewer {
     schedule: Mutex<Schedule>,
-    bell: Notify,
+    notify: Notify,
 }
 
 #[derive(Default)]
@@ -79,13 +79,13 @@ impl Schedule {
     }
 }
 
-impl Keeper {
+impl Renewer {
     pub(super) fn keep(&self, engine: &Arc<Engine>, lease: &Arc<Lease>) {
         let mut schedule = self.schedule();
         let due = schedule.first_due(lease);
         schedule.put(lease, due);
         match schedule.asleep_until {
-            Some(until) if due < until => self.bell.notify_one(),
+            Some(until) if due < until => self.notify.notify_one(),
             Some(_) => {}
             None => {
                 schedule.asleep_until = Some(Moment(u64::MAX));
@@ -102,7 +102,7 @@ impl Keeper {
         let mut schedule = self.schedule();
         if schedule.take(lease) {
             schedule.put(lease, engine.now());
-            self.bell.notify_one();
+            self.notify.notify_one();
         }
     }
 
@@ -113,7 +113,7 @@ impl Keeper {
     /// No handle is left: the task ends.
     pub(super) fn close(&self) {
         self.schedule().closed = true;
-        self.bell.notify_one();
+        self.notify.notify_one();
     }
 
     fn schedule(&self) -> MutexGuard<'_, Schedule> {
@@ -191,7 +191,7 @@ impl Task {
     /// Waits for the first event, polled in a fixed order, so that a seed replays.
     async fn next(&mut self, until: Moment) -> Event {
         let mut timer = self.engine.runtime.sleep_until(until);
-        let mut bell = std::pin::pin!(self.engine.keeper.bell.notified());
+        let mut notify = std::pin::pin!(self.engine.renewer.notify.notified());
         poll_fn(|context| {
             if let Poll::Ready(Some(attempt)) = Pin::new(&mut self.under_way).poll_next(context) {
                 return Poll::Ready(Event::Attempt(attempt));
@@ -199,7 +199,7 @@ impl Task {
             if self.interrupted.poll_unpin(context).is_ready() {
                 return Poll::Ready(Event::Interrupted);
             }
-            if bell.as_mut().poll(context).is_ready() || timer.poll_unpin(context).is_ready() {
+            if notify.as_mut().poll(context).is_ready() || timer.poll_unpin(context).is_ready() {
                 return Poll::Ready(Event::Look);
             }
             Poll::Pending
@@ -213,7 +213,7 @@ impl Task {
         let now = self.engine.now();
         let (mut lost, mut due) = (Vec::new(), Vec::new());
         let until = {
-            let mut schedule = self.engine.keeper.schedule();
+            let mut schedule = self.engine.renewer.schedule();
             if schedule.closed {
                 return None;
             }
@@ -255,11 +255,11 @@ impl Task {
 
     /// After a break in the connection every hold is in doubt.
     fn ask_all(&mut self) {
-        let leases: Vec<_> = self.engine.keeper.schedule().due.values().cloned().collect();
+        let leases: Vec<_> = self.engine.renewer.schedule().due.values().cloned().collect();
         self.line_up(leases);
     }
 
-    /// Lines these up. A few leave at once, in their order.
+    /// LocalQueues these up. A few leave at once, in their order.
     fn line_up(&mut self, leases: Vec<Arc<Lease>>) {
         let mut leases = leases.into_iter();
         if self.ready.is_empty() && leases.len() <= TOGETHER {
@@ -277,7 +277,7 @@ impl Task {
         self.ready.extend(leases.map(|lease| ((lease.lost_at(), lease.hold), lease)));
     }
 
-    /// Sends what is ready, as far as the window has room; when it has more, if there is more.
+    /// Sends what is ready, as far as the window has wait_queue; when it has more, if there is more.
     fn send(&mut self) -> Option<Moment> {
         if self.ready.is_empty() {
             return None;
@@ -321,7 +321,7 @@ impl Task {
             Ok(_) => self.window.answered(place, now, !self.ready.is_empty()),
             Err(_) => self.window.left(place),
         }
-        if !self.engine.keeper.schedule().take(&lease) {
+        if !self.engine.renewer.schedule().take(&lease) {
             return; // released, detached or lost meanwhile
         }
         let next = match &answer {
@@ -337,7 +337,7 @@ impl Task {
                         if renews && refusal.is_none() {
                             lease.renewed(sent, now, ttl);
                         }
-                        self.engine.keeper.schedule().first_due(&lease)
+                        self.engine.renewer.schedule().first_due(&lease)
                     }
                 }
             }
@@ -350,7 +350,7 @@ impl Task {
                 if renews { retry.min(lease.lost_at()) } else { lease.lost_at() }
             }
         };
-        self.engine.keeper.schedule().put(&lease, next);
+        self.engine.renewer.schedule().put(&lease, next);
         if let Err(failure) = answer {
             event!(
                 WARN,
@@ -376,7 +376,7 @@ impl Drop for Task {
     /// A hold without a renewer counts as lost, also if this task panics.
     fn drop(&mut self) {
         let orphans = {
-            let mut schedule = self.engine.keeper.schedule();
+            let mut schedule = self.engine.renewer.schedule();
             // The next grant starts the next task.
             schedule.asleep_until = None;
             std::mem::take(&mut schedule.due).into_values()

@@ -44,7 +44,7 @@ impl Default for Window {
 }
 
 impl Window {
-    /// A place for a request that is sent now, if there is room.
+    /// A place for a request that is sent now, if there is wait_queue.
     pub(super) fn enter(&mut self, now: Moment) -> Option<Place> {
         while self.under_way.first().is_some_and(|(sent, _)| *sent + self.slow() <= now) {
             self.under_way.pop_first();
@@ -58,12 +58,12 @@ impl Window {
         Some(place)
     }
 
-    /// When there is room again, also if nothing is answered.
+    /// When there is wait_queue again, also if nothing is answered.
     pub(super) fn opens_at(&self) -> Option<Moment> {
         self.under_way.first().map(|(sent, _)| *sent + self.slow())
     }
 
-    /// A request was answered. `others_wait`: there was no room for all.
+    /// A request was answered. `others_wait`: there was no wait_queue for all.
     pub(super) fn answered(&mut self, place: Place, now: Moment, others_wait: bool) {
         self.left(place);
         let took = now.since(place.0);

@@ -3,7 +3,7 @@
 //! No I/O, no clock, no task, no Redis: `now` is an argument. Memory and file stores run it here; Redis runs its twin in
 //! Lua, function by function under the same names, compared by a test on random operations.
 //!
-//! This module is the whole vocabulary: [`Op`], [`Verb`], [`Rule`], [`Reply`]. Verify is `Inspect`; detach and resume are
+//! This module is the whole vocabulary: [`Op`], [`Verb`], [`LockSpec`], [`Reply`]. Verify is `Inspect`; detach and resume are
 //! `Renew` with the liveness changed; force_release is `Release` of anyone.
 
 pub mod lease;
@@ -26,7 +26,7 @@ pub struct Op {
     /// The lock's full name: prefix and name.
     pub name: LockName,
     /// The kind of lock that is meant.
-    pub rule: Rule,
+    pub rule: LockSpec,
     /// Who asks. Two requests of one owner are the same request, repeated.
     pub owner: Owner,
     /// Names this request; echoed beside the owner, so that nobody takes another's reply for its own.
@@ -37,18 +37,18 @@ pub struct Op {
 
 /// Which state machine answers, and with what numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
+pub enum LockSpec {
     /// One holder; asks again when woken.
     Mutex,
     /// One owner with a count of holds; asks again when woken.
     Reentrant,
     /// A place in a queue; named when it holds.
-    Queue(Seat),
+    Queue(QueueSpec),
 }
 
 /// What kind of queue, and how much of it is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat {
+pub struct QueueSpec {
     /// [`Kind::Fair`], [`Kind::RwLock`] or [`Kind::Semaphore`].
     pub kind: Kind,
     /// How much weight may hold at once.
@@ -57,7 +57,7 @@ pub struct Seat {
     pub weight: u32,
 }
 
-impl Seat {
+impl QueueSpec {
     /// A fair mutex.
     pub const FAIR: Self = Self { kind: Kind::Fair, capacity: 1, weight: 1 };
     /// One of many readers.
@@ -71,13 +71,13 @@ impl Seat {
     }
 }
 
-impl Rule {
+impl LockSpec {
     /// The rule under which a lock of this kind is looked at, whatever was meant before.
     pub fn of(kind: Kind, capacity: Option<u32>) -> Self {
         match (kind, capacity) {
             (Kind::Mutex, _) => Self::Mutex,
             (Kind::Reentrant, _) => Self::Reentrant,
-            (kind, capacity) => Self::Queue(Seat { kind, capacity: capacity.unwrap_or(1), weight: 1 }),
+            (kind, capacity) => Self::Queue(QueueSpec { kind, capacity: capacity.unwrap_or(1), weight: 1 }),
         }
     }
 
@@ -568,9 +568,9 @@ pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Wake>) {
         state.fence = None;
     }
     match op.rule {
-        Rule::Mutex => mutex::apply(state, now, op),
-        Rule::Reentrant => reentrant::apply(state, now, op),
-        Rule::Queue(seat) => queue::apply(state, now, op, seat),
+        LockSpec::Mutex => mutex::apply(state, now, op),
+        LockSpec::Reentrant => reentrant::apply(state, now, op),
+        LockSpec::Queue(seat) => queue::apply(state, now, op, seat),
     }
 }
 

@@ -192,7 +192,7 @@ mod tests {
     use super::*;
     use crate::name::LockName;
     use crate::protocol::queue::Queue;
-    use crate::protocol::{Bind, Kind, Rule, apply, end};
+    use crate::protocol::{Bind, Kind, LockSpec, apply, end};
 
     /// One lock and a clock that a test moves.
     struct Bench {
@@ -216,7 +216,7 @@ mod tests {
             apply(
                 &mut self.state,
                 self.now,
-                &Op { name, rule: Rule::Mutex, owner: owner.clone(), request: 0, verb },
+                &Op { name, rule: LockSpec::Mutex, owner: owner.clone(), request: 0, verb },
             )
         }
 

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use super::mutex::assign_above;
 use super::{
-    Answer, Data, Entry, Found, Holding, Kind, Now, Op, Place, Seat, State, Verb, Wake, Whose, inspect,
+    Answer, Data, Entry, Found, Holding, Kind, Now, Op, Place, QueueSpec, State, Verb, Wake, Whose, inspect,
     other_kind,
 };
 use crate::owner::Owner;
@@ -63,7 +63,7 @@ pub struct Ticket {
 }
 
 /// Runs one request.
-pub fn apply(state: &mut State, now: Now, op: &Op, seat: Seat) -> (Answer, Option<Wake>) {
+pub fn apply(state: &mut State, now: Now, op: &Op, seat: QueueSpec) -> (Answer, Option<Wake>) {
     if let Some(answer) = mismatch(state, now, seat, &op.verb) {
         return (answer, None);
     }
@@ -93,7 +93,7 @@ struct Done {
 }
 
 /// What stands at the name, if it is not a queue of this kind and capacity. Looking is free to all.
-fn mismatch(state: &mut State, now: Now, seat: Seat, verb: &Verb) -> Option<Answer> {
+fn mismatch(state: &mut State, now: Now, seat: QueueSpec, verb: &Verb) -> Option<Answer> {
     let looks = match verb {
         Verb::Release { whose, .. } => whose.is_forced(),
         verb => *verb == Verb::Inspect,
@@ -116,7 +116,7 @@ fn acquire(
     state: &mut State,
     now: Now,
     owner: &Owner,
-    seat: Seat,
+    seat: QueueSpec,
     ttl_ms: u64,
     wait_ms: Option<u64>,
     done: &mut Done,
@@ -276,7 +276,7 @@ fn queue_of(state: &mut State) -> Option<&mut Queue> {
     }
 }
 
-fn queue_or_new(state: &mut State, seat: Seat) -> &mut Queue {
+fn queue_or_new(state: &mut State, seat: QueueSpec) -> &mut Queue {
     let fresh = || Queue::new(seat.kind, seat.capacity);
     // An old queue that was swept empty is nobody's: the newcomer's kind and capacity are in force.
     if queue_of(state).is_none_or(|queue| queue.tickets.is_empty()) {

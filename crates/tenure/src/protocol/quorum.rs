@@ -14,7 +14,7 @@ pub const NOBODY: &str = "(nobody)";
 
 /// What is known of one member's part in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum Vote {
     /// It was asked and has not answered yet.
     Pending,
     /// It was not asked, or does not count: it may have forgotten leases that still run.
@@ -32,7 +32,7 @@ pub enum Word {
 
 /// What a quorum says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Decision {
     /// A majority has said this.
     Is(Answer),
     /// Nobody got a majority: whoever was first on most members, and for how much longer it is worth waiting at most.
@@ -63,22 +63,22 @@ pub const fn majority(members: usize) -> usize {
 
 /// So many words of members as a verdict needs.
 struct Count<'a> {
-    words: &'a [Word],
+    words: &'a [Vote],
     majority: usize,
 }
 
 impl<'a> Count<'a> {
-    fn of(words: &'a [Word]) -> Self {
+    fn of(words: &'a [Vote]) -> Self {
         let majority = if planted(Bug::MinorityRules) { words.len() / 2 } else { majority(words.len()) };
         Self { words, majority }
     }
 
-    fn all(&self, is: impl Fn(&Word) -> bool) -> usize {
+    fn all(&self, is: impl Fn(&Vote) -> bool) -> usize {
         self.words.iter().filter(|word| is(word)).count()
     }
 
     fn said(&self, is: impl Fn(&Answer) -> bool) -> usize {
-        self.all(|word| matches!(word, Word::Said(answer) if is(answer)))
+        self.all(|word| matches!(word, Vote::Said(answer) if is(answer)))
     }
 
     /// Whether, with so many lost to it, a majority can no longer be had.
@@ -87,44 +87,44 @@ impl<'a> Count<'a> {
     }
 
     fn is_open(&self, is_last: bool) -> bool {
-        !is_last && self.words.contains(&Word::Pending)
+        !is_last && self.words.contains(&Vote::Pending)
     }
 
     /// Those that have not said what they have: they may have anything.
     fn unheard(&self) -> usize {
-        self.all(|word| matches!(word, Word::Pending | Word::Silent { .. } | Word::Refused))
+        self.all(|word| matches!(word, Vote::Pending | Vote::Silent { .. } | Vote::Refused))
     }
 
     /// Why there is no answer, if fewer than a majority answered.
-    fn silence(&self) -> Option<Verdict> {
-        if self.stops(self.all(|word| *word == Word::Refused)) {
-            return Some(Verdict::Refused);
+    fn silence(&self) -> Option<Decision> {
+        if self.stops(self.all(|word| *word == Vote::Refused)) {
+            return Some(Decision::Refused);
         }
-        (self.said(|_| true) < self.majority).then(|| Verdict::Silent { maybe: self.maybe() })
+        (self.said(|_| true) < self.majority).then(|| Decision::Silent { maybe: self.maybe() })
     }
 
     /// What there is to say while a majority may be had and may not be.
-    fn undecided(&self, is_last: bool) -> Option<Verdict> {
+    fn undecided(&self, is_last: bool) -> Option<Decision> {
         if self.is_open(is_last) {
             return None;
         }
-        let refused = self.stops(self.all(|word| *word == Word::Refused));
-        Some(if refused { Verdict::Refused } else { Verdict::Silent { maybe: self.maybe() } })
+        let refused = self.stops(self.all(|word| *word == Vote::Refused));
+        Some(if refused { Decision::Refused } else { Decision::Silent { maybe: self.maybe() } })
     }
 
     fn maybe(&self) -> bool {
         self.said(|_| true) > 0
-            || self.all(|word| matches!(word, Word::Pending | Word::Silent { maybe: true })) > 0
+            || self.all(|word| matches!(word, Vote::Pending | Vote::Silent { maybe: true })) > 0
     }
 
     /// Another kind that stands at so many members that nothing else can have a majority.
-    fn mismatch(&self) -> Option<Verdict> {
+    fn mismatch(&self) -> Option<Decision> {
         let other = self.words.iter().find_map(|word| match word {
-            Word::Said(answer @ Answer::Mismatch { .. }) => Some(answer),
+            Vote::Said(answer @ Answer::Mismatch { .. }) => Some(answer),
             _ => None,
         })?;
         let stops = self.stops(self.said(|answer| matches!(answer, Answer::Mismatch { .. })));
-        stops.then(|| Verdict::Is(other.clone()))
+        stops.then(|| Decision::Is(other.clone()))
     }
 
     /// Whoever holds most of the members, as they show it.
@@ -132,8 +132,8 @@ impl<'a> Count<'a> {
         let mut tops: Vec<Top> = Vec::new();
         for word in self.words {
             let (value, left_ms) = match word {
-                Word::Said(Answer::Busy { holder, left_ms }) => (holder.as_bytes(), *left_ms),
-                Word::Said(Answer::Found(found)) => match found.holders.first() {
+                Vote::Said(Answer::Busy { holder, left_ms }) => (holder.as_bytes(), *left_ms),
+                Vote::Said(Answer::Found(found)) => match found.holders.first() {
                     Some(holder) => (&*holder.value, holder.left_ms),
                     None => continue,
                 },
@@ -157,9 +157,9 @@ impl<'a> Count<'a> {
 
     /// When a majority would be free if all that is held lapsed: the majority-th smallest of what is left.
     fn free_in_ms(&self) -> Option<u64> {
-        let left = |word: &Word| match word {
-            Word::Said(Answer::Busy { left_ms, .. }) => left_ms.unwrap_or(u64::MAX),
-            Word::Said(Answer::Held { .. } | Answer::Behind { .. } | Answer::Free) => 0,
+        let left = |word: &Vote| match word {
+            Vote::Said(Answer::Busy { left_ms, .. }) => left_ms.unwrap_or(u64::MAX),
+            Vote::Said(Answer::Held { .. } | Answer::Behind { .. } | Answer::Free) => 0,
             _ => u64::MAX,
         };
         let mut lefts: Vec<u64> = self.words.iter().map(left).collect();
@@ -193,7 +193,7 @@ impl Top {
     }
 
     /// That it holds.
-    fn show(self, majority: usize) -> Verdict {
+    fn show(self, majority: usize) -> Decision {
         let holder = Holding { left_ms: self.left_ms(majority), value: self.value, weight: 1 };
         let found = Found {
             kind: Kind::Mutex,
@@ -202,7 +202,7 @@ impl Top {
             waiters: Vec::new(),
             unlisted: 0,
         };
-        Verdict::Is(Answer::Found(found))
+        Decision::Is(Answer::Found(found))
     }
 
     /// For how much longer it has a majority.
@@ -216,27 +216,27 @@ impl Top {
 
 /// What an acquisition with this ballot has come to. `None`: wait for those that have not answered; `is_last`: there is nobody
 /// left to wait for. A member counts only if it holds exactly this ballot.
-pub fn acquired(words: &[Word], ballot: u64, is_last: bool) -> Option<Verdict> {
+pub fn acquired(words: &[Vote], ballot: u64, is_last: bool) -> Option<Decision> {
     let count = Count::of(words);
     if planted(Bug::TokensByCounter) {
         let mut tokens: Vec<u64> = held(words).collect();
         tokens.sort_unstable();
         if tokens.len() >= count.majority {
-            return tokens.last().map(|fence| Verdict::Is(Answer::Held { fence: *fence }));
+            return tokens.last().map(|fence| Decision::Is(Answer::Held { fence: *fence }));
         }
     }
     let granted = count.said(|answer| matches!(answer, Answer::Held { fence } if *fence == ballot));
     if granted >= count.majority {
-        return Some(Verdict::Is(Answer::Held { fence: ballot }));
+        return Some(Decision::Is(Answer::Held { fence: ballot }));
     }
     let ahead = count.said(|answer| *answer == Answer::Ahead);
-    if count.stops(ahead + count.all(|word| *word == Word::Refused)) {
-        return Some(Verdict::Refused);
+    if count.stops(ahead + count.all(|word| *word == Vote::Refused)) {
+        return Some(Decision::Refused);
     }
     let top = count.top();
     if top.as_ref().is_some_and(|top| top.lefts.len() >= count.majority) {
         let answer = Count::busy(top, count.majority);
-        return Some(Verdict::Is(match answer {
+        return Some(Decision::Is(match answer {
             Answer::Busy { holder, .. } => Answer::Busy { holder, left_ms: count.free_in_ms() },
             answer => answer,
         }));
@@ -253,47 +253,47 @@ pub fn acquired(words: &[Word], ballot: u64, is_last: bool) -> Option<Verdict> {
     let mut floors: Vec<u64> = words
         .iter()
         .filter_map(|word| match word {
-            Word::Said(Answer::Held { fence }) => Some((*fence).max(ballot)),
-            Word::Said(Answer::Behind { ballot: stored }) => Some((*stored).max(ballot)),
+            Vote::Said(Answer::Held { fence }) => Some((*fence).max(ballot)),
+            Vote::Said(Answer::Behind { ballot: stored }) => Some((*stored).max(ballot)),
             _ => None,
         })
         .collect();
     floors.sort_unstable();
     // Not above all: one node with a clock that is ahead must not take the tokens of everybody along.
     if let Some(above) = floors.get(count.majority - 1) {
-        return Some(Verdict::Raise { above: *above });
+        return Some(Decision::Raise { above: *above });
     }
     let holder = top.map_or(String::new(), |top| shown(&top.value));
-    Some(Verdict::Split { holder, left_ms: count.free_in_ms() })
+    Some(Decision::Split { holder, left_ms: count.free_in_ms() })
 }
 
 /// The tokens with which members say that the asker holds.
-pub fn held(words: &[Word]) -> impl Iterator<Item = u64> {
+pub fn held(words: &[Vote]) -> impl Iterator<Item = u64> {
     words.iter().filter_map(|word| match word {
-        Word::Said(Answer::Held { fence }) => Some(*fence),
+        Vote::Said(Answer::Held { fence }) => Some(*fence),
         _ => None,
     })
 }
 
 /// What a renewal has come to. The token is the lowest: a member that was taken again later has a higher one.
-pub fn renewed(words: &[Word], is_last: bool) -> Option<Verdict> {
+pub fn renewed(words: &[Vote], is_last: bool) -> Option<Decision> {
     let count = Count::of(words);
     let renewed = held(words).count();
     if renewed >= count.majority {
-        return held(words).min().map(|fence| Verdict::Is(Answer::Held { fence }));
+        return held(words).min().map(|fence| Decision::Is(Answer::Held { fence }));
     }
     if !count.stops(words.len() - renewed - count.unheard()) {
         // It may have a majority yet: a failed renewal is no loss.
         return count.undecided(is_last);
     }
-    Some(count.mismatch().unwrap_or_else(|| Verdict::Is(Count::busy(count.top(), count.majority))))
+    Some(count.mismatch().unwrap_or_else(|| Decision::Is(Count::busy(count.top(), count.majority))))
 }
 
 /// What the release of one's own hold has come to.
-pub fn released(words: &[Word], is_last: bool) -> Option<Verdict> {
+pub fn released(words: &[Vote], is_last: bool) -> Option<Decision> {
     let count = Count::of(words);
     let released = count.said(|answer| matches!(answer, Answer::Released { .. }));
-    let is = |answer| Some(Verdict::Is(answer));
+    let is = |answer| Some(Decision::Is(answer));
     if released >= count.majority {
         return is(Answer::Released { left: 0 });
     }
@@ -304,7 +304,7 @@ pub fn released(words: &[Word], is_last: bool) -> Option<Verdict> {
         return Some(silence);
     }
     // The others can have been held: it is no loss that they do not answer.
-    let silent = count.all(|word| matches!(word, Word::Pending | Word::Silent { .. }));
+    let silent = count.all(|word| matches!(word, Vote::Pending | Vote::Silent { .. }));
     if released > 0 && released + silent >= count.majority {
         return is(Answer::Released { left: 0 });
     }
@@ -312,7 +312,7 @@ pub fn released(words: &[Word], is_last: bool) -> Option<Verdict> {
 }
 
 /// What a holder's own question has come to. It holds if a majority shows it: those that are silent may have forgotten.
-pub fn verified(words: &[Word], owner: &Owner, is_last: bool) -> Option<Verdict> {
+pub fn verified(words: &[Vote], owner: &Owner, is_last: bool) -> Option<Decision> {
     let count = Count::of(words);
     let mine = count.said(|answer| shows(answer, owner));
     if mine == 0 || mine >= count.majority || planted(Bug::MaybeTakenForHeld) {
@@ -321,11 +321,11 @@ pub fn verified(words: &[Word], owner: &Owner, is_last: bool) -> Option<Verdict>
     if !count.stops(words.len() - mine - count.unheard()) {
         return count.undecided(is_last);
     }
-    let others = words.iter().filter(|word| !matches!(word, Word::Said(answer) if shows(answer, owner)));
-    let others: Vec<Word> = others.cloned().collect();
+    let others = words.iter().filter(|word| !matches!(word, Vote::Said(answer) if shows(answer, owner)));
+    let others: Vec<Vote> = others.cloned().collect();
     Some(count.mismatch().unwrap_or_else(|| match Count::of(&others).top() {
         Some(top) => top.show(count.majority),
-        None => Verdict::Is(Answer::Free),
+        None => Decision::Is(Answer::Free),
     }))
 }
 
@@ -337,7 +337,7 @@ pub fn shows(answer: &Answer, owner: &Owner) -> bool {
 }
 
 /// Who holds, as asked, or who held, where anybody's hold was ended.
-pub fn found(words: &[Word], is_last: bool) -> Option<Verdict> {
+pub fn found(words: &[Vote], is_last: bool) -> Option<Decision> {
     let count = Count::of(words);
     let top = count.top();
     let most = top.as_ref().map_or(0, |top| top.lefts.len());
@@ -345,7 +345,7 @@ pub fn found(words: &[Word], is_last: bool) -> Option<Verdict> {
         return top.map(|top| top.show(count.majority));
     }
     if count.stops(count.said(|answer| *answer == Answer::Free)) {
-        return Some(Verdict::Is(Answer::Free));
+        return Some(Decision::Is(Answer::Free));
     }
     if let Some(mismatch) = count.mismatch() {
         return Some(mismatch);
@@ -358,7 +358,7 @@ pub fn found(words: &[Word], is_last: bool) -> Option<Verdict> {
     }
     match top {
         Some(top) if most + count.unheard() >= count.majority => Some(top.show(count.majority)),
-        _ => Some(Verdict::Is(Answer::Free)),
+        _ => Some(Decision::Is(Answer::Free)),
     }
 }
 
@@ -368,26 +368,26 @@ mod tests {
 
     const T: u64 = 100;
 
-    fn yes(fence: u64) -> Word {
-        Word::Said(Answer::Held { fence })
+    fn yes(fence: u64) -> Vote {
+        Vote::Said(Answer::Held { fence })
     }
 
-    fn busy(holder: &str, left_ms: u64) -> Word {
-        Word::Said(Answer::Busy { holder: holder.into(), left_ms: Some(left_ms) })
+    fn busy(holder: &str, left_ms: u64) -> Vote {
+        Vote::Said(Answer::Busy { holder: holder.into(), left_ms: Some(left_ms) })
     }
 
-    fn behind(ballot: u64) -> Word {
-        Word::Said(Answer::Behind { ballot })
+    fn behind(ballot: u64) -> Vote {
+        Vote::Said(Answer::Behind { ballot })
     }
 
-    fn said(answer: Answer) -> Word {
-        Word::Said(answer)
+    fn said(answer: Answer) -> Vote {
+        Vote::Said(answer)
     }
 
-    const DOWN: Word = Word::Silent { maybe: false };
-    const LOST: Word = Word::Silent { maybe: true };
-    const FREE: Word = Word::Said(Answer::Free);
-    const GRANTED: Option<Verdict> = Some(Verdict::Is(Answer::Held { fence: T }));
+    const DOWN: Vote = Vote::Silent { maybe: false };
+    const LOST: Vote = Vote::Silent { maybe: true };
+    const FREE: Vote = Vote::Said(Answer::Free);
+    const GRANTED: Option<Decision> = Some(Decision::Is(Answer::Held { fence: T }));
 
     #[test]
     fn exactly_a_majority_of_exactly_this_ballot_is_a_grant() {
@@ -400,22 +400,22 @@ mod tests {
             }
         }
         assert_ne!(acquired(&[yes(T), yes(T + 1), DOWN], T, true), GRANTED);
-        assert_ne!(acquired(&[yes(T), Word::Abstains, DOWN], T, true), GRANTED);
+        assert_ne!(acquired(&[yes(T), Vote::Abstains, DOWN], T, true), GRANTED);
     }
 
     #[test]
     fn a_majority_is_not_waited_for_longer_than_it_takes() {
-        use Word::Pending;
+        use Vote::Pending;
         assert_eq!(acquired(&[yes(T), yes(T), Pending], T, false), GRANTED);
         assert!(matches!(
             acquired(&[busy("x", 1), busy("x", 2), Pending], T, false),
-            Some(Verdict::Is(Answer::Busy { .. }))
+            Some(Decision::Is(Answer::Busy { .. }))
         ));
-        assert_eq!(acquired(&[Word::Refused, Word::Refused, Pending], T, false), Some(Verdict::Refused));
+        assert_eq!(acquired(&[Vote::Refused, Vote::Refused, Pending], T, false), Some(Decision::Refused));
         assert_eq!(acquired(&[yes(T), busy("x", 1), Pending], T, false), None);
         assert_eq!(acquired(&[yes(T), DOWN, Pending], T, false), None);
-        assert_eq!(renewed(&[FREE, FREE, Pending], false), Some(Verdict::Is(Answer::Free)));
-        assert_eq!(found(&[FREE, FREE, Pending], false), Some(Verdict::Is(Answer::Free)));
+        assert_eq!(renewed(&[FREE, FREE, Pending], false), Some(Decision::Is(Answer::Free)));
+        assert_eq!(found(&[FREE, FREE, Pending], false), Some(Decision::Is(Answer::Free)));
     }
 
     #[test]
@@ -424,61 +424,64 @@ mod tests {
         let left_ms = Some(80);
         assert_eq!(
             acquired(&words, T, true),
-            Some(Verdict::Is(Answer::Busy { holder: "x".into(), left_ms }))
+            Some(Decision::Is(Answer::Busy { holder: "x".into(), left_ms }))
         );
         let split = [busy("x", 90), busy("y", 70), yes(T)];
-        assert_eq!(acquired(&split, T, true), Some(Verdict::Split { holder: "x".into(), left_ms: Some(70) }));
+        assert_eq!(
+            acquired(&split, T, true),
+            Some(Decision::Split { holder: "x".into(), left_ms: Some(70) })
+        );
     }
 
     #[test]
     fn a_ballot_is_raised_no_further_than_a_majority_needs() {
         let far = T + 1_000_000;
-        let raise = |above| Some(Verdict::Raise { above });
+        let raise = |above| Some(Decision::Raise { above });
         assert_eq!(acquired(&[yes(T), behind(T + 5), behind(far)], T, true), raise(T + 5));
         assert_eq!(acquired(&[yes(T), behind(far), DOWN], T, true), raise(far));
         assert_eq!(acquired(&[yes(T), yes(T), behind(far)], T, true), GRANTED);
         assert!(matches!(
             acquired(&[busy("x", 1), busy("y", 1), behind(far)], T, true),
-            Some(Verdict::Split { .. })
+            Some(Decision::Split { .. })
         ));
     }
 
     #[test]
     fn too_few_answers_are_no_answer_and_too_many_refusals_a_refusal() {
-        let silent = |maybe| Some(Verdict::Silent { maybe });
+        let silent = |maybe| Some(Decision::Silent { maybe });
         assert_eq!(acquired(&[yes(T), DOWN, DOWN], T, true), silent(true));
         assert_eq!(acquired(&[DOWN, DOWN, DOWN], T, true), silent(false));
-        assert_eq!(acquired(&[busy("x", 1), LOST, Word::Abstains], T, true), silent(true));
+        assert_eq!(acquired(&[busy("x", 1), LOST, Vote::Abstains], T, true), silent(true));
         let ahead = said(Answer::Ahead);
-        assert_eq!(acquired(&[ahead, Word::Refused, yes(T)], T, true), Some(Verdict::Refused));
+        assert_eq!(acquired(&[ahead, Vote::Refused, yes(T)], T, true), Some(Decision::Refused));
     }
 
     #[test]
     fn a_failed_renewal_is_no_loss_until_no_majority_can_be_left() {
         assert_eq!(renewed(&[yes(T), yes(T + 9), FREE], true), GRANTED);
-        assert_eq!(renewed(&[yes(T), FREE, LOST], true), Some(Verdict::Silent { maybe: true }));
-        assert_eq!(renewed(&[yes(T), Word::Refused, FREE], true), Some(Verdict::Silent { maybe: true }));
-        assert_eq!(renewed(&[yes(T), FREE, FREE], true), Some(Verdict::Is(Answer::Free)));
+        assert_eq!(renewed(&[yes(T), FREE, LOST], true), Some(Decision::Silent { maybe: true }));
+        assert_eq!(renewed(&[yes(T), Vote::Refused, FREE], true), Some(Decision::Silent { maybe: true }));
+        assert_eq!(renewed(&[yes(T), FREE, FREE], true), Some(Decision::Is(Answer::Free)));
         assert!(matches!(
             renewed(&[yes(T), busy("x", 1), FREE], true),
-            Some(Verdict::Is(Answer::Busy { .. }))
+            Some(Decision::Is(Answer::Busy { .. }))
         ));
     }
 
     #[test]
     fn a_release_that_finds_a_minority_was_a_loss_unless_the_rest_is_silent() {
         let gone = said(Answer::Released { left: 0 });
-        let is = |answer| Some(Verdict::Is(answer));
+        let is = |answer| Some(Decision::Is(answer));
         assert_eq!(
-            released(&[gone.clone(), gone.clone(), Word::Pending], false),
+            released(&[gone.clone(), gone.clone(), Vote::Pending], false),
             is(Answer::Released { left: 0 })
         );
         assert_eq!(released(&[gone.clone(), FREE, LOST], true), is(Answer::Released { left: 0 }));
         assert_eq!(released(&[gone.clone(), FREE, FREE], true), is(Answer::Free));
-        assert_eq!(released(&[gone, DOWN, DOWN], true), Some(Verdict::Silent { maybe: true }));
+        assert_eq!(released(&[gone, DOWN, DOWN], true), Some(Decision::Silent { maybe: true }));
     }
 
-    fn shown(owner: &Owner, fence: u64, left_ms: u64) -> Word {
+    fn shown(owner: &Owner, fence: u64, left_ms: u64) -> Vote {
         let value = format!("{owner}#{fence}");
         let holders = vec![Holding { value: value.into(), left_ms: Some(left_ms), weight: 1 }];
         let (kind, capacity, waiters) = (Kind::Mutex, None, Vec::new());
@@ -489,14 +492,17 @@ mod tests {
     fn a_holder_holds_if_a_majority_shows_it_and_has_lost_if_none_can() {
         let [me, other] = ["x", "y"].map(|name| Owner::new(name).expect("an owner"));
         let (mine, theirs) = (shown(&me, T, 5), shown(&other, T + 1, 5));
-        let verified = |words: &[Word]| super::verified(words, &me, true);
-        let silent = Some(Verdict::Silent { maybe: true });
-        assert!(matches!(verified(&[mine.clone(), mine.clone(), FREE]), Some(Verdict::Is(Answer::Found(_)))));
+        let verified = |words: &[Vote]| super::verified(words, &me, true);
+        let silent = Some(Decision::Silent { maybe: true });
+        assert!(matches!(
+            verified(&[mine.clone(), mine.clone(), FREE]),
+            Some(Decision::Is(Answer::Found(_)))
+        ));
         assert_eq!(verified(&[mine.clone(), FREE, LOST]), silent);
         // Whoever asks for the rest of it has taken nothing from anybody yet.
         assert_eq!(verified(&[theirs.clone(), mine.clone(), LOST]), silent);
-        assert_eq!(verified(&[mine.clone(), FREE, FREE]), Some(Verdict::Is(Answer::Free)));
-        let Some(Verdict::Is(Answer::Found(found))) = verified(&[mine, theirs.clone(), theirs]) else {
+        assert_eq!(verified(&[mine.clone(), FREE, FREE]), Some(Decision::Is(Answer::Free)));
+        let Some(Decision::Is(Answer::Found(found))) = verified(&[mine, theirs.clone(), theirs]) else {
             panic!("it is another's");
         };
         assert_eq!(found.holders[0].value, format!("{other}#{}", T + 1).into_bytes());
@@ -507,11 +513,11 @@ mod tests {
         let owner = Owner::new("x").expect("an owner");
         let word = |fence: u64, left_ms| shown(&owner, fence, left_ms);
         let verdict = found(&[word(9, 10), word(7, 30), word(8, 20)], true);
-        let Some(Verdict::Is(Answer::Found(found))) = verdict else { panic!("{verdict:?}") };
+        let Some(Decision::Is(Answer::Found(found))) = verdict else { panic!("{verdict:?}") };
         assert_eq!(found.holders[0].value, format!("{owner}#7").into_bytes());
         // For 20 ms more it has two of three.
         assert_eq!(found.holders[0].left_ms, Some(20));
         let verdict = super::found(&[word(9, 10), FREE, FREE], true);
-        assert_eq!(verdict, Some(Verdict::Is(Answer::Free)));
+        assert_eq!(verdict, Some(Decision::Is(Answer::Free)));
     }
 }

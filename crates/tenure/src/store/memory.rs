@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
-use super::{Cursor, Failure, Listener, Page, Speaker, Store};
+use super::{Cursor, Failure, Listener, Page, Publisher, Store};
 use crate::name::LockName;
-use crate::protocol::{self, Answer, Now, Op, Reply, Rule, State, Wake};
+use crate::protocol::{self, Answer, LockSpec, Now, Op, Reply, State, Wake};
 use crate::runtime::Runtime;
 
 /// A store in memory. Clones share it.
@@ -24,7 +24,7 @@ pub struct Memory {
 #[derive(Default)]
 struct Inner {
     locks: BTreeMap<LockName, State>,
-    listeners: BTreeMap<(LockName, u64), Speaker>,
+    listeners: BTreeMap<(LockName, u64), Publisher>,
     next_listener: u64,
     /// When the map was last cleared of what has lapsed.
     swept_ms: u64,
@@ -103,7 +103,7 @@ impl Store for Memory {
     fn listen(
         &self,
         name: &LockName,
-        _rule: Rule,
+        _rule: LockSpec,
         _within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let listener = Listener::new(|sender| {
@@ -134,7 +134,7 @@ impl Store for Memory {
         ready(Ok(page)).boxed()
     }
 
-    fn supports(&self, _rule: Rule, _name: &LockName) -> Result<(), &'static str> {
+    fn supports(&self, _rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
         Ok(())
     }
 

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
 use crate::name::LockName;
-use crate::protocol::{Found, Op, Reply, Rule, Wake};
+use crate::protocol::{Found, LockSpec, Op, Reply, Wake};
 use crate::runtime::Moment;
 
 /// The target of warnings about what somebody should change, as opposed to what happens.
@@ -130,7 +130,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn listen(
         &self,
         name: &LockName,
-        rule: Rule,
+        rule: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>>;
 
@@ -147,7 +147,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// The reason, as the end of the sentence "it cannot, because".
-    fn supports(&self, rule: Rule, name: &LockName) -> Result<(), &'static str>;
+    fn supports(&self, rule: LockSpec, name: &LockName) -> Result<(), &'static str>;
 
     /// Completes when the store may have forgotten what it was told or missed what it was asked: then every held lock
     /// is verified at once.
@@ -204,10 +204,10 @@ impl Listener {
     const UNREAD: usize = 16;
 
     /// A listener and the end that a store speaks into. `subscription` is dropped with the listener.
-    pub fn new(subscription: impl FnOnce(Speaker) -> Box<dyn Any + Send>) -> Self {
+    pub fn new(subscription: impl FnOnce(Publisher) -> Box<dyn Any + Send>) -> Self {
         let (sender, messages) = mpsc::channel(Self::UNREAD);
         let missed = Arc::new(AtomicBool::new(false));
-        let speaker = Speaker { messages: sender, missed: Arc::clone(&missed) };
+        let speaker = Publisher { messages: sender, missed: Arc::clone(&missed) };
         Self { messages, missed, _subscription: subscription(speaker) }
     }
 
@@ -229,12 +229,12 @@ impl Listener {
 
 /// The end of a [`Listener`] that a store speaks into.
 #[derive(Clone, Debug)]
-pub struct Speaker {
+pub struct Publisher {
     messages: mpsc::Sender<Wake>,
     missed: Arc<AtomicBool>,
 }
 
-impl Speaker {
+impl Publisher {
     /// Says it; to one that has too much unread already, that it missed something.
     pub fn say(&self, wake: Wake) {
         if let Err(TrySendError::Full(wake)) = self.messages.try_send(wake) {

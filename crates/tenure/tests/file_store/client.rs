@@ -5,16 +5,16 @@ use super::*;
 pub(crate) struct Client {
     pub(crate) store: File,
     pub(crate) driver: Arc<Driver>,
-    pub(crate) rule: Rule,
+    pub(crate) rule: LockSpec,
 }
 
 impl Client {
     pub(crate) fn new(dir: &Path) -> Self {
-        Self::of(Rule::Mutex, dir)
+        Self::of(LockSpec::Mutex, dir)
     }
 
     /// One that asks for locks of this kind.
-    pub(crate) fn of(rule: Rule, dir: &Path) -> Self {
+    pub(crate) fn of(rule: LockSpec, dir: &Path) -> Self {
         let driver = Driver::start().expect("a thread");
         let store = File::new(dir, "file:test", Arc::clone(&driver) as _);
         Self { store, driver, rule }
@@ -87,7 +87,7 @@ impl Client {
     }
 
     pub(crate) fn listen(&self, name: &str) -> Listener {
-        block_on(self.store.listen(&LockName::new(name).expect("a name"), Rule::Mutex, SECOND))
+        block_on(self.store.listen(&LockName::new(name).expect("a name"), LockSpec::Mutex, SECOND))
             .expect("a listener")
     }
 

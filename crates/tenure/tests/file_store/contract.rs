@@ -58,7 +58,7 @@ fn a_release_undoes_an_acquire_whose_future_was_dropped() {
             bind: Bind::Process,
         };
         let lock = LockName::new("x").expect("a name");
-        let op = Op { name: lock, rule: Rule::Mutex, owner: name.clone(), request: 0, verb };
+        let op = Op { name: lock, rule: LockSpec::Mutex, owner: name.clone(), request: 0, verb };
         let mut call = client.store.call(op, SECOND);
         let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(matches!(polled, Poll::Pending | Poll::Ready(Ok(_))));

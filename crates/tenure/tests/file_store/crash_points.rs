@@ -4,9 +4,9 @@ use std::io::Read;
 
 use super::*;
 
-const KINDS: [(&str, Rule); 5] = [
-    ("mutex", Rule::Mutex),
-    ("reentrant", Rule::Reentrant),
+const KINDS: [(&str, LockSpec); 5] = [
+    ("mutex", LockSpec::Mutex),
+    ("reentrant", LockSpec::Reentrant),
     ("fair", FAIR),
     ("writer", WRITER),
     ("permits", TWO_OF_FIVE),
@@ -20,19 +20,19 @@ pub(crate) fn live(dir: &Path) {
         let (first, second) = (owner(), owner());
         say(&format!("{name} {}", ticket(&client.acquire(name, &first))));
         assert!(is_held(&client.renew(name, &first, Some(Bind::Work), LONG_MS + 1)));
-        if rule == Rule::Reentrant {
+        if rule == LockSpec::Reentrant {
             assert!(is_held(&client.enter(name, &first, 2)));
             assert_eq!(client.release(name, &first), Answer::Released { left: 1 });
             let verb = Verb::Release { hold: 2, fence: Fence::Assign, whose: Whose::Mine };
             let left = client.ask(name, &first, verb, SECOND).expect("an answer");
             assert_eq!(left, Answer::Released { left: 0 });
         } else {
-            if matches!(rule, Rule::Queue(_)) {
+            if matches!(rule, LockSpec::Queue(_)) {
                 ticket(&client.join(name, &second));
             }
             assert_eq!(client.release(name, &first), Answer::Released { left: 0 });
         }
-        if matches!(rule, Rule::Queue(_)) {
+        if matches!(rule, LockSpec::Queue(_)) {
             say(&format!("{name} {}", ticket(&client.join(name, &second))));
             assert_eq!(client.release(name, &second), Answer::Released { left: 0 });
         }
@@ -82,7 +82,7 @@ fn a_process_may_end_at_every_point_and_leaves_what_the_next_can_use() {
                 assert_eq!(client.release(name, &next), Answer::Released { left: 0 });
             }
             if others {
-                client.rule = Rule::Mutex;
+                client.rule = LockSpec::Mutex;
                 assert!(is_held(&client.renew("other", &other, None, LONG_MS)));
                 assert_eq!(client.release("other", &other), Answer::Released { left: 0 });
                 client.rule = TWO_OF_FIVE;

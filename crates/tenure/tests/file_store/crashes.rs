@@ -215,7 +215,7 @@ fn of_two_processes_of_one_owner_a_crash_ends_one_hold() {
     let role = format!("enter again: {name}");
     let mut holders = [(); 2].map(|()| Process::start(&role, dir.path()));
     holders.iter_mut().for_each(|holder| drop(holder.line()));
-    let other = Client::of(Rule::Reentrant, dir.path());
+    let other = Client::of(LockSpec::Reentrant, dir.path());
     let count = || found(other.inspect("x")).holders[0].weight;
     assert_eq!(count(), 2);
     holders[0].kill();
@@ -230,7 +230,7 @@ fn a_child_keeps_the_permits_it_has_inherited_and_no_others() {
     let dir = dir();
     let mut parent = Process::start("two permits with a child", dir.path());
     let child = parent.line();
-    let client = Client::of(Rule::Queue(Seat::permits(2, 1)), dir.path());
+    let client = Client::of(LockSpec::Queue(QueueSpec::permits(2, 1)), dir.path());
     let taken = owner();
     assert!(is_busy(&client.acquire("x", &taken)));
     parent.kill();
@@ -243,7 +243,8 @@ fn a_child_keeps_the_permits_it_has_inherited_and_no_others() {
 #[test]
 fn each_of_an_owners_holds_can_be_passed_on() {
     let (dir, name) = (dir(), owner());
-    let (first, second) = (Client::of(Rule::Reentrant, dir.path()), Client::of(Rule::Reentrant, dir.path()));
+    let (first, second) =
+        (Client::of(LockSpec::Reentrant, dir.path()), Client::of(LockSpec::Reentrant, dir.path()));
     let bind = |client: &Client, hold, bind| {
         let verb = Verb::Renew { ttl_ms: LONG_MS, hold, bind: Some(bind), weight: None };
         client.ask("x", &name, verb, 5 * SECOND).expect("an answer")
@@ -256,7 +257,7 @@ fn each_of_an_owners_holds_can_be_passed_on() {
     assert!(is_held(&bind(&second, 7, Bind::Process)));
     assert_eq!(bind(&second, 8, Bind::Process), Answer::Free);
     drop(second);
-    let third = Client::of(Rule::Reentrant, dir.path());
+    let third = Client::of(LockSpec::Reentrant, dir.path());
     eventually("what was bound again ends with its store", || is_held(&third.acquire("x", &owner())));
 }
 

@@ -4,12 +4,14 @@ use super::*;
 
 #[test]
 fn a_damaged_record_of_any_kind_is_refused_by_name_and_never_a_second_holder() {
-    for rule in [Rule::Mutex, Rule::Reentrant, FAIR, WRITER, Rule::Queue(Seat::permits(5, 5))] {
+    for rule in
+        [LockSpec::Mutex, LockSpec::Reentrant, FAIR, WRITER, LockSpec::Queue(QueueSpec::permits(5, 5))]
+    {
         damaged(rule);
     }
 }
 
-fn damaged(rule: Rule) {
+fn damaged(rule: LockSpec) {
     let (dir, name) = (dir(), owner());
     let (holder, other) = (Client::of(rule, dir.path()), Client::of(rule, dir.path()));
     assert!(is_held(&holder.acquire("x", &name)));
@@ -111,12 +113,12 @@ fn a_damaged_guard_is_refused_and_lets_nobody_in() {
 #[test]
 fn another_kind_of_lock_is_said_and_its_record_left_alone() {
     let kinds = [
-        (Rule::Mutex, Kind::Mutex, None),
-        (Rule::Reentrant, Kind::Reentrant, None),
+        (LockSpec::Mutex, Kind::Mutex, None),
+        (LockSpec::Reentrant, Kind::Reentrant, None),
         (FAIR, Kind::Fair, Some(1)),
         (WRITER, Kind::RwLock, Some(1 << 20)),
         (TWO_OF_FIVE, Kind::Semaphore, Some(5)),
-        (Rule::Queue(Seat::permits(6, 2)), Kind::Semaphore, Some(6)),
+        (LockSpec::Queue(QueueSpec::permits(6, 2)), Kind::Semaphore, Some(6)),
     ];
     for (rule, kind, capacity) in kinds {
         let (dir, name) = (dir(), owner());

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::{Either, select};
 use tempfile::TempDir;
 use tenure::internals::protocol::{
-    Answer, Bind, Fence, Found, Kind, Op, Place, Rule, Seat, Verb, Wake, Whose,
+    Answer, Bind, Fence, Found, Kind, LockSpec, Op, Place, QueueSpec, Verb, Wake, Whose,
 };
 use tenure::internals::store::file::File;
 use tenure::internals::store::{Cursor, Failure, Listener};
@@ -43,7 +43,7 @@ use process::*;
 const SECOND: Duration = Duration::from_secs(1);
 /// A lease that no test outlives: what becomes free before it did so for another reason.
 const LONG_MS: u64 = 600_000;
-const FAIR: Rule = Rule::Queue(Seat::FAIR);
-const READER: Rule = Rule::Queue(Seat::READER);
-const WRITER: Rule = Rule::Queue(Seat::WRITER);
-const TWO_OF_FIVE: Rule = Rule::Queue(Seat::permits(5, 2));
+const FAIR: LockSpec = LockSpec::Queue(QueueSpec::FAIR);
+const READER: LockSpec = LockSpec::Queue(QueueSpec::READER);
+const WRITER: LockSpec = LockSpec::Queue(QueueSpec::WRITER);
+const TWO_OF_FIVE: LockSpec = LockSpec::Queue(QueueSpec::permits(5, 2));

@@ -126,14 +126,14 @@ fn role() {
             wait_for_parent();
         }
         "enter again" => {
-            let client = Client::of(Rule::Reentrant, &dir);
+            let client = Client::of(LockSpec::Reentrant, &dir);
             let hold = u64::from(std::process::id());
             assert!(is_held(&client.enter("x", &word.parse().expect("an owner"), hold)));
             say("held");
             wait_for_parent();
         }
         "two permits with a child" => {
-            let client = Client::of(Rule::Queue(Seat::permits(2, 1)), &dir);
+            let client = Client::of(LockSpec::Queue(QueueSpec::permits(2, 1)), &dir);
             let take =
                 || is_held(&client.try_acquire("x", &owner(), Bind::Work, LONG_MS).expect("an answer"));
             assert!(take());
@@ -195,12 +195,12 @@ fn role() {
 }
 
 /// What a role asks for.
-pub(crate) fn rule(word: &str) -> Rule {
+pub(crate) fn rule(word: &str) -> LockSpec {
     match word {
         "fair" => FAIR,
         "reader" => READER,
         "writer" => WRITER,
-        _ => Rule::Mutex,
+        _ => LockSpec::Mutex,
     }
 }
 

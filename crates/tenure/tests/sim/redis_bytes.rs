@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tenure::internals::protocol::{Answer, Op, Rule, Verb};
+use tenure::internals::protocol::{Answer, LockSpec, Op, Verb};
 use tenure::internals::store::Failure;
 use tenure::internals::store::redis::{Redis, Target};
 use tenure::internals::{Runtime, Store};
@@ -151,7 +151,7 @@ impl Asker {
     async fn ask(&self, owner: &Owner, verb: Verb) -> Result<Answer, Failure> {
         let request = self.calls.lock().map_or(0, |calls| calls.len() as u64);
         let name = LockName::new("x").expect("a name");
-        let op = Op { name, rule: Rule::Mutex, owner: owner.clone(), request, verb };
+        let op = Op { name, rule: LockSpec::Mutex, owner: owner.clone(), request, verb };
         let sent = self.sim.now();
         let said = self.store.call(op.clone(), WITHIN).await.map(|reply| reply.answer);
         let call = Call { op, sent, answered: self.sim.now(), said: said.clone() };

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use tenure::LockName;
 use tenure::internals::Moment;
-use tenure::internals::protocol::{Answer, Fence, Found, Kind, Op, Reply, Rule, Verb, Wake, Whose};
-use tenure::internals::store::{Failure, Life, Listener, Speaker};
+use tenure::internals::protocol::{Answer, Fence, Found, Kind, LockSpec, Op, Reply, Verb, Wake, Whose};
+use tenure::internals::store::{Failure, Life, Listener, Publisher};
 
 use super::clock::{Clock, MS, SECOND, TrueTime};
 use super::coverage::Event;
@@ -125,7 +125,7 @@ struct Ear {
     process: ProcessId,
     name: LockName,
     kind: Kind,
-    speaker: Speaker,
+    speaker: Publisher,
     /// The server knows of it.
     is_open: bool,
 }

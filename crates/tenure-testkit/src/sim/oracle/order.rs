@@ -68,7 +68,7 @@ impl ReferenceModel {
         let Some(lock) = self.locks.get(name) else { return };
         let is_queue = !matches!(lock.sort, LockKind::Mutex | LockKind::Reentrant);
         let weight = match executed.op.rule {
-            tenure::internals::protocol::Rule::Queue(seat) => seat.weight,
+            tenure::internals::protocol::LockSpec::Queue(seat) => seat.weight,
             _ => 1,
         };
         let is_mine = lock.place(owner).is_some();

@@ -29,13 +29,13 @@ impl LockKind {
     }
 
     /// What the server is asked for it, by one that takes least.
-    pub const fn rule(self) -> Rule {
+    pub const fn rule(self) -> LockSpec {
         match self {
-            Self::Mutex => Rule::Mutex,
-            Self::Fair => Rule::Queue(Seat::FAIR),
-            Self::RwLock => Rule::Queue(Seat::READER),
-            Self::Semaphore(permits) => Rule::Queue(Seat::permits(permits, 1)),
-            Self::Reentrant => Rule::Reentrant,
+            Self::Mutex => LockSpec::Mutex,
+            Self::Fair => LockSpec::Queue(QueueSpec::FAIR),
+            Self::RwLock => LockSpec::Queue(QueueSpec::READER),
+            Self::Semaphore(permits) => LockSpec::Queue(QueueSpec::permits(permits, 1)),
+            Self::Reentrant => LockSpec::Reentrant,
         }
     }
 
@@ -43,7 +43,7 @@ impl LockKind {
     pub const fn capacity(self) -> u32 {
         match self {
             Self::Mutex | Self::Fair | Self::Reentrant => 1,
-            Self::RwLock => Seat::WRITER.capacity,
+            Self::RwLock => QueueSpec::WRITER.capacity,
             Self::Semaphore(permits) => permits,
         }
     }

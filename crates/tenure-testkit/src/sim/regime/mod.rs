@@ -6,7 +6,7 @@ mod kind;
 
 use std::time::Duration;
 
-use tenure::internals::protocol::{Rule, Seat, lease};
+use tenure::internals::protocol::{LockSpec, QueueSpec, lease};
 
 use super::clock::{MS, SECOND, TrueTime};
 use super::executor::Sim;

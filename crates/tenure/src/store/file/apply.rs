@@ -1,13 +1,13 @@
 //! What a request does to the files, and what a look at them tells.
 
-use super::bonds::Bonds;
+use super::bindings::Bindings;
 use super::directory::{Directory, Inside, Life, Over};
 use super::holders::Holders;
 use super::record::{FULL_BYTES, HolderId, Record, RecordId};
 use crate::events::{event, text};
 use crate::planted::{Bug, applied, planted};
 use crate::protocol::queue::Queue;
-use crate::protocol::{self, Answer, Bind, Data, Entry, Now, Op, Rule, State, Verb, Wake, Whose, ours};
+use crate::protocol::{self, Answer, Bind, Data, Entry, LockSpec, Now, Op, State, Verb, Wake, Whose, ours};
 use crate::runtime::Runtime;
 use crate::store::{Cursor, Failure, Page, SETUP};
 
@@ -52,14 +52,14 @@ pub(super) fn apply(
     let front_before = before.as_ref().map_or([None; 2], |record| front(&record.lock.value));
     let mut is_bounded = false;
     let living = before.map(|record| living_for(inside, holders, record, op, &mut is_bounded));
-    let (lock, mut bonds) = match living.transpose()?.flatten() {
-        Some(record) => (Some(record.lock), record.bonds),
-        None => (None, Bonds::default()),
+    let (lock, mut bindings) = match living.transpose()?.flatten() {
+        Some(record) => (Some(record.lock), record.bindings),
+        None => (None, Bindings::default()),
     };
     let fence =
         Some(inside.fence()).filter(|fence| *fence > 0).map(|value| Entry { value, expires_ms: None });
     let mut state = State { lock, fence };
-    let is_dead = |number| bonds.holder_of(number).is_some_and(|holder| is_dead(inside, holders, holder));
+    let is_dead = |number| bindings.holder_of(number).is_some_and(|holder| is_dead(inside, holders, holder));
     let (answer, wake) = run(&mut state, now, op, is_dead);
     let answer = match answer {
         Answer::More(_) => answer,
@@ -67,16 +67,16 @@ pub(super) fn apply(
         answer => answer,
     };
 
-    if let Some(bond) = bond(op, &answer) {
-        let holder = holders.bind(inside, runtime, &op.name, bond, &mut bonds)?;
+    if let Some(binding) = binding(op, &answer) {
+        let holder = holders.bind(inside, runtime, &op.name, binding, &mut bindings)?;
         // A place that waits has to be called.
         if let Some(holder) = holder.filter(|_| !matches!(answer, Answer::Held { .. })) {
             holders.listen(inside, holder);
         }
     }
     let after = state.lock.map(|lock| {
-        bonds.retain(|number| lock.value.has(number));
-        Record { name: op.name.clone(), boot: inside.boot().to_owned(), bonds, lock }
+        bindings.retain(|number| lock.value.has(number));
+        Record { name: op.name.clone(), boot: inside.boot().to_owned(), bindings, lock }
     });
     let fence = state.fence.map_or(0, |fence| fence.value);
     let written = store(inside, id, text.as_deref(), after.as_ref(), fence, op);
@@ -94,14 +94,14 @@ pub(super) fn apply(
         let front = front(&record.lock.value);
         let moved = front.iter().zip(front_before).filter(|(now, before)| *now != before);
         let numbers = granted.iter().copied().chain(moved.filter_map(|(now, _)| *now));
-        calls.extend(numbers.filter_map(|number| record.bonds.holder_of(number)));
+        calls.extend(numbers.filter_map(|number| record.bindings.holder_of(number)));
         calls.retain(|holder| !holders.is_mine(*holder));
         is_near = ahead_of_mine(record, holders).is_some();
     }
     // After a failure, what stood there before stands there still. What cannot be read may name any holder.
     let kept = match &written {
-        Ok(()) => Some(after.map(|record| record.bonds).unwrap_or_default()),
-        Err(_) => inside.read(id).ok().map(|record| record.map(|record| record.bonds).unwrap_or_default()),
+        Ok(()) => Some(after.map(|record| record.bindings).unwrap_or_default()),
+        Err(_) => inside.read(id).ok().map(|record| record.map(|record| record.bindings).unwrap_or_default()),
     };
     if let Some(kept) = kept {
         holders.settle(inside, &op.name, &kept);
@@ -151,7 +151,7 @@ fn run(state: &mut State, now: Now, op: &Op, is_dead: impl Fn(u64) -> bool) -> (
 }
 
 /// The hold or place that this answer is about, and what it is to be bound to from now on.
-fn bond(op: &Op, answer: &Answer) -> Option<(u64, Bind)> {
+fn binding(op: &Op, answer: &Answer) -> Option<(u64, Bind)> {
     let (hold, bind) = match op.verb {
         Verb::Acquire { hold, bind, .. } => (hold, bind),
         Verb::Renew { hold, bind, .. } => (hold, bind?),
@@ -159,7 +159,7 @@ fn bond(op: &Op, answer: &Answer) -> Option<(u64, Bind)> {
     };
     let answer = if let Answer::More(answer) = answer { answer } else { answer };
     match *answer {
-        Answer::Held { .. } if op.rule == Rule::Reentrant => Some((hold, bind)),
+        Answer::Held { .. } if op.rule == LockSpec::Reentrant => Some((hold, bind)),
         Answer::Held { fence: number } | Answer::Waiting { ticket: number, .. } => Some((number, bind)),
         _ => None,
     }
@@ -206,7 +206,7 @@ fn of_this_boot(directory: &Directory, holders: &Holders, record: Record) -> Res
     }
     // A process outlives no boot, so with a living holder the boot id is what is wrong.
     let is_alive = |holder| holders.is_mine(holder) || directory.life(holder) == Life::Alive;
-    if record.bonds.iter().any(|(_, holder)| is_alive(holder)) {
+    if record.bindings.iter().any(|(_, holder)| is_alive(holder)) {
         return Err(directory.other_boot());
     }
     Ok(None)
@@ -227,7 +227,7 @@ fn living_for(
     };
     let Some(record) = of_this_boot(directory, holders, record)? else { return Ok(None) };
     let is_dead = |record: &Record, number: &u64| {
-        record.bonds.holder_of(*number).is_some_and(|holder| is_dead(directory, holders, holder))
+        record.bindings.holder_of(*number).is_some_and(|holder| is_dead(directory, holders, holder))
     };
     let Data::Queue(queue) = &record.lock.value else { return Ok(Some(record)) };
     let waiting = queue.waiting().map(|(number, _)| number);
@@ -266,12 +266,12 @@ fn front(data: &Data) -> [Option<u64>; 2] {
 
 /// Whose crashes this process has to notice, if a place of its own is at the front of the line.
 fn ahead_of_mine(record: &Record, holders: &Holders) -> Option<Vec<HolderId>> {
-    let holder_of = |number: Option<u64>| number.and_then(|number| record.bonds.holder_of(number));
+    let holder_of = |number: Option<u64>| number.and_then(|number| record.bindings.holder_of(number));
     let [first, second] = front(&record.lock.value).map(holder_of);
     let is_mine = |holder: Option<HolderId>| holder.is_some_and(|holder| holders.is_mine(holder));
     let mut ahead: Vec<HolderId> = match &record.lock.value {
         Data::Queue(queue) if is_mine(first) => {
-            queue.holding().filter_map(|number| record.bonds.holder_of(number)).collect()
+            queue.holding().filter_map(|number| record.bindings.holder_of(number)).collect()
         }
         Data::Queue(_) if is_mine(second) => first.into_iter().collect(),
         _ => return None,

@@ -19,7 +19,7 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread, pwrite, read, write};
 
-use super::fault::{failed, unusable};
+use super::error::{failed, unusable};
 use super::record::{HolderId, Ledger, MAX_BYTES, Record, RecordId, socket_name};
 use super::system::{boot_id, errno, warn_of_network};
 use crate::planted::crash_point;

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use tokio::net::UnixDatagram;
 
-use super::bonds::Bonds;
+use super::bindings::Bindings;
 use super::directory::{Directory, Inside};
 use super::record::{HolderId, RecordId};
 use crate::events::{event, text};
@@ -24,7 +24,7 @@ pub(super) struct Holders {
     bound: BTreeSet<LockName>,
     works: BTreeMap<LockName, BTreeMap<u64, Holder>>,
     /// A socket could not be bound: nothing calls this process, so it has to look.
-    is_deaf: bool,
+    cannot_be_called: bool,
 }
 
 /// An open holder file: flocked until the last process that has it open is gone.
@@ -62,7 +62,7 @@ impl Holders {
         runtime: &dyn Runtime,
         name: &LockName,
         (number, bind): (u64, Bind),
-        bonds: &mut Bonds,
+        bindings: &mut Bindings,
     ) -> Result<Option<HolderId>, Failure> {
         let holder = match bind {
             Bind::Lease => None,
@@ -74,7 +74,7 @@ impl Holders {
                 Some(self.process.insert(process).id)
             }
             Bind::Work => {
-                let named = bonds.holder_of(number);
+                let named = bindings.holder_of(number);
                 match self.works.get(name).and_then(|works| works.get(&number)) {
                     Some(work) if Some(work.id) == named => named,
                     _ => {
@@ -88,7 +88,7 @@ impl Holders {
                 }
             }
         };
-        bonds.bind(number, holder);
+        bindings.bind(number, holder);
         Ok(holder)
     }
 
@@ -96,14 +96,14 @@ impl Holders {
     pub(super) fn listen(&mut self, directory: &Directory, id: HolderId) {
         let Some(holder) = self.all_mut().find(|holder| holder.id == id) else { return };
         if let Err(error) = holder.listen(directory) {
-            self.is_deaf = true;
+            self.cannot_be_called = true;
             event!(DEBUG, target: "tenure", "no socket in the directory: waiting looks instead", error = text(error));
         }
     }
 
     /// Whether other processes cannot call this one.
-    pub(super) fn is_deaf(&self) -> bool {
-        self.is_deaf
+    pub(super) fn cannot_be_called(&self) -> bool {
+        self.cannot_be_called
     }
 
     /// Ready when another process has called.
@@ -140,8 +140,8 @@ impl Holders {
     }
 
     /// Keeps what the lock's record names now, and lets go of the rest.
-    pub(super) fn settle(&mut self, directory: &Directory, name: &LockName, bonds: &Bonds) {
-        if self.process.as_ref().is_some_and(|process| bonds.names(process.id)) {
+    pub(super) fn settle(&mut self, directory: &Directory, name: &LockName, bindings: &Bindings) {
+        if self.process.as_ref().is_some_and(|process| bindings.names(process.id)) {
             if !self.bound.contains(name) {
                 self.bound.insert(name.clone());
             }
@@ -150,7 +150,7 @@ impl Holders {
         }
         let Some(works) = self.works.get_mut(name) else { return };
         works.retain(|number, work| {
-            let is_named = bonds.holder_of(*number) == Some(work.id);
+            let is_named = bindings.holder_of(*number) == Some(work.id);
             if !is_named {
                 directory.remove_holder(work.id);
             }

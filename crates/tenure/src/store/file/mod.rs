@@ -24,13 +24,13 @@
 //! request looks at the flocks of those only that it decides about, and of the places that it lets in.
 //!
 //! The map: `worker` is the task that does it all on the runtime's thread; `apply` what a request does to the files;
-//! `directory` the files and their guard, `record`, `value` and `bonds` what they say; `holders` who is alive, `watch` who listens; `sweep` what crashed processes left; `system` says
+//! `directory` the files and their guard, `record`, `value` and `bindings` what they say; `holders` who is alive, `watch` who listens; `sweep` what crashed processes left; `system` says
 //! which boot and file system this is, `fault` what is said when something cannot be done.
 
 mod apply;
-mod bonds;
+mod bindings;
 mod directory;
-mod fault;
+mod error;
 mod holders;
 mod record;
 mod sweep;
@@ -49,10 +49,10 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Either, FutureExt, pending, select};
 use tokio::sync::{mpsc, oneshot, watch::Sender};
 
-use self::worker::{Ask, Job, Promise, Worker};
+use self::worker::{Job, Promise, Request, Worker};
 use super::{Cursor, Failure, Listener, Page, Store};
 use crate::name::LockName;
-use crate::protocol::{Op, Reply, Rule};
+use crate::protocol::{LockSpec, Op, Reply};
 use crate::runtime::Runtime;
 
 /// A store in a directory. Clones share it; it ends with the last of them and the last future.
@@ -88,7 +88,7 @@ impl File {
     fn ask<T: Send + 'static>(
         &self,
         within: Duration,
-        ask: impl FnOnce(Promise<T>) -> Ask + Send + 'static,
+        ask: impl FnOnce(Promise<T>) -> Request + Send + 'static,
     ) -> impl Future<Output = Result<T, Failure>> + Send + 'static {
         let store = self.clone();
         async move {
@@ -122,17 +122,17 @@ impl Inner {
 
 impl Store for File {
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
-        self.ask(within, |promise| Ask::Call(op, promise)).boxed()
+        self.ask(within, |promise| Request::Call(op, promise)).boxed()
     }
 
     fn listen(
         &self,
         name: &LockName,
-        rule: Rule,
+        rule: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let name = name.clone();
-        self.ask(within, move |promise| Ask::Listen(name, rule, promise)).boxed()
+        self.ask(within, move |promise| Request::Listen(name, rule, promise)).boxed()
     }
 
     fn list(
@@ -142,10 +142,10 @@ impl Store for File {
         within: Duration,
     ) -> BoxFuture<'static, Result<Page, Failure>> {
         let prefix = prefix.to_owned();
-        self.ask(within, |promise| Ask::List { prefix, from, promise }).boxed()
+        self.ask(within, |promise| Request::List { prefix, from, promise }).boxed()
     }
 
-    fn supports(&self, _rule: Rule, _name: &LockName) -> Result<(), &'static str> {
+    fn supports(&self, _rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
         Ok(())
     }
 
@@ -167,7 +167,7 @@ impl Store for File {
     }
 
     fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
-        self.ask(within, Ask::Ready).boxed()
+        self.ask(within, Request::Ready).boxed()
     }
 
     fn url(&self) -> &Arc<str> {

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use siphasher::sip::SipHasher13;
 use siphasher::sip128::SipHasher24;
 
-use super::bonds::Bonds;
+use super::bindings::Bindings;
 use super::value;
 use crate::name::LockName;
 use crate::protocol::{self, Data, Entry, Kind, State};
@@ -83,7 +83,7 @@ pub(super) struct Record {
     pub(super) name: LockName,
     /// The boot in whose time the leases are counted.
     pub(super) boot: String,
-    pub(super) bonds: Bonds,
+    pub(super) bindings: Bindings,
     pub(super) lock: Entry<Data>,
 }
 
@@ -107,9 +107,9 @@ impl Record {
     pub(super) fn encode(&self) -> String {
         let (kind, value) = (value::kind(&self.lock.value), value::encode(&self.lock.value));
         let ends = self.lock.expires_ms.map_or("never".to_owned(), |end| end.to_string());
-        let (boot, name, bonds) = (&self.boot, self.name.as_str(), self.bonds.by_holder());
-        let mut text = format!("{RECORD} {FORMAT}\nboot {boot}\nends {ends}\nholders {}\n", bonds.len());
-        for (holder, numbers) in bonds {
+        let (boot, name, bindings) = (&self.boot, self.name.as_str(), self.bindings.by_holder());
+        let mut text = format!("{RECORD} {FORMAT}\nboot {boot}\nends {ends}\nholders {}\n", bindings.len());
+        for (holder, numbers) in bindings {
             let _ = write!(text, "{holder}");
             for number in numbers {
                 let _ = write!(text, " {number}");
@@ -138,19 +138,19 @@ impl Record {
             "never" => None,
             end => Some(number(end)?),
         };
-        let bonds = decode_bonds(&mut rest)?;
+        let bindings = decode_bindings(&mut rest)?;
         let kind: Kind = field(&mut rest, "kind")?.parse().ok()?;
         let (name_bytes, value_bytes) = field(&mut rest, "bytes")?.split_once(' ')?;
         let name = take(&mut rest, number(name_bytes)?)?;
         let value = value::decode(kind, take(&mut rest, number(value_bytes)?)?)?;
         let name = LockName::new(name).ok()?;
-        let is_whole = rest.is_empty() && bonds.iter().all(|(number, _)| value.has(number));
-        is_whole.then_some(Self { name, boot, bonds, lock: Entry { value, expires_ms } })
+        let is_whole = rest.is_empty() && bindings.iter().all(|(number, _)| value.has(number));
+        is_whole.then_some(Self { name, boot, bindings, lock: Entry { value, expires_ms } })
     }
 
     /// What is left without what is bound to these holders, unless that is all.
     pub(super) fn without(self, is_dead: impl Fn(HolderId) -> bool) -> Option<Self> {
-        let holders = self.bonds.by_holder();
+        let holders = self.bindings.by_holder();
         let dead = holders.into_iter().filter(|(holder, _)| is_dead(*holder));
         let numbers: Vec<u64> = dead.flat_map(|(_, numbers)| numbers).collect();
         self.without_numbers(&numbers)
@@ -164,7 +164,7 @@ impl Record {
         let mut state = State { lock: Some(self.lock), fence: None };
         numbers.iter().for_each(|number| protocol::end(&mut state, *number));
         self.lock = state.lock?;
-        self.bonds.retain(|number| self.lock.value.has(number));
+        self.bindings.retain(|number| self.lock.value.has(number));
         Some(self)
     }
 }
@@ -175,8 +175,8 @@ fn seal_of(bytes: &[u8]) -> String {
 }
 
 /// A line for each holder: its file and the holds that end with it.
-fn decode_bonds(rest: &mut &str) -> Option<Bonds> {
-    let (mut bonds, mut last) = (Vec::new(), None);
+fn decode_bindings(rest: &mut &str) -> Option<Bindings> {
+    let (mut bindings, mut last) = (Vec::new(), None);
     for _ in 0..number::<usize>(field(rest, "holders")?)? {
         let (mut line, after) = rest.split_once('\n')?;
         *rest = after;
@@ -184,13 +184,13 @@ fn decode_bonds(rest: &mut &str) -> Option<Bonds> {
         let mut last_hold = None;
         for hold in line.split(' ') {
             let hold: u64 = number(hold)?;
-            (last_hold < Some(hold)).then(|| bonds.push((hold, holder)))?;
+            (last_hold < Some(hold)).then(|| bindings.push((hold, holder)))?;
             last_hold = Some(hold);
         }
         (last < Some(holder)).then_some(())?;
         last = Some(holder);
     }
-    Bonds::new(bonds)
+    Bindings::new(bindings)
 }
 
 impl Ledger {
@@ -298,7 +298,7 @@ mod tests {
         Record {
             name: LockName::new(name).expect("a name"),
             boot: "b00t".to_owned(),
-            bonds: Bonds::default(),
+            bindings: Bindings::default(),
             lock: Entry { value, expires_ms: Some(1_234) },
         }
     }
@@ -316,7 +316,7 @@ mod tests {
     /// Held by one: token 5, which ends with holder 7.
     fn mutex() -> Record {
         let mut record = record("name", Data::Text(format!("{A}#5")));
-        record.bonds.bind(5, Some(HolderId(7)));
+        record.bindings.bind(5, Some(HolderId(7)));
         record
     }
 
@@ -325,8 +325,8 @@ mod tests {
         let fields = [(A, "3"), ("#fence", "5"), ("#a1", "1"), ("#b2", "1"), ("#0", "1")];
         let hash = fields.map(|(field, value)| (field.to_owned(), value.to_owned()));
         let mut record = record("name", Data::Hash(hash.into()));
-        record.bonds.bind(0xa1, Some(HolderId(7)));
-        record.bonds.bind(0xb2, Some(HolderId(8)));
+        record.bindings.bind(0xa1, Some(HolderId(7)));
+        record.bindings.bind(0xb2, Some(HolderId(8)));
         record
     }
 
@@ -340,7 +340,7 @@ mod tests {
         }
         let mut record = record("name", Data::Queue(queue));
         for (number, holder) in [(5, 7), (6, 8), (9, 7)] {
-            record.bonds.bind(number, Some(HolderId(holder)));
+            record.bindings.bind(number, Some(HolderId(holder)));
         }
         record
     }
@@ -377,7 +377,7 @@ mod tests {
             let owner = format!("{longest}{number:05}").parse().expect("an owner");
             let number = u64::MAX - 10_000 + number;
             queue.insert(number, Ticket { owner, weight: 1 << 20, deadline_ms: u64::MAX });
-            record.bonds.bind(number, Some(HolderId(number)));
+            record.bindings.bind(number, Some(HolderId(number)));
         }
         record.lock.value = Data::Queue(queue);
         let text = record.encode();
@@ -470,7 +470,7 @@ mod tests {
         }
         let mut empty = semaphore();
         empty.lock.value = Data::Queue(Queue::new(Kind::Semaphore, 2));
-        empty.bonds = Bonds::default();
+        empty.bindings = Bindings::default();
         assert_eq!(Record::decode(empty.encode().as_bytes()), Err(Damage::Damaged));
     }
 
@@ -515,7 +515,7 @@ mod tests {
                 record
                     .clone()
                     .without(|holder| holder == HolderId(7))
-                    .map(|left| left.bonds.by_holder().len()),
+                    .map(|left| left.bindings.by_holder().len()),
             );
             assert_eq!(record.clone().without(|_| false), Some(record));
             outcome
@@ -534,7 +534,7 @@ mod tests {
             (hash[A].as_str(), hash.contains_key("#a1"), hash.contains_key("#b2")),
             ("2", false, true)
         );
-        assert!(left.bonds.names(HolderId(8)) && !left.bonds.names(HolderId(7)));
+        assert!(left.bindings.names(HolderId(8)) && !left.bindings.names(HolderId(7)));
         let left = reentrant().without(|_| true).expect("a detached hold");
         assert!(matches!(&left.lock.value, Data::Hash(hash) if hash[A] == "1"));
 

@@ -105,7 +105,7 @@ impl Sweep {
         let Ok(Some(record)) = inside.read(id) else { return Ok(()) };
         let is_over = record.boot == inside.boot() && record.lock.is_over(now);
         let is_dead = |holder: HolderId| self.dead.binary_search(&holder).is_ok();
-        if !is_over && !record.bonds.iter().any(|(_, holder)| is_dead(holder)) {
+        if !is_over && !record.bindings.iter().any(|(_, holder)| is_dead(holder)) {
             return Ok(());
         }
         match record.without(is_dead).filter(|_| !is_over) {

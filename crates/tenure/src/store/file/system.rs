@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rustix::io::Errno;
 
-use super::fault::{failed, shown, unusable};
+use super::error::{failed, shown, unusable};
 use crate::events::{event, text};
 use crate::store::{Failure, SETUP};
 

@@ -13,12 +13,12 @@ use tokio::io::unix::AsyncFd;
 use super::directory::Directory;
 use super::record::{HolderId, RecordId};
 use crate::protocol::Wake;
-use crate::store::Speaker;
+use crate::store::Publisher;
 
 /// The listeners of this store, by lock.
 #[derive(Debug, Default)]
-pub(super) struct Ears {
-    by_lock: BTreeMap<RecordId, Ear>,
+pub(super) struct Listeners {
+    by_lock: BTreeMap<RecordId, LockListeners>,
     /// Above so many, the next one that is added clears away those that nobody listens to.
     full: usize,
     /// At least one of them is not called, unless this is 0.
@@ -27,8 +27,8 @@ pub(super) struct Ears {
 
 /// The listeners to one lock. One that was dropped is forgotten when the lock is next looked at.
 #[derive(Debug)]
-struct Ear {
-    listeners: Vec<Speaker>,
+struct LockListeners {
+    listeners: Vec<Publisher>,
     /// The tickets that hold, as was told last. Telling them again would make every change of a queue's record, and each
     /// refresh is one, news for everybody.
     told: BTreeSet<u64>,
@@ -38,55 +38,56 @@ struct Ear {
     ahead: Option<Vec<HolderId>>,
 }
 
-impl Ears {
+impl Listeners {
     /// Adds a listener. `is_called`: to a queue in which this process waits, so that other processes call it.
-    pub(super) fn add(&mut self, id: RecordId, listener: Speaker, is_called: bool) {
+    pub(super) fn add(&mut self, id: RecordId, listener: Publisher, is_called: bool) {
         if self.by_lock.len() >= self.full.max(64) {
             self.forget();
             self.full = 2 * self.by_lock.len();
         }
-        let fresh = || Ear { listeners: Vec::new(), told: BTreeSet::new(), is_called, ahead: None };
-        let ear = self.by_lock.entry(id).or_insert_with(fresh);
-        ear.is_called &= is_called;
-        ear.listeners.push(listener);
+        let fresh = || LockListeners { listeners: Vec::new(), told: BTreeSet::new(), is_called, ahead: None };
+        let listening = self.by_lock.entry(id).or_insert_with(fresh);
+        listening.is_called &= is_called;
+        listening.listeners.push(listener);
         self.watching += usize::from(!is_called);
     }
 
     /// Forgets what nobody listens to any more.
     fn forget(&mut self) {
-        self.by_lock.retain(|_, ear| {
-            ear.listeners.retain(|listener| !listener.is_over());
-            !ear.listeners.is_empty()
+        self.by_lock.retain(|_, listening| {
+            listening.listeners.retain(|listener| !listener.is_over());
+            !listening.listeners.is_empty()
         });
-        self.watching = self.by_lock.values().filter(|ear| !ear.is_called).count();
+        self.watching = self.by_lock.values().filter(|listening| !listening.is_called).count();
     }
 
     /// Tells what a request of this store's own has done.
     pub(super) fn tell(&mut self, id: RecordId, wake: &Wake) {
-        let Some(ear) = self.by_lock.get_mut(&id) else { return };
-        ear.say(wake);
+        let Some(listening) = self.by_lock.get_mut(&id) else { return };
+        listening.say(wake);
         if let Wake::Granted { tickets } = wake {
-            ear.told.extend(tickets);
+            listening.told.extend(tickets);
         }
     }
 
     /// Tells what a record says; of the tickets that hold, those that are new.
     pub(super) fn tell_news(&mut self, id: RecordId, wake: Wake) {
-        let Some(ear) = self.by_lock.get_mut(&id) else { return };
+        let Some(listening) = self.by_lock.get_mut(&id) else { return };
         let Wake::Granted { tickets: holding } = wake else {
-            ear.say(&wake);
+            listening.say(&wake);
             return;
         };
-        let tickets: Vec<_> = holding.iter().copied().filter(|ticket| !ear.told.contains(ticket)).collect();
+        let tickets: Vec<_> =
+            holding.iter().copied().filter(|ticket| !listening.told.contains(ticket)).collect();
         if !tickets.is_empty() {
-            ear.say(&Wake::Granted { tickets });
+            listening.say(&Wake::Granted { tickets });
         }
-        ear.told = holding.into_iter().collect();
+        listening.told = holding.into_iter().collect();
     }
 
     pub(super) fn tell_all(&mut self, wake: &Wake) {
-        for ear in self.by_lock.values() {
-            ear.say(wake);
+        for listening in self.by_lock.values() {
+            listening.say(wake);
         }
     }
 
@@ -96,7 +97,7 @@ impl Ears {
 
     /// Whether changes of this lock have to be seen in the directory.
     pub(super) fn watches(&self, id: RecordId) -> bool {
-        self.by_lock.get(&id).is_some_and(|ear| !ear.is_called)
+        self.by_lock.get(&id).is_some_and(|listening| !listening.is_called)
     }
 
     /// Whether any lock's changes have to be seen in the directory.
@@ -111,30 +112,32 @@ impl Ears {
     /// The locks that have to be looked at now and then, after forgetting what nobody listens to.
     pub(super) fn to_look_at(&mut self) -> Vec<RecordId> {
         self.forget();
-        let looks = |(id, ear): (&RecordId, &Ear)| (!ear.is_called || ear.ahead.is_some()).then_some(*id);
+        let looks = |(id, listening): (&RecordId, &LockListeners)| {
+            (!listening.is_called || listening.ahead.is_some()).then_some(*id)
+        };
         self.by_lock.iter().filter_map(looks).collect()
     }
 
     /// Notes who is ahead of a place of this process at the front of the line. True if that is news.
     pub(super) fn set_ahead(&mut self, id: RecordId, ahead: Option<Vec<HolderId>>) -> bool {
-        let Some(ear) = self.by_lock.get_mut(&id) else { return false };
-        let is_news = ear.ahead != ahead;
-        ear.ahead = ahead;
+        let Some(listening) = self.by_lock.get_mut(&id) else { return false };
+        let is_news = listening.ahead != ahead;
+        listening.ahead = ahead;
         is_news
     }
 
     /// Whether a place of this process was at the front of the line when the lock was last looked at.
     pub(super) fn is_near(&self, id: RecordId) -> bool {
-        self.by_lock.get(&id).is_some_and(|ear| ear.ahead.is_some())
+        self.by_lock.get(&id).is_some_and(|listening| listening.ahead.is_some())
     }
 
     /// All holders that are ahead of places of this process.
     pub(super) fn all_ahead(&self) -> BTreeSet<HolderId> {
-        self.by_lock.values().flat_map(|ear| ear.ahead.iter().flatten()).copied().collect()
+        self.by_lock.values().flat_map(|listening| listening.ahead.iter().flatten()).copied().collect()
     }
 }
 
-impl Ear {
+impl LockListeners {
     fn say(&self, wake: &Wake) {
         self.listeners.iter().for_each(|listener| listener.say(wake.clone()));
     }

@@ -13,16 +13,16 @@ use tokio::sync::{mpsc, oneshot, watch::Sender};
 
 use super::apply::{Applied, apply, changed as changed_to, looked, now, page};
 use super::directory::{Directory, Entered, Inside, Locked};
-use super::fault::shown;
+use super::error::shown;
 use super::holders::Holders;
 use super::record::{HolderId, RecordId};
 use super::sweep::Sweep;
 use super::system::boot_clock_offset_ms;
-use super::watch::{Ears, Seen, Watch};
+use super::watch::{Listeners, Seen, Watch};
 use crate::events::{event, text};
 use crate::name::LockName;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Now, Op, Reply, Rule, Verb, Wake};
+use crate::protocol::{Answer, LockSpec, Now, Op, Reply, Verb, Wake};
 use crate::runtime::{Moment, Runtime};
 use crate::store::{Cursor, Failure, Listener, Page};
 
@@ -50,7 +50,7 @@ const SWEEP: Duration = Duration::from_secs(60);
 
 /// A request, and by when it must be answered.
 pub(super) struct Job {
-    ask: Ask,
+    ask: Request,
     within: Duration,
     until: Moment,
     /// How often it was given more time.
@@ -58,21 +58,21 @@ pub(super) struct Job {
 }
 
 impl Job {
-    pub(super) fn new(ask: Ask, now: Moment, within: Duration) -> Self {
+    pub(super) fn new(ask: Request, now: Moment, within: Duration) -> Self {
         Self { ask, within, until: now + within, prolonged: 0 }
     }
 }
 
 pub(super) type Promise<T> = oneshot::Sender<Result<T, Failure>>;
 
-pub(super) enum Ask {
+pub(super) enum Request {
     Call(Op, Promise<Reply>),
-    Listen(LockName, Rule, Promise<Listener>),
+    Listen(LockName, LockSpec, Promise<Listener>),
     List { prefix: String, from: Cursor, promise: Promise<Page> },
     Ready(Promise<()>),
 }
 
-impl Ask {
+impl Request {
     // Whoever asked may be gone: nobody is left to tell then.
     fn fail(self, failure: Failure) {
         match self {
@@ -99,7 +99,7 @@ pub(super) struct Worker {
     sweep: Option<Sweep>,
     /// When to do the next piece of the sweep.
     sweep_at: Option<BoxFuture<'static, ()>>,
-    ears: Ears,
+    listeners: Listeners,
     watch: Option<Watch>,
     /// When to look again; none while there is nothing to look at.
     look: Option<BoxFuture<'static, ()>>,
@@ -151,7 +151,7 @@ impl Worker {
             swept: None,
             sweep: None,
             sweep_at: None,
-            ears: Ears::default(),
+            listeners: Listeners::default(),
             watch: None,
             look: None,
             looking: Vec::new(),
@@ -331,10 +331,10 @@ impl Worker {
     fn sees_nothing(&mut self) -> bool {
         let Some(job) = self.queue.pop_front() else { return false };
         match job.ask {
-            Ask::Call(Op { owner, request, verb: Verb::Inspect, .. }, promise) => {
+            Request::Call(Op { owner, request, verb: Verb::Inspect, .. }, promise) => {
                 let _ = promise.send(Ok(Reply { owner, request, answer: Answer::Free }));
             }
-            Ask::List { promise, .. } => {
+            Request::List { promise, .. } => {
                 let _ = promise.send(Ok(Page { locks: Vec::new(), next: None }));
             }
             ask => {
@@ -355,12 +355,12 @@ impl Worker {
             None => Directory::open(&self.path)?,
         };
         let directory = &*self.directory.insert(directory);
-        let is_deaf = self.holders.is_deaf();
+        let cannot_be_called = self.holders.cannot_be_called();
         let watches = |job: &Job| match &job.ask {
-            Ask::Listen(_, rule, _) => is_deaf || !matches!(rule, Rule::Queue(_)),
+            Request::Listen(_, rule, _) => cannot_be_called || !matches!(rule, LockSpec::Queue(_)),
             _ => false,
         };
-        if self.ears.any_watches() || self.queue.iter().take(BATCH).any(watches) {
+        if self.listeners.any_watches() || self.queue.iter().take(BATCH).any(watches) {
             // Outside the guard: beginning to watch takes the longer the more files there are.
             listen(&mut self.watch, directory);
         }
@@ -381,7 +381,7 @@ impl Worker {
         let (mut done, mut replies, mut listing) = (Vec::new(), Vec::new(), None);
         for _ in 0..BATCH {
             match self.queue.pop_front() {
-                Some(Job { ask: Ask::Call(op, promise), .. }) => {
+                Some(Job { ask: Request::Call(op, promise), .. }) => {
                     let now = now(runtime, self.offset_ms);
                     let applied = apply(&mut inside, &mut self.holders, now, runtime, &op);
                     let reply = applied.map(|applied| {
@@ -391,10 +391,11 @@ impl Worker {
                     });
                     replies.push((promise, reply));
                 }
-                Some(Job { ask: Ask::Listen(name, rule, promise), .. }) => {
-                    let (id, is_called) = (RecordId::of(&name), !is_deaf && matches!(rule, Rule::Queue(_)));
+                Some(Job { ask: Request::Listen(name, rule, promise), .. }) => {
+                    let (id, is_called) =
+                        (RecordId::of(&name), !cannot_be_called && matches!(rule, LockSpec::Queue(_)));
                     let listener = Listener::new(|sender| {
-                        self.ears.add(id, sender, is_called);
+                        self.listeners.add(id, sender, is_called);
                         Box::new(())
                     });
                     if is_called {
@@ -409,10 +410,10 @@ impl Worker {
                     }
                     let _ = promise.send(Ok(listener));
                 }
-                Some(Job { ask: Ask::Ready(promise), .. }) => {
+                Some(Job { ask: Request::Ready(promise), .. }) => {
                     let _ = promise.send(inside.probe());
                 }
-                Some(Job { ask: Ask::List { prefix, from, promise }, .. }) => {
+                Some(Job { ask: Request::List { prefix, from, promise }, .. }) => {
                     listing = Some((prefix, from, promise));
                     break;
                 }
@@ -438,7 +439,7 @@ impl Worker {
 
     /// Passes on what was seen. `own` is what this store's own requests have done; the system reports that as well.
     fn hear(&mut self, own: Vec<(RecordId, Applied)>) {
-        if self.ears.is_empty() {
+        if self.listeners.is_empty() {
             return;
         }
         let mut changed = BTreeSet::new();
@@ -450,32 +451,32 @@ impl Worker {
                 Seen::HolderClosed if self.look.is_some() => self.look_after(AFTER_CLOSE),
                 Seen::HolderClosed => {}
                 Seen::Replaced => self.replaced(),
-                Seen::Missed => self.ears.tell_all(&Wake::Reconnected),
+                Seen::Missed => self.listeners.tell_all(&Wake::Reconnected),
             }
         }
         let Some(directory) = &self.directory else { return };
         let mut near = Vec::new();
         for (id, Applied { wake, is_near, .. }) in own {
-            if self.ears.has(id) && is_near && !self.ears.is_near(id) {
+            if self.listeners.has(id) && is_near && !self.listeners.is_near(id) {
                 near.push(id);
             }
             match wake {
                 None => {}
-                _ if !self.ears.has(id) => {}
+                _ if !self.listeners.has(id) => {}
                 // Taken again: its new holder frees it again.
                 Some(Wake::Free { .. }) if directory.has(id) => {}
                 Some(wake @ Wake::Free { .. }) => {
                     changed.remove(&id);
-                    self.ears.tell(id, &wake);
+                    self.listeners.tell(id, &wake);
                 }
-                Some(wake) => self.ears.tell(id, &wake),
+                Some(wake) => self.listeners.tell(id, &wake),
             }
         }
         let now = self.now();
-        changed.retain(|id| self.ears.watches(*id));
+        changed.retain(|id| self.listeners.watches(*id));
         for id in changed {
             if let Some(wake) = changed_to(directory, now, id) {
-                self.ears.tell_news(id, wake);
+                self.listeners.tell_news(id, wake);
             }
         }
         for id in near {
@@ -486,7 +487,7 @@ impl Worker {
     /// Looks at the locks about which another process has called.
     fn called(&mut self) {
         for id in self.holders.called() {
-            if self.ears.has(id) && !planted(Bug::ChangeUnheard) {
+            if self.listeners.has(id) && !planted(Bug::ChangeUnheard) {
                 self.look_at(id);
             }
         }
@@ -499,10 +500,10 @@ impl Worker {
     /// Looks at some of what is listened to: a crash may leave no trace, and the system may be unable to watch.
     fn look(&mut self) {
         if self.looking.is_empty() {
-            self.looking = self.ears.to_look_at();
+            self.looking = self.listeners.to_look_at();
             self.looking_since = self.runtime.now();
             self.idle_looks = if self.looking.is_empty() { self.idle_looks + 1 } else { 0 };
-            if !self.looking.is_empty() && !self.ears.any_watches() {
+            if !self.looking.is_empty() && !self.listeners.any_watches() {
                 self.watch.iter_mut().for_each(Watch::end_directory);
             }
             let watches = self.watch.as_ref().is_some_and(Watch::is_active);
@@ -534,8 +535,8 @@ impl Worker {
         let now = self.now();
         let Some(directory) = &self.directory else { return };
         let looked = looked(directory, &self.holders, now, id);
-        if self.ears.set_ahead(id, looked.ahead) {
-            let ahead = self.ears.all_ahead();
+        if self.listeners.set_ahead(id, looked.ahead) {
+            let ahead = self.listeners.all_ahead();
             if !ahead.is_empty() && self.watch.is_none() {
                 self.watch = new_watch();
             }
@@ -544,7 +545,7 @@ impl Worker {
             self.look_after(if ahead.is_empty() { LOOK } else { AFTER_CLOSE });
         }
         if let Some(wake) = looked.wake {
-            self.ears.tell_news(id, wake);
+            self.listeners.tell_news(id, wake);
         }
     }
 
@@ -569,7 +570,7 @@ impl Worker {
         self.watch.iter_mut().for_each(Watch::end);
         std::mem::take(&mut self.holders).leave(&directory);
         (self.swept, self.sweep, self.sweep_at) = (None, None, None);
-        self.ears.tell_all(&Wake::Reconnected);
+        self.listeners.tell_all(&Wake::Reconnected);
         self.replaced.send_modify(|count| *count += 1);
         event!(
             WARN,

@@ -13,7 +13,7 @@ use super::member::Said;
 use super::round::Round;
 use crate::planted::{Bug, planted};
 use crate::protocol::quorum::{
-    NOBODY, Verdict, Word, acquired, found, held, released, renewed, shows, verified,
+    Decision, NOBODY, Vote, acquired, found, held, released, renewed, shows, verified,
 };
 use crate::protocol::{Answer, Bind, Fence, Op, Verb, Whose, lease, ours};
 use crate::runtime::Moment;
@@ -46,12 +46,12 @@ impl Inner {
         }
         let mut verdict = round.gather(|words, is_last| acquired(words, ballot, is_last)).await;
         for _ in 1..BALLOTS {
-            let Verdict::Raise { above } = verdict else { break };
+            let Decision::Raise { above } = verdict else { break };
             round.give_up_waiting();
             ballot = hold.propose(self.runtime.unix_micros(), self.beyond(above, sent));
             for index in 0..self.members.len() {
                 // Also where the first may have been taken and does not count: what is left there would show a token that is too low.
-                let was_behind = matches!(round.words[index], Word::Said(Answer::Behind { .. }));
+                let was_behind = matches!(round.words[index], Vote::Said(Answer::Behind { .. }));
                 if was_behind || hold.may_be_at(index) {
                     round.ask(index, with_ballot(&op, ttl_ms, ballot), part);
                 }
@@ -61,7 +61,7 @@ impl Inner {
         let now = self.runtime.now();
         // Again: those that were asked for the first time are known only by now.
         let twins = self.twins();
-        if let Verdict::Is(Answer::Held { fence }) = verdict
+        if let Decision::Is(Answer::Held { fence }) = verdict
             && twins.is_ok()
             && lease::deadline(sent, now, ttl) > now
         {
@@ -73,28 +73,28 @@ impl Inner {
         if is_undone {
             // One whom nobody kept out asks again soon, and remembers how often it did.
             match verdict {
-                Verdict::Raise { .. } | Verdict::Split { .. } => hold.lasts_no_longer_than(now + SOON),
+                Decision::Raise { .. } | Decision::Split { .. } => hold.lasts_no_longer_than(now + SOON),
                 _ => self.holds.forget(&op.owner),
             }
         }
         let back_off = |hold: &Hold| self.back_off_ms(hold.split(), now.since(sent));
         twins?;
         Ok(match verdict {
-            Verdict::Is(Answer::Held { .. }) => return Err(self.silence(is_undone, &round)),
-            Verdict::Is(answer) => {
+            Decision::Is(Answer::Held { .. }) => return Err(self.silence(is_undone, &round)),
+            Decision::Is(answer) => {
                 hold.is_settled();
                 answer
             }
-            Verdict::Raise { .. } => Answer::Busy { holder: NOBODY.into(), left_ms: Some(back_off(&hold)) },
-            Verdict::Split { holder, left_ms } => {
+            Decision::Raise { .. } => Answer::Busy { holder: NOBODY.into(), left_ms: Some(back_off(&hold)) },
+            Decision::Split { holder, left_ms } => {
                 let back_off = back_off(&hold);
                 Answer::Busy {
                     holder,
                     left_ms: Some(left_ms.map_or(back_off, |left_ms| left_ms.min(back_off))),
                 }
             }
-            Verdict::Refused => return Err(Failure::Refused(self.why(&round.reasons()))),
-            Verdict::Silent { .. } => return Err(self.silence(is_undone, &round)),
+            Decision::Refused => return Err(Failure::Refused(self.why(&round.reasons()))),
+            Decision::Silent { .. } => return Err(self.silence(is_undone, &round)),
         })
     }
 
@@ -125,12 +125,12 @@ impl Inner {
         let (mut undo, releases) = (Round::new(self, 0), self.releases(op, hold));
         for (index, release) in releases.iter().enumerate() {
             let is_there = !planted(Bug::UndoOfGrantsOnly)
-                || matches!(round.words[index], Word::Said(Answer::Held { .. }));
+                || matches!(round.words[index], Vote::Said(Answer::Held { .. }));
             if hold.may_be_at(index) && is_there {
                 undo.listen_to(index, self.release_once(index, release, hold, part));
             }
         }
-        let all = |words: &[Word], is_last| (is_last || !words.contains(&Word::Pending)).then_some(());
+        let all = |words: &[Vote], is_last| (is_last || !words.contains(&Vote::Pending)).then_some(());
         undo.gather(all).await;
         self.go_on_releasing(&mut undo, &releases, hold)
     }
@@ -139,7 +139,7 @@ impl Inner {
     fn go_on_releasing(self: &Arc<Self>, round: &mut Round, releases: &[Op], hold: &Arc<Hold>) -> bool {
         let mut all_answered = true;
         for (index, release) in releases.iter().enumerate() {
-            let is_unheard = matches!(round.words[index], Word::Pending | Word::Silent { .. });
+            let is_unheard = matches!(round.words[index], Vote::Pending | Vote::Silent { .. });
             if is_unheard && hold.may_be_at(index) {
                 all_answered = false;
                 let first = round.take(index);
@@ -233,7 +233,7 @@ impl Inner {
             hold.pass_on();
         }
         let (verdict, mut round) = self.ask_to_renew(&op, within / 2).await;
-        if let Verdict::Is(Answer::Held { fence }) = verdict {
+        if let Decision::Is(Answer::Held { fence }) = verdict {
             hold.has_token(fence);
             if bind.is_none() {
                 self.rejoin(&mut round, &op, ttl_ms, &hold, within / 2);
@@ -242,7 +242,7 @@ impl Inner {
         self.answer(verdict, &round)
     }
 
-    async fn ask_to_renew(self: &Arc<Self>, op: &Op, part: Duration) -> (Verdict, Round) {
+    async fn ask_to_renew(self: &Arc<Self>, op: &Op, part: Duration) -> (Decision, Round) {
         let mut round = Round::new(self, self.majority());
         for index in 0..self.members.len() {
             round.ask(index, op.clone(), part);
@@ -271,7 +271,7 @@ impl Inner {
 
     async fn take_over(self: &Arc<Self>, op: &Op, ttl_ms: u64, hold: &Arc<Hold>, within: Duration) -> Said {
         let (verdict, mut round) = self.ask_to_renew(op, within / 2).await;
-        if let Verdict::Is(Answer::Held { fence }) = verdict {
+        if let Decision::Is(Answer::Held { fence }) = verdict {
             let highest = held(&round.words).max().unwrap_or(fence);
             if highest > fence && !planted(Bug::LowestTokenTaken) {
                 return self.agree_on_token(op, ttl_ms, hold, highest, within / 4).await;
@@ -301,11 +301,11 @@ impl Inner {
                 round.ask(index, with_ballot(op, ttl_ms, ballot), part);
             }
             match round.gather(|words, is_last| acquired(words, ballot, is_last)).await {
-                Verdict::Is(Answer::Held { fence }) => {
+                Decision::Is(Answer::Held { fence }) => {
                     hold.is_granted(fence);
                     return Ok(Answer::Held { fence });
                 }
-                Verdict::Raise { above: higher } => above = self.beyond(higher, sent),
+                Decision::Raise { above: higher } => above = self.beyond(higher, sent),
                 verdict => return self.answer(verdict, &round),
             }
             round.give_up_waiting();
@@ -325,7 +325,7 @@ impl Inner {
         };
         for index in 0..self.members.len() {
             let first = match &round.words[index] {
-                Word::Said(answer) => {
+                Vote::Said(answer) => {
                     if let Answer::Held { fence } = answer {
                         hold.saw(index, *fence);
                     }
@@ -334,7 +334,7 @@ impl Inner {
                     }
                     None
                 }
-                Word::Pending => round.take(index),
+                Vote::Pending => round.take(index),
                 _ => continue,
             };
             let (quorum, op, hold) = (Arc::clone(self), op.clone(), Arc::clone(hold));
@@ -439,7 +439,7 @@ impl Inner {
             Whose::Mine => round.gather(released).await,
             Whose::Anyone | Whose::Foreign => round.gather(found).await,
         };
-        if let (Verdict::Is(_), Whose::Mine) = (&verdict, whose) {
+        if let (Decision::Is(_), Whose::Mine) = (&verdict, whose) {
             self.go_on_releasing(&mut round, &releases, &hold);
             self.holds.forget(&op.owner);
         }
@@ -471,13 +471,13 @@ impl Inner {
         self.answer(verdict, &round)
     }
 
-    pub(super) fn answer(&self, verdict: Verdict, round: &Round) -> Said {
+    pub(super) fn answer(&self, verdict: Decision, round: &Round) -> Said {
         Err(match verdict {
-            Verdict::Is(answer) => return Ok(answer),
-            Verdict::Silent { maybe: false } => Failure::NotSent(self.why(&round.reasons())),
-            Verdict::Refused => Failure::Refused(self.why(&round.reasons())),
+            Decision::Is(answer) => return Ok(answer),
+            Decision::Silent { maybe: false } => Failure::NotSent(self.why(&round.reasons())),
+            Decision::Refused => Failure::Refused(self.why(&round.reasons())),
             // Only acquisitions are split.
-            Verdict::Silent { .. } | Verdict::Split { .. } | Verdict::Raise { .. } => {
+            Decision::Silent { .. } | Decision::Split { .. } | Decision::Raise { .. } => {
                 Failure::Unknown(self.why(&round.reasons()))
             }
         })

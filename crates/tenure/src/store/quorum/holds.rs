@@ -185,7 +185,7 @@ impl Hold {
 
 /// The holds of one quorum.
 #[derive(Debug, Default)]
-pub(super) struct Holds(Mutex<Table>);
+pub(super) struct OwnerRegistry(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
@@ -194,7 +194,7 @@ struct Table {
     full_at: usize,
 }
 
-impl Holds {
+impl OwnerRegistry {
     fn table(&self) -> MutexGuard<'_, Table> {
         // Nothing in here panics half-way, so a poisoned table is as good as another.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

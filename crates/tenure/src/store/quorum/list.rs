@@ -9,8 +9,8 @@ use super::Inner;
 use super::round::Round;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::quorum::{Verdict, Word, found};
-use crate::protocol::{Answer, Found, Op, Rule, Verb, ours};
+use crate::protocol::quorum::{Decision, Vote, found};
+use crate::protocol::{Answer, Found, LockSpec, Op, Verb, ours};
 use crate::store::{Cursor, Failure, Page};
 
 /// Where a listing stands: in which member's, which members failed so far, and where in it.
@@ -81,7 +81,7 @@ impl Inner {
         within: Duration,
     ) -> Result<Option<(LockName, Found)>, Failure> {
         let owner = Owner::fresh("", &*self.runtime);
-        let op = Op { name: name.clone(), rule: Rule::Mutex, owner, request: 0, verb: Verb::Inspect };
+        let op = Op { name: name.clone(), rule: LockSpec::Mutex, owner, request: 0, verb: Verb::Inspect };
         let mut round = Round::new(self, self.majority());
         for index in 0..self.members.len() {
             round.ask(index, op.clone(), self.part(within));
@@ -91,15 +91,15 @@ impl Inner {
         // A listing without a prefix shows nothing foreign, so that member has not told it.
         let is_shown =
             |found: &Found| has_prefix || found.holders.iter().any(|holding| ours(&holding.value).is_some());
-        let is_told = |(index, word): (usize, &Word)| {
-            failed & (1 << index) == 0 && matches!(word, Word::Said(Answer::Found(found)) if is_shown(found))
+        let is_told = |(index, word): (usize, &Vote)| {
+            failed & (1 << index) == 0 && matches!(word, Vote::Said(Answer::Found(found)) if is_shown(found))
         };
         if round.words[..member].iter().enumerate().any(is_told) {
             return Ok(None);
         }
         match verdict {
-            Verdict::Is(Answer::Found(found)) => Ok(Some((name, found))),
-            Verdict::Is(_) => Ok(None),
+            Decision::Is(Answer::Found(found)) => Ok(Some((name, found))),
+            Decision::Is(_) => Ok(None),
             verdict => self.answer(verdict, &round).map(|_| None),
         }
     }

@@ -9,10 +9,10 @@
 //! given back there for as long as its lease can run: the engine knows one store, and that one has answered.
 
 mod ask;
+mod fan_in;
 mod holds;
 mod list;
 mod member;
-mod relay;
 mod round;
 
 use std::any::Any;
@@ -31,9 +31,9 @@ use crate::error::{Error, Result};
 use crate::events::event;
 use crate::name::LockName;
 use crate::protocol::quorum::majority;
-use crate::protocol::{Op, Reply, Rule, Verb, lease};
+use crate::protocol::{LockSpec, Op, Reply, Verb, lease};
 use crate::runtime::Runtime;
-use holds::Holds;
+use holds::OwnerRegistry;
 use member::Member;
 
 /// A store that is a majority of others. Clones share it.
@@ -43,7 +43,7 @@ pub struct Quorum(Arc<Inner>);
 struct Inner {
     members: Vec<Arc<Member>>,
     runtime: Arc<dyn Runtime>,
-    holds: Holds,
+    holds: OwnerRegistry,
     /// The longest lease that was asked for, in ms: for so long a member that starts anew may have forgotten one.
     longest_ms: AtomicU64,
     /// Releases that go on behind the caller's back.
@@ -102,7 +102,7 @@ impl Quorum {
         }
         let url = url.unwrap_or_else(|| format!("quorum:{}", urls.join(",")).into());
         let members = members.into_iter().map(Member::new).collect();
-        let (holds, longest_ms) = (Holds::default(), AtomicU64::new(0));
+        let (holds, longest_ms) = (OwnerRegistry::default(), AtomicU64::new(0));
         let (releases, are_done) = (AtomicUsize::new(0), Notify::new());
         let inner = Inner { members, runtime, holds, longest_ms, releases, are_done, url, _keeps: keeps };
         Ok(Self(Arc::new(inner)))
@@ -133,7 +133,7 @@ impl Store for Quorum {
     fn listen(
         &self,
         name: &LockName,
-        rule: Rule,
+        rule: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let inner = Arc::clone(&self.0);
@@ -152,11 +152,11 @@ impl Store for Quorum {
         async move { inner.list(&prefix, &from, within).await }.boxed()
     }
 
-    fn supports(&self, rule: Rule, _name: &LockName) -> Result<(), &'static str> {
+    fn supports(&self, rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
         match rule {
-            Rule::Mutex => Ok(()),
-            Rule::Reentrant => Err("no majority can tell how often an owner holds"),
-            Rule::Queue(_) => Err(NO_QUEUE),
+            LockSpec::Mutex => Ok(()),
+            LockSpec::Reentrant => Err("no majority can tell how often an owner holds"),
+            LockSpec::Queue(_) => Err(NO_QUEUE),
         }
     }
 
@@ -325,7 +325,7 @@ mod tests {
         fn listen(
             &self,
             name: &LockName,
-            rule: Rule,
+            rule: LockSpec,
             within: Duration,
         ) -> BoxFuture<'static, Result<Listener, Failure>> {
             self.store.listen(name, rule, within)
@@ -344,7 +344,7 @@ mod tests {
             self.store.interruptions()
         }
 
-        fn supports(&self, rule: Rule, name: &LockName) -> Result<(), &'static str> {
+        fn supports(&self, rule: LockSpec, name: &LockName) -> Result<(), &'static str> {
             self.store.supports(rule, name)
         }
 
@@ -380,7 +380,7 @@ mod tests {
 
         fn op(&self, verb: Verb) -> Op {
             let name = LockName::new("x").expect("a name");
-            Op { name, rule: Rule::Mutex, owner: self.owner.clone(), request: 0, verb }
+            Op { name, rule: LockSpec::Mutex, owner: self.owner.clone(), request: 0, verb }
         }
 
         fn ask(&self, side: usize, verb: Verb) -> Answer {

@@ -10,14 +10,14 @@ use futures_util::future::{BoxFuture, FutureExt};
 use super::Inner;
 use super::holds::{Hold, Sent};
 use super::member::Said;
-use crate::protocol::quorum::Word;
+use crate::protocol::quorum::Vote;
 use crate::protocol::{Answer, Op};
 use crate::store::Failure;
 
 /// Dropped with questions unanswered, it leaves them to the runtime: whoever is slow is heard all the same.
 pub(super) struct Round {
     quorum: Arc<Inner>,
-    pub(super) words: Vec<Word>,
+    pub(super) words: Vec<Vote>,
     pub(super) failures: Vec<Option<Failure>>,
     asks: Vec<Option<Asked>>,
     /// Of acquisitions: for whom.
@@ -44,7 +44,7 @@ impl Round {
         let members = quorum.members.len();
         Self {
             quorum: Arc::clone(quorum),
-            words: vec![Word::Abstains; members],
+            words: vec![Vote::Abstains; members],
             failures: vec![None; members],
             asks: std::iter::repeat_with(|| None).take(members).collect(),
             taker: None,
@@ -70,29 +70,29 @@ impl Round {
     pub(super) fn listen_to(&mut self, member: usize, question: BoxFuture<'static, Said>) {
         let sent = self.taker.as_ref().map(|taker| taker.hold.sent_to(member));
         self.asks[member] = Some((question, sent));
-        self.words[member] = Word::Pending;
+        self.words[member] = Vote::Pending;
         self.failures[member] = None;
         self.was_sent = false;
     }
 
     /// Leaves a member out, and says why.
     pub(super) fn leave_out(&mut self, member: usize, why: Failure) {
-        (self.words[member], self.failures[member]) = (Word::Abstains, Some(why));
+        (self.words[member], self.failures[member]) = (Vote::Abstains, Some(why));
     }
 
     /// Whoever has not answered by now is not waited for any more.
     pub(super) fn give_up_waiting(&mut self) {
         self.go_on_behind();
         for (word, failure) in self.words.iter_mut().zip(&mut self.failures) {
-            if *word == Word::Pending {
-                *word = Word::Silent { maybe: true };
+            if *word == Vote::Pending {
+                *word = Vote::Silent { maybe: true };
                 *failure = Some(Failure::Unknown(Failure::cause("it has not answered yet")));
             }
         }
     }
 
     /// Asks, and listens until there is a verdict. It is told whether anybody is left who is worth waiting for.
-    pub(super) async fn gather<V>(&mut self, verdict: impl Fn(&[Word], bool) -> Option<V>) -> V {
+    pub(super) async fn gather<V>(&mut self, verdict: impl Fn(&[Vote], bool) -> Option<V>) -> V {
         poll_fn(|context| {
             // All of them, before anything is decided: a request is sent when it is first polled.
             for member in 0..self.asks.len() {
@@ -120,10 +120,10 @@ impl Round {
             }
         }
         self.words[member] = match &said {
-            Ok(answer) => Word::Said(answer.clone()),
-            Err(Failure::NotSent(_)) => Word::Silent { maybe: false },
-            Err(Failure::Unknown(_)) => Word::Silent { maybe: true },
-            Err(Failure::Refused(_)) => Word::Refused,
+            Ok(answer) => Vote::Said(answer.clone()),
+            Err(Failure::NotSent(_)) => Vote::Silent { maybe: false },
+            Err(Failure::Unknown(_)) => Vote::Silent { maybe: true },
+            Err(Failure::Refused(_)) => Vote::Refused,
         };
         self.failures[member] = said.err();
     }
@@ -131,18 +131,18 @@ impl Round {
     /// Whether an answer is worth waiting for: of a member that answered last time, or of any while too few have.
     fn waits(&self) -> bool {
         let pending =
-            || self.words.iter().zip(&self.quorum.members).filter(|(word, _)| **word == Word::Pending);
-        let said = self.words.iter().filter(|word| matches!(word, Word::Said(_))).count();
+            || self.words.iter().zip(&self.quorum.members).filter(|(word, _)| **word == Vote::Pending);
+        let said = self.words.iter().filter(|word| matches!(word, Vote::Said(_))).count();
         pending().any(|(_, member)| said < self.needs || !member.is_silent())
     }
 
     /// Why each member is of no help, as far as it is known.
     pub(super) fn reasons(&self) -> Vec<Option<Failure>> {
-        let reason = |(word, failure): (&Word, &Option<Failure>)| {
+        let reason = |(word, failure): (&Vote, &Option<Failure>)| {
             let text = match word {
-                Word::Pending => "it has not answered yet",
-                Word::Said(Answer::Ahead) => "this side's clock is more than a year ahead of its",
-                Word::Said(Answer::Behind { .. }) => "it has accepted a higher ballot",
+                Vote::Pending => "it has not answered yet",
+                Vote::Said(Answer::Ahead) => "this side's clock is more than a year ahead of its",
+                Vote::Said(Answer::Behind { .. }) => "it has accepted a higher ballot",
                 _ => return failure.clone(),
             };
             Some(Failure::NotSent(Failure::cause(text)))

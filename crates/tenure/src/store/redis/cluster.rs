@@ -20,12 +20,12 @@ use tokio::sync::Notify;
 
 use super::connect::{Connector, Dial, Network, command};
 use super::line::Line;
-use super::node::{Manner, Node, answered};
+use super::node::{Node, RequestContext, answered};
 use super::request::{Keyspace, Publish};
 use super::slots::{Member, Redirect, Table, View};
 use super::{Address, Target, Topology, failure, keys, reply};
 use crate::name::LockName;
-use crate::protocol::{Op, Reply, Rule, Verb};
+use crate::protocol::{LockSpec, Op, Reply, Verb};
 use crate::runtime::{Moment, Runtime};
 use crate::store::{Cursor, Failure, Listener, Page, Store, Terms};
 
@@ -60,7 +60,7 @@ struct Inner {
     map: Mutex<Map>,
     /// Told of every change of the map.
     changed: Notify,
-    /// Tells the scout to ask who serves what.
+    /// Tells the topology_refresh to ask who serves what.
     trouble: Arc<Notify>,
 }
 
@@ -102,7 +102,7 @@ impl Cluster {
         };
         let (map, changed, trouble) = (Mutex::new(map), Notify::new(), Arc::default());
         let inner = Arc::new(Inner { runtime, dial, seeds, url, map, changed, trouble });
-        inner.runtime.spawn(scout(Arc::downgrade(&inner)).boxed());
+        inner.runtime.spawn(topology_refresh(Arc::downgrade(&inner)).boxed());
         Self(inner)
     }
 }
@@ -126,7 +126,7 @@ impl Store for Cluster {
     fn listen(
         &self,
         name: &LockName,
-        rule: Rule,
+        rule: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let (inner, name) = (Arc::clone(&self.0), name.clone());
@@ -155,7 +155,7 @@ impl Store for Cluster {
     }
 
     /// A lock is kept only where its counter and its channel can be.
-    fn supports(&self, rule: Rule, name: &LockName) -> Result<(), &'static str> {
+    fn supports(&self, rule: LockSpec, name: &LockName) -> Result<(), &'static str> {
         if keys::share_a_slot(rule, name.as_str()) { Ok(()) } else { Err(APART) }
     }
 
@@ -242,7 +242,7 @@ impl Inner {
                 },
                 Some(address) => self.way_to(&address, deadline).boxed().await?,
             };
-            let manner = Manner { space: way.space, asking, terms };
+            let manner = RequestContext { space: way.space, asking, terms };
             let failure = match way.member.node.ask(&way.line, &op, manner, deadline).await {
                 Ok(reply) => {
                     if asking && matches!(op.verb, Verb::Release { .. }) {
@@ -374,7 +374,7 @@ impl Inner {
         }
     }
 
-    async fn listen(&self, name: &LockName, rule: Rule, deadline: Moment) -> Result<Listener, Failure> {
+    async fn listen(&self, name: &LockName, rule: LockSpec, deadline: Moment) -> Result<Listener, Failure> {
         fits(rule, name)?;
         let slot = keys::slot(name.as_str());
         let mut turns = Turns::default();
@@ -414,7 +414,7 @@ impl Inner {
         let mut left = masters.iter().skip_while(|(address, _)| **address < *at_node);
         let Some((address, member)) = left.next() else { return Ok(Page::default()) };
         let rest = if address == at_node { rest } else { "" };
-        let manner = Manner { space, asking: false, terms: Terms::default() };
+        let manner = RequestContext { space, asking: false, terms: Terms::default() };
         let page = member.node.list(prefix, &Cursor(rest.to_owned()), manner, deadline).await;
         let mut page = page.map_err(|failure| at(&member.address, failure))?;
         page.next = match (page.next, left.next()) {
@@ -602,7 +602,7 @@ impl Turns {
 }
 
 /// Asks who serves what whenever there is trouble, and not too often.
-async fn scout(cluster: Weak<Inner>) {
+async fn topology_refresh(cluster: Weak<Inner>) {
     let Some((runtime, trouble)) =
         cluster.upgrade().map(|inner| (Arc::clone(&inner.runtime), Arc::clone(&inner.trouble)))
     else {
@@ -618,7 +618,7 @@ async fn scout(cluster: Weak<Inner>) {
 }
 
 /// Also requests without a handle, such as an inspection.
-fn fits(rule: Rule, name: &LockName) -> Result<(), Failure> {
+fn fits(rule: LockSpec, name: &LockName) -> Result<(), Failure> {
     match keys::share_a_slot(rule, name.as_str()) {
         true => Ok(()),
         false => Err(Failure::Refused(Failure::cause(APART))),

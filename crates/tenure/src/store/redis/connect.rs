@@ -21,7 +21,7 @@ use tokio::sync::{Notify, oneshot};
 use super::failure;
 use super::frame::{Checked, Malformed};
 use super::reply::{bytes, prose};
-use super::sentinel::{self, Guide};
+use super::sentinel::{self, SentinelResolver};
 #[cfg(feature = "tls")]
 use super::tls;
 use super::topology::{Access, Address, Sentinels, Target};
@@ -123,7 +123,7 @@ enum Goal {
     Node(Target),
     /// The one that is the store.
     Only(Target),
-    Master(Guide),
+    Master(SentinelResolver),
 }
 
 /// An open connection, logged in.
@@ -164,7 +164,7 @@ impl Connector {
 
     /// Connections to the server that these sentinels call the master at each dial.
     pub(super) fn led(runtime: Arc<dyn Runtime>, dial: Arc<dyn Dial>, sentinels: Sentinels) -> Self {
-        Self::to(Goal::Master(Guide::new(sentinels)), dial, runtime)
+        Self::to(Goal::Master(SentinelResolver::new(sentinels)), dial, runtime)
     }
 
     fn to(goal: Goal, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
@@ -214,7 +214,7 @@ impl Connector {
     /// that one of them names: the next may know better.
     async fn find(
         &self,
-        guide: &Guide,
+        guide: &SentinelResolver,
         ear: Option<Ear>,
         before: Option<&Peer>,
         deadline: Moment,
@@ -251,7 +251,7 @@ impl Connector {
 
     async fn ask_sentinel(
         &self,
-        guide: &Guide,
+        guide: &SentinelResolver,
         sentinel: &Target,
         deadline: Moment,
     ) -> Result<Target, Failure> {

@@ -8,22 +8,27 @@ use tenure_testkit::fuzz::fuzz;
 
 use super::frame::Scan;
 use super::keys::{channel, fence, share_a_slot, slot};
-use super::sentinel::Guide;
+use super::sentinel::SentinelResolver;
 use super::slots::{Redirect, View};
 use super::topology::{Access, Address, Sentinels, Target, Topology};
 use super::wake::meant;
 use super::{failure, reply};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{Op, Rule, Seat, Verb, Wake};
+use crate::protocol::{LockSpec, Op, QueueSpec, Verb, Wake};
 
 /// The owner and the request of the replies in the corpus.
 const OWNER: &str = "a@h:1/0123456789abcdef0123456789abcdef";
 const REQUEST: u64 = 7;
 
-const RULES: [Rule; 4] = [Rule::Mutex, Rule::Reentrant, Rule::Queue(Seat::FAIR), Rule::Queue(Seat::READER)];
+const RULES: [LockSpec; 4] = [
+    LockSpec::Mutex,
+    LockSpec::Reentrant,
+    LockSpec::Queue(QueueSpec::FAIR),
+    LockSpec::Queue(QueueSpec::READER),
+];
 
-fn op(rule: Rule, verb: Verb) -> Op {
+fn op(rule: LockSpec, verb: Verb) -> Op {
     let (name, owner) = (LockName::new("x").expect("a name"), OWNER.parse().expect("an owner"));
     Op { name, rule, owner, request: REQUEST, verb }
 }
@@ -55,7 +60,7 @@ fn read_all(value: &Value) -> String {
         said.push_str(&sort(&failure::of(error).0));
     }
     let sentinels = Sentinels { at: Vec::new(), service: "s".into(), master: Access::default() };
-    said.push_str(&sort(&Guide::new(sentinels).master(value.clone()).is_ok()));
+    said.push_str(&sort(&SentinelResolver::new(sentinels).master(value.clone()).is_ok()));
     said
 }
 
@@ -127,7 +132,7 @@ fn whatever_a_message_says_it_names_tickets_only_as_they_are_written() {
                 Wake::Granted { tickets } => {
                     let written: Vec<String> = tickets.iter().map(ToString::to_string).collect();
                     assert_eq!(written.join(","), message);
-                    assert!(matches!(rule, Rule::Queue(_)));
+                    assert!(matches!(rule, LockSpec::Queue(_)));
                 }
                 Wake::Free { by: Some(by) } => assert!(message.starts_with(by.as_str())),
                 _ => {}
@@ -251,9 +256,9 @@ fn whatever_a_lock_is_called_its_side_keys_are_in_its_slot() {
             Ok(lock) => {
                 assert_eq!(lock.as_str(), name);
                 assert!(!lock.quoted().to_string().contains(char::is_control));
-                let op = Op { name: lock, ..op(Rule::Mutex, Verb::Inspect) };
+                let op = Op { name: lock, ..op(LockSpec::Mutex, Verb::Inspect) };
                 assert!(super::scripted::Scripted::new(&op).keys.contains(&name.into_owned()));
-                format!("a name {}", share_a_slot(Rule::Mutex, op.name.as_str()))
+                format!("a name {}", share_a_slot(LockSpec::Mutex, op.name.as_str()))
             }
             Err(error) => {
                 assert!(error.is_invalid());

@@ -4,7 +4,7 @@
 //! wrapping nor appending alone does that: `x` and `{x}` would share `{x}:fence`, and `a}b` would
 //! be torn from its own.
 
-use crate::protocol::Rule;
+use crate::protocol::LockSpec;
 
 /// The key of a server's epoch: which start of which server it is, and since when.
 pub(super) const EPOCH: &str = "tenure:epoch";
@@ -16,11 +16,11 @@ pub(super) fn fence(key: &str) -> String {
 
 /// The channel on which a lock's end is said. Channels are common to all databases of a server, so
 /// it names the database; that of the reentrant kind is named by Redisson's own rule.
-pub(super) fn channel(db: u32, rule: Rule, key: &str) -> String {
+pub(super) fn channel(db: u32, rule: LockSpec, key: &str) -> String {
     match rule {
-        Rule::Reentrant if key.contains('{') => ["redisson_lock__channel:", key].concat(),
-        Rule::Reentrant => ["redisson_lock__channel:{", key, "}"].concat(),
-        Rule::Mutex | Rule::Queue(_) => beside(&format!("tenure:wake:{db}:"), key),
+        LockSpec::Reentrant if key.contains('{') => ["redisson_lock__channel:", key].concat(),
+        LockSpec::Reentrant => ["redisson_lock__channel:{", key, "}"].concat(),
+        LockSpec::Mutex | LockSpec::Queue(_) => beside(&format!("tenure:wake:{db}:"), key),
     }
 }
 
@@ -77,9 +77,9 @@ const CRC16: [u16; 256] = {
 };
 
 /// Whether a lock, its counter and its channel share a slot.
-pub(super) fn share_a_slot(rule: Rule, key: &str) -> bool {
+pub(super) fn share_a_slot(rule: LockSpec, key: &str) -> bool {
     match rule {
-        Rule::Reentrant if key.contains('{') => has_tag(key),
+        LockSpec::Reentrant if key.contains('{') => has_tag(key),
         _ => has_tag(key) || !key.contains('}'),
     }
 }
@@ -102,7 +102,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::protocol::Seat;
+    use crate::protocol::QueueSpec;
 
     const ODD: [&str; 16] = [
         "x", "{x}", "{{x}}", "a}b", "a{b", "a{}b", "{}", "}", "{", "a{b}c", "{a}{b}", "=x", "~x", "~a}b",
@@ -122,7 +122,7 @@ mod tests {
     fn two_names_never_share_a_side_key() {
         let all: BTreeSet<_> = ODD
             .iter()
-            .flat_map(|key| [fence(key), channel(0, Rule::Mutex, key), channel(1, Rule::Mutex, key)])
+            .flat_map(|key| [fence(key), channel(0, LockSpec::Mutex, key), channel(1, LockSpec::Mutex, key)])
             .collect();
         assert_eq!(all.len(), 3 * ODD.len());
     }
@@ -136,9 +136,9 @@ mod tests {
             }
         }
         assert_eq!(fence("orders"), "tenure:fence:{orders}");
-        assert_eq!(channel(3, Rule::Mutex, "{shop}:orders"), "tenure:wake:3:={shop}:orders");
-        assert_eq!(channel(3, Rule::Reentrant, "{shop}:orders"), "redisson_lock__channel:{shop}:orders");
-        assert_eq!(channel(3, Rule::Reentrant, "orders"), "redisson_lock__channel:{orders}");
+        assert_eq!(channel(3, LockSpec::Mutex, "{shop}:orders"), "tenure:wake:3:={shop}:orders");
+        assert_eq!(channel(3, LockSpec::Reentrant, "{shop}:orders"), "redisson_lock__channel:{shop}:orders");
+        assert_eq!(channel(3, LockSpec::Reentrant, "orders"), "redisson_lock__channel:{orders}");
     }
 
     #[test]
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn what_shares_a_slot_is_known_without_hashing() {
         for key in ODD {
-            for rule in [Rule::Mutex, Rule::Reentrant, Rule::Queue(Seat::FAIR)] {
+            for rule in [LockSpec::Mutex, LockSpec::Reentrant, LockSpec::Queue(QueueSpec::FAIR)] {
                 let together = [fence(key), channel(0, rule, key)].iter().all(|side| slot(side) == slot(key));
                 assert_eq!(share_a_slot(rule, key), together, "{rule:?} {key}");
             }

@@ -27,7 +27,7 @@ use super::connect::{Connector, by, command};
 use super::failure;
 use super::line::Line;
 use super::link::Link;
-use super::node::{Manner, answered, refused};
+use super::node::{RequestContext, answered, refused};
 use super::reply::bytes;
 use super::request::Request;
 use crate::name::LockName;
@@ -96,7 +96,7 @@ impl There {
 struct Pending {
     id: u64,
     op: Op,
-    manner: Manner,
+    manner: RequestContext,
     deadline: Moment,
     answer: oneshot::Sender<Result<Value, Failure>>,
     /// It was held back by others: from here on no request overtakes it.
@@ -104,7 +104,7 @@ struct Pending {
 }
 
 /// Whether a request counts only when it is confirmed.
-pub(super) fn is_for(op: &Op, manner: Manner) -> bool {
+pub(super) fn is_for(op: &Op, manner: RequestContext) -> bool {
     manner.terms.acks > 0 && matches!(op.verb, Verb::Acquire { .. } | Verb::Renew { .. })
 }
 
@@ -136,7 +136,7 @@ impl Lane {
     pub(super) async fn ask(
         self: &Arc<Self>,
         op: &Op,
-        manner: Manner,
+        manner: RequestContext,
         deadline: Moment,
     ) -> Result<Value, Failure> {
         if !self.used.swap(true, Ordering::AcqRel) {
@@ -176,20 +176,20 @@ impl Lane {
         self: &Arc<Self>,
         name: &LockName,
         deadline: Moment,
-    ) -> Result<Option<Passage>, Failure> {
+    ) -> Result<Option<InFlight>, Failure> {
         if !self.used.load(Ordering::Acquire) {
             return Ok(None);
         }
         self.pass_beside(name, deadline).boxed().await.map(Some)
     }
 
-    async fn pass_beside(self: &Arc<Self>, name: &LockName, deadline: Moment) -> Result<Passage, Failure> {
+    async fn pass_beside(self: &Arc<Self>, name: &LockName, deadline: Moment) -> Result<InFlight, Failure> {
         // Noted before it waits: what comes after it, here, is to come after it there.
         let passage = {
             let mut state = self.state();
             let id = state.number();
             state.there.entry(name.clone()).or_default().asking.insert(id, false);
-            Passage { lane: Arc::clone(self), name: name.clone(), id }
+            InFlight { lane: Arc::clone(self), name: name.clone(), id }
         };
         loop {
             let mut settled = pin!(self.settled.notified());
@@ -559,13 +559,13 @@ impl Pending {
 }
 
 /// A request by the connection of all, for as long as it is unanswered.
-pub(super) struct Passage {
+pub(super) struct InFlight {
     lane: Arc<Lane>,
     name: LockName,
     id: u64,
 }
 
-impl Passage {
+impl InFlight {
     /// It was carried out, or never will be.
     pub(super) fn answered(self) {
         if let Some(there) = self.lane.state().there.get_mut(&self.name) {
@@ -574,7 +574,7 @@ impl Passage {
     }
 }
 
-impl Drop for Passage {
+impl Drop for InFlight {
     fn drop(&mut self) {
         {
             let mut state = self.lane.state();

@@ -44,10 +44,10 @@ pub use topology::{Access, Address, Sentinels, Target, Topology};
 use super::{Cursor, Failure, Life, Listener, Page, Store, Terms};
 use crate::error::{Error, Result};
 use crate::name::LockName;
-use crate::protocol::{Op, Reply, Rule};
+use crate::protocol::{LockSpec, Op, Reply};
 use crate::runtime::Runtime;
 use connect::{Connector, Network, command};
-use node::{Manner, Node, refused};
+use node::{Node, RequestContext, refused};
 use request::{Keyspace, Publish};
 
 /// A store on a Redis or Valkey server. Clones share its connections.
@@ -55,7 +55,7 @@ use request::{Keyspace, Publish};
 pub struct Redis {
     runtime: Arc<dyn Runtime>,
     node: Arc<Node>,
-    manner: Manner,
+    manner: RequestContext,
     url: Arc<str>,
 }
 
@@ -98,7 +98,7 @@ impl Redis {
     fn with(connector: Connector, db: u32, url: Arc<str>, runtime: Arc<dyn Runtime>) -> Self {
         let space = Keyspace { db, publish: Publish::Plain };
         let node = Arc::new(Node::new(connector, Arc::clone(&url)));
-        Self { runtime, node, manner: Manner { space, asking: false, terms: Terms::default() }, url }
+        Self { runtime, node, manner: RequestContext { space, asking: false, terms: Terms::default() }, url }
     }
 }
 
@@ -109,7 +109,7 @@ impl Store for Redis {
 
     fn call_on(&self, terms: Terms, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
         let Self { runtime, node, manner, .. } = self.clone();
-        let manner = Manner { terms, ..manner };
+        let manner = RequestContext { terms, ..manner };
         async move {
             let deadline = runtime.now() + within;
             let line = node.link.line(deadline).await?;
@@ -121,10 +121,10 @@ impl Store for Redis {
     fn listen(
         &self,
         name: &LockName,
-        rule: Rule,
+        rule: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        let Self { runtime, node, manner: Manner { space, .. }, .. } = self.clone();
+        let Self { runtime, node, manner: RequestContext { space, .. }, .. } = self.clone();
         let channel = keys::channel(space.db, rule, name.as_str());
         async move { node.ears.listen(channel, space.publish, rule, runtime.now() + within).await }.boxed()
     }
@@ -146,7 +146,7 @@ impl Store for Redis {
         Ok(())
     }
 
-    fn supports(&self, _rule: Rule, _name: &LockName) -> Result<(), &'static str> {
+    fn supports(&self, _rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
         Ok(())
     }
 

@@ -9,14 +9,14 @@ use super::connect::{Connector, command};
 use super::lane::{self, Lane};
 use super::line::Line;
 use super::link::Link;
-use super::plain::{Apart, Plain};
+use super::plain::{ExclusiveConnection, Plain};
 use super::request::{Keyspace, Request};
 use super::wake::Ears;
 use super::{failure, keys, reply, slots};
 use crate::events::{event, text};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Found, Holding, Kind, Op, Reply, Rule, Seat, Verb, ours};
+use crate::protocol::{Answer, Found, Holding, Kind, LockSpec, Op, QueueSpec, Reply, Verb, ours};
 use crate::runtime::{Moment, Runtime};
 use crate::store::{Cursor, Failure, Page, SETUP, Terms};
 
@@ -29,14 +29,14 @@ pub(super) struct Node {
     /// For what replicas have to confirm.
     pub(super) lane: Arc<Lane>,
     /// For what needs a connection to itself.
-    pub(super) apart: Apart,
+    pub(super) exclusive: ExclusiveConnection,
     /// For messages.
     url: Arc<str>,
 }
 
 /// How a request is made.
 #[derive(Clone, Copy)]
-pub(super) struct Manner {
+pub(super) struct RequestContext {
     pub(super) space: Keyspace,
     /// The server is asked to answer for a slot that it is only about to get.
     pub(super) asking: bool,
@@ -47,9 +47,10 @@ impl Node {
     pub(super) fn new(connector: Connector, url: Arc<str>) -> Self {
         let runtime = Arc::clone(&connector.runtime);
         let connector = Arc::new(connector);
-        let (link, apart) = (Link::new(Arc::clone(&connector)), Apart::new(Arc::clone(&connector)));
+        let (link, exclusive) =
+            (Link::new(Arc::clone(&connector)), ExclusiveConnection::new(Arc::clone(&connector)));
         let lane = Lane::new(Arc::clone(&connector), Arc::clone(&link));
-        Self { runtime, link, ears: Ears::new(connector), lane, apart, url }
+        Self { runtime, link, ears: Ears::new(connector), lane, exclusive, url }
     }
 
     /// Carries out a request on this line. What is rare is in a box: it would make the future of
@@ -58,7 +59,7 @@ impl Node {
         &self,
         line: &Line,
         op: &Op,
-        manner: Manner,
+        manner: RequestContext,
         deadline: Moment,
     ) -> Result<Reply, Failure> {
         if let Some(plain) = line.plain.get() {
@@ -122,7 +123,7 @@ impl Node {
         &self,
         prefix: &str,
         from: &Cursor,
-        manner: Manner,
+        manner: RequestContext,
         deadline: Moment,
     ) -> Result<Page, Failure> {
         let line = self.link.line(deadline).await?;
@@ -165,11 +166,11 @@ impl Node {
         &self,
         line: &Line,
         name: &LockName,
-        rule: Rule,
-        manner: Manner,
+        rule: LockSpec,
+        manner: RequestContext,
         deadline: Moment,
     ) -> Result<Option<Found>, Failure> {
-        if rule == Rule::Mutex {
+        if rule == LockSpec::Mutex {
             return look_at_text(line, name, deadline).await;
         }
         let owner = Owner::fresh("", &*self.runtime);
@@ -195,13 +196,13 @@ impl Drop for Node {
     fn drop(&mut self) {
         self.link.close();
         self.ears.close();
-        self.apart.close();
+        self.exclusive.close();
         self.lane.close();
     }
 }
 
 /// Runs the script that answers `op`.
-async fn run(line: &Line, op: &Op, manner: Manner, deadline: Moment) -> Result<Value, Failure> {
+async fn run(line: &Line, op: &Op, manner: RequestContext, deadline: Moment) -> Result<Value, Failure> {
     let request = Request::new(op, manner.space).guarded(manner.terms);
     if manner.asking {
         // Rare, and it must not take a third round trip.
@@ -221,8 +222,8 @@ async fn run(line: &Line, op: &Op, manner: Manner, deadline: Moment) -> Result<V
 }
 
 /// The types of the keys at which locks stand.
-const TYPES: [(&str, Rule); 3] =
-    [("string", Rule::Mutex), ("hash", Rule::Reentrant), ("zset", Rule::Queue(Seat::FAIR))];
+const TYPES: [(&str, LockSpec); 3] =
+    [("string", LockSpec::Mutex), ("hash", LockSpec::Reentrant), ("zset", LockSpec::Queue(QueueSpec::FAIR))];
 
 fn is_no_lock(holding: &Holding) -> bool {
     holding.value == b"(hash)"

@@ -18,11 +18,11 @@ use super::connect::{Connector, by, command};
 use super::keys;
 use super::line::Line;
 use super::link::Link;
-use super::node::{Manner, Node, answered, refused};
+use super::node::{Node, RequestContext, answered, refused};
 use super::reply::{self, bytes};
 use super::request::Publish;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Fence, Found, Holding, Kind, Op, Reply, Rule, Verb, Whose, ours, shown};
+use crate::protocol::{Answer, Fence, Found, Holding, Kind, LockSpec, Op, Reply, Verb, Whose, ours, shown};
 use crate::runtime::Moment;
 use crate::store::Failure;
 
@@ -49,12 +49,12 @@ enum Delete {
 }
 
 /// A connection of which one request at a time has the use.
-pub(super) struct Apart {
+pub(super) struct ExclusiveConnection {
     link: Arc<Link>,
     turn: Mutex<()>,
 }
 
-impl Apart {
+impl ExclusiveConnection {
     pub(super) fn new(connector: Arc<Connector>) -> Self {
         Self { link: Link::new(connector), turn: Mutex::new(()) }
     }
@@ -105,7 +105,7 @@ impl Plain {
         node: &Node,
         line: &Line,
         op: &Op,
-        manner: Manner,
+        manner: RequestContext,
         deadline: Moment,
     ) -> Result<Reply, Failure> {
         self.allows(op, manner)?;
@@ -133,12 +133,12 @@ impl Plain {
         let answer = match answer {
             Some(answer) => answer?,
             None => {
-                let Some(_turn) = by(&*node.runtime, deadline, node.apart.turn.lock()).await else {
+                let Some(_turn) = by(&*node.runtime, deadline, node.exclusive.turn.lock()).await else {
                     let cause =
                         "other requests have the connection that is needed where scripts are forbidden";
                     return Err(Failure::NotSent(Failure::cause(cause)));
                 };
-                let line = node.apart.link.line(deadline).await?;
+                let line = node.exclusive.link.line(deadline).await?;
                 if self.delete.is_some() && is_foreign {
                     Self::may_compare(&line, &self.why, deadline).await?;
                 }
@@ -149,11 +149,11 @@ impl Plain {
     }
 
     /// Whether it can be done without scripts, and may.
-    fn allows(&self, op: &Op, manner: Manner) -> Result<(), Failure> {
+    fn allows(&self, op: &Op, manner: RequestContext) -> Result<(), Failure> {
         let (Failure::NotSent(why) | Failure::Unknown(why) | Failure::Refused(why)) = &self.why;
         let cannot = |what: &str| Err(Failure::impossible(format!("it forbids scripts ({why}), and {what}")));
         match (&op.verb, op.rule) {
-            (_, Rule::Reentrant | Rule::Queue(_)) => {
+            (_, LockSpec::Reentrant | LockSpec::Queue(_)) => {
                 cannot(&format!("without them no {} can be kept", op.rule.kind()))
             }
             (

@@ -2,7 +2,7 @@
 
 use redis::Value;
 
-use crate::protocol::{Answer, Found, Holding, Kind, Op, Place, Rule, Verb};
+use crate::protocol::{Answer, Found, Holding, Kind, LockSpec, Op, Place, Verb};
 
 /// A reply taken apart.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,8 +29,8 @@ pub(super) fn read(value: &Value, op: &Op) -> Result<Read, &'static str> {
     }
     let answer = bytes(answer).ok_or("a reply without an answer")?;
     match op.rule {
-        Rule::Queue(_) => read_queue(answer, rest, op),
-        Rule::Mutex | Rule::Reentrant => read_answer(answer, rest),
+        LockSpec::Queue(_) => read_queue(answer, rest, op),
+        LockSpec::Mutex | LockSpec::Reentrant => read_answer(answer, rest),
     }
     .ok_or("an answer that is none")
 }
@@ -39,7 +39,7 @@ pub(super) fn read(value: &Value, op: &Op) -> Result<Read, &'static str> {
 fn read_line(line: &[u8], op: &Op) -> Result<Read, &'static str> {
     let line = std::str::from_utf8(line).map_err(|_| "a reply that is no text")?;
     let (line, is_bounded) = match line.strip_suffix(" more") {
-        Some(line) if matches!(op.rule, Rule::Queue(_)) => (line, true),
+        Some(line) if matches!(op.rule, LockSpec::Queue(_)) => (line, true),
         _ => (line, false),
     };
     let mut words = line.split(' ');
@@ -52,16 +52,16 @@ fn read_line(line: &[u8], op: &Op) -> Result<Read, &'static str> {
     let word = words.next().ok_or("a reply without an answer")?;
     let answer = match (op.rule, word, [words.next(), words.next(), words.next()]) {
         (_, "held", [Some(token), None, None]) => digits(token).map(|fence| Answer::Held { fence }),
-        (Rule::Queue(_), "waiting", [Some(ticket), Some(retry_in_ms), None]) => {
+        (LockSpec::Queue(_), "waiting", [Some(ticket), Some(retry_in_ms), None]) => {
             let retry_in_ms = if retry_in_ms == "-1" { Some(None) } else { digits(retry_in_ms).map(Some) };
             digits(ticket)
                 .zip(retry_in_ms)
                 .map(|(ticket, retry_in_ms)| Answer::Waiting { ticket, retry_in_ms })
         }
-        (Rule::Reentrant, "released", [Some(left), None, None]) => {
+        (LockSpec::Reentrant, "released", [Some(left), None, None]) => {
             digits(left).and_then(|left| left.try_into().ok()).map(|left| Answer::Released { left })
         }
-        (Rule::Mutex | Rule::Queue(_), "released", [None, ..]) => Some(Answer::Released { left: 0 }),
+        (LockSpec::Mutex | LockSpec::Queue(_), "released", [None, ..]) => Some(Answer::Released { left: 0 }),
         _ => None,
     };
     let answer = answer.ok_or("an answer that is none")?;
@@ -223,12 +223,12 @@ mod tests {
     use super::*;
     use crate::name::LockName;
     use crate::owner::Owner;
-    use crate::protocol::Seat;
+    use crate::protocol::QueueSpec;
 
     fn op() -> Op {
         let owner = Owner::new("a").expect("an owner");
         let name = LockName::new("x").expect("a name");
-        Op { name, rule: Rule::Mutex, owner, request: 7, verb: Verb::Inspect }
+        Op { name, rule: LockSpec::Mutex, owner, request: 7, verb: Verb::Inspect }
     }
 
     fn bulk(text: &str) -> Value {
@@ -274,8 +274,8 @@ mod tests {
 
     #[test]
     fn what_is_answered_most_is_one_string() {
-        let queue = || Op { rule: Rule::Queue(Seat::FAIR), ..op() };
-        let reentrant = || Op { rule: Rule::Reentrant, ..op() };
+        let queue = || Op { rule: LockSpec::Queue(QueueSpec::FAIR), ..op() };
+        let reentrant = || Op { rule: LockSpec::Reentrant, ..op() };
         let line = |op: &Op, rest: &str| read(&bulk(&format!("{} {} {rest}", op.owner, op.request)), op);
         for (op, rest, answer) in [
             (op(), "held 17", Answer::Held { fence: 17 }),

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use super::keys;
 use super::script::{MUTEX, QUEUE, REENTRANT, Script};
-use crate::protocol::{Bind, Fence, Op, Rule, Seat, Verb, Whose};
+use crate::protocol::{Bind, Fence, LockSpec, Op, QueueSpec, Verb, Whose};
 use crate::store::Terms;
 
 /// How a message reaches those who listen. All clients of a lock have to agree on it.
@@ -60,9 +60,9 @@ impl<'a> Request<'a> {
     pub(super) fn new(op: &'a Op, space: Keyspace) -> Self {
         let mut request = Self {
             script: match op.rule {
-                Rule::Mutex => &MUTEX,
-                Rule::Reentrant => &REENTRANT,
-                Rule::Queue(_) => &QUEUE,
+                LockSpec::Mutex => &MUTEX,
+                LockSpec::Reentrant => &REENTRANT,
+                LockSpec::Queue(_) => &QUEUE,
             },
             keys: (op.name.as_str(), None),
             args: Vec::with_capacity(10),
@@ -72,14 +72,14 @@ impl<'a> Request<'a> {
             Verb::Acquire { .. } => "acquire",
             Verb::Renew { .. } => "renew",
             Verb::Release { .. } => "release",
-            Verb::Refresh { .. } if matches!(op.rule, Rule::Queue(_)) => "refresh",
+            Verb::Refresh { .. } if matches!(op.rule, LockSpec::Queue(_)) => "refresh",
             Verb::Refresh { .. } | Verb::Inspect => "inspect",
         });
         request.text(op.owner.as_str()).number(op.request);
         match op.rule {
-            Rule::Mutex => request.mutex(op, space),
-            Rule::Reentrant => request.reentrant(op, space),
-            Rule::Queue(seat) => request.queue(op, seat, space),
+            LockSpec::Mutex => request.mutex(op, space),
+            LockSpec::Reentrant => request.reentrant(op, space),
+            LockSpec::Queue(seat) => request.queue(op, seat, space),
         }
         request
     }
@@ -138,7 +138,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    fn queue(&mut self, op: &'a Op, seat: Seat, space: Keyspace) {
+    fn queue(&mut self, op: &'a Op, seat: QueueSpec, space: Keyspace) {
         self.owned(format!("#1:{}:{}", seat.kind, seat.capacity))
             .number(seat.capacity)
             .channel(op.rule, space);
@@ -203,7 +203,7 @@ impl<'a> Request<'a> {
         self.text(if whose.is_forced() { "anyone" } else { "mine" })
     }
 
-    fn channel(&mut self, rule: Rule, space: Keyspace) -> &mut Self {
+    fn channel(&mut self, rule: LockSpec, space: Keyspace) -> &mut Self {
         self.owned(keys::channel(space.db, rule, self.keys.0)).text(space.publish.command())
     }
 

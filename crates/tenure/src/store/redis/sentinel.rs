@@ -12,14 +12,14 @@ use crate::name::Quoted;
 use crate::store::Failure;
 
 /// Who knows the way to the master of one service.
-pub(super) struct Guide {
+pub(super) struct SentinelResolver {
     /// The sentinel that answered last is asked first.
     sentinels: Mutex<Vec<Target>>,
     service: String,
     master: Access,
 }
 
-impl Guide {
+impl SentinelResolver {
     pub(super) fn new(Sentinels { at, service, master }: Sentinels) -> Self {
         Self { sentinels: Mutex::new(at), service, master }
     }
@@ -102,9 +102,9 @@ mod tests {
     use super::*;
     use crate::store::redis::Topology;
 
-    fn guide() -> Guide {
+    fn guide() -> SentinelResolver {
         match Topology::parse("redis-sentinel://:pw@a,b,c/s/3") {
-            Ok(Topology::Sentinel(sentinels)) => Guide::new(sentinels),
+            Ok(Topology::Sentinel(sentinels)) => SentinelResolver::new(sentinels),
             other => panic!("{other:?}"),
         }
     }

@@ -22,9 +22,9 @@ use super::link::{Pace, pause};
 use super::reply::{bytes, text};
 use super::request::Publish;
 use crate::events::event;
-use crate::protocol::{Rule, Wake, ours};
+use crate::protocol::{LockSpec, Wake, ours};
 use crate::runtime::Moment;
-use crate::store::{Failure, Listener, Speaker};
+use crate::store::{Failure, Listener, Publisher};
 
 /// A channel is left this long after its last listener, so that those who take turns do not
 /// subscribe each time.
@@ -59,7 +59,7 @@ struct State {
 struct Channel {
     publish: Publish,
     /// With the rule of the lock that each of them waits for.
-    listeners: BTreeMap<u64, (Rule, Speaker)>,
+    listeners: BTreeMap<u64, (LockSpec, Publisher)>,
     /// When the last listener left.
     left: Option<Moment>,
     standing: Standing,
@@ -89,7 +89,7 @@ impl Ears {
         self: &Arc<Self>,
         channel: String,
         publish: Publish,
-        rule: Rule,
+        rule: LockSpec,
         deadline: Moment,
     ) -> Result<Listener, Failure> {
         let name = channel.clone();
@@ -117,7 +117,13 @@ impl Ears {
     }
 
     /// Adds a listener, and starts the connection's task if it does not run.
-    fn enter(self: &Arc<Self>, name: String, publish: Publish, rule: Rule, speaker: Speaker) -> Subscription {
+    fn enter(
+        self: &Arc<Self>,
+        name: String,
+        publish: Publish,
+        rule: LockSpec,
+        speaker: Publisher,
+    ) -> Subscription {
         let mut state = self.state();
         let id = state.next;
         state.next += 1;
@@ -422,8 +428,8 @@ impl Todo {
 }
 
 /// What a message says to those who wait for a lock of this rule.
-pub(super) fn meant(message: &str, rule: Rule) -> Wake {
-    if let Rule::Queue(_) = rule
+pub(super) fn meant(message: &str, rule: LockSpec) -> Wake {
+    if let LockSpec::Queue(_) = rule
         && let Some(tickets) = message.split(',').map(ticket).collect()
     {
         return Wake::Granted { tickets };
@@ -436,7 +442,7 @@ fn ticket(text: &str) -> Option<u64> {
     text.parse().ok().filter(|ticket: &u64| ticket.to_string() == text)
 }
 
-fn tell(channel: &Channel, wake: impl Fn(Rule) -> Wake) {
+fn tell(channel: &Channel, wake: impl Fn(LockSpec) -> Wake) {
     for (rule, listener) in channel.listeners.values() {
         listener.say(wake(*rule));
     }

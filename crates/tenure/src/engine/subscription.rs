@@ -10,9 +10,9 @@ use crate::planted::{Bug, planted};
 use crate::protocol::Wake;
 use crate::store::{Failure, Listener};
 
-pub(super) enum Ears {
-    Deaf,
-    Opening(BoxFuture<'static, Result<Listener, Failure>>),
+pub(super) enum Subscription {
+    Idle,
+    Connecting(BoxFuture<'static, Result<Listener, Failure>>),
     Open(Listener),
 }
 
@@ -24,13 +24,13 @@ pub(super) enum Heard {
     Over(Option<Failure>),
 }
 
-impl Ears {
+impl Subscription {
     pub(super) fn is_open(&self) -> bool {
         matches!(self, Self::Open(_))
     }
 
-    pub(super) fn is_deaf(&self) -> bool {
-        matches!(self, Self::Deaf)
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self, Self::Idle)
     }
 
     /// Forgets what was said so far.
@@ -42,8 +42,8 @@ impl Ears {
 
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Heard> {
         let heard = match self {
-            Self::Deaf => return Poll::Pending,
-            Self::Opening(opening) => match ready!(opening.poll_unpin(context)) {
+            Self::Idle => return Poll::Pending,
+            Self::Connecting(opening) => match ready!(opening.poll_unpin(context)) {
                 Ok(listener) => {
                     *self = Self::Open(listener);
                     if planted(Bug::OpenIgnored) {
@@ -62,7 +62,8 @@ impl Ears {
                 }
             }
         };
-        *self = if planted(Bug::NeverListensAgain) { Self::Opening(pending().boxed()) } else { Self::Deaf };
+        *self =
+            if planted(Bug::NeverListensAgain) { Self::Connecting(pending().boxed()) } else { Self::Idle };
         Poll::Ready(heard)
     }
 }

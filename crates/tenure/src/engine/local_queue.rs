@@ -19,18 +19,18 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::oneshot;
 
-use super::acquire::{Ask, Asked};
-use super::ears::{Ears, Heard};
-use super::held::Held;
+use super::acquire::{Acquisition, Outcome};
+use super::hold::Hold;
 use super::release::Pending;
-use super::rooms::{self, Room, Rooms};
+use super::subscription::{Heard, Subscription};
+use super::wait_queues::{self, WaitQueue, WaitQueues};
 use super::{Engine, LINGER, backoff};
 use crate::error::Result;
 use crate::events::{event, text};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Kind, Rule, Wake, ours};
+use crate::protocol::{Kind, LockSpec, Wake, ours};
 use crate::runtime::Moment;
 use crate::store::Failure;
 
@@ -49,12 +49,12 @@ const TURN: Duration = Duration::from_micros(200);
 type Key = (LockName, Kind);
 
 /// The lines of one engine.
-pub(super) type Lines = Rooms<Key, Queue>;
-type Line = Room<Key, Queue>;
+pub(super) type LocalQueues = WaitQueues<Key, Queue>;
+type LocalQueue = WaitQueue<Key, Queue>;
 
-impl Lines {
+impl LocalQueues {
     /// Whether a newcomer may ask at once without overtaking a waiter.
-    pub(super) fn may_ask(&self, ask: &Ask) -> bool {
+    pub(super) fn may_ask(&self, ask: &Acquisition) -> bool {
         self.all().get(&key(ask)).is_none_or(|line| {
             let queue = line.queue();
             queue.waiters.is_empty() || queue.has(ask)
@@ -63,7 +63,12 @@ impl Lines {
 
     /// Takes a place at the end. `silence`: the newcomer has asked already, and this is why there
     /// was no answer.
-    pub(super) fn join(&self, engine: &Arc<Engine>, ask: &Arc<Ask>, silence: Option<Failure>) -> Place {
+    pub(super) fn join(
+        &self,
+        engine: &Arc<Engine>,
+        ask: &Arc<Acquisition>,
+        silence: Option<Failure>,
+    ) -> Place {
         let (sender, receiver) = oneshot::channel();
         let waiter = Waiter { ask: Arc::clone(ask), grant: sender };
         let (mut id, mut heard) = (0, 0);
@@ -81,7 +86,7 @@ impl Lines {
                 id = engine.id();
                 queue.join(id, waiter);
                 if queue.waiters.len() == 1 || queue.has(ask) {
-                    line.bell.notify_one();
+                    line.notify.notify_one();
                 }
             },
         );
@@ -109,13 +114,13 @@ impl Lines {
                 queue.departed = by.cloned();
             }
             drop(queue);
-            line.bell.notify_one();
+            line.notify.notify_one();
         }
     }
 }
 
 /// Where its process waits for it.
-fn key(ask: &Ask) -> Key {
+fn key(ask: &Acquisition) -> Key {
     (ask.name.clone(), ask.rule.kind())
 }
 
@@ -141,8 +146,8 @@ pub(super) struct Queue {
 impl Queue {
     /// Whether the store has it for this owner already: for another of its holds, or because the
     /// answer that said so got lost.
-    fn has(&self, ask: &Ask) -> bool {
-        let bug = if ask.rule == Rule::Reentrant { Bug::ReentryInLine } else { Bug::LostGrantInLine };
+    fn has(&self, ask: &Acquisition) -> bool {
+        let bug = if ask.rule == LockSpec::Reentrant { Bug::ReentryInLine } else { Bug::LostGrantInLine };
         self.holder.as_ref() == Some(&ask.owner) && !planted(bug)
     }
 
@@ -167,11 +172,11 @@ impl Queue {
 }
 
 pub(super) struct Waiter {
-    ask: Arc<Ask>,
-    grant: oneshot::Sender<Result<Held>>,
+    ask: Arc<Acquisition>,
+    grant: oneshot::Sender<Result<Hold>>,
 }
 
-impl rooms::Queue for Queue {
+impl wait_queues::Queue for Queue {
     type Waiters = BTreeMap<u64, Waiter>;
 
     fn is_empty(&self) -> bool {
@@ -188,13 +193,13 @@ impl rooms::Queue for Queue {
     }
 }
 
-impl Line {
+impl LocalQueue {
     fn name(&self) -> &LockName {
         &self.key.0
     }
 
     /// The next to ask for: one whose owner has the lock already, else the first.
-    fn next(&self) -> Option<(u64, Arc<Ask>)> {
+    fn next(&self) -> Option<(u64, Arc<Acquisition>)> {
         let queue = self.queue();
         let next = queue.again().or_else(|| queue.waiters.first_key_value());
         next.map(|(id, waiter)| (*id, Arc::clone(&waiter.ask)))
@@ -212,7 +217,7 @@ impl Line {
     }
 
     /// Gives a waiter its answer. If it has left, the grant is dropped, which releases it.
-    fn answer(&self, id: u64, answer: Result<Held>) -> bool {
+    fn answer(&self, id: u64, answer: Result<Hold>) -> bool {
         self.leave(id).is_some_and(|waiter| waiter.grant.send(answer).is_ok())
     }
 
@@ -231,7 +236,7 @@ impl Line {
         let now = engine.now();
         let mut queue = self.queue();
         let since = queue.silence.get_or_insert((now, failure.clone())).0;
-        let is_out = |ask: &Ask| now.since(since.max(ask.since)) >= ask.options.patience;
+        let is_out = |ask: &Acquisition| now.since(since.max(ask.since)) >= ask.options.patience;
         let out = queue.waiters.iter().filter(|(_, waiter)| is_out(&waiter.ask));
         let out: Vec<u64> = out.map(|(id, _)| *id).collect();
         let out: Vec<Waiter> = out.into_iter().filter_map(|id| queue.leave(id)).collect();
@@ -253,16 +258,16 @@ impl Line {
 
 /// A place in line; dropped, it is left.
 pub(super) struct Place {
-    line: Arc<Line>,
+    line: Arc<LocalQueue>,
     id: u64,
     /// Why its own question was not answered, and how many others had been by then.
     silence: Option<(u64, Failure)>,
-    receiver: oneshot::Receiver<Result<Held>>,
+    receiver: oneshot::Receiver<Result<Hold>>,
 }
 
 impl Place {
     /// The turn, or why there will be none; `None` when the task of the line has ended.
-    pub(super) async fn granted(&mut self) -> Option<Result<Held>> {
+    pub(super) async fn granted(&mut self) -> Option<Result<Hold>> {
         (&mut self.receiver).await.ok()
     }
 
@@ -283,8 +288,8 @@ impl Drop for Place {
 /// Serves a line: asks for the first waiter, until the line has been empty for a while.
 struct Server {
     engine: Arc<Engine>,
-    line: Arc<Line>,
-    ears: Ears,
+    line: Arc<LocalQueue>,
+    subscription: Subscription,
     /// Questions since the last news. The next pause grows with it while no message is expected.
     attempt: u32,
     /// The foreign holder that was found last, as its value shows it.
@@ -302,25 +307,25 @@ struct Server {
 impl Drop for Server {
     /// However it ends, by a panic in what it woke too.
     fn drop(&mut self) {
-        self.engine.lines.abandon(&self.line);
+        self.engine.local_queues.abandon(&self.line);
     }
 }
 
 /// What ends a sleep.
 enum Event {
-    Bell,
+    Notified,
     Heard(Heard),
     Time,
 }
 
 impl Server {
-    fn new(engine: &Arc<Engine>, line: &Arc<Line>) -> Self {
+    fn new(engine: &Arc<Engine>, line: &Arc<LocalQueue>) -> Self {
         let (engine, line) = (Arc::clone(engine), Arc::clone(line));
         let (foreign, streak_since) = (String::new(), Moment(0));
         Self {
             engine,
             line,
-            ears: Ears::Deaf,
+            subscription: Subscription::Idle,
             attempt: 0,
             foreign,
             streak: 0,
@@ -332,7 +337,7 @@ impl Server {
 
     async fn run(mut self) {
         loop {
-            self.under_way = Some(self.engine.outbox.add(&self.engine));
+            self.under_way = Some(self.engine.pending_releases.add(&self.engine));
             if let Some((id, ask)) = self.line.next() {
                 self.serve(id, &ask).await;
                 continue;
@@ -345,31 +350,31 @@ impl Server {
     }
 
     /// One question for one of the line, and the sleep after it.
-    async fn serve(&mut self, id: u64, ask: &Ask) {
+    async fn serve(&mut self, id: u64, ask: &Acquisition) {
         if !planted(Bug::ListenAfterAsking) {
             self.listen(ask).await;
         }
         self.leave_a_turn().await;
         // This question answers all earlier messages and notifications.
-        self.ears.drain();
+        self.subscription.drain();
         if !self.line.queue().closed {
-            let _ = self.line.bell.notified().now_or_never();
+            let _ = self.line.notify.notified().now_or_never();
         }
         // On a quorum each of two may have what the other lacks: they do not ask in turns without a
         // pause.
-        let is_out_of_turn = ask.rule == Rule::Mutex && self.line.queue().has(ask);
+        let is_out_of_turn = ask.rule == LockSpec::Mutex && self.line.queue().has(ask);
         let sent = self.engine.now();
         let asked = ask.once(true, None).await;
         self.hop = self.engine.now().since(sent);
         if planted(Bug::ListenAfterAsking) {
             self.listen(ask).await;
         }
-        let is_heard = !matches!(asked, Asked::Silent(_));
+        let is_heard = !matches!(asked, Outcome::Silent(_));
         if is_heard {
             self.line.heard();
         }
         let pause = match asked {
-            Asked::Held(held) => {
+            Outcome::Held(held) => {
                 self.note_turn();
                 let left = held.lease.lapses_at().since(self.engine.now());
                 if !self.line.answer(id, Ok(held)) && planted(Bug::WakeSwallowed) {
@@ -380,7 +385,7 @@ impl Server {
                 }
                 left.min(CAP)
             }
-            Asked::Busy { holder, left_ms } => {
+            Outcome::Busy { holder, left_ms } => {
                 self.streak = 0;
                 let owner = ours(&holder).map(|(owner, _)| owner).filter(|owner| *owner != ask.owner);
                 if self.line.held_by(owner) && !is_out_of_turn {
@@ -389,12 +394,12 @@ impl Server {
                 self.pause(ask, &holder, left_ms)
             }
             // Only kinds that keep no queue are asked for here.
-            Asked::Waiting(_) => CAP,
-            Asked::Refused(error) => {
+            Outcome::Waiting(_) => CAP,
+            Outcome::Refused(error) => {
                 self.line.answer(id, Err(error));
                 return;
             }
-            Asked::Silent(failure) => {
+            Outcome::Silent(failure) => {
                 self.line.unheard(&self.engine, &failure);
                 self.next_backoff()
             }
@@ -407,7 +412,7 @@ impl Server {
 
     /// How long to wait for news before asking again: to the end of the holder's lease if its end
     /// will be told, else a little longer each time, because a foreign holder publishes nothing.
-    fn pause(&mut self, ask: &Ask, holder: &str, left_ms: Option<u64>) -> Duration {
+    fn pause(&mut self, ask: &Acquisition, holder: &str, left_ms: Option<u64>) -> Duration {
         let cap = if planted(Bug::NoCap) { Duration::MAX } else { CAP };
         let left = left_ms.map_or(CAP, |left_ms| Duration::from_millis(left_ms.saturating_add(1))).min(cap);
         let known = ours(holder);
@@ -422,7 +427,7 @@ impl Server {
                 left_ms = left_ms,
             );
         }
-        if known.is_some() && left_ms.is_some() && self.ears.is_open() {
+        if known.is_some() && left_ms.is_some() && self.subscription.is_open() {
             self.attempt = 1;
             return if planted(Bug::EndNotAwaited) { CAP } else { left };
         }
@@ -444,14 +449,15 @@ impl Server {
     /// Subscribes, so that nothing is missed between the next question and the sleep after it.
     /// Where that takes long, it goes on while the store is asked. Where the store refuses
     /// subscriptions, repeated questions replace them.
-    async fn listen(&mut self, ask: &Ask) {
-        if !self.ears.is_deaf() {
+    async fn listen(&mut self, ask: &Acquisition) {
+        if !self.subscription.is_idle() {
             return;
         }
         let within = ask.options.op_timeout;
-        self.ears = Ears::Opening(self.engine.store.listen(self.line.name(), ask.rule, within));
+        self.subscription =
+            Subscription::Connecting(self.engine.store.listen(self.line.name(), ask.rule, within));
         let mut timer = self.engine.runtime.sleep_until(self.engine.now() + EAR.min(within));
-        let heard = poll_fn(|context| match self.ears.poll(context) {
+        let heard = poll_fn(|context| match self.subscription.poll(context) {
             Poll::Ready(heard) => Poll::Ready(Some(heard)),
             Poll::Pending => timer.poll_unpin(context).map(|()| None),
         });
@@ -497,7 +503,7 @@ impl Server {
         loop {
             match self.event(&mut timer).await {
                 // A release in this process, a first waiter, or the end.
-                Event::Bell => break,
+                Event::Notified => break,
                 // The store's word on a release of our own, after which the next was asked for at
                 // once.
                 Event::Heard(Heard::Message(Wake::Free { by: Some(by) }))
@@ -528,19 +534,19 @@ impl Server {
                 return !closed;
             }
             if time {
-                return !self.engine.lines.retire(&self.line);
+                return !self.engine.local_queues.retire(&self.line);
             }
         }
     }
 
     /// The first event, polled in a fixed order, so that a seed replays.
     async fn event(&mut self, timer: &mut BoxFuture<'static, ()>) -> Event {
-        let mut bell = pin!(self.line.bell.notified());
+        let mut notify = pin!(self.line.notify.notified());
         poll_fn(|context| {
-            if bell.as_mut().poll(context).is_ready() {
-                return Poll::Ready(Event::Bell);
+            if notify.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Event::Notified);
             }
-            if let Poll::Ready(heard) = self.ears.poll(context) {
+            if let Poll::Ready(heard) = self.subscription.poll(context) {
                 return Poll::Ready(Event::Heard(heard));
             }
             timer.poll_unpin(context).map(|()| Event::Time)
@@ -570,11 +576,11 @@ mod tests {
     fn cost_of_turns(engine: &Arc<Engine>, waiters: u32) -> Duration {
         let name = LockName::new("crowd").expect("a name");
         let options = Arc::new(Options::new());
-        let lines = Lines::default();
+        let lines = LocalQueues::default();
         let (line, _) = lines.enter((name.clone(), Kind::Mutex), |_| (), |_| ());
         let mut places = Vec::new();
         for id in 0..u64::from(waiters + TURNS) {
-            let ask = Arc::new(Ask::new(engine, name.clone(), Rule::Mutex, None, &options));
+            let ask = Arc::new(Acquisition::new(engine, name.clone(), LockSpec::Mutex, None, &options));
             let (grant, receiver) = oneshot::channel();
             line.queue().join(id, Waiter { ask, grant });
             places.push(Place { line: Arc::clone(&line), id, silence: None, receiver });

@@ -19,17 +19,17 @@ use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, Stream};
 use tokio::sync::oneshot;
 
-use super::acquire::Ask;
-use super::ears::{Ears, Heard};
-use super::held::{Held, bind};
-use super::rooms::{self, Room, Rooms};
+use super::acquire::Acquisition;
+use super::hold::{Hold, bind};
+use super::subscription::{Heard, Subscription};
+use super::wait_queues::{self, WaitQueue, WaitQueues};
 use super::{Engine, LINGER, backoff};
 use crate::error::Result;
 use crate::events::{event, text};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Fence, Place, Rule, Verb, Wake, lease};
+use crate::protocol::{Answer, Fence, LockSpec, Place, Verb, Wake, lease};
 use crate::runtime::Moment;
 use crate::store::{Failure, Terms};
 
@@ -42,20 +42,20 @@ const EARLY: usize = 256;
 const ALL: Moment = Moment(0);
 const SOON: Moment = Moment(1);
 
-/// The desks of one engine.
-pub(super) type Desks = Rooms<LockName, Queue>;
-type Desk = Room<LockName, Queue>;
+/// The ticket_queues of one engine.
+pub(super) type TicketQueues = WaitQueues<LockName, Queue>;
+type TicketQueue = WaitQueue<LockName, Queue>;
 
-impl Desks {
+impl TicketQueues {
     /// Waits for the turn of a ticket. `sent`: when the request was sent that was answered with it.
-    pub(super) fn join(&self, engine: &Arc<Engine>, ask: &Arc<Ask>, place: Waiting) -> Stub {
+    pub(super) fn join(&self, engine: &Arc<Engine>, ask: &Arc<Acquisition>, place: Waiting) -> TicketHandle {
         let (sender, receiver) = oneshot::channel();
         let Waiting { ticket, sent, retry_at } = place;
-        let (desk, server) = self.enter(
+        let (ticket_queue, server) = self.enter(
             ask.name.clone(),
-            |desk| Server::new(engine, desk),
-            |desk| {
-                let mut queue = desk.queue();
+            |ticket_queue| Server::new(engine, ticket_queue),
+            |ticket_queue| {
+                let mut queue = ticket_queue.queue();
                 let wait = lease::wait(ask.options.lease());
                 let may_have_missed = queue.may_have_missed(sent);
                 let waiter = Waiter { ask: Arc::clone(ask), sent, wait, may_have_missed, turn: sender };
@@ -65,12 +65,12 @@ impl Desks {
                 queue.silence = None;
             },
         );
-        desk.bell.notify_one();
-        // A runtime that has ended drops it at once, and then it abandons its desk.
+        ticket_queue.notify.notify_one();
+        // A runtime that has ended drops it at once, and then it abandons its ticket queue.
         if let Some(server) = server {
             engine.runtime.spawn(server.run().boxed());
         }
-        Stub { desk, ticket, receiver }
+        TicketHandle { ticket_queue, ticket, receiver }
     }
 }
 
@@ -84,7 +84,7 @@ pub(super) struct Waiting {
 /// What became of a wait.
 pub(super) enum Turn {
     /// It holds.
-    Held(Held),
+    Held(Hold),
     /// The place is gone: it lapsed while the store did not answer, or the store has forgotten it.
     Gone,
 }
@@ -117,7 +117,7 @@ impl Queue {
 }
 
 pub(super) struct Waiter {
-    ask: Arc<Ask>,
+    ask: Arc<Acquisition>,
     /// When the last refresh was sent that was answered.
     sent: Moment,
     /// For how long it kept the place.
@@ -138,7 +138,7 @@ impl Waiter {
     }
 }
 
-impl rooms::Queue for Queue {
+impl wait_queues::Queue for Queue {
     type Waiters = BTreeMap<u64, Waiter>;
 
     fn is_empty(&self) -> bool {
@@ -154,42 +154,42 @@ impl rooms::Queue for Queue {
     }
 }
 
-impl Desk {
+impl TicketQueue {
     fn take(&self, ticket: u64) -> Option<Waiter> {
         self.queue().waiters.remove(&ticket)
     }
 }
 
-/// A waiter's end of its place. Dropped, the place is left; the store is told by the [`Ask`].
-pub(super) struct Stub {
-    desk: Arc<Desk>,
+/// A waiter's end of its place. Dropped, the place is left; the store is told by the [`Acquisition`].
+pub(super) struct TicketHandle {
+    ticket_queue: Arc<TicketQueue>,
     ticket: u64,
     receiver: oneshot::Receiver<Result<Turn>>,
 }
 
-impl Stub {
-    /// The turn, or why there will be none; `None` when the task of the desk has ended.
+impl TicketHandle {
+    /// The turn, or why there will be none; `None` when the task of the ticket queue has ended.
     pub(super) async fn turn(&mut self) -> Option<Result<Turn>> {
         (&mut self.receiver).await.ok()
     }
 
     /// Why the store has said nothing, if it has not.
     pub(super) fn silence(&self) -> Option<Failure> {
-        self.desk.queue().silence.as_ref().map(|(_, failure)| failure.clone())
+        self.ticket_queue.queue().silence.as_ref().map(|(_, failure)| failure.clone())
     }
 }
 
-impl Drop for Stub {
+impl Drop for TicketHandle {
     fn drop(&mut self) {
-        self.desk.take(self.ticket);
+        self.ticket_queue.take(self.ticket);
     }
 }
 
-/// Serves a desk: refreshes its places and hands out turns, until it has been empty for a while.
+/// Serves a ticket queue: refreshes its places and hands out turns, until it has been empty for a while.
 struct Server {
     engine: Arc<Engine>,
-    desk: Arc<Desk>,
-    ears: Ears,
+    ticket_queue: Arc<TicketQueue>,
+    subscription: Subscription,
     under_way: FuturesUnordered<BoxFuture<'static, Refreshed>>,
     /// Tickets that are being refreshed.
     asked: BTreeSet<u64>,
@@ -204,7 +204,7 @@ struct Server {
 impl Drop for Server {
     /// However it ends, by a panic in what it woke too.
     fn drop(&mut self) {
-        self.engine.desks.abandon(&self.desk);
+        self.engine.ticket_queues.abandon(&self.ticket_queue);
     }
 }
 
@@ -217,18 +217,18 @@ struct Refreshed {
 }
 
 enum Event {
-    Bell,
+    Notified,
     Heard(Heard),
     Refreshed(Refreshed),
     Time,
 }
 
 impl Server {
-    fn new(engine: &Arc<Engine>, desk: &Arc<Desk>) -> Self {
+    fn new(engine: &Arc<Engine>, ticket_queue: &Arc<TicketQueue>) -> Self {
         Self {
             engine: Arc::clone(engine),
-            desk: Arc::clone(desk),
-            ears: Ears::Deaf,
+            ticket_queue: Arc::clone(ticket_queue),
+            subscription: Subscription::Idle,
             under_way: FuturesUnordered::new(),
             asked: BTreeSet::new(),
             early: VecDeque::new(),
@@ -242,7 +242,7 @@ impl Server {
         loop {
             let now = self.engine.now();
             let (closed, is_idle) = {
-                let queue = self.desk.queue();
+                let queue = self.ticket_queue.queue();
                 (queue.closed, queue.waiters.is_empty())
             };
             if closed {
@@ -250,7 +250,7 @@ impl Server {
             }
             let until = if is_idle {
                 let until = *idle_until.get_or_insert(now + LINGER);
-                if now >= until && self.engine.desks.retire(&self.desk) {
+                if now >= until && self.engine.ticket_queues.retire(&self.ticket_queue) {
                     return;
                 }
                 until.max(now)
@@ -260,7 +260,7 @@ impl Server {
                 self.ask_what_is_due()
             };
             match self.event(until).await {
-                Event::Bell => self.hand_out_early(),
+                Event::Notified => self.hand_out_early(),
                 Event::Time => {}
                 Event::Heard(Heard::Open) => self.hears_from_now(),
                 Event::Heard(Heard::Message(message)) => self.hear(message),
@@ -275,16 +275,17 @@ impl Server {
 
     /// Subscribes.
     fn listen(&mut self) {
-        if !self.ears.is_deaf() || self.engine.now() < self.listen_at {
+        if !self.subscription.is_idle() || self.engine.now() < self.listen_at {
             return;
         }
         if let Some((rule, within)) = self.first(|ask| (ask.rule, ask.options.op_timeout)) {
-            self.ears = Ears::Opening(self.engine.store.listen(&self.desk.key, rule, within));
+            self.subscription =
+                Subscription::Connecting(self.engine.store.listen(&self.ticket_queue.key, rule, within));
         }
     }
 
     fn hears_no_more(&mut self, failure: Option<Failure>) {
-        self.desk.queue().hears_from = None;
+        self.ticket_queue.queue().hears_from = None;
         if let Some(failure) = failure {
             // Until then, refreshing has to do.
             self.listen_at = self.engine.now() + lease::WAIT_MAX / 3;
@@ -292,7 +293,7 @@ impl Server {
                 DEBUG,
                 target: "tenure",
                 "not subscribed",
-                lock = text(&self.desk.key),
+                lock = text(&self.ticket_queue.key),
                 failure = text(&failure),
             );
         }
@@ -300,18 +301,18 @@ impl Server {
 
     /// Earlier messages were missed, also about places whose waiters have not joined yet.
     fn hears_from_now(&self) {
-        let mut queue = self.desk.queue();
+        let mut queue = self.ticket_queue.queue();
         (queue.refresh_at, queue.hears_from) = (ALL, Some(self.engine.now()));
     }
 
-    fn first<T>(&self, what: impl FnOnce(&Ask) -> T) -> Option<T> {
-        self.desk.queue().waiters.values().next().map(|waiter| what(&waiter.ask))
+    fn first<T>(&self, what: impl FnOnce(&Acquisition) -> T) -> Option<T> {
+        self.ticket_queue.queue().waiters.values().next().map(|waiter| what(&waiter.ask))
     }
 
     /// Asks about the places that are due, and says when the next are.
     fn ask_what_is_due(&mut self) -> Moment {
         let now = self.engine.now();
-        let mut queue = self.desk.queue();
+        let mut queue = self.ticket_queue.queue();
         let mut due: Vec<u64> = Vec::new();
         if now >= queue.refresh_at {
             let all = queue.refresh_at == ALL;
@@ -357,13 +358,13 @@ impl Server {
         &mut self,
         terms: Terms,
         tickets: Vec<u64>,
-        rule: Rule,
+        rule: LockSpec,
         owner: Owner,
         verb: Verb,
         first: Duration,
         within: Duration,
     ) {
-        let (engine, name) = (Arc::clone(&self.engine), self.desk.key.clone());
+        let (engine, name) = (Arc::clone(&self.engine), self.ticket_queue.key.clone());
         self.under_way.push(
             async move {
                 let sent = engine.now();
@@ -384,7 +385,7 @@ impl Server {
                 self.attempt = 0;
                 let retry_at = retry_in_ms.map(|retry_in_ms| sent + Duration::from_millis(retry_in_ms));
                 {
-                    let mut queue = self.desk.queue();
+                    let mut queue = self.ticket_queue.queue();
                     queue.silence = None;
                     queue.retry_at = earlier(queue.retry_at, retry_at);
                 }
@@ -414,7 +415,7 @@ impl Server {
 
     /// The place is still there; later news counts from here.
     fn note(&self, ticket: u64, sent: Moment, wait: Duration) {
-        let mut queue = self.desk.queue();
+        let mut queue = self.ticket_queue.queue();
         let may_have_missed = queue.may_have_missed(sent);
         if let Some(waiter) = queue.waiters.get_mut(&ticket) {
             (waiter.sent, waiter.wait, waiter.may_have_missed) = (sent, wait, may_have_missed);
@@ -427,7 +428,7 @@ impl Server {
     /// something will be else.
     fn ask_again(&self, tickets: &[u64], left_ms: u64) {
         let now = self.engine.now();
-        let mut queue = self.desk.queue();
+        let mut queue = self.ticket_queue.queue();
         let waits =
             tickets.iter().filter_map(|ticket| queue.waiters.get(ticket)).map(|waiter| waiter.wait / 3);
         if let Some(wait) = waits.min() {
@@ -437,13 +438,13 @@ impl Server {
     }
 
     fn lose(&self, ticket: u64) {
-        if let Some(waiter) = self.desk.take(ticket) {
+        if let Some(waiter) = self.ticket_queue.take(ticket) {
             let _ = waiter.turn.send(Ok(Turn::Gone));
         }
     }
 
     fn refuse(&self, tickets: Vec<u64>, failure: &Failure) {
-        for waiter in tickets.into_iter().filter_map(|ticket| self.desk.take(ticket)) {
+        for waiter in tickets.into_iter().filter_map(|ticket| self.ticket_queue.take(ticket)) {
             let error = waiter.ask.silent(failure.clone());
             let _ = waiter.turn.send(Err(error));
         }
@@ -454,7 +455,7 @@ impl Server {
         let now = self.engine.now();
         let pause = self.engine.jittered(backoff(self.attempt));
         self.attempt += 1;
-        let mut queue = self.desk.queue();
+        let mut queue = self.ticket_queue.queue();
         queue.refresh_at = queue.refresh_at.min(now + pause);
         let since = queue.silence.get_or_insert((now, failure.clone())).0;
         let is_out = |waiter: &Waiter| now.since(since.max(waiter.ask.since)) >= waiter.ask.options.patience;
@@ -467,7 +468,7 @@ impl Server {
             DEBUG,
             target: "tenure",
             "no answer",
-            lock = text(&self.desk.key),
+            lock = text(&self.ticket_queue.key),
             failure = text(&failure),
             given_up = given_up,
         );
@@ -482,19 +483,19 @@ impl Server {
                 }
             }
             // Not a message of a queue: ask.
-            Wake::Free { .. } => self.desk.queue().refresh_at = ALL,
+            Wake::Free { .. } => self.ticket_queue.queue().refresh_at = ALL,
             Wake::Reconnected => self.hears_from_now(),
         }
     }
 
     fn hear_of(&mut self, ticket: u64, heard_at: Moment) {
         let ticket = match planted(Bug::PushOfAnotherLife) {
-            true => self.desk.queue().waiters.keys().next().copied().unwrap_or(ticket),
+            true => self.ticket_queue.queue().waiters.keys().next().copied().unwrap_or(ticket),
             false => ticket,
         };
         let now = self.engine.now();
         let known = |waiter: &Waiter| (waiter.sent, waiter.wait);
-        let found = self.desk.queue().waiters.get(&ticket).map(known);
+        let found = self.ticket_queue.queue().waiters.get(&ticket).map(known);
         let Some((sent, wait)) = found else { return self.remember(ticket, heard_at) };
         if heard_at < sent && !planted(Bug::OldCallBelieved) {
             return; // The place is younger: another had this number, on a server that has gone back since.
@@ -511,7 +512,7 @@ impl Server {
     /// is under way that may have been carried out before the grant, and then says nothing of it.
     fn call(&mut self, ticket: u64, sent: Moment, wait: Duration) -> bool {
         let now = self.engine.now();
-        let known = self.desk.queue().waiters.get(&ticket).map(|waiter| Arc::clone(&waiter.ask));
+        let known = self.ticket_queue.queue().waiters.get(&ticket).map(|waiter| Arc::clone(&waiter.ask));
         let Some(ask) = known else { return true };
         let left = lease::deadline(sent, now, wait).since(now);
         let terms = ask.options.terms();
@@ -562,10 +563,10 @@ impl Server {
         if !planted(Bug::RetryForgotten) {
             // The first waiter may have been told no time, or one that has come while this one was
             // being asked about.
-            let mut queue = self.desk.queue();
+            let mut queue = self.ticket_queue.queue();
             queue.retry_at = earlier(queue.retry_at, Some(sent + first));
         }
-        if let Some(waiter) = self.desk.take(ticket) {
+        if let Some(waiter) = self.ticket_queue.take(ticket) {
             let begun = if planted(Bug::MaxHoldFromWait) { sent } else { self.engine.now() };
             let held = waiter.ask.granted(ticket, begun, sent, first);
             // If the waiter has left, the grant is dropped, which releases it.
@@ -576,18 +577,18 @@ impl Server {
     /// The first event, polled in a fixed order, so that a seed replays.
     async fn event(&mut self, until: Moment) -> Event {
         let mut timer = self.engine.runtime.sleep_until(until);
-        let mut bell = pin!(self.desk.bell.notified());
+        let mut notify = pin!(self.ticket_queue.notify.notified());
         let under_way = &mut self.under_way;
-        let ears = &mut self.ears;
+        let subscription = &mut self.subscription;
         poll_fn(|context| {
-            if let Poll::Ready(heard) = ears.poll(context) {
+            if let Poll::Ready(heard) = subscription.poll(context) {
                 return Poll::Ready(Event::Heard(heard));
             }
             if let Poll::Ready(Some(refreshed)) = Pin::new(&mut *under_way).poll_next(context) {
                 return Poll::Ready(Event::Refreshed(refreshed));
             }
-            if bell.as_mut().poll(context).is_ready() {
-                return Poll::Ready(Event::Bell);
+            if notify.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Event::Notified);
             }
             timer.poll_unpin(context).map(|()| Event::Time)
         })

@@ -16,20 +16,20 @@ use crate::name::{LockName, Quoted};
 use crate::options::{Options, Renewal};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Bind, Place, Rule, Verb, lease, ours, shown};
+use crate::protocol::{Answer, Bind, LockSpec, Place, Verb, lease, ours, shown};
 use crate::runtime::Moment;
 use crate::store::Terms;
 
 /// A granted lock, on its way to the caller or in its guard. Dropping it releases the lock in the
 /// background.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct Hold {
     pub(crate) engine: Arc<Engine>,
     pub(crate) lease: Arc<Lease>,
     armed: bool,
 }
 
-impl Held {
+impl Hold {
     pub(super) fn new(engine: Arc<Engine>, lease: Arc<Lease>) -> Self {
         Self { engine, lease, armed: true }
     }
@@ -42,11 +42,11 @@ impl Held {
     /// From now on it is renewed, and its loss announced: it is in the caller's hands.
     pub(crate) fn keep(&self) {
         let (engine, lease) = (&self.engine, &self.lease);
-        engine.keeper.keep(engine, lease);
+        engine.renewer.keep(engine, lease);
         // In the schedule first: an interruption is noticed there from then on, and here if it came
         // before.
         if engine.store.interruptions() != lease.interruptions && !planted(Bug::GrantUnverified) {
-            engine.keeper.verify_soon(engine, lease);
+            engine.renewer.verify_soon(engine, lease);
         }
     }
 
@@ -58,12 +58,12 @@ impl Held {
     }
 
     fn settle(&self) {
-        self.engine.keeper.forget(&self.lease);
+        self.engine.renewer.forget(&self.lease);
         self.lease.settle(HoldEnd::Released);
     }
 }
 
-impl Drop for Held {
+impl Drop for Hold {
     fn drop(&mut self) {
         if self.armed {
             self.settle();
@@ -76,7 +76,7 @@ impl Drop for Held {
 pub(crate) struct Lease {
     /// The full name.
     pub(crate) name: LockName,
-    pub(crate) rule: Rule,
+    pub(crate) rule: LockSpec,
     pub(crate) owner: Owner,
     pub(crate) fence: u64,
     pub(crate) hold: u64,
@@ -101,10 +101,10 @@ pub(crate) struct Lease {
     whole_at: Moment,
     /// Until when it is certainly ours.
     deadline: AtomicU64,
-    /// Where it stands in the keeper's schedule; 0 if it does not.
+    /// Where it stands in the renewer's schedule; 0 if it does not.
     pub(super) due: AtomicU64,
     outcome: OnceLock<HoldEnd>,
-    ears: Mutex<Vec<(u64, Waker)>>,
+    listeners: Mutex<Vec<(u64, Waker)>>,
     next_ear: AtomicU64,
 }
 
@@ -135,7 +135,7 @@ impl Lease {
             deadline: AtomicU64::new(lease::deadline(sent, answered, first).0),
             due: AtomicU64::new(0),
             outcome: OnceLock::new(),
-            ears: Mutex::default(),
+            listeners: Mutex::default(),
             next_ear: AtomicU64::new(0),
         }
     }
@@ -211,7 +211,7 @@ impl Lease {
     /// Whether its count may have no hold on this side any more: where one owner may hold several
     /// times.
     pub(super) fn may_be_detached(&self) -> bool {
-        self.rule == Rule::Reentrant && self.detaches.load(Ordering::Acquire)
+        self.rule == LockSpec::Reentrant && self.detaches.load(Ordering::Acquire)
     }
 
     /// The request that sets the lease again.
@@ -223,8 +223,8 @@ impl Lease {
     pub(crate) fn question(&self) -> Verb {
         match self.rule {
             // Not all of a queue: only this place in it.
-            Rule::Queue(_) => Verb::Refresh { owners: Arc::new([self.owner.clone()]), wait_ms: 0 },
-            Rule::Mutex | Rule::Reentrant => Verb::Inspect,
+            LockSpec::Queue(_) => Verb::Refresh { owners: Arc::new([self.owner.clone()]), wait_ms: 0 },
+            LockSpec::Mutex | LockSpec::Reentrant => Verb::Inspect,
         }
     }
 
@@ -263,8 +263,8 @@ impl Lease {
     /// Ends it as lost: final, and all listeners are told.
     pub(crate) fn lose(&self, engine: &Engine, reason: impl fmt::Display) {
         if self.settle(HoldEnd::Lost(Error::lost(&self.name, engine.store.url(), &reason))) {
-            engine.keeper.forget(self);
-            engine.lines.nudge(&self.name, None);
+            engine.renewer.forget(self);
+            engine.local_queues.nudge(&self.name, None);
             event!(
                 WARN,
                 target: "tenure",
@@ -308,7 +308,7 @@ impl Lease {
     /// quorum that have taken it again have a later ballot.
     fn wrote(&self, value: &[u8]) -> bool {
         let is_same =
-            |fence| fence == self.fence || self.rule != Rule::Reentrant || planted(Bug::TokenUnverified);
+            |fence| fence == self.fence || self.rule != LockSpec::Reentrant || planted(Bug::TokenUnverified);
         ours(value).is_some_and(|(owner, fence)| owner == self.owner && is_same(fence))
     }
 
@@ -317,14 +317,14 @@ impl Lease {
         let first = self.outcome.set(outcome).is_ok();
         if first {
             // Not under the lock: a woken task may drop a listener.
-            let ears = std::mem::take(&mut *self.ears());
-            ears.into_iter().for_each(|(_, waker)| waker.wake());
+            let listeners = std::mem::take(&mut *self.listeners());
+            listeners.into_iter().for_each(|(_, waker)| waker.wake());
         }
         first
     }
 
-    fn ears(&self) -> std::sync::MutexGuard<'_, Vec<(u64, Waker)>> {
-        self.ears.lock().unwrap_or_else(PoisonError::into_inner)
+    fn listeners(&self) -> std::sync::MutexGuard<'_, Vec<(u64, Waker)>> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -343,7 +343,7 @@ const GONE: &str = "it is gone from the store: expired, forced open, flushed or 
 /// Whose grant a lease is.
 pub(super) struct Grant<'a> {
     pub(super) name: &'a LockName,
-    pub(super) rule: Rule,
+    pub(super) rule: LockSpec,
     pub(super) owner: &'a Owner,
     pub(super) fence: u64,
     pub(super) hold: u64,
@@ -454,11 +454,11 @@ impl fmt::Display for HoldEnd {
 #[must_use = "it does nothing until it is awaited"]
 pub struct Lost {
     /// One for a guard, several for several at once.
-    ears: Vec<Ear>,
+    listeners: Vec<LossListener>,
 }
 
 /// A listener to the end of one hold.
-struct Ear {
+struct LossListener {
     engine: Arc<Engine>,
     lease: Arc<Lease>,
     id: u64,
@@ -470,16 +470,16 @@ impl RefUnwindSafe for Lost {}
 
 impl Lost {
     pub(crate) fn new(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Self {
-        Self { ears: vec![Ear::new(engine, lease)] }
+        Self { listeners: vec![LossListener::new(engine, lease)] }
     }
 
     pub(crate) fn never() -> Self {
-        Self { ears: Vec::new() }
+        Self { listeners: Vec::new() }
     }
 
     /// Whichever is first.
     pub(crate) fn or(mut self, mut other: Self) -> Self {
-        self.ears.append(&mut other.ears);
+        self.listeners.append(&mut other.listeners);
         self
     }
 }
@@ -488,7 +488,7 @@ impl Future for Lost {
     type Output = HoldEnd;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<HoldEnd> {
-        match self.ears.iter().find_map(|ear| ear.listen(context)) {
+        match self.listeners.iter().find_map(|listener| listener.listen(context)) {
             Some(outcome) => Poll::Ready(outcome),
             None => Poll::Pending,
         }
@@ -497,17 +497,23 @@ impl Future for Lost {
 
 impl Clone for Lost {
     fn clone(&self) -> Self {
-        Self { ears: self.ears.iter().map(|ear| Ear::new(&ear.engine, &ear.lease)).collect() }
+        Self {
+            listeners: self
+                .listeners
+                .iter()
+                .map(|listener| LossListener::new(&listener.engine, &listener.lease))
+                .collect(),
+        }
     }
 }
 
 impl fmt::Debug for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.ears.iter().map(|ear| &ear.lease.name)).finish()
+        f.debug_list().entries(self.listeners.iter().map(|listener| &listener.lease.name)).finish()
     }
 }
 
-impl Ear {
+impl LossListener {
     fn new(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Self {
         let id = lease.next_ear.fetch_add(1, Ordering::Relaxed);
         Self { engine: Arc::clone(engine), lease: Arc::clone(lease), id }
@@ -519,11 +525,11 @@ impl Ear {
         }
         let waker = context.waker().clone();
         let _before = {
-            let mut ears = self.lease.ears();
-            match ears.iter_mut().find(|(id, _)| *id == self.id) {
+            let mut listeners = self.lease.listeners();
+            match listeners.iter_mut().find(|(id, _)| *id == self.id) {
                 Some((_, known)) => Some(std::mem::replace(known, waker)),
                 None => {
-                    ears.push((self.id, waker));
+                    listeners.push((self.id, waker));
                     None
                 }
             }
@@ -533,12 +539,12 @@ impl Ear {
     }
 }
 
-impl Drop for Ear {
+impl Drop for LossListener {
     fn drop(&mut self) {
         // What a waker drops in turn must find no lock.
         let _waker = {
-            let mut ears = self.lease.ears();
-            ears.iter().position(|(id, _)| *id == self.id).map(|at| ears.remove(at))
+            let mut listeners = self.lease.listeners();
+            listeners.iter().position(|(id, _)| *id == self.id).map(|at| listeners.remove(at))
         };
     }
 }

@@ -18,9 +18,9 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::lease::millis;
-use crate::protocol::{Rule, Wake};
+use crate::protocol::{LockSpec, Wake};
 use crate::runtime::{Moment, Runtime};
-use crate::store::{Failure, Listener, Speaker};
+use crate::store::{Failure, Listener, Publisher};
 
 /// How long a few members' word is kept back for others to say the same: at first, and at most.
 const KEPT: Duration = Duration::from_millis(20);
@@ -33,7 +33,7 @@ impl Inner {
     pub(super) async fn listen(
         self: &Arc<Self>,
         name: &LockName,
-        rule: Rule,
+        rule: LockSpec,
         within: Duration,
     ) -> Result<Listener, Failure> {
         let part = self.part(within);
@@ -123,7 +123,7 @@ struct Relay {
     kept: Duration,
     heard: Moment,
     runtime: Arc<dyn Runtime>,
-    speaker: Speaker,
+    speaker: Publisher,
 }
 
 impl Relay {

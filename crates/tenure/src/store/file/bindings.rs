@@ -7,13 +7,13 @@ use super::record::HolderId;
 /// What each hold ends with, by number: see [`protocol::end`](crate::protocol::end). A hold that is not here ends with its lease
 /// only. Many processes wait in one queue, and each request reads all of this: so it is one list, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Bonds(Vec<(u64, HolderId)>);
+pub(super) struct Bindings(Vec<(u64, HolderId)>);
 
-impl Bonds {
+impl Bindings {
     /// Those that were written down; `None` if a hold is there twice.
-    pub(super) fn new(mut bonds: Vec<(u64, HolderId)>) -> Option<Self> {
-        bonds.sort_unstable();
-        bonds.is_sorted_by(|(one, _), (next, _)| one < next).then_some(Self(bonds))
+    pub(super) fn new(mut bindings: Vec<(u64, HolderId)>) -> Option<Self> {
+        bindings.sort_unstable();
+        bindings.is_sorted_by(|(one, _), (next, _)| one < next).then_some(Self(bindings))
     }
 
     /// Binds a hold to this holder instead of what it is bound to, or to nothing.
@@ -67,17 +67,17 @@ mod tests {
     #[test]
     fn a_hold_is_bound_to_one_holder_at_most() {
         let (a, b) = (HolderId(1), HolderId(2));
-        let mut bonds = Bonds::default();
+        let mut bindings = Bindings::default();
         for (number, holder) in [(7, a), (8, a), (9, b)] {
-            bonds.bind(number, Some(holder));
+            bindings.bind(number, Some(holder));
         }
-        bonds.bind(7, Some(b));
-        assert_eq!([7, 8, 9, 10].map(|number| bonds.holder_of(number)), [Some(b), Some(a), Some(b), None]);
-        bonds.bind(8, None);
-        assert!(!bonds.names(a) && bonds.names(b));
-        bonds.retain(|number| number == 7);
-        assert_eq!(bonds.by_holder().into_iter().collect::<Vec<_>>(), [(b, vec![7])]);
-        assert_eq!(Bonds::new(vec![(7, b)]), Some(bonds));
-        assert_eq!(Bonds::new(vec![(7, b), (7, a)]), None);
+        bindings.bind(7, Some(b));
+        assert_eq!([7, 8, 9, 10].map(|number| bindings.holder_of(number)), [Some(b), Some(a), Some(b), None]);
+        bindings.bind(8, None);
+        assert!(!bindings.names(a) && bindings.names(b));
+        bindings.retain(|number| number == 7);
+        assert_eq!(bindings.by_holder().into_iter().collect::<Vec<_>>(), [(b, vec![7])]);
+        assert_eq!(Bindings::new(vec![(7, b)]), Some(bindings));
+        assert_eq!(Bindings::new(vec![(7, b), (7, a)]), None);
     }
 }
