@@ -13,9 +13,9 @@ use tracing::Level;
 
 /// Keeps what is said.
 #[derive(Clone, Default)]
-struct Ear(Arc<Mutex<Vec<Said>>>);
+struct Listener(Arc<Mutex<Vec<Said>>>);
 
-impl Ear {
+impl Listener {
     fn fields_of(&self, message: &str) -> Option<(Level, Vec<&'static str>)> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let said = all.iter().find(|said| said.message == message)?;
@@ -25,9 +25,9 @@ impl Ear {
 
 #[test]
 fn events_keep_their_names_and_fields() {
-    let ear = Ear::default();
-    // The thread of a `Locks` speaks too, so the ear is everybody's.
-    let kept = ear.clone();
+    let listener = Listener::default();
+    // The thread of a `Locks` speaks too, so the listener is everybody's.
+    let kept = listener.clone();
     let keep = move |said| kept.0.lock().unwrap_or_else(PoisonError::into_inner).push(said);
     tracing::subscriber::set_global_default(Hears(keep)).expect("the only one in this program");
     let locks = Locks::memory();
@@ -47,8 +47,8 @@ fn events_keep_their_names_and_fields() {
     let guard = block_on(locks.mutex("y").expect("a name").lock()).expect("a free lock");
     assert!(server.command(&["ACL", "SETUSER", "default", "-pexpire", "-del"]) == "OK");
     let is_said = |message| {
-        let ear = &ear;
-        move || ear.fields_of(message).is_some()
+        let listener = &listener;
+        move || listener.fields_of(message).is_some()
     };
     eventually("a renewal fails", Duration::from_secs(10), is_said("renewal failed"));
     drop(guard);
@@ -63,6 +63,6 @@ fn events_keep_their_names_and_fields() {
         ("release refused", Level::WARN, vec!["cause", "lock", "owner"]),
     ];
     for (message, level, fields) in expected {
-        assert_eq!(ear.fields_of(message), Some((level, fields)), "{message}");
+        assert_eq!(listener.fields_of(message), Some((level, fields)), "{message}");
     }
 }

@@ -1,4 +1,4 @@
-//! One connection through the proxy: two sockets, two lanes, and what a fault lets pass.
+//! One connection through the proxy: two sockets, two directions, and what a fault lets pass.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -16,8 +16,8 @@ pub(super) struct Pair {
     client: Option<TcpStream>,
     /// None until something may pass to the server.
     server: Option<TcpStream>,
-    up: Lane,
-    down: Lane,
+    up: Direction,
+    down: Direction,
 }
 
 /// What becomes of a pair.
@@ -37,15 +37,15 @@ impl Pair {
             ordinal,
             client: Some(client),
             server: None,
-            up: Lane::new(Way::ToServer),
-            down: Lane::new(Way::ToClient),
+            up: Direction::new(Way::ToServer),
+            down: Direction::new(Way::ToClient),
         }
     }
 
     /// A fault was set: what it counts begins now.
     pub(super) fn count_anew(&mut self) {
-        for lane in [&mut self.up, &mut self.down] {
-            (lane.bytes, lane.replies) = (0, 0);
+        for direction in [&mut self.up, &mut self.down] {
+            (direction.bytes, direction.replies) = (0, 0);
         }
     }
 
@@ -121,7 +121,7 @@ impl Pair {
 
     /// When the next pieces may pass.
     pub(super) fn due(&self) -> impl Iterator<Item = Instant> {
-        [&self.up, &self.down].into_iter().filter_map(|lane| Some(lane.waiting.front()?.0))
+        [&self.up, &self.down].into_iter().filter_map(|direction| Some(direction.waiting.front()?.0))
     }
 }
 
@@ -134,7 +134,7 @@ fn holds(fault: Fault, way: Way) -> bool {
 }
 
 /// One direction of a connection: what came in and has not passed.
-struct Lane {
+struct Direction {
     way: Way,
     waiting: VecDeque<(Instant, Piece)>,
     /// Nothing more comes in.
@@ -164,7 +164,7 @@ enum Step {
     Broken,
 }
 
-impl Lane {
+impl Direction {
     fn new(way: Way) -> Self {
         let reply = (way == Way::ToClient).then(Vec::new);
         let waiting = VecDeque::new();

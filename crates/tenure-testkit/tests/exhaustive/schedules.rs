@@ -134,11 +134,11 @@ impl Store for Wire {
         let wire = self.clone();
         async move {
             wire.sleep(2 * LATENCY).await;
-            Ok(Listener::new(|speaker| {
+            Ok(Listener::new(|publisher| {
                 let mut server = server(&wire.server);
                 let id = server.next;
                 server.next += 1;
-                server.listeners.push((id, speaker));
+                server.listeners.push((id, publisher));
                 Box::new(Ear(Arc::clone(&wire.server), id)) as Box<dyn Any + Send>
             }))
         }

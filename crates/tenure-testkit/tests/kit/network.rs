@@ -52,8 +52,8 @@ impl Bench {
         let process = &self.processes[process];
         let (store, seen) = (self.network.store(process), Arc::clone(&self.seen));
         let task = async move {
-            let mut ears = store.listen(&name(), LockSpec::Mutex, WITHIN).await.expect("it may listen");
-            if ears.next().await.is_some() {
+            let mut listeners = store.listen(&name(), LockSpec::Mutex, WITHIN).await.expect("it may listen");
+            if listeners.next().await.is_some() {
                 seen.lock().expect("no panic").push("told");
             }
         };

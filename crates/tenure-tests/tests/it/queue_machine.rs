@@ -51,7 +51,7 @@ impl Machine for State {
 struct Served {
     server: Server,
     store: Redis,
-    ear: Client,
+    listener: Client,
     now: Option<Now>,
 }
 
@@ -59,9 +59,9 @@ impl Served {
     fn new() -> Self {
         let server = Server::with_clock();
         let store = Redis::open(&server.url(), Driver::start().expect("a thread")).expect("a store");
-        let mut ear = server.client().expect("a connection");
-        ear.command(&["SUBSCRIBE", "tenure:wake:0:{x}"]).expect("a subscription");
-        Self { server, store, ear, now: None }
+        let mut listener = server.client().expect("a connection");
+        listener.command(&["SUBSCRIBE", "tenure:wake:0:{x}"]).expect("a subscription");
+        Self { server, store, listener, now: None }
     }
 
     fn forget(&self) {
@@ -76,10 +76,10 @@ impl Machine for &mut Served {
             self.now = Some(now);
         }
         let reply = block_on(self.store.call(op.clone(), Duration::from_secs(10))).expect("an answer");
-        self.ear.send(&["PING"]).expect("a connection");
+        self.listener.send(&["PING"]).expect("a connection");
         let mut wake = None;
         loop {
-            match self.ear.receive().expect("a message") {
+            match self.listener.receive().expect("a message") {
                 Value::Array(message) | Value::Push(message) if message.len() == 3 => {
                     let numbers =
                         message[2].text().split(',').map(|number| number.parse().expect("a number"));

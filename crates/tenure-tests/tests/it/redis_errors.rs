@@ -315,11 +315,11 @@ fn databases_keep_locks_and_messages_apart() {
     let server = Server::start();
     let (zero, three) = (Asker::new(&server.url()), Asker::new(&format!("{}/3", server.url())));
     assert!(held(&zero.acquire("x")) && held(&three.acquire("x")));
-    let mut ear = server.client().expect("a connection");
-    ear.command(&["SUBSCRIBE", "tenure:wake:3:{x}"]).expect("a subscription");
+    let mut listener = server.client().expect("a connection");
+    listener.command(&["SUBSCRIBE", "tenure:wake:3:{x}"]).expect("a subscription");
     zero.release("x").expect("an answer");
     three.release("x").expect("an answer");
-    let message = ear.receive().expect("a message");
+    let message = listener.receive().expect("a message");
     assert_eq!(message.items()[2], Value::Bytes(three.owner.as_str().into()));
 }
 

@@ -28,14 +28,14 @@ fn listen(asker: &Asker, name: &str) -> Listener {
 }
 
 /// The next message, which must come soon.
-fn next(asker: &Asker, ears: &mut Listener, limit: Duration) -> Wake {
-    next_or_end(asker, ears, limit).expect("a message")
+fn next(asker: &Asker, listeners: &mut Listener, limit: Duration) -> Wake {
+    next_or_end(asker, listeners, limit).expect("a message")
 }
 
-fn next_or_end(asker: &Asker, ears: &mut Listener, limit: Duration) -> Option<Wake> {
+fn next_or_end(asker: &Asker, listeners: &mut Listener, limit: Duration) -> Option<Wake> {
     let late = asker.driver.sleep_until(asker.driver.now() + limit);
     block_on(async {
-        match futures_util::future::select(std::pin::pin!(ears.next()), late).await {
+        match futures_util::future::select(std::pin::pin!(listeners.next()), late).await {
             futures_util::future::Either::Left((wake, _)) => wake,
             futures_util::future::Either::Right(_) => panic!("nothing was heard within {limit:?}"),
         }
@@ -177,12 +177,12 @@ fn a_listener_hears_a_release_and_who_it_was() {
     let server = Server::start();
     let asker = Asker::new(&server.url());
     let holder = asker.other();
-    let mut ears = listen(&asker, "x");
+    let mut listeners = listen(&asker, "x");
     assert!(held(&holder.acquire("x")));
     holder.release("x").expect("an answer");
-    assert_eq!(next(&asker, &mut ears, SOON), Wake::Free { by: Some(holder.owner.clone()) });
+    assert_eq!(next(&asker, &mut listeners, SOON), Wake::Free { by: Some(holder.owner.clone()) });
     server.command(&["PUBLISH", "tenure:wake:0:{x}", "anything"]);
-    assert_eq!(next(&asker, &mut ears, SOON), Wake::Free { by: None });
+    assert_eq!(next(&asker, &mut listeners, SOON), Wake::Free { by: None });
 }
 
 #[test]
@@ -206,17 +206,17 @@ fn waiters_subscribe_once_and_the_connection_closes_without_subscribers() {
 fn a_subscription_that_was_cut_is_made_anew_and_says_so() {
     let server = Server::start();
     let asker = Asker::new(&server.url());
-    let mut ears = listen(&asker, "x");
+    let mut listeners = listen(&asker, "x");
     server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
-    assert_eq!(next(&asker, &mut ears, SOON), Wake::Reconnected);
+    assert_eq!(next(&asker, &mut listeners, SOON), Wake::Reconnected);
     server.restart();
-    match next_or_end(&asker, &mut ears, SOON) {
+    match next_or_end(&asker, &mut listeners, SOON) {
         Some(wake) => assert_eq!(wake, Wake::Reconnected),
         // It was still down when it was dialled: a client that wants to hear more begins again.
-        None => ears = listen(&asker, "x"),
+        None => listeners = listen(&asker, "x"),
     }
     server.command(&["PUBLISH", "tenure:wake:0:{x}", ""]);
-    assert_eq!(next(&asker, &mut ears, SOON), Wake::Free { by: None });
+    assert_eq!(next(&asker, &mut listeners, SOON), Wake::Free { by: None });
 }
 
 #[test]
@@ -224,9 +224,9 @@ fn a_subscription_that_hears_nothing_is_asked_whether_it_lives() {
     let server = Server::start();
     let proxy = Proxy::start(server.address());
     let asker = Asker::new(&proxy.url());
-    let mut ears = listen(&asker, "x");
+    let mut listeners = listen(&asker, "x");
     proxy.set_on(1, Fault::BlackHole);
-    assert_eq!(next(&asker, &mut ears, Duration::from_secs(9)), Wake::Reconnected);
+    assert_eq!(next(&asker, &mut listeners, Duration::from_secs(9)), Wake::Reconnected);
 }
 
 #[test]
@@ -234,9 +234,9 @@ fn the_connections_end_with_the_store() {
     let server = Server::start();
     let asker = Asker::new(&server.url());
     asker.renew("x").expect("an answer");
-    let ears = listen(&asker, "x");
+    let listeners = listen(&asker, "x");
     let clients = || server.command(&["CLIENT", "LIST"]).text().matches("name=tenure ").count();
     assert_eq!(clients(), 2);
-    drop((ears, asker.store));
+    drop((listeners, asker.store));
     eventually("the connections are closed", SOON, || clients() == 0);
 }

@@ -69,7 +69,7 @@ struct Bench {
     server: Server,
     store: Redis,
     /// Hears what is published.
-    ear: Client,
+    listener: Client,
     /// Looks at keys.
     eye: Client,
     random: u64,
@@ -88,10 +88,10 @@ impl Bench {
         let now_us = 1_800_000_000_000_000;
         server.clock().freeze_us(now_us);
         let store = Redis::open(&server.url(), Driver::start().expect("a thread")).expect("a store");
-        let mut ear = server.client().expect("a connection");
+        let mut listener = server.client().expect("a connection");
         for key in KEYS {
             for rule in [LockSpec::Mutex, LockSpec::Reentrant] {
-                ear.command(&["SUBSCRIBE", &channel(rule, key)]).expect("a subscription");
+                listener.command(&["SUBSCRIBE", &channel(rule, key)]).expect("a subscription");
             }
         }
         let eye = server.client().expect("a connection");
@@ -100,7 +100,7 @@ impl Bench {
         let mut bench = Self {
             server,
             store,
-            ear,
+            listener,
             eye,
             random: seed,
             now_us,
@@ -360,7 +360,7 @@ impl Bench {
             assert_eq!(reply.answer, answer, "{op:?} at {now:?} on {before:?}");
             self.note(*key, &answer, wake.as_ref());
             let Some(wake) = wake else { continue };
-            let message = self.ear.receive().expect("a message");
+            let message = self.listener.receive().expect("a message");
             let [_, heard, said] = message.items() else { panic!("not a message: {message:?}") };
             assert_eq!(heard.text(), channel(op.rule, KEYS[*key]));
             let Value::Bytes(said) = said else { panic!("not a message: {message:?}") };

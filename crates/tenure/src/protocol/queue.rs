@@ -222,7 +222,7 @@ fn release(state: &mut State, now: Now, owner: &Owner, whose: Whose, done: &mut 
             };
             queue.remove(number);
         }
-        // While there may be more of them, nobody is let in: the next request could not tell them apart.
+        // While there may be more of them, nobody is let in: the next request could not distinguish them.
         done.is_bounded = true;
         return answer;
     }

@@ -207,8 +207,8 @@ impl Listener {
     pub fn new(subscription: impl FnOnce(Publisher) -> Box<dyn Any + Send>) -> Self {
         let (sender, messages) = mpsc::channel(Self::UNREAD);
         let missed = Arc::new(AtomicBool::new(false));
-        let speaker = Publisher { messages: sender, missed: Arc::clone(&missed) };
-        Self { messages, missed, _subscription: subscription(speaker) }
+        let publisher = Publisher { messages: sender, missed: Arc::clone(&missed) };
+        Self { messages, missed, _subscription: subscription(publisher) }
     }
 
     /// The next message; `None` when there will be none any more. Messages that were dropped are told as one

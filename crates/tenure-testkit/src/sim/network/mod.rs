@@ -54,7 +54,7 @@ struct Inner {
     stalled_until: TrueTime,
     connections: Vec<Connection>,
     ends: Vec<End>,
-    ears: Vec<Ear>,
+    listeners: Vec<Ear>,
     next_ear: u64,
     /// How often the server has started again, and when last.
     starts: u64,
@@ -125,7 +125,7 @@ struct Ear {
     process: ProcessId,
     name: LockName,
     kind: Kind,
-    speaker: Publisher,
+    publisher: Publisher,
     /// The server knows of it.
     is_open: bool,
 }
@@ -156,7 +156,7 @@ impl Network {
             stalled_until: 0,
             connections: Vec::new(),
             ends: Vec::new(),
-            ears: Vec::new(),
+            listeners: Vec::new(),
             next_ear: 0,
             starts: 0,
             started_at: 0,
@@ -355,17 +355,18 @@ impl Network {
     fn tell(&self, inner: &mut Inner, op: &Op, wake: &Wake) {
         let (now, name) = (self.sim.now(), &op.name);
         let faults = inner.faults;
-        let ears = inner.ears.iter().filter(|ear| {
-            let is_meant = ear.is_open && ear.name == *name && ear.kind == op.rule.kind();
-            let is_deaf = is_meant && now < inner.ends[ear.process].hears_from;
+        let listeners = inner.listeners.iter().filter(|listener| {
+            let is_meant = listener.is_open && listener.name == *name && listener.kind == op.rule.kind();
+            let is_deaf = is_meant && now < inner.ends[listener.process].hears_from;
             if is_deaf {
                 self.sim.count(Event::Unheard);
             }
             is_meant && !is_deaf
         });
-        let ears: Vec<_> = ears.map(|ear| (ear.process, ear.speaker.clone())).collect();
+        let listeners: Vec<_> =
+            listeners.map(|listener| (listener.process, listener.publisher.clone())).collect();
         let rewinds = inner.rewinds;
-        for (process, ear) in ears {
+        for (process, listener) in listeners {
             let parting = inner.ends[process].parting;
             if parting.loses && now < parting.messages || self.sim.chance(faults.lose_wake) {
                 self.sim.note(|| format!("p{process}: a message is lost"));
@@ -377,7 +378,7 @@ impl Network {
                 self.sim.count(Event::MessageAgain);
             }
             for _ in 0..=u32::from(again) {
-                let (ear, wake) = (ear.clone(), wake.clone());
+                let (listener, wake) = (listener.clone(), wake.clone());
                 let mut heard_at = now.max(parting.messages) + inner.delay(&self.sim, name, now, None);
                 if self.sim.chance(faults.late_wake.0) {
                     self.sim.count(Event::MessageLate);
@@ -388,7 +389,7 @@ impl Network {
                     // What a server has said that is no more comes over no connection to the next.
                     if network.inner().rewinds == rewinds {
                         network.sim.note(|| format!("p{process}: hears {wake:?}"));
-                        ear.say(wake);
+                        listener.say(wake);
                     }
                 });
             }
@@ -448,6 +449,6 @@ impl Inner {
     }
 
     fn ears_of(&self, process: ProcessId) -> impl Iterator<Item = &Ear> {
-        self.ears.iter().filter(move |ear| ear.process == process && ear.is_open)
+        self.listeners.iter().filter(move |listener| listener.process == process && listener.is_open)
     }
 }

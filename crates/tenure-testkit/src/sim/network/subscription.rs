@@ -62,9 +62,9 @@ impl Network {
             let is_lost = end.is_dead || self.sim.chance(inner.faults.lose_reply + inner.faults.lose_ear);
             (inner.next_ear, opens_at, confirmed_at, out_of_time_at, is_lost)
         };
-        let listener = Listener::new(|speaker| {
-            let ear = Ear { id, process, name: name.clone(), kind, speaker, is_open: false };
-            self.inner().ears.push(ear);
+        let listener = Listener::new(|publisher| {
+            let ear = Ear { id, process, name: name.clone(), kind, publisher, is_open: false };
+            self.inner().listeners.push(ear);
             Box::new(Subscription { network: self.clone(), id }) as Box<dyn Any + Send>
         });
         if is_lost || confirmed_at > out_of_time_at {
@@ -73,7 +73,7 @@ impl Network {
         }
         let network = self.clone();
         self.sim.at(opens_at, move || {
-            if let Some(ear) = network.inner().ears.iter_mut().find(|ear| ear.id == id) {
+            if let Some(ear) = network.inner().listeners.iter_mut().find(|ear| ear.id == id) {
                 ear.is_open = true;
             }
         });
@@ -90,8 +90,8 @@ struct Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         let mut inner = self.network.inner();
-        let place = inner.ears.iter().position(|ear| ear.id == self.id);
-        let ear = place.map(|place| inner.ears.swap_remove(place));
+        let place = inner.listeners.iter().position(|ear| ear.id == self.id);
+        let ear = place.map(|place| inner.listeners.swap_remove(place));
         drop(inner);
         drop(ear);
     }

@@ -145,7 +145,7 @@ impl Network {
         inner.ends[process].is_dead = true;
         let connection = inner.ends[process].connection;
         inner.connections[connection].cut_at = arrives_until;
-        inner.ears.retain(|ear| ear.process != process);
+        inner.listeners.retain(|listener| listener.process != process);
     }
 
     /// Ends a process's connection for requests.
@@ -215,10 +215,11 @@ impl Network {
         let network = self.clone();
         self.sim.at(heard_at, move || {
             let inner = network.inner();
-            let ears: Vec<_> = inner.ears_of(process).map(|ear| ear.speaker.clone()).collect();
+            let listeners: Vec<_> =
+                inner.ears_of(process).map(|listener| listener.publisher.clone()).collect();
             drop(inner);
-            for ear in ears {
-                ear.say(Wake::Reconnected);
+            for listener in listeners {
+                listener.say(Wake::Reconnected);
             }
         });
     }

@@ -143,9 +143,9 @@ impl Plain {
 
     /// Listens; what is said comes out of [`Plain::hear`].
     fn listen(server: &Server, channel: &str) -> Self {
-        let mut ear = Self::new(server, 'e');
-        ear.command(&["SUBSCRIBE", channel]);
-        ear
+        let mut listener = Self::new(server, 'e');
+        listener.command(&["SUBSCRIBE", channel]);
+        listener
     }
 
     fn hear(&mut self) -> String {
@@ -228,11 +228,11 @@ fn a_mutex_of_another_client_excludes_and_wakes_ours_and_ours_it() {
     assert!((1..=3_001).contains(&busy.value("left").int()), "{busy:?}");
     let found = plain.ask(MUTEXES, "inspect", &[]);
     assert_eq!((&*found.word, found.part("holder")), ("found", theirs));
-    let mut ear = Plain::listen(&server, &page::channel(Machine::Mutex, "x"));
+    let mut listener = Plain::listen(&server, &page::channel(Machine::Mutex, "x"));
     let owner = guard.owner().to_string();
     block_on(guard.release()).expect("a release");
     assert_eq!(page::word_after("Of a mutex the message is the"), "owner");
-    assert_eq!(ear.hear(), owner);
+    assert_eq!(listener.hear(), owner);
     assert_eq!(plain.ask(MUTEXES, "inspect", &[]).word, "free");
 }
 
@@ -256,14 +256,14 @@ fn a_hold_of_another_client_counts_once_however_often_it_is_asked_for() {
     assert!(block_on(ours.try_lock()).expect("an answer").is_none());
     let other = block_on(locks.mutex("x").expect("a name").try_lock()).expect_err("another kind");
     assert!(other.is_mismatch() && other.to_string().contains("reentrant"), "{other}");
-    let mut ear = Plain::listen(&server, &page::channel(Machine::Reentrant, "x"));
+    let mut listener = Plain::listen(&server, &page::channel(Machine::Reentrant, "x"));
     for (hold, word, left) in
         [("1a", "released", Some("1")), ("1a", "free", None), ("2b", "released", Some("0"))]
     {
         let said = plain.ask(REENTRANTS, "release", &[("hold", hold), ("whose", "mine")]);
         assert_eq!((&*said.word, said.all("left").first().map(String::as_str)), (word, left));
     }
-    assert_eq!(ear.hear(), page::quoted_after("Of a reentrant mutex it is"));
+    assert_eq!(listener.hear(), page::quoted_after("Of a reentrant mutex it is"));
     let _guard = block_on(ours.try_lock()).expect("an answer").expect("it is free");
     assert_eq!(plain.ask(REENTRANTS, "renew", &renew("2b", "")).word, "busy");
 }
@@ -293,7 +293,7 @@ fn another_client_takes_its_turn_in_our_queue() {
     let server = Server::start();
     let (locks, mut plain) = (locks(&server), Plain::new(&server, 'a'));
     let fair = locks.fair_mutex("x").expect("a name");
-    let mut ear = Plain::listen(&server, &page::channel(Machine::Queue, "x"));
+    let mut listener = Plain::listen(&server, &page::channel(Machine::Queue, "x"));
     let guard = block_on(fair.lock()).expect("a grant");
     let busy = plain.ask(FAIR, "acquire", &[("ttl", "30000"), ("weight", "1"), ("wait", "")]);
     assert_eq!((&*busy.word, busy.part("holder")), ("busy", format!("{}#{}", guard.owner(), guard.fence())));
@@ -306,14 +306,14 @@ fn another_client_takes_its_turn_in_our_queue() {
         let behind = scope.spawn(|| block_on(fair.lock()).expect("a grant"));
         eventually(|| server.command(&["ZCARD", "x"]).int() == 2 + 3 * 2);
         block_on(guard.release()).expect("a release");
-        assert_eq!(ear.hear(), ticket);
+        assert_eq!(listener.hear(), ticket);
         let renewed = plain.ask(FAIR, "renew", &[("ttl", "30000"), ("weight", "")]);
         assert_eq!((&*renewed.word, renewed.part("token")), ("held", ticket));
         assert!(block_on(fair.try_lock()).expect("an answer").is_none());
         let mine = &[("whose", "mine")];
         assert_eq!(plain.ask(FAIR, "release", mine).word, "released");
         let next = behind.join().expect("no panic");
-        assert_eq!(ear.hear(), next.fence().to_string());
+        assert_eq!(listener.hear(), next.fence().to_string());
         assert_eq!(plain.ask(FAIR, "release", mine).word, "free");
     });
 }
@@ -323,7 +323,7 @@ fn readers_of_another_client_are_let_in_together_when_our_writer_is_done() {
     let server = Server::start();
     let (locks, mut readers) = (locks(&server), ['a', 'b'].map(|digit| Plain::new(&server, digit)));
     let lock = locks.rwlock("x").expect("a name");
-    let mut ear = Plain::listen(&server, &page::channel(Machine::Queue, "x"));
+    let mut listener = Plain::listen(&server, &page::channel(Machine::Queue, "x"));
     let writer = block_on(lock.write()).expect("a grant");
     let tickets = readers.each_mut().map(|plain| {
         let read = [("ttl", "30000"), ("weight", "1"), ("wait", "20000")];
@@ -341,7 +341,7 @@ fn readers_of_another_client_are_let_in_together_when_our_writer_is_done() {
     assert!(block_on(lock.try_read()).expect("an answer").is_none());
     block_on(writer.release()).expect("a release");
     assert_eq!(page::word_after("The message is a list of ticket numbers with"), "commas");
-    assert_eq!(ear.hear(), tickets.join(","));
+    assert_eq!(listener.hear(), tickets.join(","));
     let said = readers[0].ask(READ_WRITE, "inspect", &[]);
     let (_, capacity) = page::header(READ_WRITE.kind, "");
     assert_eq!(
@@ -365,9 +365,9 @@ fn the_counter_and_the_channel_of_each_sort_of_name_are_those_of_the_page() {
     for [name, counter, channel] in rows {
         let guard = block_on(locks.mutex(name).expect("a name").lock()).expect("a free lock");
         assert!(server.has(name) && server.has(counter), "{name}: {counter}");
-        let (mut ear, owner) = (Plain::listen(&server, channel), guard.owner().to_string());
+        let (mut listener, owner) = (Plain::listen(&server, channel), guard.owner().to_string());
         block_on(guard.release()).expect("a release");
-        assert_eq!(ear.hear(), owner);
+        assert_eq!(listener.hear(), owner);
     }
 }
 

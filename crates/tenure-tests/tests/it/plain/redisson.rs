@@ -77,7 +77,7 @@ fn our_lock_excludes_it_through_all_our_holds_and_our_last_release_wakes_it() {
     let (locks, mut redisson) = (locks(&server), Redisson::new(&server));
     let me = Owner::new("me").expect("an owner");
     let ours = locks.reentrant_mutex("x", &me).expect("a name");
-    let mut ear = Plain::listen(&server, CHANNEL);
+    let mut listener = Plain::listen(&server, CHANNEL);
     let (outer, inner) =
         (block_on(ours.lock()).expect("a grant"), block_on(ours.lock()).expect("a re-entry"));
     assert_eq!(outer.fence(), inner.fence());
@@ -86,7 +86,7 @@ fn our_lock_excludes_it_through_all_our_holds_and_our_last_release_wakes_it() {
     block_on(inner.release()).expect("a release");
     assert!(redisson.lock().is_err());
     block_on(outer.release()).expect("a release");
-    assert_eq!(ear.hear(), "0");
+    assert_eq!(listener.hear(), "0");
     assert_eq!(redisson.lock(), Ok(()));
 }
 

@@ -55,9 +55,9 @@ impl Inner {
             return Err(Failure::NotSent(self.why(&failures)));
         }
         let (majority, runtime) = (self.majority(), Arc::clone(&self.runtime));
-        Ok(Listener::new(|speaker| {
+        Ok(Listener::new(|publisher| {
             let (said, passed_on, timer, kept, heard) = (Vec::new(), None, None, KEPT, runtime.now());
-            let relay = Relay { sources, majority, said, passed_on, timer, kept, heard, runtime, speaker };
+            let relay = Relay { sources, majority, said, passed_on, timer, kept, heard, runtime, publisher };
             // It ends when the listener is dropped.
             self.runtime.spawn(relay.run().boxed());
             Box::new(())
@@ -123,14 +123,14 @@ struct Relay {
     kept: Duration,
     heard: Moment,
     runtime: Arc<dyn Runtime>,
-    speaker: Publisher,
+    publisher: Publisher,
 }
 
 impl Relay {
     /// Until nobody listens any more, or too few members are heard.
     async fn run(mut self) {
-        let speaker = self.speaker.clone();
-        let mut over = pin!(speaker.over());
+        let publisher = self.publisher.clone();
+        let mut over = pin!(publisher.over());
         poll_fn(|context| {
             while self.step(context) {}
             let is_over = over.as_mut().poll(context).is_ready() || self.is_deaf();
@@ -153,7 +153,7 @@ impl Relay {
                 news = true;
                 match message {
                     Wake::Free { by } => self.hear(member, by),
-                    message => self.speaker.say(message),
+                    message => self.publisher.say(message),
                 }
             }
         }
@@ -166,7 +166,7 @@ impl Relay {
             self.said.clear();
             self.timer = None;
             self.kept = (2 * self.kept).min(KEPT_MOST);
-            self.speaker.say(Wake::Free { by });
+            self.publisher.say(Wake::Free { by });
         }
         news
     }
@@ -194,7 +194,7 @@ impl Relay {
                 self.timer = None;
             }
             self.kept = KEPT;
-            self.speaker.say(Wake::Free { by: ending.0.clone() });
+            self.publisher.say(Wake::Free { by: ending.0.clone() });
             self.passed_on = Some(ending);
         } else if self.timer.is_none() && !planted(Bug::MinorityUnheard) {
             let now = self.runtime.now();

@@ -381,7 +381,8 @@ impl Inner {
         loop {
             let (member, space) = self.known(deadline, |map| map.owner(slot)).await?;
             let channel = keys::channel(space.db, rule, name.as_str());
-            let failure = match member.node.ears.listen(channel, space.publish, rule, deadline).await {
+            let failure = match member.node.notifications.listen(channel, space.publish, rule, deadline).await
+            {
                 Ok(listener) => return Ok(listener),
                 Err(failure) => failure,
             };
@@ -571,7 +572,7 @@ impl Map {
     /// Those who listen where their messages are not said any more are told so.
     fn dismiss(&self) {
         for (member, _) in self.nodes.values() {
-            member.node.ears.keep(|channel, publish| {
+            member.node.notifications.keep(|channel, publish| {
                 Some(publish) == self.publish && self.serves(member, keys::slot(channel))
             });
         }

@@ -182,14 +182,14 @@ impl Connector {
     /// one can be used: a request of it that is still on its way must not arrive after one of this.
     pub(super) async fn connect(
         &self,
-        ear: Option<Ear>,
+        listener: Option<Ear>,
         before: Option<&Peer>,
     ) -> Result<Connection, Failure> {
         let deadline = self.runtime.now() + DIAL;
-        let requests = ear.is_none();
+        let requests = listener.is_none();
         let connection = match &self.goal {
-            Goal::Node(target) | Goal::Only(target) => self.open(target, ear, before, deadline).await?,
-            Goal::Master(guide) => self.find(guide, ear, before, deadline).await?,
+            Goal::Node(target) | Goal::Only(target) => self.open(target, listener, before, deadline).await?,
+            Goal::Master(resolver) => self.find(resolver, listener, before, deadline).await?,
         };
         if requests {
             let mut at = self.at();
@@ -214,12 +214,12 @@ impl Connector {
     /// that one of them names: the next may know better.
     async fn find(
         &self,
-        guide: &SentinelResolver,
-        ear: Option<Ear>,
+        resolver: &SentinelResolver,
+        listener: Option<Ear>,
         before: Option<&Peer>,
         deadline: Moment,
     ) -> Result<Connection, Failure> {
-        let sentinels = guide.in_turn();
+        let sentinels = resolver.in_turn();
         let mut named: Vec<Address> = Vec::new();
         let mut said = Vec::new();
         for (at, sentinel) in sentinels.iter().enumerate() {
@@ -228,49 +228,49 @@ impl Connector {
                 now + deadline.since(now) / u32::try_from(parts).unwrap_or(u32::MAX)
             };
             let others = sentinels.len() - at;
-            let master = match self.ask_sentinel(guide, sentinel, share(others + 1)).await {
+            let master = match self.ask_sentinel(resolver, sentinel, share(others + 1)).await {
                 Ok(master) => master,
                 Err(failure) => {
                     said.push((sentinel.address.clone(), failure));
                     continue;
                 }
             };
-            guide.remember(sentinel);
+            resolver.remember(sentinel);
             if named.contains(&master.address) {
                 continue;
             }
             named.push(master.address.clone());
             let end = share(if others > 1 { 2 } else { 1 });
-            match self.open(&master, ear.clone(), before, end).await {
+            match self.open(&master, listener.clone(), before, end).await {
                 Ok(connection) => return Ok(connection),
                 Err(failure) => said.push((master.address, failure)),
             }
         }
-        Err(guide.failure(&said))
+        Err(resolver.failure(&said))
     }
 
     async fn ask_sentinel(
         &self,
-        guide: &SentinelResolver,
+        resolver: &SentinelResolver,
         sentinel: &Target,
         deadline: Moment,
     ) -> Result<Target, Failure> {
         let Connection { mut pipe, hangup: _hangup, .. } = self.log_in(sentinel, None, deadline).await?;
         self.has_come_to(format!("{} has not said who the master is", sentinel.address));
-        let reply = self.by(deadline, pipe.send_packed_command(&guide.question())).await?;
-        guide.master(reply.map_err(unknown)?)
+        let reply = self.by(deadline, pipe.send_packed_command(&resolver.question())).await?;
+        resolver.master(reply.map_err(unknown)?)
     }
 
     /// Dials one server and makes ready what will be used.
     async fn open(
         &self,
         target: &Target,
-        ear: Option<Ear>,
+        listener: Option<Ear>,
         before: Option<&Peer>,
         deadline: Moment,
     ) -> Result<Connection, Failure> {
-        let requests = ear.is_none();
-        let mut connection = self.log_in(target, ear, deadline).await?;
+        let requests = listener.is_none();
+        let mut connection = self.log_in(target, listener, deadline).await?;
         let pipe = &mut connection.pipe;
         if let Goal::Master(_) = self.goal {
             let role = self.by(deadline, pipe.send_packed_command(&command(&["ROLE"]))).await?;
@@ -296,10 +296,10 @@ impl Connector {
     async fn log_in(
         &self,
         target: &Target,
-        ear: Option<Ear>,
+        listener: Option<Ear>,
         deadline: Moment,
     ) -> Result<Connection, Failure> {
-        let requests = ear.is_none();
+        let requests = listener.is_none();
         let stage = |stage: &str| {
             if requests {
                 self.has_come_to(format!("{} {stage}", target.address));
@@ -318,14 +318,14 @@ impl Connector {
         };
         stage("has not answered the login");
         let heard = Arc::new(AtomicU64::new(0));
-        let stream = Checked::new(stream, Arc::clone(&heard), ear.is_some());
+        let stream = Checked::new(stream, Arc::clone(&heard), listener.is_some());
         let mut config = AsyncConnectionConfig::new()
             .set_response_timeout(None)
             .set_connection_timeout(None)
             .set_pipeline_buffer_size(QUEUE);
-        if let Some(ear) = ear {
+        if let Some(listener) = listener {
             config = config.set_push_sender(move |info| {
-                ear(info);
+                listener(info);
                 Ok::<(), ()>(())
             });
         }

@@ -5,6 +5,7 @@
 //! module maps requests to scripts and replies back to answers. Its neighbours keep the connection,
 //! read what comes over it, and receive notifications.
 
+mod ack_channel;
 mod cluster;
 mod connect;
 mod failure;
@@ -12,7 +13,6 @@ mod frame;
 #[cfg(test)]
 mod fuzz;
 mod keys;
-mod lane;
 mod line;
 mod link;
 mod node;
@@ -126,7 +126,8 @@ impl Store for Redis {
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let Self { runtime, node, manner: RequestContext { space, .. }, .. } = self.clone();
         let channel = keys::channel(space.db, rule, name.as_str());
-        async move { node.ears.listen(channel, space.publish, rule, runtime.now() + within).await }.boxed()
+        async move { node.notifications.listen(channel, space.publish, rule, runtime.now() + within).await }
+            .boxed()
     }
 
     /// Walks over the whole database, a few hundred keys at a time, whatever the prefix: the server

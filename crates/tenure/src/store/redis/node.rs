@@ -5,13 +5,13 @@ use std::sync::Arc;
 use futures_util::future::{FutureExt, join, join_all};
 use redis::Value;
 
+use super::ack_channel::{self, AckChannel};
 use super::connect::{Connector, command};
-use super::lane::{self, Lane};
 use super::line::Line;
 use super::link::Link;
 use super::plain::{ExclusiveConnection, Plain};
 use super::request::{Keyspace, Request};
-use super::wake::Ears;
+use super::wake::Notifications;
 use super::{failure, keys, reply, slots};
 use crate::events::{event, text};
 use crate::name::LockName;
@@ -25,9 +25,9 @@ use crate::store::{Cursor, Failure, Page, SETUP, Terms};
 pub(super) struct Node {
     pub(super) runtime: Arc<dyn Runtime>,
     pub(super) link: Arc<Link>,
-    pub(super) ears: Arc<Ears>,
+    pub(super) notifications: Arc<Notifications>,
     /// For what replicas have to confirm.
-    pub(super) lane: Arc<Lane>,
+    pub(super) ack_channel: Arc<AckChannel>,
     /// For what needs a connection to itself.
     pub(super) exclusive: ExclusiveConnection,
     /// For messages.
@@ -49,8 +49,8 @@ impl Node {
         let connector = Arc::new(connector);
         let (link, exclusive) =
             (Link::new(Arc::clone(&connector)), ExclusiveConnection::new(Arc::clone(&connector)));
-        let lane = Lane::new(Arc::clone(&connector), Arc::clone(&link));
-        Self { runtime, link, ears: Ears::new(connector), lane, exclusive, url }
+        let ack_channel = AckChannel::new(Arc::clone(&connector), Arc::clone(&link));
+        Self { runtime, link, notifications: Notifications::new(connector), ack_channel, exclusive, url }
     }
 
     /// Carries out a request on this line. What is rare is in a box: it would make the future of
@@ -65,14 +65,15 @@ impl Node {
         if let Some(plain) = line.plain.get() {
             return plain.ask(self, line, op, manner, deadline).boxed().await;
         }
-        let value = if lane::is_for(op, manner) {
-            self.lane.ask(op, manner, deadline).boxed().await
+        let value = if ack_channel::is_for(op, manner) {
+            self.ack_channel.ask(op, manner, deadline).boxed().await
         } else {
-            let passage = self.lane.beside(&op.name, deadline).await?;
+            let in_flight = self.ack_channel.beside(&op.name, deadline).await?;
             let value = run(line, op, manner, deadline).await;
-            if let (Some(passage), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) = (passage, &value)
+            if let (Some(in_flight), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) =
+                (in_flight, &value)
             {
-                passage.answered();
+                in_flight.answered();
             }
             value
         };
@@ -93,7 +94,7 @@ impl Node {
             Err(what) => {
                 // From here on replies cannot be matched with requests.
                 line.hang_up();
-                self.lane.hang_up();
+                self.ack_channel.hang_up();
                 event!(
                     WARN,
                     target: "tenure",
@@ -195,9 +196,9 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.link.close();
-        self.ears.close();
+        self.notifications.close();
         self.exclusive.close();
-        self.lane.close();
+        self.ack_channel.close();
     }
 }
 

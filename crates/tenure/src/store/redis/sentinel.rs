@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use crate::store::redis::Topology;
 
-    fn guide() -> SentinelResolver {
+    fn resolver() -> SentinelResolver {
         match Topology::parse("redis-sentinel://:pw@a,b,c/s/3") {
             Ok(Topology::Sentinel(sentinels)) => SentinelResolver::new(sentinels),
             other => panic!("{other:?}"),
@@ -115,27 +115,27 @@ mod tests {
 
     #[test]
     fn who_answered_last_is_asked_first_and_the_others_keep_their_order() {
-        let guide = guide();
+        let resolver = resolver();
         let order = || {
-            let hosts = guide.in_turn().into_iter().map(|target| target.address.to_string());
+            let hosts = resolver.in_turn().into_iter().map(|target| target.address.to_string());
             hosts.map(|host| host[..1].to_owned()).collect::<String>()
         };
         assert_eq!(order(), "abc");
-        guide.remember(&guide.in_turn()[2]);
+        resolver.remember(&resolver.in_turn()[2]);
         assert_eq!(order(), "cab");
-        guide.remember(&guide.in_turn()[0]);
+        resolver.remember(&resolver.in_turn()[0]);
         assert_eq!(order(), "cab");
-        guide.remember(&guide.in_turn()[1]);
+        resolver.remember(&resolver.in_turn()[1]);
         assert_eq!(order(), "acb");
     }
 
     #[test]
     fn only_an_address_is_a_master() {
-        let guide = guide();
-        let named = guide.master(Value::Array(vec![bulk("::1"), bulk("7")])).expect("an address");
+        let resolver = resolver();
+        let named = resolver.master(Value::Array(vec![bulk("::1"), bulk("7")])).expect("an address");
         assert_eq!(&*named.shown(), "redis://[::1]:7/3");
         assert!(named.access.password.is_some());
-        assert!(matches!(guide.master(Value::Nil), Err(Failure::Refused(_))));
+        assert!(matches!(resolver.master(Value::Nil), Err(Failure::Refused(_))));
         for reply in [
             Value::Okay,
             Value::Array(vec![]),
@@ -144,19 +144,19 @@ mod tests {
             Value::Array(vec![bulk(""), bulk("7")]),
             Value::Array(vec![Value::Nil, Value::Nil]),
         ] {
-            assert!(matches!(guide.master(reply), Err(Failure::NotSent(_))));
+            assert!(matches!(resolver.master(reply), Err(Failure::NotSent(_))));
         }
     }
 
     #[test]
     fn one_sentinel_that_may_know_better_later_is_enough_to_ask_again() {
-        let guide = guide();
+        let resolver = resolver();
         let at = |host: &str| Address::Tcp(host.into(), 1);
         let refused = || Failure::Refused(Failure::cause("no"));
-        let failure = guide.failure(&[(at("a"), refused()), (at("b"), refused())]);
+        let failure = resolver.failure(&[(at("a"), refused()), (at("b"), refused())]);
         assert!(matches!(failure, Failure::Refused(_)));
         let late = Failure::NotSent(Failure::cause("late"));
-        let failure = guide.failure(&[(at("a"), refused()), (at("b"), late)]);
+        let failure = resolver.failure(&[(at("a"), refused()), (at("b"), late)]);
         assert!(matches!(failure, Failure::NotSent(_)));
         let said = failure.to_string();
         assert!(said.contains("`s`") && said.contains("a:1: refused: no; b:1: not sent: late"), "{said}");

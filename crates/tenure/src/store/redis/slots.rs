@@ -152,7 +152,7 @@ impl Table {
             self.masters.push(Arc::clone(to));
             self.masters.len() - 1
         });
-        // As many nodes as slots, and no more, can be told apart.
+        // As many nodes as slots, and no more, can be distinguished.
         self.owners[usize::from(first)..=usize::from(last)].fill(at as u16);
     }
 }

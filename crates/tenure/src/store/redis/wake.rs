@@ -35,7 +35,7 @@ const IDLE: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// Who listens to what.
-pub(super) struct Ears {
+pub(super) struct Notifications {
     connector: Arc<Connector>,
     state: Mutex<State>,
     /// Tells the connection's task that there is something to do.
@@ -74,7 +74,7 @@ enum Standing {
     Refused(Failure),
 }
 
-impl Ears {
+impl Notifications {
     pub(super) fn new(connector: Arc<Connector>) -> Arc<Self> {
         Arc::new(Self { connector, state: Mutex::default(), work: Notify::new(), told: Notify::new() })
     }
@@ -93,8 +93,8 @@ impl Ears {
         deadline: Moment,
     ) -> Result<Listener, Failure> {
         let name = channel.clone();
-        let listener = Listener::new(|speaker| {
-            Box::new(self.enter(channel, publish, rule, speaker)) as Box<dyn Any + Send>
+        let listener = Listener::new(|publisher| {
+            Box::new(self.enter(channel, publish, rule, publisher)) as Box<dyn Any + Send>
         });
         let confirmed = async {
             loop {
@@ -122,7 +122,7 @@ impl Ears {
         name: String,
         publish: Publish,
         rule: LockSpec,
-        speaker: Publisher,
+        publisher: Publisher,
     ) -> Subscription {
         let mut state = self.state();
         let id = state.next;
@@ -134,7 +134,7 @@ impl Ears {
             standing: Standing::New,
             was_heard: false,
         });
-        channel.listeners.insert(id, (rule, speaker));
+        channel.listeners.insert(id, (rule, publisher));
         channel.left = None;
         if let Standing::Refused(_) = channel.standing {
             channel.standing = Standing::New;
@@ -146,7 +146,7 @@ impl Ears {
         } else if new {
             self.work.notify_one();
         }
-        Subscription { ears: Arc::downgrade(self), name, id }
+        Subscription { notifications: Arc::downgrade(self), name, id }
     }
 
     fn leave(&self, name: &str, id: u64) {
@@ -189,13 +189,13 @@ impl Ears {
         let runtime = Arc::clone(&self.connector.runtime);
         let mut pace = Pace::default();
         loop {
-            let ears = Arc::downgrade(&self);
-            let ear: Ear = Arc::new(move |info| {
-                if let Some(ears) = ears.upgrade() {
-                    ears.hear(&info);
+            let notifications = Arc::downgrade(&self);
+            let listener: Ear = Arc::new(move |info| {
+                if let Some(notifications) = notifications.upgrade() {
+                    notifications.hear(&info);
                 }
             });
-            match self.connector.connect(Some(ear), None).await {
+            match self.connector.connect(Some(listener), None).await {
                 Ok(connection) => {
                     self.state().failure = None;
                     let (since, mut was_of_use) = (runtime.now(), false);
@@ -454,15 +454,15 @@ fn unconfirmed() -> Failure {
 
 /// A listener's place; it leaves when dropped.
 struct Subscription {
-    ears: Weak<Ears>,
+    notifications: Weak<Notifications>,
     name: String,
     id: u64,
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        if let Some(ears) = self.ears.upgrade() {
-            ears.leave(&self.name, self.id);
+        if let Some(notifications) = self.notifications.upgrade() {
+            notifications.leave(&self.name, self.id);
         }
     }
 }

@@ -44,7 +44,7 @@ const LATE: Duration = Duration::from_millis(500);
 const MARK: [&str; 3] = ["PUBLISH", "tenure:wake:acks", ""];
 
 /// The connection for them, and the requests that wait for it.
-pub(super) struct Lane {
+pub(super) struct AckChannel {
     runtime: Arc<dyn Runtime>,
     link: Arc<Link>,
     /// The connection of all.
@@ -108,7 +108,7 @@ pub(super) fn is_for(op: &Op, manner: RequestContext) -> bool {
     manner.terms.acks > 0 && matches!(op.verb, Verb::Acquire { .. } | Verb::Renew { .. })
 }
 
-impl Lane {
+impl AckChannel {
     pub(super) fn new(connector: Arc<Connector>, main: Arc<Link>) -> Arc<Self> {
         let runtime = Arc::clone(&connector.runtime);
         let (link, used, state) = (Link::new(connector), AtomicBool::new(false), Mutex::default());
@@ -149,7 +149,7 @@ impl Lane {
             state.queue.push(Pending { id, op: op.clone(), manner, deadline, answer, is_due: false });
             id
         };
-        let queued = Queued { lane: self, id };
+        let queued = Queued { ack_channel: self, id };
         self.bell.notify_one();
         match by(&*self.runtime, deadline, reply).await {
             Some(Ok(reply)) => reply,
@@ -185,17 +185,17 @@ impl Lane {
 
     async fn pass_beside(self: &Arc<Self>, name: &LockName, deadline: Moment) -> Result<InFlight, Failure> {
         // Noted before it waits: what comes after it, here, is to come after it there.
-        let passage = {
+        let in_flight = {
             let mut state = self.state();
             let id = state.number();
             state.there.entry(name.clone()).or_default().asking.insert(id, false);
-            InFlight { lane: Arc::clone(self), name: name.clone(), id }
+            InFlight { ack_channel: Arc::clone(self), name: name.clone(), id }
         };
         loop {
             let mut settled = pin!(self.settled.notified());
             settled.as_mut().enable();
-            if self.state().lets_pass(name, passage.id) {
-                return Ok(passage);
+            if self.state().lets_pass(name, in_flight.id) {
+                return Ok(in_flight);
             }
             if self.runtime.now() >= deadline {
                 let cause = "an earlier request about it is still on its way by another connection";
@@ -524,7 +524,7 @@ impl State {
 
 /// A request that is to be confirmed, for as long as its caller waits.
 struct Queued<'a> {
-    lane: &'a Lane,
+    ack_channel: &'a AckChannel,
     id: u64,
 }
 
@@ -532,12 +532,12 @@ impl Queued<'_> {
     /// Removes it if it was still to be sent; returns whether it was.
     fn withdraw(&self) -> bool {
         let was_queued = {
-            let queue = &mut self.lane.state().queue;
+            let queue = &mut self.ack_channel.state().queue;
             let at = queue.iter().position(|pending| pending.id == self.id);
             at.map(|at| queue.remove(at)).is_some()
         };
         if was_queued {
-            self.lane.settled.notify_waiters();
+            self.ack_channel.settled.notify_waiters();
         }
         was_queued
     }
@@ -560,7 +560,7 @@ impl Pending {
 
 /// A request by the connection of all, for as long as it is unanswered.
 pub(super) struct InFlight {
-    lane: Arc<Lane>,
+    ack_channel: Arc<AckChannel>,
     name: LockName,
     id: u64,
 }
@@ -568,7 +568,7 @@ pub(super) struct InFlight {
 impl InFlight {
     /// It was carried out, or never will be.
     pub(super) fn answered(self) {
-        if let Some(there) = self.lane.state().there.get_mut(&self.name) {
+        if let Some(there) = self.ack_channel.state().there.get_mut(&self.name) {
             there.asking.remove(&self.id);
         }
     }
@@ -577,7 +577,7 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         {
-            let mut state = self.lane.state();
+            let mut state = self.ack_channel.state();
             if let Some(there) = state.there.get_mut(&self.name) {
                 // Still on its way: its outcome is unknown.
                 there.left += usize::from(there.asking.remove(&self.id) == Some(true));
@@ -586,7 +586,7 @@ impl Drop for InFlight {
                 }
             }
         }
-        self.lane.bell.notify_one();
+        self.ack_channel.bell.notify_one();
     }
 }
 
