@@ -33,7 +33,8 @@ impl Killer {
         let _ = self.pipe.write_all(format!("{}\n", command.as_raw_nonzero()).as_bytes());
     }
 
-    /// The command has ended, or did not start. Its number may be given to another process as soon as it is waited for.
+    /// The command has ended, or did not start. Its number may be given to another process as soon
+    /// as it is waited for.
     pub(crate) fn stand_down(&mut self) {
         // It may not even have started: it is not asked, and leaves no zombie.
         let _ = self.process.kill().and_then(|()| self.process.wait());

@@ -1,6 +1,7 @@
 //! What a lock costs without a server. `cargo bench -p tenure --bench locks`
 //!
-//! Prints a median of several rounds, with the least and the greatest, so that a noisy machine shows.
+//! Prints a median of several rounds, with the least and the greatest, so that a noisy machine
+//! shows.
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "a benchmark reads the clock")]
 
 use std::fs;
@@ -44,7 +45,8 @@ fn pairs_per_s(locks: &Locks) -> f64 {
     f64::from(pairs) / started.elapsed().as_secs_f64()
 }
 
-/// The growth of the process while so many are held. What the store itself keeps of a lock is in it too.
+/// The growth of the process while so many are held. What the store itself keeps of a lock is in it
+/// too.
 fn bytes_per_guard(locks: &Locks) -> f64 {
     const GUARDS: usize = 10_000;
     let locks = locks.with(|options| options.label("bench").ttl(Duration::from_secs(60))).expect("options");

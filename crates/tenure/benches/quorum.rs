@@ -1,8 +1,10 @@
-//! What a lock on a majority of five servers costs, beside the bare two commands sent to all five at once in the same run.
+//! What a lock on a majority of five servers costs, beside the bare two commands sent to all five
+//! at once in the same run.
 //!
-//! `cargo bench -p tenure --bench quorum` starts its servers, and waits until they are old enough to vote. Rounds of both sides take
-//! turns; a row is the median of its rounds. Then one of the five is black-holed while everything is connected, and the same is
-//! measured again beside a quorum of healthy ones.
+//! `cargo bench -p tenure --bench quorum` starts its servers, and waits until they are old enough
+//! to vote. Rounds of both sides take turns; a row is the median of its rounds. Then one of the
+//! five is black-holed while everything is connected, and the same is measured again beside a
+//! quorum of healthy ones.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -137,7 +139,8 @@ impl Bare {
         Self { connections, sha }
     }
 
-    /// Pairs a second: each of the two commands goes to all five at once, and all five answers are waited for.
+    /// Pairs a second: each of the two commands goes to all five at once, and all five answers are
+    /// waited for.
     fn pairs(&self) -> f64 {
         let (started, mut pairs) = (Instant::now(), 0_u32);
         while started.elapsed() < ROUND {

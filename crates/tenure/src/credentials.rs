@@ -3,7 +3,8 @@ use std::fmt;
 /// A login at a Redis or Valkey server: what the provider of
 /// [`Locks::open_with_credentials`](crate::Locks::open_with_credentials) returns.
 ///
-/// Use it where passwords or tokens change while the program runs. A login that does not change can stand in the URL.
+/// Use it where passwords or tokens change while the program runs. A login that does not change can
+/// stand in the URL.
 ///
 /// ```
 /// use tenure::Credentials;

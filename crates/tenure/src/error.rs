@@ -19,11 +19,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why something could not be done, or why a lock is no longer held.
 ///
-/// Acquisition its methods, or [`kind`](Self::kind), what to do next; do not compare messages, which may change.
+/// Acquisition its methods, or [`kind`](Self::kind), what to do next; do not compare messages,
+/// which may change.
 ///
-/// *Busy* is no error: it is the `None` of the `try_*` methods. Everything else is this one type, which answers what
-/// a caller can act on: [`is_lost`](Self::is_lost), [`is_unreachable`](Self::is_unreachable), and so on. The message names
-/// the lock and the store; [`source`](std::error::Error::source) says what the store or the system said.
+/// *Busy* is no error: it is the `None` of the `try_*` methods. Everything else is this one type,
+/// which answers what a caller can act on: [`is_lost`](Self::is_lost),
+/// [`is_unreachable`](Self::is_unreachable), and so on. The message names the lock and the store;
+/// [`source`](std::error::Error::source) says what the store or the system said.
 ///
 /// ```
 /// let error = tenure::LockName::new("").unwrap_err();
@@ -112,8 +114,8 @@ impl Error {
         self.0.kind
     }
 
-    /// The lease is over, or about to be: expired, taken by somebody else, gone from the store, or held for `max_hold`.
-    /// Whatever the lock protected is no longer protected.
+    /// The lease is over, or about to be: expired, taken by somebody else, gone from the store, or
+    /// held for `max_hold`. Whatever the lock protected is no longer protected.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -127,8 +129,8 @@ impl Error {
         self.0.kind == ErrorKind::Lost
     }
 
-    /// The store did not answer in time, and nothing was changed that was not undone. Of [`Locks::shutdown`](crate::Locks::shutdown):
-    /// some releases are not answered yet, and go on.
+    /// The store did not answer in time, and nothing was changed that was not undone. Of
+    /// [`Locks::shutdown`](crate::Locks::shutdown): some releases are not answered yet, and go on.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -140,8 +142,8 @@ impl Error {
         self.0.kind == ErrorKind::Unreachable
     }
 
-    /// The request went out and no answer came: it may or may not have been carried out. An acquisition never ends so:
-    /// it cleans up instead.
+    /// The request went out and no answer came: it may or may not have been carried out. An
+    /// acquisition never ends so: it cleans up instead.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -290,7 +292,8 @@ impl Error {
         Self::new(ErrorKind::Mismatch, Some(lock), Some(store), message, None)
     }
 
-    /// No answer, and nothing left behind: what an acquisition and a look say of any failure but a refusal.
+    /// No answer, and nothing left behind: what an acquisition and a look say of any failure but a
+    /// refusal.
     pub(crate) fn silent(lock: Option<&LockName>, store: &Arc<str>, failure: Failure) -> Self {
         match failure {
             Failure::Refused(_) => Self::failed(lock, store, failure),
@@ -300,8 +303,8 @@ impl Error {
         }
     }
 
-    /// Of a look whether the store answers. The cause stands in the message, because this is what a program prints when it cannot
-    /// start.
+    /// Of a look whether the store answers. The cause stands in the message, because this is what a
+    /// program prints when it cannot start.
     pub(crate) fn unreached(store: &Arc<str>, failure: Failure) -> Self {
         match failure {
             Failure::Refused(_) => Self::failed(None, store, failure),
@@ -371,9 +374,11 @@ impl std::error::Error for Error {
     }
 }
 
-/// Why [`Guard::run`](crate::Guard::run) and its like failed, with the value of the work if there is one.
+/// Why [`Guard::run`](crate::Guard::run) and its like failed, with the value of the work if there
+/// is one.
 ///
-/// `?` makes an [`Error`] of it and drops the value. Keep the value if the work had effects that must be recorded or undone:
+/// `?` makes an [`Error`] of it and drops the value. Keep the value if the work had effects that
+/// must be recorded or undone:
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -393,7 +398,8 @@ impl std::error::Error for Error {
 pub struct RunError<T> {
     /// How the lock was lost.
     pub error: Error,
-    /// What the work returned: `Some` if it was done before the loss was known. `None` if it was dropped unfinished.
+    /// What the work returned: `Some` if it was done before the loss was known. `None` if it was
+    /// dropped unfinished.
     pub value: Option<T>,
 }
 

@@ -10,18 +10,20 @@ use crate::options::Options;
 
 /// One holder at a time, first come, first served, across processes.
 ///
-/// Use it if waiters compete for long and none may starve, as for a leader. A [`Mutex`](crate::Mutex) takes less work of the store,
-/// and other clients of `SET NX PX` understand it. A quorum has no fair mutex.
+/// Use it if waiters compete for long and none may starve, as for a leader. A
+/// [`Mutex`](crate::Mutex) takes less work of the store, and other clients of `SET NX PX`
+/// understand it. A quorum has no fair mutex.
 ///
-/// Stateless and cheap to clone: each call is an acquisition of its own, as with [`Mutex`](crate::Mutex).
+/// Stateless and cheap to clone: each call is an acquisition of its own, as with
+/// [`Mutex`](crate::Mutex).
 ///
 /// # Guarantees
 /// - *Exclusion* while the guard [`is_held`](Guard::is_held): see there what it rests on.
-/// - *Order*: callers are served in the order in which the store first saw them, as long as they keep waiting. A caller that
-///   was not heard of for 5 seconds has lost its place, and goes to the end. [`try_lock`](Self::try_lock) overtakes nobody: it is
-///   refused while anybody waits.
-/// - *A crash* of the holder costs one lease; that of a waiter at most 5 seconds, and only once it is first. On
-///   the `file:` store neither costs anything.
+/// - *Order*: callers are served in the order in which the store first saw them, as long as they
+///   keep waiting. A caller that was not heard of for 5 seconds has lost its place, and goes to the
+///   end. [`try_lock`](Self::try_lock) overtakes nobody: it is refused while anybody waits.
+/// - *A crash* of the holder costs one lease; that of a waiter at most 5 seconds, and only once it
+///   is first. On the `file:` store neither costs anything.
 /// - *Tokens* ([`Guard::fence`]) grow from grant to grant.
 ///
 /// # Examples
@@ -63,8 +65,8 @@ impl FairMutex {
         self.0.configured(change).map(Self)
     }
 
-    /// Waits until this caller is first in the queue, then holds the lock. For a store that does not answer at all the limit
-    /// is [`Options::patience`](crate::Options::patience).
+    /// Waits until this caller is first in the queue, then holds the lock. For a store that does
+    /// not answer at all the limit is [`Options::patience`](crate::Options::patience).
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -77,14 +79,15 @@ impl FairMutex {
     /// Dropped, it leaves the queue; a place, once left, is gone.
     ///
     /// # Errors
-    /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind; `is_unsupported` when the server
-    /// forbids scripts, without which there is no such lock, or cannot do what [`Options::acks`](crate::Options::acks) asks for.
+    /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind;
+    /// `is_unsupported` when the server forbids scripts, without which there is no such lock, or
+    /// cannot do what [`Options::acks`](crate::Options::acks) asks for.
     pub async fn lock(&self) -> Result<Guard> {
         self.0.lock().await
     }
 
-    /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when somebody else holds it or
-    /// waits for it.
+    /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when
+    /// somebody else holds it or waits for it.
     ///
     /// ```
     /// # tenure::block_on(async {

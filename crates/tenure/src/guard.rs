@@ -16,14 +16,17 @@ use crate::protocol::{Answer, Bind, Verb};
 
 /// A lock that is held: what `lock`, `acquire` and their like give.
 ///
-/// Keep it for as long as the work takes, and [`release`](Self::release) it to hear whether the lock was held to the end. Where a crash
-/// of the holder is normal, do not rely on the guard alone: let the resource compare [`fence`](Self::fence).
+/// Keep it for as long as the work takes, and [`release`](Self::release) it to hear whether the
+/// lock was held to the end. Where a crash of the holder is normal, do not rely on the guard alone:
+/// let the resource compare [`fence`](Self::fence).
 ///
-/// Dropping it releases the lock in the background: without a wait, unless it was the last handle of its
+/// Dropping it releases the lock in the background: without a wait, unless it was the last handle
+/// of its
 /// [`Locks`](crate::Locks), as is said there. One that is leaked ([`std::mem::forget`]) is renewed until the process ends, or
 /// [`max_hold`](crate::Options::max_hold) is over.
 ///
-/// `let _ = mutex.lock().await?` holds nothing: the guard is dropped, and the lock released, at once. Give it a name:
+/// `let _ = mutex.lock().await?` holds nothing: the guard is dropped, and the lock released, at
+/// once. Give it a name:
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -36,8 +39,9 @@ use crate::protocol::{Answer, Bind, Verb};
 /// ```
 ///
 /// # Guarantees
-/// While [`is_held`](Self::is_held), nobody else holds the lock, as long as the store loses no write that it acknowledged
-/// and its clock does not jump. A guard that is renewed is good until it is released, lost, or held for
+/// While [`is_held`](Self::is_held), nobody else holds the lock, as long as the store loses no
+/// write that it acknowledged and its clock does not jump. A guard that is renewed is good until it
+/// is released, lost, or held for
 /// [`max_hold`](crate::Options::max_hold). Where that is not enough, let the resource compare [`fence`](Self::fence).
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct Guard {
@@ -73,7 +77,8 @@ impl Guard {
         &self.name
     }
 
-    /// Who holds: fresh for this acquisition, unless the caller chose it, for a [`ReentrantMutex`](crate::ReentrantMutex) or to
+    /// Who holds: fresh for this acquisition, unless the caller chose it, for a
+    /// [`ReentrantMutex`](crate::ReentrantMutex) or to
     /// [resume](crate::Locks::resume) a hold.
     ///
     /// ```
@@ -87,15 +92,18 @@ impl Guard {
         &self.lease().owner
     }
 
-    /// The fencing token: greater than that of every earlier grant of this name, and the same for as long as this guard
-    /// lives. A resource that stores the greatest token it has seen, and refuses smaller ones together with the write they
-    /// come with, is safe even from a holder that does not know yet that it has lost the lock.
+    /// The fencing token: greater than that of every earlier grant of this name, and the same for
+    /// as long as this guard lives. A resource that stores the greatest token it has seen, and
+    /// refuses smaller ones together with the write they come with, is safe even from a holder that
+    /// does not know yet that it has lost the lock.
     ///
-    /// Where several hold at once only a writer's token may be compared. That of a reader, or of a semaphore with more than one
-    /// permit, tells its grant from others; a resource that compared it would lock out those who came before and hold still.
-    /// All holds of one owner of a [`ReentrantMutex`](crate::ReentrantMutex) share the token of the first.
+    /// Where several hold at once only a writer's token may be compared. That of a reader, or of a
+    /// semaphore with more than one permit, tells its grant from others; a resource that compared
+    /// it would lock out those who came before and hold still. All holds of one owner of a
+    /// [`ReentrantMutex`](crate::ReentrantMutex) share the token of the first.
     ///
-    /// 0 where the store can give none, which only [`Options::unfenced`](crate::Options::unfenced) allows.
+    /// 0 where the store can give none, which only [`Options::unfenced`](crate::Options::unfenced)
+    /// allows.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -109,7 +117,8 @@ impl Guard {
         self.lease().fence
     }
 
-    /// How long until [`lost`](Self::lost) would resolve if nothing were renewed any more; zero once it has.
+    /// How long until [`lost`](Self::lost) would resolve if nothing were renewed any more; zero
+    /// once it has.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -140,9 +149,11 @@ impl Guard {
         !self.remaining().is_zero()
     }
 
-    /// A future that resolves when the lock is no longer held, and says whether it was lost or released.
+    /// A future that resolves when the lock is no longer held, and says whether it was lost or
+    /// released.
     ///
-    /// In a `select!`, poll it first (`biased`), so that work that is ready too does not go on after a loss:
+    /// In a `select!`, poll it first (`biased`), so that work that is ready too does not go on
+    /// after a loss:
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -166,7 +177,8 @@ impl Guard {
         Lost::new(&self.home.engine, self.lease())
     }
 
-    /// Asks the store whether the lock is still held: for the moment before a write that cannot be fenced.
+    /// Asks the store whether the lock is still held: for the moment before a write that cannot be
+    /// fenced.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -180,7 +192,8 @@ impl Guard {
     /// Nothing is lost; it asks and changes nothing.
     ///
     /// # Errors
-    /// `is_lost` when it is not held; `is_unreachable` or `is_refused` when the store did not say, within
+    /// `is_lost` when it is not held; `is_unreachable` or `is_refused` when the store did not say,
+    /// within
     /// [`op_timeout`](crate::Options::op_timeout) or what is left of the lease.
     pub async fn verify(&self) -> Result<()> {
         self.ask(self.lease().question()).await?;
@@ -190,8 +203,8 @@ impl Guard {
     /// Extends the lease to a whole [`ttl`](crate::Options::ttl) from now. Only needed with
     /// [`Renewal::Off`](crate::Renewal::Off).
     ///
-    /// A lease is never shortened: if more than a ttl is left of it, as after a [`resume`](crate::Locks::resume) with a shorter ttl,
-    /// it stays as it is.
+    /// A lease is never shortened: if more than a ttl is left of it, as after a
+    /// [`resume`](crate::Locks::resume) with a shorter ttl, it stays as it is.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -205,12 +218,15 @@ impl Guard {
     /// ```
     ///
     /// # Cancel safety
-    /// The request may still be carried out; the lease is then longer than [`remaining`](Self::remaining) says.
+    /// The request may still be carried out; the lease is then longer than
+    /// [`remaining`](Self::remaining) says.
     ///
     /// # Errors
-    /// `is_lost` when it is not held any more. Otherwise it may still be, and can be asked again: `is_unreachable` when the request
-    /// was not sent; `is_unknown` when no answer came; `is_refused` when the store said no, `is_unsupported` when it cannot do what the
-    /// options ask for. It takes [`op_timeout`](crate::Options::op_timeout) at most, and no longer than is left of the lease.
+    /// `is_lost` when it is not held any more. Otherwise it may still be, and can be asked again:
+    /// `is_unreachable` when the request was not sent; `is_unknown` when no answer came;
+    /// `is_refused` when the store said no, `is_unsupported` when it cannot do what the options ask
+    /// for. It takes [`op_timeout`](crate::Options::op_timeout) at most, and no longer than is left
+    /// of the lease.
     pub async fn renew(&self) -> Result<()> {
         self.set_lease(None, None).await
     }
@@ -224,7 +240,8 @@ impl Guard {
         self.still()
     }
 
-    /// An answer that was looked at too late is worth nothing: the loss was announced, or should have been.
+    /// An answer that was looked at too late is worth nothing: the loss was announced, or should
+    /// have been.
     fn still(&self) -> Result<()> {
         self.outcome().map_or(Ok(()), Err)
     }
@@ -264,9 +281,11 @@ impl Guard {
     /// Dropped, it goes on in the background.
     ///
     /// # Errors
-    /// `is_lost` when it was not held any more, so that somebody else may have held it meanwhile; `is_unknown` when the
-    /// store did not answer within [`op_timeout`](crate::Options::op_timeout): the release goes on in the background until
-    /// the lease is over, and for a minute at least; `is_refused` when it said no, after which nothing goes on: the lock stays until its lease ends.
+    /// `is_lost` when it was not held any more, so that somebody else may have held it meanwhile;
+    /// `is_unknown` when the store did not answer within
+    /// [`op_timeout`](crate::Options::op_timeout): the release goes on in the background until the
+    /// lease is over, and for a minute at least; `is_refused` when it said no, after which nothing
+    /// goes on: the lock stays until its lease ends.
     pub async fn release(mut self) -> Result<()> {
         match self.held.take() {
             Some(held) => release::release(held).await,
@@ -274,8 +293,9 @@ impl Guard {
         }
     }
 
-    /// Lets go without releasing, so that [`Locks::resume`](crate::Locks::resume) can take over in another process: renews
-    /// once, for a whole ttl, and stops renewing. From here on only the lease ends the hold.
+    /// Lets go without releasing, so that [`Locks::resume`](crate::Locks::resume) can take over in
+    /// another process: renews once, for a whole ttl, and stops renewing. From here on only the
+    /// lease ends the hold.
     ///
     /// A lease is never shortened: if more than a ttl is left of it, it stays as it is.
     ///
@@ -304,22 +324,26 @@ impl Guard {
         Ok(owner)
     }
 
-    /// Does `work` under the lock, and releases it. The work is an async closure that gets the guard.
+    /// Does `work` under the lock, and releases it. The work is an async closure that gets the
+    /// guard.
     ///
-    /// The work is dropped at its next await when the lock is lost. That does not stop a thread, a task it has spawned, or a
-    /// loop that never awaits: that is what [`Options::grace`](crate::Options::grace), [`verify`](Self::verify) and
+    /// The work is dropped at its next await when the lock is lost. That does not stop a thread, a
+    /// task it has spawned, or a loop that never awaits: that is what
+    /// [`Options::grace`](crate::Options::grace), [`verify`](Self::verify) and
     /// [`fence`](Self::fence) are for.
     ///
-    /// In generic code, and in a task that is spawned, use [`run_future`](Self::run_future): the compiler must know there that the
-    /// future of the work is `Send`, which the bounds of an async closure cannot say.
+    /// In generic code, and in a task that is spawned, use [`run_future`](Self::run_future): the
+    /// compiler must know there that the future of the work is `Send`, which the bounds of an async
+    /// closure cannot say.
     ///
     /// # Cancel safety
     /// The work is dropped first, then the lock released.
     ///
     /// # Errors
-    /// The error [`is_lost`](Error::is_lost). [`RunError::value`] has the value of the work if the work was done and the release then
-    /// heard of the loss; otherwise the work was dropped. A release that the store does not answer is no error: the value is
-    /// returned, and the release goes on in the background.
+    /// The error [`is_lost`](Error::is_lost). [`RunError::value`] has the value of the work if the
+    /// work was done and the release then heard of the loss; otherwise the work was dropped. A
+    /// release that the store does not answer is no error: the value is returned, and the release
+    /// goes on in the background.
     ///
     /// # Examples
     /// ```
@@ -335,10 +359,12 @@ impl Guard {
         settled(value, self.release().await)
     }
 
-    /// Does `work` under the lock, and releases it: as [`run`](Self::run), with a plain future as the work.
+    /// Does `work` under the lock, and releases it: as [`run`](Self::run), with a plain future as
+    /// the work.
     ///
-    /// The future that this returns is `Send` if the work and its value are, so it can be spawned, and generic code can name the
-    /// bounds. The work does not get the guard: take from it before what the work needs.
+    /// The future that this returns is `Send` if the work and its value are, so it can be spawned,
+    /// and generic code can name the bounds. The work does not get the guard: take from it before
+    /// what the work needs.
     ///
     /// # Cancel safety
     /// As [`run`](Self::run).

@@ -1,7 +1,9 @@
-//! Distributed locks on the Redis or Valkey you already run, and on one machine with nothing at all.
+//! Distributed locks on the Redis or Valkey you already run, and on one machine with nothing at
+//! all.
 //!
-//! A **tenure** is a period for which someone holds something. That is all a distributed lock can give: not ownership, but a
-//! lease with an end. So every grant here has a deadline, a fencing token, and a way to hear that it was lost.
+//! A **tenure** is a period for which someone holds something. That is all a distributed lock can
+//! give: not ownership, but a lease with an end. So every grant here has a deadline, a fencing
+//! token, and a way to hear that it was lost.
 //!
 //! ```
 //! # tenure::block_on(async {
@@ -29,20 +31,26 @@
 //! | [`Semaphore`] | as many as there are permits for | first come, first served |
 //! | [`Multi`] | several of these at once, all or none | by name |
 //!
-//! All give the same [`Guard`]. A mutex is the cheapest, and the one that every other client of the `SET NX PX` family understands.
+//! All give the same [`Guard`]. A mutex is the cheapest, and the one that every other client of the
+//! `SET NX PX` family understands.
 //!
 //! # What a lock can promise, and what it cannot
 //!
-//! While [`Guard::is_held`], no other client holds the lock, if the store loses nothing that it has acknowledged and its clock does not
-//! jump. A process that is stopped for longer than its lease has lost the lock, and hears of it at its first look; a write
-//! that it had already sent by then can only be refused by the resource itself, which is what [`Guard::fence`] is for.
+//! While [`Guard::is_held`], no other client holds the lock, if the store loses nothing that it has
+//! acknowledged and its clock does not jump. A process that is stopped for longer than its lease
+//! has lost the lock, and hears of it at its first look; a write that it had already sent by then
+//! can only be refused by the resource itself, which is what [`Guard::fence`] is for.
 //!
 //! Rules that hold throughout:
 //!
-//! - *Busy* is `None`, never an error. *Lost* is an event on the guard. Everything else is one [`Error`].
-//! - The limit of a wait is in the method's name: `try_lock` asks once, `try_lock_for` waits that long, `lock` until it is granted.
-//! - Every future may be dropped at any time, and needs no runtime of yours: [`block_on`] is the blocking API.
-//! - A lease is renewed on a thread of the [`Locks`], from the moment on in which its guard is in your hands.
+//! - *Busy* is `None`, never an error. *Lost* is an event on the guard. Everything else is one
+//!   [`Error`].
+//! - The limit of a wait is in the method's name: `try_lock` asks once, `try_lock_for` waits that
+//!   long, `lock` until it is granted.
+//! - Every future may be dropped at any time, and needs no runtime of yours: [`block_on`] is the
+//!   blocking API.
+//! - A lease is renewed on a thread of the [`Locks`], from the moment on in which its guard is in
+//!   your hands.
 //!
 //! # Features
 //!
@@ -72,8 +80,8 @@
 //! | `the directory was replaced: its locks are gone` | warn | `directory` |
 //! | `the subscriber is slow: events were dropped` | warn | `dropped`: how many |
 //!
-//! Warnings about what somebody should change have the target `tenure::setup`: a directory on a network file system, a right that is missing, a
-//! quorum of an even number.
+//! Warnings about what somebody should change have the target `tenure::setup`: a directory on a
+//! network file system, a right that is missing, a quorum of an even number.
 
 #[cfg(feature = "redis")]
 mod credentials;
@@ -119,7 +127,8 @@ pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
 pub use status::{ForcedRelease, Holder, Listing, Share, Status};
 
-/// What the workspace's own test kit drives. No semver promise: nothing outside this workspace should use it.
+/// What the workspace's own test kit drives. No semver promise: nothing outside this workspace
+/// should use it.
 #[doc(hidden)]
 pub mod internals {
     use std::sync::Arc;
@@ -151,7 +160,8 @@ pub mod internals {
         Locks::on(store, runtime, None).with(|_| options)
     }
 
-    /// A guard of a read-write lock as a writer's, whatever it is: for tests that ask a reader to become one.
+    /// A guard of a read-write lock as a writer's, whatever it is: for tests that ask a reader to
+    /// become one.
     pub fn write_guard(guard: Guard) -> WriteGuard {
         WriteGuard::new(guard)
     }

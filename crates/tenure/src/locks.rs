@@ -29,12 +29,13 @@ use crate::store::redis::{Cluster, Provider, Redis, Topology};
 
 /// A store of locks, and the only handle that a program needs. Cheap to clone.
 ///
-/// Make one for each store at the start of the program, and clone it. A `Locks` for each task or request would dial each time, and
-/// its tasks could not wait together.
+/// Make one for each store at the start of the program, and clone it. A `Locks` for each task or
+/// request would dial each time, and its tasks could not wait together.
 ///
-/// It owns one thread, which dials, renews and releases. So no future of this crate needs a runtime of the caller's, and
-/// nothing the caller does to its own can cost a lease. The thread ends with the last handle: `Locks`, lock or guard. After
-/// a `fork` the child has no such thread: connect anew there.
+/// It owns one thread, which dials, renews and releases. So no future of this crate needs a runtime
+/// of the caller's, and nothing the caller does to its own can cost a lease. The thread ends with
+/// the last handle: `Locks`, lock or guard. After a `fork` the child has no such thread: connect
+/// anew there.
 ///
 /// The drop of the very last handle gives releases that are on their way a moment, because `main`
 /// may be about to return. It blocks its thread for up to 100 ms while there are any, and for up to
@@ -58,7 +59,8 @@ pub struct Locks {
     options: Arc<Options>,
 }
 
-/// What is shared behind it is whole at each moment: a lock that somebody panicked under is taken as it stands.
+/// What is shared behind it is whole at each moment: a lock that somebody panicked under is taken
+/// as it stands.
 impl UnwindSafe for Locks {}
 impl RefUnwindSafe for Locks {}
 
@@ -77,11 +79,13 @@ impl Locks {
     /// | `redis-cluster://[[USER]:PASSWORD@]HOST[:PORT],…`, also `valkey-cluster://` | on the cluster of which these are some nodes |
     /// | `redis-quorum://[[USER]:PASSWORD@]HOST[:PORT],…[/DATABASE]`, also `valkey-quorum://` | on a [majority](Self::quorum) of these |
     ///
-    /// Sentinels have a login of their own, `?sentinel-user=…&sentinel-password=…`, and port 26379 unless another is given. They are
-    /// asked at each dial, and the server that they name must say itself that it is a master.
+    /// Sentinels have a login of their own, `?sentinel-user=…&sentinel-password=…`, and port 26379
+    /// unless another is given. They are asked at each dial, and the server that they name must say
+    /// itself that it is a master.
     ///
-    /// The files of a `rediss://` URL are in PEM form: `ca` has the authorities to trust in place of the system's (which
-    /// `SSL_CERT_FILE` and `SSL_CERT_DIR` move), `cert` and `key` are who we are. They are read at each dial.
+    /// The files of a `rediss://` URL are in PEM form: `ca` has the authorities to trust in place
+    /// of the system's (which `SSL_CERT_FILE` and `SSL_CERT_DIR` move), `cert` and `key` are who we
+    /// are. They are read at each dial.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -90,17 +94,18 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` when the URL cannot be right; `is_unsupported` when this build cannot do what it asks for;
-    /// `is_unreachable` when nobody answers within 1 s (to allow more, use [`open`](Self::open) and [`with`](Self::with)), or the
-    /// system starts no thread; `is_refused` when the store may not be used, or a certificate is not accepted.
+    /// `is_invalid` when the URL cannot be right; `is_unsupported` when this build cannot do what
+    /// it asks for; `is_unreachable` when nobody answers within 1 s (to allow more, use
+    /// [`open`](Self::open) and [`with`](Self::with)), or the system starts no thread; `is_refused`
+    /// when the store may not be used, or a certificate is not accepted.
     pub async fn connect(url: &str) -> Result<Self> {
         let locks = Self::open(url)?;
         locks.ping().await?;
         Ok(locks)
     }
 
-    /// Asks the store for a sign of life: for a health check, and after [`open`](Self::open) where a program must not start
-    /// without its store. It says nothing of any lock.
+    /// Asks the store for a sign of life: for a health check, and after [`open`](Self::open) where
+    /// a program must not start without its store. It says nothing of any lock.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -113,14 +118,16 @@ impl Locks {
     /// Nothing is lost; it asks and changes nothing.
     ///
     /// # Errors
-    /// `is_unreachable` when the store does not answer within [`op_timeout`](Options::op_timeout), and at once when nothing listens at
-    /// the address of a single server. `is_refused` when the store may not be used.
+    /// `is_unreachable` when the store does not answer within [`op_timeout`](Options::op_timeout),
+    /// and at once when nothing listens at the address of a single server. `is_refused` when the
+    /// store may not be used.
     pub async fn ping(&self) -> Result<()> {
         let store = &self.home.engine.store;
         store.ready(self.options.op_timeout).await.map_err(|failure| Error::unreached(store.url(), failure))
     }
 
-    /// Opens a store without I/O: the first use dials. For statics, and for programs that start before their store.
+    /// Opens a store without I/O: the first use dials. For statics, and for programs that start
+    /// before their store.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -134,8 +141,8 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` when the URL cannot be right; `is_unsupported` when this build cannot do what it asks for;
-    /// `is_unreachable` when the system starts no thread.
+    /// `is_invalid` when the URL cannot be right; `is_unsupported` when this build cannot do what
+    /// it asks for; `is_unreachable` when the system starts no thread.
     pub fn open(url: &str) -> Result<Self> {
         Self::start(url, |driver| open_store(url, driver))
     }
@@ -147,11 +154,13 @@ impl Locks {
         Ok(Self::on(store, Arc::clone(&driver) as _, Some(driver)))
     }
 
-    /// Opens a store without I/O, as [`open`](Self::open), and asks `provider` for the login at each dial. For passwords and tokens
-    /// that change while the program runs: a connection that ends is made again with the login of that moment.
+    /// Opens a store without I/O, as [`open`](Self::open), and asks `provider` for the login at
+    /// each dial. For passwords and tokens that change while the program runs: a connection that
+    /// ends is made again with the login of that moment.
     ///
-    /// The provider runs on the thread that renews leases, so it must not block: read a variable or a small file. When it fails, the dial
-    /// fails and is repeated. All servers of a cluster or a quorum get the same login. Sentinels have their own, in the URL.
+    /// The provider runs on the thread that renews leases, so it must not block: read a variable or
+    /// a small file. When it fails, the dial fails and is repeated. All servers of a cluster or a
+    /// quorum get the same login. Sentinels have their own, in the URL.
     ///
     /// ```
     /// use tenure::{Credentials, Locks};
@@ -164,7 +173,8 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// As [`open`](Self::open); `is_invalid` when the URL has a login too; `is_unsupported` for a store without a login.
+    /// As [`open`](Self::open); `is_invalid` when the URL has a login too; `is_unsupported` for a
+    /// store without a login.
     #[cfg(feature = "redis")]
     pub fn open_with_credentials(
         url: &str,
@@ -186,8 +196,9 @@ impl Locks {
 
     /// A store in memory of its own, shared by clones.
     ///
-    /// Under tokio's paused clock its leases still run in real time: they are kept by a thread that the pause does not reach. And
-    /// that clock leaps ahead while tokio waits for us, so a `tokio::time::timeout` around a wait ends at once there: use
+    /// Under tokio's paused clock its leases still run in real time: they are kept by a thread that
+    /// the pause does not reach. And that clock leaps ahead while tokio waits for us, so a
+    /// `tokio::time::timeout` around a wait ends at once there: use
     /// [`try_lock_for`](Mutex::try_lock_for).
     ///
     /// ```
@@ -203,14 +214,17 @@ impl Locks {
         Self::open("memory:").expect("the system starts a thread")
     }
 
-    /// A majority of independent stores: Redlock, with fencing tokens. For mutexes; other kinds are unsupported on it.
+    /// A majority of independent stores: Redlock, with fencing tokens. For mutexes; other kinds are
+    /// unsupported on it.
     ///
-    /// All members are asked at once, and each has a quarter of [`op_timeout`](Options::op_timeout) to answer when a lock is acquired,
-    /// half of it otherwise. A minority that is slow, dead, empty or refuses costs nothing else. The members are kept open; their own
-    /// options do not matter here.
+    /// All members are asked at once, and each has a quarter of [`op_timeout`](Options::op_timeout)
+    /// to answer when a lock is acquired, half of it otherwise. A minority that is slow, dead,
+    /// empty or refuses costs nothing else. The members are kept open; their own options do not
+    /// matter here.
     ///
-    /// A server that has started less than the longest lease ago does not vote, because it may have forgotten one that
-    /// still runs. That is the longest that this `Locks` has asked for: let all clients of a quorum use the same `ttl`.
+    /// A server that has started less than the longest lease ago does not vote, because it may have
+    /// forgotten one that still runs. That is the longest that this `Locks` has asked for: let all
+    /// clients of a quorum use the same `ttl`.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -223,10 +237,10 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` for fewer than two members or more than 63, one that is there twice, and one that is several servers itself: a
-    /// quorum, a cluster, whatever sentinels call the master. Two that
-    /// turn out to be one server once they are connected to: `is_refused`, from each acquisition. `is_unreachable` when the system
-    /// starts no thread.
+    /// `is_invalid` for fewer than two members or more than 63, one that is there twice, and one
+    /// that is several servers itself: a quorum, a cluster, whatever sentinels call the master. Two
+    /// that turn out to be one server once they are connected to: `is_refused`, from each
+    /// acquisition. `is_unreachable` when the system starts no thread.
     pub fn quorum(members: impl IntoIterator<Item = Self>) -> Result<Self> {
         let members: Vec<Self> = members.into_iter().collect();
         let driver = Driver::start().map_err(|error| Error::no_thread("quorum:", error))?;
@@ -240,8 +254,8 @@ impl Locks {
         Self { home, options: Arc::default() }
     }
 
-    /// The same store with changed options. `change` gets the options in force and returns those to use, so what was set
-    /// before stays set.
+    /// The same store with changed options. `change` gets the options in force and returns those to
+    /// use, so what was set before stays set.
     ///
     /// ```
     /// use std::time::Duration;
@@ -254,7 +268,8 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` when an option, or two together, cannot be right; `is_unsupported` for [`acks`](Options::acks) and
+    /// `is_invalid` when an option, or two together, cannot be right; `is_unsupported` for
+    /// [`acks`](Options::acks) and
     /// [`restart_grace`](Options::restart_grace) on a store without replicas (`memory:`, `file:`, a quorum), and for the latter on a
     /// cluster.
     pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
@@ -289,8 +304,9 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` when the name cannot be one; `is_unsupported` when the store keeps no such locks, or none
-    /// of this name, as a cluster does not where its counter could not be in its slot.
+    /// `is_invalid` when the name cannot be one; `is_unsupported` when the store keeps no such
+    /// locks, or none of this name, as a cluster does not where its counter could not be in its
+    /// slot.
     pub fn mutex(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Mutex> {
         self.face(checked(name)?, LockSpec::Mutex, None).map(Mutex)
     }
@@ -376,11 +392,12 @@ impl Locks {
         Face::new(home, options, name, rule, owner)
     }
 
-    /// Takes over a hold that [`Guard::detach`] let go, perhaps in another process: `None` when it is over. The lease is
-    /// extended to this `Locks`' ttl, and renewed from here on. Two processes that resume one owner both hold.
+    /// Takes over a hold that [`Guard::detach`] let go, perhaps in another process: `None` when it
+    /// is over. The lease is extended to this `Locks`' ttl, and renewed from here on. Two processes
+    /// that resume one owner both hold.
     ///
-    /// A lease is never shortened. If more than this ttl is left of it, the store keeps the hold until that is over, should this process
-    /// end without a release.
+    /// A lease is never shortened. If more than this ttl is left of it, the store keeps the hold
+    /// until that is over, should this process end without a release.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -392,12 +409,13 @@ impl Locks {
     /// ```
     ///
     /// # Cancel safety
-    /// The lease may have been renewed, and ask again. In a directory the hold may be this process's by then, and end with it. One of
-    /// several holds of a reentrant owner that was taken over unheard is let go again in the background, and until then nobody else
-    /// can resume it.
+    /// The lease may have been renewed, and ask again. In a directory the hold may be this
+    /// process's by then, and end with it. One of several holds of a reentrant owner that was taken
+    /// over unheard is let go again in the background, and until then nobody else can resume it.
     ///
     /// # Errors
-    /// `is_mismatch`, `is_unreachable`, `is_refused`, and `is_invalid` for a name; `is_unknown` when no answer came: ask again.
+    /// `is_mismatch`, `is_unreachable`, `is_refused`, and `is_invalid` for a name; `is_unknown`
+    /// when no answer came: ask again.
     pub async fn resume(
         &self,
         name: impl TryInto<LockName, Error: Into<Error>>,
@@ -444,19 +462,21 @@ impl Locks {
     /// Nothing is lost; it asks and changes nothing.
     ///
     /// # Errors
-    /// `is_invalid` when the name cannot be one; `is_unreachable`, `is_refused`; `is_mismatch` when another kind of lock came to
-    /// stand there while it was asked about; `is_unsupported` when one stands there that is kept by scripts, and the server forbids
-    /// them.
+    /// `is_invalid` when the name cannot be one; `is_unreachable`, `is_refused`; `is_mismatch` when
+    /// another kind of lock came to stand there while it was asked about; `is_unsupported` when one
+    /// stands there that is kept by scripts, and the server forbids them.
     pub async fn inspect(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Option<Status>> {
         self.ask_as_anyone(checked(name)?, Verb::Inspect).await
     }
 
-    /// The locks whose names begin with `prefix`, those that are held. What comes and goes meanwhile may or may not show.
+    /// The locks whose names begin with `prefix`, those that are held. What comes and goes
+    /// meanwhile may or may not show.
     ///
-    /// On a server this walks over all keys of the database, three times and a few hundred at once, whatever the prefix, because
-    /// there is no index of names; on a cluster over those of every master, on a quorum of every member. A lock may be told twice. Where
-    /// neither a prefix is given nor one is [set](Options::prefix), only locks of this library are told; otherwise also what
-    /// other programs have written at such names.
+    /// On a server this walks over all keys of the database, three times and a few hundred at once,
+    /// whatever the prefix, because there is no index of names; on a cluster over those of every
+    /// master, on a quorum of every member. A lock may be told twice. Where neither a prefix is
+    /// given nor one is [set](Options::prefix), only locks of this library are told; otherwise also
+    /// what other programs have written at such names.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -478,9 +498,9 @@ impl Locks {
         Ok(Listing::new(&self.home, &self.options, prefix))
     }
 
-    /// Ends all holds of a lock, and says whose they were: `None` when the lock was free. The holder
-    /// hears of it at its next renewal, at the latest when its lease is over. For operators; it breaks
-    /// exclusion for the holder's last moments.
+    /// Ends all holds of a lock, and says whose they were: `None` when the lock was free. The
+    /// holder hears of it at its next renewal, at the latest when its lease is over. For operators;
+    /// it breaks exclusion for the holder's last moments.
     ///
     /// What is no lock of this library stays as it is: see
     /// [`force_release_foreign`](Self::force_release_foreign).
@@ -499,8 +519,8 @@ impl Locks {
     /// The request may still be carried out.
     ///
     /// # Errors
-    /// As [`inspect`](Self::inspect); `is_mismatch` when something stands at the name that is no lock of
-    /// this library; `is_unknown` when no answer came.
+    /// As [`inspect`](Self::inspect); `is_mismatch` when something stands at the name that is no
+    /// lock of this library; `is_unknown` when no answer came.
     pub async fn force_release(
         &self,
         name: impl TryInto<LockName, Error: Into<Error>>,
@@ -508,8 +528,9 @@ impl Locks {
         self.force(checked(name)?, Whose::Anyone).await
     }
 
-    /// Does what [`force_release`](Self::force_release) does, and also ends the plain lock of another
-    /// client: a string at the name, whatever is written there. A key of another type stays as it is.
+    /// Does what [`force_release`](Self::force_release) does, and also ends the plain lock of
+    /// another client: a string at the name, whatever is written there. A key of another type stays
+    /// as it is.
     ///
     /// # Cancel safety
     /// The request may still be carried out.
@@ -546,7 +567,8 @@ impl Locks {
         };
         let holder = status.holders.swap_remove(at);
         let ended = match &holder.owner {
-            // An owner has one grant of the other kinds, so to release it as its owner ends no other.
+            // An owner has one grant of the other kinds, so to release it as its owner ends no
+            // other.
             Some(owner) if status.kind != Kind::Reentrant => self.release_as(&status, owner).await?,
             _ => self.force_reentrant(&name, token).await?,
         };
@@ -625,8 +647,9 @@ impl Locks {
         }
     }
 
-    /// Waits until the releases in the background are done, at most [`op_timeout`](Options::op_timeout). For programs whose
-    /// `Locks` is a `static`, which is never dropped. On a quorum this includes the members that have not answered a release that a
+    /// Waits until the releases in the background are done, at most
+    /// [`op_timeout`](Options::op_timeout). For programs whose `Locks` is a `static`, which is
+    /// never dropped. On a quorum this includes the members that have not answered a release that a
     /// majority has; that some of those are left is no error.
     ///
     /// Then waits until the `tracing` subscriber has had all events of this `Locks`, at most 1 s.
@@ -662,8 +685,8 @@ fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
         Some(("memory", "")) => Arc::new(Memory::new(runtime(), url)),
         Some(("memory", _)) => Arc::new(Memory::named(runtime(), url)),
         Some(("file", path)) => {
-            // `file:///var/lib/locks`, `file:/var/lib/locks` and `file:locks` are what people write; of `file://var/lib/locks` the
-            // first part would be a host.
+            // `file:///var/lib/locks`, `file:/var/lib/locks` and `file:locks` are what people
+            // write; of `file://var/lib/locks` the first part would be a host.
             let behind = path.strip_prefix("//");
             if let Some(path) = behind.filter(|path| !path.starts_with('/')) {
                 return Err(Error::invalid(format!(
@@ -681,7 +704,8 @@ fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
         }
         Some((scheme, _)) if is_of_servers(scheme) => return open_servers(url, None, driver),
         _ => {
-            // The store of this process alone is not offered: whoever asks for it by mistake has no lock at all.
+            // The store of this process alone is not offered: whoever asks for it by mistake has no
+            // lock at all.
             let reads = "a store's URL reads `file:DIR` or `redis://HOST`";
             return Err(Error::invalid(match url.split_once(':') {
                 Some((scheme, _)) => format!("{reads}, and this one begins with {}", Quoted(scheme)),

@@ -18,15 +18,15 @@ use crate::runtime::Moment;
 
 /// Several locks at once, of any kinds and on any stores: all or none.
 ///
-/// Use it if a piece of work needs several locks, for example of two accounts: it cannot deadlock. For locks that are always taken
-/// together one lock with one name is cheaper.
+/// Use it if a piece of work needs several locks, for example of two accounts: it cannot deadlock.
+/// For locks that are always taken together one lock with one name is cheaper.
 ///
-/// They are taken one after the other in the order of their names, byte by byte, whatever order they are given in. So two
-/// processes that want the same locks cannot wait for each other.
+/// They are taken one after the other in the order of their names, byte by byte, whatever order
+/// they are given in. So two processes that want the same locks cannot wait for each other.
 ///
 /// # Guarantees
-/// - *All or none*: whoever gets a guard holds every part; whoever does not holds none. What was taken meanwhile is renewed, and
-///   given back in reverse order.
+/// - *All or none*: whoever gets a guard holds every part; whoever does not holds none. What was
+///   taken meanwhile is renewed, and given back in reverse order.
 /// - *One loss*: when one part is lost, the guard is.
 ///
 /// # Examples
@@ -103,8 +103,8 @@ impl Multi {
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` when there is none, or when two have the same name, also on different stores: which store is which cannot
-    /// be told from here.
+    /// `is_invalid` when there is none, or when two have the same name, also on different stores:
+    /// which store is which cannot be told from here.
     pub fn new(parts: impl IntoIterator<Item = Part>) -> Result<Self> {
         let parts: Vec<Part> = parts.into_iter().collect();
         if parts.is_empty() {
@@ -136,7 +136,8 @@ impl Multi {
     /// Dropped, it gives back what it has.
     ///
     /// # Errors
-    /// As the parts' own; `is_lost` when one was lost while the wait for another went on. None is held then.
+    /// As the parts' own; `is_lost` when one was lost while the wait for another went on. None is
+    /// held then.
     pub async fn lock(&self) -> Result<MultiGuard> {
         match self.acquire(Wait::Forever).await? {
             Some(guards) => Ok(guards),
@@ -196,7 +197,8 @@ impl Multi {
                 Wait::For(limit) => Wait::For(limit.saturating_sub(self.now().since(started))),
                 wait => wait,
             };
-            // What is held already may be lost while the next is waited for: then waiting on is for nothing.
+            // What is held already may be lost while the next is waited for: then waiting on is for
+            // nothing.
             let next =
                 match select(pin!(part.acquire(wait)), lost(taken.0.iter().map(|(_, guard)| guard))).await {
                     Either::Left((next, _)) => next,
@@ -208,7 +210,8 @@ impl Multi {
                     taken.give_back(self.engine()).await;
                     return Ok(None);
                 }
-                // Where a store is silent, what it has is given back in the background: each would take its time once more.
+                // Where a store is silent, what it has is given back in the background: each would
+                // take its time once more.
                 Err(error) if error.is_unreachable() => return Err(error),
                 Err(error) => {
                     taken.give_back(self.engine()).await;
@@ -240,8 +243,9 @@ impl Multi {
     }
 }
 
-/// A call that ends without the locks waits this long until what it had is given back; the rest goes on in the background. A store
-/// that is silent by then would take the time of one request for each.
+/// A call that ends without the locks waits this long until what it had is given back; the rest
+/// goes on in the background. A store that is silent by then would take the time of one request for
+/// each.
 const GIVE_BACK: Duration = Duration::from_millis(500);
 
 /// Guards in the order in which they were taken. Dropped, they are released in reverse.
@@ -252,7 +256,8 @@ impl Taken {
         let late = engine.runtime.sleep_until(engine.now() + GIVE_BACK);
         let given_back = async {
             while let Some((_, guard)) = self.0.pop() {
-                // One that was lost meanwhile, or whose store is silent now, is given back in the background or not at all.
+                // One that was lost meanwhile, or whose store is silent now, is given back in the
+                // background or not at all.
                 let _ = guard.release().await;
             }
         };
@@ -273,9 +278,11 @@ fn lost<'a>(guards: impl Iterator<Item = &'a Guard>) -> Lost {
     guards.map(Guard::lost).fold(Lost::never(), Lost::or)
 }
 
-/// Several locks that are held: what a [`Multi`] gives. Dropping it releases them in the background, in the reverse of the order in which they were taken.
+/// Several locks that are held: what a [`Multi`] gives. Dropping it releases them in the
+/// background, in the reverse of the order in which they were taken.
 ///
-/// It is a slice of guards in the order of the parts as given: each has a token of its own, for its own resource.
+/// It is a slice of guards in the order of the parts as given: each has a token of its own, for its
+/// own resource.
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -321,7 +328,8 @@ impl MultiGuard {
         lost(self.guards.iter())
     }
 
-    /// How long until [`lost`](Self::lost) would resolve if nothing were renewed any more; zero once it has.
+    /// How long until [`lost`](Self::lost) would resolve if nothing were renewed any more; zero
+    /// once it has.
     ///
     /// ```
     /// # tenure::block_on(async {

@@ -10,18 +10,23 @@ use crate::options::Options;
 
 /// One holder at a time, among all processes that use the same name on the same store.
 ///
-/// Use it unless you need one of the others: it is the cheapest lock, and the only one on a majority of servers. Use a
+/// Use it unless you need one of the others: it is the cheapest lock, and the only one on a
+/// majority of servers. Use a
 /// [`FairMutex`](crate::FairMutex) if no waiter may be overtaken, and a [`ReentrantMutex`](crate::ReentrantMutex) if code that holds
-/// the lock calls code that takes it. Among the tasks of one process `tokio::sync::Mutex` is enough.
+/// the lock calls code that takes it. Among the tasks of one process `tokio::sync::Mutex` is
+/// enough.
 ///
-/// The value is stateless and cheap to clone: each call is an acquisition with an owner of its own, so two `lock`s of one
-/// `Mutex` exclude each other, and one task that locks it twice waits for itself.
+/// The value is stateless and cheap to clone: each call is an acquisition with an owner of its own,
+/// so two `lock`s of one `Mutex` exclude each other, and one task that locks it twice waits for
+/// itself.
 ///
 /// # Guarantees
 /// - *Exclusion* while the guard [`is_held`](Guard::is_held): see there what it rests on.
-/// - *Order*: none is promised. In a process, callers are served in the order in which they came; between processes the
-///   first to ask after a release wins, and a process that hands over inside itself leaves others a turn now and then.
-/// - *A crash* costs one lease ([`Options::ttl`](crate::Options::ttl)), and on the `file:` store nothing: the lock is free at once.
+/// - *Order*: none is promised. In a process, callers are served in the order in which they came;
+///   between processes the first to ask after a release wins, and a process that hands over inside
+///   itself leaves others a turn now and then.
+/// - *A crash* costs one lease ([`Options::ttl`](crate::Options::ttl)), and on the `file:` store
+///   nothing: the lock is free at once.
 /// - *Tokens* ([`Guard::fence`]) grow from grant to grant.
 ///
 /// # Examples
@@ -66,8 +71,9 @@ impl Mutex {
 
     /// Waits until the lock is granted.
     ///
-    /// There is no limit for the holder; compose with a timeout, or use [`try_lock_for`](Self::try_lock_for). For a store
-    /// that does not answer at all the limit is [`Options::patience`](crate::Options::patience).
+    /// There is no limit for the holder; compose with a timeout, or use
+    /// [`try_lock_for`](Self::try_lock_for). For a store that does not answer at all the limit is
+    /// [`Options::patience`](crate::Options::patience).
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -80,14 +86,16 @@ impl Mutex {
     /// Dropped, it leaves the queue; what may have been granted is released in the background.
     ///
     /// # Errors
-    /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind; `is_unsupported` when the server
-    /// forbids scripts and [`Options::unfenced`](crate::Options::unfenced) is not set, or cannot do what
+    /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind;
+    /// `is_unsupported` when the server forbids scripts and
+    /// [`Options::unfenced`](crate::Options::unfenced) is not set, or cannot do what
     /// [`Options::acks`](crate::Options::acks) asks for.
     pub async fn lock(&self) -> Result<Guard> {
         self.0.lock().await
     }
 
-    /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when somebody else holds it.
+    /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when
+    /// somebody else holds it.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -105,7 +113,8 @@ impl Mutex {
         self.0.acquire(Wait::Once).await
     }
 
-    /// Waits for this long, also when the store is down or silent: `None` when somebody else holds the lock all the time.
+    /// Waits for this long, also when the store is down or silent: `None` when somebody else holds
+    /// the lock all the time.
     ///
     /// ```
     /// # tenure::block_on(async {

@@ -8,13 +8,15 @@ use crate::error::{Error, Result};
 
 /// The name of a lock, checked once.
 ///
-/// Methods that take a name take it as a `&str`, a `String` or a `LockName`. Make a `LockName` yourself to check a name where it
-/// enters your program, for example with its configuration, and to keep it.
+/// Methods that take a name take it as a `&str`, a `String` or a `LockName`. Make a `LockName`
+/// yourself to check a name where it enters your program, for example with its configuration, and
+/// to keep it.
 ///
-/// A name is any text of 1 byte to 64 KiB that does not begin with `tenure:`. Such keys are side keys of the locks. Names are
-/// compared byte by byte: `Nightly` and `nightly` are two locks.
+/// A name is any text of 1 byte to 64 KiB that does not begin with `tenure:`. Such keys are side
+/// keys of the locks. Names are compared byte by byte: `Nightly` and `nightly` are two locks.
 ///
-/// `Display` prints the whole name as it is, control characters included. Messages of [`Error`] quote, escape and shorten it.
+/// `Display` prints the whole name as it is, control characters included. Messages of [`Error`]
+/// quote, escape and shorten it.
 ///
 /// ```
 /// use tenure::{LockName, Locks};

@@ -8,11 +8,12 @@ use crate::store::Terms;
 
 /// How locks are held; the defaults suit a service on a network.
 ///
-/// Change them where a lease of 15 s is wrong: longer if a process may be stopped for longer, shorter if others must not wait that long
-/// after a crash.
+/// Change them where a lease of 15 s is wrong: longer if a process may be stopped for longer,
+/// shorter if others must not wait that long after a crash.
 ///
 /// [`Locks::with`](crate::Locks::with) changes those of all locks, and [`Mutex::with`](crate::Mutex::with) and the like those of one
-/// lock. Both get the options in force, so what was set before stays set, and both check the result:
+/// lock. Both get the options in force, so what was set before stays set, and both check the
+/// result:
 ///
 /// ```
 /// use std::time::Duration;
@@ -26,53 +27,65 @@ use crate::store::Terms;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// The lease: how long the lock outlives a holder that is gone. 50 ms to 1 year; 15 s unless set. It ends 1 % and 2 ms
-    /// sooner on this side, for clocks that run at different speeds.
+    /// The lease: how long the lock outlives a holder that is gone. 50 ms to 1 year; 15 s unless
+    /// set. It ends 1 % and 2 ms sooner on this side, for clocks that run at different speeds.
     pub ttl: Duration,
-    /// Whether the lease is renewed while the guard lives. Automatic unless set: after a third of the lease, at most a
-    /// minute after the last time.
+    /// Whether the lease is renewed while the guard lives. Automatic unless set: after a third of
+    /// the lease, at most a minute after the last time.
     pub renewal: Renewal,
-    /// The longest time for which one guard may hold, however often it is renewed. 50 ms to 1 year; no limit unless set.
+    /// The longest time for which one guard may hold, however often it is renewed. 50 ms to 1 year;
+    /// no limit unless set.
     pub max_hold: Option<Duration>,
-    /// How long before the lease can be somebody else's the loss is announced, so that work can be stopped in time. At
-    /// most a third of the lease; zero unless set.
+    /// How long before the lease can be somebody else's the loss is announced, so that work can be
+    /// stopped in time. At most a third of the lease; zero unless set.
     pub grace: Duration,
-    /// Bind the hold to the children of this process too, where the store is on this machine (`file:`): the lock is free
-    /// when the last process of the work is gone. Off unless set; stores elsewhere know leases only.
+    /// Bind the hold to the children of this process too, where the store is on this machine
+    /// (`file:`): the lock is free when the last process of the work is gone. Off unless set;
+    /// stores elsewhere know leases only.
     pub inherit_liveness: bool,
     /// How long one request to the store may take. 1 ms to 1 year; 1 s unless set.
     pub op_timeout: Duration,
-    /// How long [`lock`](crate::Mutex::lock) goes on asking a store that does not answer at all. At most 1 year; 60 s unless set.
+    /// How long [`lock`](crate::Mutex::lock) goes on asking a store that does not answer at all. At
+    /// most 1 year; 60 s unless set.
     pub patience: Duration,
-    /// Who holds, for people: the first part of each owner. Up to 64 of `A-Z a-z 0-9 . _ -`; empty unless set.
+    /// Who holds, for people: the first part of each owner. Up to 64 of `A-Z a-z 0-9 . _ -`; empty
+    /// unless set.
     pub label: String,
-    /// Put before each name to make the store's key. At most 32 KiB, and together with the name at most 64 KiB; it does not begin
-    /// with `tenure:`. Empty unless set.
+    /// Put before each name to make the store's key. At most 32 KiB, and together with the name at
+    /// most 64 KiB; it does not begin with `tenure:`. Empty unless set.
     pub prefix: String,
-    /// How many replicas have to confirm a grant, and each renewal, before it counts. None unless set.
+    /// How many replicas have to confirm a grant, and each renewal, before it counts. None unless
+    /// set.
     ///
-    /// A grant that fewer confirm is asked for again for as long as the call waits, then given back, and an error
-    /// ([`is_unreachable`](crate::Error::is_unreachable)) whose source says how many did; a renewal that fewer confirm has failed, and is tried
-    /// again until the lease is lost. Releases wait for no replica. A server without replicas, or that refuses `WAIT`, is an error too.
+    /// A grant that fewer confirm is asked for again for as long as the call waits, then given
+    /// back, and an error ([`is_unreachable`](crate::Error::is_unreachable)) whose source says how
+    /// many did; a renewal that fewer confirm has failed, and is tried again until the lease is
+    /// lost. Releases wait for no replica. A server without replicas, or that refuses `WAIT`, is an
+    /// error too.
     ///
-    /// For exclusion across a failover `n` has to be the number of *all* replicas that may be promoted, and
+    /// For exclusion across a failover `n` has to be the number of *all* replicas that may be
+    /// promoted, and
     /// [`restart_grace`](Self::restart_grace) has to be set; anything less makes an overlap rarer. For one Redis or Valkey server
     /// with replicas, with Sentinel, or a cluster.
     pub acks: u32,
-    /// How long a server that was promoted, or has restarted, or lost its data, grants nothing: the longest lease that
-    /// anybody uses. At least this `ttl`, and at most 1 year; none unless set.
+    /// How long a server that was promoted, or has restarted, or lost its data, grants nothing: the
+    /// longest lease that anybody uses. At least this `ttl`, and at most 1 year; none unless set.
     ///
-    /// A server's replication id changes then, which each acquisition compares with the one that is kept in the key
-    /// `tenure:epoch`; where that key is missing, as at the very first use, the time begins as well. Until it is over every lock is
-    /// busy: it may be held by somebody whom the server has forgotten. What is held is renewed. All who use these locks have to set
-    /// it. A server that does not let scripts call `INFO` refuses. For one server, with Sentinel or without; not for a cluster.
+    /// A server's replication id changes then, which each acquisition compares with the one that is
+    /// kept in the key `tenure:epoch`; where that key is missing, as at the very first use, the
+    /// time begins as well. Until it is over every lock is busy: it may be held by somebody whom
+    /// the server has forgotten. What is held is renewed. All who use these locks have to set it. A
+    /// server that does not let scripts call `INFO` refuses. For one server, with Sentinel or
+    /// without; not for a cluster.
     pub restart_grace: Duration,
-    /// Take a mutex without a fencing token where the server forbids scripts: [`Guard::fence`](crate::Guard::fence) is 0 there.
-    /// Off unless set: then such a server is [unsupported](crate::Error::is_unsupported). It changes nothing where scripts run.
+    /// Take a mutex without a fencing token where the server forbids scripts:
+    /// [`Guard::fence`](crate::Guard::fence) is 0 there. Off unless set: then such a server is
+    /// [unsupported](crate::Error::is_unsupported). It changes nothing where scripts run.
     ///
-    /// Without scripts the mutex is kept by `SET NX` and the server's own compare commands, or by `WATCH` on a connection of
-    /// its own, one request after the other. It excludes as always, but nothing then protects a resource from a holder that
-    /// was paused for longer than its lease. Other kinds of locks, and quorums, are refused there in any case.
+    /// Without scripts the mutex is kept by `SET NX` and the server's own compare commands, or by
+    /// `WATCH` on a connection of its own, one request after the other. It excludes as always, but
+    /// nothing then protects a resource from a holder that was paused for longer than its lease.
+    /// Other kinds of locks, and quorums, are refused there in any case.
     pub unfenced: bool,
 }
 
@@ -89,7 +102,8 @@ pub struct Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Renewal {
-    /// In the background, until the guard is released or dropped, its lease is lost, or `max_hold` is reached.
+    /// In the background, until the guard is released or dropped, its lease is lost, or `max_hold`
+    /// is reached.
     Automatic,
     /// Only by [`Guard::renew`](crate::Guard::renew).
     Off,

@@ -8,11 +8,12 @@ use crate::runtime::Runtime;
 
 /// Who holds a lock: `label@host:pid/random`, 128 bits of it random.
 ///
-/// Make one for a [`ReentrantMutex`](crate::ReentrantMutex), and parse one to [resume](crate::Locks::resume) a hold. For the other
-/// kinds you need none.
+/// Make one for a [`ReentrantMutex`](crate::ReentrantMutex), and parse one to
+/// [resume](crate::Locks::resume) a hold. For the other kinds you need none.
 ///
-/// Every acquisition gets a fresh one. It is written at the lock's key, so an operator can read there who holds.
-/// Only [`Locks::resume`](crate::Locks::resume) and the re-entrant kind take one from you.
+/// Every acquisition gets a fresh one. It is written at the lock's key, so an operator can read
+/// there who holds. Only [`Locks::resume`](crate::Locks::resume) and the re-entrant kind take one
+/// from you.
 ///
 /// ```
 /// use tenure::Owner;
@@ -26,7 +27,8 @@ use crate::runtime::Runtime;
 pub struct Owner(Arc<str>);
 
 impl Owner {
-    /// A fresh owner with this label: up to 64 of the characters `A-Z a-z 0-9 . _ -`; it may be empty.
+    /// A fresh owner with this label: up to 64 of the characters `A-Z a-z 0-9 . _ -`; it may be
+    /// empty.
     ///
     /// ```
     /// assert_eq!(tenure::Owner::new("nightly")?.label(), "nightly");

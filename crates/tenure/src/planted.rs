@@ -52,7 +52,8 @@ pub enum Bug {
     PushFromReceipt,
     /// A pushed grant is believed by whoever waits, whatever its number.
     PushOfAnotherLife,
-    /// Those who wait are told before the lock is free: when its release is queued, and not when it is sent. And
+    /// Those who wait are told before the lock is free: when its release is queued, and not when it
+    /// is sent. And
     /// [`EndTakenForTold`](Self::EndTakenForTold), without which that costs no more than a question.
     WakeBeforeWrite,
     /// A hold that was found by a question before its release is not expected to end any more.
@@ -63,7 +64,8 @@ pub enum Bug {
     MinorityRules,
     /// What got no majority is given back only where it is known to have been granted.
     UndoOfGrantsOnly,
-    /// What an earlier try may have left on a quorum is given back also when it was asked for again since, whatever its ballot.
+    /// What an earlier try may have left on a quorum is given back also when it was asked for again
+    /// since, whatever its ballot.
     UndoOutlivesRetry,
     /// A member of a quorum votes that has just started, and may have forgotten a lease.
     NewcomersVote,
@@ -89,8 +91,9 @@ pub enum Bug {
     ReentryInLine,
     /// Who may come in again is not asked for when its owner has just been let in.
     SecondHoldForgotten,
-    /// The end of an owner's hold is taken for told when another of its holds has ended here. And [`EndTakenForTold`](Self::EndTakenForTold),
-    /// without which that costs no more than a question.
+    /// The end of an owner's hold is taken for told when another of its holds has ended here. And
+    /// [`EndTakenForTold`](Self::EndTakenForTold), without which that costs no more than a
+    /// question.
     EndOfAnotherForgotten,
     /// A release is given up when the lease that it is for is over.
     ReleaseGivenUp,
@@ -102,7 +105,8 @@ pub enum Bug {
     AskedForAsReleased,
     /// Who hears of its turn by a refresh begins with whatever that has left.
     RefreshedWithTooLittle,
-    /// A place that may have been called before messages were heard is asked about only when it is due.
+    /// A place that may have been called before messages were heard is asked about only when it is
+    /// due.
     CallMissed,
     /// A call is believed of a place that is younger than it.
     OldCallBelieved,
@@ -112,7 +116,8 @@ pub enum Bug {
     PatienceCutShort,
     /// A reentrant guard is verified by its owner alone.
     TokenUnverified,
-    /// A grant that is answered when its question is over is handed out, however little of it is left.
+    /// A grant that is answered when its question is over is handed out, however little of it is
+    /// left.
     LateGrantKept,
     /// An allowance for rounding alone.
     NoDrift,
@@ -126,7 +131,8 @@ pub enum Bug {
     NeverWhole,
     /// A call that is heard before its waiter is there is forgotten.
     EarlyCallForgotten,
-    /// Who waits in line, and was granted it in an answer that got lost, is asked for when it is its turn.
+    /// Who waits in line, and was granted it in an answer that got lost, is asked for when it is
+    /// its turn.
     LostGrantInLine,
     /// Messages that were missed are not asked about when they are heard again.
     ReconnectIgnored,
@@ -160,7 +166,8 @@ pub enum Bug {
     DeathUnheard,
     /// What another process has changed in a directory is not heard of.
     ChangeUnheard,
-    /// Who is kept out of a directory is told so at the end of a pause, and not at that of its time.
+    /// Who is kept out of a directory is told so at the end of a pause, and not at that of its
+    /// time.
     LateRefusal,
     /// A queue is kept until the first of its places lapses, and not until the last.
     KeyEndsFirst,
@@ -168,11 +175,14 @@ pub enum Bug {
     FirstDoesNotAsk,
     /// An attempt to renew takes as long as any question may.
     LongAttempts,
-    /// When the next in a queue is to ask is forgotten if that time comes while the first is being asked about.
+    /// When the next in a queue is to ask is forgotten if that time comes while the first is being
+    /// asked about.
     RetryForgotten,
-    /// A grant that is handed out after a break in the connection that came after its request is not asked about.
+    /// A grant that is handed out after a break in the connection that came after its request is
+    /// not asked about.
     GrantUnverified,
-    /// A renewal that failed is repeated after a share of the `ttl`, however little is left of the lease.
+    /// A renewal that failed is repeated after a share of the `ttl`, however little is left of the
+    /// lease.
     RetriesByTtl,
     /// A renewal beside the request that detaches a hold takes it for lost.
     DetachedTakenForLost,
@@ -313,7 +323,8 @@ mod switch {
             .with_borrow(|observer| observer.iter().for_each(|observer| observer(op, answer, wake, after)));
     }
 
-    /// Lets somebody hear of each request that stores in directories carry out on this thread, in the order in which they do.
+    /// Lets somebody hear of each request that stores in directories carry out on this thread, in
+    /// the order in which they do.
     pub fn observe(observer: Option<Observer>) {
         OBSERVER.set(observer);
     }
@@ -327,7 +338,8 @@ mod switch {
         }
     }
 
-    /// Ends this process at one of the places at which the system may end it: after it has passed so many.
+    /// Ends this process at one of the places at which the system may end it: after it has passed
+    /// so many.
     pub fn crash_after(points: u64) {
         LEFT.store(points, Ordering::Relaxed);
     }

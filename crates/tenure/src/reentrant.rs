@@ -10,22 +10,27 @@ use crate::options::Options;
 use crate::owner::Owner;
 use crate::protocol::{Answer, LockSpec, Verb};
 
-/// One owner at a time, who may hold it several times: code that has the lock can call code that takes it.
+/// One owner at a time, who may hold it several times: code that has the lock can call code that
+/// takes it.
 ///
-/// Use it for such code, and beside Redisson's `RLock`. Use a [`Mutex`](crate::Mutex) if you can pass the guard down instead: then
-/// the compiler sees who holds the lock.
+/// Use it for such code, and beside Redisson's `RLock`. Use a [`Mutex`](crate::Mutex) if you can
+/// pass the guard down instead: then the compiler sees who holds the lock.
 ///
-/// The owner is yours to pass, like a span: all who ask with the same [`Owner`] share the lock, in whatever task, thread or
-/// process. Each guard is one hold; the lock is free when the last of them is released.
+/// The owner is yours to pass, like a span: all who ask with the same [`Owner`] share the lock, in
+/// whatever task, thread or process. Each guard is one hold; the lock is free when the last of them
+/// is released.
 ///
-/// On Redis it is what Redisson's `RLock` writes, so a Java service's lock and this one exclude and wake each other.
+/// On Redis it is what Redisson's `RLock` writes, so a Java service's lock and this one exclude and
+/// wake each other.
 ///
 /// # Guarantees
-/// - *Exclusion* between owners while a guard [`is_held`](Guard::is_held). Holds of one owner do not exclude each other.
+/// - *Exclusion* between owners while a guard [`is_held`](Guard::is_held). Holds of one owner do
+///   not exclude each other.
 /// - *Order*: as [`Mutex`](crate::Mutex).
-/// - *Counting*: each hold counts once, however often its requests had to be repeated. No hold shortens the lease of another.
-/// - *A crash* of one who holds costs a lease of that hold, and on the `file:` store nothing, while the owner's other holds
-///   are renewed on.
+/// - *Counting*: each hold counts once, however often its requests had to be repeated. No hold
+///   shortens the lease of another.
+/// - *A crash* of one who holds costs a lease of that hold, and on the `file:` store nothing, while
+///   the owner's other holds are renewed on.
 /// - *Tokens*: all holds of an owner have the token of the first; a re-entry gets no new one.
 ///
 /// # Examples
@@ -71,12 +76,14 @@ impl ReentrantMutex {
     /// ```
     ///
     /// # Errors
-    /// As [`Locks::with`](crate::Locks::with) and [`Locks::reentrant_mutex`](crate::Locks::reentrant_mutex).
+    /// As [`Locks::with`](crate::Locks::with) and
+    /// [`Locks::reentrant_mutex`](crate::Locks::reentrant_mutex).
     pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
         self.0.configured(change).map(Self)
     }
 
-    /// Waits until no other owner holds the lock. For a store that does not answer at all the limit is
+    /// Waits until no other owner holds the lock. For a store that does not answer at all the limit
+    /// is
     /// [`Options::patience`](crate::Options::patience).
     ///
     /// ```
@@ -88,16 +95,19 @@ impl ReentrantMutex {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, it leaves the queue; what may have been granted is released in the background, and counts for nothing.
+    /// Dropped, it leaves the queue; what may have been granted is released in the background, and
+    /// counts for nothing.
     ///
     /// # Errors
-    /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind; `is_unsupported` when the server
-    /// forbids scripts, without which there is no such lock, or cannot do what [`Options::acks`](crate::Options::acks) asks for.
+    /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind;
+    /// `is_unsupported` when the server forbids scripts, without which there is no such lock, or
+    /// cannot do what [`Options::acks`](crate::Options::acks) asks for.
     pub async fn lock(&self) -> Result<Guard> {
         self.0.lock().await
     }
 
-    /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when another owner holds it.
+    /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when
+    /// another owner holds it.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -155,7 +165,8 @@ impl ReentrantMutex {
     /// Nothing is lost; it asks and changes nothing.
     ///
     /// # Errors
-    /// `is_unreachable`, `is_refused`, `is_mismatch`; `is_unsupported` when the server forbids scripts.
+    /// `is_unreachable`, `is_refused`, `is_mismatch`; `is_unsupported` when the server forbids
+    /// scripts.
     pub async fn hold_count(&self) -> Result<u32> {
         let Face { home, options, full, owner, .. } = &self.0;
         let (engine, Some(owner)) = (&home.engine, owner) else { return Ok(0) };

@@ -1,9 +1,9 @@
 //! The one door to time, randomness, spawning and sleeping.
 //!
-//! Everything in this crate that waits, spawns, reads a clock or draws a number does it through [`Runtime`]. In production
-//! that is a [`Driver`]: one thread with a tokio runtime of its own, so that nothing the caller does to its own runtime
-//! can cost a lease. In the test kit it is a seeded executor in virtual time. The lints of `clippy.toml` keep every
-//! other door shut.
+//! Everything in this crate that waits, spawns, reads a clock or draws a number does it through
+//! [`Runtime`]. In production that is a [`Driver`]: one thread with a tokio runtime of its own, so
+//! that nothing the caller does to its own runtime can cost a lease. In the test kit it is a seeded
+//! executor in virtual time. The lints of `clippy.toml` keep every other door shut.
 #![expect(clippy::disallowed_methods, reason = "this file is the door")]
 
 use std::fmt;
@@ -23,7 +23,8 @@ use tokio::sync::oneshot;
 
 use crate::events::Events;
 
-/// A point in time on a clock that also runs while the machine sleeps (CLOCK_BOOTTIME), in nanoseconds.
+/// A point in time on a clock that also runs while the machine sleeps (CLOCK_BOOTTIME), in
+/// nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Moment(pub u64);
 
@@ -57,7 +58,8 @@ impl Sub<Duration> for Moment {
 pub trait Runtime: fmt::Debug + Send + Sync + 'static {
     /// Now, on the clock that judges leases on this side.
     fn now(&self) -> Moment;
-    /// The wall clock in microseconds since 1970: for the tokens of stores on this machine and for ballots, never for a lease.
+    /// The wall clock in microseconds since 1970: for the tokens of stores on this machine and for
+    /// ballots, never for a lease.
     fn unix_micros(&self) -> u64;
     /// 64 random bits.
     fn random(&self) -> u64;
@@ -69,8 +71,8 @@ pub trait Runtime: fmt::Debug + Send + Sync + 'static {
     fn sleep_until(&self, at: Moment) -> BoxFuture<'static, ()>;
     /// Runs a task beside the caller; it ends with its last handle.
     fn spawn(&self, task: BoxFuture<'static, ()>);
-    /// Runs a blocking call of the system on another thread, where there are threads. Returns false, and runs nothing, where
-    /// there are none: in virtual time nothing may block.
+    /// Runs a blocking call of the system on another thread, where there are threads. Returns
+    /// false, and runs nothing, where there are none: in virtual time nothing may block.
     fn spawn_blocking(&self, _call: Box<dyn FnOnce() + Send>) -> bool {
         false
     }
@@ -92,8 +94,9 @@ impl Driver {
     /// # Errors
     /// What the system says when it starts no thread or opens no poller.
     pub fn start() -> io::Result<Arc<Self>> {
-        // A thread that does not start drops what it was to have, and a runtime must not be dropped inside a task of another
-        // (`block_on` is one). So it is handed over when the thread is there.
+        // A thread that does not start drops what it was to have, and a runtime must not be dropped
+        // inside a task of another (`block_on` is one). So it is handed over when the thread is
+        // there.
         let (hand_over, handed) = mpsc::channel::<tokio::runtime::Runtime>();
         let (stop, stopped) = oneshot::channel::<()>();
         let is_over = Arc::new(RwLock::new(false));
@@ -106,7 +109,8 @@ impl Driver {
             drop(queued);
             let _ = runtime.block_on(stopped);
             *over.write().unwrap_or_else(PoisonError::into_inner) = true;
-            // What a task left running (a blocking call of the system) must not hold up the thread's end.
+            // What a task left running (a blocking call of the system) must not hold up the
+            // thread's end.
             runtime.shutdown_background();
         })?;
         let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -142,8 +146,8 @@ pub(crate) fn start_thread(
     thread::Builder::new().name(name.into()).spawn(work)
 }
 
-/// A sleep is cut into pieces of this length, because the system's timers stand still while the machine sleeps: the
-/// clock is looked at again at the latest this long after it woke.
+/// A sleep is cut into pieces of this length, because the system's timers stand still while the
+/// machine sleeps: the clock is looked at again at the latest this long after it woke.
 const RECHECK: Duration = Duration::from_secs(1);
 
 impl Runtime for Driver {
@@ -171,7 +175,8 @@ impl Runtime for Driver {
                 if left.is_zero() {
                     return;
                 }
-                // A timer belongs to the runtime in whose context it is made; it may be polled anywhere.
+                // A timer belongs to the runtime in whose context it is made; it may be polled
+                // anywhere.
                 let mut piece = pin!({
                     let _context = handle.enter();
                     tokio::time::sleep(left.min(RECHECK))
@@ -218,8 +223,8 @@ pub(crate) fn random_long() -> u128 {
 
 /// Runs a future of this crate to its end on the calling thread: the blocking API.
 ///
-/// Any other future works too, as long as it needs no runtime of its own. In a task of another executor than tokio's it blocks a thread
-/// that has other work.
+/// Any other future works too, as long as it needs no runtime of its own. In a task of another
+/// executor than tokio's it blocks a thread that has other work.
 ///
 /// # Panics
 /// On a thread that runs tokio's tasks, and inside another `block_on`; use `spawn_blocking` there.

@@ -8,7 +8,8 @@ use crate::protocol::QueueSpec;
 
 /// A read-write lock that is held to read: what [`RwLock::read`](crate::RwLock::read) gives.
 ///
-/// It has all methods of [`Guard`], and `Guard::from` makes one of it, for code that holds locks of any kind.
+/// It has all methods of [`Guard`], and `Guard::from` makes one of it, for code that holds locks of
+/// any kind.
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -27,8 +28,8 @@ pub struct ReadGuard(Guard);
 
 /// A read-write lock that is held to write: what [`RwLock::write`](crate::RwLock::write) gives.
 ///
-/// It has all methods of [`Guard`], and [`downgrade`](Self::downgrade). `Guard::from` makes a [`Guard`] of it, for code that holds
-/// locks of any kind.
+/// It has all methods of [`Guard`], and [`downgrade`](Self::downgrade). `Guard::from` makes a
+/// [`Guard`] of it, for code that holds locks of any kind.
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -46,7 +47,8 @@ pub struct ReadGuard(Guard);
 pub struct WriteGuard(Guard);
 
 impl WriteGuard {
-    /// Makes the writer a reader. No other writer can come between. Readers that wait next are let in at once. The token stays.
+    /// Makes the writer a reader. No other writer can come between. Readers that wait next are let
+    /// in at once. The token stays.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -62,8 +64,9 @@ impl WriteGuard {
     /// If the future is dropped, the guard is dropped with it, and the lock is released.
     ///
     /// # Errors
-    /// As [`Guard::renew`]. The error has the guard, which holds as before. After [`is_unknown`](Error::is_unknown) the store may have
-    /// let readers in: downgrade again, or release.
+    /// As [`Guard::renew`]. The error has the guard, which holds as before. After
+    /// [`is_unknown`](Error::is_unknown) the store may have let readers in: downgrade again, or
+    /// release.
     pub async fn downgrade(self) -> Result<ReadGuard, DowngradeError> {
         match self.0.set_lease(None, Some(QueueSpec::READER.weight)).await {
             Ok(()) => Ok(ReadGuard(self.0)),
@@ -74,7 +77,8 @@ impl WriteGuard {
 
 /// Why [`WriteGuard::downgrade`] failed, with the guard.
 ///
-/// `?` makes an [`Error`] of it and drops the guard, which releases the lock. Keep the guard to try again:
+/// `?` makes an [`Error`] of it and drops the guard, which releases the lock. Keep the guard to try
+/// again:
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -120,7 +124,8 @@ impl std::error::Error for DowngradeError {
     }
 }
 
-/// What a guard of one kind has in common with [`Guard`]. Methods that consume the guard are not reached through `Deref`.
+/// What a guard of one kind has in common with [`Guard`]. Methods that consume the guard are not
+/// reached through `Deref`.
 macro_rules! guard {
     ($kind:ident, $take:ident) => {
         impl $kind {
@@ -143,7 +148,8 @@ macro_rules! guard {
                 self.0.release().await
             }
 
-            /// Lets go without releasing, so that another process can resume the hold: as [`Guard::detach`].
+            /// Lets go without releasing, so that another process can resume the hold: as
+            /// [`Guard::detach`].
             ///
             /// ```
             /// # tenure::block_on(async {

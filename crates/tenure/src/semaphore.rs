@@ -12,18 +12,20 @@ use crate::protocol::{LockSpec, QueueSpec};
 
 /// A number of permits, of which each holder has some.
 ///
-/// Use it to limit how many processes do the same at once. It is no rate limiter: a permit is held until it is released.
-/// For one permit a [`FairMutex`](crate::FairMutex) says what is meant. A quorum has no semaphore.
+/// Use it to limit how many processes do the same at once. It is no rate limiter: a permit is held
+/// until it is released. For one permit a [`FairMutex`](crate::FairMutex) says what is meant. A
+/// quorum has no semaphore.
 ///
-/// All who use the name must agree on the number; another number at a name that is held or waited for is an error that says
-/// which one is in force.
+/// All who use the name must agree on the number; another number at a name that is held or waited
+/// for is an error that says which one is in force.
 ///
 /// # Guarantees
 /// - *At most so many*: the permits of those who hold never add up to more than there are.
-/// - *Order*: first come, first served, whatever number each asks for: who asks for many is not overtaken by those who ask for few.
+/// - *Order*: first come, first served, whatever number each asks for: who asks for many is not
+///   overtaken by those who ask for few.
 /// - *A crash* costs the holder's own lease, and on the `file:` store nothing; the others go on.
-/// - *Tokens* order the grants. **A resource must not compare them** when there is more than one permit: it would lock out those
-///   who came before.
+/// - *Tokens* order the grants. **A resource must not compare them** when there is more than one
+///   permit: it would lock out those who came before.
 ///
 /// # Examples
 /// ```
@@ -112,14 +114,16 @@ impl Semaphore {
     /// Dropped, it leaves the queue; a place, once left, is gone.
     ///
     /// # Errors
-    /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind or with another number of permits;
-    /// `is_unsupported` when the server forbids scripts, without which there is no such lock, or cannot do what
+    /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind or
+    /// with another number of permits; `is_unsupported` when the server forbids scripts, without
+    /// which there is no such lock, or cannot do what
     /// [`Options::acks`](crate::Options::acks) asks for.
     pub async fn acquire(&self) -> Result<Guard> {
         self.acquire_many(1).await
     }
 
-    /// Waits until so many permits are left, and all who came before have theirs. One guard holds them all.
+    /// Waits until so many permits are left, and all who came before have theirs. One guard holds
+    /// them all.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -195,7 +199,8 @@ impl Semaphore {
         self.try_acquire_many_for(1, limit).await
     }
 
-    /// Waits at most this long for so many permits: `None` when the turn of this caller does not come.
+    /// Waits at most this long for so many permits: `None` when the turn of this caller does not
+    /// come.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -210,7 +215,8 @@ impl Semaphore {
     /// As [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// As [`acquire_many`](Self::acquire_many); `is_unreachable` too when the store is silent at the limit.
+    /// As [`acquire_many`](Self::acquire_many); `is_unreachable` too when the store is silent at
+    /// the limit.
     pub async fn try_acquire_many_for(&self, permits: u32, limit: Duration) -> Result<Option<Guard>> {
         self.of(permits)?.acquire(Wait::For(limit)).await
     }

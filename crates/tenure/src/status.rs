@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 /// Who holds a lock, as the store saw it when it was asked.
 ///
-/// Use it for people and for monitoring. Do not decide by it whether to work: the lock may have changed hands since. Take the lock.
+/// Use it for people and for monitoring. Do not decide by it whether to work: the lock may have
+/// changed hands since. Take the lock.
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -36,7 +37,8 @@ pub struct Status {
     pub holders: Vec<Holder>,
     /// Who waits for it, in order, where the kind keeps a queue.
     pub waiters: Vec<Holder>,
-    /// How many hold or wait beside these. One answer lists at most a thousand, the first in the queue.
+    /// How many hold or wait beside these. One answer lists at most a thousand, the first in the
+    /// queue.
     pub unlisted: u64,
     /// How much weight may hold at once, for the next request about it.
     pub(crate) capacity: Option<u32>,
@@ -72,7 +74,8 @@ pub enum ForcedRelease {
 pub struct Holder {
     /// Who it is; `None` for a foreign client, which [`value`](Self::value) shows.
     pub owner: Option<Owner>,
-    /// What is written at the key, as it is: of a foreign client whatever bytes it wrote, the first 1,024 at most.
+    /// What is written at the key, as it is: of a foreign client whatever bytes it wrote, the first
+    /// 1,024 at most.
     pub value: Vec<u8>,
     /// The token; 0 if it has none.
     pub fence: u64,
@@ -134,8 +137,9 @@ impl fmt::Debug for Holder {
 }
 
 impl Holder {
-    /// When it was granted, or, where the kind keeps a queue, when it took its place there, as a waiter has too. By the clock that
-    /// tokens are made from: the store's, and on a quorum that of the process that asked. `None` without a token.
+    /// When it was granted, or, where the kind keeps a queue, when it took its place there, as a
+    /// waiter has too. By the clock that tokens are made from: the store's, and on a quorum that of
+    /// the process that asked. `None` without a token.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -196,7 +200,8 @@ pub(crate) fn foreign(kind: Kind, value: &[u8]) -> String {
 
 /// The locks of a store, one after the other: see [`Locks::list`](crate::Locks::list).
 ///
-/// Use it for people and for clean-up. It walks over the whole store, so it is no way to find one lock: use
+/// Use it for people and for clean-up. It walks over the whole store, so it is no way to find one
+/// lock: use
 /// [`inspect`](crate::Locks::inspect).
 ///
 /// ```

@@ -212,7 +212,8 @@ fn meet_others(server: &Server, url: &str) -> Result<()> {
     }
     assert!(block_on(locks.force_release("mine"))?.is_some());
     drop(mine);
-    // Another number of permits, when all has lapsed, and the key is still there for one that would have lasted.
+    // Another number of permits, when all has lapsed, and the key is still there for one that would
+    // have lasted.
     let short = locks.with(|options| options.prefix("app:").ttl(Duration::from_millis(50)))?;
     let long = block_on(locks.semaphore("permits", 2)?.acquire())?;
     drop(block_on(block_on(short.semaphore("permits", 2)?.acquire())?.detach())?);

@@ -1,10 +1,13 @@
-//! What a lock on a server costs, beside the bare commands of the same client library in the same run.
+//! What a lock on a server costs, beside the bare commands of the same client library in the same
+//! run.
 //!
-//! `cargo bench -p tenure --bench redis` starts a `redis-server` of its own. The bare client's driver has a thread of its own too,
-//! as ours has: the other way to run it, on the caller's thread, is printed beside it. Rounds of both sides take turns, so that a
-//! machine that slows down slows both; a row is the median of its rounds.
+//! `cargo bench -p tenure --bench redis` starts a `redis-server` of its own. The bare client's
+//! driver has a thread of its own too, as ours has: the other way to run it, on the caller's
+//! thread, is printed beside it. Rounds of both sides take turns, so that a machine that slows down
+//! slows both; a row is the median of its rounds.
 //!
-//! Arguments choose among the rows by parts of their names: `-- pairs` measures the uncontended ones alone.
+//! Arguments choose among the rows by parts of their names: `-- pairs` measures the uncontended
+//! ones alone.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -15,7 +15,8 @@ use crate::{median, row};
 
 const TIMES: usize = 1_000;
 
-/// By `INFO commandstats`: the time of the command itself, without what it takes to read it and to answer.
+/// By `INFO commandstats`: the time of the command itself, without what it takes to read it and to
+/// answer.
 pub(crate) fn server_time(what: &str, server: &Server) {
     let driver = Driver::start().expect("a thread");
     let store: Arc<dyn Store> = Arc::new(Redis::open(&server.url(), driver).expect("a store"));

@@ -56,7 +56,8 @@ pub(crate) fn waiter(url: &str, kind: &str) {
     }
 }
 
-/// The bare hop: hears a message, sends one command if it is to ask, and says when it had what it wanted.
+/// The bare hop: hears a message, sends one command if it is to ask, and says when it had what it
+/// wanted.
 pub(crate) fn hop(url: &str, then: &str) {
     let client = redis::Client::open(url).expect("a URL");
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");

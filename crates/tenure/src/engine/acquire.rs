@@ -249,8 +249,8 @@ impl Wait {
     }
 }
 
-/// Asks even if others wait, and returns `None` if the lock is busy. Asks again, for `op_timeout` in
-/// all, only after silence, or where ballots kept a free lock from this acquisition.
+/// Asks even if others wait, and returns `None` if the lock is busy. Asks again, for `op_timeout`
+/// in all, only after silence, or where ballots kept a free lock from this acquisition.
 async fn at_once(engine: &Arc<Engine>, ask: Acquisition) -> Result<Option<Hold>> {
     let until = engine.now() + ask.options.op_timeout;
     for attempt in 0.. {

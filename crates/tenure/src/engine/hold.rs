@@ -377,7 +377,8 @@ pub(crate) fn bind(options: &Options) -> Bind {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum HoldEnd {
-    /// The lease is over, or about to be. The error says why: expired, taken by another client, gone from the store, or held for
+    /// The lease is over, or about to be. The error says why: expired, taken by another client,
+    /// gone from the store, or held for
     /// [`max_hold`](crate::Options::max_hold). It [`is_lost`](Error::is_lost).
     Lost(Error),
     /// The guard was released, dropped or detached.
@@ -428,12 +429,15 @@ impl fmt::Display for HoldEnd {
 
 /// A future that resolves when a lock is no longer held: see [`Guard::lost`](crate::Guard::lost).
 ///
-/// Use it to stop work that [`Guard::run`](crate::Guard::run) cannot stop: a child process, a thread, a spawned task. To look once, use
+/// Use it to stop work that [`Guard::run`](crate::Guard::run) cannot stop: a child process, a
+/// thread, a spawned task. To look once, use
 /// [`Guard::is_held`](crate::Guard::is_held).
 ///
-/// - [`HoldEnd::Lost`] comes [`Options::grace`](crate::Options::grace) before another client can have the lock. In a process that
-///   was stopped for longer than its lease, it comes at the first look.
-/// - [`HoldEnd::Released`] comes when the guard is released, dropped or detached, so that a task that waits for the loss ends.
+/// - [`HoldEnd::Lost`] comes [`Options::grace`](crate::Options::grace) before another client can
+///   have the lock. In a process that was stopped for longer than its lease, it comes at the first
+///   look.
+/// - [`HoldEnd::Released`] comes when the guard is released, dropped or detached, so that a task
+///   that waits for the loss ends.
 ///
 /// Clone it into every task that works under the lock.
 ///

@@ -277,7 +277,8 @@ impl Task {
         self.ready.extend(leases.map(|lease| ((lease.lost_at(), lease.hold), lease)));
     }
 
-    /// Sends what is ready, as far as the window has wait_queue; when it has more, if there is more.
+    /// Sends what is ready, as far as the window has wait_queue; when it has more, if there is
+    /// more.
     fn send(&mut self) -> Option<Moment> {
         if self.ready.is_empty() {
             return None;

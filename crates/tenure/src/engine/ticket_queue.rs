@@ -160,7 +160,8 @@ impl TicketQueue {
     }
 }
 
-/// A waiter's end of its place. Dropped, the place is left; the store is told by the [`Acquisition`].
+/// A waiter's end of its place. Dropped, the place is left; the store is told by the
+/// [`Acquisition`].
 pub(super) struct TicketHandle {
     ticket_queue: Arc<TicketQueue>,
     ticket: u64,
@@ -185,7 +186,8 @@ impl Drop for TicketHandle {
     }
 }
 
-/// Serves a ticket queue: refreshes its places and hands out turns, until it has been empty for a while.
+/// Serves a ticket queue: refreshes its places and hands out turns, until it has been empty for a
+/// while.
 struct Server {
     engine: Arc<Engine>,
     ticket_queue: Arc<TicketQueue>,

@@ -43,8 +43,8 @@ impl<K: Clone + Ord, Q: Queue> WaitQueues<K, Q> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters a wait queue, and opens one if there is none. `take_place` runs before the wait queue can be
-    /// closed. `serve` makes the task of a wait queue that was opened; the caller spawns it.
+    /// Enters a wait queue, and opens one if there is none. `take_place` runs before the wait queue
+    /// can be closed. `serve` makes the task of a wait queue that was opened; the caller spawns it.
     pub(super) fn enter<S>(
         &self,
         key: K,
@@ -69,7 +69,8 @@ impl<K: Clone + Ord, Q: Queue> WaitQueues<K, Q> {
         }
     }
 
-    /// The task of this wait queue has ended: its waiters hear so, and the next waiter opens another.
+    /// The task of this wait queue has ended: its waiters hear so, and the next waiter opens
+    /// another.
     pub(super) fn abandon(&self, wait_queue: &Arc<WaitQueue<K, Q>>) {
         self.remove(wait_queue, |_| true);
         let waiters = wait_queue.queue().clear();

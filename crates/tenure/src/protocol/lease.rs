@@ -1,4 +1,5 @@
-//! How long a grant is good for, when it is renewed and when it is lost. Pure: moments in, moments out.
+//! How long a grant is good for, when it is renewed and when it is lost. Pure: moments in, moments
+//! out.
 
 use std::time::Duration;
 
@@ -15,14 +16,16 @@ pub const FENCE_MS: u64 = 60 * 60 * 1_000;
 pub const BALLOT_MS: u64 = 30 * 24 * 60 * 60 * 1_000;
 /// A node without a ballot answers as if it had seen one this far below its clock.
 pub const BALLOT_BEHIND_US: u64 = 10 * 1_000_000;
-/// A ballot this far above a node's clock comes from a broken one, and would spend the numbers of all.
+/// A ballot this far above a node's clock comes from a broken one, and would spend the numbers of
+/// all.
 pub const BALLOT_AHEAD_US: u64 = 365 * 24 * 60 * 60 * 1_000_000;
 /// The longest time for which a place in a queue is kept for a waiter that is not heard of.
 pub const WAIT_MAX: Duration = Duration::from_secs(5);
 /// Renewals are at most this far apart.
 const RENEWAL_MAX: Duration = Duration::from_secs(60);
 
-/// What the clocks of two machines and the rounding of a store to milliseconds may cost: 1 % of the lease and 2 ms.
+/// What the clocks of two machines and the rounding of a store to milliseconds may cost: 1 % of the
+/// lease and 2 ms.
 pub fn margin(ttl: Duration) -> Duration {
     if planted(Bug::NoMargin) {
         return Duration::ZERO;
@@ -31,7 +34,8 @@ pub fn margin(ttl: Duration) -> Duration {
     if planted(Bug::NoDrift) { rounding } else { ttl / 100 + rounding }
 }
 
-/// How long a place is kept: a waiter that turns into a holder and dies must not cost more than a holder does.
+/// How long a place is kept: a waiter that turns into a holder and dies must not cost more than a
+/// holder does.
 pub fn wait(ttl: Duration) -> Duration {
     ttl.min(WAIT_MAX)
 }
@@ -42,7 +46,8 @@ pub fn deadline(sent: Moment, answered: Moment, ttl: Duration) -> Moment {
     start + ttl.saturating_sub(margin(ttl))
 }
 
-/// When a lease that was last set by a request sent at `sent` is renewed: after a third of it, at most a minute.
+/// When a lease that was last set by a request sent at `sent` is renewed: after a third of it, at
+/// most a minute.
 pub fn renew_at(sent: Moment, ttl: Duration) -> Moment {
     if planted(Bug::RenewedTooLate) {
         return sent + ttl;
@@ -58,15 +63,17 @@ pub fn spread(ttl: Duration, hold: u64) -> Duration {
     (ttl / 3).min(RENEWAL_MAX) / 8 * share / (1 << 16)
 }
 
-/// When a lease that is shorter than it should be, but not so short that it may be lost soon, is renewed: not at once, because most
-/// turns are over by then, and to ask would keep the next waiting.
+/// When a lease that is shorter than it should be, but not so short that it may be lost soon, is
+/// renewed: not at once, because most turns are over by then, and to ask would keep the next
+/// waiting.
 pub fn whole_at(granted: Moment, ttl: Duration) -> Moment {
     const MOST: Duration = Duration::from_millis(500);
     granted + (ttl / 6).min(MOST)
 }
 
-/// How long after a failed renewal the next is tried: a twelfth of the lease, or a quarter of what is left of it. A hold that was
-/// handed on has the lease of its place at first, which may be much shorter than its `ttl`.
+/// How long after a failed renewal the next is tried: a twelfth of the lease, or a quarter of what
+/// is left of it. A hold that was handed on has the lease of its place at first, which may be much
+/// shorter than its `ttl`.
 pub fn retry_after(ttl: Duration, left: Duration) -> Duration {
     match () {
         () if planted(Bug::NoRetryPause) => Duration::ZERO,
@@ -75,7 +82,8 @@ pub fn retry_after(ttl: Duration, left: Duration) -> Duration {
     }
 }
 
-/// How long one attempt to renew may take: short enough that at least two are made before the lease is lost.
+/// How long one attempt to renew may take: short enough that at least two are made before the lease
+/// is lost.
 pub fn attempt(ttl: Duration, left: Duration, op_timeout: Duration) -> Duration {
     match () {
         () if planted(Bug::LongAttempts) => op_timeout,
@@ -86,7 +94,8 @@ pub fn attempt(ttl: Duration, left: Duration, op_timeout: Duration) -> Duration 
 /// Pauses and attempts shrink with what is left of a lease, but not below this.
 const LEAST: Duration = Duration::from_millis(10);
 
-/// A grant whose answer took longer than this is asked again before it is reported: too little of it is left.
+/// A grant whose answer took longer than this is asked again before it is reported: too little of
+/// it is left.
 pub fn is_stale(sent: Moment, answered: Moment, ttl: Duration) -> bool {
     !planted(Bug::ElapsedIgnored) && answered.since(sent) > ttl / 3
 }

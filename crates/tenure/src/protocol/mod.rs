@@ -1,10 +1,12 @@
 //! What a lock *is*: a pure function `apply(state, now, op) -> reply`.
 //!
-//! No I/O, no clock, no task, no Redis: `now` is an argument. Memory and file stores run it here; Redis runs its twin in
-//! Lua, function by function under the same names, compared by a test on random operations.
+//! No I/O, no clock, no task, no Redis: `now` is an argument. Memory and file stores run it here;
+//! Redis runs its twin in Lua, function by function under the same names, compared by a test on
+//! random operations.
 //!
-//! This module is the whole vocabulary: [`Op`], [`Verb`], [`LockSpec`], [`Reply`]. Verify is `Inspect`; detach and resume are
-//! `Renew` with the liveness changed; force_release is `Release` of anyone.
+//! This module is the whole vocabulary: [`Op`], [`Verb`], [`LockSpec`], [`Reply`]. Verify is
+//! `Inspect`; detach and resume are `Renew` with the liveness changed; force_release is `Release`
+//! of anyone.
 
 pub mod lease;
 pub mod mutex;
@@ -29,7 +31,8 @@ pub struct Op {
     pub rule: LockSpec,
     /// Who asks. Two requests of one owner are the same request, repeated.
     pub owner: Owner,
-    /// Names this request; echoed beside the owner, so that nobody takes another's reply for its own.
+    /// Names this request; echoed beside the owner, so that nobody takes another's reply for its
+    /// own.
     pub request: u64,
     /// What is asked.
     pub verb: Verb,
@@ -160,11 +163,13 @@ pub enum Verb {
     Acquire {
         /// The lease, in milliseconds from the moment the store runs the request.
         ttl_ms: u64,
-        /// Names this hold, so that a repeated request counts once where one owner may hold several times.
+        /// Names this hold, so that a repeated request counts once where one owner may hold several
+        /// times.
         hold: u64,
         /// How the token is chosen.
         fence: Fence,
-        /// Where the machine keeps a queue: stay in it for this long, until refreshed. `None` asks once.
+        /// Where the machine keeps a queue: stay in it for this long, until refreshed. `None` asks
+        /// once.
         wait_ms: Option<u64>,
         /// What the hold is bound to besides its lease.
         bind: Bind,
@@ -175,7 +180,8 @@ pub enum Verb {
         ttl_ms: u64,
         /// Which hold, where one owner may have several.
         hold: u64,
-        /// `Some` binds the hold to something else: to the lease alone it is detached, back to a process it is resumed.
+        /// `Some` binds the hold to something else: to the lease alone it is detached, back to a
+        /// process it is resumed.
         bind: Option<Bind>,
         /// `Some` makes the hold lighter: a writer becomes a reader.
         weight: Option<u32>,
@@ -191,7 +197,8 @@ pub enum Verb {
     Release {
         /// Which hold. A release of anyone ends a reentrant mutex only if this is its token, or 0.
         hold: u64,
-        /// With a ballot, the node's stored ballot is raised to it, so that a late acquire is refused.
+        /// With a ballot, the node's stored ballot is raised to it, so that a late acquire is
+        /// refused.
         fence: Fence,
         /// Whose hold may be ended.
         whose: Whose,
@@ -209,7 +216,8 @@ pub enum Fence {
     Ballot(u64),
 }
 
-/// What a hold is bound to besides its lease, where the store can tell: a store on one machine sees a process end.
+/// What a hold is bound to besides its lease, where the store can tell: a store on one machine sees
+/// a process end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Bind {
     /// This process: the hold ends with it.
@@ -261,7 +269,8 @@ pub enum Answer {
     },
     /// Somebody else holds it.
     Busy {
-        /// The holder as it is written at the key: an owner of ours with its token, or whatever a foreign client wrote.
+        /// The holder as it is written at the key: an owner of ours with its token, or whatever a
+        /// foreign client wrote.
         holder: String,
         /// When the holder's lease ends, unless it has none.
         left_ms: Option<u64>,
@@ -303,8 +312,8 @@ pub enum Answer {
     },
     /// The proposed ballot is absurdly far above this node's clock.
     Ahead,
-    /// The answer, and that the request stopped at its bound: lapsed places may be left, or places that fit and were not let in.
-    /// To ask anything about the lock goes on.
+    /// The answer, and that the request stopped at its bound: lapsed places may be left, or places
+    /// that fit and were not let in. To ask anything about the lock goes on.
     More(Box<Self>),
 }
 
@@ -366,7 +375,8 @@ pub struct Holding {
     pub weight: u32,
 }
 
-/// A value of ours taken apart: `owner#token`. A bare owner, from a client that could give no token, has token 0.
+/// A value of ours taken apart: `owner#token`. A bare owner, from a client that could give no
+/// token, has token 0.
 pub fn ours(value: &(impl AsRef<[u8]> + ?Sized)) -> Option<(Owner, u64)> {
     let value = std::str::from_utf8(value.as_ref()).ok()?;
     let (owner, fence) = match value.rsplit_once('#') {
@@ -395,7 +405,8 @@ pub enum Wake {
         /// Whose hold ended, where that is known.
         by: Option<Owner>,
     },
-    /// These tickets hold now. No hint: whoever has one of them, and knows that its place has not lapsed, holds.
+    /// These tickets hold now. No hint: whoever has one of them, and knows that its place has not
+    /// lapsed, holds.
     Granted {
         /// Their numbers.
         tickets: Vec<u64>,
@@ -427,7 +438,8 @@ pub struct State {
 pub struct Entry<T> {
     /// The value.
     pub value: T,
-    /// Alive up to and including this millisecond, as on Redis. `None`: a foreign client gave it no end.
+    /// Alive up to and including this millisecond, as on Redis. `None`: a foreign client gave it no
+    /// end.
     pub expires_ms: Option<u64>,
 }
 
@@ -502,10 +514,11 @@ pub fn found(state: &State, now: Now) -> Option<Found> {
     })
 }
 
-/// Ends one hold or place as if its lease had run out, for a store that can tell that whoever had it is gone.
+/// Ends one hold or place as if its lease had run out, for a store that can tell that whoever had
+/// it is gone.
 ///
-/// Its number is the token of a mutex, the hold of a reentrant mutex, the ticket of a queue. As after a lapse, the next
-/// request lets others in and says so.
+/// Its number is the token of a mutex, the hold of a reentrant mutex, the ticket of a queue. As
+/// after a lapse, the next request lets others in and says so.
 pub fn end(state: &mut State, number: u64) {
     let Some(lock) = &mut state.lock else { return };
     let is_over = match &mut lock.value {
@@ -544,7 +557,8 @@ fn force(
     (answer, Some(Wake::Free { by }))
 }
 
-/// What a machine says that finds another one's value: a mismatch where it is ours, busy where it is foreign.
+/// What a machine says that finds another one's value: a mismatch where it is ours, busy where it
+/// is foreign.
 fn other_kind(lock: &Entry<Data>, now: Now) -> Answer {
     let left_ms = lock.left_ms(now);
     match &lock.value {
@@ -558,8 +572,9 @@ fn other_kind(lock: &Entry<Data>, now: Now) -> Answer {
 
 /// Runs one request against one lock.
 ///
-/// What has lapsed is gone before anything else happens, also in its owner's own request, so a lapsed hold is never
-/// revived. Returns the answer and, where the change may let somebody else in, the message to those who wait.
+/// What has lapsed is gone before anything else happens, also in its owner's own request, so a
+/// lapsed hold is never revived. Returns the answer and, where the change may let somebody else in,
+/// the message to those who wait.
 pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Wake>) {
     if state.lock.as_ref().is_some_and(|lock| lock.is_over(now)) {
         state.lock = None;

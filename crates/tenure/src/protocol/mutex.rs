@@ -1,8 +1,8 @@
-//! The mutex machine: one string, `owner#token`, with a TTL. What every client of the SET-NX-PX family speaks, and the
-//! only machine that is sound on a quorum.
+//! The mutex machine: one string, `owner#token`, with a TTL. What every client of the SET-NX-PX
+//! family speaks, and the only machine that is sound on a quorum.
 //!
-//! The value carries owner, token and lease in one write, so renew, release and inspect touch one key, and a repeated
-//! acquire finds its own token whatever became of the counter beside it.
+//! The value carries owner, token and lease in one write, so renew, release and inspect touch one
+//! key, and a repeated acquire finds its own token whatever became of the counter beside it.
 
 use super::lease::{BALLOT_AHEAD_US, BALLOT_BEHIND_US, BALLOT_MS, FENCE_MS};
 use super::{
@@ -66,8 +66,9 @@ fn acquire(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, fence: Fence
     Answer::Held { fence }
 }
 
-/// The next token. It grows while the counter lives, whatever the clock does, and while the clock does not step back
-/// past the last grant, whatever becomes of the counter. Written before the lock itself.
+/// The next token. It grows while the counter lives, whatever the clock does, and while the clock
+/// does not step back past the last grant, whatever becomes of the counter. Written before the lock
+/// itself.
 pub(super) fn assign(state: &mut State, now: Now) -> u64 {
     assign_above(state, now, 0)
 }
@@ -81,7 +82,8 @@ pub(super) fn assign_above(state: &mut State, now: Now, above: u64) -> u64 {
     next
 }
 
-/// Takes a ballot if it is above all this node has seen. A node that has seen none, or forgot, answers from its clock.
+/// Takes a ballot if it is above all this node has seen. A node that has seen none, or forgot,
+/// answers from its clock.
 fn accept(state: &mut State, now: Now, ballot: u64) -> Result<(), Answer> {
     let stored =
         state.fence.as_ref().map_or(now.unix_us.saturating_sub(ballot_behind_us()), |fence| fence.value);
@@ -95,9 +97,9 @@ fn accept(state: &mut State, now: Now, ballot: u64) -> Result<(), Answer> {
     Ok(())
 }
 
-/// Takes note of a ballot, also where nothing is held: the acquire that a release undoes may still be on its way. What would be
-/// refused anyhow is not noted: a number that is far ahead would spend those of all, and one that is old would stand for all that a
-/// node has seen that forgot.
+/// Takes note of a ballot, also where nothing is held: the acquire that a release undoes may still
+/// be on its way. What would be refused anyhow is not noted: a number that is far ahead would spend
+/// those of all, and one that is old would stand for all that a node has seen that forgot.
 fn raise(state: &mut State, now: Now, ballot: u64) {
     if let (Err(Answer::Behind { .. }), Some(stored)) = (accept(state, now, ballot), &mut state.fence) {
         stored.expires_ms = Some(now.ms + ballot_ms());
@@ -158,8 +160,8 @@ fn release(state: &mut State, now: Now, owner: &Owner, fence: Fence, whose: Whos
     }
 }
 
-/// A release with a ballot gives back what was taken with it or with a lower one: the owner may have asked again since, and that
-/// request may have come first.
+/// A release with a ballot gives back what was taken with it or with a lower one: the owner may
+/// have asked again since, and that request may have come first.
 fn standing_for(state: &State, now: Now, owner: &Owner, fence: Fence) -> Standing {
     match (standing(state, now, owner), fence, &state.lock) {
         (

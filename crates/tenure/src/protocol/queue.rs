@@ -1,5 +1,5 @@
-//! The queue machine: tickets in the order in which the store first saw them. Fair mutex, read-write lock and semaphore are one
-//! algorithm: *capacity and weight*.
+//! The queue machine: tickets in the order in which the store first saw them. Fair mutex,
+//! read-write lock and semaphore are one algorithm: *capacity and weight*.
 //!
 //! ```text
 //! fair mutex      capacity 1       weight 1
@@ -7,13 +7,14 @@
 //! semaphore(n)    capacity n       k permits weigh k
 //! ```
 //!
-//! A ticket's number is its token, and **a ticket holds when its number is at or below the mark**. The mark moves over the next
-//! ticket whenever its weight fits; nothing is ever inserted ahead, so order and freedom from starvation come for free.
+//! A ticket's number is its token, and **a ticket holds when its number is at or below the mark**.
+//! The mark moves over the next ticket whenever its weight fits; nothing is ever inserted ahead, so
+//! order and freedom from starvation come for free.
 //!
-//! A ticket has one lease, its own: short while it waits (refreshed by whoever waits), the full one once it holds. Every verb
-//! *sweeps* what has lapsed, *acts*, *promotes* from the front, and names the tickets that hold now, also when it was a waiter that
-//! left or lapsed. It writes nothing for those it promotes: they renew themselves, so a dead one is passed within its short
-//! lease.
+//! A ticket has one lease, its own: short while it waits (refreshed by whoever waits), the full one
+//! once it holds. Every verb *sweeps* what has lapsed, *acts*, *promotes* from the front, and names
+//! the tickets that hold now, also when it was a waiter that left or lapsed. It writes nothing for
+//! those it promotes: they renew themselves, so a dead one is passed within its short lease.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -136,7 +137,8 @@ fn acquire(
             let above = queue_of(state).map_or(0, |queue| queue.last());
             let number = assign_above(state, now, above);
             let queue = queue_or_new(state, seat);
-            // Its lease is set below, once it is known whether it holds or waits: no request could shorten it then.
+            // Its lease is set below, once it is known whether it holds or waits: no request could
+            // shorten it then.
             queue.insert(number, Ticket { owner: owner.clone(), weight: seat.weight, deadline_ms: now.ms });
             if fits {
                 queue.let_in(number, seat.weight);
@@ -222,7 +224,8 @@ fn release(state: &mut State, now: Now, owner: &Owner, whose: Whose, done: &mut 
             };
             queue.remove(number);
         }
-        // While there may be more of them, nobody is let in: the next request could not distinguish them.
+        // While there may be more of them, nobody is let in: the next request could not distinguish
+        // them.
         done.is_bounded = true;
         return answer;
     }
@@ -297,7 +300,8 @@ impl Queue {
         self.tickets.iter().map(|(number, ticket)| (*number, ticket))
     }
 
-    /// Puts a ticket in, as it was written down: for stores that keep a queue elsewhere than in memory.
+    /// Puts a ticket in, as it was written down: for stores that keep a queue elsewhere than in
+    /// memory.
     pub fn insert(&mut self, number: u64, ticket: Ticket) {
         if number <= self.mark {
             self.used = self.used.saturating_add(ticket.weight);
@@ -333,7 +337,8 @@ impl Queue {
         self.tickets.range(self.mark + 1..).map(|(number, ticket)| (*number, ticket))
     }
 
-    /// Whether the next request would let somebody in: a holder was taken out, and nobody has asked since.
+    /// Whether the next request would let somebody in: a holder was taken out, and nobody has asked
+    /// since.
     pub fn is_due(&self) -> bool {
         let next = self.tickets.range(self.mark + 1..).next();
         next.is_some_and(|(_, ticket)| self.used.saturating_add(ticket.weight) <= self.capacity)
@@ -379,7 +384,8 @@ impl Queue {
         self.mark = number;
     }
 
-    /// The owner's ticket, unless it has lapsed: that one is dead, also when the sweep did not get to it.
+    /// The owner's ticket, unless it has lapsed: that one is dead, also when the sweep did not get
+    /// to it.
     fn number_of(&mut self, owner: &Owner, now: Now) -> Option<u64> {
         let number = self.numbers.get(owner).copied()?;
         if self.tickets.get(&number).is_some_and(|ticket| now.ms > ticket.deadline_ms) {
@@ -423,7 +429,8 @@ impl Queue {
         }
     }
 
-    /// When the first in line should ask again if it hears nothing: when the next ticket lapses. Others need not.
+    /// When the first in line should ask again if it hears nothing: when the next ticket lapses.
+    /// Others need not.
     fn retry_in_ms(&self, number: u64, now: Now) -> Option<u64> {
         let first = self.tickets.range(self.mark + 1..).next().map(|(first, _)| *first);
         let (deadline_ms, _) = self.deadlines.first()?;
@@ -442,7 +449,8 @@ impl Queue {
         self.deadlines.last().is_none_or(|(deadline_ms, _)| now.ms > *deadline_ms)
     }
 
-    /// Who holds and who waits, without what has lapsed: some of them, and how many there are beside them.
+    /// Who holds and who waits, without what has lapsed: some of them, and how many there are
+    /// beside them.
     pub(super) fn found(&self, now: Now) -> Option<Found> {
         let (mut holders, mut waiters) = (Vec::new(), Vec::new());
         let living =

@@ -1,15 +1,19 @@
-//! What the members of a quorum say, taken together: votes, majorities, ballots. Pure: words in, a verdict out.
+//! What the members of a quorum say, taken together: votes, majorities, ballots. Pure: words in, a
+//! verdict out.
 //!
-//! The mutex on a majority of independent stores is Redlock (<https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>).
-//! Its tokens are ballots, as in Paxos: the client proposes one, and a node accepts it only above all that it has seen. Two
-//! majorities have a member in common, which accepts rising ballots only; so no two grants share a token, and a later grant
-//! has a higher one, whatever clocks do, for as long as the members keep what they have accepted.
+//! The mutex on a majority of independent stores is Redlock
+//! (<https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>). Its tokens are
+//! ballots, as in Paxos: the client proposes one, and a node accepts it only above all that it has
+//! seen. Two majorities have a member in common, which accepts rising ballots only; so no two
+//! grants share a token, and a later grant has a higher one, whatever clocks do, for as long as the
+//! members keep what they have accepted.
 
 use super::{Answer, Found, Holding, Kind, ours, shown};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 
-/// Whom an acquisition names that only ballots kept from a majority: no member said that anybody holds.
+/// Whom an acquisition names that only ballots kept from a majority: no member said that anybody
+/// holds.
 pub const NOBODY: &str = "(nobody)";
 
 /// What is known of one member's part in a request.
@@ -35,7 +39,8 @@ pub enum Vote {
 pub enum Decision {
     /// A majority has said this.
     Is(Answer),
-    /// Nobody got a majority: whoever was first on most members, and for how much longer it is worth waiting at most.
+    /// Nobody got a majority: whoever was first on most members, and for how much longer it is
+    /// worth waiting at most.
     Split {
         /// One of those in the way; empty if none is known.
         holder: String,
@@ -155,7 +160,8 @@ impl<'a> Count<'a> {
         }
     }
 
-    /// When a majority would be free if all that is held lapsed: the majority-th smallest of what is left.
+    /// When a majority would be free if all that is held lapsed: the majority-th smallest of what
+    /// is left.
     fn free_in_ms(&self) -> Option<u64> {
         let left = |word: &Vote| match word {
             Vote::Said(Answer::Busy { left_ms, .. }) => left_ms.unwrap_or(u64::MAX),
@@ -214,8 +220,9 @@ impl Top {
     }
 }
 
-/// What an acquisition with this ballot has come to. `None`: wait for those that have not answered; `is_last`: there is nobody
-/// left to wait for. A member counts only if it holds exactly this ballot.
+/// What an acquisition with this ballot has come to. `None`: wait for those that have not answered;
+/// `is_last`: there is nobody left to wait for. A member counts only if it holds exactly this
+/// ballot.
 pub fn acquired(words: &[Vote], ballot: u64, is_last: bool) -> Option<Decision> {
     let count = Count::of(words);
     if planted(Bug::TokensByCounter) {
@@ -259,7 +266,8 @@ pub fn acquired(words: &[Vote], ballot: u64, is_last: bool) -> Option<Decision> 
         })
         .collect();
     floors.sort_unstable();
-    // Not above all: one node with a clock that is ahead must not take the tokens of everybody along.
+    // Not above all: one node with a clock that is ahead must not take the tokens of everybody
+    // along.
     if let Some(above) = floors.get(count.majority - 1) {
         return Some(Decision::Raise { above: *above });
     }
@@ -275,7 +283,8 @@ pub fn held(words: &[Vote]) -> impl Iterator<Item = u64> {
     })
 }
 
-/// What a renewal has come to. The token is the lowest: a member that was taken again later has a higher one.
+/// What a renewal has come to. The token is the lowest: a member that was taken again later has a
+/// higher one.
 pub fn renewed(words: &[Vote], is_last: bool) -> Option<Decision> {
     let count = Count::of(words);
     let renewed = held(words).count();
@@ -311,7 +320,8 @@ pub fn released(words: &[Vote], is_last: bool) -> Option<Decision> {
     count.mismatch().or_else(|| is(Count::busy(count.top(), count.majority)))
 }
 
-/// What a holder's own question has come to. It holds if a majority shows it: those that are silent may have forgotten.
+/// What a holder's own question has come to. It holds if a majority shows it: those that are silent
+/// may have forgotten.
 pub fn verified(words: &[Vote], owner: &Owner, is_last: bool) -> Option<Decision> {
     let count = Count::of(words);
     let mine = count.said(|answer| shows(answer, owner));

@@ -1,9 +1,10 @@
-//! The reentrant machine: one hash, `owner -> hold count`, with a TTL. What Redisson's `RLock` writes, so that a Java service's
-//! lock and ours exclude each other.
+//! The reentrant machine: one hash, `owner -> hold count`, with a TTL. What Redisson's `RLock`
+//! writes, so that a Java service's lock and ours exclude each other.
 //!
-//! Fields that begin with `#` are ours: `#fence` is the token, `#<hold>` marks a hold that is counted. *Holds are remembered, not
-//! requests*: a repeated acquire finds its hold and counts nothing, a repeated release finds none and takes nothing away,
-//! in whatever order requests of several tasks of one owner arrive.
+//! Fields that begin with `#` are ours: `#fence` is the token, `#<hold>` marks a hold that is
+//! counted. *Holds are remembered, not requests*: a repeated acquire finds its hold and counts
+//! nothing, a repeated release finds none and takes nothing away, in whatever order requests of
+//! several tasks of one owner arrive.
 
 use std::collections::BTreeMap;
 
@@ -172,8 +173,8 @@ fn extend(state: &mut State, now: Now, ttl_ms: u64) {
     mutex::extend(state, now, ttl_ms);
 }
 
-/// The owner, the count and the token, as a listing shows them. A foreign hash with more than one field is no lock of
-/// Redisson's: of that, the type.
+/// The owner, the count and the token, as a listing shows them. A foreign hash with more than one
+/// field is no lock of Redisson's: of that, the type.
 pub(super) fn found(hash: &Hash, left_ms: Option<u64>) -> Found {
     let fence = fence_of(hash);
     let known = fence > 0 || hash.len() == 1;

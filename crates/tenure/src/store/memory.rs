@@ -73,7 +73,8 @@ impl Memory {
 }
 
 impl Inner {
-    /// Forgets lapsed locks and counters now and then, so that names used once do not stay for ever.
+    /// Forgets lapsed locks and counters now and then, so that names used once do not stay for
+    /// ever.
     fn sweep(&mut self, now: Now) {
         const EVERY_MS: u64 = 60_000;
         if now.ms.saturating_sub(self.swept_ms) >= EVERY_MS {

@@ -31,13 +31,15 @@ pub type Cause = Arc<dyn std::error::Error + Send + Sync>;
 pub enum Failure {
     /// It was certainly not carried out and never will be. Asking again may help.
     NotSent(Cause),
-    /// It may have been carried out, or may yet be, but not after a later call was: see [`Store::call`].
+    /// It may have been carried out, or may yet be, but not after a later call was: see
+    /// [`Store::call`].
     Unknown(Cause),
     /// The store said no, and would say so again.
     Refused(Cause),
 }
 
-/// What a store cannot do as it is set up, and what could be done about it. As the cause of a refusal it makes an
+/// What a store cannot do as it is set up, and what could be done about it. As the cause of a
+/// refusal it makes an
 /// [unsupported](crate::Error::is_unsupported) request.
 #[derive(Debug)]
 pub struct Impossible(pub String);
@@ -50,7 +52,8 @@ impl fmt::Display for Impossible {
 
 impl std::error::Error for Impossible {}
 
-/// On what terms a request is made, beyond what it asks: see the [options](crate::Options) of these names.
+/// On what terms a request is made, beyond what it asks: see the [options](crate::Options) of these
+/// names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
     /// A grant without a token will do.
@@ -90,18 +93,21 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A place where locks are kept: it runs [`apply`](crate::protocol::apply), or its twin, one request at a time.
+/// A place where locks are kept: it runs [`apply`](crate::protocol::apply), or its twin, one
+/// request at a time.
 ///
 /// Futures are `'static` and may be polled on any thread, outside every runtime.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Carries out one request.
     ///
-    /// *Order*: calls are sent in the order in which their futures are first polled. A call whose future was dropped after
-    /// that may still be carried out, before any later one or never. The same holds after `Unknown`: once a later call of
-    /// this store was answered, the earlier one has taken effect or never will. So a release that follows an
-    /// acquire undoes it for good, whatever became of the acquire's answer.
+    /// *Order*: calls are sent in the order in which their futures are first polled. A call whose
+    /// future was dropped after that may still be carried out, before any later one or never. The
+    /// same holds after `Unknown`: once a later call of this store was answered, the earlier one
+    /// has taken effect or never will. So a release that follows an acquire undoes it for good,
+    /// whatever became of the acquire's answer.
     ///
-    /// *Time*: it answers within `within`, with a `Failure` if nothing else. A busy lock is an answer, not a failure.
+    /// *Time*: it answers within `within`, with a `Failure` if nothing else. A busy lock is an
+    /// answer, not a failure.
     ///
     /// *Never repeated*: only the engine repeats an operation.
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>>;
@@ -122,11 +128,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         }
     }
 
-    /// Leases of this length are about to be asked for. A request may ask for less: `max_hold` clips its own.
+    /// Leases of this length are about to be asked for. A request may ask for less: `max_hold`
+    /// clips its own.
     fn lends(&self, _ttl: Duration) {}
 
-    /// Subscribes to what is said about one lock. When it is ready, every later change that frees the lock is heard, unless
-    /// the message is lost. The rule says where messages about the kind are sent.
+    /// Subscribes to what is said about one lock. When it is ready, every later change that frees
+    /// the lock is heard, unless the message is lost. The rule says where messages about the kind
+    /// are sent.
     fn listen(
         &self,
         name: &LockName,
@@ -138,7 +146,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn list(&self, prefix: &str, from: Cursor, within: Duration)
     -> BoxFuture<'static, Result<Page, Failure>>;
 
-    /// Completes when the store goes on with no release by itself, as a quorum does where a member has not answered.
+    /// Completes when the store goes on with no release by itself, as a quorum does where a member
+    /// has not answered.
     fn settled(&self) -> BoxFuture<'static, ()> {
         ready(()).boxed()
     }
@@ -149,14 +158,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The reason, as the end of the sentence "it cannot, because".
     fn supports(&self, rule: LockSpec, name: &LockName) -> Result<(), &'static str>;
 
-    /// Completes when the store may have forgotten what it was told or missed what it was asked: then every held lock
-    /// is verified at once.
+    /// Completes when the store may have forgotten what it was told or missed what it was asked:
+    /// then every held lock is verified at once.
     fn interrupted(&self) -> BoxFuture<'static, ()> {
         pending().boxed()
     }
 
-    /// A number that differs from what it was before each such interruption. A grant that was asked for before one, and is
-    /// handed out after it, is verified at once.
+    /// A number that differs from what it was before each such interruption. A grant that was asked
+    /// for before one, and is handed out after it, is verified at once.
     fn interruptions(&self) -> u64;
 
     /// Makes sure that the store answers at all.
@@ -164,8 +173,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         ready(Ok(())).boxed()
     }
 
-    /// What is known of the server behind it: a quorum asks, because a server that starts anew may have forgotten leases that
-    /// still run.
+    /// What is known of the server behind it: a quorum asks, because a server that starts anew may
+    /// have forgotten leases that still run.
     fn life(&self) -> Life {
         Life::Lasting
     }
@@ -203,7 +212,8 @@ impl Listener {
     /// As many messages may be unread before further ones are dropped.
     const UNREAD: usize = 16;
 
-    /// A listener and the end that a store speaks into. `subscription` is dropped with the listener.
+    /// A listener and the end that a store speaks into. `subscription` is dropped with the
+    /// listener.
     pub fn new(subscription: impl FnOnce(Publisher) -> Box<dyn Any + Send>) -> Self {
         let (sender, messages) = mpsc::channel(Self::UNREAD);
         let missed = Arc::new(AtomicBool::new(false));
@@ -211,7 +221,8 @@ impl Listener {
         Self { messages, missed, _subscription: subscription(publisher) }
     }
 
-    /// The next message; `None` when there will be none any more. Messages that were dropped are told as one
+    /// The next message; `None` when there will be none any more. Messages that were dropped are
+    /// told as one
     /// [`Wake::Reconnected`].
     pub async fn next(&mut self) -> Option<Wake> {
         if self.missed.swap(false, Ordering::AcqRel) {

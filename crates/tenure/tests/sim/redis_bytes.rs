@@ -530,6 +530,7 @@ fn a_server_that_ends_each_connection_is_dialled_at_most_twice_a_second() {
     }
 }
 
-/// How long the server does so, and how many dials come before the pauses have grown to half a second.
+/// How long the server does so, and how many dials come before the pauses have grown to half a
+/// second.
 const DIALLED: Duration = Duration::from_secs(60);
 const FIRST: usize = 12;

@@ -13,12 +13,15 @@ use crate::store::{Cursor, Failure, Page, SETUP};
 
 /// So many records are in one page of a listing.
 const PAGE: usize = 1_000;
-/// So many dead waiters are taken out by one request. It says if there may be more, and is repeated then.
+/// So many dead waiters are taken out by one request. It says if there may be more, and is repeated
+/// then.
 const DEAD: usize = 500;
-/// So few holders are looked at by every request of a queue, and not only by that of the first waiter.
+/// So few holders are looked at by every request of a queue, and not only by that of the first
+/// waiter.
 const FEW: usize = 8;
 
-/// Both clocks. A directory's times are those of the machine's boot clock, which is ahead of this process's by a negative offset.
+/// Both clocks. A directory's times are those of the machine's boot clock, which is ahead of this
+/// process's by a negative offset.
 pub(super) fn now(runtime: &dyn Runtime, offset_ms: i64) -> Now {
     Now {
         ms: runtime.now().millis().saturating_add_signed(offset_ms.saturating_neg()),
@@ -30,9 +33,11 @@ pub(super) fn now(runtime: &dyn Runtime, offset_ms: i64) -> Now {
 pub(super) struct Applied {
     pub(super) answer: Answer,
     pub(super) wake: Option<Wake>,
-    /// The holders of other processes whose places were let in, or have come to the front of the line.
+    /// The holders of other processes whose places were let in, or have come to the front of the
+    /// line.
     pub(super) calls: Vec<HolderId>,
-    /// A place of this process is at the front of the line, so that this process has to watch those ahead of it.
+    /// A place of this process is at the front of the line, so that this process has to watch those
+    /// ahead of it.
     pub(super) is_near: bool,
 }
 
@@ -98,7 +103,8 @@ pub(super) fn apply(
         calls.retain(|holder| !holders.is_mine(*holder));
         is_near = ahead_of_mine(record, holders).is_some();
     }
-    // After a failure, what stood there before stands there still. What cannot be read may name any holder.
+    // After a failure, what stood there before stands there still. What cannot be read may name any
+    // holder.
     let kept = match &written {
         Ok(()) => Some(after.map(|record| record.bindings).unwrap_or_default()),
         Err(_) => inside.read(id).ok().map(|record| record.map(|record| record.bindings).unwrap_or_default()),
@@ -110,8 +116,8 @@ pub(super) fn apply(
     Ok(Applied { answer, wake, calls, is_near })
 }
 
-/// Runs the machine. A place that it lets in although its process is dead is taken out, and so is one that has come to the front
-/// and keeps out those behind it: then the next is let in.
+/// Runs the machine. A place that it lets in although its process is dead is taken out, and so is
+/// one that has come to the front and keeps out those behind it: then the next is let in.
 fn run(state: &mut State, now: Now, op: &Op, is_dead: impl Fn(u64) -> bool) -> (Answer, Option<Wake>) {
     let first = |state: &State| state.lock.as_ref().and_then(|lock| front(&lock.value)[0]);
     let mut alive = first(state);
@@ -194,7 +200,8 @@ fn is_dead(directory: &Directory, holders: &Holders, holder: HolderId) -> bool {
     !holders.is_mine(holder) && directory.life(holder) == Life::Dead && !planted(Bug::DeathIgnored)
 }
 
-/// What still counts of a record: it is of this boot, and some of those who have a part in it have not crashed.
+/// What still counts of a record: it is of this boot, and some of those who have a part in it have
+/// not crashed.
 fn living(directory: &Directory, holders: &Holders, record: Record) -> Result<Option<Record>, Failure> {
     let record = of_this_boot(directory, holders, record)?;
     Ok(record.and_then(|record| record.without(|holder| is_dead(directory, holders, holder))))
@@ -212,9 +219,9 @@ fn of_this_boot(directory: &Directory, holders: &Holders, record: Record) -> Res
     Ok(None)
 }
 
-/// What counts of a record for one request, which looks at no more than it decides about: of a queue, at the first waiters
-/// until one is alive, and at the holders if they are few or the first waiter asks. Otherwise the work of a queue would grow
-/// with the square of its waiters.
+/// What counts of a record for one request, which looks at no more than it decides about: of a
+/// queue, at the first waiters until one is alive, and at the holders if they are few or the first
+/// waiter asks. Otherwise the work of a queue would grow with the square of its waiters.
 fn living_for(
     directory: &Directory,
     holders: &Holders,
@@ -257,7 +264,8 @@ fn asks_first(queue: &Queue, op: &Op) -> bool {
     }
 }
 
-/// The first two places in line. Their processes watch those ahead of them: the first the holders, the second the first.
+/// The first two places in line. Their processes watch those ahead of them: the first the holders,
+/// the second the first.
 fn front(data: &Data) -> [Option<u64>; 2] {
     let Data::Queue(queue) = data else { return [None; 2] };
     let mut waiting = queue.waiting().map(|(number, _)| number);
@@ -295,12 +303,13 @@ pub(super) fn changed(directory: &Directory, now: Now, id: RecordId) -> Option<W
 pub(super) struct Looked {
     /// What to tell those who listen.
     pub(super) wake: Option<Wake>,
-    /// Who is ahead of a place of this process that is at the front of the line: it has to notice by itself that they crash.
+    /// Who is ahead of a place of this process that is at the front of the line: it has to notice
+    /// by itself that they crash.
     pub(super) ahead: Option<Vec<HolderId>>,
 }
 
-/// Looks at a lock. Of a queue in which processes wait it looks at those only that are ahead of a place of this process at the
-/// front of the line: each other waiter is told when it comes there.
+/// Looks at a lock. Of a queue in which processes wait it looks at those only that are ahead of a
+/// place of this process at the front of the line: each other waiter is told when it comes there.
 pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: RecordId) -> Looked {
     let Ok(Some(record)) = directory.peek(id) else {
         // Gone; or unreadable, which the next request reports.

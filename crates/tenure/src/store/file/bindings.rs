@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use super::record::HolderId;
 
-/// What each hold ends with, by number: see [`protocol::end`](crate::protocol::end). A hold that is not here ends with its lease
-/// only. Many processes wait in one queue, and each request reads all of this: so it is one list, in order.
+/// What each hold ends with, by number: see [`protocol::end`](crate::protocol::end). A hold that is
+/// not here ends with its lease only. Many processes wait in one queue, and each request reads all
+/// of this: so it is one list, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Bindings(Vec<(u64, HolderId)>);
 

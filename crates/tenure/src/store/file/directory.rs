@@ -1,7 +1,7 @@
 //! The directory itself: its guard, its files, and nothing about locks.
 //!
-//! Everything is relative to one open descriptor of the directory. What changes a file is a method of [`Inside`], which
-//! exists only while this process has the guard's OS lock.
+//! Everything is relative to one open descriptor of the directory. What changes a file is a method
+//! of [`Inside`], which exists only while this process has the guard's OS lock.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -26,7 +26,8 @@ use crate::planted::crash_point;
 use crate::store::Failure;
 
 const GUARD: &str = "guard";
-/// Written under the guard only, so one name is enough. Between two writes it is the record that was last removed.
+/// Written under the guard only, so one name is enough. Between two writes it is the record that
+/// was last removed.
 const TEMP: &str = "temp";
 /// What a group may do is left to the umask; nobody else needs a lock file.
 const MODE: Mode = Mode::from_raw_mode(0o660);
@@ -89,7 +90,8 @@ pub(super) enum Over {
 pub(super) enum Life {
     Alive,
     Dead,
-    /// Its file is gone, or not ours to look at: nothing says that it is dead, so its lease decides.
+    /// Its file is gone, or not ours to look at: nothing says that it is dead, so its lease
+    /// decides.
     Unknown,
 }
 
@@ -164,8 +166,8 @@ impl Directory {
         }
     }
 
-    /// The record of one lock, without the guard. A file that is used again meanwhile may read as damaged or as another
-    /// lock's; it does not do so several times.
+    /// The record of one lock, without the guard. A file that is used again meanwhile may read as
+    /// damaged or as another lock's; it does not do so several times.
     pub(super) fn peek(&self, id: RecordId) -> Result<Option<Record>, Failure> {
         self.read(id).or_else(|_| self.read(id)).or_else(|_| self.read(id))
     }
@@ -252,7 +254,8 @@ impl Directory {
         Dir::read_from(&self.dir).map_err(|errno| failed("read the directory", &self.path, errno))
     }
 
-    /// Removes the files of a holder. Only its own process makes files of these names, so no guard is needed.
+    /// Removes the files of a holder. Only its own process makes files of these names, so no guard
+    /// is needed.
     pub(super) fn remove_holder(&self, holder: HolderId) {
         let _ = unlinkat(&self.dir, socket_name(holder), AtFlags::empty());
         crash_point();
@@ -271,8 +274,9 @@ impl Directory {
         Ok(socket)
     }
 
-    /// Tells the process of a holder that the record of a lock in which it waits has changed. Never waits: a process whose
-    /// socket is full is about to look, and one without a socket finds out when it refreshes its place.
+    /// Tells the process of a holder that the record of a lock in which it waits has changed. Never
+    /// waits: a process whose socket is full is about to look, and one without a socket finds out
+    /// when it refreshes its place.
     pub(super) fn call(&self, holder: HolderId, id: RecordId) {
         let caller = match self.caller.get() {
             Some(caller) => caller,
@@ -288,7 +292,8 @@ impl Directory {
         let _ = caller.send_to(id.to_string().as_bytes(), self.by_descriptor(&socket_name(holder)));
     }
 
-    /// A path to a file of this directory that is short enough for a socket, whatever stands at the directory's path by now.
+    /// A path to a file of this directory that is short enough for a socket, whatever stands at the
+    /// directory's path by now.
     pub(super) fn by_descriptor(&self, name: &str) -> String {
         format!("/proc/self/fd/{}/{name}", self.dir.as_raw_fd())
     }
@@ -308,7 +313,8 @@ impl Directory {
         unusable(&self.path.join(id.to_string()), "is full: too many wait for this lock, or hold it")
     }
 
-    /// Says that records and time do not fit together, as in containers that were each given a boot id of their own.
+    /// Says that records and time do not fit together, as in containers that were each given a boot
+    /// id of their own.
     pub(super) fn other_boot(&self) -> Failure {
         unusable(
             &self.path,
@@ -324,7 +330,8 @@ impl Inside<'_> {
         self.fence
     }
 
-    /// Writes the counter. One write within one block: a process that is killed leaves the old or the new.
+    /// Writes the counter. One write within one block: a process that is killed leaves the old or
+    /// the new.
     pub(super) fn set_fence(&mut self, fence: u64) -> Result<(), Failure> {
         let text = Ledger { boot: self.boot.clone(), fence }.encode();
         let length = pwrite(&self.guard, text.as_bytes(), 0)
@@ -341,7 +348,8 @@ impl Inside<'_> {
     pub(super) fn write(&self, id: RecordId, record: &str, over: Over) -> Result<(), Failure> {
         let temp = self.path.join(TEMP);
         match self.write_temp(record.as_bytes()) {
-            // The record that is there has room of its own: what is held can be renewed, and what is released leaves.
+            // The record that is there has room of its own: what is held can be renewed, and what
+            // is released leaves.
             Err(Errno::NOSPC | Errno::DQUOT)
                 if over == Over::Record && self.write_in_place(id, record).is_ok() =>
             {
@@ -368,8 +376,8 @@ impl Inside<'_> {
         Ok(())
     }
 
-    /// Removes a record: the lock is free. Its file is kept for the next one, because making a file and removing it
-    /// takes most of the time of an acquisition.
+    /// Removes a record: the lock is free. Its file is kept for the next one, because making a file
+    /// and removing it takes most of the time of an acquisition.
     pub(super) fn remove(&self, id: RecordId) -> Result<(), Failure> {
         match renameat(&self.dir, id.to_string(), &self.dir, TEMP) {
             Ok(()) | Err(Errno::NOENT) => {
@@ -401,8 +409,8 @@ impl Inside<'_> {
         if length > text.len() { ftruncate(&temp, text.len() as u64) } else { Ok(()) }
     }
 
-    /// Writes a record over itself, on a full disk. A process that is killed within the one call leaves it whole if it is no
-    /// longer than a page; a longer one may be damaged by that.
+    /// Writes a record over itself, on a full disk. A process that is killed within the one call
+    /// leaves it whole if it is no longer than a page; a longer one may be damaged by that.
     fn write_in_place(&self, id: RecordId, record: &str) -> Result<(), Errno> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = openat(&self.dir, id.to_string(), flags, Mode::empty())?;
@@ -419,7 +427,8 @@ impl Inside<'_> {
         if length > record.len() { ftruncate(&file, record.len() as u64) } else { Ok(()) }
     }
 
-    /// Creates and flocks the file of a holder. Under the guard, so nobody sees it before it is flocked.
+    /// Creates and flocks the file of a holder. Under the guard, so nobody sees it before it is
+    /// flocked.
     pub(super) fn create_holder(&self, holder: HolderId, inherit: bool) -> Result<OwnedFd, Failure> {
         let name = holder.to_string();
         let broken = |errno| failed("create the holder file", &self.path.join(&name), errno);
@@ -441,7 +450,8 @@ impl Inside<'_> {
         written.map(drop).map_err(|errno| failed("write", &self.path.join(TEMP), errno))
     }
 
-    /// Frees everything after a reboot. No process of another boot is alive, so a living holder means that this is none.
+    /// Frees everything after a reboot. No process of another boot is alive, so a living holder
+    /// means that this is none.
     fn clear(&self) -> Result<(), Failure> {
         let (records, holders) = self.entries()?;
         if holders.iter().any(|holder| self.life(*holder) == Life::Alive) {

@@ -1,4 +1,5 @@
-//! The holder files that this store keeps flocked: one for the process, one for each hold of work that children inherit.
+//! The holder files that this store keeps flocked: one for the process, one for each hold of work
+//! that children inherit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -55,7 +56,8 @@ impl Holder {
 impl Holders {
     /// Binds a hold like this, and says to which holder.
     ///
-    /// What is made here counts for nothing until [`settle`](Self::settle) was told that the record names it.
+    /// What is made here counts for nothing until [`settle`](Self::settle) was told that the record
+    /// names it.
     pub(super) fn bind(
         &mut self,
         inside: &Inside<'_>,
@@ -92,7 +94,8 @@ impl Holders {
         Ok(holder)
     }
 
-    /// Opens the socket of the holder that a waiting place is bound to, so that other processes can call it.
+    /// Opens the socket of the holder that a waiting place is bound to, so that other processes can
+    /// call it.
     pub(super) fn listen(&mut self, directory: &Directory, id: HolderId) {
         let Some(holder) = self.all_mut().find(|holder| holder.id == id) else { return };
         if let Err(error) = holder.listen(directory) {
@@ -166,7 +169,8 @@ impl Holders {
         self.all().any(|holder| holder.id == id)
     }
 
-    /// Leaves in good order: a file that no record names is removed; the others tell that their holds have ended.
+    /// Leaves in good order: a file that no record names is removed; the others tell that their
+    /// holds have ended.
     pub(super) fn leave(self, directory: &Directory) {
         if let Some(process) = &self.process
             && self.bound.is_empty()

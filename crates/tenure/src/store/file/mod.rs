@@ -8,24 +8,28 @@
 //! DIR/temp            the record that is being written
 //! ```
 //!
-//! A record is replaced by a rename and removed when nobody holds the lock, so a process that is killed at any point leaves
-//! the old state or the new one. Nothing is synced to the disk: a lock does not outlive the machine. Leases count on a
-//! clock that starts with the machine and name the boot they belong to, so a reboot frees everything.
+//! A record is replaced by a rename and removed when nobody holds the lock, so a process that is
+//! killed at any point leaves the old state or the new one. Nothing is synced to the disk: a lock
+//! does not outlive the machine. Leases count on a clock that starts with the machine and name the
+//! boot they belong to, so a reboot frees everything.
 //!
-//! Each hold, and each place in a queue, is bound to a holder file, whose flock the system drops with the last process that has
-//! it open. So a crash ends what the process had at once, in whatever pid namespace, and only that; and children that inherit
-//! the file keep it.
+//! Each hold, and each place in a queue, is bound to a holder file, whose flock the system drops
+//! with the last process that has it open. So a crash ends what the process had at once, in
+//! whatever pid namespace, and only that; and children that inherit the file keep it.
 //!
-//! A listener is told of every record that has changed. For a queue those are grants, and exact: the tickets that hold, each
-//! told once.
+//! A listener is told of every record that has changed. For a queue those are grants, and exact:
+//! the tickets that hold, each told once.
 //!
-//! Waiting in a queue costs the same however many wait. The process that lets a waiter in, or makes it one of the first two in
-//! line, sends a message to its process. Only those two watch for crashes: the first the holders, the second the first. A
-//! request looks at the flocks of those only that it decides about, and of the places that it lets in.
+//! Waiting in a queue costs the same however many wait. The process that lets a waiter in, or makes
+//! it one of the first two in line, sends a message to its process. Only those two watch for
+//! crashes: the first the holders, the second the first. A request looks at the flocks of those
+//! only that it decides about, and of the places that it lets in.
 //!
-//! The map: `worker` is the task that does it all on the runtime's thread; `apply` what a request does to the files;
-//! `directory` the files and their guard, `record`, `value` and `bindings` what they say; `holders` who is alive, `watch` who listens; `sweep` what crashed processes left; `system` says
-//! which boot and file system this is, `fault` what is said when something cannot be done.
+//! The map: `worker` is the task that does it all on the runtime's thread; `apply` what a request
+//! does to the files; `directory` the files and their guard, `record`, `value` and `bindings` what
+//! they say; `holders` who is alive, `watch` who listens; `sweep` what crashed processes left;
+//! `system` says which boot and file system this is, `fault` what is said when something cannot be
+//! done.
 
 mod apply;
 mod bindings;
@@ -100,7 +104,8 @@ impl File {
             }
             let answered = match select(answer, pin!(jobs.closed())).await {
                 Either::Left((answered, _)) => answered.ok(),
-                // What was handed over in the very moment in which the worker ended is kept and never looked at.
+                // What was handed over in the very moment in which the worker ended is kept and
+                // never looked at.
                 Either::Right((_, answer)) => answer.now_or_never().and_then(Result::ok),
             };
             answered.unwrap_or_else(|| Err(Failure::Unknown(Failure::cause("the store ended meanwhile"))))
@@ -154,7 +159,8 @@ impl Store for File {
         let mut replaced = self.0.replaced.subscribe();
         let before = *replaced.borrow_and_update();
         async move {
-            // The sender lives as long as the store: what waits for a store that is gone waits for nothing.
+            // The sender lives as long as the store: what waits for a store that is gone waits for
+            // nothing.
             if replaced.wait_for(|count| *count > before).await.is_err() {
                 pending().await
             }

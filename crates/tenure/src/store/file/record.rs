@@ -1,7 +1,8 @@
-//! How a lock is written to its file, and the directory's counter to the guard file. Pure: text in, text out.
+//! How a lock is written to its file, and the directory's counter to the guard file. Pure: text in,
+//! text out.
 //!
-//! Both are text that an operator can read. Whatever is not exactly what this version writes is refused: a lock whose
-//! record cannot be read is neither free nor held.
+//! Both are text that an operator can read. Whatever is not exactly what this version writes is
+//! refused: a lock whose record cannot be read is neither free nor held.
 
 use std::fmt::{self, Write};
 use std::str::FromStr;
@@ -18,13 +19,14 @@ const FORMAT: &str = "1";
 const RECORD: &str = "tenure lock";
 const SUM: &str = "sum ";
 const LEDGER: &str = "tenure guard";
-/// Nobody is let into a queue whose record would be longer: some 10,000 of the longest owners, or 30,000 of usual ones.
+/// Nobody is let into a queue whose record would be longer: some 10,000 of the longest owners, or
+/// 30,000 of usual ones.
 pub(super) const FULL_BYTES: usize = 1 << 22;
 /// No record is longer. What is in a full queue can still be renewed.
 pub(super) const MAX_BYTES: usize = 2 * FULL_BYTES;
 
-/// Which file a lock's record is in: a hash of its name. The record says the name too, so that two locks are never
-/// taken for one.
+/// Which file a lock's record is in: a hash of its name. The record says the name too, so that two
+/// locks are never taken for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RecordId(u128);
 
@@ -125,7 +127,8 @@ impl Record {
         let rest = after_format(bytes, RECORD)?;
         let body = rest.len().checked_sub(SUM.len() + 17).and_then(|end| rest.split_at_checked(end));
         let (body, seal) = body.ok_or(Damage::Damaged)?;
-        // What is read while it is written may be some of both, and a queue's record is believed to the letter.
+        // What is read while it is written may be some of both, and a queue's record is believed to
+        // the letter.
         if seal != seal_of(&bytes[..bytes.len() - seal.len()]) {
             return Err(Damage::Damaged);
         }
@@ -581,7 +584,8 @@ mod tests {
 
     #[test]
     fn the_file_of_a_name_never_changes() {
-        // Processes of several versions share a directory: another hash would give one lock two records.
+        // Processes of several versions share a directory: another hash would give one lock two
+        // records.
         let id = RecordId::of(&LockName::new("nightly").expect("a name"));
         assert_eq!(id.to_string(), "lock-4f88aefeafe699a7bae60596823deb34");
     }

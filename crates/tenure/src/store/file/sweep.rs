@@ -24,8 +24,8 @@ pub(super) struct Sweep {
     names: Option<Dir>,
     holders: Vec<HolderId>,
     records: Vec<RecordId>,
-    /// Holders that have crashed, in order. Their files stay until no record names them: a record whose holder's file is
-    /// gone counts until its lease ends.
+    /// Holders that have crashed, in order. Their files stay until no record names them: a record
+    /// whose holder's file is gone counts until its lease ends.
     dead: Vec<HolderId>,
 }
 

@@ -26,10 +26,11 @@ pub(super) fn boot_id() -> Result<String, Failure> {
     Ok(id.to_owned())
 }
 
-/// By how many milliseconds this process's boot clock is ahead of the machine's. Each time namespace has an offset of its own, and
-/// processes of several namespaces may share a directory.
+/// By how many milliseconds this process's boot clock is ahead of the machine's. Each time
+/// namespace has an offset of its own, and processes of several namespaces may share a directory.
 pub(super) fn boot_clock_offset_ms() -> i64 {
-    // The file tells of the namespace of children, which is this process's own but in between `unshare` and `exec`.
+    // The file tells of the namespace of children, which is this process's own but in between
+    // `unshare` and `exec`.
     let [own, children] = TIME_NAMESPACES.map(|path| std::fs::read_link(path).ok());
     let text = if own == children { std::fs::read_to_string(OFFSETS).ok() } else { None };
     text.and_then(|text| offset_ms(&text)).unwrap_or(0)
@@ -48,8 +49,8 @@ pub(super) fn errno(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// File systems that several machines share: their locks and renames do not hold what this store rests on, and neither
-/// clock is the same there.
+/// File systems that several machines share: their locks and renames do not hold what this store
+/// rests on, and neither clock is the same there.
 const NETWORK: [(u32, &str); 13] = [
     (0x6969, "NFS"),
     (0x517b, "SMB"),

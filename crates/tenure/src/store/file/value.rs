@@ -1,4 +1,5 @@
-//! How what a lock's machine keeps is written as text, and read back. Pure, and exact: what no machine would write is refused.
+//! How what a lock's machine keeps is written as text, and read back. Pure, and exact: what no
+//! machine would write is refused.
 
 use std::fmt::Write;
 
@@ -17,8 +18,8 @@ pub(super) fn kind(data: &Data) -> Kind {
     }
 }
 
-/// A mutex is its value; a reentrant mutex has a line for each field, `FIELD VALUE`; a queue one for its capacity and mark, and
-/// one for each ticket, `NUMBER WEIGHT DEADLINE OWNER`.
+/// A mutex is its value; a reentrant mutex has a line for each field, `FIELD VALUE`; a queue one
+/// for its capacity and mark, and one for each ticket, `NUMBER WEIGHT DEADLINE OWNER`.
 pub(super) fn encode(data: &Data) -> String {
     let mut text = String::new();
     match data {

@@ -29,8 +29,8 @@ pub(super) struct Listeners {
 #[derive(Debug)]
 struct LockListeners {
     listeners: Vec<Publisher>,
-    /// The tickets that hold, as was told last. Telling them again would make every change of a queue's record, and each
-    /// refresh is one, news for everybody.
+    /// The tickets that hold, as was told last. Telling them again would make every change of a
+    /// queue's record, and each refresh is one, news for everybody.
     told: BTreeSet<u64>,
     /// Other processes call this one. Otherwise it watches the directory.
     is_called: bool,
@@ -39,7 +39,8 @@ struct LockListeners {
 }
 
 impl Listeners {
-    /// Adds a listener. `is_called`: to a queue in which this process waits, so that other processes call it.
+    /// Adds a listener. `is_called`: to a queue in which this process waits, so that other
+    /// processes call it.
     pub(super) fn add(&mut self, id: RecordId, listener: Publisher, is_called: bool) {
         if self.by_lock.len() >= self.full.max(64) {
             self.forget();
@@ -118,7 +119,8 @@ impl Listeners {
         self.by_lock.iter().filter_map(looks).collect()
     }
 
-    /// Notes who is ahead of a place of this process at the front of the line. True if that is news.
+    /// Notes who is ahead of a place of this process at the front of the line. True if that is
+    /// news.
     pub(super) fn set_ahead(&mut self, id: RecordId, ahead: Option<Vec<HolderId>>) -> bool {
         let Some(listening) = self.by_lock.get_mut(&id) else { return false };
         let is_news = listening.ahead != ahead;
@@ -126,7 +128,8 @@ impl Listeners {
         is_news
     }
 
-    /// Whether a place of this process was at the front of the line when the lock was last looked at.
+    /// Whether a place of this process was at the front of the line when the lock was last looked
+    /// at.
     pub(super) fn is_near(&self, id: RecordId) -> bool {
         self.by_lock.get(&id).is_some_and(|listening| listening.ahead.is_some())
     }
@@ -146,8 +149,8 @@ impl LockListeners {
 /// So many holders are watched at most. The looks notice the others.
 const HOLDERS: usize = 64;
 
-/// One inotify object. It watches the directory while somebody listens to a lock that is not called, and the files of the
-/// holders that are ahead of this process's places.
+/// One inotify object. It watches the directory while somebody listens to a lock that is not
+/// called, and the files of the holders that are ahead of this process's places.
 #[derive(Debug)]
 pub(super) struct Watch {
     inotify: AsyncFd<OwnedFd>,
@@ -160,7 +163,8 @@ pub(super) struct Watch {
 pub(super) enum Seen {
     /// A record was removed or replaced.
     Changed(RecordId),
-    /// A process that had a holder file open has closed it; the flock goes at the same time or a moment later.
+    /// A process that had a holder file open has closed it; the flock goes at the same time or a
+    /// moment later.
     HolderClosed,
     /// The directory or its guard was moved or removed.
     Replaced,
@@ -183,14 +187,16 @@ impl Watch {
     /// From here on every change in this directory is seen.
     pub(super) fn begin(&mut self, directory: &Directory) -> Result<(), Errno> {
         if self.watched.is_none() {
-            // A release moves the record away; a crash closes the holder's file, which was open for writing.
+            // A release moves the record away; a crash closes the holder's file, which was open for
+            // writing.
             let flags = WatchFlags::DELETE
                 | WatchFlags::MOVED_FROM
                 | WatchFlags::CLOSE_WRITE
                 | WatchFlags::DELETE_SELF
                 | WatchFlags::MOVE_SELF
                 | WatchFlags::ONLYDIR;
-            // Through the descriptor: whatever is at the path by now, this is the directory that is in use.
+            // Through the descriptor: whatever is at the path by now, this is the directory that is
+            // in use.
             let path = directory.by_descriptor(".");
             self.watched = Some(inotify::add_watch(self.inotify.get_ref(), path, flags)?);
         }

@@ -1,5 +1,5 @@
-//! The task that does the store's work: it takes requests in their order, waits for the guard without blocking its
-//! thread, and tells those who listen what became free.
+//! The task that does the store's work: it takes requests in their order, waits for the guard
+//! without blocking its thread, and tells those who listen what became free.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::future::poll_fn;
@@ -26,15 +26,18 @@ use crate::protocol::{Answer, LockSpec, Now, Op, Reply, Verb, Wake};
 use crate::runtime::{Moment, Runtime};
 use crate::store::{Cursor, Failure, Listener, Page};
 
-/// So many requests are answered before the guard is given back, so that other processes have their turn.
+/// So many requests are answered before the guard is given back, so that other processes have their
+/// turn.
 const BATCH: usize = 32;
-/// So often a busy guard is asked for again at once, and how long the pauses between later attempts are.
+/// So often a busy guard is asked for again at once, and how long the pauses between later attempts
+/// are.
 const EAGER: u32 = 8;
 const PAUSE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)];
-/// How often the locks that somebody listens to are looked at. A release and most crashes are seen at once.
+/// How often the locks that somebody listens to are looked at. A release and most crashes are seen
+/// at once.
 const LOOK: Duration = Duration::from_millis(200);
-/// So often a request is given its time again while other processes make changes: then the guard is not stuck, and it is in the
-/// system's queue for it.
+/// So often a request is given its time again while other processes make changes: then the guard is
+/// not stuck, and it is in the system's queue for it.
 const PROLONGED: u32 = 10;
 /// How long after a holder's file was closed its flock has certainly gone too.
 const AFTER_CLOSE: Duration = Duration::from_millis(1);
@@ -205,10 +208,12 @@ impl Worker {
         .await
     }
 
-    /// Answers everything that is asked, or fails it when its time is over: nothing waits longer than it was told to.
+    /// Answers everything that is asked, or fails it when its time is over: nothing waits longer
+    /// than it was told to.
     async fn serve(&mut self) {
         let (mut attempts, mut replaced) = (0, 0);
-        // Waits for the guard on a thread of its own. Dropped, it gives the guard back as soon as it has it.
+        // Waits for the guard on a thread of its own. Dropped, it gives the guard back as soon as
+        // it has it.
         let mut waiting: Option<oneshot::Receiver<Locked>> = None;
         let (mut locked, mut modified) = (None, None);
         while !self.queue.is_empty() {
@@ -253,7 +258,8 @@ impl Worker {
                 self.queue.push_back(job);
             }
             if !self.queue.is_empty() {
-                // Whoever was answered has asked again, and so on without end: renewals and timers share this thread.
+                // Whoever was answered has asked again, and so on without end: renewals and timers
+                // share this thread.
                 tokio::task::yield_now().await;
             }
         }
@@ -265,8 +271,8 @@ impl Worker {
         }
     }
 
-    /// Lets other tasks run, then sleeps longer and longer: whoever is inside is out again in some ten microseconds,
-    /// unless it was stopped there.
+    /// Lets other tasks run, then sleeps longer and longer: whoever is inside is out again in some
+    /// ten microseconds, unless it was stopped there.
     async fn pause(&mut self, attempts: u32) {
         if attempts < EAGER {
             return tokio::task::yield_now().await;
@@ -327,7 +333,8 @@ impl Worker {
         }
     }
 
-    /// Answers the first in the queue without a directory, if it only wants to see who holds: that is no reason to make one.
+    /// Answers the first in the queue without a directory, if it only wants to see who holds: that
+    /// is no reason to make one.
     fn sees_nothing(&mut self) -> bool {
         let Some(job) = self.queue.pop_front() else { return false };
         match job.ask {
@@ -421,8 +428,8 @@ impl Worker {
             }
         }
         drop(inside);
-        // Outside the guard, so that a process that is called does not wait for it; and before the answers, because a process
-        // that has released its lock may end at once.
+        // Outside the guard, so that a process that is called does not wait for it; and before the
+        // answers, because a process that has released its lock may end at once.
         for (id, applied) in &done {
             applied.calls.iter().for_each(|holder| directory.call(*holder, *id));
         }
@@ -437,7 +444,8 @@ impl Worker {
         Ok(Turn::Done)
     }
 
-    /// Passes on what was seen. `own` is what this store's own requests have done; the system reports that as well.
+    /// Passes on what was seen. `own` is what this store's own requests have done; the system
+    /// reports that as well.
     fn hear(&mut self, own: Vec<(RecordId, Applied)>) {
         if self.listeners.is_empty() {
             return;
@@ -497,7 +505,8 @@ impl Worker {
         self.look = Some(self.runtime.sleep_until(self.runtime.now() + delay));
     }
 
-    /// Looks at some of what is listened to: a crash may leave no trace, and the system may be unable to watch.
+    /// Looks at some of what is listened to: a crash may leave no trace, and the system may be
+    /// unable to watch.
     fn look(&mut self) {
         if self.looking.is_empty() {
             self.looking = self.listeners.to_look_at();
@@ -530,7 +539,8 @@ impl Worker {
         self.look_after(pause);
     }
 
-    /// Looks at one lock. If a place of this process is at the front of the line, those ahead of it are watched from here on.
+    /// Looks at one lock. If a place of this process is at the front of the line, those ahead of it
+    /// are watched from here on.
     fn look_at(&mut self, id: RecordId) {
         let now = self.now();
         let Some(directory) = &self.directory else { return };

@@ -24,7 +24,8 @@ const BALLOTS: u32 = 2;
 /// Within this time somebody whom nobody let in and nobody kept out has asked again.
 const SOON: Duration = Duration::from_secs(10);
 
-/// What goes on behind the caller's back has this time each time it asks, and this pause after it, at first.
+/// What goes on behind the caller's back has this time each time it asks, and this pause after it,
+/// at first.
 const WITHIN: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -50,7 +51,8 @@ impl Inner {
             round.give_up_waiting();
             ballot = hold.propose(self.runtime.unix_micros(), self.beyond(above, sent));
             for index in 0..self.members.len() {
-                // Also where the first may have been taken and does not count: what is left there would show a token that is too low.
+                // Also where the first may have been taken and does not count: what is left there
+                // would show a token that is too low.
                 let was_behind = matches!(round.words[index], Vote::Said(Answer::Behind { .. }));
                 if was_behind || hold.may_be_at(index) {
                     round.ask(index, with_ballot(&op, ttl_ms, ballot), part);
@@ -98,7 +100,8 @@ impl Inner {
         })
     }
 
-    /// Above what stood in the way, also if it moves on meanwhile: a member that has no ballot answers from its clock.
+    /// Above what stood in the way, also if it moves on meanwhile: a member that has no ballot
+    /// answers from its clock.
     fn beyond(&self, ballot: u64, sent: Moment) -> u64 {
         if planted(Bug::RaisedTooLittle) {
             return ballot;
@@ -112,15 +115,16 @@ impl Inner {
         if is_undone { Failure::NotSent(cause) } else { Failure::Unknown(cause) }
     }
 
-    /// How long somebody waits before asking again whom nobody let in and nobody kept out: a random time of up to two trips, and
-    /// twice as many each time.
+    /// How long somebody waits before asking again whom nobody let in and nobody kept out: a random
+    /// time of up to two trips, and twice as many each time.
     fn back_off_ms(&self, splits: u32, trip: Duration) -> u64 {
         const MOST_MS: u64 = 500;
         let window = lease::millis(2 * trip).saturating_add(2) << splits.min(8);
         self.runtime.random() % window.min(MOST_MS)
     }
 
-    /// Gives back what an acquisition may have taken, also where its answer never came. Whether nothing is left.
+    /// Gives back what an acquisition may have taken, also where its answer never came. Whether
+    /// nothing is left.
     async fn undo(self: &Arc<Self>, round: &mut Round, op: &Op, hold: &Arc<Hold>, part: Duration) -> bool {
         let (mut undo, releases) = (Round::new(self, 0), self.releases(op, hold));
         for (index, release) in releases.iter().enumerate() {
@@ -155,8 +159,9 @@ impl Inner {
         all_answered
     }
 
-    /// Releases at one member until it answers, until nothing can be left there, or until the owner has asked again: then that is
-    /// given back, by whoever asked. What is on its way by then may arrive after the new question; its ballot spares that.
+    /// Releases at one member until it answers, until nothing can be left there, or until the owner
+    /// has asked again: then that is given back, by whoever asked. What is on its way by then may
+    /// arrive after the new question; its ballot spares that.
     async fn release_at(
         self: &Arc<Self>,
         index: usize,
@@ -190,8 +195,9 @@ impl Inner {
         }
     }
 
-    /// Releases at one member. What it has kept under a ballot that this side has never sent is its owner's all the same: it was passed
-    /// on, and the side that had it before was heard there late.
+    /// Releases at one member. What it has kept under a ballot that this side has never sent is its
+    /// owner's all the same: it was passed on, and the side that had it before was heard there
+    /// late.
     fn release_once(
         self: &Arc<Self>,
         index: usize,
@@ -213,7 +219,8 @@ impl Inner {
         .boxed()
     }
 
-    /// Renews on a majority, and then takes again where the hold is gone and nobody has it. `bind`: it is passed on, or taken over.
+    /// Renews on a majority, and then takes again where the hold is gone and nobody has it. `bind`:
+    /// it is passed on, or taken over.
     pub(super) async fn renew(
         self: &Arc<Self>,
         op: Op,
@@ -250,8 +257,8 @@ impl Inner {
         (round.gather(renewed).await, round)
     }
 
-    /// Takes a hold over; to the end, whoever waits for it: if it is lost, some members may have renewed it all the same, and nobody
-    /// else is left to give it back there.
+    /// Takes a hold over; to the end, whoever waits for it: if it is lost, some members may have
+    /// renewed it all the same, and nobody else is left to give it back there.
     async fn resume(self: &Arc<Self>, op: Op, ttl_ms: u64, hold: Arc<Hold>, within: Duration) -> Said {
         let (answer, said) = oneshot::channel();
         let quorum = Arc::clone(self);
@@ -282,8 +289,9 @@ impl Inner {
         self.answer(verdict, &round)
     }
 
-    /// Gives a hold that is taken over a token that a majority knows. Where members show different ones, the lowest may be below the
-    /// one that was granted, of a try that did not count, and the highest is of one member that took it again.
+    /// Gives a hold that is taken over a token that a majority knows. Where members show different
+    /// ones, the lowest may be below the one that was granted, of a try that did not count, and the
+    /// highest is of one member that took it again.
     async fn agree_on_token(
         self: &Arc<Self>,
         op: &Op,
@@ -313,9 +321,10 @@ impl Inner {
         Err(Failure::Unknown(self.why(&round.reasons())))
     }
 
-    /// Takes again where the hold is gone: a majority is its owner's already, so nobody else can have been let in. Else a restart
-    /// of one member after the other would cost a lock that never had fewer than all but one. The same where a member has kept a
-    /// ballot below the one that was granted: whoever takes the hold over would be shown that.
+    /// Takes again where the hold is gone: a majority is its owner's already, so nobody else can
+    /// have been let in. Else a restart of one member after the other would cost a lock that never
+    /// had fewer than all but one. The same where a member has kept a ballot below the one that was
+    /// granted: whoever takes the hold over would be shown that.
     fn rejoin(self: &Arc<Self>, round: &mut Round, op: &Op, ttl_ms: u64, hold: &Arc<Hold>, part: Duration) {
         let token = hold.token();
         let lacks = move |answer: &Answer| match answer {
@@ -372,8 +381,9 @@ impl Inner {
             if hold.has_left() {
                 return;
             }
-            // Not the ballot it has: a member that has lost everything takes none that is older than 10 s. And for this member alone: what
-            // its clock wants is no measure for the others.
+            // Not the ballot it has: a member that has lost everything takes none that is older
+            // than 10 s. And for this member alone: what its clock wants is no measure for the
+            // others.
             let ballot = hold.propose_to(index, self.runtime.unix_micros(), above);
             let sent_there = hold.sent_to(index);
             let said = self.members[index].ask(with_ballot(op, ttl_ms, ballot), part).await;
@@ -388,8 +398,9 @@ impl Inner {
         }
     }
 
-    /// Gives back what a member may have granted after the owner has left: the release may have been there before. If the hold was
-    /// passed on, whoever has it now may count on this member: then not before nobody has it any more.
+    /// Gives back what a member may have granted after the owner has left: the release may have
+    /// been there before. If the hold was passed on, whoever has it now may count on this member:
+    /// then not before nobody has it any more.
     pub(super) async fn give_back_late(self: &Arc<Self>, index: usize, op: &Op, hold: &Arc<Hold>) {
         if !hold.is_passed_on() || self.ends(op, hold).await {
             let _under_way = Releasing::one(self);
@@ -397,8 +408,8 @@ impl Inner {
         }
     }
 
-    /// Waits until no majority shows a hold any more, and asks about every two minutes in the end. False if what this side has asked for
-    /// is over before.
+    /// Waits until no majority shows a hold any more, and asks about every two minutes in the end.
+    /// False if what this side has asked for is over before.
     async fn ends(self: &Arc<Self>, op: &Op, hold: &Hold) -> bool {
         for attempt in 0..u32::MAX {
             let look = Op { verb: Verb::Inspect, ..op.clone() };
@@ -446,12 +457,14 @@ impl Inner {
         self.answer(verdict, &round)
     }
 
-    /// What gives a hold back at each member, as it is now: what its owner asks for from now on is spared.
+    /// What gives a hold back at each member, as it is now: what its owner asks for from now on is
+    /// spared.
     fn releases(&self, op: &Op, hold: &Hold) -> Vec<Op> {
         (0..self.members.len()).map(|index| release_of(op, hold, index)).collect()
     }
 
-    /// A hold of which this side knows nothing: taken over, or forgotten. It may be anywhere, with any ballot.
+    /// A hold of which this side knows nothing: taken over, or forgotten. It may be anywhere, with
+    /// any ballot.
     fn unknown_hold(&self, now: Moment) -> Arc<Hold> {
         let hold = Hold::default();
         hold.lasts_until(now + self.longest());
@@ -502,7 +515,8 @@ impl Drop for Releasing {
     }
 }
 
-/// The ballot with which a member shows that a hold is still there after its release, if this side has never sent one so high.
+/// The ballot with which a member shows that a hold is still there after its release, if this side
+/// has never sent one so high.
 fn of_another_side(answer: &Answer, release: &Op, hold: &Hold, member: usize) -> Option<u64> {
     let Answer::Busy { holder, .. } = answer else { return None };
     let (owner, ballot) = ours(holder)?;
@@ -515,7 +529,8 @@ fn with_ballot(op: &Op, ttl_ms: u64, ballot: u64) -> Op {
     Op { verb, ..op.clone() }
 }
 
-/// The request that gives a hold back at one member. One whose ballot is not known is given back whatever that is.
+/// The request that gives a hold back at one member. One whose ballot is not known is given back
+/// whatever that is.
 fn release_of(op: &Op, hold: &Hold, member: usize) -> Op {
     let fence = match hold.ballot_at(member) {
         0 => Fence::Assign,

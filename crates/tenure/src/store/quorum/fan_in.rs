@@ -1,8 +1,9 @@
 //! Messages of all members, as one subscription.
 //!
-//! One member's word that a lock is free means little: the others may not have heard of the release yet, or it was the undo of
-//! somebody who got no majority. So it is passed on when a majority has said the same, or a little later if no majority does. While
-//! one has a bare majority, whoever asks takes the rest, gives it back, and so wakes all who ask next: each such word is kept back
+//! One member's word that a lock is free means little: the others may not have heard of the release
+//! yet, or it was the undo of somebody who got no majority. So it is passed on when a majority has
+//! said the same, or a little later if no majority does. While one has a bare majority, whoever
+//! asks takes the rest, gives it back, and so wakes all who ask next: each such word is kept back
 //! for longer than the one before.
 
 use std::future::{Future, poll_fn};

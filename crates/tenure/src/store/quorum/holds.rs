@@ -1,4 +1,5 @@
-//! What this side knows of each owner's hold: its newest ballots, and where there may be something to give back.
+//! What this side knows of each owner's hold: its newest ballots, and where there may be something
+//! to give back.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -30,10 +31,11 @@ pub(super) struct Hold {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
-    /// The highest ballot that was sent there alone. A member whose clock is ahead has a high one, and the others must not get it:
-    /// they would keep it.
+    /// The highest ballot that was sent there alone. A member whose clock is ahead has a high one,
+    /// and the others must not get it: they would keep it.
     ballot: u64,
-    /// The highest that was shown there: who had the hold before, or has taken it over, may have sent it.
+    /// The highest that was shown there: who had the hold before, or has taken it over, may have
+    /// sent it.
     shown: u64,
     /// How many acquisitions were sent there.
     sent: u64,
@@ -50,7 +52,8 @@ pub(super) struct Sent {
 }
 
 impl Hold {
-    /// The next ballot for all members: above all before it, above what stands in its way, and not below the clock.
+    /// The next ballot for all members: above all before it, above what stands in its way, and not
+    /// below the clock.
     pub(super) fn propose(&self, clock: u64, above: u64) -> u64 {
         let next = clock.max(self.ballot.load(Ordering::Acquire).max(above) + 1);
         self.ballot.fetch_max(next, Ordering::AcqRel);
@@ -70,7 +73,8 @@ impl Hold {
         alone.max(self.ballot.load(Ordering::Acquire))
     }
 
-    /// The highest that may be there, or on its way there: the token of a hold that was taken over too, as it was sent to all.
+    /// The highest that may be there, or on its way there: the token of a hold that was taken over
+    /// too, as it was sent to all.
     pub(super) fn ballot_at(&self, member: usize) -> u64 {
         let shown = self.places().get(member).map_or(0, |place| place.shown);
         self.sent_at(member).max(shown).max(self.token())
@@ -119,8 +123,8 @@ impl Hold {
         })
     }
 
-    /// An acquisition was answered by a member. What an earlier one may have taken there is there still if this one was not
-    /// carried out, and a later one may take it yet.
+    /// An acquisition was answered by a member. What an earlier one may have taken there is there
+    /// still if this one was not carried out, and a later one may take it yet.
     pub(super) fn heard_of(&self, member: usize, sent: Sent, said: &Said) {
         let is_nothing = match said {
             Ok(Answer::Held { .. }) | Err(Failure::Unknown(_)) => false,
@@ -130,7 +134,8 @@ impl Hold {
             Ok(_) => true,
         };
         let place = &mut self.places()[member];
-        // Its owner may have been taken over, and another process may have taken it again there, above what this side knows.
+        // Its owner may have been taken over, and another process may have taken it again there,
+        // above what this side knows.
         if let Ok(Answer::Held { fence }) = said {
             place.shown = place.shown.max(*fence);
         }
@@ -212,7 +217,8 @@ impl OwnerRegistry {
         Arc::clone(hold)
     }
 
-    /// The hold of an owner that is taken over: it may be anywhere, and what this side knew of it before it was passed on is over.
+    /// The hold of an owner that is taken over: it may be anywhere, and what this side knew of it
+    /// before it was passed on is over.
     pub(super) fn taken_over(&self, owner: &Owner, members: usize, now: Moment, until: Moment) -> Arc<Hold> {
         self.forget(owner);
         let hold = self.of(owner, now, until);

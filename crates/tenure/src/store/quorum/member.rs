@@ -59,7 +59,8 @@ impl Member {
         .boxed()
     }
 
-    /// Whether it has been up for longer than any lease that it can have forgotten, and why it does not vote if not.
+    /// Whether it has been up for longer than any lease that it can have forgotten, and why it does
+    /// not vote if not.
     pub(super) fn votes(&self, now: Moment, longest: Duration) -> Result<(), Failure> {
         let why = match self.store.life() {
             _ if planted(Bug::NewcomersVote) => return Ok(()),
@@ -75,7 +76,8 @@ impl Member {
         Err(Failure::NotSent(Failure::cause(why)))
     }
 
-    /// Whether it is known not to vote: it is not even asked then, so that its place is left to the one who had it before.
+    /// Whether it is known not to vote: it is not even asked then, so that its place is left to the
+    /// one who had it before.
     pub(super) fn is_too_young(&self, now: Moment, longest: Duration) -> bool {
         matches!(self.store.life(), Life::Since { .. }) && self.votes(now, longest).is_err()
     }

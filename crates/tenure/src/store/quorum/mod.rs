@@ -1,12 +1,14 @@
 //! Locks on a majority of independent stores: Redlock, with ballots for tokens.
 //!
-//! A request goes to all members at once, each with a small time of its own, and is decided as soon as a majority is; how is said
-//! by [`protocol::quorum`](crate::protocol::quorum). What is still unanswered then goes on behind the caller's back. A member
-//! that did not answer last is asked like the others and waited for no longer: it costs one call its time, and no more.
+//! A request goes to all members at once, each with a small time of its own, and is decided as soon
+//! as a majority is; how is said by [`protocol::quorum`](crate::protocol::quorum). What is still
+//! unanswered then goes on behind the caller's back. A member that did not answer last is asked
+//! like the others and waited for no longer: it costs one call its time, and no more.
 //!
-//! Two things are done here that no other store does. A ballot that was refused is followed by a higher one, once: a refusal is
-//! an answer, so nothing is repeated that may have been carried out. And what was given up at a member that does not answer is
-//! given back there for as long as its lease can run: the engine knows one store, and that one has answered.
+//! Two things are done here that no other store does. A ballot that was refused is followed by a
+//! higher one, once: a refusal is an answer, so nothing is repeated that may have been carried out.
+//! And what was given up at a member that does not answer is given back there for as long as its
+//! lease can run: the engine knows one store, and that one has answered.
 
 mod ask;
 mod fan_in;
@@ -44,7 +46,8 @@ struct Inner {
     members: Vec<Arc<Member>>,
     runtime: Arc<dyn Runtime>,
     holds: OwnerRegistry,
-    /// The longest lease that was asked for, in ms: for so long a member that starts anew may have forgotten one.
+    /// The longest lease that was asked for, in ms: for so long a member that starts anew may have
+    /// forgotten one.
     longest_ms: AtomicU64,
     /// Releases that go on behind the caller's back.
     releases: AtomicUsize,
@@ -54,14 +57,16 @@ struct Inner {
     _keeps: Box<dyn Any + Send + Sync>,
 }
 
-/// A call is made of up to this many steps, one after the other: two ballots and what undoes them, and a rest.
+/// A call is made of up to this many steps, one after the other: two ballots and what undoes them,
+/// and a rest.
 const STEPS: u32 = 4;
 
 impl Quorum {
     /// A quorum of these stores, which live for as long as `keeps` does.
     ///
     /// # Errors
-    /// `is_invalid` for fewer than two members or more than 63, one that is there twice, and one that is several servers.
+    /// `is_invalid` for fewer than two members or more than 63, one that is there twice, and one
+    /// that is several servers.
     pub fn new(
         members: Vec<Arc<dyn Store>>,
         keeps: Box<dyn Any + Send + Sync>,
@@ -234,7 +239,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Waits until every member answers, or a majority does and the others have had their small time.
+    /// Waits until every member answers, or a majority does and the others have had their small
+    /// time.
     async fn ready(&self, within: Duration) -> Result<(), Failure> {
         let mut asks: Vec<_> = self.members.iter().map(|member| Some(member.store.ready(within))).collect();
         let mut said: Vec<Option<Result<(), Failure>>> = self.members.iter().map(|_| None).collect();
@@ -353,7 +359,8 @@ mod tests {
         }
     }
 
-    /// Three members, the last of them behind a gate for each of two sides. If it starts anew meanwhile, the second sees the old one.
+    /// Three members, the last of them behind a gate for each of two sides. If it starts anew
+    /// meanwhile, the second sees the old one.
     struct Sides {
         runtime: Arc<dyn Runtime>,
         last: [Arc<Memory>; 2],

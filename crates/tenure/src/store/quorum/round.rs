@@ -14,7 +14,8 @@ use crate::protocol::quorum::Vote;
 use crate::protocol::{Answer, Op};
 use crate::store::Failure;
 
-/// Dropped with questions unanswered, it leaves them to the runtime: whoever is slow is heard all the same.
+/// Dropped with questions unanswered, it leaves them to the runtime: whoever is slow is heard all
+/// the same.
 pub(super) struct Round {
     quorum: Arc<Inner>,
     pub(super) words: Vec<Vote>,
@@ -91,7 +92,8 @@ impl Round {
         }
     }
 
-    /// Asks, and listens until there is a verdict. It is told whether anybody is left who is worth waiting for.
+    /// Asks, and listens until there is a verdict. It is told whether anybody is left who is worth
+    /// waiting for.
     pub(super) async fn gather<V>(&mut self, verdict: impl Fn(&[Vote], bool) -> Option<V>) -> V {
         poll_fn(|context| {
             // All of them, before anything is decided: a request is sent when it is first polled.
@@ -128,7 +130,8 @@ impl Round {
         self.failures[member] = said.err();
     }
 
-    /// Whether an answer is worth waiting for: of a member that answered last time, or of any while too few have.
+    /// Whether an answer is worth waiting for: of a member that answered last time, or of any while
+    /// too few have.
     fn waits(&self) -> bool {
         let pending =
             || self.words.iter().zip(&self.quorum.members).filter(|(word, _)| **word == Vote::Pending);

@@ -53,7 +53,8 @@ impl Link {
         }
     }
 
-    /// The connection. Unlike [`line`](Self::line), it fails as soon as the system says that the server cannot be dialled.
+    /// The connection. Unlike [`line`](Self::line), it fails as soon as the system says that the
+    /// server cannot be dialled.
     pub(super) async fn line_at_once(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Line>, Failure> {
         match self.open_line() {
             Some(line) => Ok(line),

@@ -118,7 +118,8 @@ impl Plain {
             db: manner.space.db,
             deadline,
         };
-        // A value of another client may not be a text, so the commands that compare values cannot compare it.
+        // A value of another client may not be a text, so the commands that compare values cannot
+        // compare it.
         let is_foreign = matches!(op.verb, Verb::Release { whose: Whose::Foreign, .. });
         let compared = match self.delete {
             Some(_) if !is_foreign => Some(ask(line, self.delete).answer(node).await),

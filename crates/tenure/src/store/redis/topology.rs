@@ -64,7 +64,8 @@ impl PartialEq for Provider {
 
 impl Eq for Provider {}
 
-/// Whom to trust, and who we are. The files are read at each dial: a renewed certificate needs no restart.
+/// Whom to trust, and who we are. The files are read at each dial: a renewed certificate needs no
+/// restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tls {
     /// The authorities that may vouch for the server; the system's if none.
@@ -85,7 +86,8 @@ pub struct Sentinels {
 }
 
 impl Topology {
-    /// The same servers, where this tells the login at each dial. `false` if the URL has a login too.
+    /// The same servers, where this tells the login at each dial. `false` if the URL has a login
+    /// too.
     pub(crate) fn ask_for_login(&mut self, provider: &Provider) -> bool {
         let mut accesses: Vec<&mut Access> = match self {
             Self::Server(target) => vec![&mut target.access],
