@@ -76,7 +76,7 @@ fn bare(cluster: &Cluster) -> ClusterConnection {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             let client = ClusterClient::new(nodes).expect("URLs");
-            sender.send(client.get_async_connection().await.expect("a cluster")).expect("somebody waits");
+            sender.send(client.get_async_connection().await.expect("a cluster")).expect("a client waits");
             std::future::pending::<()>().await;
         });
     });
@@ -90,7 +90,7 @@ async fn bare_pairs(mut connection: ClusterConnection, sha: &str, task: usize, u
     while Instant::now() < until {
         let set = ["SET", &key, "b4re0wner", "NX", "PX", "15000"];
         let set: Option<String> = command(&set).query_async(&mut connection).await.expect("an answer");
-        assert!(set.is_some(), "nobody else takes it");
+        assert!(set.is_some(), "no other client takes it");
         let delete = ["EVALSHA", sha, "1", &key, "b4re0wner"];
         let deleted: i64 = command(&delete).query_async(&mut connection).await.expect("an answer");
         assert_eq!(deleted, 1);

@@ -23,7 +23,7 @@
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
-    reason = "a test of its own, in real time and with a watchdog"
+    reason = "its own test, in real time and with a watchdog"
 )]
 
 use std::collections::BTreeSet;

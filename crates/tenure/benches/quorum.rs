@@ -118,7 +118,7 @@ impl Bare {
                         .set_pipeline_buffer_size(1_024);
                     let client = redis::Client::open(url).expect("a URL");
                     let connection = client.get_multiplexed_async_connection_with_config(&config).await;
-                    sender.send(connection.expect("a connection")).expect("somebody waits");
+                    sender.send(connection.expect("a connection")).expect("a client waits");
                 }
                 drop(sender);
                 std::future::pending::<()>().await;
@@ -149,7 +149,7 @@ impl Bare {
                     let mut command = redis::cmd("SET");
                     command.arg("bare").arg("b4re0wner").arg("NX").arg("PX").arg(15_000);
                     let set: Option<String> = command.query_async(&mut connection).await.expect("an answer");
-                    assert!(set.is_some(), "nobody else takes it");
+                    assert!(set.is_some(), "no other client takes it");
                 };
                 join_all(self.connections.iter().cloned().map(set)).await;
                 let delete = |mut connection: MultiplexedConnection| async move {

@@ -280,7 +280,7 @@ impl Error {
         };
         let (found, asked) = (of(kind, capacity), of(asked.kind(), asked.capacity()));
         let message = format!(
-            "lock {} is in use as a {found} and cannot be used as a {asked} until nobody holds it",
+            "lock {} is in use as a {found} and cannot be used as a {asked} until it is free",
             lock.quoted()
         );
         Self::new(ErrorKind::Mismatch, Some(lock), Some(store), message, None)

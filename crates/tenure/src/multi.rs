@@ -108,15 +108,13 @@ impl Multi {
     pub fn new(parts: impl IntoIterator<Item = Part>) -> Result<Self> {
         let parts: Vec<Part> = parts.into_iter().collect();
         if parts.is_empty() {
-            return Err(Error::invalid("several locks at once are at least one, and this is none"));
+            return Err(Error::invalid("a multi-lock needs at least one lock"));
         }
         let mut order: Vec<usize> = (0..parts.len()).collect();
         order.sort_by(|a, b| parts[*a].0.full.cmp(&parts[*b].0.full));
         if let Some(twice) = order.windows(2).find(|pair| parts[pair[0]].0.full == parts[pair[1]].0.full) {
             let name = parts[twice[0]].0.full.quoted();
-            return Err(Error::invalid(format!(
-                "the name {name} is there twice: whoever held it would wait for itself"
-            )));
+            return Err(Error::invalid(format!("lock {name} appears twice and would deadlock")));
         }
         Ok(Self { parts, order })
     }

@@ -36,7 +36,7 @@ impl Judge {
         if before <= limit && limit < length {
             let waiting = self.book(lock).waiting;
             let text = format!(
-                "{lock} was held by nobody for {}, until {}, while {waiting} task{} waited",
+                "{lock} was held by no client for {}, until {}, while {waiting} task{} waited",
                 Length(length),
                 self.at(time),
                 if waiting == 1 { "" } else { "s" },

@@ -16,7 +16,7 @@ pub async fn waiters_of_one_client_are_served_in_the_order_in_which_they_came(fi
     let waiters = (0..5).map(|number| async move {
         fixture.sleep(Duration::from_millis(10 * number)).await;
         let guard = locks.mutex("x").expect("a name").lock().await.expect("a grant");
-        served.lock().expect("nobody panicked").push(number);
+        served.lock().expect("no panic").push(number);
         guard.release().await.expect("a release");
     });
     let release = async {
@@ -24,7 +24,7 @@ pub async fn waiters_of_one_client_are_served_in_the_order_in_which_they_came(fi
         guard.release().await.expect("a release");
     };
     futures_util::future::join(join_all(waiters), release).await;
-    assert_eq!(*served.lock().expect("nobody panicked"), [0, 1, 2, 3, 4]);
+    assert_eq!(*served.lock().expect("no panic"), [0, 1, 2, 3, 4]);
 }
 
 /// Also long ones that differ in the last byte, and what a file system or a protocol would trip

@@ -26,7 +26,7 @@ pub async fn callers_of_several_clients_are_served_in_the_order_in_which_they_ca
         until_waiting(number).await;
         let fair = clients[number % 3].fair_mutex("x").expect("a name");
         let guard = fair.lock().await.expect("a grant");
-        served.lock().expect("nobody panicked").push(number);
+        served.lock().expect("no panic").push(number);
         guard.release().await.expect("a release");
     });
     let release = async {
@@ -34,7 +34,7 @@ pub async fn callers_of_several_clients_are_served_in_the_order_in_which_they_ca
         guard.release().await.expect("a release");
     };
     join(join_all(callers), release).await;
-    assert!(served.into_inner().expect("nobody panicked").into_iter().eq(0..CALLERS));
+    assert!(served.into_inner().expect("no panic").into_iter().eq(0..CALLERS));
 }
 
 /// Not even when the lock is free for a moment.

@@ -80,7 +80,8 @@ impl Relay {
         if fault == Fault::Refuse {
             self.refuse();
         } else if self.listener.is_none() {
-            let listener = TcpListener::bind(self.port.address()).expect("nobody else takes a claimed port");
+            let listener =
+                TcpListener::bind(self.port.address()).expect("no other client takes a claimed port");
             listener.set_nonblocking(true).expect("a listener takes any mode");
             self.listener = Some(listener);
         }

@@ -300,7 +300,7 @@ impl Server {
         let config = if self.clock.is_some() { config.clock() } else { config };
         let mut running = self.running();
         running.process = launch(self.dir.path(), &self.port, &config);
-        assert!(running.process.is_some(), "somebody took {} while its server was down", self.address());
+        assert!(running.process.is_some(), "a client took {} while its server was down", self.address());
         running.config = config;
     }
 

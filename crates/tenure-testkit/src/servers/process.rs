@@ -60,7 +60,7 @@ impl Process {
 
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.0), signal)
-            .expect("a child that nobody waited for has its pid still");
+            .expect("a child that no client waited for has its pid still");
     }
 
     /// The letter after the last parenthesis: the name in front of it may hold anything.

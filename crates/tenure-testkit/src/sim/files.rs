@@ -251,7 +251,7 @@ impl Scene {
             }
             Some(NodeFault::Stall) => {
                 let Some(guard) = self.guard() else { return };
-                sim.note(|| format!("somebody stands still inside until {:.6}", until as f64 / 1e9));
+                sim.note(|| format!("a client stands still inside until {:.6}", until as f64 / 1e9));
                 sim.count(Event::Stalled);
                 sim.at(until, move || drop(guard));
             }

@@ -24,7 +24,7 @@ const fn found(what: &'static str, regime: Regime, seed: u64, bug: Option<Bug>) 
 /// With one server.
 pub const ONE_SERVER: &[Regression] = &[
     found(
-        "a re-entry stood in line behind somebody who waited for its owner",
+        "a re-entry stood in line behind a client who waited for its owner",
         Regime::Slow,
         2,
         Some(Bug::ReentryInLine),
@@ -48,7 +48,7 @@ pub const ONE_SERVER: &[Regression] = &[
         Some(Bug::ReleaseGivenUp),
     ),
     found(
-        "a detach that was dropped left its hold counted for nobody",
+        "a detach that was dropped left its hold counted for no client",
         Regime::Forgetting,
         20_000_387,
         Some(Bug::DetachLeaves),
@@ -167,7 +167,7 @@ pub const QUORUM: &[Regression] = &[
         Some(Bug::MaybeTakenForHeld),
     ),
     found(
-        "`try_lock` called busy what nobody held, when a reply was lost and ballots stood in the way",
+        "`try_lock` called busy what no client held, when a reply was lost and ballots stood in the way",
         Regime::Parted,
         20_092_026,
         Some(Bug::BallotsTakenForHolder),
@@ -191,7 +191,7 @@ pub const QUORUM: &[Regression] = &[
         None,
     ),
     found(
-        "what whoever had passed a hold on had taken again late, at one member, stood there after its release",
+        "what the client that had passed a hold on had taken again late, at one member, stood there after its release",
         Regime::Quiet,
         2_223_615,
         None,
@@ -203,7 +203,7 @@ pub const QUORUM: &[Regression] = &[
         None,
     ),
     found(
-        "members that had started anew voted too soon for a process whose own leases `max_hold` had clipped",
+        "members that had restarted voted too soon for a process whose own leases `max_hold` had clipped",
         Regime::Rewinding,
         14_214,
         None,
@@ -215,7 +215,7 @@ pub const QUORUM: &[Regression] = &[
         3_148_411,
         None,
     ),
-    found("the same at a server that had started anew", Regime::Forgetting, 3_207_518, None),
+    found("the same at a server that had restarted", Regime::Forgetting, 3_207_518, None),
     found(
         "the same after another process had taken it over and released it",
         Regime::Forgetting,
@@ -234,7 +234,7 @@ pub const QUORUM: &[Regression] = &[
         81_671,
         Some(Bug::FailedResumeLeaves),
     ),
-    found("the same when nobody waited for it any more", Regime::Fleeting, 8_309_940, None),
+    found("the same when no client waited for it any more", Regime::Fleeting, 8_309_940, None),
 ];
 
 /// In a directory.

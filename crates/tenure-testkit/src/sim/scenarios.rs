@@ -177,7 +177,7 @@ fn a_renewal_beside_a_detach_costs_nothing() -> Outcome {
             scene.sleep(SECOND - 250 * MS).await;
             let mut detached = pin!(guard.detach());
             if begin(&mut detached).await.is_some() {
-                return Err("it was detached before anybody was asked".into());
+                return Err("it was detached before any client was asked".into());
             }
             // Nobody looks at the answer while the renewal leaves and is answered.
             scene.sleep(300 * MS).await;

@@ -175,7 +175,7 @@ impl Quorum {
         kept.stored = (state.fence.expect("a ballot is kept").value - EPOCH) as u8;
         kept.held = state.lock.map(|lock| match lock.value {
             Data::Text(value) => {
-                let (owner, token) = ours(&value).expect("a value of ours");
+                let (owner, token) = ours(&value).expect("a value of tenure");
                 let (_, number) = owner.as_str().rsplit_once('/').expect("an owner");
                 (Who::from_str_radix(number, 16).expect("a number"), (token - EPOCH) as u8)
             }
@@ -364,7 +364,7 @@ impl Model for Quorum {
             Property::always(EXCLUSION, |model, world: &World| {
                 model.leases == Leases::EndAnyhow || world.holders() <= 1
             }),
-            Property::sometimes("somebody is granted it", |_, world: &World| world.granted != 0),
+            Property::sometimes("a client is granted it", |_, world: &World| world.granted != 0),
             Property::sometimes("it is granted twice", |model, world: &World| {
                 model.attempts.iter().sum::<u8>() < 2 || world.granted.count_ones() > 1
             }),

@@ -162,7 +162,7 @@ impl Askers {
                 }
                 (Answer::Waiting { ticket, .. }, _) => waits(world, index, *ticket, None),
                 (Answer::Busy { .. }, Verb::Acquire { .. }) if !is_anybodys(world) => {
-                    world.broken = Some("it is busy, and nobody has it");
+                    world.broken = Some("it is busy, and no client has it");
                 }
                 (_, Verb::Acquire { .. } | Verb::Renew { .. }) => is_out(world, index),
                 (Answer::Released { .. }, _) => world.told[index] = Told::default(),
@@ -224,7 +224,7 @@ impl Askers {
             if let Data::Queue(queue) = &lock.value
                 && queue.is_due()
             {
-                world.broken = Some("somebody waits who fits");
+                world.broken = Some("a client waits who fits");
             }
         }
     }

@@ -228,7 +228,7 @@ impl Task {
             }
             self.sleep(LATENCY).await;
             self.model.lock().expect("one thread").inside.retain(|other| !Arc::ptr_eq(other, &guard));
-            let guard = Arc::into_inner(guard).expect("nobody else has it");
+            let guard = Arc::into_inner(guard).expect("no other client has it");
             if self.sim.choose(2) == 0 {
                 drop(guard);
             } else {
@@ -286,7 +286,7 @@ impl Small {
             None if model.done < tasks => Some("a task has not ended"),
             // A lease is longer than all turns together: a client waited for its end.
             None if lost == 0 && model.ended > 3 * TTL.as_nanos() as u64 / 4 => {
-                Some("it was free, and somebody waited")
+                Some("it was free, and a client waited")
             }
             None if is_left => Some("something is left behind"),
             None => None,

@@ -130,7 +130,7 @@ fn settings_passwords_and_users_hold_for_everybody_but_the_kit() {
     );
     assert_eq!(server.command(&["SET", "x", "1"]).error_code(), Some("OOM"));
     let _second = Client::dial(server.address()).unwrap();
-    eventually("nobody else gets in", Duration::from_secs(5), || {
+    eventually("no other client gets in", Duration::from_secs(5), || {
         Client::dial(server.address()).unwrap().receive().is_ok_and(|said| said.error_code() == Some("ERR"))
     });
     assert_eq!(server.command(&["PING"]), "PONG");

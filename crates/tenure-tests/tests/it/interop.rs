@@ -99,7 +99,7 @@ fn a_redis_py_process_and_ours_are_never_inside_together() {
             }
         };
         let alone = client.command(&["SET", "inside", "ours", "NX"]).expect("a reply");
-        assert!(alone == "OK", "somebody else is inside in turn {turn}");
+        assert!(alone == "OK", "another client is inside in turn {turn}");
         let seen = client.command(&["INCRBY", "turns", "0"]).expect("a reply").int();
         std::thread::sleep(Duration::from_micros(500));
         client.command(&["SET", "turns", &(seen + 1).to_string()]).expect("a reply");
@@ -107,9 +107,9 @@ fn a_redis_py_process_and_ours_are_never_inside_together() {
         block_on(guard.release()).expect("it was ours to the end");
         std::thread::sleep(ms(1));
     }
-    assert_eq!(python.answer(), "0", "somebody was inside with redis-py");
+    assert_eq!(python.answer(), "0", "a client was inside with redis-py");
     assert_eq!(server.command(&["GET", "turns"]).text(), (2 * TURNS).to_string(), "a turn was not seen");
-    println!("{TURNS} turns each, {waited} of ours waited for");
+    println!("{TURNS} turns each, {waited} of tenure waited for");
 }
 
 #[test]

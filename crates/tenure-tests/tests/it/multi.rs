@@ -96,7 +96,7 @@ impl Stores {
             }
             At::Directory => {
                 let guard = fs::File::open(self.dir.path().join("guard")).expect("a store that was used");
-                guard.lock().expect("nobody keeps it for long");
+                guard.lock().expect("no client keeps it for long");
                 what()
             }
         }
@@ -163,7 +163,7 @@ fn a_wait_ends_at_its_limit_whichever_is_held_and_leaves_nothing_of_the_others()
             let guard = stores.hold(at, name);
             assert!(client.wait(name).expect("an answer").is_none());
             eventually("one is left", SOON, || stores.kept().len() == 1);
-            block_on(guard.verify()).expect("it is somebody else's");
+            block_on(guard.verify()).expect("it is another client's");
             block_on(guard.release()).expect("a release");
         }
         client.ends(&stores);
@@ -216,7 +216,7 @@ struct Odd {
 impl Store for Odd {
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
         if let Verb::Release { .. } = op.verb {
-            return ready(Err(Failure::Unknown(Failure::cause("nobody knows")))).boxed();
+            return ready(Err(Failure::Unknown(Failure::cause("no client knows")))).boxed();
         }
         let (late, granted) = (self.late, self.memory.call(op, within));
         async move {

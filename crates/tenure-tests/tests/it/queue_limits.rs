@@ -96,7 +96,7 @@ fn thousands_of_dead_waiters_keep_nobody_waiting() {
             proxy.reset();
             std::mem::forget(waits);
         }
-        Either::Right(_) => panic!("nobody else gets it"),
+        Either::Right(_) => panic!("no other client gets it"),
     }
     block_on(held.release()).expect("a release");
     let started = Instant::now();

@@ -93,7 +93,7 @@ fn without_the_right_to_end_connections_locks_work_all_the_same() {
     let asker = Asker::new(&url(&server, "meek:pw"));
     assert!(held(&asker.acquire("x")));
     server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
-    eventually("the connection is made anew", SOON, || asker.renew("x").is_ok());
+    eventually("the connection is made again", SOON, || asker.renew("x").is_ok());
 }
 
 #[test]

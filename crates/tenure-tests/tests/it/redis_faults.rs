@@ -137,7 +137,7 @@ fn a_silent_connection_is_left_and_whatever_was_asked_on_it_is_unknown() {
     let started = Instant::now();
     let said = block_on(join_all(calls));
     assert!(said.iter().all(|said| matches!(said, Err(Failure::Unknown(_)))));
-    assert!(started.elapsed() < ms(1_500), "the first one's time is everybody's: {:?}", started.elapsed());
+    assert!(started.elapsed() < ms(1_500), "the first one's time is every client's: {:?}", started.elapsed());
     assert!(held(&asker.acquire("x")));
     assert_eq!(proxy.connections(), 2);
 }

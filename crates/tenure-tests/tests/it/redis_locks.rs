@@ -254,7 +254,7 @@ fn a_wait_ends_in_time_also_when_the_server_is_down_or_black_holed() {
     let mutex = locks.mutex("x").expect("a name");
     let wait = |limit: Duration| {
         let started = Instant::now();
-        let error = block_on(mutex.try_lock_for(limit)).expect_err("nobody answers");
+        let error = block_on(mutex.try_lock_for(limit)).expect_err("no server answers");
         assert!(error.is_unreachable(), "{error}");
         assert!(started.elapsed() < limit + ms(400), "{:?}", started.elapsed());
     };
@@ -278,7 +278,7 @@ fn a_short_wait_says_why_nobody_can_be_asked() {
     let server = Server::start();
     server.kill();
     let mutex = locks(&server.url()).mutex("x").expect("a name");
-    let error = block_on(mutex.try_lock_for(ms(500))).expect_err("nobody answers");
+    let error = block_on(mutex.try_lock_for(ms(500))).expect_err("no server answers");
     let why = std::error::Error::source(&error).expect("a reason").to_string();
     assert!(error.is_unreachable() && why.contains("refused"), "{error}: {why}");
 }

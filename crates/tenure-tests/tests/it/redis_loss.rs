@@ -134,7 +134,7 @@ fn nobody_overlaps(what: &str, server: &Server, trouble: &Trouble<'_>) {
                 proxy.set(Fault::None);
             }
             sleep(ms(50));
-            block_on(rival.verify()).expect("what the lost holder had still sent harms nobody");
+            block_on(rival.verify()).expect("what the lost holder had still sent harms no client");
             block_on(rival.release()).expect("a release");
             (seen, granted, lease_end)
         });
@@ -143,13 +143,13 @@ fn nobody_overlaps(what: &str, server: &Server, trouble: &Trouble<'_>) {
         assert!(safe < lease_end, "{what}: held {:?} too long", safe - lease_end);
         assert!(safe + MARGIN + BUSY > lease_end, "{what}: given up {:?} too soon", lease_end - safe);
         assert!(seen.told < lease_end, "{what}: told {:?} too late", seen.told - lease_end);
-        assert!(seen.told < granted, "{what}: told {:?} after somebody else held", seen.told - granted);
+        assert!(seen.told < granted, "{what}: told {:?} after another client held", seen.told - granted);
         early.push(lease_end.saturating_sub(seen.told));
         gaps.push(granted - seen.told);
         assert!(!guard.is_held());
     }
-    print("told before the lease could be somebody else's", what, &mut early);
-    print("from there until somebody else held", what, &mut gaps);
+    print("told before the lease could be another client's", what, &mut early);
+    print("from there until another client held", what, &mut gaps);
 }
 
 fn print(measured: &str, what: &str, times: &mut [Duration]) {
@@ -221,8 +221,8 @@ fn overlaps(what: &str, down: Duration) {
         drop(guard);
         server.command(&["DEL", "x"]);
     }
-    print("overlap of the holder and somebody who took the lock at once", what, &mut overlaps);
-    print("told after the lock was somebody else's", what, &mut late);
+    print("overlap of the holder and a client who took the lock at once", what, &mut overlaps);
+    print("told after the lock was another client's", what, &mut late);
 }
 
 /// Takes the lock as soon as there is a server that gives it; when that was, from above.
@@ -357,7 +357,7 @@ fn a_step_of_the_clock_back_costs_no_lock_and_keeps_that_of_a_holder_that_is_gon
     server.clock().back(Duration::from_secs(60));
     sleep(TTL * 2);
     block_on(guard.verify()).expect("it is held as before");
-    assert!(left(&server) > Duration::from_secs(50), "nobody would get it for so long if its holder died");
+    assert!(left(&server) > Duration::from_secs(50), "no client would get it for so long if its holder died");
     block_on(guard.release()).expect("a release");
     let guard = held(&locks);
     assert!(guard.fence() > fence, "tokens grow over a step back");
@@ -404,7 +404,7 @@ fn a_server_that_lost_the_tail_of_its_log_invents_no_holder_and_repeats_no_token
     let second = held(&locks);
     let last = second.fence();
     known.push((second.owner().clone(), last));
-    drop(block_on(second.detach()).expect("nobody renews it"));
+    drop(block_on(second.detach()).expect("no client renews it"));
     server.kill();
 
     let path = log_of(&server);

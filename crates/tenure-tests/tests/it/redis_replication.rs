@@ -183,7 +183,7 @@ fn with_the_acks_of_all_replicas_and_a_grace_nobody_overlaps_in_a_failover() {
     println!("acks of all, and a grace: {} failovers, {} overlaps", seen.len(), overlaps.len());
     assert!(overlaps.is_empty(), "{overlaps:?}");
     for seen in seen {
-        let error = seen.late.expect_err("nobody can confirm it");
+        let error = seen.late.expect_err("no client can confirm it");
         assert!(
             error.is_unreachable() && why(&error).contains("0 of 2 replicas"),
             "{error}: {}",

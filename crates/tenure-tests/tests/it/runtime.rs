@@ -188,7 +188,7 @@ fn a_waker_may_drop_what_it_was_to_wake() {
     let (done, is_done) = std::sync::mpsc::channel();
     thread::spawn(move || {
         drop(guard);
-        done.send(()).expect("somebody waits");
+        done.send(()).expect("a client waits");
     });
     is_done.recv_timeout(Duration::from_secs(20)).expect("the drop of the guard ends");
 }

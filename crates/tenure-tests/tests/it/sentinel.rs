@@ -84,7 +84,7 @@ fn survives(what: &str, sentinels: &Sentinels, change: impl FnOnce()) -> usize {
             })
             .collect();
         for name in ["fair", "rwlock", "semaphore"] {
-            eventually("somebody waits", SOON, || {
+            eventually("a client waits", SOON, || {
                 block_on(ours.inspect(name)).ok().flatten().is_some_and(|status| !status.waiters.is_empty())
             });
         }

@@ -206,7 +206,7 @@ impl Bench {
         let expires_ms = Some(self.now().ms + ttl_ms);
         let text = |text: &str, expires_ms| Some(Entry { value: Data::Text(text.to_owned()), expires_ms });
         match self.below(self.calm()) {
-            0 => self.plant(key, "somebody else", text("somebody else", expires_ms), Some(ttl_ms)),
+            0 => self.plant(key, "another client", text("another client", expires_ms), Some(ttl_ms)),
             1 => self.plant(key, "for ever", text("for ever", None), None),
             2 => self.plant(key, mine.as_str(), text(mine.as_str(), expires_ms), Some(ttl_ms)),
             3 => self.plant(key, mine.as_str(), text(mine.as_str(), None), None),
@@ -235,7 +235,7 @@ impl Bench {
             }
             11 | 12 => {
                 let (value, command): (_, &[&str]) = match self.below(2) {
-                    0 => ("(zset)", &["ZADD", name, "-5", "somebody", "1800000000000000", "somebody else"]),
+                    0 => ("(zset)", &["ZADD", name, "-5", "somebody", "1800000000000000", "another client"]),
                     _ => ("(list)", &["RPUSH", name, "somebody"]),
                 };
                 self.eye.command(&["DEL", name]).expect("a reply");

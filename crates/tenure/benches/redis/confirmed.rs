@@ -18,7 +18,7 @@ async fn bare_pairs(mut connection: MultiplexedConnection, sha: String, task: us
         both.cmd("WAIT").arg(1).arg(1_000);
         let (set, confirmed): (Option<String>, i64) =
             both.query_async(&mut connection).await.expect("an answer");
-        assert!(set.is_some() && confirmed == 1, "nobody else takes it, and the replica is there");
+        assert!(set.is_some() && confirmed == 1, "no other client takes it, and the replica is there");
         let mut both = redis::pipe();
         both.cmd("EVALSHA").arg(&sha).arg(1).arg(&key).arg("b4re0wner");
         both.cmd("WAIT").arg(1).arg(1_000);

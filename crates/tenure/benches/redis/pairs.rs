@@ -27,7 +27,7 @@ pub(crate) fn bare(url: &str) -> MultiplexedConnection {
                 AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(1_024);
             let connection =
                 client.get_multiplexed_async_connection_with_config(&config).await.expect("a connection");
-            sender.send(connection).expect("somebody waits");
+            sender.send(connection).expect("a client waits");
             std::future::pending::<()>().await;
         });
     });
@@ -44,7 +44,7 @@ async fn bare_pair(connection: &mut MultiplexedConnection, key: &str, sha: &str)
         .query_async(connection)
         .await
         .expect("an answer");
-    assert!(set.is_some(), "nobody else takes it");
+    assert!(set.is_some(), "no other client takes it");
     let deleted: i64 = redis::cmd("EVALSHA")
         .arg(sha)
         .arg(1)

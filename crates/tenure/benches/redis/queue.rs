@@ -32,7 +32,7 @@ pub(crate) fn server_time(what: &str, server: &Server) {
                 async move {
                     let mut set = redis::cmd("SET");
                     set.arg(format!("set:{round}:{number}")).arg("b4re0wner").arg("NX").arg("PX").arg(60_000);
-                    set.query_async::<String>(&mut connection).await.expect("nobody else takes it");
+                    set.query_async::<String>(&mut connection).await.expect("no other client takes it");
                 }
             });
             block_on(join_all(sets));

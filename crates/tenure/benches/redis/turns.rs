@@ -30,7 +30,7 @@ pub(crate) fn process(url: &str, kind: &str, tasks: usize) {
                     let began = now();
                     tokio::time::sleep(Duration::from_millis(1)).await;
                     let turn = (began, now(), format!("{pid}.{task}"), guard.fence());
-                    turns.lock().expect("nobody panicked").push(turn);
+                    turns.lock().expect("no panic").push(turn);
                     guard.release().await.expect("a release");
                 }
             })
@@ -40,7 +40,7 @@ pub(crate) fn process(url: &str, kind: &str, tasks: usize) {
         }
     });
     let mut text = String::new();
-    for (began, ended, who, fence) in turns.lock().expect("nobody panicked").iter() {
+    for (began, ended, who, fence) in turns.lock().expect("no panic").iter() {
         text.push_str(&format!("{began} {ended} {who} {fence}\n"));
     }
     print!("{text}");

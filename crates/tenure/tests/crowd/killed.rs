@@ -98,7 +98,7 @@ pub(crate) fn crowd(kind: &str) {
 fn strike(kind: &str, victim: Victim, locks: &Locks, members: &mut [Member]) {
     let until = now() + Duration::from_secs(30).as_nanos() as u64;
     loop {
-        assert!(now() < until, "{kind}: nobody is found who is a {victim:?}");
+        assert!(now() < until, "{kind}: no client is found who is a {victim:?}");
         let status = block_on(locks.inspect("crowd")).expect("an answer");
         // One that has just come may not wait yet.
         let is_meant = |member: &Member| {
@@ -188,8 +188,9 @@ fn judge_pauses(kind: &str, pauses: &[(u64, u64)], reasons: &[Reason]) {
             touches && (reason.killed.is_none() || excused[*at] < STALLS)
         };
         let reason = reasons.iter().enumerate().find(has_room).map(|(at, _)| at);
-        let at = reason
-            .unwrap_or_else(|| panic!("{kind}: nobody from {since} to {time}, and no reason: {reasons:?}"));
+        let at = reason.unwrap_or_else(|| {
+            panic!("{kind}: no client from {since} to {time}, and no reason: {reasons:?}")
+        });
         excused[at] += 1;
     }
     let of = |killed: Option<Victim>| -> usize {
@@ -198,7 +199,7 @@ fn judge_pauses(kind: &str, pauses: &[(u64, u64)], reasons: &[Reason]) {
     };
     let [holders, waiters, machine] = [Some(Victim::Holder), Some(Victim::Waiter), None].map(of);
     let longest =
-        pauses.iter().map(|(since, time)| time - since).max().expect("somebody was between two turns");
+        pauses.iter().map(|(since, time)| time - since).max().expect("a client was between two turns");
     let longest = Duration::from_nanos(longest);
     println!(
         "{kind}: {} pauses, the longest {longest:?}; long ones after killed holders {holders}, after killed waiters {waiters}, by the machine {machine}",
@@ -206,7 +207,7 @@ fn judge_pauses(kind: &str, pauses: &[(u64, u64)], reasons: &[Reason]) {
     );
     // A killed holder costs its lease, a dead head of the queue its place; and as much again for a
     // busy machine.
-    assert!(longest < 2 * TTL + Duration::from_secs(1), "{kind}: nobody for {longest:?}");
+    assert!(longest < 2 * TTL + Duration::from_secs(1), "{kind}: no client for {longest:?}");
     // No other client can hold what a killed process does: so that was one.
     assert!(
         capacity(kind) > 1 || longest > TTL / 2,
@@ -251,7 +252,7 @@ fn events_of(kind: &str, member: &Member) -> Vec<Event> {
         events.push(Event { time, begins: false, weight: held.weight, fence: held.fence });
     }
     let is_young = lines.len() < 2 * TASKS * TASKS;
-    assert!(is_young || turns.iter().all(|turns| *turns > 0), "{kind}: somebody starved: {turns:?}");
+    assert!(is_young || turns.iter().all(|turns| *turns > 0), "{kind}: a client starved: {turns:?}");
     events
 }
 

@@ -60,7 +60,7 @@ impl Member {
     }
 
     fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).expect("a child that nobody waited for");
+        kill_process(Pid::from_child(&self.child), signal).expect("a child that no client waited for");
     }
 
     pub(crate) fn kill(&mut self) {
@@ -76,7 +76,7 @@ impl Member {
             if let Some(status) = self.child.try_wait().expect("a child") {
                 break status;
             }
-            assert!(now() < until, "somebody still waits after {most:?}");
+            assert!(now() < until, "a client still waits after {most:?}");
             thread::sleep(Duration::from_millis(5));
         };
         assert!(status.success(), "a survivor failed: {status}");

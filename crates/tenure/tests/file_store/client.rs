@@ -138,7 +138,7 @@ pub(crate) fn ticket(answer: &Answer) -> u64 {
 pub(crate) fn found(answer: Result<Answer, Failure>) -> Found {
     match answer {
         Ok(Answer::Found(found)) => found,
-        other => panic!("nobody has it: {other:?}"),
+        other => panic!("no client has it: {other:?}"),
     }
 }
 

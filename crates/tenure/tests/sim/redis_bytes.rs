@@ -98,7 +98,7 @@ impl Life {
         }
         self.check_what_was_kept(&calls)?;
         match self.network.holder("x") {
-            Some(holder) => Err(format!("{holder} holds a lock that nobody has")),
+            Some(holder) => Err(format!("{holder} holds a lock that no client has")),
             None => Ok(()),
         }
     }
@@ -402,7 +402,7 @@ impl Scene {
     /// Releases, and is told after the time of one request that nobody knows what became of it.
     async fn release_that_nobody_answers(&self, guard: Guard) {
         let (started, lost) = (self.runtime.now(), guard.lost());
-        let error = guard.release().await.expect_err("nobody answers");
+        let error = guard.release().await.expect_err("no server answers");
         let took = self.runtime.now().since(started);
         assert!(error.is_unknown() && !error.is_lost(), "{error}");
         assert!(took < REQUEST * 11 / 10 && took >= REQUEST / 2, "{took:?}");
@@ -475,7 +475,7 @@ fn a_late_grant_to_a_wait_that_ended_is_released_before_shutdown_returns() {
             scene.held().await.release().await.expect("a release");
             scene.network.swallow();
             let mutex = scene.locks.mutex("x").expect("a name");
-            let error = mutex.try_lock_for(REQUEST / 4).await.expect_err("nobody answers");
+            let error = mutex.try_lock_for(REQUEST / 4).await.expect_err("no server answers");
             assert!(error.is_unreachable(), "{error}");
             scene.sleep(Duration::from_millis(after_ms)).await;
             scene.network.let_pass();

@@ -64,7 +64,7 @@ impl ReferenceModel {
             || self.holds.iter().any(|hold| hold.owner == *owner);
         if !is_excused {
             let what = format!(
-                "the {} of {owner} in process {} ran out, {} ms after it was of no use to anybody",
+                "the {} of {owner} in process {} ran out, {} ms after it was of no use to any client",
                 if owned.waits { "place" } else { "hold" },
                 owned.process,
                 (at - unused) / MS

@@ -9,7 +9,7 @@ use crate::sim::clock::TrueTime;
 use crate::sim::regime::LockKind;
 
 const ORDER: &str = "first come, first served";
-const OPEN: &str = "whoever fits is let in";
+const OPEN: &str = "a waiter that fits is let in";
 
 impl ReferenceModel {
     /// A client was let in: no client who came before still waits.
@@ -45,7 +45,11 @@ impl ReferenceModel {
 
     /// A message named a client who does not wait.
     pub(super) fn check_told_number(&mut self, at: TrueTime, name: &LockName, number: u64) {
-        self.accuse(at, ORDER, format!("{name}: {number} was told that it holds, and nobody waits as that"));
+        self.accuse(
+            at,
+            ORDER,
+            format!("{name}: {number} was told that it holds, and no client waits as that"),
+        );
     }
 
     /// After each request that may change something: the first who waits cannot be let in.

@@ -58,7 +58,7 @@ impl ReferenceModel {
         let waiter = lock.places.iter().find(|place| !place.holds && waits(place.process));
         if let Some(waiter) = waiter.filter(|_| at > since + most) {
             let what = format!(
-                "{} could have been let in to {name} for {} ms, and nobody asked",
+                "{} could have been let in to {name} for {} ms, and no client asked",
                 waiter.owner,
                 (at - since) / MS
             );

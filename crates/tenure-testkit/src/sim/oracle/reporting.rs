@@ -244,7 +244,7 @@ impl Oracle {
         let was_held =
             model.locks.get(name).is_some_and(|lock| !lock.places.is_empty() || lock.free_since >= since);
         if !was_held {
-            model.accuse(at, REPORTING, format!("{name} was called busy, and nobody held it"));
+            model.accuse(at, REPORTING, format!("{name} was called busy, and no client held it"));
         }
     }
 

@@ -73,15 +73,11 @@ fn a_name_whose_counter_cannot_be_in_its_slot_is_refused_before_anything_is_aske
 #[test]
 fn what_is_no_table_of_slots_is_not_believed() {
     for (health, slots, why) in [
-        ("ok", "*1\r\n:1\r\n", "a reply to CLUSTER SLOTS that is none"),
-        (
-            "ok",
-            "*1\r\n*3\r\n:0\r\n:99999\r\n*2\r\n$1\r\nh\r\n:1\r\n",
-            "a reply to CLUSTER SLOTS that is none",
-        ),
+        ("ok", "*1\r\n:1\r\n", "a malformed reply to CLUSTER SLOTS"),
+        ("ok", "*1\r\n*3\r\n:0\r\n:99999\r\n*2\r\n$1\r\nh\r\n:1\r\n", "a malformed reply to CLUSTER SLOTS"),
         ("ok", "*0\r\n", "its cluster is down"),
         ("fail", ALL_SLOTS, "its cluster is down"),
-        ("ok", "*1\r\n*3\r\n:0\r\n:9\r\n*2\r\n$0\r\n\r\n:PORT\r\n", "nobody is known to serve its slot"),
+        ("ok", "*1\r\n*3\r\n:0\r\n:9\r\n*2\r\n$0\r\n\r\n:PORT\r\n", "no node is known to serve its slot"),
         ("ok", "-NOAUTH Authentication required.\r\n", "NOAUTH"),
     ] {
         let fake = fake_node(health, slots, "-ERR not asked\r\n");

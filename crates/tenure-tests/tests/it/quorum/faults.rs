@@ -67,7 +67,7 @@ fn a_silent_node_costs_one_call_its_time_and_no_more() {
     let locks = Locks::quorum(members).and_then(|locks| locks.with(|_| options)).expect("a quorum");
     block_on(held(&locks, "warm").expect("a free lock").release()).expect("a release");
     // One says yes and one says no: the third would decide.
-    nodes[0].command(&["SET", "x", "somebody else", "PX", "60000"]);
+    nodes[0].command(&["SET", "x", "another client", "PX", "60000"]);
     proxy.set(Fault::BlackHole);
     let took = |name: &str| {
         let started = Instant::now();
@@ -211,7 +211,7 @@ fn a_node_does_not_keep_a_token_below_the_one_that_was_granted() {
 #[test]
 fn a_listing_shows_what_a_majority_holds_beside_a_foreign_value_once() {
     let nodes = Nodes::new(3);
-    nodes[0].command(&["SET", "x", "somebody else", "PX", "60000"]);
+    nodes[0].command(&["SET", "x", "another client", "PX", "60000"]);
     let locks = locks(&nodes.url(), Options::new());
     let _guard = held(&locks, "x").expect("free on two");
     for prefix in ["", "x"] {

@@ -206,7 +206,7 @@ impl Directory {
     /// What is said of a record that is about another lock than its file.
     pub(super) fn misplaced(&self, id: RecordId, record: &Record) -> Failure {
         let why = format!(
-            "is the record of another lock, {}: once nobody holds either, remove the file",
+            "is the record of another lock, {}: once no process holds either, remove the file",
             record.name.quoted()
         );
         unusable(&self.path.join(id.to_string()), &why)

@@ -199,7 +199,7 @@ mod tests {
         let (sender, mut jobs) = mpsc::unbounded_channel();
         assert!(store.0.jobs.set(sender).is_ok(), "there is no worker yet");
         let mut ready = store.ready(Duration::from_secs(3_600));
-        assert!((&mut ready).now_or_never().is_none(), "nobody answers");
+        assert!((&mut ready).now_or_never().is_none(), "no server answers");
         // As when a worker ends whose queue is not empty.
         jobs.close();
         assert!(matches!(ready.now_or_never(), Some(Err(Failure::Unknown(_)))));

@@ -223,7 +223,7 @@ impl Damage {
     pub(super) fn of_record(&self) -> String {
         match self {
             Self::Damaged => {
-                "is no whole record of a lock: once nobody holds that lock, remove the file".to_owned()
+                "is no whole record of a lock: once no process holds that lock, remove the file".to_owned()
             }
             Self::Format(format) => other_version(format),
         }
@@ -233,7 +233,8 @@ impl Damage {
     pub(super) fn of_ledger(&self) -> String {
         match self {
             Self::Damaged => {
-                "is damaged or not a guard file: once nobody uses the directory, remove the file".to_owned()
+                "is damaged or not a guard file: once no process uses the directory, remove the file"
+                    .to_owned()
             }
             Self::Format(format) => other_version(format),
         }

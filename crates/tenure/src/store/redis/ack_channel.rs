@@ -391,7 +391,7 @@ impl AckChannel {
                 other => {
                     let failure = other
                         .err()
-                        .unwrap_or_else(|| Failure::Unknown(Failure::cause("a reply to WAIT that is none")));
+                        .unwrap_or_else(|| Failure::Unknown(Failure::cause("a malformed reply to WAIT")));
                     let (Failure::NotSent(why) | Failure::Unknown(why) | Failure::Refused(why)) = failure;
                     for (pending, _) in sorted.granted {
                         let _ = pending.answer.send(Err(Failure::Unknown(Arc::clone(&why))));

@@ -512,10 +512,7 @@ impl Inner {
         let slots = answered(&line, slots?).map_err(|failure| at(address, failure))?;
         let Some(view) = View::read(&slots, address) else {
             line.hang_up();
-            return Err(at(
-                address,
-                Failure::NotSent(Failure::cause("a reply to CLUSTER SLOTS that is none")),
-            ));
+            return Err(at(address, Failure::NotSent(Failure::cause("a malformed reply to CLUSTER SLOTS"))));
         };
         // A node that is cut off from the others does not know of what they have decided since.
         let is_down = reply::prose(&health?).is_some_and(|health| health.contains("cluster_state:fail"));
@@ -627,7 +624,7 @@ fn fits(rule: LockSpec, name: &LockName) -> Result<(), Failure> {
 }
 
 fn unserved() -> Failure {
-    Failure::NotSent(Failure::cause("nobody is known to serve its slot"))
+    Failure::NotSent(Failure::cause("no node is known to serve its slot"))
 }
 
 /// The same failure, with the node that it is about.

@@ -168,7 +168,7 @@ impl Connector {
     }
 
     fn to(goal: Goal, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
-        let (stage, at) = (Mutex::new("nobody has been dialled".to_owned()), Mutex::default());
+        let (stage, at) = (Mutex::new("no server has been dialled".to_owned()), Mutex::default());
         let (warned, moved, trouble) = (AtomicBool::new(false), Notify::new(), Arc::default());
         Self { runtime, dial, goal, warned, stage, at, moved, trouble }
     }
@@ -611,7 +611,7 @@ mod tests {
         let (swallows, _queue) = swallowing();
         let good = TcpListener::bind("127.0.0.1:0").expect("a port");
         assert_eq!(dialled(vec![local(&swallows), local(&good)]).expect("a stream"), local(&good));
-        let alone = dialled(vec![local(&swallows)]).expect_err("nobody answers there");
+        let alone = dialled(vec![local(&swallows)]).expect_err("no server answers there");
         assert_eq!(alone.kind(), io::ErrorKind::TimedOut);
     }
 
@@ -623,7 +623,7 @@ mod tests {
             local(&listener)
         };
         assert_eq!(dialled(vec![closed, local(&good)]).expect("a stream"), local(&good));
-        let refused = dialled(vec![closed, closed]).expect_err("nobody is there");
+        let refused = dialled(vec![closed, closed]).expect_err("no server is there");
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         assert_eq!(dialled(Vec::new()).expect_err("no address").kind(), io::ErrorKind::NotFound);
     }

@@ -225,7 +225,7 @@ mod tests {
     ];
     /// In no row.
     const UNHEARD_OF: &[&str] =
-        &["ERR something that nobody has seen yet", "NEWCODE something that nobody has seen yet"];
+        &["ERR something that no client has seen yet", "NEWCODE something that no client has seen yet"];
 
     fn error(line: &str) -> ServerError {
         match Parser::new().parse_value(format!("-{line}\r\n").as_bytes()).expect("a reply") {

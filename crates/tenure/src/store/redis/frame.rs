@@ -177,7 +177,7 @@ impl Scan {
                 self.close(0);
                 return Ok(());
             }
-            (b'$' | b'!' | b'=' | b'*' | b'~' | b'%' | b'>', ..) => return Err("a length that is none"),
+            (b'$' | b'!' | b'=' | b'*' | b'~' | b'%' | b'>', ..) => return Err("a malformed length"),
             _ => {
                 self.close(0);
                 return Ok(());

@@ -320,7 +320,7 @@ mod tests {
             let far = runtime.now() + Duration::from_secs(3_600);
             let ping = command(&["PING"]);
             let mut before = pin!(line.ask(&ping, far));
-            assert!(before.as_mut().now_or_never().is_none(), "nobody answers");
+            assert!(before.as_mut().now_or_never().is_none(), "no server answers");
             line.hang_up();
             let limit = runtime.now() + Duration::from_secs(10);
             let after = line.ask(&ping, far);

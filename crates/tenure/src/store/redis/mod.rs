@@ -74,7 +74,7 @@ impl Redis {
             Topology::Server(target) => Ok(Self::at(target, runtime)),
             Topology::Sentinel(sentinels) => Ok(Self::led(sentinels, runtime)),
             Topology::Cluster(_) => Err(cannot("it is not one server")),
-            Topology::Quorum(_) => Err(cannot("a quorum is a store of its own")),
+            Topology::Quorum(_) => Err(cannot("a quorum is its own store")),
         }
     }
 

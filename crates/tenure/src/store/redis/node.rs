@@ -137,7 +137,7 @@ impl Node {
         let value = answered(&line, line.ask(&command(&scan), deadline).await?)?;
         let Some((next, names)) = scanned(&value) else {
             line.hang_up();
-            return Err(Failure::Unknown(Failure::cause("a reply to SCAN that is none")));
+            return Err(Failure::Unknown(Failure::cause("a malformed reply to SCAN")));
         };
         let next = match (next, TYPES.get(at + 1)) {
             ("0", None) => None,

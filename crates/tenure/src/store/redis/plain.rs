@@ -454,7 +454,7 @@ impl Ask<'_> {
     /// From here on replies cannot be matched with requests.
     fn nonsense(&self) -> Failure {
         self.line.hang_up();
-        Failure::Unknown(Failure::cause("a reply to a plain command that is none"))
+        Failure::Unknown(Failure::cause("a malformed reply to a plain command"))
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) fn read(value: &Value, op: &Op) -> Result<Read, &'static str> {
         LockSpec::Queue(_) => read_queue(answer, rest, op),
         LockSpec::Mutex | LockSpec::Reentrant => read_answer(answer, rest),
     }
-    .ok_or("an answer that is none")
+    .ok_or("a malformed answer")
 }
 
 /// What is answered most comes as one string: a list costs the server and us several times as much.
@@ -64,7 +64,7 @@ fn read_line(line: &[u8], op: &Op) -> Result<Read, &'static str> {
         (LockSpec::Mutex | LockSpec::Queue(_), "released", [None, ..]) => Some(Answer::Released { left: 0 }),
         _ => None,
     };
-    let answer = answer.ok_or("an answer that is none")?;
+    let answer = answer.ok_or("a malformed answer")?;
     Ok(Read { answer: if is_bounded { answer.and_more() } else { answer }, unheard: None })
 }
 
@@ -209,7 +209,7 @@ fn kind(value: &Value) -> Option<Kind> {
 }
 
 /// A TTL as PTTL tells it: -1 where there is none.
-#[expect(clippy::option_option, reason = "no TTL is an answer, and no number is none")]
+#[expect(clippy::option_option, reason = "no TTL is an answer, and no number is an error")]
 pub(super) fn left(value: &Value) -> Option<Option<u64>> {
     match value {
         Value::Int(-1) => Some(None),

@@ -64,7 +64,7 @@ impl SentinelResolver {
             }
             .map(|address| Target { address, access: self.master.clone() })
             .ok_or_else(|| Failure::NotSent(Failure::cause("it names a server that has no address"))),
-            _ => Err(Failure::NotSent(Failure::cause("its answer is none: is it a sentinel?"))),
+            _ => Err(Failure::NotSent(Failure::cause("its answer is malformed: is it a sentinel?"))),
         }
     }
 

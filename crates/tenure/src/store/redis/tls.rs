@@ -67,7 +67,7 @@ fn of(error: &Error) -> Failure {
         Error::InvalidCertificate(_) => "its certificate is not accepted",
         // Until version 1.2 there was no word for it.
         Error::AlertReceived(CertificateRequired | HandshakeFailure) => {
-            "it may want a certificate of ours: cert=FILE and key=FILE in the URL name one"
+            "it may want a client certificate: cert=FILE and key=FILE in the URL name one"
         }
         Error::AlertReceived(
             BadCertificate

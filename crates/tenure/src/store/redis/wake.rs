@@ -268,7 +268,7 @@ impl Notifications {
                 event!(
                     DEBUG,
                     target: "tenure",
-                    "a message came that was not asked for: the connection for messages is made anew"
+                    "a message came that was not asked for: the connection for messages is made again"
                 );
                 return false;
             }
