@@ -79,7 +79,7 @@ pub fn fuzz(target: &str, inputs: &[&str], words: &[&str], check: impl Fn(&[u8])
     let mut corpus: Vec<Vec<u8>> = inputs.iter().map(|input| input.as_bytes().to_vec()).collect();
     corpus.extend(kept(target));
     corpus.push(Vec::new());
-    // What nobody wants to see again is seen the same way each time; a hunt goes elsewhere each
+    // What no client wants to see again is seen the same way each time; a hunt goes elsewhere each
     // time.
     let seed = if limit.is_some() { RandomState::new().hash_one(target) } else { 1 };
     let mut mutator = Mutator { state: seed, words };

@@ -99,7 +99,7 @@ fn pairs(mutex: &Mutex) -> f64 {
     f64::from(pairs) / started.elapsed().as_secs_f64()
 }
 
-/// Connections to all five, whose driver has a thread of its own, as ours has.
+/// Connections to all five, whose driver has its own thread, as ours has.
 struct Bare {
     connections: Vec<MultiplexedConnection>,
     sha: String,

@@ -114,7 +114,7 @@ impl Error {
         self.0.kind
     }
 
-    /// The lease is over, or about to be: expired, taken by somebody else, gone from the store, or
+    /// The lease is over, or about to be: expired, taken by another client, gone from the store, or
     /// held for `max_hold`. Whatever the lock protected is no longer protected.
     ///
     /// ```

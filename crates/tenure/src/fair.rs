@@ -14,14 +14,14 @@ use crate::options::Options;
 /// [`Mutex`](crate::Mutex) takes less work of the store, and other clients of `SET NX PX`
 /// understand it. A quorum has no fair mutex.
 ///
-/// Stateless and cheap to clone: each call is an acquisition of its own, as with
+/// Stateless and cheap to clone: each call is its own acquisition, as with
 /// [`Mutex`](crate::Mutex).
 ///
 /// # Guarantees
 /// - *Exclusion* while the guard [`is_held`](Guard::is_held): see there what it rests on.
 /// - *Order*: callers are served in the order in which the store first saw them, as long as they
 ///   keep waiting. A caller that was not heard of for 5 seconds has lost its place, and goes to the
-///   end. [`try_lock`](Self::try_lock) overtakes nobody: it is refused while anybody waits.
+///   end. [`try_lock`](Self::try_lock) overtakes no client: it is refused while any client waits.
 /// - *A crash* of the holder costs one lease; that of a waiter at most 5 seconds, and only once it
 ///   is first. On the `file:` store neither costs anything.
 /// - *Tokens* ([`Guard::fence`]) grow from grant to grant.
@@ -87,7 +87,7 @@ impl FairMutex {
     }
 
     /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when
-    /// somebody else holds it or waits for it.
+    /// another client holds it or waits for it.
     ///
     /// ```
     /// # tenure::block_on(async {

@@ -39,7 +39,7 @@ use crate::protocol::{Answer, Bind, Verb};
 /// ```
 ///
 /// # Guarantees
-/// While [`is_held`](Self::is_held), nobody else holds the lock, as long as the store loses no
+/// While [`is_held`](Self::is_held), no client else holds the lock, as long as the store loses no
 /// write that it acknowledged and its clock does not jump. A guard that is renewed is good until it
 /// is released, lost, or held for
 /// [`max_hold`](crate::Options::max_hold). Where that is not enough, let the resource compare [`fence`](Self::fence).
@@ -281,7 +281,7 @@ impl Guard {
     /// Dropped, it goes on in the background.
     ///
     /// # Errors
-    /// `is_lost` when it was not held any more, so that somebody else may have held it meanwhile;
+    /// `is_lost` when it was not held any more, so that another client may have held it meanwhile;
     /// `is_unknown` when the store did not answer within
     /// [`op_timeout`](crate::Options::op_timeout): the release goes on in the background until the
     /// lease is over, and for a minute at least; `is_refused` when it said no, after which nothing

@@ -80,7 +80,7 @@
 //! | `the directory was replaced: its locks are gone` | warn | `directory` |
 //! | `the subscriber is slow: events were dropped` | warn | `dropped`: how many |
 //!
-//! Warnings about what somebody should change have the target `tenure::setup`: a directory on a
+//! Warnings about what an operator should change have the target `tenure::setup`: a directory on a
 //! network file system, a right that is missing, a quorum of an even number.
 
 #[cfg(feature = "redis")]

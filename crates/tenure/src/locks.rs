@@ -35,7 +35,7 @@ use crate::store::redis::{Cluster, Provider, Redis, Topology};
 /// It owns one thread, which dials, renews and releases. So no future of this crate needs a runtime
 /// of the caller's, and nothing the caller does to its own can cost a lease. The thread ends with
 /// the last handle: `Locks`, lock or guard. After a `fork` the child has no such thread: connect
-/// anew there.
+/// again there.
 ///
 /// The drop of the very last handle gives releases that are on their way a moment, because `main`
 /// may be about to return. It blocks its thread for up to 100 ms while there are any, and for up to
@@ -59,7 +59,7 @@ pub struct Locks {
     options: Arc<Options>,
 }
 
-/// What is shared behind it is whole at each moment: a lock that somebody panicked under is taken
+/// What is shared behind it is whole at each moment: a lock that a thread panicked under is taken
 /// as it stands.
 impl UnwindSafe for Locks {}
 impl RefUnwindSafe for Locks {}
@@ -95,7 +95,7 @@ impl Locks {
     ///
     /// # Errors
     /// `is_invalid` when the URL cannot be right; `is_unsupported` when this build cannot do what
-    /// it asks for; `is_unreachable` when nobody answers within 1 s (to allow more, use
+    /// it asks for; `is_unreachable` when no client answers within 1 s (to allow more, use
     /// [`open`](Self::open) and [`with`](Self::with)), or the system starts no thread; `is_refused`
     /// when the store may not be used, or a certificate is not accepted.
     pub async fn connect(url: &str) -> Result<Self> {
@@ -147,7 +147,7 @@ impl Locks {
         Self::start(url, |driver| open_store(url, driver))
     }
 
-    /// A store with a thread of its own.
+    /// A store with its own thread.
     fn start(url: &str, open: impl FnOnce(&Arc<Driver>) -> Result<Arc<dyn Store>>) -> Result<Self> {
         let driver = Driver::start().map_err(|error| Error::no_thread(url, error))?;
         let store = open(&driver)?;
@@ -411,7 +411,7 @@ impl Locks {
     /// # Cancel safety
     /// The lease may have been renewed, and ask again. In a directory the hold may be this
     /// process's by then, and end with it. One of several holds of a reentrant owner that was taken
-    /// over unheard is let go again in the background, and until then nobody else can resume it.
+    /// over unheard is let go again in the background, and until then no client else can resume it.
     ///
     /// # Errors
     /// `is_mismatch`, `is_unreachable`, `is_refused`, and `is_invalid` for a name; `is_unknown`
@@ -447,7 +447,7 @@ impl Locks {
         }
     }
 
-    /// Who holds a lock: `None` when nobody does.
+    /// Who holds a lock: `None` when no client does.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -704,8 +704,8 @@ fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
         }
         Some((scheme, _)) if is_of_servers(scheme) => return open_servers(url, None, driver),
         _ => {
-            // The store of this process alone is not offered: whoever asks for it by mistake has no
-            // lock at all.
+            // The store of this process alone is not offered: the client that asks for it by
+            // mistake has no lock at all.
             let reads = "a store's URL reads `file:DIR` or `redis://HOST`";
             return Err(Error::invalid(match url.split_once(':') {
                 Some((scheme, _)) => format!("{reads}, and this one begins with {}", Quoted(scheme)),

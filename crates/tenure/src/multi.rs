@@ -25,8 +25,8 @@ use crate::runtime::Moment;
 /// they are given in. So two processes that want the same locks cannot wait for each other.
 ///
 /// # Guarantees
-/// - *All or none*: whoever gets a guard holds every part; whoever does not holds none. What was
-///   taken meanwhile is renewed, and given back in reverse order.
+/// - *All or none*: the client that gets a guard holds every part; the client that does not holds
+///   none. What was taken meanwhile is renewed, and given back in reverse order.
 /// - *One loss*: when one part is lost, the guard is.
 ///
 /// # Examples
@@ -279,7 +279,7 @@ fn lost<'a>(guards: impl Iterator<Item = &'a Guard>) -> Lost {
 /// Several locks that are held: what a [`Multi`] gives. Dropping it releases them in the
 /// background, in the reverse of the order in which they were taken.
 ///
-/// It is a slice of guards in the order of the parts as given: each has a token of its own, for its
+/// It is a slice of guards in the order of the parts as given: each has its own token, for its
 /// own resource.
 ///
 /// ```

@@ -16,7 +16,7 @@ use crate::options::Options;
 /// the lock calls code that takes it. Among the tasks of one process `tokio::sync::Mutex` is
 /// enough.
 ///
-/// The value is stateless and cheap to clone: each call is an acquisition with an owner of its own,
+/// The value is stateless and cheap to clone: each call is an acquisition with its own owner,
 /// so two `lock`s of one `Mutex` exclude each other, and one task that locks it twice waits for
 /// itself.
 ///
@@ -95,7 +95,7 @@ impl Mutex {
     }
 
     /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when
-    /// somebody else holds it.
+    /// another client holds it.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -113,7 +113,7 @@ impl Mutex {
         self.0.acquire(Wait::Once).await
     }
 
-    /// Waits for this long, also when the store is down or silent: `None` when somebody else holds
+    /// Waits for this long, also when the store is down or silent: `None` when another client holds
     /// the lock all the time.
     ///
     /// ```

@@ -36,7 +36,7 @@ pub struct Options {
     /// The longest time for which one guard may hold, however often it is renewed. 50 ms to 1 year;
     /// no limit unless set.
     pub max_hold: Option<Duration>,
-    /// How long before the lease can be somebody else's the loss is announced, so that work can be
+    /// How long before the lease can be another client's the loss is announced, so that work can be
     /// stopped in time. At most a third of the lease; zero unless set.
     pub grace: Duration,
     /// Bind the hold to the children of this process too, where the store is on this machine
@@ -69,11 +69,12 @@ pub struct Options {
     /// with replicas, with Sentinel, or a cluster.
     pub acks: u32,
     /// How long a server that was promoted, or has restarted, or lost its data, grants nothing: the
-    /// longest lease that anybody uses. At least this `ttl`, and at most 1 year; none unless set.
+    /// longest lease that any client uses. At least this `ttl`, and at most 1 year; none unless
+    /// set.
     ///
     /// A server's replication id changes then, which each acquisition compares with the one that is
     /// kept in the key `tenure:epoch`; where that key is missing, as at the very first use, the
-    /// time begins as well. Until it is over every lock is busy: it may be held by somebody whom
+    /// time begins as well. Until it is over every lock is busy: it may be held by a client whom
     /// the server has forgotten. What is held is renewed. All who use these locks have to set it. A
     /// server that does not let scripts call `INFO` refuses. For one server, with Sentinel or
     /// without; not for a cluster.
@@ -83,7 +84,7 @@ pub struct Options {
     /// [unsupported](crate::Error::is_unsupported). It changes nothing where scripts run.
     ///
     /// Without scripts the mutex is kept by `SET NX` and the server's own compare commands, or by
-    /// `WATCH` on a connection of its own, one request after the other. It excludes as always, but
+    /// `WATCH` on its own connection, one request after the other. It excludes as always, but
     /// nothing then protects a resource from a holder that was paused for longer than its lease.
     /// Other kinds of locks, and quorums, are refused there in any case.
     pub unfenced: bool,

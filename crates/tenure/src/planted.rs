@@ -30,11 +30,11 @@ pub enum Bug {
     DropLeaves,
     /// A lease whose time is over is reported lost only when the store says so.
     LossUnannounced,
-    /// A re-entry gets a token of its own.
+    /// A re-entry gets its own token.
     ReentryBumpsToken,
     /// A repeated re-entry is counted again.
     RepeatCountsTwice,
-    /// A re-entry sets the lease anew even if that shortens it.
+    /// A re-entry sets the lease again even if that shortens it.
     ReentryShortens,
     /// The first that waits is taken for one that holds.
     RankOffByOne,
@@ -42,15 +42,15 @@ pub enum Bug {
     ReleaseOfAnother,
     /// A refresh revives a place that has lapsed.
     LapsedWaiterRevived,
-    /// A waiter that leaves lets nobody in.
+    /// A waiter that leaves lets no client in.
     LeaverPromotesNobody,
     /// Promotion counts tickets instead of weight.
     WeightIgnored,
-    /// A downgrade lets nobody in.
+    /// A downgrade lets no client in.
     DowngradeWakesNobody,
     /// A pushed grant counts from when it was received.
     PushFromReceipt,
-    /// A pushed grant is believed by whoever waits, whatever its number.
+    /// A pushed grant is believed by the client that waits, whatever its number.
     PushOfAnotherLife,
     /// Those who wait are told before the lock is free: when its release is queued, and not when it
     /// is sent. And
@@ -97,7 +97,7 @@ pub enum Bug {
     EndOfAnotherForgotten,
     /// A release is given up when the lease that it is for is over.
     ReleaseGivenUp,
-    /// A detach that is dropped leaves its hold counted for nobody.
+    /// A detach that is dropped leaves its hold counted for no client.
     DetachLeaves,
     /// `max_hold` counts from before the turn of who waits in a queue.
     MaxHoldFromWait,
@@ -131,7 +131,7 @@ pub enum Bug {
     NeverWhole,
     /// A call that is heard before its waiter is there is forgotten.
     EarlyCallForgotten,
-    /// Who waits in line, and was granted it in an answer that got lost, is asked for when it is
+    /// A waiter in line, and was granted it in an answer that got lost, is asked for when it is
     /// its turn.
     LostGrantInLine,
     /// Messages that were missed are not asked about when they are heard again.
@@ -144,7 +144,7 @@ pub enum Bug {
     EndNotAwaited,
     /// Who is to be told sleeps to the end of the holder's lease, however long that is.
     NoCap,
-    /// Members of a quorum that do not answer are taken to show that whoever asks holds.
+    /// Members of a quorum that do not answer are taken to show that the client that asks holds.
     MaybeTakenForHeld,
     /// Ballots that stood in the way on a quorum are taken for a holder.
     BallotsTakenForHolder,
@@ -171,7 +171,7 @@ pub enum Bug {
     LateRefusal,
     /// A queue is kept until the first of its places lapses, and not until the last.
     KeyEndsFirst,
-    /// The first in a queue does not ask when somebody's lease is over.
+    /// The first in a queue does not ask when a client's lease is over.
     FirstDoesNotAsk,
     /// An attempt to renew takes as long as any question may.
     LongAttempts,
@@ -323,7 +323,7 @@ mod switch {
             .with_borrow(|observer| observer.iter().for_each(|observer| observer(op, answer, wake, after)));
     }
 
-    /// Lets somebody hear of each request that stores in directories carry out on this thread, in
+    /// Lets a test hear of each request that stores in directories carry out on this thread, in
     /// the order in which they do.
     pub fn observe(observer: Option<Observer>) {
         OBSERVER.set(observer);
@@ -359,6 +359,6 @@ pub(crate) const fn planted(_: Bug) -> bool {
 #[cfg(not(tenure_planted))]
 pub(crate) const fn crash_point() {}
 
-/// What became of a record of a directory, for whoever judges that.
+/// What became of a record of a directory, for its judge.
 #[cfg(not(tenure_planted))]
 pub(crate) const fn applied(_: &Op, _: &Answer, _: Option<&Wake>, _: Option<&Entry<Data>>) {}

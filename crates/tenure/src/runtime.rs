@@ -81,7 +81,7 @@ pub trait Runtime: fmt::Debug + Send + Sync + 'static {
 /// The production runtime: one thread, named `tenure`, with a current-thread tokio runtime.
 pub struct Driver {
     handle: Handle,
-    /// Its timers are no more: whoever polls one holds this meanwhile.
+    /// Its timers are no more: the client that polls one holds this meanwhile.
     is_over: Arc<RwLock<bool>>,
     stop: std::sync::Mutex<Option<oneshot::Sender<()>>>,
     thread: thread::ThreadId,
@@ -182,7 +182,8 @@ impl Runtime for Driver {
                     tokio::time::sleep(left.min(RECHECK))
                 });
                 let ended = poll_fn(|context| {
-                    // One that is no more panics when it is polled, and keeps nobody waiting here.
+                    // One that is no more panics when it is polled, and keeps no client waiting
+                    // here.
                     let is_over = is_over.read().unwrap_or_else(PoisonError::into_inner);
                     if *is_over { Poll::Ready(true) } else { piece.as_mut().poll(context).map(|()| false) }
                 });

@@ -19,8 +19,8 @@ use crate::rwguard::{ReadGuard, WriteGuard};
 /// # Guarantees
 /// - *Exclusion*: a writer holds alone; readers hold together.
 /// - *Order*: first come, first served. A writer that waits stops readers that come after it, so
-///   nobody starves; readers that stand together in the queue are let in together.
-///   [`try_read`](Self::try_read) and [`try_write`](Self::try_write) overtake nobody.
+///   no client starves; readers that stand together in the queue are let in together.
+///   [`try_read`](Self::try_read) and [`try_write`](Self::try_write) overtake no client.
 /// - *A crash* of a reader costs its own lease, and only those who wait for it: each reader has a
 ///   lease of its own, and a release touches no other lease. Leases of readers and writers may
 ///   differ: see [`with`](Self::with). On the `file:` store a crash costs nothing.
@@ -104,7 +104,7 @@ impl RwLock {
         self.reader().lock().await.map(ReadGuard::new)
     }
 
-    /// Asks once to read: `None` when a writer holds it or anybody waits.
+    /// Asks once to read: `None` when a writer holds it or any client waits.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -161,7 +161,7 @@ impl RwLock {
         self.writer().lock().await.map(WriteGuard::new)
     }
 
-    /// Asks once to write: `None` when anybody holds it or waits.
+    /// Asks once to write: `None` when any client holds it or waits.
     ///
     /// ```
     /// # tenure::block_on(async {

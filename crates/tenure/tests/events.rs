@@ -26,7 +26,7 @@ impl Listener {
 #[test]
 fn events_keep_their_names_and_fields() {
     let listener = Listener::default();
-    // The thread of a `Locks` speaks too, so the listener is everybody's.
+    // The thread of a `Locks` speaks too, so the listener is every client's.
     let kept = listener.clone();
     let keep = move |said| kept.0.lock().unwrap_or_else(PoisonError::into_inner).push(said);
     tracing::subscriber::set_global_default(Hears(keep)).expect("the only one in this program");

@@ -32,7 +32,7 @@ pub async fn a_dropped_guard_releases(fixture: &Fixture) {
     fixture.within(2 * TTL, freed).await;
 }
 
-/// After a release, a drop and the end of a lease, whoever asks.
+/// After a release, a drop and the end of a lease, whichever client asks.
 pub async fn tokens_grow_from_grant_to_grant(fixture: &Fixture) {
     let clients = [fixture.client(), fixture.client_with(options().renewal(Renewal::Off))];
     let mut last = 0;
@@ -62,7 +62,7 @@ pub async fn a_forced_release_says_whose_it_was_and_the_holder_is_told(fixture: 
     assert!(fixture.mutex(&theirs, "x").await.try_lock().await.expect("an answer").is_some());
 }
 
-/// Nobody's is nobody's.
+/// No client's is no client's.
 pub async fn a_released_name_was_not_forced(fixture: &Fixture) {
     assert!(fixture.client().force_release("x").await.expect("an answer").is_none());
 }
@@ -82,7 +82,7 @@ pub async fn a_detached_hold_is_resumed_with_its_token(fixture: &Fixture) {
     assert!(theirs.resume("x", &owner).await.expect("an answer").is_none(), "a release is final");
 }
 
-/// Nobody renews what nobody holds.
+/// No client renews what no client holds.
 pub async fn a_detached_hold_ends_with_its_lease(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");

@@ -49,8 +49,8 @@ pub async fn a_try_overtakes_nobody(fixture: &Fixture) {
     drop(fixture.within(TTL, writer).await.expect("a grant"));
 }
 
-/// Its client is gone without a word; whoever is next waits for its place of 5 s to lapse, not for
-/// a whole lease.
+/// Its client is gone without a word; whichever client is next waits for its place of 5 s to lapse,
+/// not for a whole lease.
 pub async fn a_head_that_died_costs_its_short_lease(fixture: &Fixture) {
     let long = options().ttl(Duration::from_secs(60));
     let (ours, next) = (fixture.client_with(long.clone()), fixture.client_with(long.clone()));

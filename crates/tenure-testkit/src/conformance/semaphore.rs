@@ -52,7 +52,7 @@ pub async fn who_asks_for_many_is_not_overtaken(fixture: &Fixture) {
     drop(fixture.within(TTL, one).await.expect("a grant"));
 }
 
-/// Until nobody holds any.
+/// Until no client holds any.
 pub async fn another_number_is_a_mismatch_that_says_which_is_in_force(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let guard = ours.semaphore("x", 5).expect("a name").acquire().await.expect("a free lock");

@@ -91,7 +91,7 @@ impl Pair {
     }
 
     /// Ends the client's side at once. The server's stays until the server ends it: closing it over
-    /// replies that nobody read would be a reset, and could cost the server the last bytes that
+    /// replies that no client read would be a reset, and could cost the server the last bytes that
     /// passed.
     fn cut(&mut self) {
         if let Some(mut client) = self.client.take() {

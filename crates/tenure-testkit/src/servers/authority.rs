@@ -46,7 +46,7 @@ impl Authority {
         self.dir.path().join("ca.pem")
     }
 
-    /// Certifies that somebody is `name`, a host or an address.
+    /// Issues a certificate for `name`, a host or an address.
     ///
     /// # Panics
     /// For what cannot be a name, and where the files cannot be written.

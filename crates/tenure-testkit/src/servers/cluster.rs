@@ -285,8 +285,8 @@ fn ranges(node: &Server) -> Vec<(i64, i64, String)> {
     ranges
 }
 
-/// The id of whoever serves a slot, as this node sees it. Ports are not told to every client: only
-/// to those who speak TLS where that is all that is spoken.
+/// The id of the client that serves a slot, as this node sees it. Ports are not told to every
+/// client: only to those who speak TLS where that is all that is spoken.
 fn owner_id(node: &Server, slot: u16) -> Option<String> {
     let mut ranges = ranges(node).into_iter();
     Some(ranges.find(|(first, last, _)| (*first..=*last).contains(&i64::from(slot)))?.2)

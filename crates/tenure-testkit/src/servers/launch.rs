@@ -9,7 +9,7 @@ use super::port::Port;
 use super::process::Process;
 use super::{Client, Clock, Config, Value, config, fields};
 
-/// Starts a server and waits until it is ours that answers. `None` if somebody else had the port.
+/// Starts a server and waits until it is ours that answers. `None` if another client had the port.
 pub(super) fn launch(dir: &Path, port: &Port, config: &Config) -> Option<Process> {
     let conf = dir.join("redis.conf");
     fs::write(&conf, config.file(dir, port.number(), &socket(dir))).expect("a writable temporary directory");

@@ -179,7 +179,7 @@ fn a_renewal_beside_a_detach_costs_nothing() -> Outcome {
             if begin(&mut detached).await.is_some() {
                 return Err("it was detached before any client was asked".into());
             }
-            // Nobody looks at the answer while the renewal leaves and is answered.
+            // No client looks at the answer while the renewal leaves and is answered.
             scene.sleep(300 * MS).await;
             let owner = detached.await.map_err(|error| format!("a detach said {error}"))?;
             match scene.locks.resume("x", &owner).await.map_err(fails)? {

@@ -31,7 +31,7 @@ struct Arrival {
     answer: Option<Result<Reply, Failure>>,
     /// When there is a connection to leave on.
     leaves_at: TrueTime,
-    /// When whoever asks gives up.
+    /// When the client that asks gives up.
     until: TrueTime,
     is_out_of_time: bool,
     is_executed: bool,
@@ -51,7 +51,7 @@ impl Slot {
         (arrival.leaves_at, arrival.until) = (leaves_at, until);
     }
 
-    /// When whoever asks gives up.
+    /// When the client that asks gives up.
     pub(super) fn until(&self) -> TrueTime {
         lock(&self.0).until
     }

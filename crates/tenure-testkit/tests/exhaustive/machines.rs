@@ -323,8 +323,8 @@ impl Model for Askers {
                 self.ask(&mut next, index, verb);
             }
             Step::Force(index) => {
-                // Whoever holds learns it later: it is told here, because nothing is promised to it
-                // any more.
+                // The client that holds learns it later: it is told here, because nothing is
+                // promised to it any more.
                 for told in &mut next.told {
                     told.holds = None;
                 }

@@ -1,4 +1,4 @@
-//! `acks` and `restart_grace` where somebody else decides who is the master: behind Sentinel, and
+//! `acks` and `restart_grace` where another client decides who is the master: behind Sentinel, and
 //! on a cluster.
 #![expect(
     clippy::disallowed_methods,

@@ -267,7 +267,7 @@ fn without_the_rights_to_publish_and_to_kill_connections_locks_work() {
             let owner = Owner::new("me").expect("an owner");
             let held = block_on(locks.mutex("m").expect("a name").lock()).expect("a lock");
             let hash = block_on(locks.reentrant_mutex("r", &owner).expect("a name").lock()).expect("a lock");
-            // Somebody waits, and the connection is lost while it does.
+            // A client waits, and the connection is lost while it does.
             let other = Owner::new("other").expect("an owner");
             let short = Duration::from_millis(60);
             let wait = async {

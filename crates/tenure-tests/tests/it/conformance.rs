@@ -36,7 +36,7 @@ mod memory {
     tenure_testkit::conformance!(crate::conformance::memory::run);
 }
 
-/// A server of its own for each case, and its own connection for each client.
+/// Its own server for each case, and its own connection for each client.
 mod redis {
     use super::*;
 

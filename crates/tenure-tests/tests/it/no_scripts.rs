@@ -253,7 +253,7 @@ fn where_nothing_can_be_compared_a_release_is_refused() {
     assert!(error.is_refused(), "{error}");
 }
 
-/// What stands behind a MULTI that is refused would be done, whoever has the lock by then.
+/// What stands behind a MULTI that is refused would be done, whichever client has the lock by then.
 #[test]
 fn where_there_are_no_transactions_nothing_is_taken() {
     let server = server();

@@ -152,7 +152,7 @@ fn foreign_holders_are_shown() {
     let status = block_on(locks.inspect("app:foreign")).expect("an answer").expect("a holder");
     assert!(format!("{status:?}").contains("550e8400"), "{status:?}");
     assert_eq!(status.foreign().as_deref(), Some("a string of 8 bytes"));
-    // What no lock would be: a name and a number that nobody could count to.
+    // What no lock would be: a name and a number that no client could count to.
     let long = "x".repeat(5_000);
     let made = || server.info("stats")["total_connections_received"].clone();
     let before = made();

@@ -90,7 +90,7 @@ enum Trouble<'a> {
 }
 
 /// In trouble the holder is told `grace` before the lease ends on the server, and not much sooner;
-/// whoever waits for the lock, by its own way, gets it after that.
+/// the client that waits for the lock, by its own way, gets it after that.
 fn nobody_overlaps(what: &str, server: &Server, trouble: &Trouble<'_>) {
     let url = if let Trouble::Network(proxy, _) = trouble { proxy.url() } else { server.url() };
     let (holders, rivals) = (locks(&url), locks(&server.url()));

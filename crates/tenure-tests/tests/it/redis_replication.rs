@@ -285,7 +285,7 @@ fn a_promoted_server_renews_what_is_held_and_grants_nothing_for_a_while() {
         assert!(now() - asked >= TTL, "{:?}", now() - asked);
         let (granted, ticket) = next.join().expect("no panic");
         assert!(granted - asked >= TTL, "{:?}", granted - asked);
-        // Its fixture was kept, and it was there before anybody who came after.
+        // Its fixture was kept, and it was there before any client who came after.
         let after = block_on(theirs.fair_mutex("queued").expect("a name").lock()).expect("a grant");
         assert!(ticket < after.fence());
         drop(free);

@@ -181,7 +181,7 @@ fn a_master_that_was_demoted_without_a_word_is_left_at_its_first_refusal() {
     assert_eq!(old.command(&["REPLICAOF", "127.0.0.1", &port]), "OK");
     let why = not_sent(asker.renew("x"));
     assert!(why.contains("READONLY"), "{why}");
-    // There is no connection, however far the next got that nobody answers.
+    // There is no connection, however far the next got that no client answers.
     let why = not_sent(asker.renew("x"));
     assert!(!why.contains("READONLY"), "{why}");
     for sentinel in sentinels.sentinels() {

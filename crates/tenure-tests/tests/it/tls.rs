@@ -15,7 +15,7 @@ use tenure_testkit::asker::{Asker, held, not_sent, refusal};
 use tenure_testkit::conformance::{Case, Fixture, Flavour, exclusion, guard, lease};
 use tenure_testkit::servers::{Authority, Cluster, Config, Server, eventually};
 
-/// A server that says it is 127.0.0.1, and asks nobody who they are.
+/// A server that says it is 127.0.0.1, and asks no client who they are.
 fn server(authority: &Authority) -> Server {
     Server::start_with(
         Config::new().tls(authority, &authority.certify("127.0.0.1")).set("tls-auth-clients", "no"),

@@ -8,7 +8,7 @@ use tenure_testkit::servers::{Config, Server, eventually};
 
 use crate::pairs::{bare, compare, count, load};
 
-/// Pairs on a key of its own until then, with a WAIT behind each of the two commands.
+/// Pairs on its own key until then, with a WAIT behind each of the two commands.
 async fn bare_pairs(mut connection: MultiplexedConnection, sha: String, task: usize, until: Instant) -> u32 {
     let key = format!("bare:{task}");
     let mut pairs = 0;

@@ -1,4 +1,4 @@
-//! A lock that nobody else wants: taken and given back, again and again.
+//! A lock that no client else wants: taken and given back, again and again.
 
 use std::thread;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use crate::{Lock, ROUND, ROUNDS, median, row};
 const COMPARE_AND_DELETE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
-/// A bare connection whose driver runs on a thread of its own, or on the caller's.
+/// A bare connection whose driver runs on its own thread, or on the caller's.
 pub(crate) fn bare(url: &str) -> MultiplexedConnection {
     let client = redis::Client::open(url).expect("a URL");
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -56,7 +56,7 @@ async fn bare_pair(connection: &mut MultiplexedConnection, key: &str, sha: &str)
     assert_eq!(deleted, 1);
 }
 
-/// Pairs on a key of its own until then.
+/// Pairs on its own key until then.
 async fn bare_pairs(mut connection: MultiplexedConnection, sha: String, task: usize, until: Instant) -> u32 {
     let key = format!("bare:{task}");
     let mut pairs = 0;

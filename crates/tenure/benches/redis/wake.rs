@@ -1,4 +1,4 @@
-//! How soon somebody in another process has what was released here.
+//! How soon a client in another process has what was released here.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout};

@@ -31,7 +31,7 @@ pub struct Op {
     pub rule: LockSpec,
     /// Who asks. Two requests of one owner are the same request, repeated.
     pub owner: Owner,
-    /// Names this request; echoed beside the owner, so that nobody takes another's reply for its
+    /// Names this request; echoed beside the owner, so that no client takes another's reply for its
     /// own.
     pub request: u64,
     /// What is asked.
@@ -174,7 +174,7 @@ pub enum Verb {
         /// What the hold is bound to besides its lease.
         bind: Bind,
     },
-    /// Set the lease of a hold anew. Never creates one, never shortens one.
+    /// Set the lease of a hold again. Never creates one, never shortens one.
     Renew {
         /// As in `Acquire`.
         ttl_ms: u64,
@@ -250,7 +250,7 @@ impl Whose {
 /// An answer, with the owner and the request it is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Whose request this answers. A store drops its connection when it is somebody else's.
+    /// Whose request this answers. A store drops its connection when it is another client's.
     pub owner: Owner,
     /// Which request this answers.
     pub request: u64,
@@ -267,7 +267,7 @@ pub enum Answer {
         /// The token of the hold: the same on repeat and renewal. 0 where the store can give none.
         fence: u64,
     },
-    /// Somebody else holds it.
+    /// Another client holds it.
     Busy {
         /// The holder as it is written at the key: an owner of ours with its token, or whatever a
         /// foreign client wrote.
@@ -275,7 +275,7 @@ pub enum Answer {
         /// When the holder's lease ends, unless it has none.
         left_ms: Option<u64>,
     },
-    /// Nobody holds it, so there is nothing of the asker's either.
+    /// No client holds it, so there is nothing of the asker's either.
     Free,
     /// The asker keeps a place in the queue.
     Waiting {
@@ -405,8 +405,8 @@ pub enum Wake {
         /// Whose hold ended, where that is known.
         by: Option<Owner>,
     },
-    /// These tickets hold now. No hint: whoever has one of them, and knows that its place has not
-    /// lapsed, holds.
+    /// These tickets hold now. No hint: the client that has one of them, and knows that its place
+    /// has not lapsed, holds.
     Granted {
         /// Their numbers.
         tickets: Vec<u64>,
@@ -495,7 +495,7 @@ impl State {
     }
 }
 
-/// Who holds a lock and who waits for it, as a listing shows it. `None` when nobody does.
+/// Who holds a lock and who waits for it, as a listing shows it. `None` when no client does.
 pub fn found(state: &State, now: Now) -> Option<Found> {
     let lock = state.lock.as_ref().filter(|lock| !lock.is_over(now))?;
     Some(match &lock.value {
@@ -514,8 +514,8 @@ pub fn found(state: &State, now: Now) -> Option<Found> {
     })
 }
 
-/// Ends one hold or place as if its lease had run out, for a store that can tell that whoever had
-/// it is gone.
+/// Ends one hold or place as if its lease had run out, for a store that can tell that the client
+/// that had it is gone.
 ///
 /// Its number is the token of a mutex, the hold of a reentrant mutex, the ticket of a queue. As
 /// after a lapse, the next request lets others in and says so.
@@ -573,8 +573,8 @@ fn other_kind(lock: &Entry<Data>, now: Now) -> Answer {
 /// Runs one request against one lock.
 ///
 /// What has lapsed is gone before anything else happens, also in its owner's own request, so a
-/// lapsed hold is never revived. Returns the answer and, where the change may let somebody else in,
-/// the message to those who wait.
+/// lapsed hold is never revived. Returns the answer and, where the change may let another client
+/// in, the message to those who wait.
 pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Wake>) {
     if state.lock.as_ref().is_some_and(|lock| lock.is_over(now)) {
         state.lock = None;

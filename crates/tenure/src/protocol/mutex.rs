@@ -58,7 +58,7 @@ fn acquire(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, fence: Fence
     if held == Some(fence) {
         extend(state, now, ttl_ms);
     } else {
-        // A ballot accepted anew by its own holder must not shorten the lease either.
+        // A ballot accepted again by its own holder must not shorten the lease either.
         let left = state.lock.as_ref().and_then(|lock| lock.left_ms(now)).unwrap_or(0);
         let expires_ms = Some(now.ms.saturating_add(ttl_ms.max(left)));
         state.lock = Some(Entry { value: Data::Text(format!("{owner}#{fence}")), expires_ms });

@@ -11,10 +11,11 @@
 //! The mark moves over the next ticket whenever its weight fits; nothing is ever inserted ahead, so
 //! order and freedom from starvation come for free.
 //!
-//! A ticket has one lease, its own: short while it waits (refreshed by whoever waits), the full one
-//! once it holds. Every verb *sweeps* what has lapsed, *acts*, *promotes* from the front, and names
-//! the tickets that hold now, also when it was a waiter that left or lapsed. It writes nothing for
-//! those it promotes: they renew themselves, so a dead one is passed within its short lease.
+//! A ticket has one lease, its own: short while it waits (refreshed by the client that waits), the
+//! full one once it holds. Every verb *sweeps* what has lapsed, *acts*, *promotes* from the front,
+//! and names the tickets that hold now, also when it was a waiter that left or lapsed. It writes
+//! nothing for those it promotes: they renew themselves, so a dead one is passed within its short
+//! lease.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -224,8 +225,8 @@ fn release(state: &mut State, now: Now, owner: &Owner, whose: Whose, done: &mut 
             };
             queue.remove(number);
         }
-        // While there may be more of them, nobody is let in: the next request could not distinguish
-        // them.
+        // While there may be more of them, no client is let in: the next request could not
+        // distinguish them.
         done.is_bounded = true;
         return answer;
     }
@@ -281,7 +282,8 @@ fn queue_of(state: &mut State) -> Option<&mut Queue> {
 
 fn queue_or_new(state: &mut State, seat: QueueSpec) -> &mut Queue {
     let fresh = || Queue::new(seat.kind, seat.capacity);
-    // An old queue that was swept empty is nobody's: the newcomer's kind and capacity are in force.
+    // An old queue that was swept empty is no client's: the newcomer's kind and capacity are in
+    // force.
     if queue_of(state).is_none_or(|queue| queue.tickets.is_empty()) {
         state.lock = Some(Entry { value: Data::Queue(fresh()), expires_ms: None });
     }
@@ -337,8 +339,8 @@ impl Queue {
         self.tickets.range(self.mark + 1..).map(|(number, ticket)| (*number, ticket))
     }
 
-    /// Whether the next request would let somebody in: a holder was taken out, and nobody has asked
-    /// since.
+    /// Whether the next request would let a client in: a holder was taken out, and no client has
+    /// asked since.
     pub fn is_due(&self) -> bool {
         let next = self.tickets.range(self.mark + 1..).next();
         next.is_some_and(|(_, ticket)| self.used.saturating_add(ticket.weight) <= self.capacity)
@@ -403,7 +405,7 @@ impl Queue {
         number <= self.mark
     }
 
-    /// Whether somebody who does not queue may hold at once: nobody waits, and it fits.
+    /// Whether a client who does not queue may hold at once: no client waits, and it fits.
     fn lets_in(&self, weight: u32) -> bool {
         let waits = self.tickets.last_key_value().is_some_and(|(last, _)| *last > self.mark);
         !waits && self.used.saturating_add(weight) <= self.capacity

@@ -12,7 +12,7 @@ use super::{Answer, Found, Holding, Kind, ours, shown};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 
-/// Whom an acquisition names that only ballots kept from a majority: no member said that anybody
+/// Whom an acquisition names that only ballots kept from a majority: no member said that any client
 /// holds.
 pub const NOBODY: &str = "(nobody)";
 
@@ -28,7 +28,7 @@ pub enum Vote {
         /// See above.
         maybe: bool,
     },
-    /// It will not, whoever asks how often.
+    /// It will not, whichever client asks how often.
     Refused,
     /// Its answer.
     Said(Answer),
@@ -39,12 +39,12 @@ pub enum Vote {
 pub enum Decision {
     /// A majority has said this.
     Is(Answer),
-    /// Nobody got a majority: whoever was first on most members, and for how much longer it is
-    /// worth waiting at most.
+    /// No client got a majority: the client that was first on most members, and for how much longer
+    /// it is worth waiting at most.
     Split {
         /// One of those in the way; empty if none is known.
         holder: String,
-        /// Until when a majority is free if nobody gives up sooner.
+        /// Until when a majority is free if no client gives up sooner.
         left_ms: Option<u64>,
     },
     /// A majority is free, and would accept a ballot above this one.
@@ -132,7 +132,7 @@ impl<'a> Count<'a> {
         stops.then(|| Decision::Is(other.clone()))
     }
 
-    /// Whoever holds most of the members, as they show it.
+    /// The client that holds most of the members, as they show it.
     fn top(&self) -> Option<Top> {
         let mut tops: Vec<Top> = Vec::new();
         for word in self.words {
@@ -221,7 +221,7 @@ impl Top {
 }
 
 /// What an acquisition with this ballot has come to. `None`: wait for those that have not answered;
-/// `is_last`: there is nobody left to wait for. A member counts only if it holds exactly this
+/// `is_last`: there is no client left to wait for. A member counts only if it holds exactly this
 /// ballot.
 pub fn acquired(words: &[Vote], ballot: u64, is_last: bool) -> Option<Decision> {
     let count = Count::of(words);
@@ -266,7 +266,7 @@ pub fn acquired(words: &[Vote], ballot: u64, is_last: bool) -> Option<Decision> 
         })
         .collect();
     floors.sort_unstable();
-    // Not above all: one node with a clock that is ahead must not take the tokens of everybody
+    // Not above all: one node with a clock that is ahead must not take the tokens of every client
     // along.
     if let Some(above) = floors.get(count.majority - 1) {
         return Some(Decision::Raise { above: *above });
@@ -346,7 +346,7 @@ pub fn shows(answer: &Answer, owner: &Owner) -> bool {
     holder.is_some_and(|(holder, _)| holder == *owner)
 }
 
-/// Who holds, as asked, or who held, where anybody's hold was ended.
+/// Who holds, as asked, or who held, where any client's hold was ended.
 pub fn found(words: &[Vote], is_last: bool) -> Option<Decision> {
     let count = Count::of(words);
     let top = count.top();
@@ -509,7 +509,7 @@ mod tests {
             Some(Decision::Is(Answer::Found(_)))
         ));
         assert_eq!(verified(&[mine.clone(), FREE, LOST]), silent);
-        // Whoever asks for the rest of it has taken nothing from anybody yet.
+        // The client that asks for the rest of it has taken nothing from any client yet.
         assert_eq!(verified(&[theirs.clone(), mine.clone(), LOST]), silent);
         assert_eq!(verified(&[mine.clone(), FREE, FREE]), Some(Decision::Is(Answer::Free)));
         let Some(Decision::Is(Answer::Found(found))) = verified(&[mine, theirs.clone(), theirs]) else {

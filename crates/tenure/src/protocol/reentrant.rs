@@ -87,7 +87,7 @@ fn renew(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, hold: u64, bin
     }
     let Some(hash) = hash_of(state) else { return Answer::Free };
     let held = match bind {
-        // Detached, a hold has no name of its own any more: whoever resumes has another.
+        // Detached, a hold has no name of its own any more: the client that resumes has another.
         Some(Bind::Lease) if hash.remove(&field(hold)).is_some() => {
             add(hash, DETACHED, 1);
             true
@@ -128,7 +128,7 @@ fn release(state: &mut State, now: Now, owner: &Owner, hold: u64, whose: Whose) 
     if left > 0 {
         return (Answer::Released { left }, None);
     }
-    // Never a hash with fields of ours alone: to Redisson that is a lock that nobody holds.
+    // Never a hash with fields of ours alone: to Redisson that is a lock that no client holds.
     state.lock = None;
     (Answer::Released { left: 0 }, Some(Wake::Free { by: Some(owner.clone()) }))
 }

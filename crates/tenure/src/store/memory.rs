@@ -36,7 +36,7 @@ impl Memory {
         Self { inner: Arc::default(), runtime, url: url.into() }
     }
 
-    /// The store of this name in this process: there is one for as long as anybody has it.
+    /// The store of this name in this process: there is one for as long as any client has it.
     pub fn named(runtime: Arc<dyn Runtime>, url: &str) -> Self {
         static NAMED: Mutex<BTreeMap<String, Weak<Mutex<Inner>>>> = Mutex::new(BTreeMap::new());
         let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -20,7 +20,7 @@ use crate::name::LockName;
 use crate::protocol::{Found, LockSpec, Op, Reply, Wake};
 use crate::runtime::Moment;
 
-/// The target of warnings about what somebody should change, as opposed to what happens.
+/// The target of warnings about what an operator should change, as opposed to what happens.
 pub(crate) const SETUP: &str = "tenure::setup";
 
 /// What the store, or the system beneath it, said.
@@ -65,7 +65,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Whether a message alone makes nobody a holder: there is more to be asked first.
+    /// Whether a message alone makes no client a holder: there is more to be asked first.
     pub(crate) fn doubt_messages(self) -> bool {
         self.acks > 0 || self.restart_grace_ms > 0
     }
@@ -173,7 +173,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         ready(Ok(())).boxed()
     }
 
-    /// What is known of the server behind it: a quorum asks, because a server that starts anew may
+    /// What is known of the server behind it: a quorum asks, because a server that restarts may
     /// have forgotten leases that still run.
     fn life(&self) -> Life {
         Life::Lasting
@@ -255,12 +255,12 @@ impl Publisher {
         }
     }
 
-    /// Whether nobody listens any more.
+    /// Whether no client listens any more.
     pub fn is_over(&self) -> bool {
         self.messages.is_closed()
     }
 
-    /// Completes when nobody listens any more.
+    /// Completes when no client listens any more.
     pub async fn over(&self) {
         self.messages.closed().await;
     }

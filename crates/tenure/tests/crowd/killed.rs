@@ -23,8 +23,8 @@ const PAUSE: Duration = Duration::from_millis(350);
 /// A machine that lets a process sleep for so much longer than it asked for is one.
 const STALL: Duration = Duration::from_millis(100);
 
-/// A kill may leave no client inside this often: for the lease of whoever held, and for places that
-/// others meet later.
+/// A kill may leave no client inside this often: for the lease of the client that held, and for
+/// places that others meet later.
 const STALLS: usize = 2;
 
 /// Who is killed.

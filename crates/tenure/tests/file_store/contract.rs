@@ -74,7 +74,7 @@ fn a_store_that_is_shut_down_says_so() {
     let client = Client::new(dir.path());
     client.inspect("x").expect("an answer");
     client.driver.stop();
-    // Of a request that comes in just that moment nobody knows.
+    // Of a request that comes in just that moment no process knows.
     eventually("the thread has ended", || match client.inspect("x") {
         Ok(_) | Err(Failure::Unknown(_)) => false,
         last => {

@@ -79,7 +79,7 @@ pub(crate) fn wait_for_parent() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-/// Not a test of its own: what the other processes do.
+/// Not its own test: what the other processes do.
 #[test]
 fn role() {
     let Ok(role) = std::env::var(ROLE) else { return };

@@ -399,7 +399,7 @@ impl Scene {
         self.runtime.sleep_until(self.runtime.now() + time).await;
     }
 
-    /// Releases, and is told after the time of one request that nobody knows what became of it.
+    /// Releases, and is told after the time of one request that no client knows what became of it.
     async fn release_that_nobody_answers(&self, guard: Guard) {
         let (started, lost) = (self.runtime.now(), guard.lost());
         let error = guard.release().await.expect_err("no server answers");

@@ -69,7 +69,7 @@ struct Core {
     hash: u64,
     log: Option<Vec<(TrueTime, String)>>,
     events: Events,
-    /// How often somebody looked at a clock since the last poll began.
+    /// How often a client looked at a clock since the last poll began.
     looks: u32,
     /// Whose task was polled last.
     current: ProcessId,
@@ -86,7 +86,7 @@ pub enum Stop {
     Time,
     /// So many polls were made that something turns in circles.
     Steps,
-    /// Somebody has seen enough.
+    /// A client has seen enough.
     Halted,
 }
 
@@ -201,7 +201,7 @@ impl Sim {
         self.core().log.get_or_insert_default();
     }
 
-    /// Writes down what happened, for a person to read; costs nothing when nobody will.
+    /// Writes down what happened, for a person to read; costs nothing when no client will.
     pub fn note(&self, what: impl FnOnce() -> String) {
         let is_kept = self.core().log.is_some();
         if is_kept {

@@ -41,7 +41,7 @@ const NEAR: TrueTime = 1_200 * MS;
 #[derive(Clone)]
 pub struct Network {
     pub(super) sim: Sim,
-    /// Who judges it, if anybody does.
+    /// Who judges it, if any client does.
     oracle: Option<Oracle>,
     url: Arc<str>,
     inner: Arc<Mutex<Inner>>,
@@ -131,7 +131,7 @@ struct Ear {
 }
 
 impl Connection {
-    /// Whether whoever asks on it hears nothing.
+    /// Whether the client that asks on it hears nothing.
     fn loses(&self) -> bool {
         self.loses_requests || self.loses_replies
     }
@@ -409,7 +409,7 @@ impl Inner {
         self.connections.len() - 1
     }
 
-    /// What a server says of itself to whoever connects: in whole seconds.
+    /// What a server says of itself to the client that connects: in whole seconds.
     fn life_at(&self, url: &str, clock: Clock, now: TrueTime) -> Life {
         let up = if self.starts == 0 { OLD } else { Duration::from_secs((now - self.started_at) / SECOND) };
         Life::Since { id: format!("{url}#{}", self.starts).into(), up, at: Moment(clock.shows(now)) }

@@ -1,13 +1,13 @@
 //! A lock on several servers: a client that has a majority of them has it, and is judged as if one
 //! server had said so.
 //!
-//! A majority counts from what stands at the servers in true time, whoever knows of it, and lasts
-//! until so many of its leases are over that it is none any more. What one server loses, by
-//! starting again or by a step of its clock, is a *vote taken*: a guard may rightly believe in it
-//! until its next renewal. It is excused for exactly that, and only if it would have its majority
-//! with the votes that were taken. A client that was let in meanwhile is another matter: a server
-//! that has started again does not vote, so exclusion is excused only for votes that a step *ahead*
-//! of a clock has taken.
+//! A majority counts from what stands at the servers in true time, whichever client knows of it,
+//! and lasts until so many of its leases are over that it is none any more. What one server loses,
+//! by starting again or by a step of its clock, is a *vote taken*: a guard may rightly believe in
+//! it until its next renewal. It is excused for exactly that, and only if it would have its
+//! majority with the votes that were taken. A client that was let in meanwhile is another matter: a
+//! server that has started again does not vote, so exclusion is excused only for votes that a step
+//! *ahead* of a clock has taken.
 
 use std::collections::BTreeMap;
 

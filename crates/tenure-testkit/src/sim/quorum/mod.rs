@@ -3,8 +3,8 @@
 //!
 //! Each node has its own network that delays, loses and cuts, and stands still or starts again
 //! without its memory; processes stop and die; all clocks drift, and some step. The tasks are those
-//! of the simulation with one server, and so is the judge: whoever has a majority of the nodes has
-//! the lock ([`members`](super::oracle::members)).
+//! of the simulation with one server, and so is the judge: the client that has a majority of the
+//! nodes has the lock ([`members`](super::oracle::members)).
 
 mod node_faults;
 
@@ -70,7 +70,7 @@ struct Scene {
 /// What may be left for a while.
 #[derive(Default)]
 struct Remains {
-    /// Somebody could not give back what it had: it died, or a node stood still for so long that
+    /// A client could not give back what it had: it died, or a node stood still for so long that
     /// the lease was over before the node had even seen it.
     are_excused: bool,
     /// The nodes that have stood still, one bit each.

@@ -1,4 +1,4 @@
-//! What happens to the nodes of a quorum, and to whoever uses it.
+//! What happens to the nodes of a quorum, and to the client that uses it.
 
 use std::sync::Arc;
 

@@ -51,11 +51,11 @@ pub enum Regime {
     /// none.
     Unscripted,
     /// Messages get lost, come late and come twice, many wait, and requests arrive, unless their
-    /// connection is cut. So whoever relies on what it is told waits for ever, or for the rest of a
-    /// lease.
+    /// connection is cut. So the client that relies on what it is told waits for ever, or for the
+    /// rest of a lease.
     Deaf,
-    /// Each process has one request or reply lost, with its connection, and no more. So whoever is
-    /// renewed loses nothing.
+    /// Each process has one request or reply lost, with its connection, and no more. So the client
+    /// that is renewed loses nothing.
     Hiccup,
     /// Many hold and wait for no longer than a few messages take, and what leaves first may come
     /// last. So all of it meets on its way. Else nothing.
@@ -233,7 +233,7 @@ pub struct Plan {
     /// From when on everything must happen at once.
     pub strict_from: TrueTime,
     /// After how long at most the end of a lease is noticed that no client was told of. On a server
-    /// whoever waits knows when it is.
+    /// the client that waits knows when it is.
     pub looks: TrueTime,
     /// Whether all wall clocks agree within less than a member of a quorum allows for.
     pub is_near: bool,

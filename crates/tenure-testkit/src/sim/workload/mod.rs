@@ -115,7 +115,7 @@ enum Cut {
     Polls(u32),
     /// Dropped at a moment of true time.
     At(TrueTime),
-    /// After so many polls nobody looks at it until a moment of true time.
+    /// After so many polls no client looks at it until a moment of true time.
     Neglect(u32, TrueTime),
 }
 
@@ -191,7 +191,7 @@ impl Task {
         let index = sim.choose(plan.names) as usize;
         let name = &self.workload.names[index];
         if plan.regime == Regime::Forgetting && plan.node_faults.delete > 0 && sim.chance(30) {
-            // An operator's hand; whoever held hears of it when it asks next.
+            // An operator's hand; whichever client held hears of it when it asks next.
             drop(self.cut_short(self.cut(), locks.force_release(name.as_str())).await);
         }
         let taken = self.take_over(name);
@@ -281,7 +281,7 @@ impl Task {
             asked_at,
             is_resumed,
             remaining: Duration::ZERO,
-            // What nobody looks at for a while gets old.
+            // What no client looks at for a while gets old.
             is_fresh: !is_resumed && !matches!(cut, Cut::Neglect(..)),
             // What the margin takes, and a third for the way.
             fresh: (lease - lease / 3).saturating_sub(margin + grace),
@@ -358,7 +358,7 @@ impl Task {
         Some((guard, holding))
     }
 
-    /// Takes again what its owner has: at once, whoever waits.
+    /// Takes again what its owner has: at once, whichever client waits.
     fn reenter<'a>(&'a self, outer: &'a Guard, index: usize, locks: &'a Locks) -> BoxFuture<'a, ()> {
         let task = async move {
             let (sim, name, options) = (self.sim(), &self.workload.names[index], self.options());

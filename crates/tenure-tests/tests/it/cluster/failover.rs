@@ -177,7 +177,7 @@ fn who_only_waits_on_a_stopped_master_hears_of_a_release_on_its_replica() {
         cluster.nodes()[0].stop();
         let stopped = Instant::now();
         for guard in guards {
-            // Where the first answer does not come, nobody knows whether it was released there.
+            // Where the first answer does not come, no client knows whether it was released there.
             match block_on(guard.release()) {
                 Ok(()) => {}
                 Err(error) => assert!(error.is_unknown(), "{error:?}"),

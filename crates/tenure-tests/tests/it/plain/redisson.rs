@@ -12,7 +12,7 @@ impl Redisson {
         Self(Plain::new(server, 'f'))
     }
 
-    /// What is left of the lease of whoever has it, unless this holder does now.
+    /// What is left of the lease of the client that has it, unless this holder does now.
     fn lock(&mut self) -> Result<(), i64> {
         let exists = self.0.command(&["EXISTS", "x"]).int() == 1;
         if exists && self.0.command(&["HEXISTS", "x", HOLDER]).int() == 0 {

@@ -75,7 +75,7 @@ fn acquire(locks: &Locks, kind: &str, wait: Duration) -> Option<Guard> {
     let asked = async {
         match kind {
             "mutex" => locks.mutex("x")?.try_lock_for(wait).await,
-            // With an owner of its own each time, as all others.
+            // With its own owner each time, as all others.
             "reentrant" => locks.reentrant_mutex("x", &Owner::new("me")?)?.try_lock_for(wait).await,
             "fair" => locks.fair_mutex("x")?.try_lock_for(wait).await,
             "writer" => Ok(locks.rwlock("x")?.try_write_for(wait).await?.map(Guard::from)),

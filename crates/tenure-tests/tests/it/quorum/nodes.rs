@@ -70,7 +70,7 @@ impl std::ops::Deref for Nodes {
 
 impl Drop for Nodes {
     fn drop(&mut self) {
-        // After a failure nobody knows what state they are in.
+        // After a failure no client knows what state they are in.
         if !std::thread::panicking() {
             self.0.retain(is_old);
             free().append(&mut self.0);

@@ -272,7 +272,7 @@ fn front(data: &Data) -> [Option<u64>; 2] {
     [waiting.next(), waiting.next()]
 }
 
-/// Whose crashes this process has to notice, if a place of its own is at the front of the line.
+/// Whose crashes this process has to notice, if its own place is at the front of the line.
 fn ahead_of_mine(record: &Record, holders: &Holders) -> Option<Vec<HolderId>> {
     let holder_of = |number: Option<u64>| number.and_then(|number| record.bindings.holder_of(number));
     let [first, second] = front(&record.lock.value).map(holder_of);
@@ -289,7 +289,7 @@ fn ahead_of_mine(record: &Record, holders: &Holders) -> Option<Vec<HolderId>> {
     Some(ahead)
 }
 
-/// What to tell those who listen to a lock whose record has changed, whoever changed it.
+/// What to tell those who listen to a lock whose record has changed, whichever process changed it.
 pub(super) fn changed(directory: &Directory, now: Now, id: RecordId) -> Option<Wake> {
     match directory.peek(id) {
         Ok(record) => news(record.as_ref(), now),
@@ -339,7 +339,7 @@ pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: Rec
 fn news(record: Option<&Record>, now: Now) -> Option<Wake> {
     match record.filter(|record| !record.lock.is_over(now)).map(|record| &record.lock.value) {
         None => Some(Wake::Free { by: None }),
-        // Somebody was taken out, and whoever asks first lets the next in.
+        // A process was taken out, and the process that asks first lets the next in.
         Some(Data::Queue(queue)) if queue.is_due() => Some(Wake::Reconnected),
         Some(Data::Queue(queue)) => Some(Wake::Granted { tickets: queue.holding().collect() }),
         Some(_) => None,

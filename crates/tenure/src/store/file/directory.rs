@@ -29,7 +29,7 @@ const GUARD: &str = "guard";
 /// Written under the guard only, so one name is enough. Between two writes it is the record that
 /// was last removed.
 const TEMP: &str = "temp";
-/// What a group may do is left to the umask; nobody else needs a lock file.
+/// What a group may do is left to the umask; no process else needs a lock file.
 const MODE: Mode = Mode::from_raw_mode(0o660);
 
 /// An open directory.
@@ -427,7 +427,7 @@ impl Inside<'_> {
         if length > record.len() { ftruncate(&file, record.len() as u64) } else { Ok(()) }
     }
 
-    /// Creates and flocks the file of a holder. Under the guard, so nobody sees it before it is
+    /// Creates and flocks the file of a holder. Under the guard, so no process sees it before it is
     /// flocked.
     pub(super) fn create_holder(&self, holder: HolderId, inherit: bool) -> Result<OwnedFd, Failure> {
         let name = holder.to_string();
@@ -464,7 +464,7 @@ impl Inside<'_> {
         Ok(())
     }
 
-    /// A new file, whatever a killed process or anybody else left under its name.
+    /// A new file, whatever a killed process or any other process left under its name.
     fn create(&self, name: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         let flags = flags | OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         match openat(&self.dir, name, flags, MODE) {

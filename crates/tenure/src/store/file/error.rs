@@ -11,7 +11,7 @@ use crate::store::Failure;
 pub(super) fn failed(doing: &str, path: &Path, errno: Errno) -> Failure {
     let cause = Failure::cause(format!("cannot {doing} {}: {}", shown(path), what(errno)));
     match errno {
-        // Passes by itself, as soon as somebody closes a file.
+        // Passes by itself, as soon as a process closes a file.
         Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR | Errno::AGAIN => Failure::NotSent(cause),
         _ => Failure::Refused(cause),
     }

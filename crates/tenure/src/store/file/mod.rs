@@ -8,10 +8,10 @@
 //! DIR/temp            the record that is being written
 //! ```
 //!
-//! A record is replaced by a rename and removed when nobody holds the lock, so a process that is
-//! killed at any point leaves the old state or the new one. Nothing is synced to the disk: a lock
-//! does not outlive the machine. Leases count on a clock that starts with the machine and name the
-//! boot they belong to, so a reboot frees everything.
+//! A record is replaced by a rename and removed when no process holds the lock, so a process that
+//! is killed at any point leaves the old state or the new one. Nothing is synced to the disk: a
+//! lock does not outlive the machine. Leases count on a clock that starts with the machine and name
+//! the boot they belong to, so a reboot frees everything.
 //!
 //! Each hold, and each place in a queue, is bound to a holder file, whose flock the system drops
 //! with the last process that has it open. So a crash ends what the process had at once, in

@@ -19,8 +19,8 @@ const FORMAT: &str = "1";
 const RECORD: &str = "tenure lock";
 const SUM: &str = "sum ";
 const LEDGER: &str = "tenure guard";
-/// Nobody is let into a queue whose record would be longer: some 10,000 of the longest owners, or
-/// 30,000 of usual ones.
+/// No process is let into a queue whose record would be longer: some 10,000 of the longest owners,
+/// or 30,000 of usual ones.
 pub(super) const FULL_BYTES: usize = 1 << 22;
 /// No record is longer. What is in a full queue can still be renewed.
 pub(super) const MAX_BYTES: usize = 2 * FULL_BYTES;

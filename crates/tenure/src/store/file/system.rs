@@ -27,7 +27,7 @@ pub(super) fn boot_id() -> Result<String, Failure> {
 }
 
 /// By how many milliseconds this process's boot clock is ahead of the machine's. Each time
-/// namespace has an offset of its own, and processes of several namespaces may share a directory.
+/// namespace has its own offset, and processes of several namespaces may share a directory.
 pub(super) fn boot_clock_offset_ms() -> i64 {
     // The file tells of the namespace of children, which is this process's own but in between
     // `unshare` and `exec`.

@@ -19,7 +19,7 @@ use crate::store::Publisher;
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     by_lock: BTreeMap<RecordId, LockListeners>,
-    /// Above so many, the next one that is added clears away those that nobody listens to.
+    /// Above so many, the next one that is added clears away those that no process listens to.
     full: usize,
     /// At least one of them is not called, unless this is 0.
     watching: usize,
@@ -30,7 +30,7 @@ pub(super) struct Listeners {
 struct LockListeners {
     listeners: Vec<Publisher>,
     /// The tickets that hold, as was told last. Telling them again would make every change of a
-    /// queue's record, and each refresh is one, news for everybody.
+    /// queue's record, and each refresh is one, news for every process.
     told: BTreeSet<u64>,
     /// Other processes call this one. Otherwise it watches the directory.
     is_called: bool,
@@ -53,7 +53,7 @@ impl Listeners {
         self.watching += usize::from(!is_called);
     }
 
-    /// Forgets what nobody listens to any more.
+    /// Forgets what no process listens to any more.
     fn forget(&mut self) {
         self.by_lock.retain(|_, listening| {
             listening.listeners.retain(|listener| !listener.is_over());
@@ -110,7 +110,8 @@ impl Listeners {
         self.by_lock.is_empty()
     }
 
-    /// The locks that have to be looked at now and then, after forgetting what nobody listens to.
+    /// The locks that have to be looked at now and then, after forgetting what no process listens
+    /// to.
     pub(super) fn to_look_at(&mut self) -> Vec<RecordId> {
         self.forget();
         let looks = |(id, listening): (&RecordId, &LockListeners)| {
@@ -149,7 +150,7 @@ impl LockListeners {
 /// So many holders are watched at most. The looks notice the others.
 const HOLDERS: usize = 64;
 
-/// One inotify object. It watches the directory while somebody listens to a lock that is not
+/// One inotify object. It watches the directory while a process listens to a lock that is not
 /// called, and the files of the holders that are ahead of this process's places.
 #[derive(Debug)]
 pub(super) struct Watch {

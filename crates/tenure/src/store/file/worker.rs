@@ -33,7 +33,7 @@ const BATCH: usize = 32;
 /// are.
 const EAGER: u32 = 8;
 const PAUSE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)];
-/// How often the locks that somebody listens to are looked at. A release and most crashes are seen
+/// How often the locks that a process listens to are looked at. A release and most crashes are seen
 /// at once.
 const LOOK: Duration = Duration::from_millis(200);
 /// So often a request is given its time again while other processes make changes: then the guard is
@@ -76,7 +76,7 @@ pub(super) enum Request {
 }
 
 impl Request {
-    // Whoever asked may be gone: nobody is left to tell then.
+    // The process that asked may be gone: no process is left to tell then.
     fn fail(self, failure: Failure) {
         match self {
             Self::Call(_, promise) => drop(promise.send(Err(failure))),
@@ -87,7 +87,7 @@ impl Request {
     }
 }
 
-/// The task's state. Nobody else touches the directory.
+/// The task's state. No process else touches the directory.
 pub(super) struct Worker {
     path: PathBuf,
     runtime: Arc<dyn Runtime>,
@@ -212,7 +212,7 @@ impl Worker {
     /// than it was told to.
     async fn serve(&mut self) {
         let (mut attempts, mut replaced) = (0, 0);
-        // Waits for the guard on a thread of its own. Dropped, it gives the guard back as soon as
+        // Waits for the guard on its own thread. Dropped, it gives the guard back as soon as
         // it has it.
         let mut waiting: Option<oneshot::Receiver<Locked>> = None;
         let (mut locked, mut modified) = (None, None);
@@ -258,8 +258,8 @@ impl Worker {
                 self.queue.push_back(job);
             }
             if !self.queue.is_empty() {
-                // Whoever was answered has asked again, and so on without end: renewals and timers
-                // share this thread.
+                // The process that was answered has asked again, and so on without end: renewals
+                // and timers share this thread.
                 tokio::task::yield_now().await;
             }
         }
@@ -271,8 +271,8 @@ impl Worker {
         }
     }
 
-    /// Lets other tasks run, then sleeps longer and longer: whoever is inside is out again in some
-    /// ten microseconds, unless it was stopped there.
+    /// Lets other tasks run, then sleeps longer and longer: the process that is inside is out again
+    /// in some ten microseconds, unless it was stopped there.
     async fn pause(&mut self, attempts: u32) {
         if attempts < EAGER {
             return tokio::task::yield_now().await;

@@ -21,7 +21,7 @@ use crate::store::Failure;
 
 /// So many ballots are tried in one call.
 const BALLOTS: u32 = 2;
-/// Within this time somebody whom nobody let in and nobody kept out has asked again.
+/// Within this time a client whom no member let in and no member kept out has asked again.
 const SOON: Duration = Duration::from_secs(10);
 
 /// What goes on behind the caller's back has this time each time it asks, and this pause after it,
@@ -73,7 +73,7 @@ impl Inner {
         }
         let is_undone = self.undo(&mut round, &op, &hold, part).await;
         if is_undone {
-            // One whom nobody kept out asks again soon, and remembers how often it did.
+            // One whom no member kept out asks again soon, and remembers how often it did.
             match verdict {
                 Decision::Raise { .. } | Decision::Split { .. } => hold.lasts_no_longer_than(now + SOON),
                 _ => self.holds.forget(&op.owner),
@@ -115,8 +115,8 @@ impl Inner {
         if is_undone { Failure::NotSent(cause) } else { Failure::Unknown(cause) }
     }
 
-    /// How long somebody waits before asking again whom nobody let in and nobody kept out: a random
-    /// time of up to two trips, and twice as many each time.
+    /// How long a client waits before asking again whom no member let in and no member kept out: a
+    /// random time of up to two trips, and twice as many each time.
     fn back_off_ms(&self, splits: u32, trip: Duration) -> u64 {
         const MOST_MS: u64 = 500;
         let window = lease::millis(2 * trip).saturating_add(2) << splits.min(8);
@@ -160,8 +160,8 @@ impl Inner {
     }
 
     /// Releases at one member until it answers, until nothing can be left there, or until the owner
-    /// has asked again: then that is given back, by whoever asked. What is on its way by then may
-    /// arrive after the new question; its ballot spares that.
+    /// has asked again: then that is given back, by the client that asked. What is on its way by
+    /// then may arrive after the new question; its ballot spares that.
     async fn release_at(
         self: &Arc<Self>,
         index: usize,
@@ -219,8 +219,8 @@ impl Inner {
         .boxed()
     }
 
-    /// Renews on a majority, and then takes again where the hold is gone and nobody has it. `bind`:
-    /// it is passed on, or taken over.
+    /// Renews on a majority, and then takes again where the hold is gone and no client has it.
+    /// `bind`: it is passed on, or taken over.
     pub(super) async fn renew(
         self: &Arc<Self>,
         op: Op,
@@ -257,8 +257,8 @@ impl Inner {
         (round.gather(renewed).await, round)
     }
 
-    /// Takes a hold over; to the end, whoever waits for it: if it is lost, some members may have
-    /// renewed it all the same, and nobody else is left to give it back there.
+    /// Takes a hold over; to the end, whichever client waits for it: if it is lost, some members
+    /// may have renewed it all the same, and no client else is left to give it back there.
     async fn resume(self: &Arc<Self>, op: Op, ttl_ms: u64, hold: Arc<Hold>, within: Duration) -> Said {
         let (answer, said) = oneshot::channel();
         let quorum = Arc::clone(self);
@@ -321,10 +321,10 @@ impl Inner {
         Err(Failure::Unknown(self.why(&round.reasons())))
     }
 
-    /// Takes again where the hold is gone: a majority is its owner's already, so nobody else can
+    /// Takes again where the hold is gone: a majority is its owner's already, so no client else can
     /// have been let in. Else a restart of one member after the other would cost a lock that never
     /// had fewer than all but one. The same where a member has kept a ballot below the one that was
-    /// granted: whoever takes the hold over would be shown that.
+    /// granted: the client that takes the hold over would be shown that.
     fn rejoin(self: &Arc<Self>, round: &mut Round, op: &Op, ttl_ms: u64, hold: &Arc<Hold>, part: Duration) {
         let token = hold.token();
         let lacks = move |answer: &Answer| match answer {
@@ -399,8 +399,8 @@ impl Inner {
     }
 
     /// Gives back what a member may have granted after the owner has left: the release may have
-    /// been there before. If the hold was passed on, whoever has it now may count on this member:
-    /// then not before nobody has it any more.
+    /// been there before. If the hold was passed on, whichever client has it now may count on this
+    /// member: then not before no client has it any more.
     pub(super) async fn give_back_late(self: &Arc<Self>, index: usize, op: &Op, hold: &Arc<Hold>) {
         if !hold.is_passed_on() || self.ends(op, hold).await {
             let _under_way = Releasing::one(self);
@@ -430,7 +430,7 @@ impl Inner {
         self.runtime.sleep_until(self.runtime.now() + pause).await;
     }
 
-    /// Releases the owner's hold, or anybody's.
+    /// Releases the owner's hold, or any client's.
     pub(super) async fn release(self: &Arc<Self>, op: Op, whose: Whose, within: Duration) -> Said {
         let (now, part) = (self.runtime.now(), within / 2);
         let hold = self.holds.known(&op.owner).unwrap_or_else(|| self.unknown_hold(now));
@@ -474,7 +474,7 @@ impl Inner {
         Arc::new(hold)
     }
 
-    /// Looks who holds, and whether the one who asks does.
+    /// Looks who holds, and whether the asker does.
     pub(super) async fn look(self: &Arc<Self>, op: Op, within: Duration) -> Said {
         let mut round = Round::new(self, self.majority());
         for index in 0..self.members.len() {

@@ -1,10 +1,10 @@
 //! Messages of all members, as one subscription.
 //!
 //! One member's word that a lock is free means little: the others may not have heard of the release
-//! yet, or it was the undo of somebody who got no majority. So it is passed on when a majority has
-//! said the same, or a little later if no majority does. While one has a bare majority, whoever
-//! asks takes the rest, gives it back, and so wakes all who ask next: each such word is kept back
-//! for longer than the one before.
+//! yet, or it was the undo of a client who got no majority. So it is passed on when a majority has
+//! said the same, or a little later if no majority does. While one has a bare majority, the client
+//! that asks takes the rest, gives it back, and so wakes all who ask next: each such word is kept
+//! back for longer than the one before.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -128,7 +128,7 @@ struct Relay {
 }
 
 impl Relay {
-    /// Until nobody listens any more, or too few members are heard.
+    /// Until no client listens any more, or too few members are heard.
     async fn run(mut self) {
         let publisher = self.publisher.clone();
         let mut over = pin!(publisher.over());

@@ -20,7 +20,7 @@ pub(super) struct Hold {
     token: AtomicU64,
     /// What may be at each member.
     places: Mutex<Vec<Place>>,
-    /// How often in a row nobody got a majority.
+    /// How often in a row no client got a majority.
     splits: AtomicU32,
     /// When the last lease that was asked for is over.
     until: AtomicU64,
@@ -164,7 +164,7 @@ impl Hold {
         self.has_left.store(true, Ordering::Release);
     }
 
-    /// Somebody else has it from now on, or nobody yet.
+    /// Another client has it from now on, or no client yet.
     pub(super) fn pass_on(&self) {
         self.is_passed_on.store(true, Ordering::Release);
         self.leave();
@@ -178,7 +178,7 @@ impl Hold {
         self.has_left.load(Ordering::Acquire)
     }
 
-    /// Nobody got a majority once more: how often in a row.
+    /// No client got a majority once more: how often in a row.
     pub(super) fn split(&self) -> u32 {
         self.splits.fetch_add(1, Ordering::Relaxed)
     }

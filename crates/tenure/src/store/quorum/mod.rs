@@ -46,7 +46,7 @@ struct Inner {
     members: Vec<Arc<Member>>,
     runtime: Arc<dyn Runtime>,
     holds: OwnerRegistry,
-    /// The longest lease that was asked for, in ms: for so long a member that starts anew may have
+    /// The longest lease that was asked for, in ms: for so long a member that restarts may have
     /// forgotten one.
     longest_ms: AtomicU64,
     /// Releases that go on behind the caller's back.
@@ -89,7 +89,7 @@ impl Quorum {
                     "a quorum's members are independent, and {url} is there twice"
                 )));
             }
-            // They fail over, or have no one age: what they have forgotten nobody could tell.
+            // They fail over, or have no one age: what they have forgotten no client could tell.
             let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
             if ["quorum", "-cluster", "-sentinel"].iter().any(|what| scheme.ends_with(what)) {
                 return Err(Error::invalid(format!(
@@ -359,7 +359,7 @@ mod tests {
         }
     }
 
-    /// Three members, the last of them behind a gate for each of two sides. If it starts anew
+    /// Three members, the last of them behind a gate for each of two sides. If it restarts
     /// meanwhile, the second sees the old one.
     struct Sides {
         runtime: Arc<dyn Runtime>,

@@ -14,8 +14,8 @@ use crate::protocol::quorum::Vote;
 use crate::protocol::{Answer, Op};
 use crate::store::Failure;
 
-/// Dropped with questions unanswered, it leaves them to the runtime: whoever is slow is heard all
-/// the same.
+/// Dropped with questions unanswered, it leaves them to the runtime: the member that is slow is
+/// heard all the same.
 pub(super) struct Round {
     quorum: Arc<Inner>,
     pub(super) words: Vec<Vote>,
@@ -81,7 +81,7 @@ impl Round {
         (self.words[member], self.failures[member]) = (Vote::Abstains, Some(why));
     }
 
-    /// Whoever has not answered by now is not waited for any more.
+    /// The member that has not answered by now is not waited for any more.
     pub(super) fn give_up_waiting(&mut self) {
         self.go_on_behind();
         for (word, failure) in self.words.iter_mut().zip(&mut self.failures) {
@@ -92,8 +92,8 @@ impl Round {
         }
     }
 
-    /// Asks, and listens until there is a verdict. It is told whether anybody is left who is worth
-    /// waiting for.
+    /// Asks, and listens until there is a verdict. It is told whether any member is left who is
+    /// worth waiting for.
     pub(super) async fn gather<V>(&mut self, verdict: impl Fn(&[Vote], bool) -> Option<V>) -> V {
         poll_fn(|context| {
             // All of them, before anything is decided: a request is sent when it is first polled.

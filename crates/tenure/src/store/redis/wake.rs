@@ -1,6 +1,6 @@
 //! Messages to those who wait, on a connection of their own.
 //!
-//! Of their own, because a server may say on it what was not asked for, and then nobody can tell
+//! Of their own, because a server may say on it what was not asked for, and then no client can tell
 //! any more which reply is whose. It is opened for the first who listens and kept a little longer
 //! than the last.
 

@@ -46,7 +46,7 @@ pub(super) struct Lock {
     pub(super) sort: LockKind,
     /// Who holds and who waits, in the order in which they came.
     pub(super) places: Vec<Place>,
-    /// While nobody has a place: since when, which is also until when somebody did.
+    /// While no client has a place: since when, which is also until when a client did.
     pub(super) free_since: TrueTime,
     /// Since when that may be known.
     known_since: TrueTime,
@@ -345,7 +345,7 @@ impl ReferenceModel {
 }
 
 impl Owned {
-    /// What has become of nobody yet.
+    /// What has become of no client yet.
     pub(super) fn new(at: TrueTime) -> Self {
         Self {
             process: 0,
