@@ -37,7 +37,7 @@ pub(crate) enum Command {
     /// For a lock whose holder is gone or stuck, when its lease takes too long to end. The next
     /// waiter is let in. A holder of `tenure run` hears of it when it asks next, after a third of
     /// its ttl at most. Until then its CMD runs beside that of the next holder, and only fencing
-    /// tokens keep the two apart. It prints what was ended, as `tenure status` does, and how long
+    /// tokens distinguish the two. It prints what was ended, as `tenure status` does, and how long
     /// the old CMD may run.
     Release(Release),
     /// Tests a store: many processes use locks, some are killed, and the answers are judged.

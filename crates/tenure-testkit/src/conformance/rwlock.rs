@@ -90,10 +90,10 @@ pub async fn a_downgrade_lets_readers_in_at_once(fixture: &Fixture) {
 /// Whatever else has the same name, or the same prefix and name together.
 pub async fn a_downgrade_touches_no_other_lock(fixture: &Fixture) {
     let (locks, theirs) = (fixture.client(), fixture.client());
-    let apart = locks.with(|options| options.prefix("p:")).expect("options");
+    let other_prefix = locks.with(|options| options.prefix("p:")).expect("options");
     let writer = locks.rwlock("x").expect("a name").write().await.expect("a free lock");
     let other = locks.rwlock("y").expect("a name").write().await.expect("a free lock");
-    let prefixed = apart.rwlock("x").expect("a name").write().await.expect("a free lock");
+    let prefixed = other_prefix.rwlock("x").expect("a name").write().await.expect("a free lock");
     let reader = writer.downgrade().await.expect("a downgrade");
     assert!(theirs.rwlock("x").expect("a name").try_read().await.expect("an answer").is_some());
     for lock in [locks.rwlock("y"), locks.rwlock("p:x")] {

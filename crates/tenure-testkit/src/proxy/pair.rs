@@ -207,8 +207,8 @@ impl Direction {
                     continue;
                 }
             };
-            let room = self.room(&bytes, fault);
-            let len = match to.write(&bytes[..bytes.len().min(room)]) {
+            let space = self.space(&bytes, fault);
+            let len = match to.write(&bytes[..bytes.len().min(space)]) {
                 Ok(len) => len,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     self.full = true;
@@ -218,7 +218,7 @@ impl Direction {
                 Err(_) => return Step::Broken,
             };
             self.pass(&bytes[..len]);
-            if len == room {
+            if len == space {
                 return Step::Cut;
             }
             bytes.drain(..len);
@@ -230,7 +230,7 @@ impl Direction {
     }
 
     /// How many of the next bytes may pass before the connection is cut.
-    fn room(&self, bytes: &[u8], fault: Fault) -> usize {
+    fn space(&self, bytes: &[u8], fault: Fault) -> usize {
         match fault {
             Fault::CutAfterBytes(way, count) if way == self.way => {
                 usize::try_from(count.saturating_sub(self.bytes)).expect("a count that fits into memory")

@@ -4,7 +4,7 @@ use super::clock::{MS, SECOND, TrueTime};
 use super::executor::{ProcessId, Sim};
 use super::network::{Network, Parting};
 
-/// How likely each blow is, against the others.
+/// How likely each fault is, against the others.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NodeFaults {
     /// How many at most.
@@ -81,9 +81,9 @@ impl NodeFaults {
         ];
         let all: u32 = weights.iter().map(|(weight, _)| weight).sum();
         let mut chosen = sim.choose(all.max(1));
-        for (weight, blow) in weights {
+        for (weight, fault) in weights {
             if chosen < weight {
-                return Some(blow);
+                return Some(fault);
             }
             chosen -= weight;
         }

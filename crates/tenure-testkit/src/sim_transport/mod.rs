@@ -226,8 +226,8 @@ impl SimTransport {
     fn send(&self, id: usize, way: Way, bytes: &[u8]) {
         let cut = self.inner().cuts.get(&id).copied().filter(|cut| cut.way == way);
         let passed = self.inner().connections[id].passed[way as usize];
-        let room = cut.map_or(u64::MAX, |cut| cut.after.saturating_sub(passed));
-        let fits = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
+        let space = cut.map_or(u64::MAX, |cut| cut.after.saturating_sub(passed));
+        let fits = bytes.len().min(usize::try_from(space).unwrap_or(usize::MAX));
         let (now, later) = bytes.split_at(fits);
         self.pass(id, way, now);
         if let (Some(cut), false) = (cut, later.is_empty()) {

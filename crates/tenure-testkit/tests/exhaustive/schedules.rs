@@ -139,7 +139,7 @@ impl Store for Wire {
                 let id = server.next;
                 server.next += 1;
                 server.listeners.push((id, publisher));
-                Box::new(Ear(Arc::clone(&wire.server), id)) as Box<dyn Any + Send>
+                Box::new(Subscription(Arc::clone(&wire.server), id)) as Box<dyn Any + Send>
             }))
         }
         .boxed()
@@ -168,9 +168,9 @@ impl std::fmt::Debug for Wire {
     }
 }
 
-struct Ear(Arc<Mutex<Server>>, u64);
+struct Subscription(Arc<Mutex<Server>>, u64);
 
-impl Drop for Ear {
+impl Drop for Subscription {
     fn drop(&mut self) {
         server(&self.0).listeners.retain(|(id, _)| *id != self.1);
     }
@@ -235,7 +235,7 @@ impl Task {
                 let _ = guard.release().await;
             }
         } else if patience == SECOND {
-            self.model.lock().expect("one thread").wrong = Some("somebody waits for ever");
+            self.model.lock().expect("one thread").wrong = Some("a client waits for ever");
         }
         let mut model = self.model.lock().expect("one thread");
         (model.done, model.ended) = (model.done + 1, self.sim.now());

@@ -14,20 +14,20 @@ use tenure_testkit::sim::executor::{OUTSIDE, Sim, Stop};
 fn run(seed: u64) -> (u64, Vec<(TrueTime, u32)>) {
     let sim = Sim::new(Chooser::seeded(seed));
     let seen: Arc<Mutex<Vec<(TrueTime, u32)>>> = Arc::default();
-    let bell = Arc::new(tokio::sync::Notify::new());
+    let notify = Arc::new(tokio::sync::Notify::new());
     let processes: Vec<_> = (0..3)
         .map(|index| sim.process(Clock { offset: index * 77 * SECOND, ppm: index as i32 * 900 - 900 }, seed))
         .collect();
     for index in 0..9 {
-        let (process, seen, bell, sim) =
-            (Arc::clone(&processes[index % 3]), Arc::clone(&seen), Arc::clone(&bell), sim.clone());
+        let (process, seen, notify, sim) =
+            (Arc::clone(&processes[index % 3]), Arc::clone(&seen), Arc::clone(&notify), sim.clone());
         let task = {
             let process = Arc::clone(&process);
             async move {
                 for round in 0..4 {
                     let pause = Duration::from_nanos(process.random() % 50_000_000);
                     process.sleep_until(process.now() + pause).await;
-                    bell.notify_waiters();
+                    notify.notify_waiters();
                     seen.lock().expect("no panic").push((sim.now(), index as u32 * 10 + round));
                 }
             }

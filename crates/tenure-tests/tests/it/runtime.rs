@@ -151,18 +151,21 @@ fn threads_block_side_by_side() {
 #[test]
 fn a_waker_that_nobody_wakes_is_no_obstacle() {
     // A future is polled once by hand, with a waker that does nothing, and then by an executor.
-    struct Deaf;
-    impl Wake for Deaf {
+    struct NoWaker;
+    impl Wake for NoWaker {
         fn wake(self: Arc<Self>) {}
     }
     let locks = locks();
     let guard = lock(&locks, "x");
     let mutex = locks.mutex("x").expect("a name");
     let mut waiting = pin!(mutex.lock());
-    assert!(matches!(waiting.as_mut().poll(&mut Context::from_waker(&Arc::new(Deaf).into())), Poll::Pending));
+    assert!(matches!(
+        waiting.as_mut().poll(&mut Context::from_waker(&Arc::new(NoWaker).into())),
+        Poll::Pending
+    ));
     let lost = guard.lost();
     let mut lost = pin!(lost);
-    assert!(matches!(lost.as_mut().poll(&mut Context::from_waker(&Arc::new(Deaf).into())), Poll::Pending));
+    assert!(matches!(lost.as_mut().poll(&mut Context::from_waker(&Arc::new(NoWaker).into())), Poll::Pending));
     drop(guard);
     assert!(matches!(block_on(lost), HoldEnd::Released));
     block_on(waiting).expect("a grant").name();
@@ -204,7 +207,7 @@ fn a_waker_that_panics_costs_what_it_waits_for_and_nothing_after() {
     }
     let locks = locks();
     let guard = lock(&locks, "x");
-    // Lost by another's hand, which the keeper finds out and tells.
+    // Lost by another's hand, which the renewer finds out and tells.
     let mut lost = pin!(guard.lost());
     let waker = Arc::new(Panics).into();
     assert!(lost.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());

@@ -264,7 +264,7 @@ impl Lease {
     pub(crate) fn lose(&self, engine: &Engine, reason: impl fmt::Display) {
         if self.settle(HoldEnd::Lost(Error::lost(&self.name, engine.store.url(), &reason))) {
             engine.renewer.forget(self);
-            engine.local_queues.nudge(&self.name, None);
+            engine.local_queues.ask_soon(&self.name, None);
             event!(
                 WARN,
                 target: "tenure",

@@ -37,7 +37,7 @@ use crate::store::Failure;
 /// The longest sleep of a waiter that hears nothing.
 const CAP: Duration = Duration::from_secs(30);
 /// So long a question waits for the subscription that is to come before it.
-const EAR: Duration = Duration::from_millis(100);
+const SUBSCRIBE: Duration = Duration::from_millis(100);
 /// After so many hand-overs inside this process, or so much time, one turn is left to others.
 const STREAK: u32 = 16;
 const STREAK_TIME: Duration = Duration::from_millis(50);
@@ -99,7 +99,7 @@ impl LocalQueues {
 
     /// A hold of this name has ended, here, by a release of `by`, or was found lost: the first in
     /// line may try.
-    pub(super) fn nudge(&self, name: &LockName, by: Option<&Owner>) {
+    pub(super) fn ask_soon(&self, name: &LockName, by: Option<&Owner>) {
         let lines = self.all();
         for (_, line) in
             lines.range((name.clone(), Kind::Mutex)..).take_while(|((known, _), _)| known == name)
@@ -456,7 +456,7 @@ impl Server {
         let within = ask.options.op_timeout;
         self.subscription =
             Subscription::Connecting(self.engine.store.listen(self.line.name(), ask.rule, within));
-        let mut timer = self.engine.runtime.sleep_until(self.engine.now() + EAR.min(within));
+        let mut timer = self.engine.runtime.sleep_until(self.engine.now() + SUBSCRIBE.min(within));
         let heard = poll_fn(|context| match self.subscription.poll(context) {
             Poll::Ready(heard) => Poll::Ready(Some(heard)),
             Poll::Pending => timer.poll_unpin(context).map(|()| None),

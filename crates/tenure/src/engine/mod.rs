@@ -60,8 +60,8 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) fn new(store: Arc<dyn Store>, runtime: Arc<dyn Runtime>) -> Arc<Self> {
-        // Ids need to be unique per owner only, but a random start tells two processes' traces
-        // apart.
+        // Ids need to be unique per owner only, but a random start distinguishes two processes'
+        // traces.
         let ids = AtomicU64::new(runtime.random() >> 1);
         let (local_queues, ticket_queues) = (LocalQueues::default(), TicketQueues::default());
         let (renewer, pending_releases) = (Renewer::default(), PendingReleases::default());

@@ -36,18 +36,18 @@ pub(crate) async fn release(held: Hold) -> Result<()> {
     let lost = held.lease.outcome(&engine).and_then(HoldEnd::into_error);
     let lost = lost.filter(|_| !planted(Bug::LossTakenForRelease));
     let (deadline, op_timeout) = (held.lease.lost_at(), held.lease.op_timeout);
-    let mut farewell = Release::to(&held.engine, &held.lease);
+    let mut pending = Release::to(&held.engine, &held.lease);
     let lease = held.disarm();
     let until = engine.now() + op_timeout;
     loop {
         let left = until.since(engine.now()).max(Duration::from_millis(1));
-        let failure = match farewell.attempt(left).await {
+        let failure = match pending.attempt(left).await {
             Ok(_) if lost.is_some() => return lost.map_or(Ok(()), Err),
             Ok(Answer::Released { .. }) => return Ok(()),
             Ok(answer) => match lease.refusal(&answer) {
-                Some(_) if farewell.was_repeated() && engine.now() < deadline => return Ok(()),
+                Some(_) if pending.was_repeated() && engine.now() < deadline => return Ok(()),
                 Some(_) if planted(Bug::LossTakenForRelease) => return Ok(()),
-                Some(_) if farewell.was_repeated() => {
+                Some(_) if pending.was_repeated() => {
                     let cause =
                         Failure::cause("the release was repeated, and the lease may have ended before it");
                     return Err(engine.failed(&lease.name, Failure::Unknown(cause)));
@@ -61,9 +61,9 @@ pub(crate) async fn release(held: Hold) -> Result<()> {
         if lost.is_some() {
             return lost.map_or(Ok(()), Err);
         }
-        let pause = engine.jittered(backoff(farewell.attempts));
+        let pause = engine.jittered(backoff(pending.attempts));
         if matches!(failure, Failure::Refused(_)) {
-            farewell.done = true;
+            pending.done = true;
             return Err(engine.failed(&lease.name, failure));
         }
         if engine.now() + pause >= until {
@@ -107,13 +107,13 @@ pub(super) struct Release {
 
 impl Release {
     fn to(engine: &Arc<Engine>, lease: &Lease) -> Self {
-        let mut farewell =
+        let mut pending =
             Self::new(engine, &lease.name, lease.rule, &lease.owner, lease.hold, lease.over_at());
-        farewell.rebinds = lease.may_be_detached() && !planted(Bug::DetachLeaves);
+        pending.rebinds = lease.may_be_detached() && !planted(Bug::DetachLeaves);
         if planted(Bug::WakeBeforeWrite) {
-            farewell.nudge();
+            pending.ask_soon();
         }
-        farewell
+        pending
     }
 
     pub(super) fn new(
@@ -140,9 +140,9 @@ impl Release {
         owner: &Owner,
         hold: u64,
     ) -> Self {
-        let mut farewell = Self::new(engine, name, rule, owner, hold, engine.now());
-        farewell.detaches = true;
-        farewell
+        let mut pending = Self::new(engine, name, rule, owner, hold, engine.now());
+        pending.detaches = true;
+        pending
     }
 
     /// There is nothing to be released.
@@ -152,10 +152,10 @@ impl Release {
 
     /// Tells the first waiter in this process to ask. The store's message about the release is no
     /// news then, unless the owner has further holds, whose end is told by the same message.
-    fn nudge(&self) {
+    fn ask_soon(&self) {
         let is_only = self.rule != LockSpec::Reentrant || planted(Bug::EndOfAnotherForgotten);
         let by = is_only.then_some(&self.owner);
-        self.engine.local_queues.nudge(&self.name, by);
+        self.engine.local_queues.ask_soon(&self.name, by);
     }
 
     fn was_repeated(&self) -> bool {
@@ -180,7 +180,7 @@ impl Release {
             let mut call = pin!(self.engine.call(&self.name, self.rule, &self.owner, verb, within));
             let sent = poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
             if !planted(Bug::WakeBeforeWrite) {
-                self.nudge();
+                self.ask_soon();
             }
             match sent {
                 Poll::Ready(answer) => answer,

@@ -375,7 +375,7 @@ pub struct Holding {
     pub weight: u32,
 }
 
-/// A value of ours taken apart: `owner#token`. A bare owner, from a client that could give no
+/// A parsed value of this library: `owner#token`. A bare owner, from a client that could give no
 /// token, has token 0.
 pub fn ours(value: &(impl AsRef<[u8]> + ?Sized)) -> Option<(Owner, u64)> {
     let value = std::str::from_utf8(value.as_ref()).ok()?;

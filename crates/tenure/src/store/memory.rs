@@ -84,8 +84,8 @@ impl Inner {
     }
 
     fn tell(&mut self, name: &LockName, wake: &Wake) {
-        let ears = (name.clone(), 0)..=(name.clone(), u64::MAX);
-        for (_, listener) in self.listeners.range(ears) {
+        let range = (name.clone(), 0)..=(name.clone(), u64::MAX);
+        for (_, listener) in self.listeners.range(range) {
             listener.say(wake.clone());
         }
     }

@@ -54,7 +54,7 @@ struct Inner {
     stalled_until: TrueTime,
     connections: Vec<Connection>,
     ends: Vec<End>,
-    listeners: Vec<Ear>,
+    listeners: Vec<Subscriber>,
     next_ear: u64,
     /// How often the server has started again, and when last.
     starts: u64,
@@ -120,7 +120,7 @@ struct Connection {
 }
 
 /// A subscription.
-struct Ear {
+struct Subscriber {
     id: u64,
     process: ProcessId,
     name: LockName,
@@ -448,7 +448,7 @@ impl Inner {
         self.latency(sim)
     }
 
-    fn ears_of(&self, process: ProcessId) -> impl Iterator<Item = &Ear> {
+    fn subscribers_of(&self, process: ProcessId) -> impl Iterator<Item = &Subscriber> {
         self.listeners.iter().filter(move |listener| listener.process == process && listener.is_open)
     }
 }

@@ -63,8 +63,8 @@ impl Network {
             (inner.next_ear, opens_at, confirmed_at, out_of_time_at, is_lost)
         };
         let listener = Listener::new(|publisher| {
-            let ear = Ear { id, process, name: name.clone(), kind, publisher, is_open: false };
-            self.inner().listeners.push(ear);
+            let subscriber = Subscriber { id, process, name: name.clone(), kind, publisher, is_open: false };
+            self.inner().listeners.push(subscriber);
             Box::new(Subscription { network: self.clone(), id }) as Box<dyn Any + Send>
         });
         if is_lost || confirmed_at > out_of_time_at {
@@ -73,8 +73,10 @@ impl Network {
         }
         let network = self.clone();
         self.sim.at(opens_at, move || {
-            if let Some(ear) = network.inner().listeners.iter_mut().find(|ear| ear.id == id) {
-                ear.is_open = true;
+            if let Some(subscriber) =
+                network.inner().listeners.iter_mut().find(|subscriber| subscriber.id == id)
+            {
+                subscriber.is_open = true;
             }
         });
         self.sim.sleep_until(confirmed_at).await;
@@ -90,9 +92,9 @@ struct Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         let mut inner = self.network.inner();
-        let place = inner.listeners.iter().position(|ear| ear.id == self.id);
-        let ear = place.map(|place| inner.listeners.swap_remove(place));
+        let place = inner.listeners.iter().position(|subscriber| subscriber.id == self.id);
+        let subscriber = place.map(|place| inner.listeners.swap_remove(place));
         drop(inner);
-        drop(ear);
+        drop(subscriber);
     }
 }

@@ -216,7 +216,7 @@ impl Network {
         self.sim.at(heard_at, move || {
             let inner = network.inner();
             let listeners: Vec<_> =
-                inner.ears_of(process).map(|listener| listener.publisher.clone()).collect();
+                inner.subscribers_of(process).map(|listener| listener.publisher.clone()).collect();
             drop(inner);
             for listener in listeners {
                 listener.say(Wake::Reconnected);

@@ -415,8 +415,8 @@ impl Inside<'_> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = openat(&self.dir, id.to_string(), flags, Mode::empty())?;
         let stat = fstat(&file)?;
-        let (length, room) = (stat.st_size as usize, stat.st_blocks as u64 * 512);
-        if record.len() > length && record.len() as u64 > room {
+        let (length, space) = (stat.st_size as usize, stat.st_blocks as u64 * 512);
+        if record.len() > length && record.len() as u64 > space {
             return Err(Errno::NOSPC);
         }
         let mut written = 0;

@@ -11,7 +11,7 @@ use crate::protocol::Answer;
 use crate::runtime::Moment;
 use crate::store::Failure;
 
-/// One owner's hold, or its wish for one.
+/// One owner's hold, or its request for one.
 #[derive(Debug, Default)]
 pub(super) struct Hold {
     /// The highest ballot that was sent for it to all members.

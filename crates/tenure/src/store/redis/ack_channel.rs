@@ -53,7 +53,7 @@ pub(super) struct AckChannel {
     used: AtomicBool,
     state: Mutex<State>,
     /// There is something to send, or nothing ever more.
-    bell: Notify,
+    notify: Notify,
     /// Something is not under way any more.
     settled: Notify,
 }
@@ -112,13 +112,13 @@ impl AckChannel {
     pub(super) fn new(connector: Arc<Connector>, main: Arc<Link>) -> Arc<Self> {
         let runtime = Arc::clone(&connector.runtime);
         let (link, used, state) = (Link::new(connector), AtomicBool::new(false), Mutex::default());
-        Arc::new(Self { runtime, link, main, used, state, bell: Notify::new(), settled: Notify::new() })
+        Arc::new(Self { runtime, link, main, used, state, notify: Notify::new(), settled: Notify::new() })
     }
 
     pub(super) fn close(&self) {
         self.state().closed = true;
         self.link.close();
-        self.bell.notify_one();
+        self.notify.notify_one();
     }
 
     pub(super) fn hang_up(&self) {
@@ -150,7 +150,7 @@ impl AckChannel {
             id
         };
         let queued = Queued { ack_channel: self, id };
-        self.bell.notify_one();
+        self.notify.notify_one();
         match by(&*self.runtime, deadline, reply).await {
             Some(Ok(reply)) => reply,
             Some(Err(_)) => Err(Failure::Unknown(Failure::cause("the store was closed"))),
@@ -210,7 +210,7 @@ impl AckChannel {
         let mut unnoted = true;
         let (mut main, mut knows) = (0, None);
         loop {
-            let rung = self.bell.notified();
+            let rung = self.notify.notified();
             if self.state().closed {
                 return;
             }
@@ -586,7 +586,7 @@ impl Drop for InFlight {
                 }
             }
         }
-        self.ack_channel.bell.notify_one();
+        self.ack_channel.notify.notify_one();
     }
 }
 

@@ -45,7 +45,7 @@ const HASTY: u32 = 3;
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// Why a name cannot be a lock's.
-const APART: &str = "on a cluster a lock and its counter must share a slot, and no counter can share that of a name with `}`, or of a \
+const TWO_SLOTS: &str = "on a cluster a lock and its counter must share a slot, and no counter can share that of a name with `}`, or of a \
      reentrant mutex with `{`, unless something stands between a first `{` and the next `}`";
 
 /// A store on a cluster of Redis or Valkey servers. Clones share its connections.
@@ -156,7 +156,7 @@ impl Store for Cluster {
 
     /// A lock is kept only where its counter and its channel can be.
     fn supports(&self, rule: LockSpec, name: &LockName) -> Result<(), &'static str> {
-        if keys::share_a_slot(rule, name.as_str()) { Ok(()) } else { Err(APART) }
+        if keys::share_a_slot(rule, name.as_str()) { Ok(()) } else { Err(TWO_SLOTS) }
     }
 
     /// When any node was reconnected to, or serves slots for the first time.
@@ -619,7 +619,7 @@ async fn topology_refresh(cluster: Weak<Inner>) {
 fn fits(rule: LockSpec, name: &LockName) -> Result<(), Failure> {
     match keys::share_a_slot(rule, name.as_str()) {
         true => Ok(()),
-        false => Err(Failure::Refused(Failure::cause(APART))),
+        false => Err(Failure::Refused(Failure::cause(TWO_SLOTS))),
     }
 }
 

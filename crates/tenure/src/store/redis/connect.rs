@@ -97,7 +97,7 @@ const DIAL: Duration = Duration::from_secs(2);
 const QUEUE: usize = 1024;
 
 /// What receives the messages of a connection; it must not block.
-pub(super) type Ear = Arc<dyn Fn(PushInfo) + Send + Sync>;
+pub(super) type PushListener = Arc<dyn Fn(PushInfo) + Send + Sync>;
 
 /// Opens connections to one server, or to whichever is the master.
 pub(super) struct Connector {
@@ -182,7 +182,7 @@ impl Connector {
     /// one can be used: a request of it that is still on its way must not arrive after one of this.
     pub(super) async fn connect(
         &self,
-        listener: Option<Ear>,
+        listener: Option<PushListener>,
         before: Option<&Peer>,
     ) -> Result<Connection, Failure> {
         let deadline = self.runtime.now() + DIAL;
@@ -215,7 +215,7 @@ impl Connector {
     async fn find(
         &self,
         resolver: &SentinelResolver,
-        listener: Option<Ear>,
+        listener: Option<PushListener>,
         before: Option<&Peer>,
         deadline: Moment,
     ) -> Result<Connection, Failure> {
@@ -265,7 +265,7 @@ impl Connector {
     async fn open(
         &self,
         target: &Target,
-        listener: Option<Ear>,
+        listener: Option<PushListener>,
         before: Option<&Peer>,
         deadline: Moment,
     ) -> Result<Connection, Failure> {
@@ -296,7 +296,7 @@ impl Connector {
     async fn log_in(
         &self,
         target: &Target,
-        listener: Option<Ear>,
+        listener: Option<PushListener>,
         deadline: Moment,
     ) -> Result<Connection, Failure> {
         let requests = listener.is_none();

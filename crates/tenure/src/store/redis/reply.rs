@@ -4,7 +4,7 @@ use redis::Value;
 
 use crate::protocol::{Answer, Found, Holding, Kind, LockSpec, Op, Place, Verb};
 
-/// A reply taken apart.
+/// A parsed reply.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Read {
     /// What the lock says.

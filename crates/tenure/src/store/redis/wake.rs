@@ -16,7 +16,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::Notify;
 
-use super::connect::{Connection, Connector, Ear, by, command};
+use super::connect::{Connection, Connector, PushListener, by, command};
 use super::failure;
 use super::link::{Pace, pause};
 use super::reply::{bytes, text};
@@ -190,7 +190,7 @@ impl Notifications {
         let mut pace = Pace::default();
         loop {
             let notifications = Arc::downgrade(&self);
-            let listener: Ear = Arc::new(move |info| {
+            let listener: PushListener = Arc::new(move |info| {
                 if let Some(notifications) = notifications.upgrade() {
                     notifications.hear(&info);
                 }
@@ -237,10 +237,10 @@ impl Notifications {
     /// who have listened hear nothing for as long as it lasts, and are told so by their end.
     fn cut_off(&self, failure: Failure) {
         let mut state = self.state();
-        let mut deaf = Vec::new();
+        let mut unheard = Vec::new();
         for channel in state.channels.values_mut() {
             if std::mem::take(&mut channel.was_heard) {
-                deaf.push(std::mem::take(&mut channel.listeners));
+                unheard.push(std::mem::take(&mut channel.listeners));
             }
         }
         if let Failure::Refused(_) = failure {
@@ -250,7 +250,7 @@ impl Notifications {
         }
         state.failure = Some(failure);
         drop(state);
-        drop(deaf);
+        drop(unheard);
         self.connector.trouble.notify_one();
         self.told.notify_waiters();
     }
