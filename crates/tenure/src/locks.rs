@@ -447,7 +447,7 @@ impl Locks {
         }
     }
 
-    /// Who holds a lock: `None` when no client does.
+    /// The holders of a lock: `None` if it is free.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -473,10 +473,10 @@ impl Locks {
     /// meanwhile may or may not show.
     ///
     /// On a server this walks over all keys of the database, three times and a few hundred at once,
-    /// whatever the prefix, because there is no index of names; on a cluster over those of every
-    /// master, on a quorum of every member. A lock may be told twice. Where neither a prefix is
-    /// given nor one is [set](Options::prefix), only locks of this library are told; otherwise also
-    /// what other programs have written at such names.
+    /// regardless of the prefix, because there is no index of names; on a cluster over those of
+    /// every master, on a quorum of every member. A lock may be told twice. Where neither a prefix
+    /// is given nor one is [set](Options::prefix), only locks of this library are told; otherwise
+    /// also what other programs have written at such names.
     ///
     /// ```
     /// # tenure::block_on(async {

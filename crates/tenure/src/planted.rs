@@ -50,7 +50,7 @@ pub enum Bug {
     DowngradeWakesNobody,
     /// A pushed grant counts from when it was received.
     PushFromReceipt,
-    /// A pushed grant is believed by the client that waits, whatever its number.
+    /// A pushed grant is believed by the client that waits, regardless of its number.
     PushOfAnotherLife,
     /// Those who wait are told before the lock is free: when its release is queued, and not when it
     /// is sent. And
@@ -65,7 +65,7 @@ pub enum Bug {
     /// What got no majority is given back only where it is known to have been granted.
     UndoOfGrantsOnly,
     /// What an earlier try may have left on a quorum is given back also when it was asked for again
-    /// since, whatever its ballot.
+    /// since, regardless of its ballot.
     UndoOutlivesRetry,
     /// A member of a quorum votes that has just started, and may have forgotten a lease.
     NewcomersVote,
@@ -81,7 +81,7 @@ pub enum Bug {
     NoRounding,
     /// The loss of a lease is not announced early.
     NoGrace,
-    /// Who is called from a queue begins with whatever its place has left.
+    /// A waiter called from a queue begins with what its place has left.
     CalledWithTooLittle,
     /// No pause between an attempt to renew that failed and the next.
     NoRetryPause,
@@ -99,11 +99,11 @@ pub enum Bug {
     ReleaseGivenUp,
     /// A detach that is dropped leaves its hold counted for no client.
     DetachLeaves,
-    /// `max_hold` counts from before the turn of who waits in a queue.
+    /// `max_hold` counts from before a waiter's turn in a queue.
     MaxHoldFromWait,
     /// What is being released is asked for again under the same owner.
     AskedForAsReleased,
-    /// Who hears of its turn by a refresh begins with whatever that has left.
+    /// A waiter that learns of its turn by a refresh begins with what that has left.
     RefreshedWithTooLittle,
     /// A place that may have been called before messages were heard is asked about only when it is
     /// due.

@@ -185,7 +185,7 @@ impl ReentrantMutex {
         }
     }
 
-    /// Who asks.
+    /// The asker.
     ///
     /// ```
     /// # tenure::block_on(async {

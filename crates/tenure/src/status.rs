@@ -11,7 +11,7 @@ use crate::protocol::{Found, Holding, Kind, QueueSpec, ours};
 use crate::store::{Cursor, Page};
 use std::sync::Arc;
 
-/// Who holds a lock, as the store saw it when it was asked.
+/// The state of a lock when the store answered.
 ///
 /// Use it for people and for monitoring. Do not decide by it whether to work: the lock may have
 /// changed hands since. Take the lock.
@@ -33,9 +33,9 @@ pub struct Status {
     pub kind: Kind,
     /// How many permits a semaphore has.
     pub permits: Option<u32>,
-    /// Who holds it.
+    /// The holders.
     pub holders: Vec<Holder>,
-    /// Who waits for it, in order, where the kind keeps a queue.
+    /// The waiters, in order, where the kind keeps a queue.
     pub waiters: Vec<Holder>,
     /// How many hold or wait beside these. One answer lists at most a thousand, the first in the
     /// queue.

@@ -1,4 +1,4 @@
-//! What the public API promises whatever the store, on the memory store.
+//! What the public API promises regardless of the store, on the memory store.
 
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 //!
 //! Each [`Server`] is a `redis-server` process on a loopback port and a unix socket of its own,
 //! empty, without persistence. The binary is `$TENURE_REDIS_SERVER`, or `redis-server` on the path;
-//! where there is none a test fails and says what to install.
+//! where it is missing a test fails and says what to install.
 //!
 //! ```no_run
 //! use tenure_testkit::servers::{Config, Server};

@@ -269,7 +269,7 @@ impl Scene {
         }
     }
 
-    /// The guard, as another process has it. None where there is none yet; who has it now is never
+    /// The guard, as another process has it. `None` before it exists; who has it now is never
     /// another, in between two polls.
     fn guard(&self) -> Option<OwnedFd> {
         let guard = fs::File::open(self.path().join("guard")).ok()?;

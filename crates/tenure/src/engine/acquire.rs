@@ -93,8 +93,9 @@ impl Acquisition {
         Self { engine, name, rule, owner, hold, options, since, interruptions, is_fresh, maybe }
     }
 
-    /// The same acquisition under another owner, or at least another hold. One whose hold has lapsed, and
-    /// is being released, must not be asked for again: the release would find the new hold.
+    /// The same acquisition under another owner, or at least another hold. One whose hold has
+    /// lapsed, and is being released, must not be asked for again: the release would find the new
+    /// hold.
     fn anew(&self) -> Self {
         let is_kept = !self.is_fresh || planted(Bug::AskedForAsReleased);
         let owner = is_kept.then(|| self.owner.clone());

@@ -278,7 +278,7 @@ impl PendingReleases {
         *self.pending() == 0
     }
 
-    /// Blocks the thread until there is none, at most this long.
+    /// Blocks the thread until all are done, at most this long.
     pub(super) fn wait(&self, most: Duration) {
         let pending = self.pending();
         drop(self.blocking.wait_timeout_while(pending, most, |pending| *pending > 0));

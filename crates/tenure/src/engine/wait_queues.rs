@@ -43,7 +43,7 @@ impl<K: Clone + Ord, Q: Queue> WaitQueues<K, Q> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters a wait queue, and opens one if there is none. `take_place` runs before the wait queue
+    /// Enters a wait queue, and opens one if needed. `take_place` runs before the wait queue
     /// can be closed. `serve` makes the task of a wait queue that was opened; the caller spawns it.
     pub(super) fn enter<S>(
         &self,

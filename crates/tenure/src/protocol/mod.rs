@@ -22,14 +22,14 @@ use crate::error::Error;
 use crate::name::{LockName, Quoted};
 use crate::owner::Owner;
 
-/// A request to the store: who asks what of which lock.
+/// A request to the store: the asker, the verb and the lock.
 #[derive(Clone, Debug)]
 pub struct Op {
     /// The lock's full name: prefix and name.
     pub name: LockName,
     /// The kind of lock that is meant.
     pub rule: LockSpec,
-    /// Who asks. Two requests of one owner are the same request, repeated.
+    /// The asker. Two requests of one owner are the same request, repeated.
     pub owner: Owner,
     /// Names this request; echoed beside the owner, so that no client takes another's reply for its
     /// own.
@@ -203,7 +203,7 @@ pub enum Verb {
         /// Whose hold may be ended.
         whose: Whose,
     },
-    /// Say who holds it.
+    /// Report the holders.
     Inspect,
 }
 
@@ -269,7 +269,7 @@ pub enum Answer {
     },
     /// Another client holds it.
     Busy {
-        /// The holder as it is written at the key: an owner of ours with its token, or whatever a
+        /// The holder as it is written at the key: one of our owners with its token, or whatever a
         /// foreign client wrote.
         holder: String,
         /// When the holder's lease ends, unless it has none.
@@ -296,9 +296,9 @@ pub enum Answer {
         /// As in `Waiting`, if the first in line is among them.
         retry_in_ms: Option<u64>,
     },
-    /// Who holds it, as asked; for a release of anyone, who held it.
+    /// The holders; for a forced release, those that held the lock.
     Found(Found),
-    /// Another kind of lock of ours stands at this name.
+    /// Another kind of this library's locks stands at this name.
     Mismatch {
         /// What stands there.
         kind: Kind,
@@ -349,9 +349,9 @@ pub struct Found {
     pub kind: Kind,
     /// How much weight may hold at once, where the machine counts it.
     pub capacity: Option<u32>,
-    /// Who holds.
+    /// The holders.
     pub holders: Vec<Holding>,
-    /// Who waits, in order, where the machine keeps a queue.
+    /// The waiters, in order, where the machine keeps a queue.
     pub waiters: Vec<Holding>,
     /// How many hold or wait beside these: an answer lists a thousand places.
     pub unlisted: u64,
@@ -447,7 +447,7 @@ pub struct Entry<T> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Data {
-    /// A string: a mutex of ours, or what a foreign client wrote.
+    /// A string: one of our mutexes, or what a foreign client wrote.
     Text(String),
     /// A hash: a reentrant mutex, ours or Redisson's.
     Hash(reentrant::Hash),
@@ -495,7 +495,7 @@ impl State {
     }
 }
 
-/// Who holds a lock and who waits for it, as a listing shows it. `None` when no client does.
+/// The holders and waiters of a lock, as a listing shows them. `None` if there are none.
 pub fn found(state: &State, now: Now) -> Option<Found> {
     let lock = state.lock.as_ref().filter(|lock| !lock.is_over(now))?;
     Some(match &lock.value {

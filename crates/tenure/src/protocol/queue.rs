@@ -451,7 +451,7 @@ impl Queue {
         self.deadlines.last().is_none_or(|(deadline_ms, _)| now.ms > *deadline_ms)
     }
 
-    /// Who holds and who waits, without what has lapsed: some of them, and how many there are
+    /// Holders and waiters, without what has lapsed: some of them, and how many there are
     /// beside them.
     pub(super) fn found(&self, now: Now) -> Option<Found> {
         let (mut holders, mut waiters) = (Vec::new(), Vec::new());

@@ -128,7 +128,7 @@ fn release(state: &mut State, now: Now, owner: &Owner, hold: u64, whose: Whose) 
     if left > 0 {
         return (Answer::Released { left }, None);
     }
-    // Never a hash with fields of ours alone: to Redisson that is a lock that no client holds.
+    // Never a hash with our fields alone: to Redisson that is a lock that no client holds.
     state.lock = None;
     (Answer::Released { left: 0 }, Some(Wake::Free { by: Some(owner.clone()) }))
 }

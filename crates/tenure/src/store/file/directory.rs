@@ -96,7 +96,7 @@ pub(super) enum Life {
 }
 
 impl Directory {
-    /// Opens the directory, and creates it where there is none.
+    /// Opens the directory, and creates it where it is missing.
     pub(super) fn open(path: &Path) -> Result<Self, Failure> {
         let create = DirBuilder::new().recursive(true).mode(0o700).create(path);
         create.map_err(|error| failed("create the directory", path, errno(&error)))?;

@@ -183,7 +183,7 @@ impl Worker {
         }
     }
 
-    /// Waits for whatever comes first.
+    /// Waits for the first event.
     async fn next(&mut self) -> Event {
         poll_fn(|context| {
             match self.jobs.poll_recv(context) {

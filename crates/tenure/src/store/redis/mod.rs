@@ -130,9 +130,9 @@ impl Store for Redis {
             .boxed()
     }
 
-    /// Walks over the whole database, a few hundred keys at a time, whatever the prefix: the server
-    /// has no index of names. A lock may be told twice. What other programs wrote is told only
-    /// where a prefix is given.
+    /// Walks over the whole database, a few hundred keys at a time, regardless of the prefix: the
+    /// server has no index of names. A lock may be told twice. What other programs wrote is told
+    /// only where a prefix is given.
     fn list(
         &self,
         prefix: &str,

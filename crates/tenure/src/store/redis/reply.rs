@@ -208,7 +208,7 @@ fn kind(value: &Value) -> Option<Kind> {
     std::str::from_utf8(bytes(value)?).ok()?.parse().ok()
 }
 
-/// A TTL as PTTL tells it: -1 where there is none.
+/// A TTL as PTTL tells it: -1 for a key without one.
 #[expect(clippy::option_option, reason = "no TTL is an answer, and no number is an error")]
 pub(super) fn left(value: &Value) -> Option<Option<u64>> {
     match value {

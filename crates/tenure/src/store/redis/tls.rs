@@ -40,7 +40,7 @@ pub(super) async fn encrypt(
 }
 
 /// What became of a connection, where it is the encryption's fault. A server that wants a
-/// certificate of ours says so when the handshake is over for us.
+/// client certificate says so when the handshake is over for us.
 pub(super) fn said(error: &RedisError) -> Option<Failure> {
     let cause = error.source()?;
     let error = match cause.downcast_ref::<Cause>() {
