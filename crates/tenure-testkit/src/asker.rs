@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure::internals::protocol::{Answer, Bind, Fence, LockSpec, Op, Verb, Whose};
+use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, ReleaseScope, Verb};
 use tenure::internals::store::Failure;
 use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Store};
@@ -94,12 +94,12 @@ impl Asker {
 
 /// An acquire of 30 s.
 pub fn acquire() -> Verb {
-    Verb::Acquire { ttl_ms: 30_000, hold: 1, fence: Fence::Assign, wait_ms: None, bind: Bind::Process }
+    Verb::Acquire { ttl_ms: 30_000, hold: 1, fence: Fence::Assign, wait_ms: None, bind: Liveness::Process }
 }
 
 /// The release of that.
 pub fn release() -> Verb {
-    Verb::Release { hold: 1, fence: Fence::Assign, whose: Whose::Mine }
+    Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own }
 }
 
 /// Whether it was granted.

@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use crate::engine::acquire::Wait;
 use crate::error::Result;
-use crate::face::Face;
 use crate::guard::Guard;
+use crate::handle::LockHandle;
 use crate::name::LockName;
 use crate::options::Options;
 
@@ -35,7 +35,7 @@ use crate::options::Options;
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
-pub struct FairMutex(pub(crate) Face);
+pub struct FairMutex(pub(crate) LockHandle);
 
 impl FairMutex {
     /// The lock's name, without the prefix.

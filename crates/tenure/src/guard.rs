@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::engine::Home;
+use crate::engine::Client;
 use crate::engine::hold::{Hold, HoldEnd, Lease, Lost};
 use crate::engine::release;
 use crate::error::{Error, Result, RunError};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Bind, Verb};
+use crate::protocol::{Answer, Liveness, Verb};
 
 /// A lock that is held: what `lock`, `acquire` and their like give.
 ///
@@ -48,7 +48,7 @@ pub struct Guard {
     /// `None` only in the moment in which it is released, detached or dropped.
     held: Option<Hold>,
     name: LockName,
-    home: Arc<Home>,
+    home: Arc<Client>,
 }
 
 /// As [`Locks`](crate::Locks).
@@ -56,7 +56,7 @@ impl UnwindSafe for Guard {}
 impl RefUnwindSafe for Guard {}
 
 impl Guard {
-    pub(crate) fn new(home: &Arc<Home>, name: &LockName, held: Hold) -> Self {
+    pub(crate) fn new(home: &Arc<Client>, name: &LockName, held: Hold) -> Self {
         Self { held: Some(held), name: name.clone(), home: Arc::clone(home) }
     }
 
@@ -231,7 +231,7 @@ impl Guard {
         self.set_lease(None, None).await
     }
 
-    pub(crate) async fn set_lease(&self, bind: Option<Bind>, weight: Option<u32>) -> Result<()> {
+    pub(crate) async fn set_lease(&self, bind: Option<Liveness>, weight: Option<u32>) -> Result<()> {
         let (engine, lease) = (&self.home.engine, self.lease());
         let sent = engine.now();
         let ttl = lease.asks(sent);
@@ -316,7 +316,7 @@ impl Guard {
     /// ```
     pub async fn detach(mut self) -> Result<Owner> {
         self.lease().detaches();
-        self.set_lease(Some(Bind::Lease), None).await?;
+        self.set_lease(Some(Liveness::Lease), None).await?;
         let owner = self.owner().clone();
         if let Some(held) = self.held.take() {
             held.disarm();

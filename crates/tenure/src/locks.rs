@@ -5,16 +5,16 @@ use std::sync::Arc;
 #[cfg(feature = "redis")]
 use crate::credentials::Credentials;
 use crate::engine::acquire::{Acquisition, Resumed};
-use crate::engine::{Engine, Home};
+use crate::engine::{Client, Engine};
 use crate::error::{Error, Result};
-use crate::face::{Face, changed};
 use crate::fair::FairMutex;
 use crate::guard::Guard;
+use crate::handle::{LockHandle, changed};
 use crate::mutex::Mutex;
 use crate::name::{LockName, Quoted};
 use crate::options::Options;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Fence, Found, Holding, Kind, LockSpec, QueueSpec, Verb, Whose};
+use crate::protocol::{Answer, Fence, Found, Holding, Kind, LockSpec, QueueSpec, ReleaseScope, Verb};
 use crate::reentrant::ReentrantMutex;
 use crate::runtime::{Driver, Runtime};
 use crate::rwlock::RwLock;
@@ -55,7 +55,7 @@ use crate::store::redis::{Cluster, Provider, Redis, Topology};
 #[derive(Clone, Debug)]
 #[must_use = "options are for the returned `Locks` only"]
 pub struct Locks {
-    home: Arc<Home>,
+    home: Arc<Client>,
     options: Arc<Options>,
 }
 
@@ -250,7 +250,7 @@ impl Locks {
     }
 
     pub(crate) fn on(store: Arc<dyn Store>, runtime: Arc<dyn Runtime>, driver: Option<Arc<Driver>>) -> Self {
-        let home = Home::new(Engine::new(store, runtime), driver);
+        let home = Client::new(Engine::new(store, runtime), driver);
         Self { home, options: Arc::default() }
     }
 
@@ -387,9 +387,9 @@ impl Locks {
             .map(|face| Semaphore::new(face, permits))
     }
 
-    fn face(&self, name: LockName, rule: LockSpec, owner: Option<Owner>) -> Result<Face> {
+    fn face(&self, name: LockName, rule: LockSpec, owner: Option<Owner>) -> Result<LockHandle> {
         let (home, options) = (Arc::clone(&self.home), Arc::clone(&self.options));
-        Face::new(home, options, name, rule, owner)
+        LockHandle::new(home, options, name, rule, owner)
     }
 
     /// Takes over a hold that [`Guard::detach`] let go, perhaps in another process: `None` when it
@@ -525,7 +525,7 @@ impl Locks {
         &self,
         name: impl TryInto<LockName, Error: Into<Error>>,
     ) -> Result<Option<Status>> {
-        self.force(checked(name)?, Whose::Anyone).await
+        self.force(checked(name)?, ReleaseScope::Any).await
     }
 
     /// Does what [`force_release`](Self::force_release) does, and also ends the plain lock of
@@ -541,7 +541,7 @@ impl Locks {
         &self,
         name: impl TryInto<LockName, Error: Into<Error>>,
     ) -> Result<Option<Status>> {
-        self.force(checked(name)?, Whose::Foreign).await
+        self.force(checked(name)?, ReleaseScope::Foreign).await
     }
 
     /// Ends the hold that has this token, and no other: for when someone else may have got the lock
@@ -583,7 +583,7 @@ impl Locks {
     async fn release_as(&self, status: &Status, owner: &Owner) -> Result<bool> {
         let (engine, full) = (&self.home.engine, self.options.full_name(&status.name)?);
         let rule = LockSpec::of(status.kind, status.capacity);
-        let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: Whose::Mine };
+        let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own };
         match engine.call(&full, rule, owner, verb, self.options.op_timeout).await {
             Ok(Answer::Released { .. }) => Ok(true),
             Ok(Answer::Free | Answer::Busy { .. } | Answer::Mismatch { .. }) => Ok(false),
@@ -597,7 +597,7 @@ impl Locks {
         let full = self.options.full_name(name)?;
         let engine = &self.home.engine;
         let owner = Owner::fresh(&self.options.label, &*engine.runtime);
-        let verb = Verb::Release { hold: token, fence: Fence::Assign, whose: Whose::Anyone };
+        let verb = Verb::Release { hold: token, fence: Fence::Assign, whose: ReleaseScope::Any };
         match engine.call(&full, LockSpec::Reentrant, &owner, verb, self.options.op_timeout).await {
             Ok(Answer::Found(_)) => Ok(true),
             Ok(Answer::Free | Answer::Busy { .. } | Answer::Mismatch { .. }) => Ok(false),
@@ -606,12 +606,12 @@ impl Locks {
         }
     }
 
-    async fn force(&self, name: LockName, whose: Whose) -> Result<Option<Status>> {
+    async fn force(&self, name: LockName, whose: ReleaseScope) -> Result<Option<Status>> {
         let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose };
         let ended = self.ask_as_anyone(name, verb).await?;
         // Most members of a quorum may show what they have not ended.
         match ended.as_ref().and_then(|status| Some((status, status.foreign()?))) {
-            Some((status, what)) if whose != Whose::Foreign => Err(self.no_lock(&status.name, &what)),
+            Some((status, what)) if whose != ReleaseScope::Foreign => Err(self.no_lock(&status.name, &what)),
             _ => Ok(ended),
         }
     }

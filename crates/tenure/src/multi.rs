@@ -9,9 +9,9 @@ use crate::engine::Engine;
 use crate::engine::acquire::Wait;
 use crate::engine::hold::Lost;
 use crate::error::{Error, Result, RunError};
-use crate::face::Face;
 use crate::fair::FairMutex;
 use crate::guard::{Guard, settled, unless_lost};
+use crate::handle::LockHandle;
 use crate::mutex::Mutex;
 use crate::reentrant::ReentrantMutex;
 use crate::runtime::Moment;
@@ -63,7 +63,7 @@ pub struct Multi {
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
-pub struct Part(pub(crate) Face);
+pub struct Part(pub(crate) LockHandle);
 
 impl From<Mutex> for Part {
     fn from(mutex: Mutex) -> Self {

@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use crate::engine::acquire::Wait;
 use crate::error::Result;
-use crate::face::Face;
 use crate::guard::Guard;
+use crate::handle::LockHandle;
 use crate::name::LockName;
 use crate::options::Options;
 
@@ -39,7 +39,7 @@ use crate::options::Options;
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
-pub struct Mutex(pub(crate) Face);
+pub struct Mutex(pub(crate) LockHandle);
 
 impl Mutex {
     /// The lock's name, without the prefix.

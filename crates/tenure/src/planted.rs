@@ -4,7 +4,7 @@
 //! They exist only in builds with `RUSTFLAGS="--cfg tenure_planted"`, which `scripts/test` sets.
 //! In every other build each question below is the constant `false`, and the compiler removes it.
 
-use crate::protocol::{Answer, Data, Entry, Op, Wake};
+use crate::protocol::{Answer, Data, Entry, Notification, Op};
 
 /// The mistakes that locks are known to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -288,7 +288,7 @@ mod switch {
     use std::process::abort;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use super::{Answer, Bug, Data, Entry, Op, Wake};
+    use super::{Answer, Bug, Data, Entry, Notification, Op};
 
     thread_local! {
         static ON: Cell<Option<Bug>> = const { Cell::new(None) };
@@ -312,13 +312,18 @@ mod switch {
     }
 
     /// Hears what a request has made of a record of a directory.
-    pub type Observer = Box<dyn Fn(&Op, &Answer, Option<&Wake>, Option<&Entry<Data>>)>;
+    pub type Observer = Box<dyn Fn(&Op, &Answer, Option<&Notification>, Option<&Entry<Data>>)>;
 
     thread_local! {
         static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
     }
 
-    pub(crate) fn applied(op: &Op, answer: &Answer, wake: Option<&Wake>, after: Option<&Entry<Data>>) {
+    pub(crate) fn applied(
+        op: &Op,
+        answer: &Answer,
+        wake: Option<&Notification>,
+        after: Option<&Entry<Data>>,
+    ) {
         OBSERVER
             .with_borrow(|observer| observer.iter().for_each(|observer| observer(op, answer, wake, after)));
     }
@@ -361,4 +366,4 @@ pub(crate) const fn crash_point() {}
 
 /// What became of a record of a directory, for its judge.
 #[cfg(not(tenure_planted))]
-pub(crate) const fn applied(_: &Op, _: &Answer, _: Option<&Wake>, _: Option<&Entry<Data>>) {}
+pub(crate) const fn applied(_: &Op, _: &Answer, _: Option<&Notification>, _: Option<&Entry<Data>>) {}

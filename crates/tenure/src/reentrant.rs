@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use crate::engine::acquire::Wait;
 use crate::error::{Error, Result};
-use crate::face::Face;
 use crate::guard::Guard;
+use crate::handle::LockHandle;
 use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
@@ -50,7 +50,7 @@ use crate::protocol::{Answer, LockSpec, Verb};
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
-pub struct ReentrantMutex(pub(crate) Face);
+pub struct ReentrantMutex(pub(crate) LockHandle);
 
 impl ReentrantMutex {
     /// The lock's name, without the prefix.
@@ -168,7 +168,7 @@ impl ReentrantMutex {
     /// `is_unreachable`, `is_refused`, `is_mismatch`; `is_unsupported` when the server forbids
     /// scripts.
     pub async fn hold_count(&self) -> Result<u32> {
-        let Face { home, options, full, owner, .. } = &self.0;
+        let LockHandle { home, options, full, owner, .. } = &self.0;
         let (engine, Some(owner)) = (&home.engine, owner) else { return Ok(0) };
         match engine.call(full, LockSpec::Reentrant, owner, Verb::Inspect, options.op_timeout).await {
             Ok(Answer::Found(found)) => {

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use crate::engine::acquire::Wait;
 use crate::error::Result;
-use crate::face::Face;
+use crate::handle::LockHandle;
 use crate::multi::Part;
 use crate::name::LockName;
 use crate::options::Options;
@@ -46,7 +46,7 @@ use crate::rwguard::{ReadGuard, WriteGuard};
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
-pub struct RwLock(pub(crate) Face);
+pub struct RwLock(pub(crate) LockHandle);
 
 impl RwLock {
     /// The lock's name, without the prefix.
@@ -76,11 +76,11 @@ impl RwLock {
         self.0.configured(change).map(Self)
     }
 
-    fn reader(&self) -> Face {
+    fn reader(&self) -> LockHandle {
         self.0.with(LockSpec::Queue(QueueSpec::READER))
     }
 
-    fn writer(&self) -> Face {
+    fn writer(&self) -> LockHandle {
         self.0.with(LockSpec::Queue(QueueSpec::WRITER))
     }
 

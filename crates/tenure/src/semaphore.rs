@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use crate::engine::acquire::Wait;
 use crate::error::{Error, Result};
-use crate::face::Face;
 use crate::guard::Guard;
+use crate::handle::LockHandle;
 use crate::multi::Part;
 use crate::name::LockName;
 use crate::options::Options;
@@ -40,7 +40,7 @@ use crate::protocol::{LockSpec, QueueSpec};
 /// ```
 #[derive(Clone)]
 pub struct Semaphore {
-    face: Face,
+    face: LockHandle,
     permits: u32,
 }
 
@@ -48,7 +48,7 @@ impl Semaphore {
     /// The most permits that a semaphore can have.
     pub const MAX_PERMITS: u32 = 1 << 20;
 
-    pub(crate) fn new(face: Face, permits: u32) -> Self {
+    pub(crate) fn new(face: LockHandle, permits: u32) -> Self {
         Self { face, permits }
     }
 
@@ -91,7 +91,7 @@ impl Semaphore {
         self.permits
     }
 
-    fn of(&self, permits: u32) -> Result<Face> {
+    fn of(&self, permits: u32) -> Result<LockHandle> {
         if permits == 0 || permits > self.permits {
             let (name, most) = (self.face.name.quoted(), self.permits);
             return Err(Error::invalid(format!(

@@ -2,7 +2,7 @@ use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::engine::Home;
+use crate::engine::Client;
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::options::Options;
@@ -216,7 +216,7 @@ pub(crate) fn foreign(kind: Kind, value: &[u8]) -> String {
 /// ```
 #[derive(Debug)]
 pub struct Listing {
-    home: Arc<Home>,
+    home: Arc<Client>,
     options: Arc<Options>,
     prefix: String,
     page: std::vec::IntoIter<(LockName, Found)>,
@@ -228,7 +228,7 @@ impl UnwindSafe for Listing {}
 impl RefUnwindSafe for Listing {}
 
 impl Listing {
-    pub(crate) fn new(home: &Arc<Home>, options: &Arc<Options>, prefix: &str) -> Self {
+    pub(crate) fn new(home: &Arc<Client>, options: &Arc<Options>, prefix: &str) -> Self {
         let prefix = format!("{}{prefix}", options.prefix);
         let (home, options, page) = (Arc::clone(home), Arc::clone(options), Vec::new().into_iter());
         Self { home, options, prefix, page, next: Some(Cursor::default()) }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tenure::internals::protocol::{
-    self, Answer, Bind, Data, Fence, Holding, LockSpec, Now, Op, State, Verb, Wake, Whose,
+    self, Answer, Data, Fence, Holding, Liveness, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb,
 };
 use tenure::{LockName, Owner};
 
@@ -212,7 +212,7 @@ impl Server {
         if let Some(lock) = &state.lock {
             assert!(lock.expires_ms.is_some() && matches!(lock.value, Data::Text(_)), "a key without a TTL");
         }
-        if let (Some(Wake::Free { by }), Some(channel)) = (wake, args.get(5)) {
+        if let (Some(Notification::Free { by }), Some(channel)) = (wake, args.get(5)) {
             let by = by.map_or(String::new(), |owner| owner.to_string());
             let message = format!(
                 ">3\r\n$7\r\nmessage\r\n${}\r\n{channel}\r\n${}\r\n{by}\r\n",
@@ -253,15 +253,19 @@ fn op(keys: &[&str], args: &[&str]) -> Op {
         _ => Fence::Ballot(number(at)),
     };
     let verb = match args[0] {
-        "acquire" => {
-            Verb::Acquire { ttl_ms: number(3), hold: 0, fence: fence(4), wait_ms: None, bind: Bind::Process }
-        }
+        "acquire" => Verb::Acquire {
+            ttl_ms: number(3),
+            hold: 0,
+            fence: fence(4),
+            wait_ms: None,
+            bind: Liveness::Process,
+        },
         "renew" => Verb::Renew { ttl_ms: number(3), hold: 0, bind: None, weight: None },
         "release" => {
             let whose = match args[4] {
-                "mine" => Whose::Mine,
-                "anyone" => Whose::Anyone,
-                "foreign" => Whose::Foreign,
+                "mine" => ReleaseScope::Own,
+                "anyone" => ReleaseScope::Any,
+                "foreign" => ReleaseScope::Foreign,
                 other => panic!("not an owner to release: {other}"),
             };
             Verb::Release { hold: 0, fence: fence(3), whose }

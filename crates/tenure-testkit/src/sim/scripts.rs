@@ -3,7 +3,7 @@
 
 use redis::Value;
 use tenure::LockName;
-use tenure::internals::protocol::{Answer, LockSpec, Now, Op, Wake};
+use tenure::internals::protocol::{Answer, LockSpec, Notification, Now, Op};
 use tenure::internals::store::redis::scripted::{Scripted, heard, read};
 
 use crate::fake_redis::Keyspace;
@@ -38,7 +38,7 @@ impl Scripts {
     ///
     /// # Errors
     /// In what the two differ.
-    pub fn compare(&self, now: Now, op: &Op, said: &(Answer, Option<Wake>)) -> Result<(), String> {
+    pub fn compare(&self, now: Now, op: &Op, said: &(Answer, Option<Notification>)) -> Result<(), String> {
         let (value, messages) = self.run(now, op);
         let answer = read(&value, op);
         let wake = messages.first().map(|(_, message)| heard(message, op.rule));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tenure::internals::protocol::{self, Answer, Data, Entry, Found, Now, Op, State, Wake};
+use tenure::internals::protocol::{self, Answer, Data, Entry, Found, Notification, Now, Op, State};
 use tenure::{LockName, Owner};
 
 use super::clock::{Clock, MS, TrueTime};
@@ -126,7 +126,7 @@ impl Server {
     }
 
     /// Runs one request at a true time.
-    pub fn apply(&mut self, at: TrueTime, op: &Op) -> (Answer, Option<Wake>) {
+    pub fn apply(&mut self, at: TrueTime, op: &Op) -> (Answer, Option<Notification>) {
         let now = self.now(at);
         let state = match self.locks.get_mut(&op.name) {
             Some(state) => state,

@@ -12,7 +12,7 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 use tenure::LockName;
 use tenure::internals::Store;
 use tenure::internals::protocol::{LockSpec, Op, Reply, Verb};
-use tenure::internals::store::{Cursor, Failure, Life, Listener, Page};
+use tenure::internals::store::{Cursor, Failure, Incarnation, Listener, Page};
 
 use super::clock::TrueTime;
 use super::executor::{ProcessId, lock};
@@ -151,7 +151,7 @@ impl Store for SimStore {
         self.network.breaks(self.process)
     }
 
-    fn life(&self) -> Life {
+    fn life(&self) -> Incarnation {
         self.network.life(self.process)
     }
 

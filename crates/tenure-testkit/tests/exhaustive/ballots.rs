@@ -9,7 +9,7 @@
 use smallvec::{SmallVec, smallvec};
 use stateright::{Checker, HasDiscoveries, Model, Property};
 use tenure::internals::protocol::{
-    Answer, Bind, Data, Entry, Fence, LockSpec, Now, Op, State, Verb, Whose, apply, ours,
+    Answer, Data, Entry, Fence, Liveness, LockSpec, Now, Op, ReleaseScope, State, Verb, apply, ours,
 };
 use tenure::{LockName, Owner};
 
@@ -165,9 +165,9 @@ impl Quorum {
         let fence = Fence::Ballot(EPOCH + u64::from(letter.ballot));
         let verb = match letter.request {
             Request::Acquire => {
-                Verb::Acquire { ttl_ms: 1_000, hold: 1, fence, wait_ms: None, bind: Bind::Process }
+                Verb::Acquire { ttl_ms: 1_000, hold: 1, fence, wait_ms: None, bind: Liveness::Process }
             }
-            Request::Release => Verb::Release { hold: 1, fence, whose: Whose::Mine },
+            Request::Release => Verb::Release { hold: 1, fence, whose: ReleaseScope::Own },
         };
         let name = LockName::new("x").expect("a name");
         let op = Op { name, rule: LockSpec::Mutex, owner: owner(letter.who), request: 0, verb };

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use stateright::{Checker, Model, Property};
 use tenure::internals::planted::Bug;
 use tenure::internals::protocol::{
-    Answer, Bind, Data, Fence, LockSpec, Now, Op, Place, QueueSpec, State, Verb, Wake, Whose, apply,
+    Answer, Data, Fence, Liveness, LockSpec, Notification, Now, Op, Place, QueueSpec, ReleaseScope, State,
+    Verb, apply,
 };
 use tenure::{LockName, Owner};
 use tenure_testkit::plant;
@@ -112,7 +113,7 @@ impl Askers {
         let now = Now { ms: EPOCH + world.now, unix_us: EPOCH + world.now };
         let (answer, wake) = apply(&mut world.lock, now, &op);
         let mut grants = Vec::new();
-        if let Some(Wake::Granted { tickets }) = wake {
+        if let Some(Notification::Granted { tickets }) = wake {
             for number in tickets {
                 let told =
                     world.told.iter_mut().find(|told| told.place.is_some_and(|(place, _)| place == number));
@@ -166,7 +167,7 @@ impl Askers {
                 }
                 (_, Verb::Acquire { .. } | Verb::Renew { .. }) => is_out(world, index),
                 (Answer::Released { .. }, _) => world.told[index] = Told::default(),
-                (_, Verb::Release { whose: Whose::Mine, .. }) => is_out(world, index),
+                (_, Verb::Release { whose: ReleaseScope::Own, .. }) => is_out(world, index),
                 _ => {}
             }
         }
@@ -287,7 +288,7 @@ impl Model for Askers {
     fn next_state(&self, world: &World, step: Step) -> Option<World> {
         plant(self.bug);
         let mut next = world.clone();
-        let (fence, bind) = (Fence::Assign, Bind::Process);
+        let (fence, bind) = (Fence::Assign, Liveness::Process);
         let acquire = |index: usize, wait_ms| {
             let Asker { hold, ttl: ttl_ms, .. } = self.askers[index];
             Verb::Acquire { ttl_ms, hold, fence, wait_ms, bind }
@@ -319,7 +320,7 @@ impl Model for Askers {
                 self.ask(&mut next, index, Verb::Refresh { owners, wait_ms: self.wait });
             }
             Step::Release(index) => {
-                let verb = Verb::Release { hold: self.askers[index].hold, fence, whose: Whose::Mine };
+                let verb = Verb::Release { hold: self.askers[index].hold, fence, whose: ReleaseScope::Own };
                 self.ask(&mut next, index, verb);
             }
             Step::Force(index) => {
@@ -328,7 +329,7 @@ impl Model for Askers {
                 for told in &mut next.told {
                     told.holds = None;
                 }
-                self.ask(&mut next, index, Verb::Release { hold: 0, fence, whose: Whose::Anyone });
+                self.ask(&mut next, index, Verb::Release { hold: 0, fence, whose: ReleaseScope::Any });
             }
             Step::Pass => {
                 next.now += 1;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tenure::internals::Store;
-use tenure::internals::protocol::{Bind, Fence, LockSpec, Op, Verb, Whose};
+use tenure::internals::protocol::{Fence, Liveness, LockSpec, Op, ReleaseScope, Verb};
 use tenure::{LockName, Owner};
 use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, MS, SECOND};
@@ -73,11 +73,11 @@ fn name() -> LockName {
 }
 
 fn acquire() -> Verb {
-    Verb::Acquire { ttl_ms: 10_000, hold: 1, fence: Fence::Assign, wait_ms: None, bind: Bind::Process }
+    Verb::Acquire { ttl_ms: 10_000, hold: 1, fence: Fence::Assign, wait_ms: None, bind: Liveness::Process }
 }
 
 fn release() -> Verb {
-    Verb::Release { hold: 1, fence: Fence::Assign, whose: Whose::Mine }
+    Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own }
 }
 
 #[test]

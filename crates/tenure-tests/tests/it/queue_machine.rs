@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure::internals::protocol::{
-    Answer, Bind, Fence, LockSpec, Now, Op, Place, QueueSpec, State, Verb, Wake, Whose, apply,
+    Answer, Fence, Liveness, LockSpec, Notification, Now, Op, Place, QueueSpec, ReleaseScope, State, Verb,
+    apply,
 };
 use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Store};
@@ -38,11 +39,11 @@ struct Told {
 
 /// Who answers.
 trait Machine {
-    fn ask(&mut self, now: Now, op: &Op) -> (Answer, Option<Wake>);
+    fn ask(&mut self, now: Now, op: &Op) -> (Answer, Option<Notification>);
 }
 
 impl Machine for State {
-    fn ask(&mut self, now: Now, op: &Op) -> (Answer, Option<Wake>) {
+    fn ask(&mut self, now: Now, op: &Op) -> (Answer, Option<Notification>) {
         apply(self, now, op)
     }
 }
@@ -70,7 +71,7 @@ impl Served {
 }
 
 impl Machine for &mut Served {
-    fn ask(&mut self, now: Now, op: &Op) -> (Answer, Option<Wake>) {
+    fn ask(&mut self, now: Now, op: &Op) -> (Answer, Option<Notification>) {
         if self.now != Some(now) {
             self.server.clock().freeze_us(now.unix_us);
             self.now = Some(now);
@@ -83,7 +84,7 @@ impl Machine for &mut Served {
                 Value::Array(message) | Value::Push(message) if message.len() == 3 => {
                     let numbers =
                         message[2].text().split(',').map(|number| number.parse().expect("a number"));
-                    wake = Some(Wake::Granted { tickets: numbers.collect() });
+                    wake = Some(Notification::Granted { tickets: numbers.collect() });
                 }
                 // The answer to the question whether there is more.
                 _ => return (reply.answer, wake),
@@ -137,7 +138,7 @@ impl<M: Machine> Bench<M> {
         // What has lapsed is dead before anything else happens.
         let now = self.now.ms;
         self.tickets.retain(|_, told| now <= told.deadline_ms);
-        if let Some(Wake::Granted { tickets }) = wake {
+        if let Some(Notification::Granted { tickets }) = wake {
             for ticket in tickets {
                 let told = self.tickets.get_mut(&ticket).expect("a message names tickets that are there");
                 assert!(!told.holds, "told twice");
@@ -153,7 +154,7 @@ impl<M: Machine> Bench<M> {
     }
 
     fn acquire(&mut self, owner: usize, seat: QueueSpec, wait_ms: Option<u64>) -> Answer {
-        let (bind, fence) = (Bind::Process, Fence::Assign);
+        let (bind, fence) = (Liveness::Process, Fence::Assign);
         let answer = self.ask(owner, seat, Verb::Acquire { ttl_ms: TTL_MS, hold: 1, fence, wait_ms, bind });
         let (number, holds) = match answer {
             Answer::Held { fence } => (fence, true),
@@ -245,7 +246,7 @@ impl<M: Machine> Bench<M> {
         }
         let seat = self.seat;
         let answer =
-            self.ask(owner, seat, Verb::Release { hold: 1, fence: Fence::Assign, whose: Whose::Mine });
+            self.ask(owner, seat, Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own });
         match answer {
             Answer::Released { left: 0 } => assert!(number.is_some()),
             Answer::Free => assert_eq!(number, None, "a place is lost"),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tenure::internals::Runtime;
-use tenure::internals::protocol::{Answer, LockSpec, Wake};
+use tenure::internals::protocol::{Answer, LockSpec, Notification};
 use tenure::internals::store::{Failure, Listener};
 use tenure::{LockName, block_on};
 use tenure_testkit::asker::{Asker, acquire, held, not_sent};
@@ -28,11 +28,11 @@ fn listen(asker: &Asker, name: &str) -> Listener {
 }
 
 /// The next message, which must come soon.
-fn next(asker: &Asker, listeners: &mut Listener, limit: Duration) -> Wake {
+fn next(asker: &Asker, listeners: &mut Listener, limit: Duration) -> Notification {
     next_or_end(asker, listeners, limit).expect("a message")
 }
 
-fn next_or_end(asker: &Asker, listeners: &mut Listener, limit: Duration) -> Option<Wake> {
+fn next_or_end(asker: &Asker, listeners: &mut Listener, limit: Duration) -> Option<Notification> {
     let late = asker.driver.sleep_until(asker.driver.now() + limit);
     block_on(async {
         match futures_util::future::select(std::pin::pin!(listeners.next()), late).await {
@@ -180,9 +180,9 @@ fn a_listener_hears_a_release_and_who_it_was() {
     let mut listeners = listen(&asker, "x");
     assert!(held(&holder.acquire("x")));
     holder.release("x").expect("an answer");
-    assert_eq!(next(&asker, &mut listeners, SOON), Wake::Free { by: Some(holder.owner.clone()) });
+    assert_eq!(next(&asker, &mut listeners, SOON), Notification::Free { by: Some(holder.owner.clone()) });
     server.command(&["PUBLISH", "tenure:wake:0:{x}", "anything"]);
-    assert_eq!(next(&asker, &mut listeners, SOON), Wake::Free { by: None });
+    assert_eq!(next(&asker, &mut listeners, SOON), Notification::Free { by: None });
 }
 
 #[test]
@@ -208,15 +208,15 @@ fn a_subscription_that_was_cut_is_made_anew_and_says_so() {
     let asker = Asker::new(&server.url());
     let mut listeners = listen(&asker, "x");
     server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
-    assert_eq!(next(&asker, &mut listeners, SOON), Wake::Reconnected);
+    assert_eq!(next(&asker, &mut listeners, SOON), Notification::Reconnected);
     server.restart();
     match next_or_end(&asker, &mut listeners, SOON) {
-        Some(wake) => assert_eq!(wake, Wake::Reconnected),
+        Some(wake) => assert_eq!(wake, Notification::Reconnected),
         // It was still down when it was dialled: a client that wants to hear more begins again.
         None => listeners = listen(&asker, "x"),
     }
     server.command(&["PUBLISH", "tenure:wake:0:{x}", ""]);
-    assert_eq!(next(&asker, &mut listeners, SOON), Wake::Free { by: None });
+    assert_eq!(next(&asker, &mut listeners, SOON), Notification::Free { by: None });
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn a_subscription_that_hears_nothing_is_asked_whether_it_lives() {
     let asker = Asker::new(&proxy.url());
     let mut listeners = listen(&asker, "x");
     proxy.set_on(1, Fault::BlackHole);
-    assert_eq!(next(&asker, &mut listeners, Duration::from_secs(9)), Wake::Reconnected);
+    assert_eq!(next(&asker, &mut listeners, Duration::from_secs(9)), Notification::Reconnected);
 }
 
 #[test]

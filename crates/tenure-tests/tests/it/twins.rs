@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tenure::internals::protocol::{
-    self, Answer, Bind, Data, Entry, Fence, LockSpec, Now, Op, QueueSpec, State, Verb, Wake, Whose, lease,
-    ours, queue::Queue,
+    self, Answer, Data, Entry, Fence, Liveness, LockSpec, Notification, Now, Op, QueueSpec, ReleaseScope,
+    State, Verb, lease, ours, queue::Queue,
 };
 use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Store};
@@ -302,25 +302,25 @@ impl Bench {
             n @ 0..5 => {
                 let wait_ms =
                     (is_queue && n > 0).then(|| 1 + self.below(if is_long { 30_000 } else { 3_000 }));
-                Verb::Acquire { ttl_ms, hold, fence, wait_ms, bind: Bind::Process }
+                Verb::Acquire { ttl_ms, hold, fence, wait_ms, bind: Liveness::Process }
             }
             5 | 6 => {
                 let weight = (is_queue && self.below(3) == 0).then(|| 1 + self.below(2) as u32);
                 let bind = match self.below(6) {
-                    0 => Some(Bind::Lease),
-                    1 => Some(Bind::Process),
+                    0 => Some(Liveness::Lease),
+                    1 => Some(Liveness::Process),
                     _ => None,
                 };
                 Verb::Renew { ttl_ms, hold, bind, weight }
             }
-            7 | 8 => Verb::Release { hold, fence, whose: Whose::Mine },
+            7 | 8 => Verb::Release { hold, fence, whose: ReleaseScope::Own },
             9 if self.below(if is_long { 60 } else { 4 }) == 0 => {
-                let whose = if ttl_ms.is_multiple_of(3) { Whose::Foreign } else { Whose::Anyone };
+                let whose = if ttl_ms.is_multiple_of(3) { ReleaseScope::Foreign } else { ReleaseScope::Any };
                 Verb::Release { hold: hold / 2, fence, whose }
             }
             9 => Verb::Inspect,
             10..12 if is_long => {
-                Verb::Acquire { ttl_ms, hold, fence, wait_ms: Some(20_000 + ttl_ms), bind: Bind::Process }
+                Verb::Acquire { ttl_ms, hold, fence, wait_ms: Some(20_000 + ttl_ms), bind: Liveness::Process }
             }
             _ => {
                 let count = 1 + self.below(if is_long { 100 } else { 6 });
@@ -341,10 +341,10 @@ impl Bench {
                 let owner = self.below(self.owners.len() as u64) as usize;
                 let rule = self.rule(key);
                 let mut verb = self.verb(rule);
-                if let Verb::Release { whose: whose @ Whose::Foreign, .. } = &mut verb
+                if let Verb::Release { whose: whose @ ReleaseScope::Foreign, .. } = &mut verb
                     && self.is_of_another_type(key)
                 {
-                    *whose = Whose::Anyone;
+                    *whose = ReleaseScope::Any;
                 }
                 (key, self.op(key, owner, rule, verb))
             })
@@ -366,9 +366,11 @@ impl Bench {
             let Value::Bytes(said) = said else { panic!("not a message: {message:?}") };
             let said = String::from_utf8_lossy(said);
             match (wake, op.rule) {
-                (Wake::Free { .. }, LockSpec::Reentrant) => assert_eq!(said, "0"),
-                (Wake::Free { by }, _) => assert_eq!(ours(&*said).map(|(owner, _)| owner), by, "{op:?}"),
-                (Wake::Granted { tickets }, _) => {
+                (Notification::Free { .. }, LockSpec::Reentrant) => assert_eq!(said, "0"),
+                (Notification::Free { by }, _) => {
+                    assert_eq!(ours(&*said).map(|(owner, _)| owner), by, "{op:?}")
+                }
+                (Notification::Granted { tickets }, _) => {
                     let tickets: Vec<_> = tickets.iter().map(u64::to_string).collect();
                     assert_eq!(said, tickets.join(","), "{op:?}");
                 }
@@ -379,7 +381,7 @@ impl Bench {
     }
 
     /// Notes what has been seen.
-    fn note(&mut self, key: usize, answer: &Answer, wake: Option<&Wake>) {
+    fn note(&mut self, key: usize, answer: &Answer, wake: Option<&Notification>) {
         let answer = match answer {
             Answer::More(answer) => {
                 self.seen.insert("More".to_owned());
@@ -392,7 +394,7 @@ impl Bench {
         if let Answer::Released { left: 1 } = answer {
             self.seen.insert("Released 1".to_owned());
         }
-        if let Some(Wake::Granted { tickets }) = wake {
+        if let Some(Notification::Granted { tickets }) = wake {
             self.seen.insert("Granted".to_owned());
             self.seen.insert(format!("Granted {}", tickets.len()));
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tenure::internals::protocol::{Answer, Bind, Fence, LockSpec, Op, QueueSpec, Verb};
+use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, QueueSpec, Verb};
 use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Store};
 use tenure::{LockName, Owner, block_on};
@@ -55,7 +55,7 @@ fn take_places(store: &dyn Store, names: &[String]) {
             hold: 1,
             fence: Fence::Assign,
             wait_ms: Some(60_000),
-            bind: Bind::Process,
+            bind: Liveness::Process,
         };
         let owner = Owner::new("bench").expect("an owner");
         let name = LockName::new(name).expect("a name");

@@ -16,7 +16,7 @@ use crate::name::{LockName, Quoted};
 use crate::options::{Options, Renewal};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Bind, LockSpec, Place, Verb, lease, ours, shown};
+use crate::protocol::{Answer, Liveness, LockSpec, Place, Verb, lease, ours, shown};
 use crate::runtime::Moment;
 use crate::store::Terms;
 
@@ -215,7 +215,7 @@ impl Lease {
     }
 
     /// The request that sets the lease again.
-    pub(crate) fn renewal(&self, ttl: Duration, bind: Option<Bind>, weight: Option<u32>) -> Verb {
+    pub(crate) fn renewal(&self, ttl: Duration, bind: Option<Liveness>, weight: Option<u32>) -> Verb {
         Verb::Renew { ttl_ms: lease::millis(ttl), hold: self.hold, bind, weight }
     }
 
@@ -340,7 +340,7 @@ const UNSET: Moment = Moment(0);
 /// What a store's silence about a hold means.
 const GONE: &str = "it is gone from the store: expired, forced open, flushed or evicted";
 
-/// Whose grant a lease is.
+/// ReleaseScope grant a lease is.
 pub(super) struct Grant<'a> {
     pub(super) name: &'a LockName,
     pub(super) rule: LockSpec,
@@ -355,8 +355,8 @@ pub(super) struct Grant<'a> {
 }
 
 /// What a hold with these options is bound to.
-pub(crate) fn bind(options: &Options) -> Bind {
-    if options.inherit_liveness { Bind::Work } else { Bind::Process }
+pub(crate) fn bind(options: &Options) -> Liveness {
+    if options.inherit_liveness { Liveness::Work } else { Liveness::Process }
 }
 
 /// How a hold ended: what [`Lost`] resolves to.

@@ -30,7 +30,7 @@ use crate::events::{event, text};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Kind, LockSpec, Wake, ours};
+use crate::protocol::{Kind, LockSpec, Notification, ours};
 use crate::runtime::Moment;
 use crate::store::Failure;
 
@@ -136,7 +136,7 @@ pub(super) struct Queue {
     silence: Option<(Moment, Failure)>,
     /// A hold ended on this side since the first in line was last asked for.
     nudged: bool,
-    /// Whose it was: the store's message about the same is no news.
+    /// ReleaseScope it was: the store's message about the same is no news.
     departed: Option<Owner>,
     /// Who has it, as the store last said.
     holder: Option<Owner>,
@@ -506,7 +506,7 @@ impl Server {
                 Event::Notified => break,
                 // The store's word on a release of our own, after which the next was asked for at
                 // once.
-                Event::Heard(Heard::Message(Wake::Free { by: Some(by) }))
+                Event::Heard(Heard::Message(Notification::Free { by: Some(by) }))
                     if self.line.queue().departed.as_ref() == Some(&by) => {}
                 Event::Heard(Heard::Message(_) | Heard::Open) => break,
                 Event::Heard(Heard::Over(None)) => {

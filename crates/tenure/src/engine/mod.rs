@@ -254,12 +254,12 @@ fn backoff(attempt: u32) -> Duration {
 
 /// An engine and its thread. Both live as long as there is a handle: `Locks`, face or guard.
 #[derive(Debug)]
-pub(crate) struct Home {
+pub(crate) struct Client {
     pub(crate) engine: Arc<Engine>,
     driver: Option<Arc<Driver>>,
 }
 
-impl Home {
+impl Client {
     pub(crate) fn new(engine: Arc<Engine>, driver: Option<Arc<Driver>>) -> Arc<Self> {
         Arc::new(Self { engine, driver })
     }
@@ -277,7 +277,7 @@ impl Home {
 /// How long the drop of the very last handle waits for releases that are queued.
 const LAST_WAIT: Duration = Duration::from_millis(100);
 
-impl Drop for Home {
+impl Drop for Client {
     /// The last handle is gone, perhaps because `main` returns. Queued releases and events get a
     /// moment to leave, and go on afterwards for as long as the process lives.
     fn drop(&mut self) {

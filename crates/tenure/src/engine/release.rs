@@ -17,7 +17,7 @@ use crate::events::{event, text};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Bind, Fence, LockSpec, Verb, Whose};
+use crate::protocol::{Answer, Fence, Liveness, LockSpec, ReleaseScope, Verb};
 use crate::runtime::Moment;
 use crate::store::Failure;
 
@@ -165,7 +165,7 @@ impl Release {
     /// Asks once. The next local waiter asks right behind it: one trip for both.
     async fn attempt(&mut self, within: Duration) -> Result<Answer, Failure> {
         if self.rebinds || self.detaches {
-            let bind = if self.detaches { Bind::Lease } else { Bind::Process };
+            let bind = if self.detaches { Liveness::Lease } else { Liveness::Process };
             let verb = Verb::Renew { ttl_ms: 1, hold: self.hold, bind: Some(bind), weight: None };
             let answer = self.engine.call(&self.name, self.rule, &self.owner, verb, within).await;
             self.attempts += u32::from(answer.is_err());
@@ -174,7 +174,7 @@ impl Release {
                 return answer;
             }
         }
-        let verb = Verb::Release { hold: self.hold, fence: Fence::Assign, whose: Whose::Mine };
+        let verb = Verb::Release { hold: self.hold, fence: Fence::Assign, whose: ReleaseScope::Own };
         let unknown_before = std::mem::replace(&mut self.unknown, true);
         let answer = {
             let mut call = pin!(self.engine.call(&self.name, self.rule, &self.owner, verb, within));

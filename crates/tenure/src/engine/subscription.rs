@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use futures_util::future::{BoxFuture, FutureExt, pending};
 
 use crate::planted::{Bug, planted};
-use crate::protocol::Wake;
+use crate::protocol::Notification;
 use crate::store::{Failure, Listener};
 
 pub(super) enum Subscription {
@@ -19,7 +19,7 @@ pub(super) enum Subscription {
 pub(super) enum Heard {
     /// Everything that is said from here on. What was said before may have been missed.
     Open,
-    Message(Wake),
+    Message(Notification),
     /// Nothing more: the subscription has ended, or could not be had, and why.
     Over(Option<Failure>),
 }
@@ -56,7 +56,9 @@ impl Subscription {
             Self::Open(listener) => {
                 let message = ready!(pin!(listener.next()).poll(context));
                 match message {
-                    Some(Wake::Reconnected) if planted(Bug::ReconnectIgnored) => return self.poll(context),
+                    Some(Notification::Reconnected) if planted(Bug::ReconnectIgnored) => {
+                        return self.poll(context);
+                    }
                     Some(message) => return Poll::Ready(Heard::Message(message)),
                     None => Heard::Over(None),
                 }

@@ -29,7 +29,7 @@ use crate::events::{event, text};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Fence, LockSpec, Place, Verb, Wake, lease};
+use crate::protocol::{Answer, Fence, LockSpec, Notification, Place, Verb, lease};
 use crate::runtime::Moment;
 use crate::store::{Failure, Terms};
 
@@ -476,17 +476,17 @@ impl Server {
         );
     }
 
-    fn hear(&mut self, message: Wake) {
+    fn hear(&mut self, message: Notification) {
         match message {
-            Wake::Granted { tickets } => {
+            Notification::Granted { tickets } => {
                 let now = self.engine.now();
                 for ticket in tickets {
                     self.hear_of(ticket, now);
                 }
             }
             // Not a message of a queue: ask.
-            Wake::Free { .. } => self.ticket_queue.queue().refresh_at = ALL,
-            Wake::Reconnected => self.hears_from_now(),
+            Notification::Free { .. } => self.ticket_queue.queue().refresh_at = ALL,
+            Notification::Reconnected => self.hears_from_now(),
         }
     }
 

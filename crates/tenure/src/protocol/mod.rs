@@ -172,7 +172,7 @@ pub enum Verb {
         /// once.
         wait_ms: Option<u64>,
         /// What the hold is bound to besides its lease.
-        bind: Bind,
+        bind: Liveness,
     },
     /// Set the lease of a hold again. Never creates one, never shortens one.
     Renew {
@@ -182,13 +182,13 @@ pub enum Verb {
         hold: u64,
         /// `Some` binds the hold to something else: to the lease alone it is detached, back to a
         /// process it is resumed.
-        bind: Option<Bind>,
+        bind: Option<Liveness>,
         /// `Some` makes the hold lighter: a writer becomes a reader.
         weight: Option<u32>,
     },
     /// Stay in the queue: `Acquire` repeated for many waiters of one process at once.
     Refresh {
-        /// Whose places.
+        /// ReleaseScope places.
         owners: Arc<[Owner]>,
         /// For how much longer.
         wait_ms: u64,
@@ -200,8 +200,8 @@ pub enum Verb {
         /// With a ballot, the node's stored ballot is raised to it, so that a late acquire is
         /// refused.
         fence: Fence,
-        /// Whose hold may be ended.
-        whose: Whose,
+        /// ReleaseScope hold may be ended.
+        whose: ReleaseScope,
     },
     /// Report the holders.
     Inspect,
@@ -219,7 +219,7 @@ pub enum Fence {
 /// What a hold is bound to besides its lease, where the store can tell: a store on one machine sees
 /// a process end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Bind {
+pub enum Liveness {
     /// This process: the hold ends with it.
     #[default]
     Process,
@@ -229,28 +229,28 @@ pub enum Bind {
     Lease,
 }
 
-/// Whose hold a release ends.
+/// ReleaseScope hold a release ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
+pub enum ReleaseScope {
     /// The asking owner's, compared and deleted in one step.
-    Mine,
+    Own,
     /// Any owner's, of a lock of this library. What another program wrote is left alone.
-    Anyone,
-    /// As `Anyone`, and also a string that another program wrote: the plain lock of another client.
+    Any,
+    /// As `Any`, and also a string that another program wrote: the plain lock of another client.
     Foreign,
 }
 
-impl Whose {
+impl ReleaseScope {
     /// Whether holds of other owners are ended too.
     pub const fn is_forced(self) -> bool {
-        matches!(self, Self::Anyone | Self::Foreign)
+        matches!(self, Self::Any | Self::Foreign)
     }
 }
 
 /// An answer, with the owner and the request it is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Whose request this answers. A store drops its connection when it is another client's.
+    /// ReleaseScope request this answers. A store drops its connection when it is another client's.
     pub owner: Owner,
     /// Which request this answers.
     pub request: u64,
@@ -399,10 +399,10 @@ fn is_digits(text: &str) -> bool {
 /// A message to those who wait. A hint: it may be lost, late or for nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Wake {
+pub enum Notification {
     /// The lock may be free now.
     Free {
-        /// Whose hold ended, where that is known.
+        /// ReleaseScope hold ended, where that is known.
         by: Option<Owner>,
     },
     /// These tickets hold now. No hint: the client that has one of them, and knows that its place
@@ -545,7 +545,7 @@ fn force(
     now: Now,
     is_own: impl Fn(&Data) -> bool,
     is_to_end: impl Fn(&Data) -> bool,
-) -> (Answer, Option<Wake>) {
+) -> (Answer, Option<Notification>) {
     let answer = inspect(state, now, is_own);
     let Answer::Found(found) = &answer else { return (answer, None) };
     if !state.lock.as_ref().is_some_and(|lock| is_to_end(&lock.value)) {
@@ -554,7 +554,7 @@ fn force(
     }
     let by = found.holders.first().and_then(|holder| ours(&holder.value)).map(|(owner, _)| owner);
     state.lock = None;
-    (answer, Some(Wake::Free { by }))
+    (answer, Some(Notification::Free { by }))
 }
 
 /// What a machine says that finds another one's value: a mismatch where it is ours, busy where it
@@ -575,7 +575,7 @@ fn other_kind(lock: &Entry<Data>, now: Now) -> Answer {
 /// What has lapsed is gone before anything else happens, also in its owner's own request, so a
 /// lapsed hold is never revived. Returns the answer and, where the change may let another client
 /// in, the message to those who wait.
-pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Wake>) {
+pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Notification>) {
     if state.lock.as_ref().is_some_and(|lock| lock.is_over(now)) {
         state.lock = None;
     }

@@ -6,13 +6,14 @@
 
 use super::lease::{BALLOT_AHEAD_US, BALLOT_BEHIND_US, BALLOT_MS, FENCE_MS};
 use super::{
-    Answer, Data, Entry, Fence, Now, Op, State, Verb, Wake, Whose, force, inspect, other_kind, ours,
+    Answer, Data, Entry, Fence, Notification, Now, Op, ReleaseScope, State, Verb, force, inspect, other_kind,
+    ours,
 };
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 
 /// Runs one request.
-pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Wake>) {
+pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Notification>) {
     match op.verb {
         Verb::Acquire { ttl_ms, fence, .. } => (acquire(state, now, &op.owner, ttl_ms, fence), None),
         Verb::Renew { ttl_ms, .. } => (renew(state, now, &op.owner, ttl_ms), None),
@@ -140,23 +141,29 @@ pub(super) fn extend(state: &mut State, now: Now, ttl_ms: u64) {
     }
 }
 
-fn release(state: &mut State, now: Now, owner: &Owner, fence: Fence, whose: Whose) -> (Answer, Option<Wake>) {
+fn release(
+    state: &mut State,
+    now: Now,
+    owner: &Owner,
+    fence: Fence,
+    whose: ReleaseScope,
+) -> (Answer, Option<Notification>) {
     if let Fence::Ballot(ballot) = fence {
         raise(state, now, ballot);
     }
     match (standing_for(state, now, owner, fence), whose) {
         (Standing::Nothing, _) => (Answer::Free, None),
-        (Standing::Mine { .. }, Whose::Mine) => {
+        (Standing::Mine { .. }, ReleaseScope::Own) => {
             state.lock = None;
-            (Answer::Released { left: 0 }, Some(Wake::Free { by: Some(owner.clone()) }))
+            (Answer::Released { left: 0 }, Some(Notification::Free { by: Some(owner.clone()) }))
         }
-        (Standing::Theirs(_), Whose::Mine) if planted(Bug::ReleaseWithoutCompare) => {
+        (Standing::Theirs(_), ReleaseScope::Own) if planted(Bug::ReleaseWithoutCompare) => {
             state.lock = None;
-            (Answer::Released { left: 0 }, Some(Wake::Free { by: None }))
+            (Answer::Released { left: 0 }, Some(Notification::Free { by: None }))
         }
-        (Standing::Theirs(answer), Whose::Mine) => (answer, None),
-        (_, Whose::Anyone) => force(state, now, is_own, is_lock),
-        (_, Whose::Foreign) => force(state, now, is_own, is_own),
+        (Standing::Theirs(answer), ReleaseScope::Own) => (answer, None),
+        (_, ReleaseScope::Any) => force(state, now, is_own, is_lock),
+        (_, ReleaseScope::Foreign) => force(state, now, is_own, is_own),
     }
 }
 
@@ -194,7 +201,7 @@ mod tests {
     use super::*;
     use crate::name::LockName;
     use crate::protocol::queue::Queue;
-    use crate::protocol::{Bind, Kind, LockSpec, apply, end};
+    use crate::protocol::{Kind, Liveness, LockSpec, apply, end};
 
     /// One lock and a clock that a test moves.
     struct Bench {
@@ -213,7 +220,7 @@ mod tests {
             self
         }
 
-        fn ask(&mut self, owner: &Owner, verb: Verb) -> (Answer, Option<Wake>) {
+        fn ask(&mut self, owner: &Owner, verb: Verb) -> (Answer, Option<Notification>) {
             let name = LockName::new("x").expect("a name");
             apply(
                 &mut self.state,
@@ -227,7 +234,8 @@ mod tests {
         }
 
         fn acquire_with(&mut self, owner: &Owner, ttl_ms: u64, fence: Fence) -> Answer {
-            self.ask(owner, Verb::Acquire { ttl_ms, hold: 1, fence, wait_ms: None, bind: Bind::Process }).0
+            self.ask(owner, Verb::Acquire { ttl_ms, hold: 1, fence, wait_ms: None, bind: Liveness::Process })
+                .0
         }
 
         fn renew(&mut self, owner: &Owner, ttl_ms: u64) -> Answer {
@@ -235,7 +243,7 @@ mod tests {
         }
 
         fn release(&mut self, owner: &Owner) -> Answer {
-            self.ask(owner, Verb::Release { hold: 1, fence: Fence::Assign, whose: Whose::Mine }).0
+            self.ask(owner, Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own }).0
         }
 
         fn left_ms(&self) -> Option<u64> {
@@ -319,10 +327,10 @@ mod tests {
         assert!(matches!(bench.release(&a), Answer::Busy { left_ms: None, .. }));
         bench.state.lock = Some(Entry { value: Data::Text(a.to_string()), expires_ms: None });
         assert_eq!(bench.renew(&a, 50), Answer::Held { fence: 0 });
-        let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: Whose::Mine };
+        let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own };
         assert_eq!(
             bench.ask(&a, verb.clone()),
-            (Answer::Released { left: 0 }, Some(Wake::Free { by: Some(a.clone()) }))
+            (Answer::Released { left: 0 }, Some(Notification::Free { by: Some(a.clone()) }))
         );
         assert_eq!(bench.ask(&a, verb), (Answer::Free, None));
     }
@@ -332,11 +340,11 @@ mod tests {
         let ((a, b), mut bench) = (owners(), Bench::new());
         bench.acquire(&a, 100);
         let (answer, wake) =
-            bench.ask(&b, Verb::Release { hold: 1, fence: Fence::Assign, whose: Whose::Anyone });
+            bench.ask(&b, Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Any });
         assert!(
             matches!(answer, Answer::Found(found) if ours(&found.holders[0].value).is_some_and(|(owner, _)| owner == a))
         );
-        assert_eq!(wake, Some(Wake::Free { by: Some(a.clone()) }));
+        assert_eq!(wake, Some(Notification::Free { by: Some(a.clone()) }));
         assert_eq!(bench.renew(&a, 100), Answer::Free);
     }
 
@@ -351,7 +359,7 @@ mod tests {
         assert_eq!(bench.acquire_with(&a, 100, Fence::Ballot(clock + 2 * BALLOT_AHEAD_US)), Answer::Ahead);
         assert_eq!(fence(bench.acquire_with(&a, 100, Fence::Ballot(clock))), clock);
         assert_eq!(fence(bench.acquire_with(&a, 100, Fence::Ballot(clock + 5))), clock + 5);
-        let undo = Verb::Release { hold: 1, fence: Fence::Ballot(clock + 9), whose: Whose::Mine };
+        let undo = Verb::Release { hold: 1, fence: Fence::Ballot(clock + 9), whose: ReleaseScope::Own };
         assert_eq!(bench.ask(&a, undo).0, Answer::Released { left: 0 });
         assert_eq!(
             bench.acquire_with(&b, 100, Fence::Ballot(clock + 9)),
@@ -363,7 +371,7 @@ mod tests {
     fn a_release_with_a_ballot_leaves_what_its_owner_took_with_a_higher_one() {
         let ((a, _), mut bench) = (owners(), Bench::new());
         let clock = bench.now.unix_us;
-        let undo = |ballot| Verb::Release { hold: 1, fence: Fence::Ballot(ballot), whose: Whose::Mine };
+        let undo = |ballot| Verb::Release { hold: 1, fence: Fence::Ballot(ballot), whose: ReleaseScope::Own };
         fence(bench.acquire_with(&a, 100, Fence::Ballot(clock + 5)));
         let left = Answer::Busy { holder: format!("{a}#{}", clock + 5), left_ms: Some(100) };
         assert_eq!(bench.ask(&a, undo(clock + 4)), (left, None));
@@ -375,7 +383,7 @@ mod tests {
     fn a_release_notes_no_ballot_that_would_be_refused() {
         let ((a, b), mut bench) = (owners(), Bench::new());
         let clock = bench.now.unix_us;
-        let undo = |ballot| Verb::Release { hold: 1, fence: Fence::Ballot(ballot), whose: Whose::Mine };
+        let undo = |ballot| Verb::Release { hold: 1, fence: Fence::Ballot(ballot), whose: ReleaseScope::Own };
         // A node that has lost its ballot still answers from its clock, which moves on.
         bench.ask(&a, undo(clock - 20_000_000));
         bench.after_ms(5_000);

@@ -22,8 +22,8 @@ use std::sync::Arc;
 
 use super::mutex::assign_above;
 use super::{
-    Answer, Data, Entry, Found, Holding, Kind, Now, Op, Place, QueueSpec, State, Verb, Wake, Whose, inspect,
-    other_kind,
+    Answer, Data, Entry, Found, Holding, Kind, Notification, Now, Op, Place, QueueSpec, ReleaseScope, State,
+    Verb, inspect, other_kind,
 };
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -56,7 +56,7 @@ pub struct Queue {
 /// One place in a queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket {
-    /// Whose it is.
+    /// ReleaseScope it is.
     pub owner: Owner,
     /// How much of the capacity it takes.
     pub weight: u32,
@@ -65,7 +65,7 @@ pub struct Ticket {
 }
 
 /// Runs one request.
-pub fn apply(state: &mut State, now: Now, op: &Op, seat: QueueSpec) -> (Answer, Option<Wake>) {
+pub fn apply(state: &mut State, now: Now, op: &Op, seat: QueueSpec) -> (Answer, Option<Notification>) {
     if let Some(answer) = mismatch(state, now, seat, &op.verb) {
         return (answer, None);
     }
@@ -81,7 +81,7 @@ pub fn apply(state: &mut State, now: Now, op: &Op, seat: QueueSpec) -> (Answer, 
     };
     settle(state);
     let Done { granted, is_bounded } = done;
-    let wake = (!granted.is_empty()).then_some(Wake::Granted { tickets: granted });
+    let wake = (!granted.is_empty()).then_some(Notification::Granted { tickets: granted });
     (if is_bounded { answer.and_more() } else { answer }, wake)
 }
 
@@ -213,7 +213,7 @@ fn refresh(state: &mut State, now: Now, owners: &Arc<[Owner]>, wait_ms: u64, don
     Answer::Places { places: numbers.iter().map(place).collect(), retry_in_ms }
 }
 
-fn release(state: &mut State, now: Now, owner: &Owner, whose: Whose, done: &mut Done) -> Answer {
+fn release(state: &mut State, now: Now, owner: &Owner, whose: ReleaseScope, done: &mut Done) -> Answer {
     if whose.is_forced() {
         let answer = inspect(state, now, |_| true);
         let Some(queue) = queue_of(state) else { return answer };

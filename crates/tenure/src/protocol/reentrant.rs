@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 
 use super::mutex::assign;
 use super::{
-    Answer, Bind, Data, Entry, Found, Holding, Kind, Now, Op, State, Verb, Wake, Whose, force, inspect,
-    is_digits, mutex, other_kind, shown,
+    Answer, Data, Entry, Found, Holding, Kind, Liveness, Notification, Now, Op, ReleaseScope, State, Verb,
+    force, inspect, is_digits, mutex, other_kind, shown,
 };
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -25,7 +25,7 @@ const FENCE: &str = "#fence";
 const DETACHED: &str = "#0";
 
 /// Runs one request.
-pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Wake>) {
+pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Notification>) {
     match &op.verb {
         Verb::Acquire { ttl_ms, hold, .. } => (acquire(state, now, &op.owner, *ttl_ms, *hold), None),
         Verb::Renew { ttl_ms, hold, bind, .. } => (renew(state, now, &op.owner, *ttl_ms, *hold, *bind), None),
@@ -79,7 +79,14 @@ fn acquire(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, hold: u64) -
     Answer::Held { fence }
 }
 
-fn renew(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, hold: u64, bind: Option<Bind>) -> Answer {
+fn renew(
+    state: &mut State,
+    now: Now,
+    owner: &Owner,
+    ttl_ms: u64,
+    hold: u64,
+    bind: Option<Liveness>,
+) -> Answer {
     match standing(state, now, owner) {
         Standing::Nothing => return Answer::Free,
         Standing::Theirs(answer) => return answer,
@@ -88,11 +95,11 @@ fn renew(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, hold: u64, bin
     let Some(hash) = hash_of(state) else { return Answer::Free };
     let held = match bind {
         // Detached, a hold has no name of its own any more: the client that resumes has another.
-        Some(Bind::Lease) if hash.remove(&field(hold)).is_some() => {
+        Some(Liveness::Lease) if hash.remove(&field(hold)).is_some() => {
             add(hash, DETACHED, 1);
             true
         }
-        Some(Bind::Lease) => hash.contains_key(DETACHED),
+        Some(Liveness::Lease) => hash.contains_key(DETACHED),
         Some(_) if !hash.contains_key(&field(hold)) && hash.contains_key(DETACHED) => {
             if add(hash, DETACHED, -1) == 0 {
                 hash.remove(DETACHED);
@@ -110,7 +117,13 @@ fn renew(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, hold: u64, bin
     Answer::Held { fence }
 }
 
-fn release(state: &mut State, now: Now, owner: &Owner, hold: u64, whose: Whose) -> (Answer, Option<Wake>) {
+fn release(
+    state: &mut State,
+    now: Now,
+    owner: &Owner,
+    hold: u64,
+    whose: ReleaseScope,
+) -> (Answer, Option<Notification>) {
     if whose.is_forced() {
         let is_meant = |hash: &Hash| is_lock(hash) && (hold == 0 || hold == fence_of(hash));
         return force(state, now, is_own, |data| matches!(data, Data::Hash(hash) if is_meant(hash)));
@@ -130,7 +143,7 @@ fn release(state: &mut State, now: Now, owner: &Owner, hold: u64, whose: Whose) 
     }
     // Never a hash with our fields alone: to Redisson that is a lock that no client holds.
     state.lock = None;
-    (Answer::Released { left: 0 }, Some(Wake::Free { by: Some(owner.clone()) }))
+    (Answer::Released { left: 0 }, Some(Notification::Free { by: Some(owner.clone()) }))
 }
 
 fn is_own(data: &Data) -> bool {

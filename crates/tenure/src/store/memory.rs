@@ -10,7 +10,7 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 
 use super::{Cursor, Failure, Listener, Page, Publisher, Store};
 use crate::name::LockName;
-use crate::protocol::{self, Answer, LockSpec, Now, Op, Reply, State, Wake};
+use crate::protocol::{self, Answer, LockSpec, Notification, Now, Op, Reply, State};
 use crate::runtime::Runtime;
 
 /// A store in memory. Clones share it.
@@ -83,7 +83,7 @@ impl Inner {
         }
     }
 
-    fn tell(&mut self, name: &LockName, wake: &Wake) {
+    fn tell(&mut self, name: &LockName, wake: &Notification) {
         let range = (name.clone(), 0)..=(name.clone(), u64::MAX);
         for (_, listener) in self.listeners.range(range) {
             listener.say(wake.clone());

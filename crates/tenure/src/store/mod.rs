@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
 use crate::name::LockName;
-use crate::protocol::{Found, LockSpec, Op, Reply, Wake};
+use crate::protocol::{Found, LockSpec, Notification, Op, Reply};
 use crate::runtime::Moment;
 
 /// The target of warnings about what an operator should change, as opposed to what happens.
@@ -175,8 +175,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// What is known of the server behind it: a quorum asks, because a server that restarts may
     /// have forgotten leases that still run.
-    fn life(&self) -> Life {
-        Life::Lasting
+    fn life(&self) -> Incarnation {
+        Incarnation::Lasting
     }
 
     /// The store's URL without credentials, for messages.
@@ -185,7 +185,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
 /// Since when a store has kept all that it was told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Life {
+pub enum Incarnation {
     /// Always: there is no server that could start without it.
     Lasting,
     /// Not known: it was never connected to, or it does not tell.
@@ -203,7 +203,7 @@ pub enum Life {
 
 /// A subscription; it ends when it is dropped.
 pub struct Listener {
-    messages: mpsc::Receiver<Wake>,
+    messages: mpsc::Receiver<Notification>,
     missed: Arc<AtomicBool>,
     _subscription: Box<dyn Any + Send>,
 }
@@ -223,10 +223,10 @@ impl Listener {
 
     /// The next message; `None` when there will be none any more. Messages that were dropped are
     /// told as one
-    /// [`Wake::Reconnected`].
-    pub async fn next(&mut self) -> Option<Wake> {
+    /// [`Notification::Reconnected`].
+    pub async fn next(&mut self) -> Option<Notification> {
         if self.missed.swap(false, Ordering::AcqRel) {
-            return Some(Wake::Reconnected);
+            return Some(Notification::Reconnected);
         }
         self.messages.recv().await
     }
@@ -241,13 +241,13 @@ impl Listener {
 /// The end of a [`Listener`] that a store speaks into.
 #[derive(Clone, Debug)]
 pub struct Publisher {
-    messages: mpsc::Sender<Wake>,
+    messages: mpsc::Sender<Notification>,
     missed: Arc<AtomicBool>,
 }
 
 impl Publisher {
     /// Says it; to one that has too much unread already, that it missed something.
-    pub fn say(&self, wake: Wake) {
+    pub fn say(&self, wake: Notification) {
         if let Err(TrySendError::Full(wake)) = self.messages.try_send(wake) {
             self.missed.store(true, Ordering::Release);
             // If all was read meanwhile, this wakes it; else what is unread does.

@@ -44,7 +44,7 @@ impl Client {
         &self,
         name: &str,
         owner: &Owner,
-        bind: Bind,
+        bind: Liveness,
         ttl_ms: u64,
     ) -> Result<Answer, Failure> {
         let verb = Verb::Acquire { ttl_ms, hold: 1, fence: Fence::Assign, wait_ms: None, bind };
@@ -53,23 +53,23 @@ impl Client {
 
     /// Another hold of an owner that may have several.
     pub(crate) fn enter(&self, name: &str, owner: &Owner, hold: u64) -> Answer {
-        let (fence, bind) = (Fence::Assign, Bind::Process);
+        let (fence, bind) = (Fence::Assign, Liveness::Process);
         let verb = Verb::Acquire { ttl_ms: LONG_MS, hold, fence, wait_ms: None, bind };
         self.ask(name, owner, verb, 5 * SECOND).expect("an answer")
     }
 
     /// Takes a place in a queue that no test outlives.
     pub(crate) fn join(&self, name: &str, owner: &Owner) -> Answer {
-        let (fence, wait_ms, bind) = (Fence::Assign, Some(LONG_MS), Bind::Process);
+        let (fence, wait_ms, bind) = (Fence::Assign, Some(LONG_MS), Liveness::Process);
         self.ask(name, owner, Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms, bind }, 5 * SECOND)
             .expect("an answer")
     }
 
     pub(crate) fn acquire(&self, name: &str, owner: &Owner) -> Answer {
-        self.try_acquire(name, owner, Bind::Process, LONG_MS).expect("an answer")
+        self.try_acquire(name, owner, Liveness::Process, LONG_MS).expect("an answer")
     }
 
-    pub(crate) fn renew(&self, name: &str, owner: &Owner, bind: Option<Bind>, ttl_ms: u64) -> Answer {
+    pub(crate) fn renew(&self, name: &str, owner: &Owner, bind: Option<Liveness>, ttl_ms: u64) -> Answer {
         self.ask(name, owner, Verb::Renew { ttl_ms, hold: 1, bind, weight: None }, 5 * SECOND)
             .expect("an answer")
     }
@@ -120,7 +120,7 @@ impl Drop for Client {
 }
 
 pub(crate) fn release() -> Verb {
-    Verb::Release { hold: 1, fence: Fence::Assign, whose: Whose::Mine }
+    Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own }
 }
 
 pub(crate) fn owner() -> Owner {

@@ -10,8 +10,13 @@ fn a_locked_guard_fails_calls_in_time_and_they_are_never_carried_out() {
     let path = dir.path().join("guard");
     let guard = fs::OpenOptions::new().read(true).write(true).open(&path).expect("the guard");
     guard.lock().expect("the guard's lock");
-    let acquire =
-        Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence: Fence::Assign, wait_ms: None, bind: Bind::Process };
+    let acquire = Verb::Acquire {
+        ttl_ms: LONG_MS,
+        hold: 1,
+        fence: Fence::Assign,
+        wait_ms: None,
+        bind: Liveness::Process,
+    };
     let begin = Instant::now();
     match client.ask("x", &name, acquire, Duration::from_millis(300)) {
         Err(Failure::NotSent(cause)) => {
@@ -55,7 +60,7 @@ fn a_release_undoes_an_acquire_whose_future_was_dropped() {
             hold: 1,
             fence: Fence::Assign,
             wait_ms: None,
-            bind: Bind::Process,
+            bind: Liveness::Process,
         };
         let lock = LockName::new("x").expect("a name");
         let op = Op { name: lock, rule: LockSpec::Mutex, owner: name.clone(), request: 0, verb };
@@ -120,7 +125,7 @@ fn tokens_grow_over_all_names_and_processes_when_the_clock_steps_back() {
 fn a_lapsed_lease_is_free_and_its_record_goes() {
     let (dir, name) = (dir(), owner());
     let client = Client::new(dir.path());
-    assert!(is_held(&client.try_acquire("x", &name, Bind::Lease, 60).expect("an answer")));
+    assert!(is_held(&client.try_acquire("x", &name, Liveness::Lease, 60).expect("an answer")));
     eventually("the lease ends", || client.inspect("x").expect("an answer") == Answer::Free);
     assert_eq!(files(dir.path(), "lock-"), Vec::<PathBuf>::new());
     assert_eq!(client.renew("x", &name, None, LONG_MS), Answer::Free);

@@ -19,11 +19,11 @@ pub(crate) fn live(dir: &Path) {
         client.rule = rule;
         let (first, second) = (owner(), owner());
         say(&format!("{name} {}", ticket(&client.acquire(name, &first))));
-        assert!(is_held(&client.renew(name, &first, Some(Bind::Work), LONG_MS + 1)));
+        assert!(is_held(&client.renew(name, &first, Some(Liveness::Work), LONG_MS + 1)));
         if rule == LockSpec::Reentrant {
             assert!(is_held(&client.enter(name, &first, 2)));
             assert_eq!(client.release(name, &first), Answer::Released { left: 1 });
-            let verb = Verb::Release { hold: 2, fence: Fence::Assign, whose: Whose::Mine };
+            let verb = Verb::Release { hold: 2, fence: Fence::Assign, whose: ReleaseScope::Own };
             let left = client.ask(name, &first, verb, SECOND).expect("an answer");
             assert_eq!(left, Answer::Released { left: 0 });
         } else {

@@ -25,7 +25,7 @@ fn a_crash_wakes_who_listens() {
     assert!(client.within(SECOND, listener.next()).is_none(), "a wake-up while the holder lives");
     let crash = Instant::now();
     holder.kill();
-    assert!(matches!(client.within(SECOND, listener.next()), Some(Some(Wake::Free { .. }))));
+    assert!(matches!(client.within(SECOND, listener.next()), Some(Some(Notification::Free { .. }))));
     println!("woken {:?} after the crash", crash.elapsed());
 }
 
@@ -66,11 +66,11 @@ fn a_detached_hold_outlives_its_process_and_can_be_bound_to_another() {
     let (dir, name) = (dir(), owner());
     let first = Client::new(dir.path());
     let Answer::Held { fence } = first.acquire("x", &name) else { panic!("not held") };
-    first.renew("x", &name, Some(Bind::Lease), LONG_MS);
+    first.renew("x", &name, Some(Liveness::Lease), LONG_MS);
     drop(first);
     let (second, third) = (Client::new(dir.path()), Client::new(dir.path()));
     assert!(is_busy(&second.acquire("x", &owner())));
-    assert_eq!(second.renew("x", &name, Some(Bind::Process), LONG_MS), Answer::Held { fence });
+    assert_eq!(second.renew("x", &name, Some(Liveness::Process), LONG_MS), Answer::Held { fence });
     assert!(is_busy(&third.acquire("x", &owner())));
     drop(second);
     eventually("what was bound again ends with its store", || is_held(&third.acquire("x", &owner())));
@@ -98,7 +98,7 @@ fn a_closed_store_leaves_no_holder_file_and_that_of_a_crashed_one_is_removed() {
 fn a_hold_whose_holder_file_was_removed_is_good_for_its_lease() {
     let dir = dir();
     let (first, second) = (Client::new(dir.path()), Client::new(dir.path()));
-    assert!(is_held(&first.try_acquire("x", &owner(), Bind::Process, 300).expect("an answer")));
+    assert!(is_held(&first.try_acquire("x", &owner(), Liveness::Process, 300).expect("an answer")));
     for file in files(dir.path(), "holder-") {
         fs::remove_file(file).expect("removed");
     }
@@ -169,7 +169,9 @@ fn a_killed_waiter_costs_those_behind_it_nothing() {
     assert_eq!(found(first.inspect("x")).waiters.len(), 1);
     let mut listener = second.listen("x");
     assert_eq!(first.release("x", &a), Answer::Released { left: 0 });
-    let granted = |wake: &Option<Option<Wake>>| *wake == Some(Some(Wake::Granted { tickets: vec![place] }));
+    let granted = |wake: &Option<Option<Notification>>| {
+        *wake == Some(Some(Notification::Granted { tickets: vec![place] }))
+    };
     // A look may have told of the first before.
     let heard = [(); 2].map(|()| second.within(SECOND, listener.next()));
     assert!(heard.iter().any(granted), "{heard:?}");
@@ -250,12 +252,12 @@ fn each_of_an_owners_holds_can_be_passed_on() {
         client.ask("x", &name, verb, 5 * SECOND).expect("an answer")
     };
     assert!(is_held(&first.enter("x", &name, 1)) && is_held(&first.enter("x", &name, 2)));
-    assert!(is_held(&bind(&first, 1, Bind::Lease)));
+    assert!(is_held(&bind(&first, 1, Liveness::Lease)));
     drop(first);
     let count = || found(second.inspect("x")).holders[0].weight;
     eventually("what was not passed on has ended", || count() == 1);
-    assert!(is_held(&bind(&second, 7, Bind::Process)));
-    assert_eq!(bind(&second, 8, Bind::Process), Answer::Free);
+    assert!(is_held(&bind(&second, 7, Liveness::Process)));
+    assert_eq!(bind(&second, 8, Liveness::Process), Answer::Free);
     drop(second);
     let third = Client::of(LockSpec::Reentrant, dir.path());
     eventually("what was bound again ends with its store", || is_held(&third.acquire("x", &owner())));

@@ -108,7 +108,7 @@ fn processes_of_two_time_namespaces_exclude_each_other() {
     let dir = dir();
     let holder = Client::new(dir.path());
     let name = owner();
-    assert!(is_held(&holder.try_acquire("x", &name, Bind::Lease, LONG_MS).expect("an answer")));
+    assert!(is_held(&holder.try_acquire("x", &name, Liveness::Lease, LONG_MS).expect("an answer")));
     for offset in ["1000000", "-1"] {
         let boottime = format!("--boottime={offset}");
         let before = ["unshare", "-T", "-f", &boottime];

@@ -40,7 +40,7 @@ fn damaged(rule: LockSpec) {
     for (what, bytes, advice) in damages {
         fs::write(&file, bytes).expect("written");
         for text in [
-            refusal(other.try_acquire("x", &owner(), Bind::Process, LONG_MS), &file),
+            refusal(other.try_acquire("x", &owner(), Liveness::Process, LONG_MS), &file),
             refusal(holder.try_release("x", &name), &file),
             refusal(other.inspect("x"), &file),
         ] {
@@ -62,7 +62,7 @@ fn damaged(rule: LockSpec) {
         }),
     ] {
         make(&file).expect("made");
-        let text = refusal(other.try_acquire("x", &owner(), Bind::Process, LONG_MS), &file);
+        let text = refusal(other.try_acquire("x", &owner(), Liveness::Process, LONG_MS), &file);
         assert!(text.contains(what), "{text}");
         fs::remove_file(&file).or_else(|_| fs::remove_dir(&file)).expect("removed");
     }
@@ -75,7 +75,7 @@ fn a_record_under_another_locks_name_never_merges_the_two() {
     let client = Client::new(dir.path());
     client.acquire("y", &owner());
     let file = record(dir.path());
-    client.try_acquire("x", &owner(), Bind::Lease, LONG_MS).expect("an answer");
+    client.try_acquire("x", &owner(), Liveness::Lease, LONG_MS).expect("an answer");
     let x = files(dir.path(), "lock-").into_iter().find(|path| *path != file).expect("two records");
     fs::copy(&x, &file).expect("copied");
     let text = refusal(client.inspect("y"), &file);
@@ -98,8 +98,8 @@ fn a_damaged_guard_is_refused_and_lets_nobody_in() {
         fs::write(&file, bytes).expect("written");
         let other = Client::new(dir.path());
         for text in [
-            refusal(client.try_acquire("y", &owner(), Bind::Process, LONG_MS), &file),
-            refusal(other.try_acquire("x", &owner(), Bind::Process, LONG_MS), &file),
+            refusal(client.try_acquire("y", &owner(), Liveness::Process, LONG_MS), &file),
+            refusal(other.try_acquire("x", &owner(), Liveness::Process, LONG_MS), &file),
             refusal(block_on(other.store.ready(SECOND)), &file),
         ] {
             assert!(text.contains(advice), "{text}");
@@ -168,7 +168,7 @@ fn a_queue_of_ten_thousand_is_kept_and_a_full_one_lets_nobody_more_in() {
     assert_eq!(found.waiters.len() as u64 + found.unlisted, 10_002);
     println!("a place behind ten thousand, and a look at them: {:?}", begin.elapsed());
     lengthen(&record(dir.path()), 50_000);
-    let (fence, wait_ms, bind) = (Fence::Assign, Some(LONG_MS), Bind::Process);
+    let (fence, wait_ms, bind) = (Fence::Assign, Some(LONG_MS), Liveness::Process);
     let late = Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms, bind };
     let text = refusal(client.ask("x", &names[3], late, 5 * SECOND), &record(dir.path()));
     assert!(text.contains("full"), "{text}");
@@ -182,11 +182,11 @@ fn a_reboot_frees_everything_even_what_cannot_be_read() {
     let dir = dir();
     let client = Client::new(dir.path());
     let Answer::Held { fence } =
-        client.try_acquire("x", &owner(), Bind::Process, LONG_MS).expect("an answer")
+        client.try_acquire("x", &owner(), Liveness::Process, LONG_MS).expect("an answer")
     else {
         panic!("not held")
     };
-    client.try_acquire("y", &owner(), Bind::Lease, LONG_MS).expect("an answer");
+    client.try_acquire("y", &owner(), Liveness::Lease, LONG_MS).expect("an answer");
     drop(client);
     eventually("its process is gone", || {
         files(dir.path(), "holder-")
@@ -219,7 +219,7 @@ fn another_boot_id_while_a_holder_lives_is_no_reboot() {
     let old = text.lines().find_map(|line| line.strip_prefix("boot ")).expect("a boot id");
     fs::write(&file, text.replace(old, "00000000-0000-0000-0000-000000000000")).expect("written");
     let other = Client::new(dir.path());
-    let said = refusal(other.try_acquire("x", &owner(), Bind::Process, LONG_MS), dir.path());
+    let said = refusal(other.try_acquire("x", &owner(), Liveness::Process, LONG_MS), dir.path());
     assert!(said.contains("boot id"), "{said}");
     fs::write(&file, text).expect("written");
     assert!(is_busy(&other.acquire("x", &owner())));

@@ -94,7 +94,7 @@ fn a_full_file_system_refuses_a_grant_and_lets_a_release_through() {
     while file.write_all(&[0; 1024]).is_ok() {}
     let other = Client::new(dir);
     for text in [
-        refusal(other.try_acquire("y", &owner(), Bind::Process, LONG_MS), dir),
+        refusal(other.try_acquire("y", &owner(), Liveness::Process, LONG_MS), dir),
         refusal(block_on(other.store.ready(SECOND)), dir),
     ] {
         assert!(text.contains("full"), "{text}");
@@ -155,7 +155,7 @@ fn a_directory_that_is_replaced_is_noticed_by_who_listens_and_by_who_holds() {
     let mut listener = client.listen("y");
     let interrupted = client.store.interrupted();
     fs::rename(&path, dir.path().join("aside")).expect("moved");
-    assert_eq!(client.within(SECOND, listener.next()), Some(Some(Wake::Reconnected)));
+    assert_eq!(client.within(SECOND, listener.next()), Some(Some(Notification::Reconnected)));
     assert!(client.within(SECOND, interrupted).is_some());
     let other = Client::new(&path);
     assert!(is_held(&other.acquire("x", &owner())));

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::{Either, select};
 use tempfile::TempDir;
 use tenure::internals::protocol::{
-    Answer, Bind, Fence, Found, Kind, LockSpec, Op, Place, QueueSpec, Verb, Wake, Whose,
+    Answer, Fence, Found, Kind, Liveness, LockSpec, Notification, Op, Place, QueueSpec, ReleaseScope, Verb,
 };
 use tenure::internals::store::file::File;
 use tenure::internals::store::{Cursor, Failure, Listener};

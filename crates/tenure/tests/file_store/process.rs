@@ -94,11 +94,13 @@ fn role() {
         }
         "hold with children" => {
             let before = Command::new("sleep").arg("30").spawn().expect("sleep");
-            for (name, bind) in [("process", Bind::Process), ("work", Bind::Work), ("detached", Bind::Work)] {
+            for (name, bind) in
+                [("process", Liveness::Process), ("work", Liveness::Work), ("detached", Liveness::Work)]
+            {
                 let owner = owner();
                 assert!(is_held(&client.try_acquire(name, &owner, bind, LONG_MS).expect("an answer")));
                 if name == "detached" {
-                    assert!(is_held(&client.renew(name, &owner, Some(Bind::Lease), LONG_MS)));
+                    assert!(is_held(&client.renew(name, &owner, Some(Liveness::Lease), LONG_MS)));
                 }
             }
             let after = Command::new("sleep").arg("30").spawn().expect("sleep");
@@ -107,7 +109,7 @@ fn role() {
         }
         "release work" => {
             let owner = owner();
-            let answer = client.try_acquire("x", &owner, Bind::Work, LONG_MS).expect("an answer");
+            let answer = client.try_acquire("x", &owner, Liveness::Work, LONG_MS).expect("an answer");
             assert!(is_held(&answer));
             let mut child = Command::new("sleep").arg("30").spawn().expect("sleep");
             assert_eq!(client.release("x", &owner), Answer::Released { left: 0 });
@@ -135,7 +137,7 @@ fn role() {
         "two permits with a child" => {
             let client = Client::of(LockSpec::Queue(QueueSpec::permits(2, 1)), &dir);
             let take =
-                || is_held(&client.try_acquire("x", &owner(), Bind::Work, LONG_MS).expect("an answer"));
+                || is_held(&client.try_acquire("x", &owner(), Liveness::Work, LONG_MS).expect("an answer"));
             assert!(take());
             let child = Command::new("sleep").arg("30").spawn().expect("sleep");
             assert!(take());
@@ -186,7 +188,7 @@ fn role() {
             let wake = block_on(listener.next());
             say(&format!("{wake:?}"));
         }
-        "try" => say(&match client.try_acquire("x", &owner(), Bind::Process, LONG_MS) {
+        "try" => say(&match client.try_acquire("x", &owner(), Liveness::Process, LONG_MS) {
             Ok(answer) => format!("{answer:?}"),
             Err(failure) => failure.to_string(),
         }),
@@ -240,13 +242,13 @@ pub(crate) fn churn(client: &Client) {
         let op = Op { name, rule, owner: owner.clone(), request: 0, verb };
         block_on(client.store.call(op, 5 * SECOND)).expect("an answer").answer
     };
-    let (fence, wait_ms, bind) = (Fence::Assign, Some(LONG_MS), Bind::Process);
+    let (fence, wait_ms, bind) = (Fence::Assign, Some(LONG_MS), Liveness::Process);
     assert!(is_held(&queue(Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms, bind })));
     assert_eq!(queue(release()), Answer::Released { left: 0 });
-    for bind in [Bind::Process, Bind::Work] {
+    for bind in [Liveness::Process, Liveness::Work] {
         if is_held(&client.try_acquire("x", &owner, bind, LONG_MS).expect("an answer")) {
             assert!(is_held(&client.renew("x", &owner, None, LONG_MS + 1)));
-            assert!(is_held(&client.renew("x", &owner, Some(Bind::Work), LONG_MS)));
+            assert!(is_held(&client.renew("x", &owner, Some(Liveness::Work), LONG_MS)));
             assert_eq!(client.release("x", &owner), Answer::Released { left: 0 });
         }
     }

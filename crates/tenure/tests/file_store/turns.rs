@@ -51,7 +51,7 @@ fn a_release_by_another_process_wakes_at_once_and_says_nothing_of_other_locks() 
     let begin = Instant::now();
     for _ in 0..8 {
         holder.release("x", &name);
-        assert!(matches!(waiter.within(SECOND, listener.next()), Some(Some(Wake::Free { .. }))));
+        assert!(matches!(waiter.within(SECOND, listener.next()), Some(Some(Notification::Free { .. }))));
         holder.acquire("x", &name);
     }
     assert!(begin.elapsed() < Duration::from_millis(400), "{:?}", begin.elapsed());
@@ -64,7 +64,7 @@ fn a_release_within_a_store_wakes_once_and_says_whose_it_was() {
     client.acquire("x", &name);
     let mut listener = client.listen("x");
     client.release("x", &name);
-    assert_eq!(client.within(SECOND, listener.next()), Some(Some(Wake::Free { by: Some(name) })));
+    assert_eq!(client.within(SECOND, listener.next()), Some(Some(Notification::Free { by: Some(name) })));
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn what_holds_is_told_to_another_process_by_number_and_once() {
         sleep(Duration::from_millis(3));
     };
     refresh();
-    let all = Some(Some(Wake::Granted { tickets: tickets[..2].to_vec() }));
+    let all = Some(Some(Notification::Granted { tickets: tickets[..2].to_vec() }));
     assert_eq!(second.within(SECOND, listener.next()), all);
     // A refresh writes the record again, and is no news.
     (0..5).for_each(|_| refresh());
@@ -92,7 +92,7 @@ fn what_holds_is_told_to_another_process_by_number_and_once() {
     let begin = Instant::now();
     for (leaves, comes) in [(0, 2), (1, 3)] {
         first.release("x", &owners[leaves]);
-        let told = Some(Some(Wake::Granted { tickets: vec![tickets[comes]] }));
+        let told = Some(Some(Notification::Granted { tickets: vec![tickets[comes]] }));
         assert_eq!(second.within(SECOND, listener.next()), told);
     }
     assert!(begin.elapsed() < Duration::from_millis(400), "{:?}", begin.elapsed());

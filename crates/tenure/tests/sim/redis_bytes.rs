@@ -23,7 +23,7 @@ const TTL_MS: i64 = 30_000;
 const FENCE_MS: i64 = 60 * 60 * 1_000;
 
 /// One life of a client: it takes a lock, renews it and gives it back, and then another owner does.
-struct Life {
+struct Incarnation {
     sim: Sim,
     network: SimTransport,
     process: Arc<Process>,
@@ -38,7 +38,7 @@ struct Call {
     said: Result<Answer, Failure>,
 }
 
-impl Life {
+impl Incarnation {
     fn new(seed: u64, shaken: bool) -> Self {
         let sim = Sim::new(Chooser::seeded(seed));
         let network = SimTransport::new(&sim, shaken).guarded("ann", "secret", 3);
@@ -173,7 +173,7 @@ impl Asker {
 
 /// How many bytes the first connection carries when nothing fails.
 fn whole() -> [u64; 2] {
-    let life = Life::new(0, false);
+    let life = Incarnation::new(0, false);
     life.run();
     assert_eq!(life.check(), Ok(()));
     assert_eq!(life.network.connections(), 1);
@@ -186,7 +186,7 @@ fn a_connection_may_be_cut_after_any_byte() {
     for (way, bytes) in [Way::ToServer, Way::ToClient].into_iter().zip(whole()) {
         for after in 0..=bytes {
             for then in [Then::Reset, Then::Silence, Then::Late(250 * MS), Then::Late(2 * SECOND)] {
-                let life = Life::new(after, false);
+                let life = Incarnation::new(after, false);
                 // For one byte of a request in four: it takes longer than all the rest, and of a
                 // reply the server knows nothing.
                 if (way, then) == (Way::ToServer, Then::Reset) && after % 4 == 0 {
@@ -206,7 +206,7 @@ fn a_connection_may_be_cut_after_any_byte() {
 fn bytes_may_be_split_merged_and_delayed_while_several_connections_are_cut() {
     let whole = whole();
     for seed in 0..3_000 {
-        let life = Life::new(seed, true);
+        let life = Incarnation::new(seed, true);
         for connection in 0..3 {
             if life.sim.chance(800) {
                 let way = [Way::ToServer, Way::ToClient][life.sim.choose(2) as usize];
@@ -224,7 +224,7 @@ fn bytes_may_be_split_merged_and_delayed_while_several_connections_are_cut() {
 fn the_same_seed_gives_the_same_bytes() {
     for seed in 0..50 {
         let hash = || {
-            let life = Life::new(seed, true);
+            let life = Incarnation::new(seed, true);
             life.network.cut(0, Cut { way: Way::ToServer, after: 20 * seed, then: Then::Late(250 * MS) });
             life.run();
             (life.sim.hash(), life.network.passed(0), life.network.executed().len())
@@ -238,7 +238,7 @@ fn the_same_seed_gives_the_same_bytes() {
 #[test]
 fn without_the_end_of_the_old_connection_a_late_acquire_leaves_a_lock_for_nobody() {
     let found = (0..whole()[0]).any(|after| {
-        let life = Life::new(after, false);
+        let life = Incarnation::new(after, false);
         life.network.let_nobody_kill();
         life.network.cut(0, Cut { way: Way::ToServer, after, then: Then::Late(2 * SECOND) });
         life.run();
@@ -249,8 +249,8 @@ fn without_the_end_of_the_old_connection_a_late_acquire_leaves_a_lock_for_nobody
 
 /// Bytes said in place of the reply to the first acquire; the first life then ends as if nothing
 /// had been said.
-fn spoiled(with: impl Fn(Vec<u8>) -> Vec<u8> + Send + 'static) -> Life {
-    let life = Life::new(1, false);
+fn spoiled(with: impl Fn(Vec<u8>) -> Vec<u8> + Send + 'static) -> Incarnation {
+    let life = Incarnation::new(1, false);
     // Reply 0 is NOSCRIPT.
     life.network.spoil(1, with);
     life.run();
@@ -289,7 +289,7 @@ fn with(reply: &[u8], from: &str, to: &str) -> Vec<u8> {
 #[test]
 fn noise_in_place_of_a_reply_makes_nothing_panic_and_grants_nothing() {
     for seed in 0..5_000_u64 {
-        let life = Life::new(seed, true);
+        let life = Incarnation::new(seed, true);
         let sim = life.sim.clone();
         life.network.spoil(1 + (seed % 3) as usize, move |mut reply| {
             for _ in 0..=sim.choose(4) {

@@ -19,8 +19,10 @@ use std::time::Duration;
 
 use tenure::LockName;
 use tenure::internals::Moment;
-use tenure::internals::protocol::{Answer, Fence, Found, Kind, LockSpec, Op, Reply, Verb, Wake, Whose};
-use tenure::internals::store::{Failure, Life, Listener, Publisher};
+use tenure::internals::protocol::{
+    Answer, Fence, Found, Kind, LockSpec, Notification, Op, ReleaseScope, Reply, Verb,
+};
+use tenure::internals::store::{Failure, Incarnation, Listener, Publisher};
 
 use super::clock::{Clock, MS, SECOND, TrueTime};
 use super::coverage::Event;
@@ -80,7 +82,7 @@ struct End {
     has_lost: bool,
     parting: Parting,
     /// What the server told of itself at the last connection.
-    life: Life,
+    life: Incarnation,
 }
 
 /// What keeps a process from the server for a while, though neither end is told: nothing gets
@@ -352,7 +354,7 @@ impl Network {
     }
 
     /// Tells all who listen to this kind of lock of this name.
-    fn tell(&self, inner: &mut Inner, op: &Op, wake: &Wake) {
+    fn tell(&self, inner: &mut Inner, op: &Op, wake: &Notification) {
         let (now, name) = (self.sim.now(), &op.name);
         let faults = inner.faults;
         let listeners = inner.listeners.iter().filter(|listener| {
@@ -410,9 +412,9 @@ impl Inner {
     }
 
     /// What a server says of itself to the client that connects: in whole seconds.
-    fn life_at(&self, url: &str, clock: Clock, now: TrueTime) -> Life {
+    fn life_at(&self, url: &str, clock: Clock, now: TrueTime) -> Incarnation {
         let up = if self.starts == 0 { OLD } else { Duration::from_secs((now - self.started_at) / SECOND) };
-        Life::Since { id: format!("{url}#{}", self.starts).into(), up, at: Moment(clock.shows(now)) }
+        Incarnation::Since { id: format!("{url}#{}", self.starts).into(), up, at: Moment(clock.shows(now)) }
     }
 
     fn latency(&self, sim: &Sim) -> TrueTime {

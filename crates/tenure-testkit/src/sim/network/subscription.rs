@@ -27,7 +27,7 @@ impl Network {
     }
 
     /// What the server told a process of itself.
-    pub(in crate::sim) fn life(&self, process: ProcessId) -> Life {
+    pub(in crate::sim) fn life(&self, process: ProcessId) -> Incarnation {
         self.inner().ends[process].life.clone()
     }
 

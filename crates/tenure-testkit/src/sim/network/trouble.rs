@@ -104,7 +104,7 @@ impl Network {
 
     /// A client who has nothing there asks to release, which sweeps what has lapsed.
     pub fn sweep(&self, name: &LockName, rule: LockSpec) {
-        let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: Whose::Mine };
+        let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own };
         let owner = format!("sweeper@sim:1/{:032x}", 0).parse().expect("an owner");
         self.carry_out(OUTSIDE, &Op { name: name.clone(), rule, owner, request: 0, verb });
     }
@@ -219,7 +219,7 @@ impl Network {
                 inner.subscribers_of(process).map(|listener| listener.publisher.clone()).collect();
             drop(inner);
             for listener in listeners {
-                listener.say(Wake::Reconnected);
+                listener.say(Notification::Reconnected);
             }
         });
     }

@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 
-use tenure::internals::protocol::{Answer, Verb, Whose};
+use tenure::internals::protocol::{Answer, ReleaseScope, Verb};
 use tenure::{LockName, Owner};
 
 use super::exclusion::{EXCLUSION, UNTOUCHED};
@@ -182,7 +182,7 @@ impl ReferenceModel {
         if let (Verb::Acquire { .. }, Answer::Held { fence }) = (verb, executed.answer) {
             *members.kept.entry(*fence).or_default() |= 1 << member;
         }
-        let ends = matches!(verb, Verb::Release { whose: Whose::Mine, .. }).then_some(owner);
+        let ends = matches!(verb, Verb::Release { whose: ReleaseScope::Own, .. }).then_some(owner);
         self.weigh(at, ends, sim, news);
         let Some(owned) = self.owners.get_mut(owner) else { return };
         if !matches!(verb, Verb::Inspect) {

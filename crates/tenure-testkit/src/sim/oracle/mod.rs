@@ -32,7 +32,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Weak};
 
-use tenure::internals::protocol::{Answer, Op, Wake};
+use tenure::internals::protocol::{Answer, Notification, Op};
 use tenure::{LockName, Owner};
 
 use reference_model::ReferenceModel;
@@ -123,7 +123,7 @@ pub struct Executed<'a> {
     /// Its answer.
     pub answer: &'a Answer,
     /// What it tells those who listen.
-    pub wake: Option<&'a Wake>,
+    pub wake: Option<&'a Notification>,
     /// What stands at the key now.
     pub after: Option<Standing<'a>>,
 }

@@ -1,13 +1,15 @@
 //! What a request does to the files, and what a look at them tells.
 
 use super::bindings::Bindings;
-use super::directory::{Directory, Inside, Life, Over};
+use super::directory::{Directory, HolderState, Inside, Over};
 use super::holders::Holders;
 use super::record::{FULL_BYTES, HolderId, Record, RecordId};
 use crate::events::{event, text};
 use crate::planted::{Bug, applied, planted};
 use crate::protocol::queue::Queue;
-use crate::protocol::{self, Answer, Bind, Data, Entry, LockSpec, Now, Op, State, Verb, Wake, Whose, ours};
+use crate::protocol::{
+    self, Answer, Data, Entry, Liveness, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb, ours,
+};
 use crate::runtime::Runtime;
 use crate::store::{Cursor, Failure, Page, SETUP};
 
@@ -32,7 +34,7 @@ pub(super) fn now(runtime: &dyn Runtime, offset_ms: i64) -> Now {
 /// What a request did.
 pub(super) struct Applied {
     pub(super) answer: Answer,
-    pub(super) wake: Option<Wake>,
+    pub(super) wake: Option<Notification>,
     /// The holders of other processes whose places were let in, or have come to the front of the
     /// line.
     pub(super) calls: Vec<HolderId>,
@@ -86,14 +88,14 @@ pub(super) fn apply(
     let fence = state.fence.map_or(0, |fence| fence.value);
     let written = store(inside, id, text.as_deref(), after.as_ref(), fence, op);
     let removed = text.is_some() && after.is_none();
-    let wake = wake.or(removed.then_some(Wake::Free { by: None }));
+    let wake = wake.or(removed.then_some(Notification::Free { by: None }));
     if written.is_ok() {
         applied(op, &answer, wake.as_ref(), after.as_ref().map(|record| &record.lock));
     }
     let (mut calls, mut is_near) = (Vec::new(), false);
     if let Some(record) = &after {
         let granted = match &wake {
-            Some(Wake::Granted { tickets }) => tickets.as_slice(),
+            Some(Notification::Granted { tickets }) => tickets.as_slice(),
             _ => &[],
         };
         let front = front(&record.lock.value);
@@ -118,14 +120,19 @@ pub(super) fn apply(
 
 /// Runs the machine. A place that it lets in although its process is dead is taken out, and so is
 /// one that has come to the front and keeps out those behind it: then the next is let in.
-fn run(state: &mut State, now: Now, op: &Op, is_dead: impl Fn(u64) -> bool) -> (Answer, Option<Wake>) {
+fn run(
+    state: &mut State,
+    now: Now,
+    op: &Op,
+    is_dead: impl Fn(u64) -> bool,
+) -> (Answer, Option<Notification>) {
     let first = |state: &State| state.lock.as_ref().and_then(|lock| front(&lock.value)[0]);
     let mut alive = first(state);
     let (mut answer, mut wake) = protocol::apply(state, now, op);
     let mut granted = Vec::new();
     for _ in 0..DEAD {
         let mut dead = Vec::new();
-        if let Some(Wake::Granted { tickets }) = &wake {
+        if let Some(Notification::Granted { tickets }) = &wake {
             for number in tickets {
                 if is_dead(*number) { &mut dead } else { &mut granted }.push(*number);
             }
@@ -149,15 +156,15 @@ fn run(state: &mut State, now: Now, op: &Op, is_dead: impl Fn(u64) -> bool) -> (
         wake = next;
     }
     match wake {
-        Some(Wake::Granted { .. }) | None => {
-            (answer, (!granted.is_empty()).then_some(Wake::Granted { tickets: granted }))
+        Some(Notification::Granted { .. }) | None => {
+            (answer, (!granted.is_empty()).then_some(Notification::Granted { tickets: granted }))
         }
         wake => (answer, wake),
     }
 }
 
 /// The hold or place that this answer is about, and what it is to be bound to from now on.
-fn binding(op: &Op, answer: &Answer) -> Option<(u64, Bind)> {
+fn binding(op: &Op, answer: &Answer) -> Option<(u64, Liveness)> {
     let (hold, bind) = match op.verb {
         Verb::Acquire { hold, bind, .. } => (hold, bind),
         Verb::Renew { hold, bind, .. } => (hold, bind?),
@@ -197,7 +204,7 @@ fn store(
 }
 
 fn is_dead(directory: &Directory, holders: &Holders, holder: HolderId) -> bool {
-    !holders.is_mine(holder) && directory.life(holder) == Life::Dead && !planted(Bug::DeathIgnored)
+    !holders.is_mine(holder) && directory.life(holder) == HolderState::Dead && !planted(Bug::DeathIgnored)
 }
 
 /// What still counts of a record: it is of this boot, and some of those who have a part in it have
@@ -212,7 +219,7 @@ fn of_this_boot(directory: &Directory, holders: &Holders, record: Record) -> Res
         return Ok(Some(record));
     }
     // A process outlives no boot, so with a living holder the boot id is what is wrong.
-    let is_alive = |holder| holders.is_mine(holder) || directory.life(holder) == Life::Alive;
+    let is_alive = |holder| holders.is_mine(holder) || directory.life(holder) == HolderState::Alive;
     if record.bindings.iter().any(|(_, holder)| is_alive(holder)) {
         return Err(directory.other_boot());
     }
@@ -252,7 +259,7 @@ fn living_for(
 
 /// Whether a request is about all that stands there.
 fn sees_all(verb: &Verb) -> bool {
-    matches!(verb, Verb::Inspect | Verb::Release { whose: Whose::Anyone, .. })
+    matches!(verb, Verb::Inspect | Verb::Release { whose: ReleaseScope::Any, .. })
 }
 
 /// Whether no waiter is ahead of this request's.
@@ -272,7 +279,7 @@ fn front(data: &Data) -> [Option<u64>; 2] {
     [waiting.next(), waiting.next()]
 }
 
-/// Whose crashes this process has to notice, if its own place is at the front of the line.
+/// ReleaseScope crashes this process has to notice, if its own place is at the front of the line.
 fn ahead_of_mine(record: &Record, holders: &Holders) -> Option<Vec<HolderId>> {
     let holder_of = |number: Option<u64>| number.and_then(|number| record.bindings.holder_of(number));
     let [first, second] = front(&record.lock.value).map(holder_of);
@@ -290,7 +297,7 @@ fn ahead_of_mine(record: &Record, holders: &Holders) -> Option<Vec<HolderId>> {
 }
 
 /// What to tell those who listen to a lock whose record has changed, whichever process changed it.
-pub(super) fn changed(directory: &Directory, now: Now, id: RecordId) -> Option<Wake> {
+pub(super) fn changed(directory: &Directory, now: Now, id: RecordId) -> Option<Notification> {
     match directory.peek(id) {
         Ok(record) => news(record.as_ref(), now),
         // The next look decides: it may have been read while its file was used again.
@@ -302,7 +309,7 @@ pub(super) fn changed(directory: &Directory, now: Now, id: RecordId) -> Option<W
 #[derive(Default)]
 pub(super) struct Looked {
     /// What to tell those who listen.
-    pub(super) wake: Option<Wake>,
+    pub(super) wake: Option<Notification>,
     /// Who is ahead of a place of this process that is at the front of the line: it has to notice
     /// by itself that they crash.
     pub(super) ahead: Option<Vec<HolderId>>,
@@ -313,7 +320,7 @@ pub(super) struct Looked {
 pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: RecordId) -> Looked {
     let Ok(Some(record)) = directory.peek(id) else {
         // Gone; or unreadable, which the next request reports.
-        return Looked { wake: Some(Wake::Free { by: None }), ahead: None };
+        return Looked { wake: Some(Notification::Free { by: None }), ahead: None };
     };
     let by = match &record.lock.value {
         Data::Text(value) => ours(value).map(|(owner, _)| owner),
@@ -323,25 +330,25 @@ pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: Rec
         let ahead = ahead_of_mine(&record, holders);
         let crashed = |ahead: &Vec<HolderId>| ahead.iter().any(|holder| is_dead(directory, holders, *holder));
         let wake = match ahead.as_ref().is_some_and(crashed) {
-            true => Some(Wake::Reconnected),
+            true => Some(Notification::Reconnected),
             false => news(Some(&record), now),
         };
         return Looked { wake, ahead };
     }
     let wake = match news(living(directory, holders, record).unwrap_or(None).as_ref(), now) {
-        Some(Wake::Free { .. }) => Some(Wake::Free { by }),
+        Some(Notification::Free { .. }) => Some(Notification::Free { by }),
         wake => wake,
     };
     Looked { wake, ahead: None }
 }
 
 /// What a record says to those who listen.
-fn news(record: Option<&Record>, now: Now) -> Option<Wake> {
+fn news(record: Option<&Record>, now: Now) -> Option<Notification> {
     match record.filter(|record| !record.lock.is_over(now)).map(|record| &record.lock.value) {
-        None => Some(Wake::Free { by: None }),
+        None => Some(Notification::Free { by: None }),
         // A process was taken out, and the process that asks first lets the next in.
-        Some(Data::Queue(queue)) if queue.is_due() => Some(Wake::Reconnected),
-        Some(Data::Queue(queue)) => Some(Wake::Granted { tickets: queue.holding().collect() }),
+        Some(Data::Queue(queue)) if queue.is_due() => Some(Notification::Reconnected),
+        Some(Data::Queue(queue)) => Some(Notification::Granted { tickets: queue.holding().collect() }),
         Some(_) => None,
     }
 }

@@ -87,7 +87,7 @@ pub(super) enum Over {
 
 /// What its flocked file says of a holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Life {
+pub(super) enum HolderState {
     Alive,
     Dead,
     /// Its file is gone, or not ours to look at: nothing says that it is dead, so its lease
@@ -213,16 +213,16 @@ impl Directory {
     }
 
     /// Whether a holder is alive: its file is flocked for as long as a process has it open.
-    pub(super) fn life(&self, holder: HolderId) -> Life {
+    pub(super) fn life(&self, holder: HolderId) -> HolderState {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let Ok(file) = openat(&self.dir, holder.to_string(), flags, Mode::empty()) else {
-            return Life::Unknown;
+            return HolderState::Unknown;
         };
         // Shared, so that two who look at once do not take each other for the holder.
         match flock(&file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => Life::Dead,
-            Err(Errno::WOULDBLOCK) => Life::Alive,
-            Err(_) => Life::Unknown,
+            Ok(()) => HolderState::Dead,
+            Err(Errno::WOULDBLOCK) => HolderState::Alive,
+            Err(_) => HolderState::Unknown,
         }
     }
 
@@ -454,7 +454,7 @@ impl Inside<'_> {
     /// means that this is none.
     fn clear(&self) -> Result<(), Failure> {
         let (records, holders) = self.entries()?;
-        if holders.iter().any(|holder| self.life(*holder) == Life::Alive) {
+        if holders.iter().any(|holder| self.life(*holder) == HolderState::Alive) {
             return Err(self.other_boot());
         }
         for record in records {

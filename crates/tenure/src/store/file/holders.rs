@@ -13,7 +13,7 @@ use super::directory::{Directory, Inside};
 use super::record::{HolderId, RecordId};
 use crate::events::{event, text};
 use crate::name::LockName;
-use crate::protocol::Bind;
+use crate::protocol::Liveness;
 use crate::runtime::Runtime;
 use crate::store::Failure;
 
@@ -63,19 +63,19 @@ impl Holders {
         inside: &Inside<'_>,
         runtime: &dyn Runtime,
         name: &LockName,
-        (number, bind): (u64, Bind),
+        (number, bind): (u64, Liveness),
         bindings: &mut Bindings,
     ) -> Result<Option<HolderId>, Failure> {
         let holder = match bind {
-            Bind::Lease => None,
-            Bind::Process => {
+            Liveness::Lease => None,
+            Liveness::Process => {
                 let process = match self.process.take() {
                     Some(process) => process,
                     None => Holder::create(inside, runtime, false)?,
                 };
                 Some(self.process.insert(process).id)
             }
-            Bind::Work => {
+            Liveness::Work => {
                 let named = bindings.holder_of(number);
                 match self.works.get(name).and_then(|works| works.get(&number)) {
                     Some(work) if Some(work.id) == named => named,

@@ -4,7 +4,7 @@
 
 use rustix::fs::Dir;
 
-use super::directory::{Inside, Life, Over};
+use super::directory::{HolderState, Inside, Over};
 use super::record::{HolderId, RecordId};
 use crate::protocol::Now;
 use crate::store::Failure;
@@ -49,7 +49,7 @@ impl Sweep {
         while left > 0 {
             left -= 1;
             if let Some(holder) = self.holders.pop() {
-                if !is_mine(holder) && inside.life(holder) == Life::Dead {
+                if !is_mine(holder) && inside.life(holder) == HolderState::Dead {
                     self.dead.push(holder);
                 }
                 if self.holders.is_empty() {

@@ -12,7 +12,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::directory::Directory;
 use super::record::{HolderId, RecordId};
-use crate::protocol::Wake;
+use crate::protocol::Notification;
 use crate::store::Publisher;
 
 /// The listeners of this store, by lock.
@@ -63,30 +63,30 @@ impl Listeners {
     }
 
     /// Tells what a request of this store's own has done.
-    pub(super) fn tell(&mut self, id: RecordId, wake: &Wake) {
+    pub(super) fn tell(&mut self, id: RecordId, wake: &Notification) {
         let Some(listening) = self.by_lock.get_mut(&id) else { return };
         listening.say(wake);
-        if let Wake::Granted { tickets } = wake {
+        if let Notification::Granted { tickets } = wake {
             listening.told.extend(tickets);
         }
     }
 
     /// Tells what a record says; of the tickets that hold, those that are new.
-    pub(super) fn tell_news(&mut self, id: RecordId, wake: Wake) {
+    pub(super) fn tell_news(&mut self, id: RecordId, wake: Notification) {
         let Some(listening) = self.by_lock.get_mut(&id) else { return };
-        let Wake::Granted { tickets: holding } = wake else {
+        let Notification::Granted { tickets: holding } = wake else {
             listening.say(&wake);
             return;
         };
         let tickets: Vec<_> =
             holding.iter().copied().filter(|ticket| !listening.told.contains(ticket)).collect();
         if !tickets.is_empty() {
-            listening.say(&Wake::Granted { tickets });
+            listening.say(&Notification::Granted { tickets });
         }
         listening.told = holding.into_iter().collect();
     }
 
-    pub(super) fn tell_all(&mut self, wake: &Wake) {
+    pub(super) fn tell_all(&mut self, wake: &Notification) {
         for listening in self.by_lock.values() {
             listening.say(wake);
         }
@@ -142,7 +142,7 @@ impl Listeners {
 }
 
 impl LockListeners {
-    fn say(&self, wake: &Wake) {
+    fn say(&self, wake: &Notification) {
         self.listeners.iter().for_each(|listener| listener.say(wake.clone()));
     }
 }

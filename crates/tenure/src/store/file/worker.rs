@@ -22,7 +22,7 @@ use super::watch::{Listeners, Seen, Watch};
 use crate::events::{event, text};
 use crate::name::LockName;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, LockSpec, Now, Op, Reply, Verb, Wake};
+use crate::protocol::{Answer, LockSpec, Notification, Now, Op, Reply, Verb};
 use crate::runtime::{Moment, Runtime};
 use crate::store::{Cursor, Failure, Listener, Page};
 
@@ -281,7 +281,7 @@ impl Worker {
         // Some earlier, some later, so that two who wait do not meet again.
         let jitter = Duration::from_nanos(self.runtime.random() % (pause.as_nanos() as u64 / 2));
         let end = self.runtime.now() + pause - jitter;
-        // Whose time is over by then is told so, and not only afterwards.
+        // ReleaseScope time is over by then is told so, and not only afterwards.
         let due = self.queue.iter().map(|job| job.until).min();
         let due = due.filter(|due| *due < end && !planted(Bug::LateRefusal));
         self.runtime.sleep_until(due.unwrap_or(end)).await;
@@ -459,7 +459,7 @@ impl Worker {
                 Seen::HolderClosed if self.look.is_some() => self.look_after(AFTER_CLOSE),
                 Seen::HolderClosed => {}
                 Seen::Replaced => self.replaced(),
-                Seen::Missed => self.listeners.tell_all(&Wake::Reconnected),
+                Seen::Missed => self.listeners.tell_all(&Notification::Reconnected),
             }
         }
         let Some(directory) = &self.directory else { return };
@@ -472,8 +472,8 @@ impl Worker {
                 None => {}
                 _ if !self.listeners.has(id) => {}
                 // Taken again: its new holder frees it again.
-                Some(Wake::Free { .. }) if directory.has(id) => {}
-                Some(wake @ Wake::Free { .. }) => {
+                Some(Notification::Free { .. }) if directory.has(id) => {}
+                Some(wake @ Notification::Free { .. }) => {
                     changed.remove(&id);
                     self.listeners.tell(id, &wake);
                 }
@@ -580,7 +580,7 @@ impl Worker {
         self.watch.iter_mut().for_each(Watch::end);
         std::mem::take(&mut self.holders).leave(&directory);
         (self.swept, self.sweep, self.sweep_at) = (None, None, None);
-        self.listeners.tell_all(&Wake::Reconnected);
+        self.listeners.tell_all(&Notification::Reconnected);
         self.replaced.send_modify(|count| *count += 1);
         event!(
             WARN,

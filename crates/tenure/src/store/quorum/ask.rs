@@ -15,7 +15,7 @@ use crate::planted::{Bug, planted};
 use crate::protocol::quorum::{
     Decision, NOBODY, Vote, acquired, found, held, released, renewed, shows, verified,
 };
-use crate::protocol::{Answer, Bind, Fence, Op, Verb, Whose, lease, ours};
+use crate::protocol::{Answer, Fence, Liveness, Op, ReleaseScope, Verb, lease, ours};
 use crate::runtime::Moment;
 use crate::store::Failure;
 
@@ -225,13 +225,13 @@ impl Inner {
         self: &Arc<Self>,
         op: Op,
         ttl_ms: u64,
-        bind: Option<Bind>,
+        bind: Option<Liveness>,
         within: Duration,
     ) -> Said {
         let sent = self.runtime.now();
         self.longest_ms.fetch_max(ttl_ms, Ordering::Relaxed);
         let until = sent + within + Duration::from_millis(ttl_ms);
-        if bind.is_some_and(|bind| bind != Bind::Lease) {
+        if bind.is_some_and(|bind| bind != Liveness::Lease) {
             let hold = self.holds.taken_over(&op.owner, self.members.len(), sent, until);
             return self.resume(op, ttl_ms, hold, within).await;
         }
@@ -431,26 +431,26 @@ impl Inner {
     }
 
     /// Releases the owner's hold, or any client's.
-    pub(super) async fn release(self: &Arc<Self>, op: Op, whose: Whose, within: Duration) -> Said {
+    pub(super) async fn release(self: &Arc<Self>, op: Op, whose: ReleaseScope, within: Duration) -> Said {
         let (now, part) = (self.runtime.now(), within / 2);
         let hold = self.holds.known(&op.owner).unwrap_or_else(|| self.unknown_hold(now));
         hold.leave();
         let releases = match whose {
-            Whose::Mine => self.releases(&op, &hold),
-            Whose::Anyone | Whose::Foreign => vec![op.clone(); self.members.len()],
+            ReleaseScope::Own => self.releases(&op, &hold),
+            ReleaseScope::Any | ReleaseScope::Foreign => vec![op.clone(); self.members.len()],
         };
         let mut round = Round::new(self, self.majority());
         for (index, release) in releases.iter().enumerate() {
             match whose {
-                Whose::Mine => round.listen_to(index, self.release_once(index, release, &hold, part)),
-                Whose::Anyone | Whose::Foreign => round.ask(index, release.clone(), part),
+                ReleaseScope::Own => round.listen_to(index, self.release_once(index, release, &hold, part)),
+                ReleaseScope::Any | ReleaseScope::Foreign => round.ask(index, release.clone(), part),
             }
         }
         let verdict = match whose {
-            Whose::Mine => round.gather(released).await,
-            Whose::Anyone | Whose::Foreign => round.gather(found).await,
+            ReleaseScope::Own => round.gather(released).await,
+            ReleaseScope::Any | ReleaseScope::Foreign => round.gather(found).await,
         };
-        if let (Decision::Is(_), Whose::Mine) = (&verdict, whose) {
+        if let (Decision::Is(_), ReleaseScope::Own) = (&verdict, whose) {
             self.go_on_releasing(&mut round, &releases, &hold);
             self.holds.forget(&op.owner);
         }
@@ -525,7 +525,7 @@ fn of_another_side(answer: &Answer, release: &Op, hold: &Hold, member: usize) ->
 
 fn with_ballot(op: &Op, ttl_ms: u64, ballot: u64) -> Op {
     let fence = if planted(Bug::TokensByCounter) { Fence::Assign } else { Fence::Ballot(ballot) };
-    let verb = Verb::Acquire { ttl_ms, hold: 0, fence, wait_ms: None, bind: Bind::Process };
+    let verb = Verb::Acquire { ttl_ms, hold: 0, fence, wait_ms: None, bind: Liveness::Process };
     Op { verb, ..op.clone() }
 }
 
@@ -536,5 +536,5 @@ fn release_of(op: &Op, hold: &Hold, member: usize) -> Op {
         0 => Fence::Assign,
         ballot => Fence::Ballot(ballot),
     };
-    Op { verb: Verb::Release { hold: 0, fence, whose: Whose::Mine }, ..op.clone() }
+    Op { verb: Verb::Release { hold: 0, fence, whose: ReleaseScope::Own }, ..op.clone() }
 }

@@ -19,7 +19,7 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::lease::millis;
-use crate::protocol::{LockSpec, Wake};
+use crate::protocol::{LockSpec, Notification};
 use crate::runtime::{Moment, Runtime};
 use crate::store::{Failure, Listener, Publisher};
 
@@ -90,7 +90,7 @@ impl Source {
         }
     }
 
-    fn next(&mut self, context: &mut Context<'_>) -> Poll<Wake> {
+    fn next(&mut self, context: &mut Context<'_>) -> Poll<Notification> {
         let Self::On(listener) = self else { return Poll::Pending };
         let message = pin!(listener.next()).poll(context);
         match message {
@@ -108,7 +108,7 @@ fn heard(sources: &[Source]) -> usize {
     sources.iter().filter(|source| matches!(source, Source::On(_))).count()
 }
 
-/// Whose hold has ended, and the members that said so, one bit each.
+/// ReleaseScope hold has ended, and the members that said so, one bit each.
 type Ending = (Option<Owner>, u64);
 
 struct Relay {
@@ -153,7 +153,7 @@ impl Relay {
             if let Poll::Ready(message) = self.sources[member].next(context) {
                 news = true;
                 match message {
-                    Wake::Free { by } => self.hear(member, by),
+                    Notification::Free { by } => self.hear(member, by),
                     message => self.publisher.say(message),
                 }
             }
@@ -167,7 +167,7 @@ impl Relay {
             self.said.clear();
             self.timer = None;
             self.kept = (2 * self.kept).min(KEPT_MOST);
-            self.publisher.say(Wake::Free { by });
+            self.publisher.say(Notification::Free { by });
         }
         news
     }
@@ -195,7 +195,7 @@ impl Relay {
                 self.timer = None;
             }
             self.kept = KEPT;
-            self.publisher.say(Wake::Free { by: ending.0.clone() });
+            self.publisher.say(Notification::Free { by: ending.0.clone() });
             self.passed_on = Some(ending);
         } else if self.timer.is_none() && !planted(Bug::MinorityUnheard) {
             let now = self.runtime.now();

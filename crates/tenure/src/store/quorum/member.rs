@@ -9,7 +9,7 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Op};
 use crate::runtime::Moment;
-use crate::store::{Failure, Life, Store};
+use crate::store::{Failure, Incarnation, Store};
 
 /// So many requests may be unanswered at a member that is silent before it gets no further ones.
 const MOST_UNANSWERED: usize = 64;
@@ -64,14 +64,16 @@ impl Member {
     pub(super) fn votes(&self, now: Moment, longest: Duration) -> Result<(), Failure> {
         let why = match self.store.life() {
             _ if planted(Bug::NewcomersVote) => return Ok(()),
-            Life::Lasting => return Ok(()),
-            Life::Since { up, at, .. } if up + now.since(at) >= longest => return Ok(()),
-            Life::Since { up, at, .. } => format!(
+            Incarnation::Lasting => return Ok(()),
+            Incarnation::Since { up, at, .. } if up + now.since(at) >= longest => return Ok(()),
+            Incarnation::Since { up, at, .. } => format!(
                 "it has been up for {} s, and does not vote before {} s: it may have forgotten leases",
                 (up + now.since(at)).as_secs(),
                 longest.as_secs_f64()
             ),
-            Life::Unknown => "it does not say how long it has been up (INFO), so it does not vote".into(),
+            Incarnation::Unknown => {
+                "it does not say how long it has been up (INFO), so it does not vote".into()
+            }
         };
         Err(Failure::NotSent(Failure::cause(why)))
     }
@@ -79,7 +81,7 @@ impl Member {
     /// Whether it is known not to vote: it is not even asked then, so that its place is left to the
     /// one who had it before.
     pub(super) fn is_too_young(&self, now: Moment, longest: Duration) -> bool {
-        matches!(self.store.life(), Life::Since { .. }) && self.votes(now, longest).is_err()
+        matches!(self.store.life(), Incarnation::Since { .. }) && self.votes(now, longest).is_err()
     }
 }
 

@@ -28,7 +28,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::Notify;
 
-use super::{Cursor, Failure, Life, Listener, Page, SETUP, Store};
+use super::{Cursor, Failure, Incarnation, Listener, Page, SETUP, Store};
 use crate::error::{Error, Result};
 use crate::events::event;
 use crate::name::LockName;
@@ -225,10 +225,11 @@ impl Inner {
 
     /// Two members that are one server, as their connections show.
     fn twins(&self) -> Result<(), Failure> {
-        let lives: Vec<Life> = self.members.iter().map(|member| member.store.life()).collect();
+        let lives: Vec<Incarnation> = self.members.iter().map(|member| member.store.life()).collect();
         for (at, life) in lives.iter().enumerate() {
-            let Life::Since { id, .. } = life else { continue };
-            let is_same = |other: &Life| matches!(other, Life::Since { id: known, .. } if known == id);
+            let Incarnation::Since { id, .. } = life else { continue };
+            let is_same =
+                |other: &Incarnation| matches!(other, Incarnation::Since { id: known, .. } if known == id);
             if let Some(other) = lives[..at].iter().position(is_same) {
                 let (one, two) = (self.members[other].store.url(), self.members[at].store.url());
                 return Err(Failure::Refused(Failure::cause(format!(
@@ -298,7 +299,7 @@ mod tests {
 
     use super::*;
     use crate::owner::Owner;
-    use crate::protocol::{Answer, Bind, Fence, Whose};
+    use crate::protocol::{Answer, Fence, Liveness, ReleaseScope};
     use crate::runtime::{Driver, block_on};
     use crate::store::memory::Memory;
 
@@ -421,7 +422,7 @@ mod tests {
         /// Takes it on one side, and takes it over on the other. Its token.
         fn pass_on(&self) -> u64 {
             let Answer::Held { fence } = self.ask(0, acquire(Fence::Assign)) else { panic!("it is free") };
-            for (side, bind) in [(0, Bind::Lease), (1, Bind::Process)] {
+            for (side, bind) in [(0, Liveness::Lease), (1, Liveness::Process)] {
                 let renew = Verb::Renew { ttl_ms: DAY_MS, hold: 0, bind: Some(bind), weight: None };
                 assert_eq!(self.ask(side, renew), Answer::Held { fence });
             }
@@ -429,13 +430,13 @@ mod tests {
         }
 
         fn release(&self) {
-            let release = Verb::Release { hold: 0, fence: Fence::Assign, whose: Whose::Mine };
+            let release = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own };
             assert_eq!(self.ask(1, release), Answer::Released { left: 0 });
         }
     }
 
     fn acquire(fence: Fence) -> Verb {
-        Verb::Acquire { ttl_ms: DAY_MS, hold: 0, fence, wait_ms: None, bind: Bind::Process }
+        Verb::Acquire { ttl_ms: DAY_MS, hold: 0, fence, wait_ms: None, bind: Liveness::Process }
     }
 
     #[test]

@@ -28,7 +28,7 @@ use super::topology::{Access, Address, Sentinels, Target};
 use crate::credentials::Credentials;
 use crate::events::{event, text};
 use crate::runtime::{Moment, Runtime};
-use crate::store::{Cause, Failure, Life, SETUP};
+use crate::store::{Cause, Failure, Incarnation, SETUP};
 
 /// An open stream of bytes.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -134,7 +134,7 @@ pub(super) struct Connection {
     /// What the server calls it, if it told.
     pub(super) peer: Option<Peer>,
     /// Which start of the server it is, and since when it has been up, if it told.
-    pub(super) life: Life,
+    pub(super) life: Incarnation,
     /// How many replies and messages came in.
     pub(super) heard: Arc<AtomicU64>,
     /// Dropping or firing this closes it.
@@ -359,7 +359,7 @@ impl Connector {
             }
             .boxed(),
         );
-        let (to, life) = (target.address.clone(), Life::Unknown);
+        let (to, life) = (target.address.clone(), Incarnation::Unknown);
         Ok(Connection { pipe, to, peer: None, life, heard, hangup, over })
     }
 
@@ -439,7 +439,7 @@ fn login(access: &Access) -> Result<RedisConnectionInfo, Failure> {
 /// What a server told of itself, and of a connection.
 struct Greeting {
     peer: Option<Peer>,
-    life: Life,
+    life: Incarnation,
     /// Whether it says so.
     is_replica: bool,
 }
@@ -464,7 +464,7 @@ async fn greet(
     )
     .await;
     let peer = peer?.as_ref().and_then(Peer::read);
-    let life = server?.as_ref().map_or(Life::Unknown, |server| life(server, now()));
+    let life = server?.as_ref().map_or(Incarnation::Unknown, |server| life(server, now()));
     Ok(Greeting { peer, life, is_replica: hello?.as_ref().is_some_and(is_replica) })
 }
 
@@ -535,7 +535,7 @@ fn unknown(error: redis::RedisError) -> Failure {
 
 /// Reads `run_id:…`, `uptime_in_seconds:…`, a line each. Whole seconds, rounded down: it has been
 /// up for at least so long.
-fn life(server: &Value, at: Moment) -> Life {
+fn life(server: &Value, at: Moment) -> Incarnation {
     let field = |name: &str| {
         let fields = prose(server)?.lines().filter_map(|line| line.split_once(':'));
         fields.into_iter().find_map(|(field, value)| (field == name).then_some(value))
@@ -543,8 +543,10 @@ fn life(server: &Value, at: Moment) -> Life {
     let up = field("uptime_in_seconds").and_then(|seconds| seconds.parse::<i64>().ok());
     match (field("run_id"), up) {
         // By its own clock, which may have been set back since.
-        (Some(id), Some(up)) => Life::Since { id: id.into(), up: Duration::from_secs(up.max(0) as u64), at },
-        _ => Life::Unknown,
+        (Some(id), Some(up)) => {
+            Incarnation::Since { id: id.into(), up: Duration::from_secs(up.max(0) as u64), at }
+        }
+        _ => Incarnation::Unknown,
     }
 }
 

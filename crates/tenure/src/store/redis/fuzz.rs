@@ -15,7 +15,7 @@ use super::wake::meant;
 use super::{failure, reply};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{LockSpec, Op, QueueSpec, Verb, Wake};
+use crate::protocol::{LockSpec, Notification, Op, QueueSpec, Verb};
 
 /// The owner and the request of the replies in the corpus.
 const OWNER: &str = "a@h:1/0123456789abcdef0123456789abcdef";
@@ -129,12 +129,12 @@ fn whatever_a_message_says_it_names_tickets_only_as_they_are_written() {
         for rule in RULES {
             let wake = meant(&message, rule);
             match &wake {
-                Wake::Granted { tickets } => {
+                Notification::Granted { tickets } => {
                     let written: Vec<String> = tickets.iter().map(ToString::to_string).collect();
                     assert_eq!(written.join(","), message);
                     assert!(matches!(rule, LockSpec::Queue(_)));
                 }
-                Wake::Free { by: Some(by) } => assert!(message.starts_with(by.as_str())),
+                Notification::Free { by: Some(by) } => assert!(message.starts_with(by.as_str())),
                 _ => {}
             }
         }

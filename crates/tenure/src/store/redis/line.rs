@@ -305,7 +305,7 @@ mod tests {
         let opened = MultiplexedConnection::new_with_config(login, ours, config).await;
         let (pipe, driver) = opened.expect("a connection");
         let ((hangup, hung), (done, over)) = (oneshot::channel(), oneshot::channel());
-        let (to, life) = (Address::Tcp("h".into(), 1), crate::store::Life::Unknown);
+        let (to, life) = (Address::Tcp("h".into(), 1), crate::store::Incarnation::Unknown);
         let connection = Connection { pipe, to, peer: None, life, heard: Arc::default(), hangup, over };
         let (line, over) = Line::new(connection, false, Arc::clone(runtime) as Arc<dyn Runtime>);
         (line, (theirs, driver, hung, done, over))

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use super::connect::{Connector, by};
 use super::line::Line;
 use crate::runtime::Moment;
-use crate::store::{Failure, Life};
+use crate::store::{Failure, Incarnation};
 
 /// The connection for requests, dialled at the first of them and again whenever it is lost.
 pub(super) struct Link {
@@ -32,7 +32,7 @@ struct State {
     failures: u64,
     failure: Option<Failure>,
     /// Of the server that it was last connected to.
-    life: Option<Life>,
+    life: Option<Incarnation>,
 }
 
 impl Link {
@@ -139,8 +139,8 @@ impl Link {
     }
 
     /// What the server told of itself at the last connection.
-    pub(super) fn life(&self) -> Life {
-        self.state().life.clone().unwrap_or(Life::Unknown)
+    pub(super) fn life(&self) -> Incarnation {
+        self.state().life.clone().unwrap_or(Incarnation::Unknown)
     }
 
     /// Ends the connection and the supervisor.
@@ -187,7 +187,7 @@ impl Link {
     }
 
     /// Hands out the connection, unless the link is closed.
-    fn connected(&self, line: &Arc<Line>, life: Life) -> bool {
+    fn connected(&self, line: &Arc<Line>, life: Incarnation) -> bool {
         {
             let mut state = self.state();
             if state.closed {
@@ -225,10 +225,12 @@ impl State {
 
 /// What is known of a server after another connection. One that has restarted since the last
 /// connection counts from now, also if its clock says otherwise.
-fn later(before: Life, now: Life) -> Life {
+fn later(before: Incarnation, now: Incarnation) -> Incarnation {
     match (&before, now) {
-        (Life::Since { id: old, .. }, Life::Since { id, .. }) if *old == id => before,
-        (Life::Since { .. }, Life::Since { id, at, .. }) => Life::Since { id, up: Duration::ZERO, at },
+        (Incarnation::Since { id: old, .. }, Incarnation::Since { id, .. }) if *old == id => before,
+        (Incarnation::Since { .. }, Incarnation::Since { id, at, .. }) => {
+            Incarnation::Since { id, up: Duration::ZERO, at }
+        }
         (_, now) => now,
     }
 }

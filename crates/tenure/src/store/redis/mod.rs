@@ -41,7 +41,7 @@ pub use connect::{Dial, Stream};
 pub(crate) use topology::Provider;
 pub use topology::{Access, Address, Sentinels, Target, Topology};
 
-use super::{Cursor, Failure, Life, Listener, Page, Store, Terms};
+use super::{Cursor, Failure, Incarnation, Listener, Page, Store, Terms};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::protocol::{LockSpec, Op, Reply};
@@ -172,7 +172,7 @@ impl Store for Redis {
         .boxed()
     }
 
-    fn life(&self) -> Life {
+    fn life(&self) -> Incarnation {
         self.node.link.life()
     }
 

@@ -22,7 +22,9 @@ use super::node::{Node, RequestContext, answered, refused};
 use super::reply::{self, bytes};
 use super::request::Publish;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Fence, Found, Holding, Kind, LockSpec, Op, Reply, Verb, Whose, ours, shown};
+use crate::protocol::{
+    Answer, Fence, Found, Holding, Kind, LockSpec, Op, ReleaseScope, Reply, Verb, ours, shown,
+};
 use crate::runtime::Moment;
 use crate::store::Failure;
 
@@ -120,7 +122,7 @@ impl Plain {
         };
         // A value of another client may not be a text, so the commands that compare values cannot
         // compare it.
-        let is_foreign = matches!(op.verb, Verb::Release { whose: Whose::Foreign, .. });
+        let is_foreign = matches!(op.verb, Verb::Release { whose: ReleaseScope::Foreign, .. });
         let compared = match self.delete {
             Some(_) if !is_foreign => Some(ask(line, self.delete).answer(node).await),
             _ => None,
@@ -336,7 +338,7 @@ impl Ask<'_> {
     }
 
     /// Ends a hold and says so; why it could not be said, where the user has no right to.
-    async fn release(&self, whose: Whose) -> Result<(Answer, Option<String>), Failure> {
+    async fn release(&self, whose: ReleaseScope) -> Result<(Answer, Option<String>), Failure> {
         let mut unheard = None;
         loop {
             let (value, left_ms) = match self.standing().await? {
@@ -345,14 +347,14 @@ impl Ask<'_> {
                 Standing::Text(value, left_ms) => (value, left_ms),
             };
             let answer = match whose {
-                Whose::Mine if self.mine(&value).is_none() => {
+                ReleaseScope::Own if self.mine(&value).is_none() => {
                     return Ok((Answer::Busy { holder: shown(&value), left_ms }, None));
                 }
-                Whose::Mine => Answer::Released { left: 0 },
-                Whose::Anyone if ours(&value).is_none() => {
+                ReleaseScope::Own => Answer::Released { left: 0 },
+                ReleaseScope::Any if ours(&value).is_none() => {
                     return Ok((Answer::Busy { holder: shown(&value), left_ms }, None));
                 }
-                Whose::Anyone | Whose::Foreign => found(value.clone(), left_ms),
+                ReleaseScope::Any | ReleaseScope::Foreign => found(value.clone(), left_ms),
             };
             let value = shown(&value);
             let by = ours(&value).map_or(value.clone(), |(owner, _)| owner.as_str().to_owned());

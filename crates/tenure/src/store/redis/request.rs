@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use super::keys;
 use super::script::{MUTEX, QUEUE, REENTRANT, Script};
-use crate::protocol::{Bind, Fence, LockSpec, Op, QueueSpec, Verb, Whose};
+use crate::protocol::{Fence, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb};
 use crate::store::Terms;
 
 /// How a message reaches those who listen. All clients of a lock have to agree on it.
@@ -108,9 +108,9 @@ impl<'a> Request<'a> {
                     self.with_counter();
                 }
                 self.ballot(*fence).text(match whose {
-                    Whose::Mine => "mine",
-                    Whose::Anyone => "anyone",
-                    Whose::Foreign => "foreign",
+                    ReleaseScope::Own => "mine",
+                    ReleaseScope::Any => "anyone",
+                    ReleaseScope::Foreign => "foreign",
                 });
                 self.channel(op.rule, space);
             }
@@ -127,8 +127,8 @@ impl<'a> Request<'a> {
             Verb::Renew { ttl_ms, hold, bind, .. } => {
                 self.hold(*hold).number(*ttl_ms).text(match bind {
                     None => "",
-                    Some(Bind::Lease) => "detach",
-                    Some(Bind::Process | Bind::Work) => "resume",
+                    Some(Liveness::Lease) => "detach",
+                    Some(Liveness::Process | Liveness::Work) => "resume",
                 });
             }
             Verb::Release { hold, whose, .. } => {
@@ -199,7 +199,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    fn whose(&mut self, whose: Whose) -> &mut Self {
+    fn whose(&mut self, whose: ReleaseScope) -> &mut Self {
         self.text(if whose.is_forced() { "anyone" } else { "mine" })
     }
 

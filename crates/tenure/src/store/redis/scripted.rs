@@ -6,7 +6,7 @@ use redis::Value;
 use super::reply;
 use super::request::{Keyspace, Publish, Request};
 use super::wake::meant;
-use crate::protocol::{Answer, LockSpec, Op, Wake};
+use crate::protocol::{Answer, LockSpec, Notification, Op};
 
 /// A script, and what it is run with.
 #[derive(Debug)]
@@ -39,6 +39,6 @@ pub fn read(value: &Value, op: &Op) -> Result<Answer, &'static str> {
 }
 
 /// What a script's message says to those who wait for a lock of this rule.
-pub fn heard(message: &str, rule: LockSpec) -> Wake {
+pub fn heard(message: &str, rule: LockSpec) -> Notification {
     meant(message, rule)
 }

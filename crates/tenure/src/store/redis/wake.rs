@@ -22,7 +22,7 @@ use super::link::{Pace, pause};
 use super::reply::{bytes, text};
 use super::request::Publish;
 use crate::events::event;
-use crate::protocol::{LockSpec, Wake, ours};
+use crate::protocol::{LockSpec, Notification, ours};
 use crate::runtime::Moment;
 use crate::store::{Failure, Listener, Publisher};
 
@@ -350,7 +350,7 @@ impl Notifications {
             }
             channel.standing = Standing::Confirmed;
             if std::mem::take(&mut channel.was_heard) {
-                tell(channel, |_| Wake::Reconnected);
+                tell(channel, |_| Notification::Reconnected);
             }
         }
         drop(state);
@@ -428,13 +428,13 @@ impl Todo {
 }
 
 /// What a message says to those who wait for a lock of this rule.
-pub(super) fn meant(message: &str, rule: LockSpec) -> Wake {
+pub(super) fn meant(message: &str, rule: LockSpec) -> Notification {
     if let LockSpec::Queue(_) = rule
         && let Some(tickets) = message.split(',').map(ticket).collect()
     {
-        return Wake::Granted { tickets };
+        return Notification::Granted { tickets };
     }
-    Wake::Free { by: ours(message).map(|(owner, _)| owner) }
+    Notification::Free { by: ours(message).map(|(owner, _)| owner) }
 }
 
 /// A number as it is written: who has it holds, so it is read to the letter.
@@ -442,7 +442,7 @@ fn ticket(text: &str) -> Option<u64> {
     text.parse().ok().filter(|ticket: &u64| ticket.to_string() == text)
 }
 
-fn tell(channel: &Channel, wake: impl Fn(LockSpec) -> Wake) {
+fn tell(channel: &Channel, wake: impl Fn(LockSpec) -> Notification) {
     for (rule, listener) in channel.listeners.values() {
         listener.say(wake(*rule));
     }

@@ -6,7 +6,7 @@ mod requests;
 
 use std::collections::BTreeMap;
 
-use tenure::internals::protocol::{Answer, Bind, Place as Told, Verb, Wake, Whose};
+use tenure::internals::protocol::{Answer, Liveness, Notification, Place as Told, ReleaseScope, Verb};
 use tenure::{LockName, Owner};
 
 use super::history::History;

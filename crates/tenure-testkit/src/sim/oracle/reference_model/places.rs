@@ -73,11 +73,11 @@ impl Place {
     pub(super) fn count_in(&mut self, verb: &Verb, process: ProcessId) {
         match verb {
             Verb::Acquire { hold, .. } if !self.is_live(*hold) => self.live.push((*hold, process)),
-            Verb::Renew { hold, bind: Some(Bind::Lease), .. } if self.is_live(*hold) => {
+            Verb::Renew { hold, bind: Some(Liveness::Lease), .. } if self.is_live(*hold) => {
                 self.live.retain(|(live, _)| live != hold);
                 self.detached += 1;
             }
-            Verb::Renew { hold, bind: Some(Bind::Process | Bind::Work), .. }
+            Verb::Renew { hold, bind: Some(Liveness::Process | Liveness::Work), .. }
                 if !self.is_live(*hold) && self.detached > 0 =>
             {
                 self.detached -= 1;
@@ -89,7 +89,7 @@ impl Place {
 
     pub(super) fn bind(&mut self, verb: &Verb) {
         if let Verb::Acquire { bind, .. } | Verb::Renew { bind: Some(bind), .. } = verb {
-            self.is_bound = *bind != Bind::Lease;
+            self.is_bound = *bind != Liveness::Lease;
         }
     }
 }

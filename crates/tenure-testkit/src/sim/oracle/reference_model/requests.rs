@@ -30,22 +30,22 @@ impl ReferenceModel {
                 }
                 self.told_when(name, *retry_in_ms);
             }
-            (Verb::Release { whose: Whose::Mine, .. }, Answer::Released { left }) => {
+            (Verb::Release { whose: ReleaseScope::Own, .. }, Answer::Released { left }) => {
                 self.released(at, executed, *left);
             }
-            (Verb::Release { whose: Whose::Anyone, .. }, Answer::Found(_)) => {
+            (Verb::Release { whose: ReleaseScope::Any, .. }, Answer::Found(_)) => {
                 self.force(at, name, |place| place.holds);
             }
             (Verb::Acquire { .. }, Answer::Busy { .. }) => self.check_refused(at, executed),
             (
-                Verb::Renew { .. } | Verb::Release { whose: Whose::Mine, .. },
+                Verb::Renew { .. } | Verb::Release { whose: ReleaseScope::Own, .. },
                 Answer::Free | Answer::Busy { .. },
             ) => {
                 self.check_gone(at, executed, owner);
             }
             _ => {}
         }
-        if let Some(Wake::Granted { tickets }) = executed.wake {
+        if let Some(Notification::Granted { tickets }) = executed.wake {
             tickets.iter().for_each(|ticket| self.let_in(at, executed, *ticket, sim, news));
         }
         // One request may let in several, in whatever order it says so.

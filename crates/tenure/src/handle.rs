@@ -1,7 +1,7 @@
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
-use crate::engine::Home;
+use crate::engine::Client;
 use crate::engine::acquire::{Acquisition, Wait, acquire};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
@@ -12,8 +12,8 @@ use crate::protocol::LockSpec;
 
 /// What all faces are beneath: a name on a store, the rule it is asked for under, and the options.
 #[derive(Clone)]
-pub(crate) struct Face {
-    pub(crate) home: Arc<Home>,
+pub(crate) struct LockHandle {
+    pub(crate) home: Arc<Client>,
     pub(crate) options: Arc<Options>,
     /// Without the prefix.
     pub(crate) name: LockName,
@@ -24,12 +24,12 @@ pub(crate) struct Face {
 }
 
 /// As [`Locks`](crate::Locks).
-impl UnwindSafe for Face {}
-impl RefUnwindSafe for Face {}
+impl UnwindSafe for LockHandle {}
+impl RefUnwindSafe for LockHandle {}
 
 /// The options that `change` makes of these, checked for the store.
 pub(crate) fn changed(
-    home: &Home,
+    home: &Client,
     options: &Options,
     change: impl FnOnce(Options) -> Options,
 ) -> Result<Arc<Options>> {
@@ -42,9 +42,9 @@ pub(crate) fn changed(
     Ok(Arc::new(options))
 }
 
-impl Face {
+impl LockHandle {
     pub(crate) fn new(
-        home: Arc<Home>,
+        home: Arc<Client>,
         options: Arc<Options>,
         name: LockName,
         rule: LockSpec,
