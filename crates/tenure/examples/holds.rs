@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let locks = Locks::connect(url).await?.with(|options| options.ttl(ttl))?;
         let started = Instant::now();
         let acquire = |number: usize| {
-            let mutex = locks.mutex(&format!("holds:{number}"));
+            let mutex = locks.mutex(format!("holds:{number}"));
             async move { mutex?.lock().await }
         };
         let guards: Vec<Guard> =

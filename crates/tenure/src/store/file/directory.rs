@@ -246,7 +246,7 @@ impl Directory {
 
     /// When a file was last made, renamed or removed.
     pub(super) fn modified(&self) -> Option<(i64, u64)> {
-        fstat(&self.dir).ok().map(|stat| (stat.st_mtime as i64, stat.st_mtime_nsec as u64))
+        fstat(&self.dir).ok().map(|stat| (stat.st_mtime, stat.st_mtime_nsec))
     }
 
     /// All names in the directory, to be read in pieces.

@@ -112,7 +112,7 @@ impl Listeners {
 
     /// The locks that have to be looked at now and then, after forgetting what no process listens
     /// to.
-    pub(super) fn to_look_at(&mut self) -> Vec<RecordId> {
+    pub(super) fn due_looks(&mut self) -> Vec<RecordId> {
         self.forget();
         let looks = |(id, listening): (&RecordId, &LockListeners)| {
             (!listening.is_called || listening.ahead.is_some()).then_some(*id)

@@ -509,7 +509,7 @@ impl Worker {
     /// unable to watch.
     fn look(&mut self) {
         if self.looking.is_empty() {
-            self.looking = self.listeners.to_look_at();
+            self.looking = self.listeners.due_looks();
             self.looking_since = self.runtime.now();
             self.idle_looks = if self.looking.is_empty() { self.idle_looks + 1 } else { 0 };
             if !self.looking.is_empty() && !self.listeners.any_watches() {
