@@ -39,7 +39,7 @@ pub struct Options {
     /// How long before the lease can be another client's the loss is announced, so that work can be
     /// stopped in time. At most a third of the lease; zero unless set.
     pub grace: Duration,
-    /// Liveness the hold to the children of this process too, where the store is on this machine
+    /// Bind the hold to the children of this process too, where the store is on this machine
     /// (`file:`): the lock is free when the last process of the work is gone. Off unless set;
     /// stores elsewhere know leases only.
     pub inherit_liveness: bool,

@@ -1,4 +1,4 @@
-//! ReleaseScope thread a lock lives on: nothing that a caller does to its own runtime can cost a lease.
+//! Whose thread a lock lives on: nothing that a caller does to its own runtime can cost a lease.
 #![expect(clippy::disallowed_methods, reason = "these tests misuse threads and runtimes on purpose")]
 
 use std::future::Future;

@@ -340,7 +340,7 @@ const UNSET: Moment = Moment(0);
 /// What a store's silence about a hold means.
 const GONE: &str = "it is gone from the store: expired, forced open, flushed or evicted";
 
-/// ReleaseScope grant a lease is.
+/// Whose grant a lease is.
 pub(super) struct Grant<'a> {
     pub(super) name: &'a LockName,
     pub(super) rule: LockSpec,

@@ -136,7 +136,7 @@ pub(super) struct Queue {
     silence: Option<(Moment, Failure)>,
     /// A hold ended on this side since the first in line was last asked for.
     nudged: bool,
-    /// ReleaseScope it was: the store's message about the same is no news.
+    /// Whose it was: the store's message about the same is no news.
     departed: Option<Owner>,
     /// Who has it, as the store last said.
     holder: Option<Owner>,

@@ -259,7 +259,7 @@ impl Task {
         self.line_up(leases);
     }
 
-    /// LocalQueues these up. A few leave at once, in their order.
+    /// Lines these up. A few leave at once, in their order.
     fn line_up(&mut self, leases: Vec<Arc<Lease>>) {
         let mut leases = leases.into_iter();
         if self.ready.is_empty() && leases.len() <= TOGETHER {

@@ -188,7 +188,7 @@ pub enum Verb {
     },
     /// Stay in the queue: `Acquire` repeated for many waiters of one process at once.
     Refresh {
-        /// ReleaseScope places.
+        /// Whose places.
         owners: Arc<[Owner]>,
         /// For how much longer.
         wait_ms: u64,
@@ -200,7 +200,7 @@ pub enum Verb {
         /// With a ballot, the node's stored ballot is raised to it, so that a late acquire is
         /// refused.
         fence: Fence,
-        /// ReleaseScope hold may be ended.
+        /// Whose hold may be ended.
         whose: ReleaseScope,
     },
     /// Report the holders.
@@ -229,7 +229,7 @@ pub enum Liveness {
     Lease,
 }
 
-/// ReleaseScope hold a release ends.
+/// Whose hold a release ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseScope {
     /// The asking owner's, compared and deleted in one step.
@@ -250,7 +250,7 @@ impl ReleaseScope {
 /// An answer, with the owner and the request it is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// ReleaseScope request this answers. A store drops its connection when it is another client's.
+    /// Whose request this answers. A store drops its connection when it is another client's.
     pub owner: Owner,
     /// Which request this answers.
     pub request: u64,
@@ -402,7 +402,7 @@ fn is_digits(text: &str) -> bool {
 pub enum Notification {
     /// The lock may be free now.
     Free {
-        /// ReleaseScope hold ended, where that is known.
+        /// Whose hold ended, where that is known.
         by: Option<Owner>,
     },
     /// These tickets hold now. No hint: the client that has one of them, and knows that its place

@@ -56,7 +56,7 @@ pub struct Queue {
 /// One place in a queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket {
-    /// ReleaseScope it is.
+    /// Whose it is.
     pub owner: Owner,
     /// How much of the capacity it takes.
     pub weight: u32,

@@ -71,7 +71,7 @@ struct Core {
     events: Events,
     /// How often a client looked at a clock since the last poll began.
     looks: u32,
-    /// ReleaseScope task was polled last.
+    /// Whose task was polled last.
     current: ProcessId,
     over: bool,
     halted: bool,

@@ -153,9 +153,9 @@ pub struct Faults {
     pub deaf: TrueTime,
     /// Subscriptions that are not answered, beside those whose replies disappear.
     pub lose_ear: u32,
-    /// Notification-ups that disappear.
+    /// Wake-ups that disappear.
     pub lose_wake: u32,
-    /// Notification-ups that come twice.
+    /// Wake-ups that come twice.
     pub repeat_wake: u32,
     /// How many wake-ups come late, and how much at most: the server may have forgotten everything
     /// by then.

@@ -279,7 +279,7 @@ fn front(data: &Data) -> [Option<u64>; 2] {
     [waiting.next(), waiting.next()]
 }
 
-/// ReleaseScope crashes this process has to notice, if its own place is at the front of the line.
+/// Whose crashes this process has to notice, if its own place is at the front of the line.
 fn ahead_of_mine(record: &Record, holders: &Holders) -> Option<Vec<HolderId>> {
     let holder_of = |number: Option<u64>| number.and_then(|number| record.bindings.holder_of(number));
     let [first, second] = front(&record.lock.value).map(holder_of);
@@ -306,7 +306,6 @@ pub(super) fn changed(directory: &Directory, now: Now, id: RecordId) -> Option<N
 }
 
 /// What a look at a lock has seen.
-#[derive(Default)]
 pub(super) struct Looked {
     /// What to tell those who listen.
     pub(super) wake: Option<Notification>,

@@ -281,7 +281,7 @@ impl Worker {
         // Some earlier, some later, so that two who wait do not meet again.
         let jitter = Duration::from_nanos(self.runtime.random() % (pause.as_nanos() as u64 / 2));
         let end = self.runtime.now() + pause - jitter;
-        // ReleaseScope time is over by then is told so, and not only afterwards.
+        // A request whose time is over by then is told so, and not only afterwards.
         let due = self.queue.iter().map(|job| job.until).min();
         let due = due.filter(|due| *due < end && !planted(Bug::LateRefusal));
         self.runtime.sleep_until(due.unwrap_or(end)).await;
@@ -440,16 +440,15 @@ impl Worker {
             // Long, and each record is whole in itself: no reason to keep others out meanwhile.
             let _ = promise.send(page(directory, now(runtime, self.offset_ms), &prefix, &from));
         }
-        self.hear(done);
+        if !self.listeners.is_empty() {
+            self.hear(done);
+        }
         Ok(Turn::Done)
     }
 
     /// Passes on what was seen. `own` is what this store's own requests have done; the system
     /// reports that as well.
     fn hear(&mut self, own: Vec<(RecordId, Applied)>) {
-        if self.listeners.is_empty() {
-            return;
-        }
         let mut changed = BTreeSet::new();
         for seen in self.watch.as_ref().map(Watch::read).unwrap_or_default() {
             match seen {

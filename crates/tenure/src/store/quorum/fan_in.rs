@@ -108,7 +108,7 @@ fn heard(sources: &[Source]) -> usize {
     sources.iter().filter(|source| matches!(source, Source::On(_))).count()
 }
 
-/// ReleaseScope hold has ended, and the members that said so, one bit each.
+/// Whose hold has ended, and the members that said so, one bit each.
 type Ending = (Option<Owner>, u64);
 
 struct Relay {
