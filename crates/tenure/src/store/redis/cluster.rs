@@ -18,15 +18,20 @@ use futures_util::future::{BoxFuture, Either, FutureExt, join3, select, select_o
 use redis::Value;
 use tokio::sync::Notify;
 
-use super::connect::{Connector, Dial, Network, command};
-use super::line::Line;
-use super::node::{Node, RequestContext, answered};
-use super::request::{Keyspace, Publish};
-use super::slots::{Member, Redirect, Table, View};
-use super::{Address, Target, Topology, failure, keys, reply};
 use crate::name::LockName;
 use crate::protocol::{LockSpec, Op, Reply, Verb};
 use crate::runtime::{Moment, Runtime};
+use crate::store::redis::connection::pipeline::Pipeline;
+use crate::store::redis::connection::{Connector, Dial, Network, command};
+use crate::store::redis::replies;
+use crate::store::redis::replies::failure;
+use crate::store::redis::requests::keys;
+use crate::store::redis::requests::node::{Node, RequestContext, answered};
+use crate::store::redis::requests::{Keyspace, Publish};
+use crate::store::redis::topology::Address;
+use crate::store::redis::topology::Target;
+use crate::store::redis::topology::Topology;
+use crate::store::redis::topology::slots::{Member, Redirect, Table, View};
 use crate::store::{Cursor, Failure, Listener, Page, Store, Terms};
 
 /// So long, at least, between two questions who serves what.
@@ -206,11 +211,11 @@ impl Store for Cluster {
                 Some(map.table.masters().to_vec()).filter(|masters| !masters.is_empty())
             });
             let lines = masters.await?.into_iter().map(|member| {
-                let line = async move {
-                    let line = member.node.link.line(deadline).await;
-                    line.map_err(|failure| at(&member.address, failure))
+                let pipeline = async move {
+                    let pipeline = member.node.link.pipeline(deadline).await;
+                    pipeline.map_err(|failure| at(&member.address, failure))
                 };
-                line.boxed()
+                pipeline.boxed()
             });
             select_ok(lines).await.map(|_| ())
         }
@@ -243,7 +248,7 @@ impl Inner {
                 Some(address) => self.way_to(&address, deadline).boxed().await?,
             };
             let manner = RequestContext { space: way.space, asking, terms };
-            let failure = match way.member.node.ask(&way.line, &op, manner, deadline).await {
+            let failure = match way.member.node.ask(&way.pipeline, &op, manner, deadline).await {
                 Ok(reply) => {
                     if asking && matches!(op.verb, Verb::Release { .. }) {
                         self.tell_where_it_was(&op, deadline).boxed().await;
@@ -272,19 +277,19 @@ impl Inner {
         }
     }
 
-    /// The line to the node that serves a slot, if there is one.
+    /// The pipeline to the node that serves a slot, if there is one.
     fn open_way(&self, slot: u16) -> Option<Way> {
         let (member, space) = self.map().owner(slot)?;
-        let line = member.node.link.open_line()?;
-        Some(Way { member, line, space })
+        let pipeline = member.node.link.open_line()?;
+        Some(Way { member, pipeline, space })
     }
 
     /// The same; waits until there is one.
     async fn way(&self, slot: u16, deadline: Moment) -> Result<Way, Failure> {
         loop {
             let (member, space) = self.known(deadline, |map| map.owner(slot)).await?;
-            if let Some(line) = member.node.link.open_line() {
-                return Ok(Way { member, line, space });
+            if let Some(pipeline) = member.node.link.open_line() {
+                return Ok(Way { member, pipeline, space });
             }
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
@@ -293,12 +298,12 @@ impl Inner {
             }
             // Before it can be reached, another may come to serve the slot.
             let until = deadline.min(self.runtime.now() + ASK_AGAIN);
-            let line = match select(pin!(member.node.link.line(until)), changed).await {
-                Either::Left((line, _)) => line,
+            let pipeline = match select(pin!(member.node.link.pipeline(until)), changed).await {
+                Either::Left((pipeline, _)) => pipeline,
                 Either::Right(_) => continue,
             };
-            match line {
-                Ok(line) => return Ok(Way { member, line, space }),
+            match pipeline {
+                Ok(pipeline) => return Ok(Way { member, pipeline, space }),
                 Err(failure) => {
                     let is_over = self.runtime.now() >= deadline;
                     if is_over || matches!(failure, Failure::Refused(_)) {
@@ -310,14 +315,14 @@ impl Inner {
         }
     }
 
-    /// The line to a node that a slot is on its way to.
+    /// The pipeline to a node that a slot is on its way to.
     async fn way_to(&self, address: &Address, deadline: Moment) -> Result<Way, Failure> {
         let (member, space) = {
             let mut map = self.map();
             (self.member(&mut map, address), map.space())
         };
-        let line = member.node.link.line(deadline).await.map_err(|failure| at(address, failure))?;
-        Ok(Way { member, line, space })
+        let pipeline = member.node.link.pipeline(deadline).await.map_err(|failure| at(address, failure))?;
+        Ok(Way { member, pipeline, space })
     }
 
     /// What is looked for in the map; waits until it is there.
@@ -363,14 +368,14 @@ impl Inner {
     /// Those who wait still listen where the slot was, until all of it has moved, and were not
     /// heard from there.
     async fn tell_where_it_was(&self, op: &Op, deadline: Moment) {
-        let (line, space) = {
+        let (pipeline, space) = {
             let map = self.map();
             let owner = map.table.owner(keys::slot(op.name.as_str()));
             (owner.and_then(|owner| owner.node.link.open_line()), map.space())
         };
-        if let (Some(line), Publish::Sharded) = (line, space.publish) {
+        if let (Some(pipeline), Publish::Sharded) = (pipeline, space.publish) {
             let channel = keys::channel(space.db, op.rule, op.name.as_str());
-            let _ = line.ask(&command(&[space.publish.command(), &channel, ""]), deadline).await;
+            let _ = pipeline.ask(&command(&[space.publish.command(), &channel, ""]), deadline).await;
         }
     }
 
@@ -502,20 +507,23 @@ impl Inner {
     async fn ask_for_view(&self, member: &Member) -> Result<(View, Publish), Failure> {
         let Member { address, node } = member;
         let deadline = self.runtime.now() + ANSWER;
-        let line = node.link.line(deadline).await.map_err(|failure| at(address, failure))?;
+        let pipeline = node.link.pipeline(deadline).await.map_err(|failure| at(address, failure))?;
         let (health, slots) = (command(&["CLUSTER", "INFO"]), command(&["CLUSTER", "SLOTS"]));
         // What Redisson asks, and those who share a lock must come to the same conclusion.
         let sharded = command(&["PUBSUB", "SHARDNUMSUB"]);
-        let asked =
-            join3(line.ask(&health, deadline), line.ask(&slots, deadline), line.ask(&sharded, deadline));
+        let asked = join3(
+            pipeline.ask(&health, deadline),
+            pipeline.ask(&slots, deadline),
+            pipeline.ask(&sharded, deadline),
+        );
         let (health, slots, sharded) = asked.await;
-        let slots = answered(&line, slots?).map_err(|failure| at(address, failure))?;
+        let slots = answered(&pipeline, slots?).map_err(|failure| at(address, failure))?;
         let Some(view) = View::read(&slots, address) else {
-            line.hang_up();
+            pipeline.hang_up();
             return Err(at(address, Failure::NotSent(Failure::cause("a malformed reply to CLUSTER SLOTS"))));
         };
         // A node that is cut off from the others does not know of what they have decided since.
-        let is_down = reply::prose(&health?).is_some_and(|health| health.contains("cluster_state:fail"));
+        let is_down = replies::prose(&health?).is_some_and(|health| health.contains("cluster_state:fail"));
         if is_down || view.ranges.is_empty() {
             return Err(at(address, Failure::NotSent(Failure::cause("its cluster is down"))));
         }
@@ -579,7 +587,7 @@ impl Map {
 /// Where a request goes.
 struct Way {
     member: Arc<Member>,
-    line: Arc<Line>,
+    pipeline: Arc<Pipeline>,
     space: Keyspace,
 }
 

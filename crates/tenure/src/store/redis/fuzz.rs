@@ -6,16 +6,17 @@ use std::io::Cursor;
 use redis::{Parser, Value};
 use tenure_testkit::fuzz::fuzz;
 
-use super::frame::Scan;
-use super::keys::{channel, fence, share_a_slot, slot};
-use super::sentinel::SentinelResolver;
-use super::slots::{Redirect, View};
-use super::topology::{Access, Address, Sentinels, Target, Topology};
-use super::wake::meant;
-use super::{failure, reply};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{LockSpec, Notification, Op, QueueSpec, Verb};
+use crate::store::redis::messages::meant;
+use crate::store::redis::replies;
+use crate::store::redis::replies::failure;
+use crate::store::redis::replies::frame::Scan;
+use crate::store::redis::requests::keys::{channel, fence, share_a_slot, slot};
+use crate::store::redis::topology::sentinel::SentinelResolver;
+use crate::store::redis::topology::slots::{Redirect, View};
+use crate::store::redis::topology::{Access, Address, Sentinels, Target, Topology};
 
 /// The owner and the request of the replies in the corpus.
 const OWNER: &str = "a@h:1/0123456789abcdef0123456789abcdef";
@@ -48,7 +49,7 @@ fn read_all(value: &Value) -> String {
     };
     for rule in RULES {
         for verb in [Verb::Inspect, refresh.clone()] {
-            match reply::read(value, &op(rule, verb)) {
+            match replies::read(value, &op(rule, verb)) {
                 Ok(read) => said.push_str(&sort(&read.answer)),
                 Err(wrong) => said.push_str(wrong),
             }
@@ -257,7 +258,11 @@ fn whatever_a_lock_is_called_its_side_keys_are_in_its_slot() {
                 assert_eq!(lock.as_str(), name);
                 assert!(!lock.quoted().to_string().contains(char::is_control));
                 let op = Op { name: lock, ..op(LockSpec::Mutex, Verb::Inspect) };
-                assert!(super::scripted::Scripted::new(&op).keys.contains(&name.into_owned()));
+                assert!(
+                    crate::store::redis::requests::scripted::Scripted::new(&op)
+                        .keys
+                        .contains(&name.into_owned())
+                );
                 format!("a name {}", share_a_slot(LockSpec::Mutex, op.name.as_str()))
             }
             Err(error) => {

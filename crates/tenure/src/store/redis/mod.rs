@@ -5,29 +5,14 @@
 //! module maps requests to scripts and replies back to answers. Its neighbours keep the connection,
 //! read what comes over it, and receive notifications.
 
-mod ack_channel;
 mod cluster;
-mod connect;
-mod failure;
-mod frame;
+mod connection;
 #[cfg(test)]
 mod fuzz;
-mod keys;
-mod line;
-mod link;
-mod node;
-mod plain;
-mod reply;
-mod request;
-mod script;
-pub mod scripted;
-mod sentinel;
-mod slots;
-#[cfg(feature = "tls")]
-mod tls;
+mod messages;
+mod replies;
+mod requests;
 mod topology;
-mod url;
-mod wake;
 
 use std::fmt;
 use std::sync::Arc;
@@ -37,7 +22,8 @@ use futures_util::future::{BoxFuture, FutureExt};
 use redis::Value;
 
 pub use cluster::Cluster;
-pub use connect::{Dial, Stream};
+pub use connection::{Dial, Stream};
+pub use requests::scripted;
 pub(crate) use topology::Provider;
 pub use topology::{Access, Address, Sentinels, Target, Topology};
 
@@ -46,9 +32,9 @@ use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::protocol::{LockSpec, Op, Reply};
 use crate::runtime::Runtime;
-use connect::{Connector, Network, command};
-use node::{Node, RequestContext, refused};
-use request::{Keyspace, Publish};
+use connection::{Connector, Network, command};
+use requests::node::{Node, RequestContext, refused};
+use requests::{Keyspace, Publish};
 
 /// A store on a Redis or Valkey server. Clones share its connections.
 #[derive(Clone)]
@@ -112,7 +98,7 @@ impl Store for Redis {
         let manner = RequestContext { terms, ..manner };
         async move {
             let deadline = runtime.now() + within;
-            let line = node.link.line(deadline).await?;
+            let line = node.link.pipeline(deadline).await?;
             node.ask(&line, &op, manner, deadline).await
         }
         .boxed()
@@ -125,7 +111,7 @@ impl Store for Redis {
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let Self { runtime, node, manner: RequestContext { space, .. }, .. } = self.clone();
-        let channel = keys::channel(space.db, rule, name.as_str());
+        let channel = requests::keys::channel(space.db, rule, name.as_str());
         async move { node.notifications.listen(channel, space.publish, rule, runtime.now() + within).await }
             .boxed()
     }

@@ -1,16 +1,22 @@
 //! What is sent for a request: which script, with which keys and arguments. The heads of the
 //! scripts list them.
 
+pub(crate) mod ack_channel;
+pub(crate) mod keys;
+pub(crate) mod node;
+pub(crate) mod script;
+pub mod scripted;
+pub(crate) mod scriptless;
+
 use std::borrow::Cow;
 
-use super::keys;
-use super::script::{MUTEX, QUEUE, REENTRANT, Script};
 use crate::protocol::{Fence, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb};
 use crate::store::Terms;
+use crate::store::redis::requests::script::{MUTEX, QUEUE, REENTRANT, Script};
 
 /// How a message reaches those who listen. All clients of a lock have to agree on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Publish {
+pub(crate) enum Publish {
     /// To all of the server, and of its cluster.
     Plain,
     /// To those who listen at the server that has the lock's slot.
@@ -18,21 +24,21 @@ pub(super) enum Publish {
 }
 
 impl Publish {
-    pub(super) fn command(self) -> &'static str {
+    pub(crate) fn command(self) -> &'static str {
         match self {
             Self::Plain => "PUBLISH",
             Self::Sharded => "SPUBLISH",
         }
     }
 
-    pub(super) fn subscribe(self) -> &'static str {
+    pub(crate) fn subscribe(self) -> &'static str {
         match self {
             Self::Plain => "SUBSCRIBE",
             Self::Sharded => "SSUBSCRIBE",
         }
     }
 
-    pub(super) fn unsubscribe(self) -> &'static str {
+    pub(crate) fn unsubscribe(self) -> &'static str {
         match self {
             Self::Plain => "UNSUBSCRIBE",
             Self::Sharded => "SUNSUBSCRIBE",
@@ -42,22 +48,22 @@ impl Publish {
 
 /// The database of a server, or of a cluster, and how messages are sent in it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Keyspace {
-    pub(super) db: u32,
-    pub(super) publish: Publish,
+pub(crate) struct Keyspace {
+    pub(crate) db: u32,
+    pub(crate) publish: Publish,
 }
 
 /// A script with its arguments.
-pub(super) struct Request<'a> {
-    pub(super) script: &'static Script,
-    pub(super) keys: (&'a str, Option<String>),
-    pub(super) args: Vec<Cow<'a, str>>,
+pub(crate) struct Request<'a> {
+    pub(crate) script: &'static Script,
+    pub(crate) keys: (&'a str, Option<String>),
+    pub(crate) args: Vec<Cow<'a, str>>,
     epoch: Option<&'static str>,
 }
 
 impl<'a> Request<'a> {
     /// The request that asks `op`.
-    pub(super) fn new(op: &'a Op, space: Keyspace) -> Self {
+    pub(crate) fn new(op: &'a Op, space: Keyspace) -> Self {
         let mut request = Self {
             script: match op.rule {
                 LockSpec::Mutex => &MUTEX,
@@ -85,7 +91,7 @@ impl<'a> Request<'a> {
     }
 
     /// The same on these terms: a server that may have forgotten leases grants nothing for a while.
-    pub(super) fn guarded(mut self, terms: Terms) -> Self {
+    pub(crate) fn guarded(mut self, terms: Terms) -> Self {
         if terms.restart_grace_ms > 0 && self.args[0] == "acquire" {
             self.script = self.script.guarded.unwrap_or(self.script);
             self.epoch = Some(keys::EPOCH);
@@ -208,12 +214,12 @@ impl<'a> Request<'a> {
     }
 
     /// The command that names the script.
-    pub(super) fn by_name(&self) -> redis::Cmd {
+    pub(crate) fn by_name(&self) -> redis::Cmd {
         self.command("EVALSHA", self.script.sha)
     }
 
     /// The command that brings the script along.
-    pub(super) fn in_full(&self) -> redis::Cmd {
+    pub(crate) fn in_full(&self) -> redis::Cmd {
         self.command("EVAL", self.script.text)
     }
 

@@ -7,16 +7,16 @@
 use crate::protocol::LockSpec;
 
 /// The key of a server's epoch: which start of which server it is, and since when.
-pub(super) const EPOCH: &str = "tenure:epoch";
+pub(crate) const EPOCH: &str = "tenure:epoch";
 
 /// The key of a lock's token counter.
-pub(super) fn fence(key: &str) -> String {
+pub(crate) fn fence(key: &str) -> String {
     beside("tenure:fence:", key)
 }
 
 /// The channel on which a lock's end is said. Channels are common to all databases of a server, so
 /// it names the database; that of the reentrant kind is named by Redisson's own rule.
-pub(super) fn channel(db: u32, rule: LockSpec, key: &str) -> String {
+pub(crate) fn channel(db: u32, rule: LockSpec, key: &str) -> String {
     match rule {
         LockSpec::Reentrant if key.contains('{') => ["redisson_lock__channel:", key].concat(),
         LockSpec::Reentrant => ["redisson_lock__channel:{", key, "}"].concat(),
@@ -49,11 +49,11 @@ fn tag(key: &str) -> Option<&str> {
 }
 
 /// How many slots a cluster has.
-pub(super) const SLOTS: u16 = 16_384;
+pub(crate) const SLOTS: u16 = 16_384;
 
 /// The slot of a key, or of a channel: the CRC16 (polynomial 0x1021, nothing reflected) of what is
 /// hashed of it.
-pub(super) fn slot(key: &str) -> u16 {
+pub(crate) fn slot(key: &str) -> u16 {
     let crc = tag(key)
         .unwrap_or(key)
         .bytes()
@@ -77,7 +77,7 @@ const CRC16: [u16; 256] = {
 };
 
 /// Whether a lock, its counter and its channel share a slot.
-pub(super) fn share_a_slot(rule: LockSpec, key: &str) -> bool {
+pub(crate) fn share_a_slot(rule: LockSpec, key: &str) -> bool {
     match rule {
         LockSpec::Reentrant if key.contains('{') => has_tag(key),
         _ => has_tag(key) || !key.contains('}'),
@@ -85,7 +85,7 @@ pub(super) fn share_a_slot(rule: LockSpec, key: &str) -> bool {
 }
 
 /// A pattern of SCAN that matches exactly the keys that begin with this prefix.
-pub(super) fn pattern(prefix: &str) -> String {
+pub(crate) fn pattern(prefix: &str) -> String {
     let mut pattern = String::with_capacity(prefix.len() + 1);
     for char in prefix.chars() {
         if matches!(char, '*' | '?' | '[' | ']' | '\\') {

@@ -1,20 +1,23 @@
 //! Replies of the scripts, read strictly: another shape, owner or request makes a reply invalid.
 
+pub(crate) mod failure;
+pub(crate) mod frame;
+
 use redis::Value;
 
 use crate::protocol::{Answer, Found, Holding, Kind, LockSpec, Op, Place, Verb};
 
 /// A parsed reply.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Read {
+pub(crate) struct Read {
     /// What the lock says.
-    pub(super) answer: Answer,
+    pub(crate) answer: Answer,
     /// Why those who wait could not be told that it is free.
-    pub(super) unheard: Option<String>,
+    pub(crate) unheard: Option<String>,
 }
 
 /// Reads the reply to `op`; the error says what is wrong with it.
-pub(super) fn read(value: &Value, op: &Op) -> Result<Read, &'static str> {
+pub(crate) fn read(value: &Value, op: &Op) -> Result<Read, &'static str> {
     let parts = match value {
         Value::Array(parts) => parts,
         Value::BulkString(line) => return read_line(line, op),
@@ -169,7 +172,7 @@ fn holdings(value: &Value) -> Option<Vec<Holding>> {
         .collect()
 }
 
-pub(super) fn bytes(value: &Value) -> Option<&[u8]> {
+pub(crate) fn bytes(value: &Value) -> Option<&[u8]> {
     match value {
         Value::BulkString(bytes) => Some(bytes),
         _ => None,
@@ -177,12 +180,12 @@ pub(super) fn bytes(value: &Value) -> Option<&[u8]> {
 }
 
 /// Foreign clients may write what is no text; it is shown as well as it can be.
-pub(super) fn text(value: &Value) -> Option<String> {
+pub(crate) fn text(value: &Value) -> Option<String> {
     bytes(value).map(|bytes| String::from_utf8_lossy(bytes).into_owned())
 }
 
 /// Text for people.
-pub(super) fn prose(value: &Value) -> Option<&str> {
+pub(crate) fn prose(value: &Value) -> Option<&str> {
     match value {
         Value::VerbatimString { text, .. } => Some(text),
         value => std::str::from_utf8(bytes(value)?).ok(),
@@ -197,7 +200,7 @@ fn digits(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-pub(super) fn int(value: &Value) -> Option<u32> {
+pub(crate) fn int(value: &Value) -> Option<u32> {
     match value {
         Value::Int(int) => u32::try_from(*int).ok(),
         _ => None,
@@ -210,7 +213,7 @@ fn kind(value: &Value) -> Option<Kind> {
 
 /// A TTL as PTTL tells it: -1 for a key without one.
 #[expect(clippy::option_option, reason = "no TTL is an answer, and no number is an error")]
-pub(super) fn left(value: &Value) -> Option<Option<u64>> {
+pub(crate) fn left(value: &Value) -> Option<Option<u64>> {
     match value {
         Value::Int(-1) => Some(None),
         Value::Int(left_ms) => u64::try_from(*left_ms).ok().map(Some),

@@ -14,22 +14,22 @@ use futures_util::future::join;
 use redis::{Cmd, ServerError, Value};
 use tokio::sync::Mutex;
 
-use super::connect::{Connector, by, command};
-use super::keys;
-use super::line::Line;
-use super::link::Link;
-use super::node::{Node, RequestContext, answered, refused};
-use super::reply::{self, bytes};
-use super::request::Publish;
 use crate::owner::Owner;
 use crate::protocol::{
     Answer, Fence, Found, Holding, Kind, LockSpec, Op, ReleaseScope, Reply, Verb, ours, shown,
 };
 use crate::runtime::Moment;
 use crate::store::Failure;
+use crate::store::redis::connection::pipeline::Pipeline;
+use crate::store::redis::connection::supervisor::Supervisor;
+use crate::store::redis::connection::{Connector, by, command};
+use crate::store::redis::replies::{self, bytes};
+use crate::store::redis::requests::Publish;
+use crate::store::redis::requests::keys;
+use crate::store::redis::requests::node::{Node, RequestContext, answered, refused};
 
 /// The commands in place of scripts.
-pub(super) struct Plain {
+pub(crate) struct Scriptless {
     /// How the server said that they are forbidden.
     why: Failure,
     /// Deletes a key that has a certain value, if the server can.
@@ -51,25 +51,25 @@ enum Delete {
 }
 
 /// A connection of which one request at a time has the use.
-pub(super) struct ExclusiveConnection {
-    link: Arc<Link>,
+pub(crate) struct ExclusiveConnection {
+    link: Arc<Supervisor>,
     turn: Mutex<()>,
 }
 
 impl ExclusiveConnection {
-    pub(super) fn new(connector: Arc<Connector>) -> Self {
-        Self { link: Link::new(connector), turn: Mutex::new(()) }
+    pub(crate) fn new(connector: Arc<Connector>) -> Self {
+        Self { link: Supervisor::new(connector), turn: Mutex::new(()) }
     }
 
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.link.close();
     }
 }
 
-impl Plain {
+impl Scriptless {
     /// Finds out what the server has, and keeps it with the connection.
-    pub(super) async fn look(line: &Line, why: Failure, deadline: Moment) -> Result<&Self, Failure> {
-        let said = line.ask(&command(&["COMMAND", "INFO", "DELIFEQ", "DELEX"]), deadline).await?;
+    pub(crate) async fn look(pipeline: &Pipeline, why: Failure, deadline: Moment) -> Result<&Self, Failure> {
+        let said = pipeline.ask(&command(&["COMMAND", "INFO", "DELIFEQ", "DELEX"]), deadline).await?;
         // A server that does not say has neither.
         let known = |at: usize| match &said {
             Value::Array(commands) => matches!(commands.get(at), Some(Value::Array(_) | Value::Set(_))),
@@ -81,18 +81,18 @@ impl Plain {
             _ => None,
         };
         if delete.is_none() {
-            Self::may_compare(line, &why, deadline).await?;
+            Self::may_compare(pipeline, &why, deadline).await?;
         }
-        Ok(line.plain.get_or_init(|| Self { why, delete, sets: AtomicBool::new(true) }))
+        Ok(pipeline.plain.get_or_init(|| Self { why, delete, sets: AtomicBool::new(true) }))
     }
 
     /// Whether there are transactions. Where MULTI alone is refused, what was meant to come between
     /// it and EXEC would be done with any value at the key.
-    async fn may_compare(line: &Line, why: &Failure, deadline: Moment) -> Result<(), Failure> {
-        for reply in line.ask_all(&[command(&["MULTI"]), command(&["EXEC"])], deadline).await? {
+    async fn may_compare(pipeline: &Pipeline, why: &Failure, deadline: Moment) -> Result<(), Failure> {
+        for reply in pipeline.ask_all(&[command(&["MULTI"]), command(&["EXEC"])], deadline).await? {
             if let Value::ServerError(error) = reply {
                 // It may be within MULTI for ever.
-                line.hang_up();
+                pipeline.hang_up();
                 return Err(Failure::impossible(format!(
                     "it forbids scripts ({why}), and without them WATCH, MULTI and EXEC are needed ({error})"
                 )));
@@ -102,19 +102,19 @@ impl Plain {
     }
 
     /// Carries out a request.
-    pub(super) async fn ask(
+    pub(crate) async fn ask(
         &self,
         node: &Node,
-        line: &Line,
+        pipeline: &Pipeline,
         op: &Op,
         manner: RequestContext,
         deadline: Moment,
     ) -> Result<Reply, Failure> {
         self.allows(op, manner)?;
-        let ask = |line, delete| Ask {
+        let ask = |pipeline, delete| Ask {
             plain: self,
             delete,
-            line,
+            pipeline,
             op,
             publish: manner.space.publish,
             db: manner.space.db,
@@ -124,7 +124,7 @@ impl Plain {
         // compare it.
         let is_foreign = matches!(op.verb, Verb::Release { whose: ReleaseScope::Foreign, .. });
         let compared = match self.delete {
-            Some(_) if !is_foreign => Some(ask(line, self.delete).answer(node).await),
+            Some(_) if !is_foreign => Some(ask(pipeline, self.delete).answer(node).await),
             _ => None,
         };
         let answer = match compared {
@@ -141,11 +141,11 @@ impl Plain {
                         "other requests have the connection that is needed where scripts are forbidden";
                     return Err(Failure::NotSent(Failure::cause(cause)));
                 };
-                let line = node.exclusive.link.line(deadline).await?;
+                let pipeline = node.exclusive.link.pipeline(deadline).await?;
                 if self.delete.is_some() && is_foreign {
-                    Self::may_compare(&line, &self.why, deadline).await?;
+                    Self::may_compare(&pipeline, &self.why, deadline).await?;
                 }
-                ask(&line, None).answer(node).await?
+                ask(&pipeline, None).answer(node).await?
             }
         };
         Ok(Reply { owner: op.owner.clone(), request: op.request, answer })
@@ -180,11 +180,11 @@ impl Plain {
 
 /// One request.
 struct Ask<'a> {
-    plain: &'a Plain,
+    plain: &'a Scriptless,
     /// The one command that compares and deletes; otherwise the key is watched, on an exclusive
     /// connection.
     delete: Option<Delete>,
-    line: &'a Line,
+    pipeline: &'a Pipeline,
     op: &'a Op,
     publish: Publish,
     db: u32,
@@ -229,7 +229,7 @@ impl Ask<'_> {
     }
 
     async fn ask(&self, words: &[&str]) -> Result<Value, Failure> {
-        self.line.ask(&command(words), self.deadline).await
+        self.pipeline.ask(&command(words), self.deadline).await
     }
 
     /// Takes it in one command, which also tells who has it. A server before Redis 7 needs two for
@@ -245,7 +245,7 @@ impl Ask<'_> {
                 let set = ["SET", key, owner, "NX", "PX", &ttl];
                 let (get, left) = (["GETRANGE", key, "0", "1023"], ["PTTL", key]);
                 let (set, (get, left)) = join(self.ask(&set), join(self.ask(&get), self.ask(&left))).await;
-                if answered(self.line, set?)? == Value::Okay {
+                if answered(self.pipeline, set?)? == Value::Okay {
                     return Ok(Answer::Held { fence: 0 });
                 }
                 match get? {
@@ -255,7 +255,7 @@ impl Ask<'_> {
             }
             (value, left) => (value, left),
         };
-        match self.text(&answered(self.line, value)?, &answered(self.line, left)?)? {
+        match self.text(&answered(self.pipeline, value)?, &answered(self.pipeline, left)?)? {
             // Again, or still.
             Standing::Text(value, left_ms) => self.extend(value, left_ms, ttl_ms).await,
             Standing::Nothing | Standing::Other => Err(changed()),
@@ -270,14 +270,14 @@ impl Ask<'_> {
             [&["UNWATCH"], &["WATCH", key], &["GETRANGE", key, "0", "1023"], &["PTTL", key]];
         let watches = self.delete.is_none() && !matches!(self.op.verb, Verb::Inspect);
         let look: Vec<_> = look[if watches { 0 } else { 2 }..].iter().map(|words| command(words)).collect();
-        let mut replies = self.line.ask_all(&look, self.deadline).await?;
+        let mut replies = self.pipeline.ask_all(&look, self.deadline).await?;
         let (Some(left), Some(value)) = (replies.pop(), replies.pop()) else { return Err(self.nonsense()) };
         for reply in replies {
-            answered(self.line, reply)?;
+            answered(self.pipeline, reply)?;
         }
         match value {
             Value::ServerError(error) if is_wrong_type(&error) => Ok(Standing::Other),
-            value => self.text(&answered(self.line, value)?, &answered(self.line, left)?),
+            value => self.text(&answered(self.pipeline, value)?, &answered(self.pipeline, left)?),
         }
     }
 
@@ -285,7 +285,7 @@ impl Ask<'_> {
         match (value, left) {
             (_, Value::Int(-2)) | (Value::Nil, _) => Ok(Standing::Nothing),
             (Value::BulkString(value), left) => {
-                let left_ms = reply::left(left).ok_or_else(|| self.nonsense())?;
+                let left_ms = replies::left(left).ok_or_else(|| self.nonsense())?;
                 let shown = &value[..value.len().min(SHOWN)];
                 Ok(Standing::Text(shown.to_vec(), left_ms))
             }
@@ -319,7 +319,7 @@ impl Ask<'_> {
                 // It writes the value again, and so needs memory. A watched key can be renewed
                 // without.
                 Value::ServerError(error) if error.code() == "OOM" && self.delete.is_none() => {}
-                Value::ServerError(error) => return Err(refused(self.line, &error)),
+                Value::ServerError(error) => return Err(refused(self.pipeline, &error)),
                 _ => return Err(self.nonsense()),
             }
         }
@@ -332,7 +332,7 @@ impl Ask<'_> {
         }
         match self.at_once(&[&["PEXPIRE", key, &ttl]]).await?.first() {
             Some(Value::Int(1)) => Ok(Answer::Held { fence }),
-            Some(Value::ServerError(error)) => Err(refused(self.line, error)),
+            Some(Value::ServerError(error)) => Err(refused(self.pipeline, error)),
             _ => Err(changed()),
         }
     }
@@ -382,7 +382,7 @@ impl Ask<'_> {
                         }
                         return Ok((answer, unheard));
                     }
-                    [Value::ServerError(error), ..] => return Err(refused(self.line, error)),
+                    [Value::ServerError(error), ..] => return Err(refused(self.pipeline, error)),
                     _ => return Err(changed()),
                 },
             }
@@ -395,30 +395,30 @@ impl Ask<'_> {
         if self.delete.is_some() {
             // Each compares for itself.
             let commands: Vec<Cmd> = commands.iter().copied().map(command).collect();
-            return self.line.ask_all(&commands, self.deadline).await;
+            return self.pipeline.ask_all(&commands, self.deadline).await;
         }
         let all: Vec<Cmd> = std::iter::once(&["MULTI"][..])
             .chain(commands.iter().copied())
             .chain(std::iter::once(&["EXEC"][..]))
             .map(command)
             .collect();
-        let mut replies = self.line.ask_all(&all, self.deadline).await?;
+        let mut replies = self.pipeline.ask_all(&all, self.deadline).await?;
         let done = replies.pop();
         if let Some(Value::ServerError(error)) = &done
             && error.code() != "EXECABORT"
         {
             // It is within MULTI still, or never was.
-            self.line.hang_up();
+            self.pipeline.hang_up();
         }
         if let Some(Value::ServerError(error)) =
             replies.iter().find(|reply| matches!(reply, Value::ServerError(_)))
         {
-            return Err(refused(self.line, error));
+            return Err(refused(self.pipeline, error));
         }
         match done {
             Some(Value::Array(done)) if done.len() == commands.len() => Ok(done),
             Some(Value::Nil) => Err(changed()),
-            Some(Value::ServerError(error)) => Err(refused(self.line, &error)),
+            Some(Value::ServerError(error)) => Err(refused(self.pipeline, &error)),
             _ => Err(self.nonsense()),
         }
     }
@@ -427,18 +427,18 @@ impl Ask<'_> {
     async fn other_kind(&self) -> Result<Answer, Failure> {
         let key = self.key();
         let (kind, left) = join(self.ask(&["TYPE", key]), self.ask(&["PTTL", key])).await;
-        let kind = match answered(self.line, kind?)? {
+        let kind = match answered(self.pipeline, kind?)? {
             Value::SimpleString(kind) => kind,
             _ => return Err(self.nonsense()),
         };
         let mismatch = match &*kind {
             "none" => return Err(changed()),
             "zset" => {
-                let first = answered(self.line, self.ask(&["ZRANGE", key, "0", "0"]).await?)?;
+                let first = answered(self.pipeline, self.ask(&["ZRANGE", key, "0", "0"]).await?)?;
                 header(&first)
             }
             "hash" => {
-                let fence = answered(self.line, self.ask(&["HGET", key, "#fence"]).await?)?;
+                let fence = answered(self.pipeline, self.ask(&["HGET", key, "#fence"]).await?)?;
                 let looks = !matches!(self.op.verb, Verb::Acquire { .. } | Verb::Renew { .. });
                 (looks || fence != Value::Nil).then_some((Kind::Reentrant, None))
             }
@@ -447,7 +447,7 @@ impl Ask<'_> {
         Ok(match mismatch {
             Some((kind, capacity)) => Answer::Mismatch { kind, capacity },
             None => {
-                let left_ms = reply::left(&answered(self.line, left?)?).ok_or_else(changed)?;
+                let left_ms = replies::left(&answered(self.pipeline, left?)?).ok_or_else(changed)?;
                 Answer::Busy { holder: format!("({kind})"), left_ms }
             }
         })
@@ -455,7 +455,7 @@ impl Ask<'_> {
 
     /// From here on replies cannot be matched with requests.
     fn nonsense(&self) -> Failure {
-        self.line.hang_up();
+        self.pipeline.hang_up();
         Failure::Unknown(Failure::cause("a malformed reply to a plain command"))
     }
 }

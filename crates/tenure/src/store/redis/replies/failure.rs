@@ -78,7 +78,7 @@ const TABLE: &[(&str, &str, Means)] = &[
 ];
 
 /// The failure that an error stands for, and whether to leave the connection.
-pub(super) fn of(error: &ServerError) -> (Failure, bool) {
+pub(crate) fn of(error: &ServerError) -> (Failure, bool) {
     let text = text(error);
     let means = meaning(error.code(), &text);
     let hint = hint(error.code(), &text);
@@ -141,14 +141,14 @@ impl fmt::Display for Said {
 impl Error for Said {}
 
 /// The error of the server that a failure stands for, if it does for one.
-pub(super) fn said_in(failure: &Failure) -> Option<&ServerError> {
+pub(crate) fn said_in(failure: &Failure) -> Option<&ServerError> {
     let (Failure::NotSent(cause) | Failure::Unknown(cause) | Failure::Refused(cause)) = failure;
     cause.downcast_ref::<Said>().map(|said| &said.error)
 }
 
 /// Whether the server forbids scripts, or has none. What a script may not do inside is another
 /// matter.
-pub(super) fn forbids_scripts(failure: &Failure) -> bool {
+pub(crate) fn forbids_scripts(failure: &Failure) -> bool {
     let Some(error) = said_in(failure) else { return false };
     let text = error.details().unwrap_or_default().to_ascii_lowercase();
     match error.code() {
@@ -159,7 +159,7 @@ pub(super) fn forbids_scripts(failure: &Failure) -> bool {
 }
 
 /// The error of the server within an error of the client, if there is one.
-pub(super) fn said(error: &RedisError) -> Option<ServerError> {
+pub(crate) fn said(error: &RedisError) -> Option<ServerError> {
     let cause: &(dyn std::error::Error + 'static) = error;
     match cause.source().and_then(|source| source.downcast_ref::<ServerError>()) {
         Some(error) => Some(error.clone()),
@@ -168,7 +168,7 @@ pub(super) fn said(error: &RedisError) -> Option<ServerError> {
 }
 
 /// Whether the server does not know the script that it was asked to run.
-pub(super) fn is_no_script(error: &ServerError) -> bool {
+pub(crate) fn is_no_script(error: &ServerError) -> bool {
     error.code() == "NOSCRIPT"
 }
 

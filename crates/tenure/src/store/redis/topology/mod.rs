@@ -1,5 +1,9 @@
 //! Which servers keep the locks, how they belong together, and how to come in.
 
+pub(crate) mod sentinel;
+pub(crate) mod slots;
+pub(crate) mod url;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -44,12 +48,12 @@ pub struct Access {
     /// Which of the server's databases.
     pub db: u32,
     /// Who logs in; the server's default user if none.
-    pub(super) user: Option<String>,
-    pub(super) password: Option<String>,
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
     /// Asked at each dial, in place of the two above.
-    pub(super) provider: Option<Provider>,
+    pub(crate) provider: Option<Provider>,
     /// Spoken in the clear if none.
-    pub(super) tls: Option<Tls>,
+    pub(crate) tls: Option<Tls>,
 }
 
 /// What tells the login at each dial.
@@ -67,11 +71,11 @@ impl Eq for Provider {}
 /// Whom to trust, and who we are. The files are read at each dial: a renewed certificate needs no
 /// restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tls {
+pub(crate) struct Tls {
     /// The authorities that may vouch for the server; the system's if none.
-    pub(super) ca: Option<PathBuf>,
+    pub(crate) ca: Option<PathBuf>,
     /// Our certificate and its key.
-    pub(super) identity: Option<(PathBuf, PathBuf)>,
+    pub(crate) identity: Option<(PathBuf, PathBuf)>,
 }
 
 /// Who is asked for the master.
@@ -82,7 +86,7 @@ pub struct Sentinels {
     /// What they call the master and its replicas.
     pub service: String,
     /// How to come in at the master.
-    pub(super) master: Access,
+    pub(crate) master: Access,
 }
 
 impl Topology {

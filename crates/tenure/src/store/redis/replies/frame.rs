@@ -21,7 +21,7 @@ const LINE_MAX: u64 = 16 * 1024;
 const LIST_MAX: u64 = 512 * 1024;
 
 /// A stream whose input is checked and counted.
-pub(super) struct Checked<S> {
+pub(crate) struct Checked<S> {
     stream: S,
     scan: Scan,
     heard: Arc<AtomicU64>,
@@ -30,7 +30,7 @@ pub(super) struct Checked<S> {
 impl<S> Checked<S> {
     /// `heard` counts what came in whole: replies and messages. Messages are let through if they
     /// are expected at all.
-    pub(super) fn new(stream: S, heard: Arc<AtomicU64>, messages: bool) -> Self {
+    pub(crate) fn new(stream: S, heard: Arc<AtomicU64>, messages: bool) -> Self {
         Self { stream, scan: Scan::new(messages), heard }
     }
 }
@@ -47,7 +47,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Checked<S> {
 
 /// What came in is not what a server says.
 #[derive(Debug)]
-pub(super) struct Malformed(&'static str);
+pub(crate) struct Malformed(&'static str);
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -72,10 +72,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Checked<S> {
 }
 
 /// Walks over the frames of RESP3 without keeping them.
-pub(super) struct Scan {
+pub(crate) struct Scan {
     messages: bool,
     /// Replies and messages that came in whole.
-    pub(super) whole: u64,
+    pub(crate) whole: u64,
     /// Values that are still to come until this one is; 0 between two.
     open: u64,
     /// Bytes of this reply so far.
@@ -93,11 +93,11 @@ enum At {
 }
 
 impl Scan {
-    pub(super) fn new(messages: bool) -> Self {
+    pub(crate) fn new(messages: bool) -> Self {
         Self { messages, whole: 0, open: 0, bytes: 0, at: At::Kind }
     }
 
-    pub(super) fn feed(&mut self, mut new: &[u8]) -> std::result::Result<(), &'static str> {
+    pub(crate) fn feed(&mut self, mut new: &[u8]) -> std::result::Result<(), &'static str> {
         while let Some((&byte, rest)) = new.split_first() {
             match &mut self.at {
                 At::Data(left) => {
@@ -143,7 +143,7 @@ impl Scan {
 
     /// Whether all that has begun is whole.
     #[cfg(test)]
-    pub(super) fn is_between(&self) -> bool {
+    pub(crate) fn is_between(&self) -> bool {
         self.open == 0
     }
 

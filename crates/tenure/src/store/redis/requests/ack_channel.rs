@@ -23,17 +23,17 @@ use futures_util::future::{FutureExt, join, select};
 use redis::{Cmd, Value};
 use tokio::sync::{Notify, oneshot};
 
-use super::connect::{Connector, by, command};
-use super::failure;
-use super::line::Line;
-use super::link::Link;
-use super::node::{RequestContext, answered, refused};
-use super::reply::bytes;
-use super::request::Request;
 use crate::name::LockName;
 use crate::protocol::{Op, Verb};
 use crate::runtime::{Moment, Runtime};
 use crate::store::Failure;
+use crate::store::redis::connection::pipeline::Pipeline;
+use crate::store::redis::connection::supervisor::Supervisor;
+use crate::store::redis::connection::{Connector, by, command};
+use crate::store::redis::replies::bytes;
+use crate::store::redis::replies::failure;
+use crate::store::redis::requests::Request;
+use crate::store::redis::requests::node::{RequestContext, answered, refused};
 
 /// The next requests leave after this time, also if replicas have not confirmed.
 const WAIT_MAX: Duration = Duration::from_secs(1);
@@ -44,11 +44,11 @@ const LATE: Duration = Duration::from_millis(500);
 const MARK: [&str; 3] = ["PUBLISH", "tenure:wake:acks", ""];
 
 /// The connection for them, and the requests that wait for it.
-pub(super) struct AckChannel {
+pub(crate) struct AckChannel {
     runtime: Arc<dyn Runtime>,
-    link: Arc<Link>,
+    link: Arc<Supervisor>,
     /// The connection of all.
-    main: Arc<Link>,
+    main: Arc<Supervisor>,
     /// Whether a request has ever asked for confirmations.
     used: AtomicBool,
     state: Mutex<State>,
@@ -104,26 +104,26 @@ struct Pending {
 }
 
 /// Whether a request counts only when it is confirmed.
-pub(super) fn is_for(op: &Op, manner: RequestContext) -> bool {
+pub(crate) fn is_for(op: &Op, manner: RequestContext) -> bool {
     manner.terms.acks > 0 && matches!(op.verb, Verb::Acquire { .. } | Verb::Renew { .. })
 }
 
 impl AckChannel {
-    pub(super) fn new(connector: Arc<Connector>, main: Arc<Link>) -> Arc<Self> {
+    pub(crate) fn new(connector: Arc<Connector>, main: Arc<Supervisor>) -> Arc<Self> {
         let runtime = Arc::clone(&connector.runtime);
-        let (link, used, state) = (Link::new(connector), AtomicBool::new(false), Mutex::default());
+        let (link, used, state) = (Supervisor::new(connector), AtomicBool::new(false), Mutex::default());
         Arc::new(Self { runtime, link, main, used, state, notify: Notify::new(), settled: Notify::new() })
     }
 
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.state().closed = true;
         self.link.close();
         self.notify.notify_one();
     }
 
-    pub(super) fn hang_up(&self) {
-        if let Some(line) = self.link.open_line() {
-            line.hang_up();
+    pub(crate) fn hang_up(&self) {
+        if let Some(pipeline) = self.link.open_line() {
+            pipeline.hang_up();
         }
     }
 
@@ -133,7 +133,7 @@ impl AckChannel {
     }
 
     /// The server's reply; that of a grant only when enough replicas have it too.
-    pub(super) async fn ask(
+    pub(crate) async fn ask(
         self: &Arc<Self>,
         op: &Op,
         manner: RequestContext,
@@ -172,7 +172,7 @@ impl AckChannel {
     }
 
     /// Lets a request about a lock leave by the shared connection, behind those under way here.
-    pub(super) async fn beside(
+    pub(crate) async fn beside(
         self: &Arc<Self>,
         name: &LockName,
         deadline: Moment,
@@ -228,44 +228,45 @@ impl AckChannel {
             if connects != std::mem::replace(&mut main, connects) {
                 self.hang_up();
             }
-            let line = match self.link.line(until).await.and_then(|line| self.beside_main(line)) {
-                Ok(line) => line,
-                Err(failure) => {
+            let pipeline =
+                match self.link.pipeline(until).await.and_then(|pipeline| self.beside_main(pipeline)) {
+                    Ok(pipeline) => pipeline,
+                    Err(failure) => {
+                        self.fail(batch, &failure);
+                        continue;
+                    }
+                };
+            if !knows.as_ref().is_some_and(|known| Arc::ptr_eq(known, &pipeline)) {
+                if let Err(failure) = can_wait(&pipeline, until).await {
                     self.fail(batch, &failure);
                     continue;
                 }
-            };
-            if !knows.as_ref().is_some_and(|known| Arc::ptr_eq(known, &line)) {
-                if let Err(failure) = can_wait(&line, until).await {
-                    self.fail(batch, &failure);
-                    continue;
-                }
-                knows = Some(Arc::clone(&line));
+                knows = Some(Arc::clone(&pipeline));
             }
             // A request whose caller has left is not sent.
             let (gone, batch) =
                 batch.into_iter().partition::<Vec<_>, _>(|pending| pending.answer.is_closed());
             gone.iter().for_each(|pending| self.settle(&pending.op.name));
-            match self.send(&line, batch).await {
+            match self.send(&pipeline, batch).await {
                 Sent::Well => {}
                 // Perhaps there are no replicas any more: then the next are told before they leave.
                 Sent::Short => knows = None,
-                Sent::Unknown(names) => self.give_up(&line, names).await,
+                Sent::Unknown(names) => self.give_up(&pipeline, names).await,
             }
         }
     }
 
-    /// The same line, if it goes to where the connection of all goes. Two that asked who the master
+    /// The same pipeline, if it goes to where the connection of all goes. Two that asked who the master
     /// is may have heard of two.
-    fn beside_main(&self, line: Arc<Line>) -> Result<Arc<Line>, Failure> {
+    fn beside_main(&self, pipeline: Arc<Pipeline>) -> Result<Arc<Pipeline>, Failure> {
         match self.main.open_line() {
-            Some(main) if main.to != line.to => {
-                let cause = format!("one connection goes to {}, the other to {}", main.to, line.to);
+            Some(main) if main.to != pipeline.to => {
+                let cause = format!("one connection goes to {}, the other to {}", main.to, pipeline.to);
                 main.hang_up();
-                line.hang_up();
+                pipeline.hang_up();
                 Err(Failure::NotSent(Failure::cause(cause)))
             }
-            _ => Ok(line),
+            _ => Ok(pipeline),
         }
     }
 
@@ -287,8 +288,8 @@ impl AckChannel {
         };
         let until = self.runtime.now() + WAIT_MAX;
         let passed = async {
-            let line = self.main.line(until).await?;
-            line.ask(&command(&["PING"]), until).await
+            let pipeline = self.main.pipeline(until).await?;
+            pipeline.ask(&command(&["PING"]), until).await
         };
         let failure = passed.await.err();
         let mut state = self.state();
@@ -355,13 +356,13 @@ impl AckChannel {
 
     /// Sends a batch and one WAIT behind it; scripts that the server does not know, and one more, a
     /// second time.
-    async fn send(&self, line: &Line, mut batch: Vec<Pending>) -> Sent {
+    async fn send(&self, pipeline: &Pipeline, mut batch: Vec<Pending>) -> Sent {
         let mut short = false;
         for again in [false, true] {
             if batch.is_empty() {
                 break;
             }
-            let in_full = again || line.brings_script();
+            let in_full = again || pipeline.brings_script();
             let now = self.runtime.now();
             let acks = batch.iter().map(|pending| pending.manner.terms.acks).max().unwrap_or(1);
             let longest = batch.iter().map(|pending| pending.deadline.since(now)).max().unwrap_or(WAIT_MAX);
@@ -373,8 +374,8 @@ impl AckChannel {
                 .chain(batch.iter().flat_map(|pending| pending.commands(in_full)))
                 .collect();
             let replies = async {
-                match line.ask_all(&commands, until).await {
-                    Ok(replies) => Some(self.sort(line, batch, replies)),
+                match pipeline.ask_all(&commands, until).await {
+                    Ok(replies) => Some(self.sort(pipeline, batch, replies)),
                     Err(failure) => {
                         for pending in batch {
                             let _ = pending.answer.send(Err(failure.clone()));
@@ -384,9 +385,9 @@ impl AckChannel {
                 }
             };
             // The scripts are answered before the replicas are waited for.
-            let (sorted, confirmed) = join(replies, line.ask(&wait, until)).await;
+            let (sorted, confirmed) = join(replies, pipeline.ask(&wait, until)).await;
             let Some(sorted) = sorted else { return Sent::Unknown(self.names()) };
-            let confirmed = match confirmed.and_then(|reply| answered(line, reply)) {
+            let confirmed = match confirmed.and_then(|reply| answered(pipeline, reply)) {
                 Ok(Value::Int(confirmed)) => confirmed,
                 other => {
                     let failure = other
@@ -420,7 +421,7 @@ impl AckChannel {
     }
 
     /// Answers what needs no confirmation. Each has been carried out, or never will be.
-    fn sort(&self, line: &Line, batch: Vec<Pending>, replies: Vec<Value>) -> Sorted {
+    fn sort(&self, pipeline: &Pipeline, batch: Vec<Pending>, replies: Vec<Value>) -> Sorted {
         let mut sorted = Sorted { granted: Vec::new(), unknown: Vec::new() };
         let mut replies = replies.into_iter();
         let mark = replies.next();
@@ -433,7 +434,7 @@ impl AckChannel {
                 }
                 Some(Value::ServerError(error)) => {
                     self.settle(&pending.op.name);
-                    let _ = pending.answer.send(Err(refused(line, &error)));
+                    let _ = pending.answer.send(Err(refused(pipeline, &error)));
                 }
                 Some(reply) if is_grant(&reply) => {
                     self.settle(&pending.op.name);
@@ -451,7 +452,7 @@ impl AckChannel {
                     let _ = pending.answer.send(Ok(reply));
                 }
                 None => {
-                    line.hang_up();
+                    pipeline.hang_up();
                     self.settle(&pending.op.name);
                     let _ = pending.answer.send(Err(Failure::Unknown(Failure::cause("a reply is missing"))));
                 }
@@ -467,9 +468,9 @@ impl AckChannel {
 
     /// Ends a connection whose requests have unknown outcomes. They are over when there is the
     /// next.
-    async fn give_up(&self, line: &Line, names: BTreeMap<LockName, usize>) {
-        line.hang_up();
-        while self.link.line(self.runtime.now() + WAIT_MAX).await.is_err() {
+    async fn give_up(&self, pipeline: &Pipeline, names: BTreeMap<LockName, usize>) {
+        pipeline.hang_up();
+        while self.link.pipeline(self.runtime.now() + WAIT_MAX).await.is_err() {
             if self.state().closed {
                 return;
             }
@@ -559,7 +560,7 @@ impl Pending {
 }
 
 /// A request by the connection of all, for as long as it is unanswered.
-pub(super) struct InFlight {
+pub(crate) struct InFlight {
     ack_channel: Arc<AckChannel>,
     name: LockName,
     id: u64,
@@ -567,7 +568,7 @@ pub(super) struct InFlight {
 
 impl InFlight {
     /// It was carried out, or never will be.
-    pub(super) fn answered(self) {
+    pub(crate) fn answered(self) {
         if let Some(there) = self.ack_channel.state().there.get_mut(&self.name) {
             there.asking.remove(&self.id);
         }
@@ -593,20 +594,20 @@ impl Drop for InFlight {
 /// Whether a reply gives or keeps what replicas have to know of.
 fn is_grant(reply: &Value) -> bool {
     match reply {
-        Value::BulkString(line) => line.split(|byte| *byte == b' ').nth(2) == Some(b"held"),
+        Value::BulkString(text) => text.split(|byte| *byte == b' ').nth(2) == Some(b"held"),
         Value::Array(parts) => parts.get(2).and_then(bytes) == Some(b"held"),
         _ => false,
     }
 }
 
 /// Whether the server can wait for replicas, and has any.
-async fn can_wait(line: &Line, until: Moment) -> Result<(), Failure> {
+async fn can_wait(pipeline: &Pipeline, until: Moment) -> Result<(), Failure> {
     let (mark, wait, role) = (command(&MARK), command(&["WAIT", "0", "0"]), command(&["ROLE"]));
-    let needed = join(line.ask(&mark, until), line.ask(&wait, until));
-    let ((mark, wait), role) = join(needed, line.ask(&role, until)).await;
+    let needed = join(pipeline.ask(&mark, until), pipeline.ask(&wait, until));
+    let ((mark, wait), role) = join(needed, pipeline.ask(&role, until)).await;
     for reply in [mark?, wait?] {
         if let Value::ServerError(error) = reply {
-            return Err(match refused(line, &error) {
+            return Err(match refused(pipeline, &error) {
                 Failure::Refused(why) => Failure::impossible(format!(
                     "acks(n) needs WAIT, and PUBLISH to `{}`, and the server does not let us ({why})",
                     MARK[1]
@@ -624,7 +625,7 @@ async fn can_wait(line: &Line, until: Moment) -> Result<(), Failure> {
                 Err(Failure::NotSent(Failure::cause(cause)))
             }
             [name, ..] if bytes(name) == Some(b"slave") => {
-                line.hang_up();
+                pipeline.hang_up();
                 Err(Failure::NotSent(Failure::cause("it is a replica by now")))
             }
             _ => Ok(()),

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use redis::{ServerError, Value};
 
-use super::Address;
-use super::keys::SLOTS;
-use super::node::Node;
-use super::reply::{bytes, int};
+use crate::store::redis::replies::{bytes, int};
+use crate::store::redis::requests::keys::SLOTS;
+use crate::store::redis::requests::node::Node;
+use crate::store::redis::topology::Address;
 
 /// Where a node sends a request that it did not carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Redirect {
+pub(crate) enum Redirect {
     /// The slot is served by this node from now on; by whom, the node may not know.
     Moved(Option<Address>),
     /// The slot is on its way to this node, and the key is there by now.
@@ -23,13 +23,13 @@ pub(super) enum Redirect {
 }
 
 /// Whether this error sends a request elsewhere.
-pub(super) fn redirects(error: &ServerError) -> bool {
+pub(crate) fn redirects(error: &ServerError) -> bool {
     matches!(error.code(), "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN")
 }
 
 impl Redirect {
     /// Reads an error of the node at `from`.
-    pub(super) fn read(error: &ServerError, from: &Address) -> Option<Self> {
+    pub(crate) fn read(error: &ServerError, from: &Address) -> Option<Self> {
         if !redirects(error) {
             return None;
         }
@@ -63,16 +63,16 @@ fn at(host: &str, port: u16, from: &Address) -> Option<Address> {
 
 /// A cluster as one of its nodes sees it.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct View {
+pub(crate) struct View {
     /// First and last slot, and who serves them.
-    pub(super) ranges: Vec<(u16, u16, Address)>,
+    pub(crate) ranges: Vec<(u16, u16, Address)>,
     /// Their replicas.
-    pub(super) replicas: Vec<Address>,
+    pub(crate) replicas: Vec<Address>,
 }
 
 impl View {
     /// Reads a reply to CLUSTER SLOTS of the node at `from`.
-    pub(super) fn read(reply: &Value, from: &Address) -> Option<Self> {
+    pub(crate) fn read(reply: &Value, from: &Address) -> Option<Self> {
         let Value::Array(ranges) = reply else { return None };
         let mut view = Self::default();
         for range in ranges {
@@ -112,13 +112,13 @@ fn node(value: &Value, from: &Address) -> Option<Option<Address>> {
 }
 
 /// A node of a cluster, known by the address at which it is told to be.
-pub(super) struct Member {
-    pub(super) address: Address,
-    pub(super) node: Node,
+pub(crate) struct Member {
+    pub(crate) address: Address,
+    pub(crate) node: Node,
 }
 
 /// Who serves which slot.
-pub(super) struct Table {
+pub(crate) struct Table {
     masters: Vec<Arc<Member>>,
     /// By slot, the position of its master.
     owners: Box<[u16]>,
@@ -133,20 +133,20 @@ impl Default for Table {
 }
 
 impl Table {
-    pub(super) fn owner(&self, slot: u16) -> Option<&Arc<Member>> {
+    pub(crate) fn owner(&self, slot: u16) -> Option<&Arc<Member>> {
         self.masters.get(usize::from(self.owners[usize::from(slot)]))
     }
 
-    pub(super) fn masters(&self) -> &[Arc<Member>] {
+    pub(crate) fn masters(&self) -> &[Arc<Member>] {
         &self.masters
     }
 
-    pub(super) fn has(&self, address: &Address) -> bool {
+    pub(crate) fn has(&self, address: &Address) -> bool {
         self.masters.iter().any(|known| known.address == *address)
     }
 
     /// Gives slots to a node.
-    pub(super) fn give(&mut self, first: u16, last: u16, to: &Arc<Member>) {
+    pub(crate) fn give(&mut self, first: u16, last: u16, to: &Arc<Member>) {
         let known = self.masters.iter().position(|known| Arc::ptr_eq(known, to));
         let at = known.unwrap_or_else(|| {
             self.masters.push(Arc::clone(to));

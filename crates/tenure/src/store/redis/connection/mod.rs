@@ -1,5 +1,10 @@
 //! Opens connections: dials, logs in, and puts an end to the connection before.
 
+pub(crate) mod pipeline;
+pub(crate) mod supervisor;
+#[cfg(feature = "tls")]
+mod tls;
+
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
@@ -18,16 +23,14 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::sync::{Notify, oneshot};
 
-use super::failure;
-use super::frame::{Checked, Malformed};
-use super::reply::{bytes, prose};
-use super::sentinel::{self, SentinelResolver};
-#[cfg(feature = "tls")]
-use super::tls;
-use super::topology::{Access, Address, Sentinels, Target};
 use crate::credentials::Credentials;
 use crate::events::{event, text};
 use crate::runtime::{Moment, Runtime};
+use crate::store::redis::replies::failure;
+use crate::store::redis::replies::frame::{Checked, Malformed};
+use crate::store::redis::replies::{bytes, prose};
+use crate::store::redis::topology::sentinel::{self, SentinelResolver};
+use crate::store::redis::topology::{Access, Address, Sentinels, Target};
 use crate::store::{Cause, Failure, Incarnation, SETUP};
 
 /// An open stream of bytes.
@@ -42,10 +45,10 @@ pub trait Dial: fmt::Debug + Send + Sync + 'static {
 
 /// The system's network.
 #[derive(Debug)]
-pub(super) struct Network(Arc<dyn Runtime>);
+pub(crate) struct Network(Arc<dyn Runtime>);
 
 impl Network {
-    pub(super) fn of(runtime: &Arc<dyn Runtime>) -> Arc<Self> {
+    pub(crate) fn of(runtime: &Arc<dyn Runtime>) -> Arc<Self> {
         Arc::new(Self(Arc::clone(runtime)))
     }
 }
@@ -97,11 +100,11 @@ const DIAL: Duration = Duration::from_secs(2);
 const QUEUE: usize = 1024;
 
 /// What receives the messages of a connection; it must not block.
-pub(super) type PushListener = Arc<dyn Fn(PushInfo) + Send + Sync>;
+pub(crate) type PushListener = Arc<dyn Fn(PushInfo) + Send + Sync>;
 
 /// Opens connections to one server, or to whichever is the master.
-pub(super) struct Connector {
-    pub(super) runtime: Arc<dyn Runtime>,
+pub(crate) struct Connector {
+    pub(crate) runtime: Arc<dyn Runtime>,
     dial: Arc<dyn Dial>,
     goal: Goal,
     /// Whether it was said that old connections cannot be ended.
@@ -112,9 +115,9 @@ pub(super) struct Connector {
     /// Where the connection for requests went last.
     at: Mutex<Option<Address>>,
     /// Told when it goes elsewhere.
-    pub(super) moved: Notify,
+    pub(crate) moved: Notify,
     /// Told whenever a connection is lost or cannot be made.
-    pub(super) trouble: Arc<Notify>,
+    pub(crate) trouble: Arc<Notify>,
 }
 
 /// Where a connection is to go.
@@ -127,43 +130,43 @@ enum Goal {
 }
 
 /// An open connection, logged in.
-pub(super) struct Connection {
-    pub(super) pipe: MultiplexedConnection,
+pub(crate) struct Connection {
+    pub(crate) pipe: MultiplexedConnection,
     /// Where it goes.
-    pub(super) to: Address,
+    pub(crate) to: Address,
     /// What the server calls it, if it told.
-    pub(super) peer: Option<Peer>,
+    pub(crate) peer: Option<Peer>,
     /// Which start of the server it is, and since when it has been up, if it told.
-    pub(super) life: Incarnation,
+    pub(crate) life: Incarnation,
     /// How many replies and messages came in.
-    pub(super) heard: Arc<AtomicU64>,
+    pub(crate) heard: Arc<AtomicU64>,
     /// Dropping or firing this closes it.
-    pub(super) hangup: oneshot::Sender<()>,
+    pub(crate) hangup: oneshot::Sender<()>,
     /// Completes when it is closed.
-    pub(super) over: oneshot::Receiver<()>,
+    pub(crate) over: oneshot::Receiver<()>,
 }
 
 /// A connection as its server sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Peer {
+pub(crate) struct Peer {
     id: u64,
     addr: String,
 }
 
 impl Connector {
     /// Connections to one server of several.
-    pub(super) fn new(runtime: Arc<dyn Runtime>, dial: Arc<dyn Dial>, target: Target) -> Self {
+    pub(crate) fn new(runtime: Arc<dyn Runtime>, dial: Arc<dyn Dial>, target: Target) -> Self {
         Self::to(Goal::Node(target), dial, runtime)
     }
 
     /// Connections to the one server that is the store. At each dial it must not say that it is a
     /// replica.
-    pub(super) fn only(runtime: Arc<dyn Runtime>, dial: Arc<dyn Dial>, target: Target) -> Self {
+    pub(crate) fn only(runtime: Arc<dyn Runtime>, dial: Arc<dyn Dial>, target: Target) -> Self {
         Self::to(Goal::Only(target), dial, runtime)
     }
 
     /// Connections to the server that these sentinels call the master at each dial.
-    pub(super) fn led(runtime: Arc<dyn Runtime>, dial: Arc<dyn Dial>, sentinels: Sentinels) -> Self {
+    pub(crate) fn led(runtime: Arc<dyn Runtime>, dial: Arc<dyn Dial>, sentinels: Sentinels) -> Self {
         Self::to(Goal::Master(SentinelResolver::new(sentinels)), dial, runtime)
     }
 
@@ -174,13 +177,13 @@ impl Connector {
     }
 
     /// The same; `trouble` is told when a connection is lost or cannot be opened.
-    pub(super) fn telling(self, trouble: Arc<Notify>) -> Self {
+    pub(crate) fn telling(self, trouble: Arc<Notify>) -> Self {
         Self { trouble, ..self }
     }
 
     /// Dials and logs in. If there was a connection before, it is ended on the server before this
     /// one can be used: a request of it that is still on its way must not arrive after one of this.
-    pub(super) async fn connect(
+    pub(crate) async fn connect(
         &self,
         listener: Option<PushListener>,
         before: Option<&Peer>,
@@ -202,7 +205,7 @@ impl Connector {
     }
 
     /// Whether requests go elsewhere by now: where they go messages are sent.
-    pub(super) fn is_elsewhere(&self, to: &Address) -> bool {
+    pub(crate) fn is_elsewhere(&self, to: &Address) -> bool {
         self.at().as_ref().is_some_and(|at| at != to)
     }
 
@@ -375,7 +378,7 @@ impl Connector {
     }
 
     /// What a connection for requests waits for that is being made.
-    pub(super) fn stage(&self) -> String {
+    pub(crate) fn stage(&self) -> String {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -476,14 +479,14 @@ fn is_replica(hello: &Value) -> bool {
 }
 
 /// `work`'s output, unless the deadline comes first.
-pub(super) async fn by<F: Future>(runtime: &dyn Runtime, deadline: Moment, work: F) -> Option<F::Output> {
+pub(crate) async fn by<F: Future>(runtime: &dyn Runtime, deadline: Moment, work: F) -> Option<F::Output> {
     match select(pin!(work), runtime.sleep_until(deadline)).await {
         Either::Left((output, _)) => Some(output),
         Either::Right(_) => None,
     }
 }
 
-pub(super) fn command(words: &[&str]) -> Cmd {
+pub(crate) fn command(words: &[&str]) -> Cmd {
     let mut command = Cmd::new();
     for word in words {
         command.arg(*word);

@@ -8,13 +8,13 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::Notify;
 
-use super::connect::{Connector, by};
-use super::line::Line;
 use crate::runtime::Moment;
+use crate::store::redis::connection::pipeline::Pipeline;
+use crate::store::redis::connection::{Connector, by};
 use crate::store::{Failure, Incarnation};
 
 /// The connection for requests, dialled at the first of them and again whenever it is lost.
-pub(super) struct Link {
+pub(crate) struct Supervisor {
     connector: Arc<Connector>,
     state: Mutex<State>,
     /// Told of every change of the state.
@@ -23,7 +23,7 @@ pub(super) struct Link {
 
 #[derive(Default)]
 struct State {
-    line: Option<Arc<Line>>,
+    pipeline: Option<Arc<Pipeline>>,
     started: bool,
     closed: bool,
     /// How often it was connected.
@@ -35,8 +35,8 @@ struct State {
     life: Option<Incarnation>,
 }
 
-impl Link {
-    pub(super) fn new(connector: Arc<Connector>) -> Arc<Self> {
+impl Supervisor {
+    pub(crate) fn new(connector: Arc<Connector>) -> Arc<Self> {
         Arc::new(Self { connector, state: Mutex::default(), changed: Notify::new() })
     }
 
@@ -46,33 +46,37 @@ impl Link {
     }
 
     /// The connection; waits until there is one.
-    pub(super) async fn line(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Line>, Failure> {
+    pub(crate) async fn pipeline(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Pipeline>, Failure> {
         match self.open_line() {
-            Some(line) => Ok(line),
+            Some(pipeline) => Ok(pipeline),
             None => self.wait_for_line(deadline, false).boxed().await,
         }
     }
 
-    /// The connection. Unlike [`line`](Self::line), it fails as soon as the system says that the
+    /// The connection. Unlike [`pipeline`](Self::pipeline), it fails as soon as the system says that the
     /// server cannot be dialled.
-    pub(super) async fn line_at_once(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Line>, Failure> {
+    pub(crate) async fn line_at_once(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Pipeline>, Failure> {
         match self.open_line() {
-            Some(line) => Ok(line),
+            Some(pipeline) => Ok(pipeline),
             None => self.wait_for_line(deadline, true).boxed().await,
         }
     }
 
     /// How often it was connected.
-    pub(super) fn connects(&self) -> u64 {
+    pub(crate) fn connects(&self) -> u64 {
         self.state().connects
     }
 
     /// The connection, if there is one.
-    pub(super) fn open_line(&self) -> Option<Arc<Line>> {
-        self.state().line()
+    pub(crate) fn open_line(&self) -> Option<Arc<Pipeline>> {
+        self.state().pipeline()
     }
 
-    async fn wait_for_line(self: &Arc<Self>, deadline: Moment, at_once: bool) -> Result<Arc<Line>, Failure> {
+    async fn wait_for_line(
+        self: &Arc<Self>,
+        deadline: Moment,
+        at_once: bool,
+    ) -> Result<Arc<Pipeline>, Failure> {
         let before = self.start();
         let mut why = None;
         let connected = async {
@@ -81,8 +85,8 @@ impl Link {
                 changed.as_mut().enable();
                 {
                     let state = self.state();
-                    if let Some(line) = state.line() {
-                        return Ok(line);
+                    if let Some(pipeline) = state.pipeline() {
+                        return Ok(pipeline);
                     }
                     why.clone_from(&state.failure);
                     // Wrong credentials do not become right by waiting. But what was said before we
@@ -98,7 +102,7 @@ impl Link {
             }
         };
         match by(&*self.connector.runtime, deadline, connected).await {
-            Some(line) => line,
+            Some(pipeline) => pipeline,
             None => Err(why.unwrap_or_else(|| {
                 let stage = self.connector.stage();
                 Failure::NotSent(Failure::cause(format!("there was no connection in time: {stage}")))
@@ -117,12 +121,12 @@ impl Link {
     }
 
     /// How often the connection was lost and made again. The first connection interrupts nothing.
-    pub(super) fn interruptions(&self) -> u64 {
+    pub(crate) fn interruptions(&self) -> u64 {
         self.state().connects.saturating_sub(1)
     }
 
     /// Completes when the connection has been lost and made again.
-    pub(super) fn reconnected(self: &Arc<Self>) -> BoxFuture<'static, ()> {
+    pub(crate) fn reconnected(self: &Arc<Self>) -> BoxFuture<'static, ()> {
         let link = Arc::clone(self);
         let before = link.interruptions();
         async move {
@@ -139,19 +143,19 @@ impl Link {
     }
 
     /// What the server told of itself at the last connection.
-    pub(super) fn life(&self) -> Incarnation {
+    pub(crate) fn life(&self) -> Incarnation {
         self.state().life.clone().unwrap_or(Incarnation::Unknown)
     }
 
     /// Ends the connection and the supervisor.
-    pub(super) fn close(&self) {
-        let line = {
+    pub(crate) fn close(&self) {
+        let pipeline = {
             let mut state = self.state();
             state.closed = true;
-            state.line.take()
+            state.pipeline.take()
         };
-        if let Some(line) = line {
-            line.hang_up();
+        if let Some(pipeline) = pipeline {
+            pipeline.hang_up();
         }
         self.changed.notify_waiters();
     }
@@ -164,16 +168,17 @@ impl Link {
             match self.connector.connect(None, before.as_ref()).await {
                 Ok(connection) => {
                     let life = connection.life.clone();
-                    let (line, over) = Line::new(connection, self.state().connects > 0, Arc::clone(&runtime));
+                    let (pipeline, over) =
+                        Pipeline::new(connection, self.state().connects > 0, Arc::clone(&runtime));
                     let since = runtime.now();
-                    before.clone_from(&line.peer);
-                    if !self.connected(&line, life) {
+                    before.clone_from(&pipeline.peer);
+                    if !self.connected(&pipeline, life) {
                         return;
                     }
                     let _ = over.await;
-                    line.hang_up();
+                    pipeline.hang_up();
                     self.connector.trouble.notify_one();
-                    pace.ended(runtime.now().since(since), line.has_answered());
+                    pace.ended(runtime.now().since(since), pipeline.has_answered());
                 }
                 Err(failure) => {
                     self.failed(failure);
@@ -187,14 +192,14 @@ impl Link {
     }
 
     /// Hands out the connection, unless the link is closed.
-    fn connected(&self, line: &Arc<Line>, life: Incarnation) -> bool {
+    fn connected(&self, pipeline: &Arc<Pipeline>, life: Incarnation) -> bool {
         {
             let mut state = self.state();
             if state.closed {
-                line.hang_up();
+                pipeline.hang_up();
                 return false;
             }
-            state.line = Some(Arc::clone(line));
+            state.pipeline = Some(Arc::clone(pipeline));
             state.life = Some(match state.life.take() {
                 Some(before) => later(before, life),
                 None => life,
@@ -218,8 +223,8 @@ impl Link {
 }
 
 impl State {
-    fn line(&self) -> Option<Arc<Line>> {
-        self.line.as_ref().filter(|line| !line.is_closed()).map(Arc::clone)
+    fn pipeline(&self) -> Option<Arc<Pipeline>> {
+        self.pipeline.as_ref().filter(|pipeline| !pipeline.is_closed()).map(Arc::clone)
     }
 }
 
@@ -237,7 +242,7 @@ fn later(before: Incarnation, now: Incarnation) -> Incarnation {
 
 /// Whether the next connection is dialled at once, or how long after the last.
 #[derive(Default)]
-pub(super) struct Pace {
+pub(crate) struct Pace {
     /// Failures in a row, each with a longer pause after it.
     tries: u32,
     /// Short connections in a row.
@@ -248,7 +253,7 @@ impl Pace {
     /// A connection has ended. After one that `was_of_use` the next is dialled at once, because a
     /// lease may depend on it. After several short ones in a row it is not: a server that ends each
     /// connection after one answer would be dialled without a pause.
-    pub(super) fn ended(&mut self, lived: Duration, was_of_use: bool) {
+    pub(crate) fn ended(&mut self, lived: Duration, was_of_use: bool) {
         if lived >= STEADY {
             *self = Self::default();
             return;
@@ -258,12 +263,12 @@ impl Pace {
     }
 
     /// A connection could not be opened.
-    pub(super) fn failed(&mut self) {
+    pub(crate) fn failed(&mut self) {
         self.tries += 1;
     }
 
     /// How many failures in a row the next pause is for; `None` for no pause.
-    pub(super) fn tries(&self) -> Option<u32> {
+    pub(crate) fn tries(&self) -> Option<u32> {
         (self.tries > 0).then_some(self.tries)
     }
 }
@@ -283,7 +288,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long to wait before the next dial after so many failures in a row: 20 ms, doubled each time
 /// up to 1 s, and between a half and the whole of that, so that the clients of a server that comes
 /// back do not come all at once.
-pub(super) fn pause(tries: u32, random: u64) -> Duration {
+pub(crate) fn pause(tries: u32, random: u64) -> Duration {
     let most = PAUSE_MIN.saturating_mul(1 << tries.saturating_sub(1).min(16)).min(PAUSE_MAX);
     most.mul_f64(0.5 + 0.5 * (random >> 11) as f64 / (1u64 << 53) as f64)
 }

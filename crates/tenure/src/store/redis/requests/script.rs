@@ -1,52 +1,55 @@
 //! Scripts: named by their SHA-1, sent in full only where the server does not know them.
 
 /// A script and its name.
-pub(super) struct Script {
-    pub(super) text: &'static str,
+pub(crate) struct Script {
+    pub(crate) text: &'static str,
     /// Pinned by a test; two versions of a client are alive at once during an upgrade, so a change
     /// is a decision.
-    pub(super) sha: &'static str,
+    pub(crate) sha: &'static str,
     /// The same, where a server that has restarted or was promoted grants nothing for a while.
-    pub(super) guarded: Option<&'static Self>,
+    pub(crate) guarded: Option<&'static Self>,
 }
 
 /// The mutex machine.
-pub(super) static MUTEX: Script = Script {
-    text: include_str!("../../protocol/mutex.lua"),
+pub(crate) static MUTEX: Script = Script {
+    text: include_str!("../../../protocol/mutex.lua"),
     // Changed so that a forced release leaves what is no lock of this library.
     sha: "014cbcc2ab8e740b0ffab53e36ac6aad926d042c",
     guarded: Some(&GUARDED_MUTEX),
 };
 
 static GUARDED_MUTEX: Script = Script {
-    text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/mutex.lua")),
+    text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/mutex.lua")),
     sha: "e0b9b8beca0449ce4627f4bb19499cc2dc392ef3",
     guarded: None,
 };
 
 /// The reentrant machine.
-pub(super) static REENTRANT: Script = Script {
-    text: include_str!("../../protocol/reentrant.lua"),
+pub(crate) static REENTRANT: Script = Script {
+    text: include_str!("../../../protocol/reentrant.lua"),
     // Changed so that a forced release leaves what is no lock of this library.
     sha: "0be5b865e97193a064e5abc591398401113bc5e0",
     guarded: Some(&GUARDED_REENTRANT),
 };
 
 static GUARDED_REENTRANT: Script = Script {
-    text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/reentrant.lua")),
+    text: concat!(
+        include_str!("../../../protocol/grace.lua"),
+        include_str!("../../../protocol/reentrant.lua")
+    ),
     sha: "5b7fb9f4e616973e069299fac4add65c7754c2ff",
     guarded: None,
 };
 
 /// The queue machine.
-pub(super) static QUEUE: Script = Script {
-    text: include_str!("../../protocol/queue.lua"),
+pub(crate) static QUEUE: Script = Script {
+    text: include_str!("../../../protocol/queue.lua"),
     sha: "9f2f2f3329ab2272e68c0dec76d54410f5645fef",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
-    text: concat!(include_str!("../../protocol/grace.lua"), include_str!("../../protocol/queue.lua")),
+    text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/queue.lua")),
     sha: "03ae3c3fc1cce905df2511be468e2c1ccf3e7f99",
     guarded: None,
 };

@@ -4,15 +4,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use redis::{Cmd, Value};
 
-use super::connect::command;
-use super::failure;
-use super::reply::bytes;
-use super::topology::{Access, Address, Sentinels, Target};
 use crate::name::Quoted;
 use crate::store::Failure;
+use crate::store::redis::connection::command;
+use crate::store::redis::replies::bytes;
+use crate::store::redis::replies::failure;
+use crate::store::redis::topology::{Access, Address, Sentinels, Target};
 
 /// Who knows the way to the master of one service.
-pub(super) struct SentinelResolver {
+pub(crate) struct SentinelResolver {
     /// The sentinel that answered last is asked first.
     sentinels: Mutex<Vec<Target>>,
     service: String,
@@ -20,17 +20,17 @@ pub(super) struct SentinelResolver {
 }
 
 impl SentinelResolver {
-    pub(super) fn new(Sentinels { at, service, master }: Sentinels) -> Self {
+    pub(crate) fn new(Sentinels { at, service, master }: Sentinels) -> Self {
         Self { sentinels: Mutex::new(at), service, master }
     }
 
     /// The sentinels, in the order in which they are to be asked.
-    pub(super) fn in_turn(&self) -> Vec<Target> {
+    pub(crate) fn in_turn(&self) -> Vec<Target> {
         self.sentinels().clone()
     }
 
     /// This one answered.
-    pub(super) fn remember(&self, sentinel: &Target) {
+    pub(crate) fn remember(&self, sentinel: &Target) {
         let mut sentinels = self.sentinels();
         if let Some(at) = sentinels.iter().position(|known| known == sentinel) {
             sentinels[..=at].rotate_right(1);
@@ -42,12 +42,12 @@ impl SentinelResolver {
         self.sentinels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn question(&self) -> Cmd {
+    pub(crate) fn question(&self) -> Cmd {
         command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &self.service])
     }
 
     /// The server that a sentinel names.
-    pub(super) fn master(&self, reply: Value) -> Result<Target, Failure> {
+    pub(crate) fn master(&self, reply: Value) -> Result<Target, Failure> {
         let text = |value| std::str::from_utf8(bytes(value)?).ok();
         match reply {
             Value::Nil => Err(Failure::Refused(Failure::cause(format!(
@@ -69,7 +69,7 @@ impl SentinelResolver {
     }
 
     /// Why no master was found. Only what all of them refuse will be refused again.
-    pub(super) fn failure(&self, said: &[(Address, Failure)]) -> Failure {
+    pub(crate) fn failure(&self, said: &[(Address, Failure)]) -> Failure {
         let each: Vec<_> = said.iter().map(|(who, failure)| format!("{who}: {failure}")).collect();
         let cause = Failure::cause(format!(
             "no master of the service {} was found ({})",
@@ -84,7 +84,7 @@ impl SentinelResolver {
 }
 
 /// Whether a server says of itself what a sentinel said of it.
-pub(super) fn is_master(role: &Value) -> Result<(), Failure> {
+pub(crate) fn is_master(role: &Value) -> Result<(), Failure> {
     let said = match role {
         Value::ServerError(error) => return Err(failure::of(error).0),
         Value::Array(parts) => parts.first().and_then(bytes).unwrap_or_default(),

@@ -3,10 +3,10 @@
 
 use redis::Value;
 
-use super::reply;
-use super::request::{Keyspace, Publish, Request};
-use super::wake::meant;
 use crate::protocol::{Answer, LockSpec, Notification, Op};
+use crate::store::redis::messages::meant;
+use crate::store::redis::replies;
+use crate::store::redis::requests::{Keyspace, Publish, Request};
 
 /// A script, and what it is run with.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl Scripted {
 /// # Errors
 /// What is wrong with it, if it is malformed.
 pub fn read(value: &Value, op: &Op) -> Result<Answer, &'static str> {
-    reply::read(value, op).map(|read| read.answer)
+    replies::read(value, op).map(|read| read.answer)
 }
 
 /// What a script's message says to those who wait for a lock of this rule.

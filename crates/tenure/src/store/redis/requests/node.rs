@@ -5,71 +5,74 @@ use std::sync::Arc;
 use futures_util::future::{FutureExt, join, join_all};
 use redis::Value;
 
-use super::ack_channel::{self, AckChannel};
-use super::connect::{Connector, command};
-use super::line::Line;
-use super::link::Link;
-use super::plain::{ExclusiveConnection, Plain};
-use super::request::{Keyspace, Request};
-use super::wake::Notifications;
-use super::{failure, keys, reply, slots};
 use crate::events::{event, text};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::{Answer, Found, Holding, Kind, LockSpec, Op, QueueSpec, Reply, Verb, ours};
 use crate::runtime::{Moment, Runtime};
+use crate::store::redis::connection::pipeline::Pipeline;
+use crate::store::redis::connection::supervisor::Supervisor;
+use crate::store::redis::connection::{Connector, command};
+use crate::store::redis::messages::Notifications;
+use crate::store::redis::replies;
+use crate::store::redis::replies::failure;
+use crate::store::redis::requests::ack_channel::{self, AckChannel};
+use crate::store::redis::requests::keys;
+use crate::store::redis::requests::scriptless::{ExclusiveConnection, Scriptless};
+use crate::store::redis::requests::{Keyspace, Request};
+use crate::store::redis::topology::slots;
 use crate::store::{Cursor, Failure, Page, SETUP, Terms};
 
 /// A server, the connection for requests and the one for messages. Both are closed when it is
 /// dropped.
-pub(super) struct Node {
-    pub(super) runtime: Arc<dyn Runtime>,
-    pub(super) link: Arc<Link>,
-    pub(super) notifications: Arc<Notifications>,
+pub(crate) struct Node {
+    pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) link: Arc<Supervisor>,
+    pub(crate) notifications: Arc<Notifications>,
     /// For what replicas have to confirm.
-    pub(super) ack_channel: Arc<AckChannel>,
+    pub(crate) ack_channel: Arc<AckChannel>,
     /// For what needs a connection to itself.
-    pub(super) exclusive: ExclusiveConnection,
+    pub(crate) exclusive: ExclusiveConnection,
     /// For messages.
     url: Arc<str>,
 }
 
 /// How a request is made.
 #[derive(Clone, Copy)]
-pub(super) struct RequestContext {
-    pub(super) space: Keyspace,
+pub(crate) struct RequestContext {
+    pub(crate) space: Keyspace,
     /// The server is asked to answer for a slot that it is only about to get.
-    pub(super) asking: bool,
-    pub(super) terms: Terms,
+    pub(crate) asking: bool,
+    pub(crate) terms: Terms,
 }
 
 impl Node {
-    pub(super) fn new(connector: Connector, url: Arc<str>) -> Self {
+    pub(crate) fn new(connector: Connector, url: Arc<str>) -> Self {
         let runtime = Arc::clone(&connector.runtime);
         let connector = Arc::new(connector);
         let (link, exclusive) =
-            (Link::new(Arc::clone(&connector)), ExclusiveConnection::new(Arc::clone(&connector)));
+            (Supervisor::new(Arc::clone(&connector)), ExclusiveConnection::new(Arc::clone(&connector)));
         let ack_channel = AckChannel::new(Arc::clone(&connector), Arc::clone(&link));
         Self { runtime, link, notifications: Notifications::new(connector), ack_channel, exclusive, url }
     }
 
-    /// Carries out a request on this line. What is rare is in a box: it would make the future of
+    /// Carries out a request on this pipeline. What is rare is in a box: it would make the future of
     /// every request larger, and that takes as long as all else that is done for one here.
-    pub(super) async fn ask(
+    pub(crate) async fn ask(
         &self,
-        line: &Line,
+        pipeline: &Pipeline,
         op: &Op,
         manner: RequestContext,
         deadline: Moment,
     ) -> Result<Reply, Failure> {
-        if let Some(plain) = line.plain.get() {
-            return plain.ask(self, line, op, manner, deadline).boxed().await;
+        if let Some(plain) = pipeline.plain.get() {
+            return plain.ask(self, pipeline, op, manner, deadline).boxed().await;
         }
         let value = if ack_channel::is_for(op, manner) {
             self.ack_channel.ask(op, manner, deadline).boxed().await
         } else {
             let in_flight = self.ack_channel.beside(&op.name, deadline).await?;
-            let value = run(line, op, manner, deadline).await;
+            let value = run(pipeline, op, manner, deadline).await;
             if let (Some(in_flight), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) =
                 (in_flight, &value)
             {
@@ -79,13 +82,13 @@ impl Node {
         };
         let value = match value {
             Err(failure) if failure::forbids_scripts(&failure) => {
-                let plain = Plain::look(line, failure, deadline).boxed().await?;
-                return plain.ask(self, line, op, manner, deadline).boxed().await;
+                let plain = Scriptless::look(pipeline, failure, deadline).boxed().await?;
+                return plain.ask(self, pipeline, op, manner, deadline).boxed().await;
             }
             value => value?,
         };
-        match reply::read(&value, op) {
-            Ok(reply::Read { answer, unheard }) => {
+        match replies::read(&value, op) {
+            Ok(replies::Read { answer, unheard }) => {
                 if let Some(why) = unheard {
                     self.warn_unheard(op, &why);
                 }
@@ -93,7 +96,7 @@ impl Node {
             }
             Err(what) => {
                 // From here on replies cannot be matched with requests.
-                line.hang_up();
+                pipeline.hang_up();
                 self.ack_channel.hang_up();
                 event!(
                     WARN,
@@ -108,7 +111,7 @@ impl Node {
         }
     }
 
-    pub(super) fn warn_unheard(&self, op: &Op, why: &str) {
+    pub(crate) fn warn_unheard(&self, op: &Op, why: &str) {
         event!(
             WARN,
             target: SETUP,
@@ -120,23 +123,23 @@ impl Node {
     }
 
     /// A part of its locks.
-    pub(super) async fn list(
+    pub(crate) async fn list(
         &self,
         prefix: &str,
         from: &Cursor,
         manner: RequestContext,
         deadline: Moment,
     ) -> Result<Page, Failure> {
-        let line = self.link.line(deadline).await?;
+        let pipeline = self.link.pipeline(deadline).await?;
         // One type after the other, each with the server's own cursor.
         let (kind, cursor) = from.0.split_once(' ').unwrap_or((TYPES[0].0, "0"));
         let at = TYPES.iter().position(|(name, _)| *name == kind).unwrap_or(0);
         let (kind, rule) = TYPES[at];
         let pattern = keys::pattern(prefix);
         let scan = ["SCAN", cursor, "MATCH", &pattern, "COUNT", "250", "TYPE", kind];
-        let value = answered(&line, line.ask(&command(&scan), deadline).await?)?;
+        let value = answered(&pipeline, pipeline.ask(&command(&scan), deadline).await?)?;
         let Some((next, names)) = scanned(&value) else {
-            line.hang_up();
+            pipeline.hang_up();
             return Err(Failure::Unknown(Failure::cause("a malformed reply to SCAN")));
         };
         let next = match (next, TYPES.get(at + 1)) {
@@ -145,7 +148,7 @@ impl Node {
             (next, _) => Some(Cursor(format!("{kind} {next}"))),
         };
         let mut page = Page { locks: Vec::new(), next };
-        let looks = names.iter().map(|name| self.look(&line, name, rule, manner, deadline));
+        let looks = names.iter().map(|name| self.look(&pipeline, name, rule, manner, deadline));
         for (name, found) in names.iter().zip(join_all(looks).await) {
             let is_ours = |holding: &Holding| ours(&holding.value).is_some();
             let found = match found {
@@ -165,28 +168,30 @@ impl Node {
     /// The holders of a lock, if its key has the type of this rule.
     async fn look(
         &self,
-        line: &Line,
+        pipeline: &Pipeline,
         name: &LockName,
         rule: LockSpec,
         manner: RequestContext,
         deadline: Moment,
     ) -> Result<Option<Found>, Failure> {
         if rule == LockSpec::Mutex {
-            return look_at_text(line, name, deadline).await;
+            return look_at_text(pipeline, name, deadline).await;
         }
         let owner = Owner::fresh("", &*self.runtime);
         let op = Op { name: name.clone(), rule, owner, request: 0, verb: Verb::Inspect };
-        let value = match run(line, &op, manner, deadline).await {
+        let value = match run(pipeline, &op, manner, deadline).await {
             // Then no lock of this kind is kept here.
             Err(failure) if failure::forbids_scripts(&failure) => return Ok(None),
             value => value?,
         };
-        Ok(match reply::read(&value, &op) {
+        Ok(match replies::read(&value, &op) {
             // A hash that is no lock's.
-            Ok(reply::Read { answer: Answer::Found(found), .. }) if found.holders.iter().any(is_no_lock) => {
+            Ok(replies::Read { answer: Answer::Found(found), .. })
+                if found.holders.iter().any(is_no_lock) =>
+            {
                 None
             }
-            Ok(reply::Read { answer: Answer::Found(found), .. }) => Some(found),
+            Ok(replies::Read { answer: Answer::Found(found), .. }) => Some(found),
             // Gone by now, or something else stands there by now.
             _ => None,
         })
@@ -203,23 +208,28 @@ impl Drop for Node {
 }
 
 /// Runs the script that answers `op`.
-async fn run(line: &Line, op: &Op, manner: RequestContext, deadline: Moment) -> Result<Value, Failure> {
+async fn run(
+    pipeline: &Pipeline,
+    op: &Op,
+    manner: RequestContext,
+    deadline: Moment,
+) -> Result<Value, Failure> {
     let request = Request::new(op, manner.space).guarded(manner.terms);
     if manner.asking {
         // Rare, and it must not take a third round trip.
-        return answered(line, line.ask_for_slot(&request.in_full(), deadline).boxed().await?);
+        return answered(pipeline, pipeline.ask_for_slot(&request.in_full(), deadline).boxed().await?);
     }
     // The first request after a reconnect is the question whether a lock is still held, and a
     // server that has forgotten the lock has forgotten the script: it must not take a second round
     // trip to say so.
-    let first = if line.brings_script() { request.in_full() } else { request.by_name() };
-    let mut value = line.ask(&first, deadline).await?;
+    let first = if pipeline.brings_script() { request.in_full() } else { request.by_name() };
+    let mut value = pipeline.ask(&first, deadline).await?;
     if let Value::ServerError(error) = &value
         && failure::is_no_script(error)
     {
-        value = line.ask(&request.in_full(), deadline).await?;
+        value = pipeline.ask(&request.in_full(), deadline).await?;
     }
-    answered(line, value)
+    answered(pipeline, value)
 }
 
 /// The types of the keys at which locks stand.
@@ -232,32 +242,38 @@ fn is_no_lock(holding: &Holding) -> bool {
 
 /// The same for a string. By plain commands, because a script would read the whole value, which may
 /// be huge.
-async fn look_at_text(line: &Line, name: &LockName, deadline: Moment) -> Result<Option<Found>, Failure> {
+async fn look_at_text(
+    pipeline: &Pipeline,
+    name: &LockName,
+    deadline: Moment,
+) -> Result<Option<Found>, Failure> {
     let (value, left) = (["GETRANGE", name.as_str(), "0", "1023"], ["PTTL", name.as_str()]);
     let (value, left) = (command(&value), command(&left));
-    let (value, left) = join(line.ask(&value, deadline), line.ask(&left, deadline)).await;
+    let (value, left) = join(pipeline.ask(&value, deadline), pipeline.ask(&left, deadline)).await;
     // Empty: gone by now.
     let value = match value? {
         Value::ServerError(error) if error.code() == "WRONGTYPE" => None, // something else stands there by now
-        value => reply::bytes(&answered(line, value)?).map(<[u8]>::to_vec).filter(|value| !value.is_empty()),
+        value => {
+            replies::bytes(&answered(pipeline, value)?).map(<[u8]>::to_vec).filter(|value| !value.is_empty())
+        }
     };
-    Ok(match (value, reply::left(&answered(line, left?)?)) {
+    Ok(match (value, replies::left(&answered(pipeline, left?)?)) {
         (Some(value), Some(left_ms)) => Some(Found::one(Kind::Mutex, Holding { value, left_ms, weight: 1 })),
         _ => None,
     })
 }
 
-pub(super) fn answered(line: &Line, value: Value) -> Result<Value, Failure> {
+pub(crate) fn answered(pipeline: &Pipeline, value: Value) -> Result<Value, Failure> {
     match value {
-        Value::ServerError(error) => Err(refused(line, &error)),
+        Value::ServerError(error) => Err(refused(pipeline, &error)),
         value => Ok(value),
     }
 }
 
-pub(super) fn refused(line: &Line, error: &redis::ServerError) -> Failure {
+pub(crate) fn refused(pipeline: &Pipeline, error: &redis::ServerError) -> Failure {
     let (failure, leave) = failure::of(error);
     if leave {
-        line.hang_up();
+        pipeline.hang_up();
     }
     failure
 }
@@ -266,10 +282,10 @@ pub(super) fn refused(line: &Line, error: &redis::ServerError) -> Failure {
 fn scanned(value: &Value) -> Option<(&str, Vec<LockName>)> {
     let Value::Array(parts) = value else { return None };
     let [next, Value::Array(keys)] = &parts[..] else { return None };
-    let next = std::str::from_utf8(reply::bytes(next)?).ok()?;
+    let next = std::str::from_utf8(replies::bytes(next)?).ok()?;
     let mut names: Vec<_> = keys
         .iter()
-        .filter_map(|key| LockName::new(std::str::from_utf8(reply::bytes(key)?).ok()?).ok())
+        .filter_map(|key| LockName::new(std::str::from_utf8(replies::bytes(key)?).ok()?).ok())
         .collect();
     names.sort();
     names.dedup();

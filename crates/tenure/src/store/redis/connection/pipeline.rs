@@ -16,12 +16,12 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisResult, Value};
 use tokio::sync::{Notify, oneshot};
 
-use super::connect::{Connection, Peer};
-use super::plain::Plain;
-use super::topology::Address;
 use crate::events::{event, text};
 use crate::runtime::{Moment, Runtime};
 use crate::store::Failure;
+use crate::store::redis::connection::{Connection, Peer};
+use crate::store::redis::requests::scriptless::Scriptless;
+use crate::store::redis::topology::Address;
 
 /// A connection on which a request is due, and on which no reply at all came in for this long since
 /// it was sent, is dead. With less, one hasty caller on a slow network would cost all callers the
@@ -29,11 +29,11 @@ use crate::store::Failure;
 const SILENCE: Duration = Duration::from_millis(200);
 
 /// An open connection that many callers use at once.
-pub(super) struct Line {
+pub(crate) struct Pipeline {
     pipe: MultiplexedConnection,
     /// Where it goes.
-    pub(super) to: Address,
-    pub(super) peer: Option<Peer>,
+    pub(crate) to: Address,
+    pub(crate) peer: Option<Peer>,
     heard: Arc<AtomicU64>,
     /// How much of that was said while logging in.
     greeted: u64,
@@ -42,7 +42,7 @@ pub(super) struct Line {
     /// Tells the watch to look again.
     look: Notify,
     /// The commands in place of scripts, once the server was found to forbid scripts.
-    pub(super) plain: OnceLock<Plain>,
+    pub(crate) plain: OnceLock<Scriptless>,
     /// The server may not know our scripts: it may be another than before, or an empty one.
     brings_script: AtomicBool,
     closed: AtomicBool,
@@ -66,17 +66,17 @@ struct Flight {
     waker: Option<Waker>,
 }
 
-impl Line {
-    /// A line over a new connection, and what completes when it is over. `again`: there was one
+impl Pipeline {
+    /// A pipeline over a new connection, and what completes when it is over. `again`: there was one
     /// before.
-    pub(super) fn new(
+    pub(crate) fn new(
         connection: Connection,
         again: bool,
         runtime: Arc<dyn Runtime>,
     ) -> (Arc<Self>, oneshot::Receiver<()>) {
         let Connection { pipe, to, peer, heard, hangup, over, .. } = connection;
         let greeted = heard.load(Ordering::Relaxed);
-        let line = Arc::new(Self {
+        let pipeline = Arc::new(Self {
             pipe,
             to,
             peer,
@@ -90,19 +90,19 @@ impl Line {
             closed: AtomicBool::new(false),
             hangup: Mutex::new(Some(hangup)),
         });
-        line.runtime.spawn(Arc::clone(&line).watch().boxed());
-        (line, over)
+        pipeline.runtime.spawn(Arc::clone(&pipeline).watch().boxed());
+        (pipeline, over)
     }
 
     /// Sends a command and waits for its reply. An error of the server is a reply.
-    pub(super) async fn ask(&self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
+    pub(crate) async fn ask(&self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         let mut pipe = self.pipe.clone();
         self.reply(pin!(pipe.send_packed_command(command)), deadline).await
     }
 
     /// The same of a server that is about to get the slot that this is about. It listens only if it
     /// is told so directly before, so both leave in one piece.
-    pub(super) async fn ask_for_slot(&self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
+    pub(crate) async fn ask_for_slot(&self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         let mut pipe = self.pipe.clone();
         let mut both = redis::pipe();
         both.cmd("ASKING").add_command(command.clone());
@@ -112,7 +112,7 @@ impl Line {
     }
 
     /// Sends several commands in one piece, with no other between them, and waits for all replies.
-    pub(super) async fn ask_all(&self, commands: &[Cmd], deadline: Moment) -> Result<Vec<Value>, Failure> {
+    pub(crate) async fn ask_all(&self, commands: &[Cmd], deadline: Moment) -> Result<Vec<Value>, Failure> {
         let mut pipe = self.pipe.clone();
         let mut all = redis::pipe();
         for command in commands {
@@ -155,24 +155,24 @@ impl Line {
     }
 
     /// Whether the next request is to bring its script along; said once.
-    pub(super) fn brings_script(&self) -> bool {
+    pub(crate) fn brings_script(&self) -> bool {
         self.brings_script.load(Ordering::Relaxed) && self.brings_script.swap(false, Ordering::Relaxed)
     }
 
     /// Closes the connection. Callers of unanswered requests are told.
-    pub(super) fn hang_up(&self) {
+    pub(crate) fn hang_up(&self) {
         self.closed.store(true, Ordering::Release);
         self.hangup.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.look.notify_one();
     }
 
     /// Whether it was closed, by this side or the other.
-    pub(super) fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 
     /// Whether it has ever answered a request.
-    pub(super) fn has_answered(&self) -> bool {
+    pub(crate) fn has_answered(&self) -> bool {
         self.heard.load(Ordering::Relaxed) > self.greeted
     }
 
@@ -181,8 +181,8 @@ impl Line {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From here on the watch looks after a request, until it is due or the line is closed. `None`
-    /// if the line is closed already.
+    /// From here on the watch looks after a request, until it is due or the pipeline is closed. `None`
+    /// if the pipeline is closed already.
     fn board(&self, due: Moment, waker: &Waker) -> Option<Ticket<'_>> {
         let flight = Flight {
             sent: self.runtime.now(),
@@ -200,7 +200,7 @@ impl Line {
             flights.looks_at = Some(due);
             self.look.notify_one();
         }
-        Some(Ticket { line: self, key })
+        Some(Ticket { pipeline: self, key })
     }
 
     async fn watch(self: Arc<Self>) {
@@ -264,15 +264,15 @@ impl Line {
 
 /// A request's place among the unanswered; it leaves when dropped.
 struct Ticket<'a> {
-    line: &'a Line,
+    pipeline: &'a Pipeline,
     key: (Moment, u64),
 }
 
 impl Ticket<'_> {
-    /// Whether it is still looked after: its time is not over, and its line not closed. Then
+    /// Whether it is still looked after: its time is not over, and its pipeline not closed. Then
     /// `waker` is woken at its end.
     fn waits(&self, waker: &Waker) -> bool {
-        match self.line.flights().by_due.get_mut(&self.key).and_then(|flight| flight.waker.as_mut()) {
+        match self.pipeline.flights().by_due.get_mut(&self.key).and_then(|flight| flight.waker.as_mut()) {
             Some(waits) => {
                 waits.clone_from(waker);
                 true
@@ -284,7 +284,7 @@ impl Ticket<'_> {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        self.line.flights().by_due.remove(&self.key);
+        self.pipeline.flights().by_due.remove(&self.key);
     }
 }
 
@@ -292,14 +292,14 @@ impl Drop for Ticket<'_> {
 mod tests {
     use redis::{AsyncConnectionConfig, RedisConnectionInfo};
 
-    use super::super::connect::{by, command};
     use super::*;
     use crate::block_on;
     use crate::runtime::Driver;
+    use crate::store::redis::connection::{by, command};
 
-    /// A line over a connection that never answers and, as long as the last of these lives, never
+    /// A pipeline over a connection that never answers and, as long as the last of these lives, never
     /// says that it is over.
-    async fn silent(runtime: &Arc<Driver>, login: &RedisConnectionInfo) -> (Arc<Line>, impl Sized) {
+    async fn silent(runtime: &Arc<Driver>, login: &RedisConnectionInfo) -> (Arc<Pipeline>, impl Sized) {
         let (ours, theirs) = tokio::io::duplex(4_096);
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
         let opened = MultiplexedConnection::new_with_config(login, ours, config).await;
@@ -307,8 +307,8 @@ mod tests {
         let ((hangup, hung), (done, over)) = (oneshot::channel(), oneshot::channel());
         let (to, life) = (Address::Tcp("h".into(), 1), crate::store::Incarnation::Unknown);
         let connection = Connection { pipe, to, peer: None, life, heard: Arc::default(), hangup, over };
-        let (line, over) = Line::new(connection, false, Arc::clone(runtime) as Arc<dyn Runtime>);
-        (line, (theirs, driver, hung, done, over))
+        let (pipeline, over) = Pipeline::new(connection, false, Arc::clone(runtime) as Arc<dyn Runtime>);
+        (pipeline, (theirs, driver, hung, done, over))
     }
 
     #[test]
@@ -316,14 +316,14 @@ mod tests {
         let runtime = Driver::start().expect("a thread");
         let asked = block_on(async {
             let login = RedisConnectionInfo::default().set_skip_set_lib_name();
-            let (line, _connection) = silent(&runtime, &login).await;
+            let (pipeline, _connection) = silent(&runtime, &login).await;
             let far = runtime.now() + Duration::from_secs(3_600);
             let ping = command(&["PING"]);
-            let mut before = pin!(line.ask(&ping, far));
+            let mut before = pin!(pipeline.ask(&ping, far));
             assert!(before.as_mut().now_or_never().is_none(), "no server answers");
-            line.hang_up();
+            pipeline.hang_up();
             let limit = runtime.now() + Duration::from_secs(10);
-            let after = line.ask(&ping, far);
+            let after = pipeline.ask(&ping, far);
             [by(&*runtime, limit, before).await, by(&*runtime, limit, after).await]
         });
         for answer in asked {

@@ -13,12 +13,12 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::{AlertDescription, CertificateError, ClientConfig, Error, RootCertStore};
 
-use super::connect::Stream;
-use super::topology::Tls;
+use crate::store::redis::connection::Stream;
+use crate::store::redis::topology::Tls;
 use crate::store::{Cause, Failure};
 
 /// Shakes hands over a stream to `host`, as which the server must be certified.
-pub(super) async fn encrypt(
+pub(crate) async fn encrypt(
     stream: Pin<Box<dyn Stream>>,
     host: &str,
     tls: &Tls,
@@ -41,7 +41,7 @@ pub(super) async fn encrypt(
 
 /// What became of a connection, where it is the encryption's fault. A server that wants a
 /// client certificate says so when the handshake is over for us.
-pub(super) fn said(error: &RedisError) -> Option<Failure> {
+pub(crate) fn said(error: &RedisError) -> Option<Failure> {
     let cause = error.source()?;
     let error = match cause.downcast_ref::<Cause>() {
         Some(cause) => cause.downcast_ref::<io::Error>(),

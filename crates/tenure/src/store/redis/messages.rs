@@ -16,14 +16,14 @@ use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::Notify;
 
-use super::connect::{Connection, Connector, PushListener, by, command};
-use super::failure;
-use super::link::{Pace, pause};
-use super::reply::{bytes, text};
-use super::request::Publish;
 use crate::events::event;
 use crate::protocol::{LockSpec, Notification, ours};
 use crate::runtime::Moment;
+use crate::store::redis::connection::supervisor::{Pace, pause};
+use crate::store::redis::connection::{Connection, Connector, PushListener, by, command};
+use crate::store::redis::replies::failure;
+use crate::store::redis::replies::{bytes, text};
+use crate::store::redis::requests::Publish;
 use crate::store::{Failure, Listener, Publisher};
 
 /// A channel is left this long after its last listener, so that those who take turns do not
@@ -35,7 +35,7 @@ const IDLE: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// Who listens to what.
-pub(super) struct Notifications {
+pub(crate) struct Notifications {
     connector: Arc<Connector>,
     state: Mutex<State>,
     /// Tells the connection's task that there is something to do.
@@ -75,7 +75,7 @@ enum Standing {
 }
 
 impl Notifications {
-    pub(super) fn new(connector: Arc<Connector>) -> Arc<Self> {
+    pub(crate) fn new(connector: Arc<Connector>) -> Arc<Self> {
         Arc::new(Self { connector, state: Mutex::default(), work: Notify::new(), told: Notify::new() })
     }
 
@@ -85,7 +85,7 @@ impl Notifications {
     }
 
     /// Listens to a channel: ready once the server has confirmed it.
-    pub(super) async fn listen(
+    pub(crate) async fn listen(
         self: &Arc<Self>,
         channel: String,
         publish: Publish,
@@ -161,7 +161,7 @@ impl Notifications {
     }
 
     /// Ends the subscriptions to all other channels: what is said on them is said elsewhere by now.
-    pub(super) fn keep(&self, is_here: impl Fn(&str, Publish) -> bool) {
+    pub(crate) fn keep(&self, is_here: impl Fn(&str, Publish) -> bool) {
         let gone: Vec<_> = {
             let mut state = self.state();
             let elsewhere = |(name, channel): &(&String, &Channel)| !is_here(name, channel.publish);
@@ -179,7 +179,7 @@ impl Notifications {
     }
 
     /// Ends the connection.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.state().closed = true;
         self.work.notify_one();
     }
@@ -428,7 +428,7 @@ impl Todo {
 }
 
 /// What a message says to those who wait for a lock of this rule.
-pub(super) fn meant(message: &str, rule: LockSpec) -> Notification {
+pub(crate) fn meant(message: &str, rule: LockSpec) -> Notification {
     if let LockSpec::Queue(_) = rule
         && let Some(tickets) = message.split(',').map(ticket).collect()
     {

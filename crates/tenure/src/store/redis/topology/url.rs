@@ -15,7 +15,7 @@
 use crate::error::{Error, Result};
 use crate::name::Quoted;
 
-use super::topology::{Access, Address, Sentinels, Target, Tls, Topology};
+use crate::store::redis::topology::{Access, Address, Sentinels, Target, Tls, Topology};
 
 const PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
@@ -81,7 +81,7 @@ impl Topology {
     }
 
     /// What a URL says, and whether that is encrypted.
-    pub(super) fn read(url: &str) -> Result<(Self, bool)> {
+    pub(crate) fn read(url: &str) -> Result<(Self, bool)> {
         let (scheme, rest) = url
             .split_once("://")
             .ok_or_else(|| wrong("it has no scheme: redis://HOST, redis+unix:///PATH"))?;
