@@ -11,17 +11,19 @@ use crate::store::Terms;
 /// Change them where a lease of 15 s is wrong: longer if a process may be stopped for longer,
 /// shorter if others must not wait that long after a crash.
 ///
-/// [`Locks::with`](crate::Locks::with) changes those of all locks, and [`Mutex::with`](crate::Mutex::with) and the like those of one
-/// lock. Both get the options in force, so what was set before stays set, and both check the
-/// result:
+/// [`Locks::with`](crate::Locks::with) changes those of all locks, and
+/// [`Mutex::with`](crate::Mutex::with) and others those of one lock. Both get the options in force,
+/// so what was set before stays set, and both check the result:
 ///
 /// ```
 /// use std::time::Duration;
 /// use tenure::Locks;
 ///
-/// let locks = Locks::memory().with(|options| options.ttl(Duration::from_secs(60)).label("reports"))?;
+/// let locks = Locks::memory()
+///     .with(|options| options.ttl(Duration::from_secs(60)).label("reports"))?;
 /// assert_eq!(locks.options().ttl, Duration::from_secs(60));
-/// let nightly = locks.mutex("nightly")?.with(|options| options.max_hold(Duration::from_secs(600)))?;
+/// let nightly = locks.mutex("nightly")?
+///     .with(|options| options.max_hold(Duration::from_secs(600)))?;
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,8 +50,8 @@ pub struct Options {
     /// How long [`lock`](crate::Mutex::lock) goes on asking a store that does not answer at all. At
     /// most 1 year; 60 s unless set.
     pub patience: Duration,
-    /// Who holds, for people: the first part of each owner. Up to 64 of `A-Z a-z 0-9 . _ -`; empty
-    /// unless set.
+    /// A word for people about the holder: the first part of each owner. Up to 64 of
+    /// `A-Z a-z 0-9 . _ -`; empty unless set.
     pub label: String,
     /// Put before each name to make the store's key. At most 32 KiB, and together with the name at
     /// most 64 KiB; it does not begin with `tenure:`. Empty unless set.
@@ -65,8 +67,8 @@ pub struct Options {
     ///
     /// For exclusion across a failover `n` has to be the number of *all* replicas that may be
     /// promoted, and
-    /// [`restart_grace`](Self::restart_grace) has to be set; anything less makes an overlap rarer. For one Redis or Valkey server
-    /// with replicas, with Sentinel, or a cluster.
+    /// [`restart_grace`](Self::restart_grace) has to be set; anything less makes an overlap rarer.
+    /// For one Redis or Valkey server with replicas, with Sentinel, or a cluster.
     pub acks: u32,
     /// How long a server that was promoted, or has restarted, or lost its data, grants nothing: the
     /// longest lease that any client uses. At least this `ttl`, and at most 1 year; none unless
@@ -284,7 +286,8 @@ impl Options {
     /// # use tenure::Locks;
     /// use std::time::Duration;
     ///
-    /// let locks = Locks::open("redis://db1")?.with(|options| options.restart_grace(Duration::from_secs(15)))?;
+    /// let locks = Locks::open("redis://db1")?
+    ///     .with(|options| options.restart_grace(Duration::from_secs(15)))?;
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     #[must_use]
