@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
+use tenure::internals::locks;
 use tenure::internals::store::memory::Memory;
-use tenure::internals::{Driver, locks};
 use tenure::{Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Fixture, Flavour, in_virtual_time};
 use tenure_testkit::servers::{Cluster, Server};
@@ -77,6 +77,6 @@ fn real(
 ) {
     let url = url.to_owned();
     let open = move || Locks::open(&url).expect("a store");
-    let fixture = Fixture::new(Driver::start().expect("a thread"), open).with(flavour).without(refuses);
+    let fixture = Fixture::in_real_time(open).with(flavour).without(refuses);
     block_on(case(&fixture));
 }

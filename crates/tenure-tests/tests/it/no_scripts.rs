@@ -7,7 +7,7 @@ use std::time::Duration;
 use tenure::internals::protocol::{Answer, LockSpec, Op, Verb};
 use tenure::internals::store::Terms;
 use tenure::internals::store::redis::{Redis, Target};
-use tenure::internals::{Driver, Runtime, Store};
+use tenure::internals::{Runtime, Store};
 use tenure::{LockName, Locks, Owner, block_on};
 use tenure_testkit::asker::{Asker, acquire, refusal, release};
 use tenure_testkit::conformance::{Case, Fixture, Flavour};
@@ -115,9 +115,7 @@ fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
     let server = server();
     let url = url(&server, "plain");
     let open = move || Locks::open(&url).expect("a store");
-    let fixture = Fixture::new(Driver::start().expect("a thread"), open)
-        .with(flavour)
-        .on(|options| options.unfenced(true));
+    let fixture = Fixture::in_real_time(open).with(flavour).on(|options| options.unfenced(true));
     block_on(case(&fixture));
     let calls = server.info_commandstats();
     let scripts = ["eval", "evalsha"].map(|name| calls.get(name).copied().unwrap_or(0));

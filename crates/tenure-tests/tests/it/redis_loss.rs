@@ -414,8 +414,14 @@ fn a_server_that_lost_the_tail_of_its_log_invents_no_holder_and_repeats_no_token
     for cut in records.iter().rev().flat_map(|end| [*end, end.saturating_sub(1), end + 1]) {
         fs::write(&path, &whole[..cut.min(whole.len())]).expect("a log");
         server.restart();
-        eventually("it has read its log", SOON, || block_on(locks.inspect("x")).is_ok());
-        if let Some(status) = block_on(locks.inspect("x")).expect("an answer") {
+        let mut seen = None;
+        eventually("it has read its log", SOON, || {
+            block_on(locks.inspect("x")).is_ok_and(|status| {
+                seen = status;
+                true
+            })
+        });
+        if let Some(status) = seen {
             let [holder] = &status.holders[..] else { panic!("{cut}: {status:?}") };
             let who = (holder.owner.clone().expect("one of ours"), holder.fence);
             assert!(known.contains(&who), "{cut}: {status:?}");

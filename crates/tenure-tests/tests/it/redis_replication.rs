@@ -15,7 +15,6 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use crate::overlap::{now, overlap};
-use tenure::internals::Driver;
 use tenure::{Error, Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Fixture, Flavour};
 use tenure_testkit::proxy::{Fault, Proxy};
@@ -453,7 +452,7 @@ mod acked {
         let database = pair.databases.fetch_add(1, Ordering::Relaxed);
         let url = format!("{}/{database}", pair.master.url());
         let open = move || Locks::open(&url).expect("a store");
-        let fixture = Fixture::new(Driver::start().expect("a thread"), open);
+        let fixture = Fixture::in_real_time(open);
         block_on(case(&fixture.with(flavour).on(|options| options.acks(1))));
     }
 

@@ -9,7 +9,6 @@ use std::io::Read;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use tenure::internals::Driver;
 use tenure::{Guard, Locks, Owner, block_on};
 use tenure_testkit::asker::{Asker, held, not_sent, refusal};
 use tenure_testkit::conformance::{Case, Fixture, Flavour, exclusion, guard, lease};
@@ -33,7 +32,7 @@ fn locks_of_every_kind_are_kept_over_tls() {
     let run = |db: usize, flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>| {
         let url = trusting(&format!("{}/{db}", server.url()), &authority);
         let open = move || Locks::open(&url).expect("a store");
-        block_on(case(&Fixture::new(Driver::start().expect("a thread"), open).with(flavour)));
+        block_on(case(&Fixture::in_real_time(open).with(flavour)));
     };
     std::thread::scope(|threads| {
         for (db, flavour) in
