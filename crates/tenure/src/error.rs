@@ -192,7 +192,8 @@ impl Error {
     /// ```
     /// # tenure::block_on(async {
     /// # let locks = tenure::Locks::memory();
-    /// assert!(locks.with(|options| options.acks(1)).unwrap_err().is_unsupported()); // no replicas
+    /// let quorum = tenure::Locks::quorum([locks.clone(), tenure::Locks::memory()])?;
+    /// assert!(quorum.fair_mutex("x").unwrap_err().is_unsupported()); // no order among its members
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub fn is_unsupported(&self) -> bool {
@@ -230,7 +231,8 @@ impl Error {
     /// ```
     /// # tenure::block_on(async {
     /// # let locks = tenure::Locks::memory();
-    /// let error = locks.with(|options| options.acks(1)).unwrap_err();
+    /// let _guard = locks.mutex("x")?.lock().await?;
+    /// let error = locks.rwlock("x")?.read().await.unwrap_err();
     /// assert_eq!(error.store(), Some("memory:"));
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```

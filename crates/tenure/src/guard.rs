@@ -254,7 +254,7 @@ impl Guard {
         }
         let within = lease.op_timeout.min(lease.remaining(engine)).max(Duration::from_millis(1));
         let changes = matches!(verb, Verb::Renew { .. });
-        match engine.call_on(lease.terms, &lease.name, lease.rule, &lease.owner, verb, within).await {
+        match engine.call(&lease.name, lease.rule, &lease.owner, verb, within).await {
             Ok(answer) => match lease.refusal(&answer) {
                 Some(reason) => {
                     lease.lose(engine, reason);

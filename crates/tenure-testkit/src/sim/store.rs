@@ -12,7 +12,9 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 use tenure::LockName;
 use tenure::internals::Store;
 use tenure::internals::protocol::{LockSpec, Op, Reply, Verb};
-use tenure::internals::store::{Cursor, Failure, Incarnation, Listener, Page};
+use tenure::internals::store::{
+    Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Page, QuorumMember,
+};
 
 use super::clock::TrueTime;
 use super::executor::{ProcessId, lock};
@@ -137,8 +139,29 @@ impl Store for SimStore {
         ready(Ok(Page { locks, next: None })).boxed()
     }
 
+    fn ready(&self, _: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+        ready(Ok(())).boxed()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            kinds: Kinds::All,
+            clock: LeaseClock::Server,
+            values: false,
+            liveness: HoldLiveness::Lease,
+            messages_grant: true,
+            restart_grace: None,
+        }
+    }
+
     fn supports(&self, _: LockSpec, _: &LockName) -> Result<(), &'static str> {
         Ok(())
+    }
+
+    fn declare_ttl(&self, _: Duration) {}
+
+    fn settled(&self) -> BoxFuture<'static, ()> {
+        ready(()).boxed()
     }
 
     fn interrupted(&self) -> BoxFuture<'static, ()> {
@@ -151,12 +174,18 @@ impl Store for SimStore {
         self.network.breaks(self.process)
     }
 
-    fn life(&self) -> Incarnation {
-        self.network.life(self.process)
+    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
+        Ok(self)
     }
 
     fn url(&self) -> &Arc<str> {
         &self.url
+    }
+}
+
+impl QuorumMember for SimStore {
+    fn incarnation(&self) -> Incarnation {
+        self.network.life(self.process)
     }
 }
 

@@ -9,9 +9,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
+use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select};
 use tenure::internals::protocol::{LockSpec, Now, Op, Reply, State, apply, found};
-use tenure::internals::store::{Cursor, Failure, Listener, Page, Publisher, Store};
+use tenure::internals::store::{
+    Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Page, Publisher, QuorumMember,
+    Store,
+};
 use tenure::internals::{Runtime, locks};
 use tenure::{Guard, LockName, Locks, Options, Result};
 use tenure_testkit::sim::chooser::{Chooser, next_in_order};
@@ -149,12 +152,41 @@ impl Store for Wire {
         ready(Ok(Page::default())).boxed()
     }
 
+    fn ready(&self, _: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+        ready(Ok(())).boxed()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            kinds: Kinds::All,
+            clock: LeaseClock::Server,
+            values: false,
+            liveness: HoldLiveness::Lease,
+            messages_grant: true,
+            restart_grace: None,
+        }
+    }
+
     fn supports(&self, _: LockSpec, _: &LockName) -> Result<(), &'static str> {
         Ok(())
     }
 
+    fn declare_ttl(&self, _: Duration) {}
+
+    fn settled(&self) -> BoxFuture<'static, ()> {
+        ready(()).boxed()
+    }
+
+    fn interrupted(&self) -> BoxFuture<'static, ()> {
+        pending().boxed()
+    }
+
     fn interruptions(&self) -> u64 {
         0
+    }
+
+    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
+        Err("it has no server of its own")
     }
 
     fn url(&self) -> &Arc<str> {

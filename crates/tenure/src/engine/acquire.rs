@@ -87,7 +87,7 @@ impl Acquisition {
         let is_fresh = owner.is_none();
         let owner = owner.unwrap_or_else(|| Owner::fresh(&options.label, &*engine.runtime));
         let (hold, since) = (engine.id(), engine.now());
-        engine.store.lends(options.ttl);
+        engine.store.declare_ttl(options.ttl);
         let interruptions = engine.store.interruptions();
         let (engine, options, maybe) = (Arc::clone(engine), Arc::clone(options), AtomicBool::new(false));
         Self { engine, name, rule, owner, hold, options, since, interruptions, is_fresh, maybe }
@@ -113,14 +113,14 @@ impl Acquisition {
         let wait_ms =
             (wait && matches!(self.rule, LockSpec::Queue(_))).then(|| lease::millis(lease::wait(ttl)));
         let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, bind(&self.options));
-        let verb = Verb::Acquire { ttl_ms, hold, fence: Fence::Assign, wait_ms, bind };
+        let fence = if self.options.unfenced { Fence::Optional } else { Fence::Assign };
+        let verb = Verb::Acquire { ttl_ms, hold, fence, wait_ms, bind };
         for round in 1.. {
             let engine = &self.engine;
             let sent = engine.now();
             let before = self.maybe.swap(true, Ordering::AcqRel);
-            let (terms, within) = (self.options.terms(), self.within(sent, limit));
-            let answer =
-                engine.call_on(terms, &self.name, self.rule, &self.owner, verb.clone(), within).await;
+            let within = self.within(sent, limit);
+            let answer = engine.call(&self.name, self.rule, &self.owner, verb.clone(), within).await;
             let answered = engine.now();
             let has_time = limit.is_none_or(|limit| answered + answered.since(sent) < limit)
                 && !(planted(Bug::LateGrantKept) && answered.since(sent) >= within);
@@ -131,9 +131,10 @@ impl Acquisition {
                 Ok(Answer::Held { .. }) if asks_again => continue,
                 Ok(Answer::Held { fence }) => return Outcome::Held(self.granted(fence, sent, sent, ttl)),
                 // In a server's grace everything is busy, also what is one's own.
-                Ok(Answer::Busy { holder, left_ms }) => {
-                    (Outcome::Busy { holder, left_ms }, before && terms.restart_grace_ms > 0)
-                }
+                Ok(Answer::Busy { holder, left_ms }) => (
+                    Outcome::Busy { holder, left_ms },
+                    before && engine.store.capabilities().restart_grace.is_some(),
+                ),
                 Ok(Answer::Waiting { ticket, retry_in_ms }) => {
                     let retry_at = retry_in_ms.map(|retry_in_ms| sent + Duration::from_millis(retry_in_ms));
                     (Outcome::Waiting(Waiting { ticket, sent, retry_at }), true)
@@ -168,11 +169,11 @@ impl Acquisition {
         let sent = engine.now();
         let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, Some(bind(&self.options)));
         let verb = Verb::Renew { ttl_ms, hold, bind, weight: None };
-        let (terms, within) = (self.options.terms(), self.options.op_timeout);
+        let within = self.options.op_timeout;
         // The resumed hold gets this hold's name, which is unknown to others if the answer is lost.
         let back = || Release::of_resumed(engine, &self.name, self.rule, &self.owner, hold);
         let back = (self.rule == LockSpec::Reentrant).then(back);
-        let answer = engine.call_on(terms, &self.name, self.rule, &self.owner, verb, within).await;
+        let answer = engine.call(&self.name, self.rule, &self.owner, verb, within).await;
         if let (Some(back), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) = (back, &answer) {
             back.cancel();
         }

@@ -18,7 +18,6 @@ use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Liveness, LockSpec, Place, Verb, lease, ours, shown};
 use crate::runtime::Moment;
-use crate::store::Terms;
 
 /// A granted lock, on its way to the caller or in its guard. Dropping it releases the lock in the
 /// background.
@@ -81,7 +80,6 @@ pub(crate) struct Lease {
     pub(crate) fence: u64,
     pub(crate) hold: u64,
     pub(crate) op_timeout: Duration,
-    pub(crate) terms: Terms,
     ttl: Duration,
     grace: Duration,
     /// When `max_hold` is over.
@@ -121,7 +119,6 @@ impl Lease {
             fence,
             hold,
             op_timeout: options.op_timeout,
-            terms: options.terms(),
             ttl: options.ttl,
             grace: options.grace,
             end: options.max_hold.map(|hold| begun + hold),

@@ -37,7 +37,7 @@ use crate::planted::{Bug, planted};
 use crate::protocol::queue::FORCED;
 use crate::protocol::{Answer, Kind, LockSpec, Op, Verb};
 use crate::runtime::{Driver, Moment, Runtime};
-use crate::store::{Failure, Store, Terms};
+use crate::store::{Failure, Store};
 
 use local_queue::LocalQueues;
 use release::PendingReleases;
@@ -87,26 +87,13 @@ impl Engine {
         verb: Verb,
         within: Duration,
     ) -> Result<Answer, Failure> {
-        self.call_on(Terms::default(), name, rule, owner, verb, within).await
-    }
-
-    /// The same on the terms of a grant that is asked for or renewed.
-    pub(crate) async fn call_on(
-        self: &Arc<Self>,
-        terms: Terms,
-        name: &LockName,
-        rule: LockSpec,
-        owner: &Owner,
-        verb: Verb,
-        within: Duration,
-    ) -> Result<Answer, Failure> {
         let until = self.now() + within;
         let only_asks = matches!(verb, Verb::Acquire { wait_ms: None, .. });
         let forces = matches!(verb, Verb::Release { whose, .. } if whose.is_forced());
         let mut first = None;
         loop {
             let left = until.since(self.now()).max(Duration::from_millis(1));
-            let answer = self.call_once(terms, name, rule, owner, verb.clone(), left).await?;
+            let answer = self.call_once(name, rule, owner, verb.clone(), left).await?;
             if forces && is_in_part(&answer) {
                 first.get_or_insert(answer);
                 continue;
@@ -129,7 +116,6 @@ impl Engine {
 
     async fn call_once(
         &self,
-        terms: Terms,
         name: &LockName,
         rule: LockSpec,
         owner: &Owner,
@@ -138,7 +124,7 @@ impl Engine {
     ) -> Result<Answer, Failure> {
         let request = self.id();
         let op = Op { name: name.clone(), rule, owner: owner.clone(), request, verb };
-        let reply = self.store.call_on(terms, op, within).await?;
+        let reply = self.store.call(op, within).await?;
         if reply.owner != *owner || reply.request != request {
             return Err(Failure::Unknown(Failure::cause("the store sent the answer to another request")));
         }
@@ -157,7 +143,7 @@ impl Engine {
             let owner = Owner::fresh("", &*engine.runtime);
             let verb = Verb::Refresh { owners: Arc::new([owner.clone()]), wait_ms: 0 };
             let within = Duration::from_secs(1);
-            let ask = || engine.call_once(Terms::default(), &name, rule, &owner, verb.clone(), within);
+            let ask = || engine.call_once(&name, rule, &owner, verb.clone(), within);
             while let Ok(Answer::More(_)) = ask().await {}
             engine.unfinished().remove(&name);
         };

@@ -307,8 +307,8 @@ impl Task {
                 let verb = if renews { lease.renewal(ttl, None, None) } else { lease.question() };
                 let left = lease.lost_at().since(sent);
                 let within = lease::attempt(lease.ttl(), left, lease.op_timeout);
-                let Lease { terms, name, rule, owner, .. } = &*lease;
-                let answer = engine.call_on(*terms, name, *rule, owner, verb, within).await;
+                let Lease { name, rule, owner, .. } = &*lease;
+                let answer = engine.call(name, *rule, owner, verb, within).await;
                 Attempt { place, lease, sent, ttl, renews, answer }
             }
             .boxed(),

@@ -50,12 +50,17 @@ use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, FutureExt, pending, select};
+use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select};
 use tokio::sync::{mpsc, oneshot, watch::Sender};
 
 use self::worker::{Job, Promise, Request, Worker};
-use super::{Cursor, Failure, Listener, Page, Store};
-use crate::name::LockName;
+use super::open::Opening;
+use super::{
+    Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Page,
+    QuorumMember, Store,
+};
+use crate::error::{Error, Result};
+use crate::name::{LockName, Quoted};
 use crate::protocol::{LockSpec, Op, Reply};
 use crate::runtime::Runtime;
 
@@ -70,6 +75,25 @@ struct Inner {
     jobs: OnceLock<mpsc::UnboundedSender<Job>>,
     /// How often another directory was found at the path.
     replaced: Arc<Sender<u64>>,
+}
+
+/// The store that a URL names: `file:DIR`.
+pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
+    let path = opening.url.strip_prefix("file:").unwrap_or(opening.url);
+    // `file:///var/lib/locks`, `file:/var/lib/locks` and `file:locks` are what people write; of
+    // `file://var/lib/locks` the first part would be a host.
+    let behind = path.strip_prefix("//");
+    if let Some(path) = behind.filter(|path| !path.starts_with('/')) {
+        return Err(Error::invalid(format!(
+            "behind `file://` comes a path that begins with a slash, as in `file:///var/lib/app/locks`, and this one begins with {}",
+            Quoted(path.split('/').next().unwrap_or_default())
+        )));
+    }
+    let path = behind.unwrap_or(path);
+    if path.is_empty() || path.contains('\0') {
+        return Err(Error::invalid("a file store's URL names a directory, as in `file:/var/lib/app/locks`"));
+    }
+    Ok(Arc::new(File::new(Path::new(path), opening.url, opening.runtime)))
 }
 
 impl File {
@@ -150,8 +174,29 @@ impl Store for File {
         self.ask(within, |promise| Request::List { prefix, from, promise }).boxed()
     }
 
+    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+        self.ask(within, Request::Ready).boxed()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            kinds: Kinds::All,
+            clock: LeaseClock::Machine,
+            values: true,
+            liveness: HoldLiveness::Handle,
+            messages_grant: true,
+            restart_grace: None,
+        }
+    }
+
     fn supports(&self, _rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
         Ok(())
+    }
+
+    fn declare_ttl(&self, _ttl: Duration) {}
+
+    fn settled(&self) -> BoxFuture<'static, ()> {
+        ready(()).boxed()
     }
 
     /// When the directory was replaced.
@@ -172,12 +217,18 @@ impl Store for File {
         *self.0.replaced.borrow()
     }
 
-    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
-        self.ask(within, Request::Ready).boxed()
+    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
+        Ok(self)
     }
 
     fn url(&self) -> &Arc<str> {
         &self.0.url
+    }
+}
+
+impl QuorumMember for File {
+    fn incarnation(&self) -> Incarnation {
+        Incarnation::Lasting
     }
 }
 

@@ -59,10 +59,15 @@ impl Member {
         .boxed()
     }
 
+    /// What is known of its server. [`Quorum::new`](super::Quorum::new) admits only stores that tell.
+    pub(super) fn incarnation(&self) -> Incarnation {
+        self.store.member().map_or(Incarnation::Unknown, |member| member.incarnation())
+    }
+
     /// Whether it has been up for longer than any lease that it can have forgotten, and why it does
     /// not vote if not.
     pub(super) fn votes(&self, now: Moment, longest: Duration) -> Result<(), Failure> {
-        let why = match self.store.life() {
+        let why = match self.incarnation() {
             _ if planted(Bug::NewcomersVote) => return Ok(()),
             Incarnation::Lasting => return Ok(()),
             Incarnation::Since { up, at, .. } if up + now.since(at) >= longest => return Ok(()),
@@ -81,7 +86,7 @@ impl Member {
     /// Whether it is known not to vote: it is not even asked then, so that its place is left to the
     /// one who had it before.
     pub(super) fn is_too_young(&self, now: Moment, longest: Duration) -> bool {
-        matches!(self.store.life(), Incarnation::Since { .. }) && self.votes(now, longest).is_err()
+        matches!(self.incarnation(), Incarnation::Since { .. }) && self.votes(now, longest).is_err()
     }
 }
 

@@ -10,9 +10,9 @@ pub(crate) mod scriptless;
 
 use std::borrow::Cow;
 
-use crate::protocol::{Fence, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb};
-use crate::store::Terms;
+use crate::protocol::{Fence, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb, lease};
 use crate::store::redis::requests::script::{MUTEX, QUEUE, REENTRANT, Script};
+use crate::store::redis::topology::Terms;
 
 /// How a message reaches those who listen. All clients of a lock have to agree on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,10 +92,12 @@ impl<'a> Request<'a> {
 
     /// The same on these terms: a server that may have forgotten leases grants nothing for a while.
     pub(crate) fn guarded(mut self, terms: Terms) -> Self {
-        if terms.restart_grace_ms > 0 && self.args[0] == "acquire" {
+        if let Some(grace) = terms.restart_grace
+            && self.args[0] == "acquire"
+        {
             self.script = self.script.guarded.unwrap_or(self.script);
             self.epoch = Some(keys::EPOCH);
-            self.number(terms.restart_grace_ms);
+            self.number(lease::millis(grace));
         }
         self
     }
@@ -200,7 +202,7 @@ impl<'a> Request<'a> {
 
     fn ballot(&mut self, fence: Fence) -> &mut Self {
         match fence {
-            Fence::Assign => self.text(""),
+            Fence::Assign | Fence::Optional => self.text(""),
             Fence::Ballot(ballot) => self.number(ballot),
         }
     }

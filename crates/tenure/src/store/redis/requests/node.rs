@@ -20,8 +20,8 @@ use crate::store::redis::requests::ack_channel::{self, AckChannel};
 use crate::store::redis::requests::keys;
 use crate::store::redis::requests::scriptless::{ExclusiveConnection, Scriptless};
 use crate::store::redis::requests::{Keyspace, Request};
-use crate::store::redis::topology::slots;
-use crate::store::{Cursor, Failure, Page, SETUP, Terms};
+use crate::store::redis::topology::{Terms, slots};
+use crate::store::{Cursor, Failure, Page, SETUP};
 
 /// A server, the connection for requests and the one for messages. Both are closed when it is
 /// dropped.

@@ -27,6 +27,7 @@ use crate::store::redis::replies::{self, bytes};
 use crate::store::redis::requests::Publish;
 use crate::store::redis::requests::keys;
 use crate::store::redis::requests::node::{Node, RequestContext, answered, refused};
+use crate::store::redis::topology::Terms;
 
 /// The commands in place of scripts.
 pub(crate) struct Scriptless {
@@ -163,11 +164,11 @@ impl Scriptless {
                 Verb::Acquire { fence: Fence::Ballot(_), .. } | Verb::Release { fence: Fence::Ballot(_), .. },
                 _,
             ) => cannot("without them it cannot be a member of a quorum"),
-            (Verb::Acquire { .. }, _) if !manner.terms.unfenced => cannot(
+            (Verb::Acquire { fence: Fence::Assign, .. }, _) => cannot(
                 "without them a mutex has no fencing token; allow EVAL and EVALSHA, or take it without one by Options::unfenced",
             ),
-            (Verb::Acquire { .. } | Verb::Renew { .. }, _) if manner.terms.doubt_messages() => {
-                cannot("without them neither acks nor restart_grace can be had")
+            (Verb::Acquire { .. } | Verb::Renew { .. }, _) if manner.terms != Terms::default() => {
+                cannot("without them neither acks nor restart-grace can be had")
             }
             // A request to a server that is about to get a slot has to be one command.
             _ if manner.asking => Err(Failure::NotSent(Failure::cause(
