@@ -1,4 +1,4 @@
-//! A master and its replicas: what `acks` and `restart_grace` hold in a failover, what anything
+//! A master and its replicas: what `acks` and `restart-grace` hold in a failover, what anything
 //! less costs, and what neither may cost.
 //!
 //! `TENURE_FAILOVERS=50` makes a longer hunt of it.

@@ -609,7 +609,7 @@ async fn can_wait(pipeline: &Pipeline, until: Moment) -> Result<(), Failure> {
         if let Value::ServerError(error) = reply {
             return Err(match refused(pipeline, &error) {
                 Failure::Refused(why) => Failure::impossible(format!(
-                    "acks(n) needs WAIT, and PUBLISH to `{}`, and the server does not let us ({why})",
+                    "`acks` needs WAIT, and PUBLISH to `{}`, and the server does not let us ({why})",
                     MARK[1]
                 )),
                 failure => failure,
@@ -621,7 +621,7 @@ async fn can_wait(pipeline: &Pipeline, until: Moment) -> Result<(), Failure> {
             [name, _, Value::Array(replicas), ..]
                 if bytes(name) == Some(b"master") && replicas.is_empty() =>
             {
-                let cause = "the server has no replicas that are connected, and acks(n) waits for n of them";
+                let cause = "the server has no replicas that are connected, and `acks` waits for some";
                 Err(Failure::NotSent(Failure::cause(cause)))
             }
             [name, ..] if bytes(name) == Some(b"slave") => {
