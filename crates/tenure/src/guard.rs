@@ -7,8 +7,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::engine::Client;
-use crate::engine::hold::{Hold, HoldEnd, Lease, Lost};
-use crate::engine::release;
+use crate::engine::hold::Hold;
+use crate::engine::lease::{HoldEnd, Lease, Lost};
 use crate::error::{Error, Result, RunError};
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -288,7 +288,7 @@ impl Guard {
     /// goes on: the lock stays until its lease ends.
     pub async fn release(mut self) -> Result<()> {
         match self.held.take() {
-            Some(held) => release::release(held).await,
+            Some(held) => held.release().await,
             None => Ok(()),
         }
     }

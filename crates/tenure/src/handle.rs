@@ -2,7 +2,8 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 use crate::engine::Client;
-use crate::engine::acquire::{Acquisition, Wait, acquire};
+use crate::engine::acquire::{Wait, acquire};
+use crate::engine::acquisition::Acquisition;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::name::LockName;

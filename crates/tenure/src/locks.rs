@@ -2,8 +2,8 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 #[cfg(feature = "redis")]
-use crate::credentials::Credentials;
-use crate::engine::acquire::{Acquisition, Resumed};
+use crate::credentials::{Credentials, Provider};
+use crate::engine::acquisition::{Acquisition, Resumed};
 use crate::engine::{Client, Engine};
 use crate::error::{Error, Result};
 use crate::fair::FairMutex;
@@ -19,11 +19,9 @@ use crate::runtime::{Driver, Runtime};
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
 use crate::status::{ForcedRelease, Listing, Status, foreign};
-use crate::store::Store;
-use crate::store::open::{Opening, open};
+use crate::store::open::open;
 use crate::store::quorum::Quorum;
-#[cfg(feature = "redis")]
-use crate::store::redis::Provider;
+use crate::store::{Opening, Store};
 
 /// A store of locks, and the only handle that a program needs. Cheap to clone.
 ///

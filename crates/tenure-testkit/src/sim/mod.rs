@@ -30,6 +30,7 @@
 pub mod chooser;
 pub mod clock;
 pub mod coverage;
+pub mod event;
 pub mod executor;
 #[cfg(tenure_planted)]
 pub mod files;
@@ -42,6 +43,7 @@ pub mod quorum;
 pub mod regime;
 pub mod regressions;
 pub mod report;
+mod request;
 #[cfg(tenure_planted)]
 pub mod scenarios;
 pub mod scripts;

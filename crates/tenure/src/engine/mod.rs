@@ -1,19 +1,23 @@
 //! The engine asks until a lock is granted and keeps the grant alive. The only code that repeats an
 //! operation and waits.
 //!
-//! - [`acquire`] asks once, or waits; [`line`] is where the tasks of one process wait for one name,
-//!   and asks for them;
-//! - [`tickets`] is the same for the kinds that keep a queue: there each waiter has a place in the
-//!   store;
+//! - [`acquire`] asks once, or waits; [`acquisition`] is one attempt, with what it asks and was told;
+//! - [`local_queue`] is where the tasks of one process wait for one name, and asks for them;
+//! - [`ticket_queue`] is the same for the kinds that keep a queue: there each waiter has a place in
+//!   the store;
 //! - [`wait_queues`] keeps both, and [`subscription`] is what they hear;
-//! - [`held`] is one grant: its deadline, and the news of its loss;
+//! - [`hold`] is one grant, and [`lease`] its deadline and the news of its loss;
 //! - [`renew`] keeps all grants of one `Locks` alive, and [`window`] says how many renewals are
-//!   under way at once; [`release`] ends grants.
+//!   under way at once; [`release`] ends grants;
+//! - [`error`] makes the caller's error of a store's failure.
 
 pub(crate) mod acquire;
+pub(crate) mod acquisition;
+mod error;
 pub(crate) mod hold;
+pub(crate) mod lease;
 mod local_queue;
-pub(crate) mod release;
+mod release;
 mod renew;
 mod subscription;
 mod ticket_queue;
@@ -31,12 +35,13 @@ use futures_util::future::{Either, FutureExt, select};
 
 use crate::error::{Error, Result};
 use crate::events;
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::queue::FORCED;
 use crate::protocol::{Answer, Kind, LockSpec, Op, Verb};
-use crate::runtime::{Driver, Moment, Runtime};
+use crate::runtime::{Driver, Runtime};
 use crate::store::{Failure, Store};
 
 use local_queue::LocalQueues;

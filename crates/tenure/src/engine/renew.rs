@@ -21,12 +21,12 @@ use futures_util::stream::{FuturesUnordered, Stream, StreamExt};
 use tokio::sync::Notify;
 
 use super::Engine;
-use super::hold::Lease;
+use super::lease::Lease;
 use super::window::{Place, Window};
 use crate::events::{event, text};
+use crate::moment::Moment;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, lease};
-use crate::runtime::Moment;
 use crate::store::Failure;
 
 /// Renewals that are due within this time of each other leave together.

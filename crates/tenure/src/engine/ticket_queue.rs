@@ -19,18 +19,19 @@ use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, Stream};
 use tokio::sync::oneshot;
 
-use super::acquire::Acquisition;
-use super::hold::{Hold, bind};
+use super::acquisition::{Acquisition, Waiting};
+use super::hold::Hold;
+use super::lease::bind;
 use super::subscription::{Heard, Subscription};
 use super::wait_queues::{self, WaitQueue, WaitQueues};
 use super::{Engine, LINGER, backoff};
 use crate::error::Result;
 use crate::events::{event, text};
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Fence, LockSpec, Notification, Place, Verb, lease};
-use crate::runtime::Moment;
 use crate::store::Failure;
 
 /// So many places are refreshed by one request.
@@ -72,13 +73,6 @@ impl TicketQueues {
         }
         TicketHandle { ticket_queue, ticket, receiver }
     }
-}
-
-/// A place as an acquire was told of it.
-pub(super) struct Waiting {
-    pub(super) ticket: u64,
-    pub(super) sent: Moment,
-    pub(super) retry_at: Option<Moment>,
 }
 
 /// What became of a wait.

@@ -8,10 +8,9 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, pending, ready};
 
-use super::open::Opening;
 use super::{
-    Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Page, Publisher,
-    QuorumMember, Store,
+    Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Opening, Page,
+    Publisher, QuorumMember, Store,
 };
 use crate::error::Result;
 use crate::name::LockName;

@@ -18,17 +18,18 @@ use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
+#[cfg(feature = "redis")]
+use crate::credentials::Provider;
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::protocol::{Found, Kind, LockSpec, Notification, Op, Reply};
-use crate::runtime::Moment;
+use crate::runtime::Runtime;
 
+pub use crate::error::Cause;
 pub use decorator::Decorator;
 
 /// The target of warnings about what an operator should change, as opposed to what happens.
 pub(crate) const SETUP: &str = "tenure::setup";
-
-/// What the store, or the system beneath it, said.
-pub type Cause = Arc<dyn std::error::Error + Send + Sync>;
 
 /// Why a request has no answer.
 #[derive(Clone, Debug)]
@@ -221,6 +222,27 @@ pub enum HoldLiveness {
     /// Its lease, and a handle of the process: the system drops that with the process, and the lock
     /// is free at once.
     Handle,
+}
+
+/// What a store is opened with.
+pub(crate) struct Opening<'a> {
+    pub(crate) url: &'a str,
+    pub(crate) runtime: Arc<dyn Runtime>,
+    /// Tells the login at each dial, in place of the URL.
+    #[cfg(feature = "redis")]
+    pub(crate) login: Option<Provider>,
+}
+
+impl Opening<'_> {
+    #[cfg(feature = "redis")]
+    fn has_login(&self) -> bool {
+        self.login.is_some()
+    }
+
+    #[cfg(not(feature = "redis"))]
+    fn has_login(&self) -> bool {
+        false
+    }
 }
 
 /// Since when a store has kept all that it was told.

@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 #[cfg(feature = "redis")]
 use super::redis;
-use super::{Store, file, memory};
+use super::{Opening, Store, file, memory};
 use crate::error::{Error, Result};
 use crate::name::Quoted;
-use crate::runtime::Runtime;
 
 /// All stores that a URL can name. A new store enters here, in one line.
 const STORES: &[Entry] = &[
@@ -29,27 +28,6 @@ struct Entry {
     /// Opens it, without I/O.
     open: fn(Opening<'_>) -> Result<Arc<dyn Store>>,
     has_login: bool,
-}
-
-/// What a store is opened with.
-pub(crate) struct Opening<'a> {
-    pub(crate) url: &'a str,
-    pub(crate) runtime: Arc<dyn Runtime>,
-    /// Tells the login at each dial, in place of the URL.
-    #[cfg(feature = "redis")]
-    pub(crate) login: Option<redis::Provider>,
-}
-
-impl Opening<'_> {
-    #[cfg(feature = "redis")]
-    fn has_login(&self) -> bool {
-        self.login.is_some()
-    }
-
-    #[cfg(not(feature = "redis"))]
-    fn has_login(&self) -> bool {
-        false
-    }
 }
 
 /// Opens the store that a URL names. Does no I/O.

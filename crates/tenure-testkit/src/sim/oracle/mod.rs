@@ -27,6 +27,7 @@ pub mod progress;
 pub mod reference_model;
 pub mod reporting;
 pub mod tokens;
+pub mod votes;
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

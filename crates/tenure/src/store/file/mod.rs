@@ -36,6 +36,9 @@ mod bindings;
 mod directory;
 mod error;
 mod holders;
+mod names;
+#[cfg(tenure_planted)]
+pub mod observe;
 mod record;
 mod sweep;
 mod system;
@@ -54,9 +57,8 @@ use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select}
 use tokio::sync::{mpsc, oneshot, watch::Sender};
 
 use self::worker::{Job, Promise, Request, Worker};
-use super::open::Opening;
 use super::{
-    Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Page,
+    Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Opening, Page,
     QuorumMember, Store,
 };
 use crate::error::{Error, Result};

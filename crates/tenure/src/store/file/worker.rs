@@ -15,15 +15,16 @@ use super::apply::{Applied, apply, changed as changed_to, looked, now, page};
 use super::directory::{Directory, Entered, Inside, Locked};
 use super::error::shown;
 use super::holders::Holders;
-use super::record::{HolderId, RecordId};
+use super::names::{HolderId, RecordId};
 use super::sweep::Sweep;
 use super::system::boot_clock_offset_ms;
 use super::watch::{Listeners, Seen, Watch};
 use crate::events::{event, text};
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, LockSpec, Notification, Now, Op, Reply, Verb};
-use crate::runtime::{Moment, Runtime};
+use crate::runtime::Runtime;
 use crate::store::{Cursor, Failure, Listener, Page};
 
 /// So many requests are answered before the guard is given back, so that other processes have their

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
+use crate::moment::Moment;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Op};
-use crate::runtime::Moment;
 use crate::store::{Failure, Incarnation, Store};
 
 /// So many requests may be unanswered at a member that is silent before it gets no further ones.

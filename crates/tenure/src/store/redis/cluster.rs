@@ -18,19 +18,22 @@ use futures_util::future::{BoxFuture, Either, FutureExt, join3, ready, select, s
 use redis::Value;
 use tokio::sync::Notify;
 
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::protocol::{LockSpec, Op, Reply, Verb};
-use crate::runtime::{Moment, Runtime};
+use crate::runtime::Runtime;
+use crate::store::redis::command::command;
 use crate::store::redis::connection::pipeline::Pipeline;
-use crate::store::redis::connection::{Connector, Dial, Network, command};
+use crate::store::redis::connection::{Connector, Dial, Network};
 use crate::store::redis::replies;
 use crate::store::redis::replies::failure;
 use crate::store::redis::requests::keys;
-use crate::store::redis::requests::node::{Node, RequestContext, answered};
-use crate::store::redis::requests::{Keyspace, Publish};
+use crate::store::redis::requests::node::Node;
+use crate::store::redis::requests::{Keyspace, Publish, RequestContext, answered};
+use crate::store::redis::table::{Member, Table};
 use crate::store::redis::topology::Address;
 use crate::store::redis::topology::Target;
-use crate::store::redis::topology::slots::{Member, Redirect, Table, View};
+use crate::store::redis::topology::slots::{Redirect, View};
 use crate::store::redis::topology::{Terms, Topology};
 use crate::store::{Capabilities, Cursor, Failure, Listener, Page, QuorumMember, Store};
 

@@ -6,12 +6,14 @@
 //! read what comes over it, and receive notifications.
 
 mod cluster;
+mod command;
 mod connection;
 #[cfg(test)]
 mod fuzz;
 mod messages;
 mod replies;
 mod requests;
+mod table;
 mod topology;
 
 use std::fmt;
@@ -24,19 +26,18 @@ use redis::Value;
 pub use cluster::Cluster;
 pub use connection::{Dial, Stream};
 pub use requests::scripted;
-pub(crate) use topology::Provider;
 pub use topology::{Access, Address, Sentinels, Target, Terms, Topology};
 
-use super::open::Opening;
 use super::quorum::Quorum;
-use super::{Capabilities, Cursor, Failure, Incarnation, Listener, Page, QuorumMember, Store};
+use super::{Capabilities, Cursor, Failure, Incarnation, Listener, Opening, Page, QuorumMember, Store};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::protocol::{LockSpec, Op, Reply};
 use crate::runtime::Runtime;
-use connection::{Connector, Network, command};
-use requests::node::{Node, RequestContext, refused};
-use requests::{Keyspace, Publish};
+use command::command;
+use connection::{Connector, Network};
+use requests::node::Node;
+use requests::{Keyspace, Publish, RequestContext, refused};
 
 /// A store on a Redis or Valkey server. Clones share its connections.
 #[derive(Clone)]

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::credentials::Credentials;
-use crate::store::{Capabilities, Cause, HoldLiveness, Kinds, LeaseClock};
+use crate::credentials::Provider;
+use crate::store::{Capabilities, HoldLiveness, Kinds, LeaseClock};
 
 /// Servers that keep locks together, or one alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,18 +69,6 @@ pub struct Terms {
     /// For so long a server that may have forgotten leases grants nothing.
     pub restart_grace: Option<Duration>,
 }
-
-/// What tells the login at each dial.
-#[derive(Clone)]
-pub(crate) struct Provider(pub(crate) Arc<dyn Fn() -> Result<Credentials, Cause> + Send + Sync>);
-
-impl PartialEq for Provider {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl Eq for Provider {}
 
 /// Whom to trust, and who we are. The files are read at each dial: a renewed certificate needs no
 /// restart.
