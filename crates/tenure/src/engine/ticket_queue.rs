@@ -349,7 +349,6 @@ impl Server {
         until
     }
 
-    #[expect(clippy::too_many_arguments, reason = "they are those of a request, and whom it is for")]
     fn ask(
         &mut self,
         tickets: Vec<u64>,
