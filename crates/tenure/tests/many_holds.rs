@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, join_all, select};
 use tenure::Options;
-use tenure::internals::protocol::{Op, Reply, Verb};
+use tenure::internals::protocol::{Answer, Op, Verb};
 use tenure::internals::store::memory::Memory;
 use tenure::internals::store::{Decorator, Failure};
 use tenure::internals::{Moment, Runtime, Store};
@@ -63,7 +63,7 @@ impl Decorator for Busy {
         &self.0.kept
     }
 
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         let inner = Arc::clone(&self.0);
         async move {
             let turn = {

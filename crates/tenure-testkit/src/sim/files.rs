@@ -27,8 +27,8 @@ use super::node_faults::{NodeFault, pause};
 use super::oracle::{Executed, Oracle};
 use super::regime::{Faults, Plan, RECOVERY, Regime};
 use super::report::Report;
+use super::request::Shown;
 use super::server::Standing;
-use super::store::Shown;
 use super::workload::Workload;
 use super::world::{ENDING, STEPS};
 

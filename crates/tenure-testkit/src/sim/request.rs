@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard};
 use std::task::Waker;
 
-use tenure::internals::protocol::{Op, Reply, Verb};
+use tenure::internals::protocol::{Answer, Op, Verb};
 use tenure::internals::store::Failure;
 
 use super::clock::TrueTime;
@@ -16,7 +16,7 @@ pub(super) struct Slot(pub(super) Mutex<Arrival>);
 
 #[derive(Default)]
 pub(super) struct Arrival {
-    pub(super) answer: Option<Result<Reply, Failure>>,
+    pub(super) answer: Option<Result<Answer, Failure>>,
     /// When there is a connection to leave on.
     pub(super) leaves_at: TrueTime,
     /// When the client that asks gives up.
@@ -69,7 +69,7 @@ impl Slot {
         wake(arrival);
     }
 
-    pub(super) fn fill(&self, answer: Result<Reply, Failure>) {
+    pub(super) fn fill(&self, answer: Result<Answer, Failure>) {
         let mut arrival = lock(&self.0);
         arrival.answer.get_or_insert(answer);
         wake(arrival);

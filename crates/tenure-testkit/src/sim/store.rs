@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use tenure::LockName;
 use tenure::internals::Store;
-use tenure::internals::protocol::{LockSpec, Op, Reply};
+use tenure::internals::protocol::{Answer, LockSpec, Op};
 use tenure::internals::store::{
     Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Page, QuorumMember,
 };
@@ -44,7 +44,7 @@ impl Network {
 }
 
 impl Store for SimStore {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         Box::pin(Call {
             network: self.network.clone(),
             process: self.process,
@@ -136,7 +136,7 @@ struct Call {
 }
 
 impl Future for Call {
-    type Output = Result<Reply, Failure>;
+    type Output = Result<Answer, Failure>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(op) = self.op.take()

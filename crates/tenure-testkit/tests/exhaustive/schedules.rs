@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select};
-use tenure::internals::protocol::{LockSpec, Now, Op, Reply, State, apply, found};
+use tenure::internals::protocol::{Answer, LockSpec, Now, Op, State, apply, found};
 use tenure::internals::store::{
     Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Page, Publisher, QuorumMember,
     Store,
@@ -88,7 +88,7 @@ impl Wire {
         fate
     }
 
-    fn arrive(&self, op: &Op, fate: Fate) -> Reply {
+    fn arrive(&self, op: &Op, fate: Fate) -> Answer {
         let at = self.sim.now() + SECOND;
         let mut server = server(&self.server);
         let (answer, wake) = apply(&mut server.lock, Now { ms: at / MS, unix_us: at / 1_000 }, op);
@@ -97,7 +97,7 @@ impl Wire {
                 listener.say(wake.clone());
             }
         }
-        Reply { owner: op.owner.clone(), request: op.request, answer }
+        answer
     }
 
     async fn sleep(&self, time: u64) {
@@ -106,7 +106,7 @@ impl Wire {
 }
 
 impl Store for Wire {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         let wire = self.clone();
         async move {
             let (fate, slot) = (wire.fate(), Arc::new(Mutex::new(None)));

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use tempfile::TempDir;
-use tenure::internals::protocol::{Op, Reply, Verb};
+use tenure::internals::protocol::{Answer, Op, Verb};
 use tenure::internals::store::memory::Memory;
 use tenure::internals::store::{Decorator, Failure};
 use tenure::internals::{Driver, Runtime, Store};
@@ -218,7 +218,7 @@ impl Decorator for Odd {
         &self.memory
     }
 
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         if let Verb::Release { .. } = op.verb {
             return ready(Err(Failure::Unknown(Failure::cause("no client knows")))).boxed();
         }

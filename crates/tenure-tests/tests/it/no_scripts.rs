@@ -56,8 +56,8 @@ fn sent(answer: impl Fn(&[&str]) -> &'static str + Send + 'static) -> Vec<String
         for verb in [tokenless(), renew, release()] {
             let (name, owner) = (LockName::new("x").expect("a name"), owner.clone());
             let op = Op { name, rule: LockSpec::Mutex, owner, request: 1, verb };
-            let reply = store.call(op, Duration::from_secs(1)).await.expect("an answer");
-            answers.lock().expect("no panic").push(reply.answer);
+            let answer = store.call(op, Duration::from_secs(1)).await.expect("an answer");
+            answers.lock().expect("no panic").push(answer);
         }
     }));
     sim.run(60 * SECOND, 1_000_000);

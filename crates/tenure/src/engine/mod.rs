@@ -83,7 +83,7 @@ impl Engine {
         })
     }
 
-    /// Sends one request and checks that the answer is for it.
+    /// Sends one request.
     pub(crate) async fn call(
         self: &Arc<Self>,
         name: &LockName,
@@ -127,13 +127,8 @@ impl Engine {
         verb: Verb,
         within: Duration,
     ) -> Result<Answer, Failure> {
-        let request = self.id();
-        let op = Op { name: name.clone(), rule, owner: owner.clone(), request, verb };
-        let reply = self.store.call(op, within).await?;
-        if reply.owner != *owner || reply.request != request {
-            return Err(Failure::Unknown(Failure::cause("the store sent the answer to another request")));
-        }
-        Ok(reply.answer)
+        let op = Op { name: name.clone(), rule, owner: owner.clone(), request: self.id(), verb };
+        self.store.call(op, within).await
     }
 
     /// A request about a queue stopped at its bound: asks, in the background, until one does not.

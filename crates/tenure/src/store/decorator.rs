@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 
 use super::{Capabilities, Cursor, Failure, Listener, Page, QuorumMember, Store};
 use crate::name::LockName;
-use crate::protocol::{LockSpec, Op, Reply};
+use crate::protocol::{Answer, LockSpec, Op};
 
 /// A store that wraps another one. It forwards every method that it does not override.
 ///
@@ -19,7 +19,7 @@ pub trait Decorator: fmt::Debug + Send + Sync + 'static {
     fn inner(&self) -> &dyn Store;
 
     /// As [`Store::call`].
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         self.inner().call(op, within)
     }
 
@@ -96,7 +96,7 @@ pub trait Decorator: fmt::Debug + Send + Sync + 'static {
 }
 
 impl<D: Decorator> Store for D {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         Decorator::call(self, op, within)
     }
 
@@ -189,9 +189,9 @@ mod tests {
     };
 
     impl Store for Told {
-        fn call(&self, op: Op, _: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+        fn call(&self, op: Op, _: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
             self.ask("call");
-            ready(Ok(Reply { owner: op.owner, request: op.request, answer: Answer::Ahead })).boxed()
+            ready(Ok(Answer::Behind { ballot: op.request })).boxed()
         }
 
         fn listen(
@@ -284,8 +284,8 @@ mod tests {
             verb: Verb::Inspect,
         };
         let now = "it completes at once";
-        let reply = store.call(op, second).now_or_never().expect(now).expect("an answer");
-        assert_eq!((reply.request, reply.answer), (7, Answer::Ahead));
+        let answer = store.call(op, second).now_or_never().expect(now).expect("an answer");
+        assert_eq!(answer, Answer::Behind { ballot: 7 });
         assert!(store.listen(&name, rule, second).now_or_never().expect(now).is_err());
         assert!(store.list("", Cursor::default(), second).now_or_never().expect(now).is_err());
         assert!(store.ready(second).now_or_never().expect(now).is_err());

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::error::Result;
 use crate::name::LockName;
-use crate::protocol::{self, Answer, LockSpec, Notification, Now, Op, Reply, State};
+use crate::protocol::{self, Answer, LockSpec, Notification, Now, Op, State};
 use crate::runtime::Runtime;
 
 /// A store in memory. Clones share it.
@@ -102,13 +102,9 @@ impl Inner {
 }
 
 impl Store for Memory {
-    fn call(&self, op: Op, _within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    fn call(&self, op: Op, _within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         let store = self.clone();
-        async move {
-            let answer = store.apply(&op);
-            Ok(Reply { owner: op.owner, request: op.request, answer })
-        }
-        .boxed()
+        async move { Ok(store.apply(&op)) }.boxed()
     }
 
     fn listen(

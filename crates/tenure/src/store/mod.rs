@@ -22,7 +22,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use crate::credentials::Provider;
 use crate::moment::Moment;
 use crate::name::LockName;
-use crate::protocol::{Found, Kind, LockSpec, Notification, Op, Reply};
+use crate::protocol::{Answer, Found, Kind, LockSpec, Notification, Op};
 use crate::runtime::Runtime;
 
 pub use crate::error::Cause;
@@ -98,8 +98,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// *Time*: it answers within `within`, with a `Failure` if nothing else. A busy lock is an
     /// answer, not a failure.
     ///
+    /// *For this request*: where replies come from a server, the store has checked that this one
+    /// echoes the owner and the number of the request. No caller does so again.
+    ///
     /// *Never repeated*: only the engine repeats an operation.
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>>;
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>>;
 
     /// Subscribes to what is said about one lock. When it is ready, every later change that frees
     /// the lock is heard, unless the message is lost. The rule says where messages about the kind

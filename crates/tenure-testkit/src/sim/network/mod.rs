@@ -20,7 +20,7 @@ use std::time::Duration;
 use tenure::LockName;
 use tenure::internals::Moment;
 use tenure::internals::protocol::{
-    Answer, Fence, Found, Kind, LockSpec, Notification, Op, ReleaseScope, Reply, Verb,
+    Answer, Fence, Found, Kind, LockSpec, Notification, Op, ReleaseScope, Verb,
 };
 use tenure::internals::store::{Failure, Incarnation, Listener, Publisher};
 
@@ -301,7 +301,7 @@ impl Network {
         }
         let answered_at = (now.max(parting.replies) + latency).max(connection.last_reply + 1);
         connection.last_reply = answered_at;
-        let reply = Reply { owner: op.owner.clone(), request: op.request, answer };
+        let reply = answer;
         let network = self.clone();
         self.sim.at(answered_at, move || {
             let is_broken = network.inner().connections[number].is_broken;

@@ -63,7 +63,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::name::{LockName, Quoted};
-use crate::protocol::{LockSpec, Op, Reply};
+use crate::protocol::{Answer, LockSpec, Op};
 use crate::runtime::Runtime;
 
 /// A store in a directory. Clones share it; it ends with the last of them and the last future.
@@ -152,7 +152,7 @@ impl Inner {
 }
 
 impl Store for File {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         self.ask(within, |promise| Request::Call(op, promise)).boxed()
     }
 

@@ -23,7 +23,7 @@ use crate::events::{event, text};
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, LockSpec, Notification, Now, Op, Reply, Verb};
+use crate::protocol::{Answer, LockSpec, Notification, Now, Op, Verb};
 use crate::runtime::Runtime;
 use crate::store::{Cursor, Failure, Listener, Page};
 
@@ -70,7 +70,7 @@ impl Job {
 pub(super) type Promise<T> = oneshot::Sender<Result<T, Failure>>;
 
 pub(super) enum Request {
-    Call(Op, Promise<Reply>),
+    Call(Op, Promise<Answer>),
     Listen(LockName, LockSpec, Promise<Listener>),
     List { prefix: String, from: Cursor, promise: Promise<Page> },
     Ready(Promise<()>),
@@ -339,8 +339,8 @@ impl Worker {
     fn sees_nothing(&mut self) -> bool {
         let Some(job) = self.queue.pop_front() else { return false };
         match job.ask {
-            Request::Call(Op { owner, request, verb: Verb::Inspect, .. }, promise) => {
-                let _ = promise.send(Ok(Reply { owner, request, answer: Answer::Free }));
+            Request::Call(Op { verb: Verb::Inspect, .. }, promise) => {
+                let _ = promise.send(Ok(Answer::Free));
             }
             Request::List { promise, .. } => {
                 let _ = promise.send(Ok(Page { locks: Vec::new(), next: None }));
@@ -395,7 +395,7 @@ impl Worker {
                     let reply = applied.map(|applied| {
                         let answer = applied.answer.clone();
                         done.push((RecordId::of(&op.name), applied));
-                        Reply { owner: op.owner, request: op.request, answer }
+                        answer
                     });
                     replies.push((promise, reply));
                 }

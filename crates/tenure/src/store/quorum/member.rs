@@ -42,14 +42,9 @@ impl Member {
             return ready(Err(Failure::NotSent(cause))).boxed();
         }
         let unanswered = Unanswered::one(self);
-        let (owner, request) = (op.owner.clone(), op.request);
         let call = self.store.call(op, within);
         async move {
-            let said = match call.await {
-                Ok(reply) if reply.owner == owner && reply.request == request => Ok(reply.answer),
-                Ok(_) => Err(Failure::Unknown(Failure::cause("it sent the answer to another request"))),
-                Err(failure) => Err(failure),
-            };
+            let said = call.await;
             let is_silent = matches!(said, Err(Failure::NotSent(_) | Failure::Unknown(_)));
             if !is_silent || within >= HASTE {
                 unanswered.0.is_silent.store(is_silent, Ordering::Relaxed);

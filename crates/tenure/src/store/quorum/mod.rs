@@ -36,7 +36,7 @@ use crate::error::{Error, Result};
 use crate::events::event;
 use crate::name::LockName;
 use crate::protocol::quorum::majority;
-use crate::protocol::{Kind, LockSpec, Op, Reply, Verb, lease};
+use crate::protocol::{Answer, Kind, LockSpec, Op, Verb, lease};
 use crate::runtime::Runtime;
 use holds::OwnerRegistry;
 use member::Member;
@@ -114,18 +114,16 @@ impl Quorum {
 }
 
 impl Store for Quorum {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         let inner = Arc::clone(&self.0);
         async move {
-            let (owner, request) = (op.owner.clone(), op.request);
-            let answer = match op.verb {
+            match op.verb {
                 Verb::Acquire { ttl_ms, .. } => inner.acquire(op, ttl_ms, within).await,
                 Verb::Renew { ttl_ms, bind, .. } => inner.renew(op, ttl_ms, bind, within).await,
                 Verb::Release { whose, .. } => inner.release(op, whose, within).await,
                 Verb::Inspect => inner.look(op, within).await,
                 Verb::Refresh { .. } => Err(Failure::Refused(Failure::cause(MUTEX_ONLY))),
-            };
-            answer.map(|answer| Reply { owner, request, answer })
+            }
         }
         .boxed()
     }
@@ -335,7 +333,7 @@ mod tests {
             &*self.store
         }
 
-        fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+        fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
             let (store, mut is_open) = (Arc::clone(&self.store), self.is_open.subscribe());
             async move {
                 is_open.wait_for(|is_open| *is_open).await.expect("the gate is there");
@@ -377,12 +375,12 @@ mod tests {
         }
 
         fn ask(&self, side: usize, verb: Verb) -> Answer {
-            block_on(self.sides[side].call(self.op(verb), MINUTE)).expect("an answer").answer
+            block_on(self.sides[side].call(self.op(verb), MINUTE)).expect("an answer")
         }
 
         /// What a side's last member answers directly.
         fn ask_last(&self, side: usize, verb: Verb) -> Answer {
-            block_on(self.last[side].call(self.op(verb), MINUTE)).expect("an answer").answer
+            block_on(self.last[side].call(self.op(verb), MINUTE)).expect("an answer")
         }
 
         /// Waits until the last member shows a holder, or none.
@@ -431,7 +429,7 @@ mod tests {
         let acquire = |request| {
             let owner = Owner::fresh("", &*sides.runtime);
             let op = Op { owner, request, ..sides.op(acquire(Fence::Assign)) };
-            block_on(quorum.call(op, MINUTE)).expect("an answer").answer
+            block_on(quorum.call(op, MINUTE)).expect("an answer")
         };
         assert!(matches!(acquire(0), Answer::Held { .. }));
         for request in 1..1_000 {

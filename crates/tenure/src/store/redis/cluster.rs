@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 
 use crate::moment::Moment;
 use crate::name::LockName;
-use crate::protocol::{LockSpec, Op, Reply, Verb};
+use crate::protocol::{Answer, LockSpec, Op, Verb};
 use crate::runtime::Runtime;
 use crate::store::redis::command::command;
 use crate::store::redis::connection::pipeline::Pipeline;
@@ -124,7 +124,7 @@ impl Drop for Inner {
 }
 
 impl Store for Cluster {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         let inner = Arc::clone(&self.0);
         async move { inner.call(op, inner.runtime.now() + within).await }.boxed()
     }
@@ -239,7 +239,7 @@ impl Inner {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn call(&self, op: Op, deadline: Moment) -> Result<Reply, Failure> {
+    async fn call(&self, op: Op, deadline: Moment) -> Result<Answer, Failure> {
         fits(op.rule, &op.name)?;
         let slot = keys::slot(op.name.as_str());
         let mut turns = Turns::default();

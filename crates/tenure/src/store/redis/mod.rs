@@ -32,7 +32,7 @@ use super::quorum::Quorum;
 use super::{Capabilities, Cursor, Failure, Incarnation, Listener, Opening, Page, QuorumMember, Store};
 use crate::error::{Error, Result};
 use crate::name::LockName;
-use crate::protocol::{LockSpec, Op, Reply};
+use crate::protocol::{Answer, LockSpec, Op};
 use crate::runtime::Runtime;
 use command::command;
 use connection::{Connector, Network};
@@ -123,7 +123,7 @@ impl Redis {
 }
 
 impl Store for Redis {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         let Self { runtime, node, manner, .. } = self.clone();
         async move {
             let deadline = runtime.now() + within;

@@ -9,7 +9,7 @@ use crate::events::{event, text};
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Found, Holding, Kind, LockSpec, Op, QueueSpec, Reply, Verb, ours};
+use crate::protocol::{Answer, Found, Holding, Kind, LockSpec, Op, QueueSpec, Verb, ours};
 use crate::runtime::Runtime;
 use crate::store::redis::command::command;
 use crate::store::redis::connection::Connector;
@@ -60,7 +60,7 @@ impl Node {
         op: &Op,
         manner: RequestContext,
         deadline: Moment,
-    ) -> Result<Reply, Failure> {
+    ) -> Result<Answer, Failure> {
         if let Some(plain) = pipeline.plain.get() {
             return plain.ask(&self.exclusive, pipeline, op, manner, deadline).boxed().await;
         }
@@ -88,7 +88,7 @@ impl Node {
                 if let Some(why) = unheard {
                     warn_unheard(&self.url, op, &why);
                 }
-                Ok(Reply { owner: op.owner.clone(), request: op.request, answer })
+                Ok(answer)
             }
             Err(what) => {
                 // From here on replies cannot be matched with requests.

@@ -16,9 +16,7 @@ use tokio::sync::Mutex;
 
 use crate::moment::Moment;
 use crate::owner::Owner;
-use crate::protocol::{
-    Answer, Fence, Found, Holding, Kind, LockSpec, Op, ReleaseScope, Reply, Verb, ours, shown,
-};
+use crate::protocol::{Answer, Fence, Found, Holding, Kind, LockSpec, Op, ReleaseScope, Verb, ours, shown};
 use crate::runtime::Runtime;
 use crate::store::Failure;
 use crate::store::redis::command::command;
@@ -97,7 +95,7 @@ impl Scriptless {
         op: &Op,
         manner: RequestContext,
         deadline: Moment,
-    ) -> Result<Reply, Failure> {
+    ) -> Result<Answer, Failure> {
         self.allows(op, manner)?;
         let ask = |pipeline, delete| Ask {
             plain: self,
@@ -136,7 +134,7 @@ impl Scriptless {
                 ask(&pipeline, None).answer(&exclusive.url).await?
             }
         };
-        Ok(Reply { owner: op.owner.clone(), request: op.request, answer })
+        Ok(answer)
     }
 
     /// Whether it can be done without scripts, and may.
