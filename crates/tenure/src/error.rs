@@ -116,7 +116,7 @@ impl Error {
     }
 
     /// The lease is over, or about to be: expired, taken by another client, gone from the store, or
-    /// held for `max_hold`. Whatever the lock protected is no longer protected.
+    /// held for `max_hold`. What the lock protected is no longer protected.
     ///
     /// ```
     /// # tenure::block_on(async {

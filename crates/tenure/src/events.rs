@@ -2,7 +2,7 @@
 //!
 //! On a caller's own thread an event goes to the subscriber at once. On the thread of a
 //! [`Driver`](crate::runtime::Driver), which renews leases, it goes through a bounded queue to a
-//! thread of its own. What does not fit is counted, and the count is an event.
+//! separate thread. What does not fit is counted, and the count is an event.
 
 use std::cell::{Cell, OnceCell};
 use std::fmt;

@@ -55,7 +55,8 @@ impl FairMutex {
     /// ```
     /// # use std::time::Duration;
     /// # let locks = tenure::Locks::memory();
-    /// let slow = locks.fair_mutex("leader")?.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// let slow = locks.fair_mutex("leader")?
+    ///     .with(|options| options.ttl(Duration::from_secs(60)))?;
     /// # Ok::<(), tenure::Error>(())
     /// ```
     ///
@@ -92,7 +93,9 @@ impl FairMutex {
     /// ```
     /// # tenure::block_on(async {
     /// # let locks = tenure::Locks::memory();
-    /// let Some(guard) = locks.fair_mutex("nightly")?.try_lock().await? else { return Ok(()) }; // busy
+    /// let Some(guard) = locks.fair_mutex("nightly")?.try_lock().await? else {
+    ///     return Ok(()); // busy
+    /// };
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     ///

@@ -163,8 +163,8 @@ pub mod internals {
         Locks::on(store, runtime, None).with(|_| options)
     }
 
-    /// A guard of a read-write lock as a writer's, whatever it is: for tests that ask a reader to
-    /// become one.
+    /// A guard of a read-write lock as a writer's, also if it is a reader's: for tests that ask a
+    /// reader to become one.
     pub fn write_guard(guard: Guard) -> WriteGuard {
         WriteGuard::new(guard)
     }

@@ -165,7 +165,7 @@ impl Locks {
     /// use std::sync::LazyLock;
     /// use tenure::Locks;
     ///
-    /// static LOCKS: LazyLock<Locks> = LazyLock::new(|| Locks::open("memory:").expect("a URL that is right"));
+    /// static LOCKS: LazyLock<Locks> = LazyLock::new(|| Locks::open("memory:").expect("a valid URL"));
     ///
     /// let guard = LOCKS.mutex("nightly")?.lock().await?;
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
@@ -217,7 +217,7 @@ impl Locks {
         Ok(Self::driven(open(Opening { url, runtime, login })?, driver))
     }
 
-    /// A store in memory of its own, shared by clones.
+    /// A store in memory, shared by clones.
     ///
     /// Under tokio's paused clock its leases still run in real time: they are kept by a thread that
     /// the pause does not reach. And that clock leaps ahead while tokio waits for us, so a
@@ -262,9 +262,8 @@ impl Locks {
     ///
     /// # Errors
     /// `is_invalid` for fewer than two members or more than 63, one that is there twice, and one
-    /// that is several servers itself: a quorum, a cluster, whatever sentinels call the master, one
-    /// with `acks` or `restart-grace`. Two
-    /// that turn out to be one server once they are connected to: `is_refused`, from each
+    /// that is several servers itself: a quorum, a cluster, the master that sentinels name, one with
+    /// `acks` or `restart-grace`. Two that turn out to be one server once they are connected to: `is_refused`, from each
     /// acquisition. `is_unreachable` when the system starts no thread.
     pub fn quorum(members: impl IntoIterator<Item = Self>) -> Result<Self> {
         let members: Vec<Self> = members.into_iter().collect();
@@ -435,7 +434,9 @@ impl Locks {
     /// # tenure::block_on(async {
     /// # let locks = tenure::Locks::memory();
     /// let owner = locks.mutex("deploy")?.lock().await?.detach().await?;
-    /// let Some(guard) = locks.resume("deploy", &owner).await? else { return Ok(()) }; // over by now
+    /// let Some(guard) = locks.resume("deploy", &owner).await? else {
+    ///     return Ok(()); // over by now
+    /// };
     /// assert_eq!(guard.owner(), &owner);
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
@@ -561,7 +562,7 @@ impl Locks {
     }
 
     /// Does what [`force_release`](Self::force_release) does, and also ends the plain lock of
-    /// another client: a string at the name, whatever is written there. A key of another type stays
+    /// another client: a string at the name, with any bytes in it. A key of another type stays
     /// as it is.
     ///
     /// # Cancel safety
@@ -577,7 +578,7 @@ impl Locks {
     }
 
     /// Ends the hold that has this token, and no other: for when someone else may have got the lock
-    /// meanwhile. Says whose hold it was, or who holds the lock instead.
+    /// meanwhile. Says whose hold it was, or which owner has the lock instead.
     ///
     /// # Cancel safety
     /// The request may still be carried out.
@@ -713,7 +714,7 @@ fn started(url: &str) -> Result<(Arc<Driver>, Arc<dyn Runtime>)> {
     Ok((driver, runtime))
 }
 
-/// The name, or why it is none.
+/// The name, or why it is invalid.
 fn checked(name: impl TryInto<LockName, Error: Into<Error>>) -> Result<LockName> {
     name.try_into().map_err(Into::into)
 }

@@ -12,9 +12,9 @@ use crate::options::Options;
 ///
 /// Use it unless you need one of the others: it is the cheapest lock, and the only one on a
 /// majority of servers. Use a
-/// [`FairMutex`](crate::FairMutex) if no waiter may be overtaken, and a [`ReentrantMutex`](crate::ReentrantMutex) if code that holds
-/// the lock calls code that takes it. Among the tasks of one process `tokio::sync::Mutex` is
-/// enough.
+/// [`FairMutex`](crate::FairMutex) if no waiter may be overtaken, and a
+/// [`ReentrantMutex`](crate::ReentrantMutex) if code that holds the lock calls code that takes it.
+/// Among the tasks of one process `tokio::sync::Mutex` is enough.
 ///
 /// The value is stateless and cheap to clone: each call is an acquisition with its own owner,
 /// so two `lock`s of one `Mutex` exclude each other, and one task that locks it twice waits for

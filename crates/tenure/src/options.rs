@@ -10,17 +10,19 @@ use crate::protocol::lease::{TTL_MAX, TTL_MIN, margin};
 /// Change them where a lease of 15 s is wrong: longer if a process may be stopped for longer,
 /// shorter if others must not wait that long after a crash.
 ///
-/// [`Locks::with`](crate::Locks::with) changes those of all locks, and [`Mutex::with`](crate::Mutex::with) and the like those of one
-/// lock. Both get the options in force, so what was set before stays set, and both check the
-/// result:
+/// [`Locks::with`](crate::Locks::with) changes those of all locks, and
+/// [`Mutex::with`](crate::Mutex::with) and others those of one lock. Both get the options in force,
+/// so what was set before stays set, and both check the result:
 ///
 /// ```
 /// use std::time::Duration;
 /// use tenure::Locks;
 ///
-/// let locks = Locks::memory().with(|options| options.ttl(Duration::from_secs(60)).label("reports"))?;
+/// let locks = Locks::memory()
+///     .with(|options| options.ttl(Duration::from_secs(60)).label("reports"))?;
 /// assert_eq!(locks.options().ttl, Duration::from_secs(60));
-/// let nightly = locks.mutex("nightly")?.with(|options| options.max_hold(Duration::from_secs(600)))?;
+/// let nightly = locks.mutex("nightly")?
+///     .with(|options| options.max_hold(Duration::from_secs(600)))?;
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,8 +50,8 @@ pub struct Options {
     /// How long [`lock`](crate::Mutex::lock) goes on asking a store that does not answer at all. At
     /// most 1 year; 60 s unless set.
     pub patience: Duration,
-    /// Who holds, for people: the first part of each owner. Up to 64 of `A-Z a-z 0-9 . _ -`; empty
-    /// unless set.
+    /// A word for people about the holder: the first part of each owner. Up to 64 of
+    /// `A-Z a-z 0-9 . _ -`; empty unless set.
     pub label: String,
     /// Put before each name to make the store's key. At most 32 KiB, and together with the name at
     /// most 64 KiB; it does not begin with `tenure:`. Empty unless set.

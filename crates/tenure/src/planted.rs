@@ -14,7 +14,7 @@ pub enum Bug {
     ElapsedIgnored,
     /// No allowance for clocks that run at different speeds.
     NoMargin,
-    /// A release deletes whatever it finds.
+    /// A release deletes what it finds.
     ReleaseWithoutCompare,
     /// A renewal takes a lock that has lapsed.
     RenewalRecreates,
@@ -36,7 +36,7 @@ pub enum Bug {
     ReentryShortens,
     /// The first that waits is taken for one that holds.
     RankOffByOne,
-    /// A release that finds nothing of its own removes another's.
+    /// A release that does not find its hold removes another's.
     ReleaseOfAnother,
     /// A refresh revives a place that has lapsed.
     LapsedWaiterRevived,
@@ -52,7 +52,8 @@ pub enum Bug {
     PushOfAnotherLife,
     /// Those who wait are told before the lock is free: when its release is queued, and not when it
     /// is sent. And
-    /// [`EndTakenForTold`](Self::EndTakenForTold), without which that costs no more than a question.
+    /// [`EndTakenForTold`](Self::EndTakenForTold), without which that costs no more than a
+    /// question.
     WakeBeforeWrite,
     /// A hold that was found by a question before its release is not expected to end any more.
     EndTakenForTold,
@@ -67,7 +68,7 @@ pub enum Bug {
     UndoOutlivesRetry,
     /// A member of a quorum votes that has just started, and may have forgotten a lease.
     NewcomersVote,
-    /// Each member of a quorum gives tokens of its own, and the highest counts.
+    /// Each member of a quorum draws a token, and the highest counts.
     TokensByCounter,
     /// What got no majority is given back once, and where that is not answered, no more.
     UndoneOnce,

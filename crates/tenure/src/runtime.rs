@@ -1,7 +1,7 @@
 //! The one door to time, randomness, spawning and sleeping.
 //!
 //! Everything in this crate that waits, spawns, reads a clock or draws a number does it through
-//! [`Runtime`]. In production that is a [`Driver`]: one thread with a tokio runtime of its own, so
+//! [`Runtime`]. In production that is a [`Driver`]: one thread with a separate tokio runtime, so
 //! that nothing the caller does to its own runtime can cost a lease. In the test kit it is a seeded
 //! executor in virtual time. The lints of `clippy.toml` keep every other door shut.
 #![expect(clippy::disallowed_methods, reason = "this file is the door")]
@@ -191,7 +191,7 @@ pub(crate) fn random_long() -> u128 {
 
 /// Runs a future of this crate to its end on the calling thread: the blocking API.
 ///
-/// Any other future works too, as long as it needs no runtime of its own. In a task of another
+/// Any other future works too, as long as it needs no certain runtime. In a task of another
 /// executor than tokio's it blocks a thread that has other work.
 ///
 /// # Panics

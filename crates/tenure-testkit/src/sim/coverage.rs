@@ -12,7 +12,7 @@ impl Event {
             Self::Paused => node_faults.pause,
             Self::Died => node_faults.kill,
             Self::Cut => node_faults.cut,
-            Self::Unheard => node_faults.deafen,
+            Self::Unheard => node_faults.delay_messages,
             Self::Stalled => node_faults.stall,
             Self::Forgotten => node_faults.forget,
             Self::Deleted => node_faults.delete,

@@ -3,7 +3,7 @@
 //!
 //! A schedule is one short life of a small world, drawn from one number, the seed: a few processes
 //! with clocks that disagree, tasks that lock, hold, lose, cancel and crash, and a network that
-//! delays, loses and cuts. The same seed gives the same schedule, event for event, so whatever goes
+//! delays, loses and cuts. The same seed gives the same schedule, event for event, so what goes
 //! wrong can be looked at again.
 //!
 //! | file | what it is |
@@ -11,7 +11,7 @@
 //! | [`chooser`] | where every choice comes from: a seed, or a list of choices to repeat |
 //! | [`clock`] | the clock of one machine, which runs a little wrong |
 //! | [`executor`] | tasks, timers and processes in virtual time |
-//! | [`network`] | what is between processes and a server: delays, losses, cut connections, partings |
+//! | [`network`] | what is between processes and a server: delays, losses, cut connections |
 //! | [`store`] | the store that a process sees |
 //! | [`server`] | the one store behind it, and the checks that only it can make |
 //! | [`scripts`] | the real scripts beside it, in the slower profile |

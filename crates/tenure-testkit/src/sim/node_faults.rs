@@ -15,7 +15,7 @@ pub enum NodeFault {
     /// The connection of requests is cut.
     Cut,
     /// The connection of messages is cut.
-    Deafen,
+    DelayMessages,
     /// The server stops for a while.
     Stall,
     /// The server starts again with nothing.
@@ -39,7 +39,7 @@ impl NodeFaults {
             (self.pause, NodeFault::Pause),
             (self.kill, NodeFault::Kill),
             (self.cut, NodeFault::Cut),
-            (self.deafen, NodeFault::Deafen),
+            (self.delay_messages, NodeFault::DelayMessages),
             (self.stall, NodeFault::Stall),
             (self.forget, NodeFault::Forget),
             (self.delete, NodeFault::Delete),

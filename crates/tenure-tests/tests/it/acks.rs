@@ -160,7 +160,7 @@ mod on_a_cluster {
         drop(acquire(&ours, &name));
     }
 
-    /// A lock that its replica has confirmed is kept by its holder, whatever becomes of its master;
+    /// A lock that its replica has confirmed is kept by its holder when its master fails;
     /// one that no client has confirmed is gone.
     #[test]
     fn an_acknowledged_lock_outlives_its_master() {

@@ -222,7 +222,7 @@ fn meet_others(server: &Server, url: &str) -> Result<()> {
     block_on(block_on(locks.semaphore("permits", 3)?.acquire())?.release())
 }
 
-/// Lists what is there: locks of ours and of other programs.
+/// Lists locks of this library and of other programs.
 fn list(server: &Server, url: &str) -> Result<()> {
     let locks = locks(url)?;
     server.command(&["SET", "app:text", "somebody", "PX", "60000"]);

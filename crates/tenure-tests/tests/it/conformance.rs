@@ -8,7 +8,7 @@ use tenure::{Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Fixture, Flavour, in_virtual_time};
 use tenure_testkit::servers::{Cluster, Server};
 
-/// Each client is a `Locks` of its own, with a thread, descriptors and a holder file as another
+/// Each client is another `Locks`, with a thread, descriptors and a holder file as another
 /// process would have them; `file_store` has what takes real processes.
 mod file {
     use super::*;

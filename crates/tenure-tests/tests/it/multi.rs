@@ -120,7 +120,7 @@ struct Client {
 }
 
 impl Client {
-    /// Waits for all, and ends in time whatever comes of it.
+    /// Waits for all, and ends in time also if they fail.
     fn wait(&self, what: &str) -> Result<Option<MultiGuard>> {
         let started = Instant::now();
         let said = block_on(self.multi.try_lock_for(LIMIT));

@@ -93,7 +93,7 @@ fn server() -> Server {
         Config::new()
             .user("plain on >pw ~* &* +@all -@scripting")
             .user("mute on >pw ~* &* +@all -@scripting -publish")
-            .user("deaf on >pw ~* resetchannels +@all -@scripting")
+            .user("silent on >pw ~* resetchannels +@all -@scripting")
             .user("bound on >pw ~* &* +@all -@scripting -watch")
             .user("unsure on >pw ~* &* +@all -@scripting -multi")
             .user("stuck on >pw ~* &* +@all -@scripting -exec"),
@@ -235,7 +235,7 @@ fn another_kind_of_ours_is_a_mismatch_and_what_is_foreign_is_busy() {
 #[test]
 fn a_release_is_one_also_where_nobody_may_be_told_of_it() {
     let server = server();
-    for user in ["mute", "deaf"] {
+    for user in ["mute", "silent"] {
         let locks = unfenced(&url(&server, user));
         let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
         block_on(guard.release()).expect("a release");

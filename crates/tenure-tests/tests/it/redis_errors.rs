@@ -75,8 +75,8 @@ fn a_user_without_the_right_to_a_command_or_key_is_refused() {
 
 #[test]
 fn without_the_right_to_a_channel_a_release_works_and_a_subscription_is_refused() {
-    let server = Server::start_with(Config::new().user("deaf on >pw ~* resetchannels +@all"));
-    let asker = Asker::new(&url(&server, "deaf:pw"));
+    let server = Server::start_with(Config::new().user("silent on >pw ~* resetchannels +@all"));
+    let asker = Asker::new(&url(&server, "silent:pw"));
     assert!(held(&asker.acquire("x")));
     assert_eq!(asker.release("x").expect("an answer"), Answer::Released { left: 0 });
     assert_eq!(server.command(&["EXISTS", "x"]).int(), 0);
@@ -224,7 +224,7 @@ fn a_server_with_too_many_clients_is_asked_again() {
     let why = not_sent(asker.acquire("x"));
     assert!(why.contains("max number of clients"), "{why}");
     server.command(&["CONFIG", "SET", "maxclients", "100"]);
-    eventually("there is room", SOON, || held(&asker.acquire("x")));
+    eventually("there is memory", SOON, || held(&asker.acquire("x")));
 }
 
 #[test]

@@ -111,7 +111,7 @@ fn next_round(server: &Server, locks: usize) -> Duration {
 }
 
 /// When the first and the last of these leases end, by the server's clock in ms. All are as long,
-/// so they were set as far apart.
+/// so the differences are those of the renewals.
 fn leases_end(server: &Server, locks: usize) -> (u64, u64) {
     const ENDS: &str = "local first, last = math.huge, 0
         for i = 0, ARGV[1] - 1 do

@@ -60,7 +60,7 @@ struct Seen {
     why: String,
 }
 
-/// Watches a guard until its loss, from two sides: a client who asks all the time, and a client who
+/// Watches a guard until its loss, from two sides: one client asks all the time, and one client
 /// waits to be told.
 fn watch(guard: &Guard) -> Seen {
     scope(|scope| {
@@ -333,7 +333,7 @@ fn vanishes(what: &str, server: &Server, take: impl Fn()) {
 #[test]
 fn an_eviction_costs_an_overlap_until_the_next_renewal() {
     let server = Server::start();
-    // Every key of ours has an end, so this policy takes them before all that have none.
+    // Every key of a lock has an end, so this policy takes them before keys without one.
     server.command(&["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]);
     vanishes("evicted", &server, || {
         server.command(&["CONFIG", "SET", "maxmemory", "1"]);

@@ -21,7 +21,7 @@ const OPERATIONS: usize = 40_000;
 /// So many requests are asked at one moment; then all keys are compared.
 const BATCH: u64 = 24;
 const WITHIN: Duration = Duration::from_secs(10);
-/// Keys of each shape that side keys tell apart.
+/// Keys of each shape that side keys distinguish.
 const KEYS: [&str; 6] = ["plain", "{tag}ged", "a}b", "sp ace", "ümlaut", "{}"];
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a place in a queue costs the server, whatever stands before it.
+//! What a place in a queue costs the server, by what stands before it.
 
 use std::sync::Arc;
 use std::time::Duration;

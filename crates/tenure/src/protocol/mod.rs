@@ -75,7 +75,7 @@ impl QueueSpec {
 }
 
 impl LockSpec {
-    /// The rule under which a lock of this kind is looked at, whatever was meant before.
+    /// The rule under which a lock of this kind is looked at, also if another was meant before.
     pub fn of(kind: Kind, capacity: Option<u32>) -> Self {
         match (kind, capacity) {
             (Kind::Mutex, _) => Self::Mutex,
@@ -260,8 +260,8 @@ pub enum Answer {
     },
     /// Another client holds it.
     Busy {
-        /// The holder as it is written at the key: one of our owners with its token, or whatever a
-        /// foreign client wrote.
+        /// The holder as it is written at the key: a tenure owner with its token, or the bytes of
+        /// a foreign client.
         holder: String,
         /// When the holder's lease ends, unless it has none.
         left_ms: Option<u64>,
@@ -378,7 +378,7 @@ pub fn ours(value: &(impl AsRef<[u8]> + ?Sized)) -> Option<(Owner, u64)> {
     Some((owner.parse().ok()?, fence))
 }
 
-/// A value as text for people, with a mark for each byte that is none.
+/// A value as text for people, with a mark for each byte that is not.
 pub fn shown(value: &[u8]) -> String {
     String::from_utf8_lossy(value).into_owned()
 }
@@ -522,7 +522,7 @@ pub fn end(state: &mut State, number: u64) {
     }
 }
 
-/// Who holds it, as its own machine sees it; another machine says whose it is.
+/// The holder, as the lock's machine sees it; another machine says whose it is.
 fn inspect(state: &State, now: Now, is_own: impl Fn(&Data) -> bool) -> Answer {
     match &state.lock {
         Some(lock) if !is_own(&lock.value) => lock.value.mismatch(),

@@ -93,7 +93,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// future was dropped after that may still be carried out, before any later one or never. The
     /// same holds after `Unknown`: once a later call of this store was answered, the earlier one
     /// has taken effect or never will. So a release that follows an acquire undoes it for good,
-    /// whatever became of the acquire's answer.
+    /// also if the acquire's answer was lost.
     ///
     /// *Time*: it answers within `within`, with a `Failure` if nothing else. A busy lock is an
     /// answer, not a failure.

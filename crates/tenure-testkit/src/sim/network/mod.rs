@@ -2,7 +2,7 @@
 //!
 //! This models the contract of [`Store::call`](tenure::internals::Store::call) to the letter. A
 //! process has one connection for requests, on which they arrive in the order in which they left,
-//! and so do the replies; those that wait for it leave in any order. Whatever goes wrong ends the
+//! and so do the replies; those that wait for it leave in any order. A fault ends the
 //! connection: what was under way has an unknown outcome and may still be carried out, until the
 //! next connection, which begins by putting an end to the last. Messages come on a connection of
 //! their own, and no client notices when one of them is lost.
@@ -175,7 +175,7 @@ impl Network {
     pub(super) fn connect(&self, process: &Process) {
         let now = self.sim.now();
         let mut inner = self.inner();
-        // The outside has no end of its own, but a place in the list.
+        // The outside has no end, but it has a place in the list.
         while inner.ends.len() <= process.id() {
             let connection = inner.connect();
             let life = inner.life_at(&self.url, process.clock(), now);
@@ -358,11 +358,11 @@ impl Network {
         let faults = inner.faults;
         let listeners = inner.listeners.iter().filter(|listener| {
             let is_meant = listener.is_open && listener.name == *name && listener.kind == op.rule.kind();
-            let is_deaf = is_meant && now < inner.ends[listener.process].hears_from;
-            if is_deaf {
+            let is_late = is_meant && now < inner.ends[listener.process].hears_from;
+            if is_late {
                 self.sim.count(Event::Unheard);
             }
-            is_meant && !is_deaf
+            is_meant && !is_late
         });
         let listeners: Vec<_> =
             listeners.map(|listener| (listener.process, listener.publisher.clone())).collect();

@@ -2,7 +2,7 @@
 //! server had said so.
 //!
 //! A majority counts from what stands at the servers in true time, whichever client knows of it,
-//! and lasts until so many of its leases are over that it is none any more. What one server loses,
+//! and lasts until so many of its leases are over that too few are left. What one server loses,
 //! by starting again or by a step of its clock, is a *vote taken*: a guard may rightly believe in
 //! it until its next renewal. It is excused for exactly that, and only if it would have its
 //! majority with the votes that were taken. A client that was let in meanwhile is another matter: a
@@ -241,9 +241,9 @@ impl ReferenceModel {
         Some(accepted.is_some_and(|servers| members.is_majority(*servers)))
     }
 
-    /// An owner was told that it has lost its lock, and not for the sake of its own clock: then it
-    /// did not have a majority all the while since it asked. Or an earlier question had found that
-    /// out, and it has one again.
+    /// An owner was told that it has lost its lock, and not for the sake of that owner's clock:
+    /// then it did not have a majority all the while since it asked. Or an earlier question had
+    /// found that out, and it has one again.
     pub(super) fn check_not_had(&mut self, at: TrueTime, owner: &Owner, since: TrueTime) {
         let Some(owned) = self.owners.get(owner) else { return };
         if self.members.is_none() || self.was_interrupted(owner) {

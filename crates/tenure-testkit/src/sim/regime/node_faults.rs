@@ -15,7 +15,7 @@ pub struct NodeFaults {
     /// See [`NodeFault`](crate::sim::node_faults::NodeFault).
     pub cut: u32,
     /// See [`NodeFault`](crate::sim::node_faults::NodeFault).
-    pub deafen: u32,
+    pub delay_messages: u32,
     /// See [`NodeFault`](crate::sim::node_faults::NodeFault).
     pub stall: u32,
     /// See [`NodeFault`](crate::sim::node_faults::NodeFault).

@@ -64,7 +64,7 @@ mod memory {
     tenure_testkit::conformance_mutex!(crate::quorum::conformance::memory::run);
 }
 
-/// In real time, each client with connections of its own.
+/// In real time, each client with its own connections.
 fn real(url: String, flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
     let open = move || Locks::open(&url).expect("a store");
     let fixture = Fixture::new(Driver::start().expect("a thread"), open).with(flavour);

@@ -1,8 +1,8 @@
 //! Locks in a directory: for processes on one machine, with no server.
 //!
 //! ```text
-//! DIR/guard           its OS lock (flock) is held during each change; it holds the boot id and the last token
-//! DIR/lock-HASH       one record per lock that is held: its name, who holds it and who waits, until when
+//! DIR/guard           its OS lock (flock) is held during each change; has the boot id and last token
+//! DIR/lock-HASH       one record per lock that is held: its name, its holders and waiters, until when
 //! DIR/holder-ID       flocked by the process that holds or waits, for as long as it lives
 //! DIR/wake-ID         the socket on which that process is called while it waits in a queue
 //! DIR/temp            the record that is being written
@@ -15,7 +15,7 @@
 //!
 //! Each hold, and each place in a queue, is bound to a holder file, whose flock the system drops
 //! with the last process that has it open. So a crash ends what the process had at once, in
-//! whatever pid namespace, and only that; and children that inherit the file keep it.
+//! any pid namespace, and only that; and children that inherit the file keep it.
 //!
 //! A listener is told of every record that has changed. For a queue those are grants, and exact:
 //! the tickets that hold, each told once.

@@ -1,7 +1,7 @@
 //! How a lock is written to its file, and the directory's counter to the guard file. Pure: text in,
 //! text out.
 //!
-//! Both are text that an operator can read. Whatever is not exactly what this version writes is
+//! Both are text that an operator can read. What is not exactly what this version writes is
 //! refused: a lock whose record cannot be read is neither free nor held.
 
 use std::fmt::Write;

@@ -92,7 +92,7 @@ impl Sweep {
         is_over
     }
 
-    /// Every record may name a dead holder. If there is none, some records are enough.
+    /// Every record may name a dead holder. If none does, some records are enough.
     fn draw_records(&mut self) {
         self.dead.sort_unstable();
         if self.dead.is_empty() {

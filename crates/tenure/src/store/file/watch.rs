@@ -196,7 +196,7 @@ impl Watch {
                 | WatchFlags::DELETE_SELF
                 | WatchFlags::MOVE_SELF
                 | WatchFlags::ONLYDIR;
-            // Through the descriptor: whatever is at the path by now, this is the directory that is
+            // Through the descriptor: even if the path has changed, this is the directory that is
             // in use.
             let path = directory.by_descriptor(".");
             self.watched = Some(inotify::add_watch(self.inotify.get_ref(), path, flags)?);

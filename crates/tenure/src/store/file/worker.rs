@@ -334,8 +334,8 @@ impl Worker {
         }
     }
 
-    /// Answers the first in the queue without a directory, if it only wants to see who holds: that
-    /// is no reason to make one.
+    /// Answers the first in the queue without a directory, if it only wants to see the holders:
+    /// that is no reason to make one.
     fn sees_nothing(&mut self) -> bool {
         let Some(job) = self.queue.pop_front() else { return false };
         match job.ask {
@@ -595,7 +595,7 @@ impl Drop for Worker {
     fn drop(&mut self) {
         let holders = std::mem::take(&mut self.holders);
         if std::thread::panicking() {
-            // Who holds believes so still: then the leases have to end it, not the files.
+            // The holder still believes so: then the leases have to end it, not the files.
             std::mem::forget(holders);
         } else if let Some(directory) = &self.directory {
             holders.leave(directory);

@@ -135,13 +135,13 @@ impl Relay {
         let mut over = pin!(publisher.over());
         poll_fn(|context| {
             while self.step(context) {}
-            let is_over = over.as_mut().poll(context).is_ready() || self.is_deaf();
+            let is_over = over.as_mut().poll(context).is_ready() || self.is_late();
             if is_over { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }
 
-    fn is_deaf(&self) -> bool {
+    fn is_late(&self) -> bool {
         let may_hear = self.sources.iter().filter(|source| !matches!(source, Source::Off)).count();
         may_hear < self.majority
     }

@@ -1,6 +1,6 @@
 //! Locks on a majority of independent stores: Redlock, with ballots for tokens.
 //!
-//! A request goes to all members at once, each with a small time of its own, and is decided as soon
+//! A request goes to all members at once, each with a small time limit, and is decided as soon
 //! as a majority is; how is said by [`protocol::quorum`](crate::protocol::quorum). What is still
 //! unanswered then goes on behind the caller's back. A member that did not answer last is asked
 //! like the others and waited for no longer: it costs one call its time, and no more.

@@ -43,7 +43,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const ANSWER: Duration = Duration::from_secs(1);
 /// So many nodes are asked side by side; the first good answer counts.
 const SIDE_BY_SIDE: usize = 3;
-/// Who waits for a node to be reached has the others asked again this often.
+/// While a node is being reached, the others are asked again this often.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
 /// A node that serves nothing any more is kept so long after it was last needed: until nothing can
 /// be on its way to it.

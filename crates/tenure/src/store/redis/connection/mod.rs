@@ -474,7 +474,7 @@ async fn greet(
     Ok(Greeting { peer, life, is_replica: hello?.as_ref().is_some_and(is_replica) })
 }
 
-/// Reads the `role` of a server's answer to HELLO. One that does not tell it is none.
+/// Reads the `role` of a server's answer to HELLO. An answer without it counts as no role.
 fn is_replica(hello: &Value) -> bool {
     let Value::Map(fields) = hello else { return false };
     let role = fields.iter().find(|(field, _)| bytes(field) == Some(b"role"));

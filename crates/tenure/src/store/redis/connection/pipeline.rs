@@ -182,8 +182,8 @@ impl Pipeline {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From here on the watch looks after a request, until it is due or the pipeline is closed. `None`
-    /// if the pipeline is closed already.
+    /// From here on the watch looks after a request, until it is due or the pipeline is closed.
+    /// `None` if the pipeline is closed already.
     fn board(&self, due: Moment, waker: &Waker) -> Option<Ticket<'_>> {
         let flight = Flight {
             sent: self.runtime.now(),
@@ -299,8 +299,8 @@ mod tests {
     use crate::store::redis::command::command;
     use crate::store::redis::connection::by;
 
-    /// A pipeline over a connection that never answers and, as long as the last of these lives, never
-    /// says that it is over.
+    /// A pipeline over a connection that never answers and, as long as the last of these lives,
+    /// never says that it is over.
     async fn silent(runtime: &Arc<Driver>, login: &RedisConnectionInfo) -> (Arc<Pipeline>, impl Sized) {
         let (ours, theirs) = tokio::io::duplex(4_096);
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);

@@ -97,7 +97,7 @@ fn read_answer(answer: &[u8], rest: &[Value]) -> Option<Read> {
     Some(Read { answer, unheard: unheard.filter(|why| !why.is_empty()) })
 }
 
-/// What the queue answers. Whatever the request, it may stop at its bound, which is said behind
+/// What the queue answers. Each request may stop at its bound, which is said behind
 /// the answer; and it may let waiters in, so each answer may end with why those were not told.
 fn read_queue(answer: &[u8], rest: &[Value], op: &Op) -> Option<Read> {
     let places = match &op.verb {

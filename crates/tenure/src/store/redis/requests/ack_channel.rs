@@ -257,8 +257,8 @@ impl AckChannel {
         }
     }
 
-    /// The same pipeline, if it goes to where the connection of all goes. Two that asked who the master
-    /// is may have heard of two.
+    /// The same pipeline, if it goes to where the connection of all goes. Two that asked who the
+    /// master is may have heard of two.
     fn beside_main(&self, pipeline: Arc<Pipeline>) -> Result<Arc<Pipeline>, Failure> {
         match self.main.open_line() {
             Some(main) if main.to != pipeline.to => {

@@ -52,8 +52,8 @@ impl Node {
         Self { runtime, link, notifications: Notifications::new(connector), ack_channel, exclusive, url }
     }
 
-    /// Carries out a request on this pipeline. What is rare is in a box: it would make the future of
-    /// every request larger, and that takes as long as all else that is done for one here.
+    /// Carries out a request on this pipeline. What is rare is in a box: it would make the future
+    /// of every request larger, and that takes as long as all else that is done for one here.
     pub(crate) async fn ask(
         &self,
         pipeline: &Pipeline,
