@@ -48,8 +48,8 @@ pub(crate) fn open_existing(args: &Store) -> Result<Locks, Failure> {
 }
 
 impl Terms {
-    /// The URL with these parts. A flag that differs from the URL is an error: all clients of a lock
-    /// have to agree.
+    /// The URL with these parts. A flag that differs from the URL is an error: all clients of a
+    /// lock have to agree.
     fn in_url(self, url: String) -> Result<String, Failure> {
         let url = match self.acks {
             None => url,

@@ -75,8 +75,8 @@ impl Locks {
     /// | `redis-cluster://[[USER]:PASSWORD@]HOST[:PORT],…`, also `valkey-cluster://` | on the cluster of which these are some nodes |
     /// | `redis-quorum://[[USER]:PASSWORD@]HOST[:PORT],…[/DATABASE]`, also `valkey-quorum://` | on a [majority](Self::quorum) of these |
     ///
-    /// `?acks=N` requires N replicas to confirm a grant and each renewal; `?restart-grace=30s` lets a
-    /// server that restarted or was promoted grant nothing for that long. Both are explained
+    /// `?acks=N` requires N replicas to confirm a grant and each renewal; `?restart-grace=30s` lets
+    /// a server that restarted or was promoted grant nothing for that long. Both are explained
     /// [below](#terms-of-a-store).
     ///
     /// Sentinels have a login of their own, `?sentinel-user=…&sentinel-password=…`, and port 26379
@@ -91,9 +91,9 @@ impl Locks {
     ///
     /// All clients of a lock have to agree on these, so they are parts of the URL.
     ///
-    /// **`acks=N`**, N from 1 on: for one server with replicas, with Sentinel, or a cluster. A grant,
-    /// and each renewal, counts only when N replicas have confirmed it. A grant that fewer confirm is
-    /// asked for again for as long as the call waits, then given back, and an error
+    /// **`acks=N`**, N from 1 on: for one server with replicas, with Sentinel, or a cluster. A
+    /// grant, and each renewal, counts only when N replicas have confirmed it. A grant that fewer
+    /// confirm is asked for again for as long as the call waits, then given back, and an error
     /// ([`is_unreachable`](Error::is_unreachable)) whose source says how many did. A renewal that
     /// fewer confirm has failed, and is tried again until the lease is lost. Releases wait for no
     /// replica. A server without replicas, or that refuses `WAIT`, is an error too. For exclusion
@@ -262,9 +262,9 @@ impl Locks {
     ///
     /// # Errors
     /// `is_invalid` for fewer than two members or more than 63, one that is there twice, and one
-    /// that is several servers itself: a quorum, a cluster, the master that sentinels name, one with
-    /// `acks` or `restart-grace`. Two that turn out to be one server once they are connected to: `is_refused`, from each
-    /// acquisition. `is_unreachable` when the system starts no thread.
+    /// that is several servers itself: a quorum, a cluster, the master that sentinels name, one
+    /// with `acks` or `restart-grace`. Two that turn out to be one server once they are connected
+    /// to: `is_refused`, from each acquisition. `is_unreachable` when the system starts no thread.
     pub fn quorum(members: impl IntoIterator<Item = Self>) -> Result<Self> {
         let members: Vec<Self> = members.into_iter().collect();
         let (driver, runtime) = started("quorum:")?;

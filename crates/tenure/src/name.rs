@@ -12,8 +12,8 @@ use std::sync::Arc;
 /// A name is any text of 1 byte to 64 KiB that does not begin with `tenure:`. Such keys are side
 /// keys of the locks. Names are compared byte by byte: `Nightly` and `nightly` are two locks.
 ///
-/// `Display` prints the whole name as it is, control characters included. Messages of [`Error`](crate::Error)
-/// quote, escape and shorten it.
+/// `Display` prints the whole name as it is, control characters included. Messages of
+/// [`Error`](crate::Error) quote, escape and shorten it.
 ///
 /// ```
 /// use tenure::{LockName, Locks};

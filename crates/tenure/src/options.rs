@@ -28,9 +28,9 @@ use crate::protocol::lease::{TTL_MAX, TTL_MIN, margin};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// The lease: how long the lock outlives a holder that is gone. 50 ms to 1 year, and at most the
-    /// `restart-grace` of the store's URL; 15 s unless set, or that grace if it is shorter. It ends
-    /// 1 % and 2 ms sooner on this side, for clocks that run at different speeds.
+    /// The lease: how long the lock outlives a holder that is gone. 50 ms to 1 year, and at most
+    /// the `restart-grace` of the store's URL; 15 s unless set, or that grace if it is shorter. It
+    /// ends 1 % and 2 ms sooner on this side, for clocks that run at different speeds.
     pub ttl: Duration,
     /// Whether the lease is renewed while the guard lives. Automatic unless set: after a third of
     /// the lease, at most a minute after the last time.

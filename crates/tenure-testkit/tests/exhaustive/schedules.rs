@@ -186,7 +186,7 @@ impl Store for Wire {
     }
 
     fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
-        Err("it has no server of its own")
+        Err("no server stands behind it")
     }
 
     fn url(&self) -> &Arc<str> {

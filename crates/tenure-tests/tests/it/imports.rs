@@ -1,16 +1,16 @@
 //! Imports run one way: no files of a crate import each other in a circle, and no module of the
 //! library imports one above it in the picture of ARCHITECTURE.md.
 //!
-//! What counts is each path that begins with `crate`, `super` or `self`, in a `use` or in code. Test
-//! modules and comments do not. The `mod.rs` of a folder and the files in the folder are one: it
-//! lists them, and has what they share.
+//! What counts is each path that begins with `crate`, `super` or `self`, in a `use` or in code.
+//! Test modules and comments do not. The `mod.rs` of a folder and the files in the folder are one:
+//! it lists them, and has what they share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The modules of the library from the bottom to the top. One may import those of its own row and of
-/// the rows above it here.
+/// The modules of the library from the bottom to the top. One may import those of its own row and
+/// of the rows above it here.
 const LAYERS: [&[&str]; 9] = [
     &["events", "moment", "name", "planted"],
     &["error", "runtime"],

@@ -43,9 +43,9 @@ impl Hold {
 
     /// Releases a lock and says how it went.
     ///
-    /// A first attempt that does not find this hold means that the lock was lost. For an attempt that
-    /// is repeated after an unknown outcome it means, before the deadline, that the first one released
-    /// it. After the deadline the outcome cannot be known.
+    /// A first attempt that does not find this hold means that the lock was lost. For an attempt
+    /// that is repeated after an unknown outcome it means, before the deadline, that the first one
+    /// released it. After the deadline the outcome cannot be known.
     pub(crate) async fn release(self) -> Result<()> {
         let engine = Arc::clone(&self.engine);
         let lost = self.lease.outcome(&engine).and_then(HoldEnd::into_error);

@@ -1,7 +1,8 @@
 //! The engine asks until a lock is granted and keeps the grant alive. The only code that repeats an
 //! operation and waits.
 //!
-//! - [`acquire`] asks once, or waits; [`acquisition`] is one attempt, with what it asks and was told;
+//! - [`acquire`] asks once, or waits; [`acquisition`] is one attempt, with what it asks and was
+//!   told;
 //! - [`local_queue`] is where the tasks of one process wait for one name, and asks for them;
 //! - [`ticket_queue`] is the same for the kinds that keep a queue: there each waiter has a place in
 //!   the store;

@@ -212,7 +212,8 @@ pub enum Verb {
 pub enum Fence {
     /// The store assigns `max(last + 1, its clock in microseconds)`.
     Assign,
-    /// As `Assign`; but a server that forbids scripts, and so cannot count, may grant without a token.
+    /// As `Assign`; but a server that forbids scripts, and so cannot count, may grant without a
+    /// token.
     Optional,
     /// The client proposes: granted only above everything this node has seen.
     Ballot(u64),

@@ -12,8 +12,8 @@ use crate::protocol::{Answer, LockSpec, Op};
 
 /// A store that wraps another one. It forwards every method that it does not override.
 ///
-/// A method that is added to [`Store`] must be added here too, or this crate does not compile. So no
-/// decorator can forget one.
+/// A method that is added to [`Store`] must be added here too, or this crate does not compile. So
+/// no decorator can forget one.
 pub trait Decorator: fmt::Debug + Send + Sync + 'static {
     /// The store that is wrapped.
     fn inner(&self) -> &dyn Store;

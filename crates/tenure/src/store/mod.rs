@@ -176,11 +176,11 @@ pub struct Capabilities {
     pub values: bool,
     /// Whether a hold is bound to its lease alone.
     pub liveness: HoldLiveness,
-    /// Whether a notification that names a ticket is a grant. Where replicas have to confirm grants,
-    /// or a server may be in its grace, the waiter asks first.
+    /// Whether a notification that names a ticket is a grant. Where replicas have to confirm
+    /// grants, or a server may be in its grace, the waiter asks first.
     pub messages_grant: bool,
-    /// For so long a server that may have forgotten leases answers `Busy` to every acquisition, also
-    /// to an owner that holds. No ttl may be longer.
+    /// For so long a server that may have forgotten leases answers `Busy` to every acquisition,
+    /// also to an owner that holds. No ttl may be longer.
     pub restart_grace: Option<Duration>,
 }
 

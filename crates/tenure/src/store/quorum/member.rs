@@ -54,7 +54,8 @@ impl Member {
         .boxed()
     }
 
-    /// What is known of its server. [`Quorum::new`](super::Quorum::new) admits only stores that tell.
+    /// What is known of its server. [`Quorum::new`](super::Quorum::new) admits only stores that
+    /// tell.
     pub(super) fn incarnation(&self) -> Incarnation {
         self.store.member().map_or(Incarnation::Unknown, |member| member.incarnation())
     }

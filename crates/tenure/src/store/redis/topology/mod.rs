@@ -43,8 +43,8 @@ pub struct Target {
     pub access: Access,
 }
 
-/// How to come in: which database, who logs in, whether the talk is encrypted, and on what terms the
-/// server grants.
+/// How to come in: which database, who logs in, whether the talk is encrypted, and on what terms
+/// the server grants.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Access {
     /// Which of the server's databases.
