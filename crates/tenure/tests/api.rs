@@ -1,10 +1,18 @@
 //! What the public API promises regardless of the store, on the memory store.
 
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::pending;
+use tenure::internals::store::file::File;
+use tenure::internals::store::memory::Memory;
+use tenure::internals::store::quorum::Quorum;
+use tenure::internals::store::redis::Redis;
+use tenure::internals::{Driver, Runtime, Store};
 use tenure::{
-    Error, ErrorKind, Guard, HoldEnd, Kind, LockName, Locks, Multi, Mutex, Owner, RunError, Share, block_on,
+    Error, ErrorKind, Guard, HoldEnd, Kind, LockName, Locks, Multi, Mutex, Options, Owner, RunError, Share,
+    block_on,
 };
 
 const LONG: Duration = Duration::from_secs(60);
@@ -98,6 +106,35 @@ fn a_member_of_a_quorum_decides_alone() {
     let inner = Locks::quorum(two()).expect("two members");
     let error = Locks::quorum(two().into_iter().chain([inner])).expect_err("a quorum");
     assert!(error.to_string().contains("several servers"), "{error}");
+}
+
+#[test]
+fn a_store_keeps_exactly_the_kinds_that_it_says_it_can() {
+    let driver = Driver::start().expect("a thread");
+    let runtime = || Arc::clone(&driver) as Arc<dyn Runtime>;
+    let memory = || Arc::new(Memory::new(runtime(), "memory:")) as Arc<dyn Store>;
+    let quorum = Quorum::new(vec![memory(), memory()], Box::new(()), runtime(), None).expect("two members");
+    let file = File::new(Path::new("never-made"), "file:never-made", runtime());
+    let redis = Redis::open("redis://127.0.0.1:1?acks=1&restart-grace=30s", runtime()).expect("a URL");
+    let stores: [Arc<dyn Store>; 4] = [memory(), Arc::new(file), Arc::new(redis), Arc::new(quorum)];
+    for store in stores {
+        let (url, kinds) = (Arc::clone(store.url()), store.capabilities().kinds);
+        let locks = tenure::internals::locks(store, runtime(), Options::new()).expect("options");
+        let owner = Owner::new("me").expect("an owner");
+        for (kind, refused) in [
+            (Kind::Mutex, locks.mutex("x").err()),
+            (Kind::Reentrant, locks.reentrant_mutex("x", &owner).err()),
+            (Kind::Fair, locks.fair_mutex("x").err()),
+            (Kind::RwLock, locks.rwlock("x").err()),
+            (Kind::Semaphore, locks.semaphore("x", 2).err()),
+        ] {
+            match (kinds.keep(kind), refused) {
+                (Ok(()), None) => {}
+                (Err(why), Some(error)) if error.is_unsupported() && error.to_string().contains(why) => {}
+                (said, refused) => panic!("{url} says {said:?} of a {kind}, and does {refused:?}"),
+            }
+        }
+    }
 }
 
 #[test]

@@ -77,7 +77,7 @@ impl Store for SimStore {
         Capabilities {
             kinds: Kinds::All,
             clock: LeaseClock::Server,
-            values: false,
+            values: Err("the simulated server keeps none"),
             liveness: HoldLiveness::Lease,
             messages_grant: true,
             restart_grace: None,

@@ -160,7 +160,7 @@ impl Store for Wire {
         Capabilities {
             kinds: Kinds::All,
             clock: LeaseClock::Server,
-            values: false,
+            values: Err("the explored server keeps none"),
             liveness: HoldLiveness::Lease,
             messages_grant: true,
             restart_grace: None,

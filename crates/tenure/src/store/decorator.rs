@@ -182,7 +182,7 @@ mod tests {
     const CAPABILITIES: Capabilities = Capabilities {
         kinds: Kinds::Only(&[Kind::Fair], "it is fair"),
         clock: LeaseClock::Members,
-        values: true,
+        values: Err("no value"),
         liveness: HoldLiveness::Handle,
         messages_grant: false,
         restart_grace: Some(Duration::from_secs(7)),

@@ -149,7 +149,7 @@ impl Store for Memory {
         Capabilities {
             kinds: Kinds::All,
             clock: LeaseClock::Machine,
-            values: true,
+            values: Ok(()),
             liveness: HoldLiveness::Lease,
             messages_grant: true,
             restart_grace: None,

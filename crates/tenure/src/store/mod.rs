@@ -172,8 +172,9 @@ pub struct Capabilities {
     pub kinds: Kinds,
     /// Whose clock judges when a lease is over.
     pub clock: LeaseClock,
-    /// Whether bytes can be kept beside a lock that only its holder may write.
-    pub values: bool,
+    /// Whether bytes can be kept beside a lock that only its holder may write, or why not: the end of
+    /// the sentence "it cannot, because".
+    pub values: Result<(), &'static str>,
     /// Whether a hold is bound to its lease alone.
     pub liveness: HoldLiveness,
     /// Whether a notification that names a ticket is a grant. Where replicas have to confirm

@@ -184,7 +184,7 @@ impl Store for File {
         Capabilities {
             kinds: Kinds::All,
             clock: LeaseClock::Machine,
-            values: true,
+            values: Ok(()),
             liveness: HoldLiveness::Handle,
             messages_grant: true,
             restart_grace: None,

@@ -159,7 +159,7 @@ impl Store for Quorum {
         Capabilities {
             kinds: Kinds::Only(&[Kind::Mutex], MUTEX_ONLY),
             clock: LeaseClock::Members,
-            values: false,
+            values: Err(NO_VALUES),
             liveness: HoldLiveness::Lease,
             messages_grant: true,
             restart_grace: None,
@@ -213,6 +213,8 @@ impl Store for Quorum {
     }
 }
 
+const NO_VALUES: &str =
+    "two halves of a quorum could each keep another value, so that none of them would be the last";
 const MUTEX_ONLY: &str = "an order, or a number of holds, has to be kept in one place, and two halves of a quorum could each let \
                           another in";
 

@@ -161,7 +161,7 @@ impl Terms {
         Capabilities {
             kinds: Kinds::All,
             clock: LeaseClock::Server,
-            values: true,
+            values: Ok(()),
             liveness: HoldLiveness::Lease,
             messages_grant: self == Self::default(),
             restart_grace: self.restart_grace,
