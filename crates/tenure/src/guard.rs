@@ -7,8 +7,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::engine::Client;
-use crate::engine::hold::{Hold, HoldEnd, Lease, Lost};
-use crate::engine::release;
+use crate::engine::hold::Hold;
+use crate::engine::lease::{HoldEnd, Lease, Lost};
 use crate::error::{Error, Result, RunError};
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -255,7 +255,7 @@ impl Guard {
         }
         let within = lease.op_timeout.min(lease.remaining(engine)).max(Duration::from_millis(1));
         let changes = matches!(verb, Verb::Renew { .. });
-        match engine.call_on(lease.terms, &lease.name, lease.rule, &lease.owner, verb, within).await {
+        match engine.call(&lease.name, lease.rule, &lease.owner, verb, within).await {
             Ok(answer) => match lease.refusal(&answer) {
                 Some(reason) => {
                     lease.lose(engine, reason);
@@ -289,7 +289,7 @@ impl Guard {
     /// goes on: the lock stays until its lease ends.
     pub async fn release(mut self) -> Result<()> {
         match self.held.take() {
-            Some(held) => release::release(held).await,
+            Some(held) => held.release().await,
             None => Ok(()),
         }
     }

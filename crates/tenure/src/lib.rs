@@ -92,11 +92,13 @@ mod fair;
 mod guard;
 mod handle;
 mod locks;
+mod moment;
 mod multi;
 mod mutex;
 mod name;
 mod options;
 mod owner;
+mod parse;
 mod planted;
 mod protocol;
 mod reentrant;
@@ -109,7 +111,7 @@ mod store;
 
 #[cfg(feature = "redis")]
 pub use credentials::Credentials;
-pub use engine::hold::{HoldEnd, Lost};
+pub use engine::lease::{HoldEnd, Lost};
 pub use error::{Error, ErrorKind, Result, RunError};
 pub use fair::FairMutex;
 pub use guard::Guard;
@@ -133,7 +135,8 @@ pub use status::{ForcedRelease, Holder, Listing, Share, Status};
 pub mod internals {
     use std::sync::Arc;
 
-    pub use crate::runtime::{Driver, Moment, Runtime};
+    pub use crate::moment::Moment;
+    pub use crate::runtime::{Driver, Runtime};
     pub use crate::store::Store;
     use crate::{Guard, Locks, Options, Result, WriteGuard};
 

@@ -7,14 +7,14 @@ use futures_util::future::{Either, join_all, select};
 
 use crate::engine::Engine;
 use crate::engine::acquire::Wait;
-use crate::engine::hold::Lost;
+use crate::engine::lease::Lost;
 use crate::error::{Error, Result, RunError};
 use crate::fair::FairMutex;
 use crate::guard::{Guard, settled, unless_lost};
 use crate::handle::LockHandle;
+use crate::moment::Moment;
 use crate::mutex::Mutex;
 use crate::reentrant::ReentrantMutex;
-use crate::runtime::Moment;
 
 /// Several locks at once, of any kinds and on any stores: all or none.
 ///

@@ -89,7 +89,7 @@ impl Mutex {
     /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind;
     /// `is_unsupported` when the server forbids scripts and
     /// [`Options::unfenced`](crate::Options::unfenced) is not set, or cannot do what
-    /// [`Options::acks`](crate::Options::acks) asks for.
+    /// `acks` in its URL asks for.
     pub async fn lock(&self) -> Result<Guard> {
         self.0.lock().await
     }

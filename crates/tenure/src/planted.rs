@@ -4,8 +4,6 @@
 //! They exist only in builds with `RUSTFLAGS="--cfg tenure_planted"`, which `scripts/test` sets.
 //! In every other build each question below is the constant `false`, and the compiler removes it.
 
-use crate::protocol::{Answer, Data, Entry, Notification, Op};
-
 /// The mistakes that locks are known to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -285,11 +283,11 @@ impl Bug {
 
 #[cfg(tenure_planted)]
 mod switch {
-    use std::cell::{Cell, RefCell};
+    use std::cell::Cell;
     use std::process::abort;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use super::{Answer, Bug, Data, Entry, Notification, Op};
+    use super::Bug;
 
     thread_local! {
         static ON: Cell<Option<Bug>> = const { Cell::new(None) };
@@ -312,29 +310,6 @@ mod switch {
         ON.set(bug);
     }
 
-    /// Hears what a request has made of a record of a directory.
-    pub type Observer = Box<dyn Fn(&Op, &Answer, Option<&Notification>, Option<&Entry<Data>>)>;
-
-    thread_local! {
-        static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
-    }
-
-    pub(crate) fn applied(
-        op: &Op,
-        answer: &Answer,
-        wake: Option<&Notification>,
-        after: Option<&Entry<Data>>,
-    ) {
-        OBSERVER
-            .with_borrow(|observer| observer.iter().for_each(|observer| observer(op, answer, wake, after)));
-    }
-
-    /// Lets a test hear of each request that stores in directories carry out on this thread, in
-    /// the order in which they do.
-    pub fn observe(observer: Option<Observer>) {
-        OBSERVER.set(observer);
-    }
-
     /// How many crash points this process still passes, and one more.
     static LEFT: AtomicU64 = AtomicU64::new(u64::MAX);
 
@@ -352,9 +327,9 @@ mod switch {
 }
 
 #[cfg(tenure_planted)]
-pub use switch::{Observer, crash_after, observe, plant};
+pub use switch::{crash_after, plant};
 #[cfg(tenure_planted)]
-pub(crate) use switch::{applied, crash_point, planted};
+pub(crate) use switch::{crash_point, planted};
 
 #[cfg(not(tenure_planted))]
 pub(crate) const fn planted(_: Bug) -> bool {
@@ -364,7 +339,3 @@ pub(crate) const fn planted(_: Bug) -> bool {
 /// Between two things that others can see of this process: here it may be killed.
 #[cfg(not(tenure_planted))]
 pub(crate) const fn crash_point() {}
-
-/// What became of a record of a directory, for its judge.
-#[cfg(not(tenure_planted))]
-pub(crate) const fn applied(_: &Op, _: &Answer, _: Option<&Notification>, _: Option<&Entry<Data>>) {}

@@ -102,7 +102,7 @@ impl ReentrantMutex {
     /// # Errors
     /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind;
     /// `is_unsupported` when the server forbids scripts, without which there is no such lock, or
-    /// cannot do what [`Options::acks`](crate::Options::acks) asks for.
+    /// cannot do what `acks` in its URL asks for.
     pub async fn lock(&self) -> Result<Guard> {
         self.0.lock().await
     }

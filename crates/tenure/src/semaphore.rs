@@ -118,7 +118,7 @@ impl Semaphore {
     /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind or
     /// with another number of permits; `is_unsupported` when the server forbids scripts, without
     /// which there is no such lock, or cannot do what
-    /// [`Options::acks`](crate::Options::acks) asks for.
+    /// `acks` in its URL asks for.
     pub async fn acquire(&self) -> Result<Guard> {
         self.acquire_many(1).await
     }

@@ -56,6 +56,18 @@ use launch::{inspector, launch};
 use port::Port;
 use process::Process;
 
+/// A store's URL with these terms added to its query, as in `acks=2&restart-grace=30s`.
+pub fn on_terms(url: &str, terms: &str) -> String {
+    let separator = if terms.is_empty() {
+        ""
+    } else if url.contains('?') {
+        "&"
+    } else {
+        "?"
+    };
+    format!("{url}{separator}{terms}")
+}
+
 /// One `redis-server`. Dropping it kills the process and removes its directory, also when the test
 /// panics.
 #[derive(Debug)]

@@ -14,21 +14,21 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 use tempfile::TempDir;
 use tenure::Options;
-use tenure::internals::planted::observe;
 use tenure::internals::store::Cursor;
 use tenure::internals::store::file::File;
+use tenure::internals::store::file::observe::observe;
 use tenure::internals::{Runtime, Store, locks};
 
 use super::chooser::{Chooser, Rng};
 use super::clock::{Clock, MS, SECOND};
-use super::coverage::Event;
+use super::event::Event;
 use super::executor::{OUTSIDE, Process, ProcessId, Sim, lock};
 use super::node_faults::{NodeFault, pause};
 use super::oracle::{Executed, Oracle};
 use super::regime::{Faults, Plan, RECOVERY, Regime};
 use super::report::Report;
+use super::request::Shown;
 use super::server::Standing;
-use super::store::Shown;
 use super::workload::Workload;
 use super::world::{ENDING, STEPS};
 

@@ -46,7 +46,7 @@ const ROWS: [Row; 12] = [
     ("release to return in another process, fair, µs", wake::fair),
     ("server time of an acquire of a queue, µs", queue::server_time),
     ("waiting and holding", keep::keep),
-    ("pairs/s, 64 tasks, acks(1), beside a WAIT for each", |what, _| confirmed::pairs(what, 64, 4.0)),
+    ("pairs/s, 64 tasks, acks=1, beside a WAIT for each", |what, _| confirmed::pairs(what, 64, 4.0)),
 ];
 
 fn main() {

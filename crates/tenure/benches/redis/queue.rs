@@ -63,7 +63,7 @@ fn take_places(store: &dyn Store, names: &[String]) {
         store.call(op, Duration::from_secs(10))
     });
     for reply in block_on(join_all(places)) {
-        let answer = reply.expect("an answer").answer;
+        let answer = reply.expect("an answer");
         assert!(matches!(answer, Answer::Held { .. } | Answer::Waiting { .. }), "{answer:?}");
     }
 }

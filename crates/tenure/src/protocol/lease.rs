@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
+use crate::moment::Moment;
 use crate::planted::{Bug, planted};
-use crate::runtime::Moment;
 
 /// The shortest lease: below it, the margin and a round trip leave nothing.
 pub const TTL_MIN: Duration = Duration::from_millis(50);

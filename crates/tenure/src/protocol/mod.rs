@@ -4,7 +4,7 @@
 //! Redis runs its twin in Lua, function by function under the same names, compared by a test on
 //! random operations.
 //!
-//! This module is the whole vocabulary: [`Op`], [`Verb`], [`LockSpec`], [`Reply`]. Verify is
+//! This module is the whole vocabulary: [`Op`], [`Verb`], [`LockSpec`], [`Answer`]. Verify is
 //! `Inspect`; detach and resume are `Renew` with the liveness changed; force_release is `Release`
 //! of anyone.
 
@@ -31,8 +31,8 @@ pub struct Op {
     pub rule: LockSpec,
     /// The asker. Two requests of one owner are the same request, repeated.
     pub owner: Owner,
-    /// Names this request; echoed beside the owner, so that no client takes another's reply for its
-    /// own.
+    /// Names this request. A server echoes it beside the owner, so that no client takes another's
+    /// reply for its own.
     pub request: u64,
     /// What is asked.
     pub verb: Verb,
@@ -212,6 +212,9 @@ pub enum Verb {
 pub enum Fence {
     /// The store assigns `max(last + 1, its clock in microseconds)`.
     Assign,
+    /// As `Assign`; but a server that forbids scripts, and so cannot count, may grant without a
+    /// token.
+    Optional,
     /// The client proposes: granted only above everything this node has seen.
     Ballot(u64),
 }
@@ -245,17 +248,6 @@ impl ReleaseScope {
     pub const fn is_forced(self) -> bool {
         matches!(self, Self::Any | Self::Foreign)
     }
-}
-
-/// An answer, with the owner and the request it is for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reply {
-    /// Whose request this answers. A store drops its connection when it is another client's.
-    pub owner: Owner,
-    /// Which request this answers.
-    pub request: u64,
-    /// The answer.
-    pub answer: Answer,
 }
 
 /// What a lock says.

@@ -48,8 +48,8 @@ fn acquire(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, fence: Fence
         Standing::Nothing => None,
     };
     let fence = match (fence, held) {
-        (Fence::Assign, Some(held)) => held,
-        (Fence::Assign, None) => assign(state, now),
+        (Fence::Assign | Fence::Optional, Some(held)) => held,
+        (Fence::Assign | Fence::Optional, None) => assign(state, now),
         (Fence::Ballot(ballot), Some(held)) if ballot <= held => held,
         (Fence::Ballot(ballot), _) => match accept(state, now, ballot) {
             Ok(()) => ballot,

@@ -153,7 +153,7 @@ impl Asker {
         let name = LockName::new("x").expect("a name");
         let op = Op { name, rule: LockSpec::Mutex, owner: owner.clone(), request, verb };
         let sent = self.sim.now();
-        let said = self.store.call(op.clone(), WITHIN).await.map(|reply| reply.answer);
+        let said = self.store.call(op.clone(), WITHIN).await;
         let call = Call { op, sent, answered: self.sim.now(), said: said.clone() };
         self.calls.lock().expect("no panic").push(call);
         said

@@ -27,7 +27,7 @@ use tenure::internals::{Moment, Runtime};
 
 use super::chooser::{Choice, Chooser, Rng};
 use super::clock::{Clock, TrueTime};
-use super::coverage::{Event, Events};
+use super::event::{Event, Events};
 use task::{Due, Life, Task, TaskWaker, What};
 
 pub use process::{Process, Sleep};

@@ -20,18 +20,18 @@ use std::time::Duration;
 use tenure::LockName;
 use tenure::internals::Moment;
 use tenure::internals::protocol::{
-    Answer, Fence, Found, Kind, LockSpec, Notification, Op, ReleaseScope, Reply, Verb,
+    Answer, Fence, Found, Kind, LockSpec, Notification, Op, ReleaseScope, Verb,
 };
 use tenure::internals::store::{Failure, Incarnation, Listener, Publisher};
 
 use super::clock::{Clock, MS, SECOND, TrueTime};
-use super::coverage::Event;
+use super::event::Event;
 use super::executor::{OUTSIDE, Process, ProcessId, Sim, lock};
-use super::oracle::members::Trouble;
+use super::oracle::votes::Trouble;
 use super::oracle::{Executed, Oracle};
 use super::regime::Faults;
+use super::request::{Shown, Slot, unknown};
 use super::server::Server;
-use super::store::{Shown, SimStore, Slot, unknown};
 
 /// How long a server had been up when the schedule began.
 const OLD: Duration = Duration::from_secs(86_400);
@@ -45,7 +45,7 @@ pub struct Network {
     pub(super) sim: Sim,
     /// Who judges it, if any client does.
     oracle: Option<Oracle>,
-    url: Arc<str>,
+    pub(super) url: Arc<str>,
     inner: Arc<Mutex<Inner>>,
 }
 
@@ -171,8 +171,8 @@ impl Network {
         lock(&self.inner)
     }
 
-    /// The store for one process.
-    pub fn store(&self, process: &Process) -> SimStore {
+    /// Gives a process its end of the connection.
+    pub(super) fn connect(&self, process: &Process) {
         let now = self.sim.now();
         let mut inner = self.inner();
         // The outside has no end, but it has a place in the list.
@@ -192,7 +192,6 @@ impl Network {
                 parting: Parting::default(),
             });
         }
-        SimStore { network: self.clone(), process: process.id(), url: Arc::clone(&self.url) }
     }
 
     /// The server runs the scripts as well.
@@ -302,7 +301,7 @@ impl Network {
         }
         let answered_at = (now.max(parting.replies) + latency).max(connection.last_reply + 1);
         connection.last_reply = answered_at;
-        let reply = Reply { owner: op.owner.clone(), request: op.request, answer };
+        let reply = answer;
         let network = self.clone();
         self.sim.at(answered_at, move || {
             let is_broken = network.inner().connections[number].is_broken;

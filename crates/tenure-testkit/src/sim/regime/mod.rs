@@ -3,6 +3,7 @@
 //! rest alone.
 
 mod kind;
+mod node_faults;
 
 use std::time::Duration;
 
@@ -10,9 +11,9 @@ use tenure::internals::protocol::{LockSpec, QueueSpec, lease};
 
 use super::clock::{MS, SECOND, TrueTime};
 use super::executor::Sim;
-use super::node_faults::NodeFaults;
 
 pub use kind::LockKind;
+pub use node_faults::NodeFaults;
 
 /// The trouble a schedule has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

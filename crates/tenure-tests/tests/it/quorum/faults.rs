@@ -357,7 +357,7 @@ fn a_member_that_is_several_servers_is_refused() {
     for url in ["redis-sentinel://h/service", "redis-cluster://h", "redis-quorum://h,i,j"] {
         let members = [Locks::open(url).expect("a store"), Locks::memory(), Locks::memory()];
         let error = Locks::quorum(members).expect_err("no quorum");
-        assert!(error.is_invalid() && error.to_string().contains("single stores"), "{error}");
+        assert!(error.is_invalid() && error.to_string().contains("several servers"), "{error}");
     }
 }
 

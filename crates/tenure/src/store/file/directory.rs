@@ -20,7 +20,8 @@ use rustix::fs::{
 use rustix::io::{Errno, pread, pwrite, read, write};
 
 use super::error::{failed, unusable};
-use super::record::{HolderId, Ledger, MAX_BYTES, Record, RecordId, socket_name};
+use super::names::{HolderId, RecordId, socket_name};
+use super::record::{Ledger, MAX_BYTES, Record};
 use super::system::{boot_id, errno, warn_of_network};
 use crate::planted::crash_point;
 use crate::store::Failure;

@@ -5,7 +5,7 @@
 use rustix::fs::Dir;
 
 use super::directory::{HolderState, Inside, Over};
-use super::record::{HolderId, RecordId};
+use super::names::{HolderId, RecordId};
 use crate::protocol::Now;
 use crate::store::Failure;
 

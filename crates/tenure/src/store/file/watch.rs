@@ -11,7 +11,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::directory::Directory;
-use super::record::{HolderId, RecordId};
+use super::names::{HolderId, RecordId};
 use crate::protocol::Notification;
 use crate::store::Publisher;
 

@@ -15,15 +15,16 @@ use super::apply::{Applied, apply, changed as changed_to, looked, now, page};
 use super::directory::{Directory, Entered, Inside, Locked};
 use super::error::shown;
 use super::holders::Holders;
-use super::record::{HolderId, RecordId};
+use super::names::{HolderId, RecordId};
 use super::sweep::Sweep;
 use super::system::boot_clock_offset_ms;
 use super::watch::{Listeners, Seen, Watch};
 use crate::events::{event, text};
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, LockSpec, Notification, Now, Op, Reply, Verb};
-use crate::runtime::{Moment, Runtime};
+use crate::protocol::{Answer, LockSpec, Notification, Now, Op, Verb};
+use crate::runtime::Runtime;
 use crate::store::{Cursor, Failure, Listener, Page};
 
 /// So many requests are answered before the guard is given back, so that other processes have their
@@ -69,7 +70,7 @@ impl Job {
 pub(super) type Promise<T> = oneshot::Sender<Result<T, Failure>>;
 
 pub(super) enum Request {
-    Call(Op, Promise<Reply>),
+    Call(Op, Promise<Answer>),
     Listen(LockName, LockSpec, Promise<Listener>),
     List { prefix: String, from: Cursor, promise: Promise<Page> },
     Ready(Promise<()>),
@@ -338,8 +339,8 @@ impl Worker {
     fn sees_nothing(&mut self) -> bool {
         let Some(job) = self.queue.pop_front() else { return false };
         match job.ask {
-            Request::Call(Op { owner, request, verb: Verb::Inspect, .. }, promise) => {
-                let _ = promise.send(Ok(Reply { owner, request, answer: Answer::Free }));
+            Request::Call(Op { verb: Verb::Inspect, .. }, promise) => {
+                let _ = promise.send(Ok(Answer::Free));
             }
             Request::List { promise, .. } => {
                 let _ = promise.send(Ok(Page { locks: Vec::new(), next: None }));
@@ -394,7 +395,7 @@ impl Worker {
                     let reply = applied.map(|applied| {
                         let answer = applied.answer.clone();
                         done.push((RecordId::of(&op.name), applied));
-                        Reply { owner: op.owner, request: op.request, answer }
+                        answer
                     });
                     replies.push((promise, reply));
                 }

@@ -11,12 +11,12 @@ use super::Inner;
 use super::holds::Hold;
 use super::member::Said;
 use super::round::Round;
+use crate::moment::Moment;
 use crate::planted::{Bug, planted};
 use crate::protocol::quorum::{
     Decision, NOBODY, Vote, acquired, found, held, released, renewed, shows, verified,
 };
 use crate::protocol::{Answer, Fence, Liveness, Op, ReleaseScope, Verb, lease, ours};
-use crate::runtime::Moment;
 use crate::store::Failure;
 
 /// So many ballots are tried in one call.

@@ -15,12 +15,13 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::Inner;
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::lease::millis;
 use crate::protocol::{LockSpec, Notification};
-use crate::runtime::{Moment, Runtime};
+use crate::runtime::Runtime;
 use crate::store::{Failure, Listener, Publisher};
 
 /// How long a few members' word is kept back for others to say the same: at first, and at most.

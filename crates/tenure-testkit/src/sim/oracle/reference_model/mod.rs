@@ -10,7 +10,7 @@ use tenure::internals::protocol::{Answer, Liveness, Notification, Place as Told,
 use tenure::{LockName, Owner};
 
 use super::history::History;
-use super::members::Members;
+use super::votes::Members;
 use super::{Executed, Hold, Violation, Wait};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{ProcessId, Sim};

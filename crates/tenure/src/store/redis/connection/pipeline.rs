@@ -17,10 +17,11 @@ use redis::{Cmd, RedisResult, Value};
 use tokio::sync::{Notify, oneshot};
 
 use crate::events::{event, text};
-use crate::runtime::{Moment, Runtime};
+use crate::moment::Moment;
+use crate::runtime::Runtime;
 use crate::store::Failure;
+use crate::store::redis::connection::scriptless::Scriptless;
 use crate::store::redis::connection::{Connection, Peer};
-use crate::store::redis::requests::scriptless::Scriptless;
 use crate::store::redis::topology::Address;
 
 /// A connection on which a request is due, and on which no reply at all came in for this long since
@@ -295,7 +296,8 @@ mod tests {
     use super::*;
     use crate::block_on;
     use crate::runtime::Driver;
-    use crate::store::redis::connection::{by, command};
+    use crate::store::redis::command::command;
+    use crate::store::redis::connection::by;
 
     /// A pipeline over a connection that never answers and, as long as the last of these lives,
     /// never says that it is over.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::Notify;
 
-use crate::runtime::Moment;
+use crate::moment::Moment;
 use crate::store::redis::connection::pipeline::Pipeline;
 use crate::store::redis::connection::{Connector, by};
 use crate::store::{Failure, Incarnation};

@@ -5,6 +5,7 @@
 //! be torn from its own.
 
 use crate::protocol::LockSpec;
+use crate::store::redis::topology::slots::SLOTS;
 
 /// The key of a server's epoch: which start of which server it is, and since when.
 pub(crate) const EPOCH: &str = "tenure:epoch";
@@ -47,9 +48,6 @@ fn tag(key: &str) -> Option<&str> {
     let (tag, _) = key.split_once('{')?.1.split_once('}')?;
     Some(tag).filter(|tag| !tag.is_empty())
 }
-
-/// How many slots a cluster has.
-pub(crate) const SLOTS: u16 = 16_384;
 
 /// The slot of a key, or of a channel: the CRC16 (polynomial 0x1021, nothing reflected) of what is
 /// hashed of it.
