@@ -7,6 +7,7 @@ use std::process::ExitStatus;
 
 use rustix::process::Signal;
 
+use crate::output::Voice;
 use crate::{limits, output, warnings};
 
 /// `status`: the lock is free.
@@ -82,6 +83,21 @@ pub(crate) fn of(asked: impl Future<Output = Result<u8, Failure>>) -> u8 {
     let _printer = warnings::say(false);
     limits::check().and_then(|()| tenure::block_on(asked)).unwrap_or_else(|failure| {
         output::complain(failure.message);
+        failure.code
+    })
+}
+
+/// The same, with timers and signals of this program's own, and said in this voice.
+pub(crate) fn with_timers(voice: Voice, asked: impl Future<Output = Result<u8, Failure>>) -> u8 {
+    let _printer = (!voice.quiet).then(|| warnings::say(voice.verbose));
+    // All on this thread: the kernel kills the command of a run when the *thread* that started it
+    // dies, and this one lives longest.
+    let code = limits::check().and_then(|()| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.map_err(|error| Failure::own("cannot start", &error))?.block_on(asked)
+    });
+    code.unwrap_or_else(|failure| {
+        voice.say(failure.message);
         failure.code
     })
 }

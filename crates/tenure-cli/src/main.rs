@@ -1,6 +1,7 @@
-//! `tenure`: runs a program under a distributed lock, shows holders, ends a hold by force, and
-//! tests a store.
+//! `tenure`: runs a program under a distributed lock, acquires and releases locks for scripts,
+//! shows holders, and tests a store.
 
+mod acquire;
 mod ancestors;
 mod child;
 mod cli;
@@ -8,11 +9,13 @@ mod clock;
 mod duration;
 mod exit;
 mod json;
+mod keep;
 mod killer;
 mod kind;
 mod launch;
 mod limits;
 mod list;
+mod manual;
 mod output;
 mod printer;
 mod release;
@@ -21,13 +24,16 @@ mod signals;
 mod status;
 mod store;
 mod stress;
+mod take;
 mod terminal;
+mod wait;
 mod warnings;
 mod watch;
 
 use std::process::ExitCode;
 
 use cli::{Cli, Command};
+use output::Voice;
 
 fn main() -> ExitCode {
     if let Some(code) = launch::stage(std::env::args_os()) {
@@ -35,6 +41,11 @@ fn main() -> ExitCode {
     }
     limits::or_panic_in_one_line(|| match Cli::read() {
         Ok(Cli { command: Command::Run(args) }) => run::run(&args),
+        Ok(Cli { command: Command::Acquire(args) }) => acquire::acquire(&args),
+        Ok(Cli { command: Command::Renew(args) }) => exit::of(acquire::renew(&args)),
+        Ok(Cli { command: Command::Verify(args) }) => exit::of(acquire::verify(&args)),
+        Ok(Cli { command: Command::Wait(args) }) => exit::with_timers(Voice::LOUD, wait::wait(&args)),
+        Ok(Cli { command: Command::Keep(args) }) => keep::keep(&args),
         Ok(Cli { command: Command::Status(args) }) => exit::of(status::status(&args)),
         Ok(Cli { command: Command::List(args) }) => exit::of(list::list(&args)),
         Ok(Cli { command: Command::Release(args) }) => exit::of(release::release(&args)),

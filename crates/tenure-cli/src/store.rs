@@ -22,6 +22,10 @@ pub(crate) fn open(args: &Store, options: Options) -> Result<Locks, Failure> {
 
 /// The same, to look at what is there: a directory that was named must exist.
 pub(crate) fn open_existing(args: &Store) -> Result<Locks, Failure> {
+    open_existing_with(args, Options::new())
+}
+
+pub(crate) fn open_existing_with(args: &Store, options: Options) -> Result<Locks, Failure> {
     if let Some(path) = args.url.as_deref().and_then(|url| url.strip_prefix("file:")) {
         let directory = Path::new(path.strip_prefix("//").unwrap_or(path));
         // Nothing to see, and no rights to see it, are different; the store tells the latter.
@@ -31,7 +35,7 @@ pub(crate) fn open_existing(args: &Store) -> Result<Locks, Failure> {
             return Err(Failure { code: STORE, message });
         }
     }
-    open(args, Options::new())
+    open(args, options)
 }
 
 /// Its URL.

@@ -16,4 +16,5 @@ mod loss;
 mod output;
 mod redis;
 mod signals;
+mod split;
 mod terminal;
