@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use rustix::process::Signal;
 use tenure_history::line::Sort;
 
 use crate::duration::{duration, some_time};
@@ -85,7 +86,7 @@ pub(crate) struct Store {
 }
 
 #[derive(Args, Debug)]
-#[command(after_long_help = RUN_MANUAL, override_usage = "tenure run [OPTIONS] NAME [--] CMD [ARGS]...")]
+#[command(after_long_help = RUN_MANUAL, override_usage = "tenure run [OPTIONS] NAME [--] CMD [ARGS]...\n       tenure run [OPTIONS] NAME -c STRING")]
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) request: Request,
@@ -95,6 +96,34 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) grace: Option<Duration>,
 
+    /// What happens to CMD when the lease is lost: `term` (TERM, and KILL after the grace), `kill` at
+    /// once, `signal:NAME` in place of TERM, as in signal:INT, or `ignore`: then CMD runs on beside
+    /// the next holder, and its own exit status is passed on.
+    #[arg(long, value_name = "HOW", default_value = "term", value_parser = on_lost)]
+    pub(crate) on_lost: OnLost,
+
+    /// Send KILL to CMD's group when it has not ended so long after INT, TERM, HUP or QUIT was
+    /// passed on to it.
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) kill_after: Option<Duration>,
+
+    /// Hold the lock for at least so long, also when CMD ends sooner: a short job then runs once
+    /// though the clocks of its hosts differ. INT, TERM, HUP or QUIT end that wait.
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) min_hold: Option<Duration>,
+
+    /// Hold the lock for at most so long: then CMD is stopped as when the lease is lost.
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) max_hold: Option<Duration>,
+
+    /// Wait for a random time of up to this before the lock is asked for.
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) splay: Option<Duration>,
+
+    /// Run this by `sh -c` in place of CMD.
+    #[arg(short = 'c', value_name = "STRING", conflicts_with = "command", allow_hyphen_values = true)]
+    pub(crate) script: Option<String>,
+
     /// Hold this lock too, of the same kind: all or none. May be given several times; the order
     /// does not matter.
     #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
@@ -102,9 +131,42 @@ pub(crate) struct Run {
 
     /// The command and its arguments. Options of this program end here, so `--` is needed only
     /// before a command that begins with a hyphen.
-    #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
+    #[arg(value_name = "CMD", required_unless_present = "script", trailing_var_arg = true)]
     pub(crate) command: Vec<OsString>,
 }
+
+/// What happens to the command when the lease is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnLost {
+    /// It gets this signal, and KILL after the grace.
+    Signal(Signal),
+    Kill,
+    Ignore,
+}
+
+fn on_lost(text: &str) -> Result<OnLost, String> {
+    let named = |name: &str| SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, signal)| *signal);
+    match text {
+        "term" => Ok(OnLost::Signal(Signal::TERM)),
+        "kill" => Ok(OnLost::Kill),
+        "ignore" => Ok(OnLost::Ignore),
+        _ => text.strip_prefix("signal:").and_then(named).map(OnLost::Signal).ok_or_else(|| {
+            let names: Vec<_> = SIGNALS.iter().map(|(name, _)| *name).collect();
+            format!("write term, kill, ignore or signal:NAME, where NAME is {}", names.join(", "))
+        }),
+    }
+}
+
+/// Those by which a program can be told that its lock is lost.
+const SIGNALS: [(&str, Signal); 7] = [
+    ("TERM", Signal::TERM),
+    ("INT", Signal::INT),
+    ("HUP", Signal::HUP),
+    ("QUIT", Signal::QUIT),
+    ("USR1", Signal::USR1),
+    ("USR2", Signal::USR2),
+    ("ABRT", Signal::ABORT),
+];
 
 /// Which lock is asked for, on which terms, and how long it is waited for.
 #[derive(Args, Debug)]

@@ -109,8 +109,10 @@ When the lease is lost:
   ttl. It is lost too when the store says that another holds the lock (forced open, expired while
   the machine slept): then that holder may run beside CMD during the grace.
 
+  --on-lost changes what CMD gets. --max-hold ends the hold in the same way, and with 79.
+
 When CMD ends:
-  The lock is released, also if CMD left processes in the background: they run on without it.
+  The lock is released, with --min-hold when that is over, also if CMD left processes in the background: they run on without it.
 
 When this program is killed:
   CMD and its process group are killed too (Linux), also a CMD that has changed its user or left its
@@ -129,7 +131,8 @@ Examples:
   tenure run -w 0.5 --ttl 1m deploy -- sh -c 'make && make install'
   tenure run --slots 4 render -- ./render.sh
   tenure run -s config -- cp app.conf /tmp/ ; tenure run -x config -- ./rewrite.sh
-  tenure run --also accounts ledger -- ./book.sh";
+  tenure run --also accounts ledger -- ./book.sh
+  tenure run -n --splay 10s --min-hold 1m --max-hold 1h hourly -c 'make report && make mail'";
 
 pub(crate) const ACQUIRE_MANUAL: &str = "\
 Exit status:

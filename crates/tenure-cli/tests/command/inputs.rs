@@ -102,6 +102,13 @@ fn what_is_no_lease_is_told_what_one_is() {
         (&["--acks", "1"], "replicas"),
         (&["--restart-grace", "5x"], "30s"),
         (&["--restart-grace", "5s"], "restart"),
+        (&["--on-lost", "stop"], "signal:NAME"),
+        (&["--on-lost", "signal:KILLER"], "USR1"),
+        (&["--kill-after", "soon"], "30s"),
+        (&["--splay", "-1"], "30s"),
+        (&["--max-hold", "1ms"], "50 ms"),
+        (&["--min-hold", "2s", "--max-hold", "2s"], "--min-hold must be shorter"),
+        (&["-c", "touch ran"], "-c <STRING>"),
     ] {
         let said = env.tenure_run(options.iter().chain(&["x", "--", "touch", "ran"]));
         said.exits_with(64).says(says);
