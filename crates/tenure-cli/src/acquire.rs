@@ -120,11 +120,12 @@ pub(crate) async fn renew(args: &Renew) -> Result<u8, Failure> {
     let owner: Owner = args.owner.parse()?;
     let locks =
         store::open_existing_with(&args.store, Options::new().ttl(args.ttl).acks(args.acks.replicas))?;
+    let asked = clock::unix();
     let Some(left) = locks.renew_detached(&args.name, &owner).await? else {
         return Err(not_held(&args.name, &owner)?);
     };
     if args.json {
-        let deadline_ms = millis(clock::unix() + left);
+        let deadline_ms = millis(asked + left);
         let object: Value = json!({ "name": args.name, "owner": owner.as_str(), "deadline_ms": deadline_ms });
         output::print(format!("{object}\n")).map_err(|error| Failure::own("cannot print", &error))?;
     }

@@ -53,11 +53,11 @@ pub(crate) enum Command {
     ///
     /// Exits with 0 if it was held. With --owner alone it prints nothing.
     ///
-    /// --force is for a lock whose holder is gone or stuck, when its lease takes too long to end. The next
-    /// waiter is let in. A holder of `tenure run` hears of it when it asks next, after a third of
-    /// its ttl at most. Until then its CMD runs beside that of the next holder, and only fencing
-    /// tokens distinguish the two. It prints what was ended, as `tenure status` does, and how long
-    /// the old CMD may run.
+    /// --force is for a lock whose holder is gone or stuck, when its lease takes too long to end.
+    /// The next waiter is let in. A holder of `tenure run` hears of it when it asks next, after a
+    /// third of its ttl at most. Until then its CMD runs beside that of the next holder, and only
+    /// fencing tokens distinguish the two. It prints what was ended, as `tenure status` does, and
+    /// how long the old CMD may run.
     Release(Release),
     #[command(name = "__keep", hide = true)]
     Keep(Keep),
@@ -205,7 +205,7 @@ pub(crate) struct Request {
     #[arg(long, value_name = "DURATION", default_value = "0s", hide_default_value = true, value_parser = duration, allow_hyphen_values = true)]
     pub(crate) restart_grace: Duration,
 
-    /// Do without a token where the server forbids scripts: only there TENURE_FENCE is 0. Only for
+    /// Do without a token where the server forbids scripts: only there it is 0. Only for
     /// the plain lock.
     #[arg(long, conflicts_with = "kind")]
     pub(crate) unfenced: bool,
@@ -400,8 +400,8 @@ pub(crate) struct Release {
     #[arg(long, requires = "force")]
     pub(crate) foreign: bool,
 
-    /// Print a JSON object, as `status --json` does.
-    #[arg(long)]
+    /// With --force: print a JSON object, as `status --json` does.
+    #[arg(long, requires = "force")]
     pub(crate) json: bool,
 
     /// The lock's name.

@@ -53,10 +53,13 @@ fn say_kept() {
 /// ended.
 async fn release_at_the_end_of(process: Option<OwnedFd>, guard: Guard) {
     let ended = async {
-        match process.map(end_of) {
-            // Without a thread it is not known when the process ends: that is not its end.
-            Some(Ok(ended)) => drop(ended.await),
-            _ => pending().await,
+        let told = match process.map(end_of) {
+            Some(Ok(ended)) => ended.await.is_ok(),
+            _ => false,
+        };
+        // Where the system does not tell when the process ends, that is not its end.
+        if !told {
+            pending().await
         }
     };
     let is_over = matches!(select(guard.lost(), pin!(ended)).await, Either::Left(_));
@@ -65,13 +68,19 @@ async fn release_at_the_end_of(process: Option<OwnedFd>, guard: Guard) {
     }
 }
 
-/// Resolves when the process has ended.
+/// Resolves when the process has ended, or to an error where the system does not tell.
 fn end_of(process: OwnedFd) -> io::Result<oneshot::Receiver<()>> {
     let (sender, ended) = oneshot::channel();
     thread::Builder::new().name("process".into()).spawn(move || {
         let mut fds = [PollFd::new(&process, PollFlags::IN)];
-        while let Err(Errno::INTR) = poll(&mut fds, None) {}
-        let _ = sender.send(());
+        let polled = loop {
+            match poll(&mut fds, None) {
+                Err(Errno::INTR) => {}
+                polled => break polled,
+            }
+        };
+        // Dropped where the system refuses to say.
+        let _ = polled.map(|_| sender.send(()));
     })?;
     Ok(ended)
 }

@@ -129,6 +129,7 @@ async fn hold(args: &Run, guards: MultiGuard, signals: &mut Signals, voice: Voic
         kill_after: args.kill_after,
         terminal,
         told_to_stop: false,
+        told_to_end: false,
     };
     let ended = watch.until_it_ends().await;
     let status =
@@ -145,7 +146,9 @@ async fn hold(args: &Run, guards: MultiGuard, signals: &mut Signals, voice: Voic
                 return Ok(exit::LOST);
             }
         };
-    let rest = args.min_hold.unwrap_or_default().saturating_sub(clock::now() - granted);
+    let told_to_end = watch.told_to_end;
+    let least = args.min_hold.filter(|_| !told_to_end).unwrap_or_default();
+    let rest = least.saturating_sub(clock::now() - granted);
     if !rest.is_zero() {
         let over = pin!(sleep(rest));
         let waited = signals.or_end(select(guards.lost(), over)).await;

@@ -83,8 +83,8 @@ impl Wanted<'_> {
                 _ if request.no_wait => multi.try_lock().await,
                 Some(limit) if limit.is_zero() => multi.try_lock().await,
                 Some(limit) => multi.try_lock_for(limit).await,
-                // Asked once first: a store that is not there at all is told at once, however long the
-                // lock may take.
+                // Asked once first: a store that is not there at all is told at once, however long
+                // the lock may take.
                 None => match multi.try_lock().await? {
                     None if self.waits_for_itself().await => Ok(None),
                     None => multi.lock().await.map(Some),
@@ -142,8 +142,8 @@ impl Wanted<'_> {
         }
     }
 
-    /// Says when the store stops answering during a wait, once a minute while it does not, and when it
-    /// is back.
+    /// Says when the store stops answering during a wait, once a minute while it does not, and when
+    /// it is back.
     async fn say_of_silence(&self) {
         let Self { request, locks, voice, .. } = *self;
         let store = locks.url();

@@ -36,6 +36,8 @@ pub(crate) struct Watch<'a> {
     pub(crate) terminal: Option<Terminal>,
     /// The terminal told us to stop, and so all of our group.
     pub(crate) told_to_stop: bool,
+    /// A signal that asks for the end was passed on.
+    pub(crate) told_to_end: bool,
 }
 
 /// How it ended.
@@ -86,7 +88,9 @@ impl Watch<'_> {
                 Event::Signal(signal) => {
                     self.told_to_stop |= signal == Signal::TSTP;
                     self.child.signal(signal);
-                    if let Some(after) = self.kill_after.filter(|_| END_THE_WAIT.contains(&signal)) {
+                    let ends = END_THE_WAIT.contains(&signal);
+                    self.told_to_end |= ends;
+                    if let Some(after) = self.kill_after.filter(|_| ends) {
                         kill_at.get_or_insert(now + after);
                         ticks = interval(Duration::from_millis(10));
                     }
@@ -196,7 +200,7 @@ impl Watch<'_> {
             terminal.stop_ourselves(told);
             // Here we were woken. If the lease ran out meanwhile, the command does not wake: it is
             // found lost before anything else happens.
-            if self.guards.is_held() {
+            if self.guards.is_held() || self.on_lost == OnLost::Ignore {
                 terminal.give(group);
                 self.child.signal(Signal::CONT);
             }

@@ -64,6 +64,15 @@ fn a_signal_ends_the_least_hold_and_the_lock_is_released() {
 }
 
 #[test]
+fn a_command_that_was_told_to_end_does_not_keep_the_lock() {
+    let env = TestEnv::new();
+    let running = env.start_script(&["--min-hold", "1h"], "x", "READY; exec sleep 30");
+    running.signal(Signal::TERM);
+    running.wait().exits_with(143).says_nothing();
+    env.tenure_run(["-n", "x", "true"]).exits_with(0);
+}
+
+#[test]
 fn a_lock_that_is_lost_after_the_command_leaves_its_exit_status() {
     let env = TestEnv::new();
     let options = ["--ttl", "900ms", "--min-hold", "1h", "x", "-c", "touch done; exit 3"];
