@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Reads seconds, which may have a fraction (`90`, `0.5`; to the millisecond), or whole numbers with their units, the
-/// largest first (`1500ms`, `30s`, `1h30m`, `1d`): up to some 136 years.
+/// Reads seconds, which may have a fraction to the millisecond (`90`, `0.5`), or whole numbers with
+/// their units, the largest first (`1500ms`, `30s`, `1h30m`, `1d`): up to some 136 years.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let is_number = |byte: u8| byte.is_ascii_digit() || byte == b'.';
     let duration = if text.bytes().all(is_number) { seconds(text) } else { parts(text) };
