@@ -6,10 +6,10 @@
 
 use std::env;
 
-use tenure::{Locks, Owner, Status};
+use tenure::{Owner, Status};
 
-use crate::cli::Run;
 use crate::kind;
+use crate::take::Wanted;
 
 const HELD: &str = "TENURE_HELD";
 
@@ -26,19 +26,20 @@ fn above() -> Vec<Owner> {
 }
 
 /// The locks that this run cannot get as long as the runs above it go on, as far as the store says.
-pub(crate) async fn hold(args: &Run, locks: &Locks) -> Vec<Status> {
+pub(crate) async fn hold(wanted: &Wanted<'_>) -> Vec<Status> {
+    let kind = &wanted.request.kind;
     let above = above();
     let mut found = Vec::new();
-    for name in [&args.name].into_iter().chain(&args.also) {
+    for name in wanted.names() {
         if above.is_empty() {
             break;
         }
-        let Ok(Some(mut status)) = locks.inspect(name).await else { continue };
+        let Ok(Some(mut status)) = wanted.locks.inspect(name).await else { continue };
         status.holders.retain(|holder| holder.owner.as_ref().is_some_and(|owner| above.contains(owner)));
         status.waiters.clear();
-        let is_own = |owner: &Owner| args.kind.owner.as_ref().is_some_and(|own| *own == owner.to_string());
+        let is_own = |owner: &Owner| kind.owner.as_ref().is_some_and(|own| *own == owner.to_string());
         status.holders.retain(|holder| !holder.owner.as_ref().is_some_and(is_own));
-        if !kind::has_room(args, &status) {
+        if !kind::has_room(kind, &status) {
             found.push(status);
         }
     }

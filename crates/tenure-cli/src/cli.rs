@@ -5,11 +5,13 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use rustix::process::Signal;
 use tenure_history::line::Sort;
 
-use crate::duration::{duration, seconds};
+use crate::duration::{duration, some_time};
+use crate::manual::*;
 use crate::{exit, output};
 
 /// Runs a program under a distributed lock, and shows locks and their holders.
@@ -28,18 +30,37 @@ pub(crate) enum Command {
     /// CMD has ended, and releases it. Standard input, output and error are CMD's. What this
     /// program says itself goes to standard error, a line each, beginning with `tenure: `.
     Run(Run),
+    /// Takes a lock, prints who holds it now, and ends: for a script whose steps are processes.
+    ///
+    /// The lock stays taken until `tenure release NAME --owner OWNER`, or until its lease ends. The
+    /// lease is not renewed: choose a --ttl that is long enough, call `tenure renew` in time, or
+    /// use --hold. Where one command can do the work, `tenure run` is safer: it stops the command
+    /// when the lock is lost.
+    Acquire(Acquire),
+    /// Extends the lease of a lock that was acquired, from now on.
+    Renew(Renew),
+    /// Exits with 0 if this owner holds the lock and with 79 if not. It changes nothing.
+    Verify(Verify),
+    /// Waits until a lock is free, and does not take it.
+    ///
+    /// Another may have taken it by the time this ends. To work under a lock use `tenure run`.
+    Wait(Wait),
     /// Shows the holders of a lock: exits with 0 if it is held and with 1 if it is free.
     Status(Status),
     /// Lists the locks that are held.
     List(List),
-    /// Ends the holds of a lock by force: exits with 0 if it was held and with 1 if it was free.
+    /// Releases a lock that was acquired, by its --owner; or ends the holds of a lock by --force.
     ///
-    /// For a lock whose holder is gone or stuck, when its lease takes too long to end. The next
-    /// waiter is let in. A holder of `tenure run` hears of it when it asks next, after a third of
-    /// its ttl at most. Until then its CMD runs beside that of the next holder, and only fencing
-    /// tokens distinguish the two. It prints what was ended, as `tenure status` does, and how long
-    /// the old CMD may run.
+    /// Exits with 0 if it was held. With --owner alone it prints nothing.
+    ///
+    /// --force is for a lock whose holder is gone or stuck, when its lease takes too long to end.
+    /// The next waiter is let in. A holder of `tenure run` hears of it when it asks next, after a
+    /// third of its ttl at most. Until then its CMD runs beside that of the next holder, and only
+    /// fencing tokens distinguish the two. It prints what was ended, as `tenure status` does, and
+    /// how long the old CMD may run.
     Release(Release),
+    #[command(name = "__keep", hide = true)]
+    Keep(Keep),
     /// Tests a store: many processes use locks, some are killed, and the answers are judged.
     Stress(Stress),
 }
@@ -65,30 +86,107 @@ pub(crate) struct Store {
 }
 
 #[derive(Args, Debug)]
-#[command(after_long_help = RUN_MANUAL, override_usage = "tenure run [OPTIONS] NAME [--] CMD [ARGS]...")]
+#[command(after_long_help = RUN_MANUAL, override_usage = "tenure run [OPTIONS] NAME [--] CMD [ARGS]...\n       tenure run [OPTIONS] NAME -c STRING")]
 pub(crate) struct Run {
     #[command(flatten)]
-    pub(crate) store: Store,
-
-    /// The lease: how long the lock outlives a holder that is gone, 50ms to 8760h. Written as
-    /// 1500ms, 30s, 5m or 2h. It is renewed every third of that, and at least once a minute.
-    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
-    pub(crate) ttl: Duration,
+    pub(crate) request: Request,
 
     /// When the lease is lost: the time between TERM and KILL, taken from the end of the lease. At
     /// most a third of the ttl. Default: 5s, or a third of the ttl if that is less.
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) grace: Option<Duration>,
 
+    /// What happens to CMD when the lease is lost: `term` (TERM, and KILL after the grace), `kill` at
+    /// once, `signal:NAME` in place of TERM, as in signal:INT, or `ignore`: then CMD runs on beside
+    /// the next holder, and its own exit status is passed on.
+    #[arg(long, value_name = "HOW", default_value = "term", value_parser = on_lost)]
+    pub(crate) on_lost: OnLost,
+
+    /// Send KILL to CMD's group when it has not ended so long after INT, TERM, HUP or QUIT was
+    /// passed on to it.
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) kill_after: Option<Duration>,
+
+    /// Hold the lock for at least so long, also when CMD ends sooner: a short job then runs once
+    /// though the clocks of its hosts differ. INT, TERM, HUP or QUIT end that wait.
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) min_hold: Option<Duration>,
+
+    /// Hold the lock for at most so long: then CMD is stopped as when the lease is lost.
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) max_hold: Option<Duration>,
+
+    /// Wait for a random time of up to this before the lock is asked for.
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) splay: Option<Duration>,
+
+    /// Run this by `sh -c` in place of CMD.
+    #[arg(short = 'c', value_name = "STRING", conflicts_with = "command", allow_hyphen_values = true)]
+    pub(crate) script: Option<String>,
+
+    /// Hold this lock too, of the same kind: all or none. May be given several times; the order
+    /// does not matter.
+    #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
+    pub(crate) also: Vec<String>,
+
+    /// The command and its arguments. Options of this program end here, so `--` is needed only
+    /// before a command that begins with a hyphen.
+    #[arg(value_name = "CMD", required_unless_present = "script", trailing_var_arg = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// What happens to the command when the lease is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnLost {
+    /// It gets this signal, and KILL after the grace.
+    Signal(Signal),
+    Kill,
+    Ignore,
+}
+
+fn on_lost(text: &str) -> Result<OnLost, String> {
+    let named = |name: &str| SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, signal)| *signal);
+    match text {
+        "term" => Ok(OnLost::Signal(Signal::TERM)),
+        "kill" => Ok(OnLost::Kill),
+        "ignore" => Ok(OnLost::Ignore),
+        _ => text.strip_prefix("signal:").and_then(named).map(OnLost::Signal).ok_or_else(|| {
+            let names: Vec<_> = SIGNALS.iter().map(|(name, _)| *name).collect();
+            format!("write term, kill, ignore or signal:NAME, where NAME is {}", names.join(", "))
+        }),
+    }
+}
+
+/// Those by which a program can be told that its lock is lost.
+const SIGNALS: [(&str, Signal); 7] = [
+    ("TERM", Signal::TERM),
+    ("INT", Signal::INT),
+    ("HUP", Signal::HUP),
+    ("QUIT", Signal::QUIT),
+    ("USR1", Signal::USR1),
+    ("USR2", Signal::USR2),
+    ("ABRT", Signal::ABORT),
+];
+
+/// Which lock is asked for, on which terms, and how long it is waited for.
+#[derive(Args, Debug)]
+pub(crate) struct Request {
+    #[command(flatten)]
+    pub(crate) store: Store,
+
+    /// The lease: how long the lock outlives a holder that is gone, 50ms to 365d. A process that
+    /// holds the lock renews it every third of that, and at least once a minute.
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) ttl: Duration,
+
     /// Do not wait: if the lock is busy, exit with 75.
     #[arg(short = 'n', long = "no-wait", conflicts_with = "wait")]
     pub(crate) no_wait: bool,
 
-    /// Wait at most this many seconds, which may have a fraction; 0 is -n. Without -n and -w: wait
-    /// until it is granted. With it, a store that does not answer is asked to the end of the wait;
-    /// without it, it is given up after 1s when it never answered, and after a minute of silence
-    /// later.
-    #[arg(short = 'w', long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
+    /// Wait at most this long; 0 is -n. Without -n and -w: wait until it is granted. With it, a
+    /// store that does not answer is asked to the end of the wait; without it, it is given up after
+    /// 1s when it never answered, and after a minute of silence later.
+    #[arg(short = 'w', long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) wait: Option<Duration>,
 
     /// Exit with this code instead of 75 when the lock is busy, or was to the end of the wait: 0 to
@@ -99,10 +197,8 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) kind: Kind,
 
-    /// Require N replicas to confirm each grant and renewal. Short for `acks=N` in the store's URL:
-    /// every client of the lock must use the same N. Not on a store without replicas.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
-    pub(crate) acks: Option<u32>,
+    #[command(flatten)]
+    pub(crate) acks: Acks,
 
     /// A server that was promoted, restarted or lost its data grants nothing for this long. Short
     /// for `restart-grace=DURATION` in the store's URL. Use the longest --ttl of all clients. One
@@ -110,15 +206,10 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) restart_grace: Option<Duration>,
 
-    /// Do without a token where the server forbids scripts: only there TENURE_FENCE is 0. Only for
+    /// Do without a token where the server forbids scripts: only there it is 0. Only for
     /// the plain lock.
     #[arg(long, conflicts_with = "kind")]
     pub(crate) unfenced: bool,
-
-    /// Hold this lock too, of the same kind: all or none. May be given several times; the order
-    /// does not matter.
-    #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
-    pub(crate) also: Vec<String>,
 
     /// Print no messages; only the exit code tells.
     #[arg(short, long, conflicts_with = "verbose")]
@@ -130,11 +221,15 @@ pub(crate) struct Run {
 
     /// The lock's name: any text of 1 byte to 64 KiB.
     pub(crate) name: String,
+}
 
-    /// The command and its arguments. Options of this program end here, so `--` is needed only
-    /// before a command that begins with a hyphen.
-    #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
-    pub(crate) command: Vec<OsString>,
+/// Whose confirmation counts.
+#[derive(Args, Debug)]
+pub(crate) struct Acks {
+    /// Require N replicas to confirm each grant and renewal. Short for `acks=N` in the store's URL:
+    /// every client of the lock must use the same N. Not on a store without replicas.
+    #[arg(long = "acks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
+    pub(crate) replicas: Option<u32>,
 }
 
 /// Which kind of lock. All clients of a name must use the same kind.
@@ -185,27 +280,121 @@ pub(crate) struct Status {
 }
 
 #[derive(Args, Debug)]
+#[command(after_long_help = ACQUIRE_MANUAL)]
+pub(crate) struct Acquire {
+    #[command(flatten)]
+    pub(crate) request: Request,
+
+    /// Print a JSON object instead: `name`, `owner`, `token`, and `deadline_ms`, the Unix time until
+    /// which the lock is held for certain.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Leave a process in the background that renews the lease until the lock is released.
+    #[arg(long)]
+    pub(crate) hold: bool,
+
+    /// With --hold: that process also ends, and releases the lock, when this process ends. `$$` is
+    /// the shell's own.
+    #[arg(long, value_name = "PID", requires = "hold", allow_negative_numbers = true)]
+    pub(crate) while_pid: Option<i32>,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = RENEW_CODES)]
+pub(crate) struct Renew {
+    #[command(flatten)]
+    pub(crate) store: Store,
+
+    /// Who holds it, as `tenure acquire` printed it.
+    #[arg(long, value_name = "OWNER")]
+    pub(crate) owner: String,
+
+    /// The lease from now on: 50ms to 365d. It is never shortened.
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) ttl: Duration,
+
+    #[command(flatten)]
+    pub(crate) acks: Acks,
+
+    /// Print a JSON object: `name`, `owner`, and `deadline_ms`, the Unix time until which the lock
+    /// is held for certain.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// The lock's name.
+    pub(crate) name: String,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = VERIFY_CODES)]
+pub(crate) struct Verify {
+    #[command(flatten)]
+    pub(crate) store: Store,
+
+    /// Who should hold it, as `tenure acquire` printed it.
+    #[arg(long, value_name = "OWNER")]
+    pub(crate) owner: String,
+
+    /// The lock's name.
+    pub(crate) name: String,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = WAIT_CODES)]
+pub(crate) struct Wait {
+    #[command(flatten)]
+    pub(crate) store: Store,
+
+    /// Wait at most this long. Without it: until the lock is free.
+    #[arg(short = 'w', long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    pub(crate) wait: Option<Duration>,
+
+    /// The lock's name.
+    pub(crate) name: String,
+}
+
+/// What `acquire --hold` starts in the background.
+#[derive(Args, Debug)]
+pub(crate) struct Keep {
+    #[command(flatten)]
+    pub(crate) store: Store,
+    #[arg(long, value_parser = duration)]
+    pub(crate) ttl: Duration,
+    #[arg(long)]
+    pub(crate) owner: String,
+    #[arg(long)]
+    pub(crate) while_pid: Option<i32>,
+    pub(crate) name: String,
+}
+
+#[derive(Args, Debug)]
 #[command(after_help = RELEASE_CODES)]
 pub(crate) struct Release {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// Required: confirms that you take the lock from its holder.
-    #[arg(long, required = true)]
+    /// Release what this owner holds, as `tenure acquire` printed it. With --force, and if another
+    /// holds the lock: exit with 75 instead of 79.
+    #[arg(long, value_name = "OWNER", conflicts_with_all = ["token", "foreign"])]
+    pub(crate) owner: Option<String>,
+
+    /// Confirms that you take the lock from its holder. Required without --owner.
+    #[arg(long)]
     pub(crate) force: bool,
 
     /// Release only the hold with this token, as `tenure status` shows it; if another holds the
     /// lock, exit with 75.
-    #[arg(long, value_name = "TOKEN", conflicts_with = "foreign")]
+    #[arg(long, value_name = "TOKEN", conflicts_with = "foreign", requires = "force")]
     pub(crate) token: Option<u64>,
 
     /// Also release the plain lock of another program: a string at the name that tenure did not
     /// write.
-    #[arg(long)]
+    #[arg(long, requires = "force")]
     pub(crate) foreign: bool,
 
-    /// Print a JSON object, as `status --json` does.
-    #[arg(long)]
+    /// With --force: print a JSON object, as `status --json` does.
+    #[arg(long, requires = "force")]
     pub(crate) json: bool,
 
     /// The lock's name.
@@ -234,7 +423,7 @@ pub(crate) struct Stress {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// How long: 1500ms, 30s, 5m or 2h. INT and TERM end it sooner, with the verdict so far.
+    /// How long. INT and TERM end it sooner, with the verdict so far.
     #[arg(long = "for", value_name = "DURATION", default_value = "30s", value_parser = some_time, allow_hyphen_values = true)]
     pub(crate) length: Duration,
 
@@ -293,140 +482,6 @@ fn kind() -> impl TypedValueParser<Value = Sort> {
         .map(|name| Sort::named(&name).expect("one of these names"))
 }
 
-/// A duration that is not zero.
-fn some_time(text: &str) -> Result<Duration, String> {
-    match duration(text)? {
-        Duration::ZERO => Err("must be more than 0".into()),
-        time => Ok(time),
-    }
-}
-
-const STATUS_CODES: &str = "\
-With --json, one object on one line: `name`, `store`, `held`, `kind`, `permits` (of a semaphore),
-`holders` and, in their order, `waiters`; each with `owner`, `foreign` (of another program: what
-it keeps there, as \"a string of 36 bytes\"), `label`, `host`, `pid`, `since_ms` (Unix time),
-`remaining_ms` (of its lease), `fence` (its token) and `weight` (permits, or how often it is held;
-of a read-write lock, 1 reads). What is not known is null.
-
-Exit status:
-    0  it is held
-    1  it is free
-   64  usage: a flag, name or URL that cannot be right
-   69  the store did not answer, refused, or is a directory that does not exist: neither held nor
-       free
-  125  tenure itself failed";
-
-const RELEASE_CODES: &str = "\
-Exit status:
-    0  it was held, and those holds are ended
-    1  it was free
-   64  usage: a flag, name or URL that cannot be right, or no --force
-   65  it is not a lock of tenure, and nothing was changed
-   69  the store did not answer or refused; without an answer it may have released the lock
-   75  it is not held with the --token, but by another, and nothing was changed
-  125  tenure itself failed";
-
-const LIST_CODES: &str = "\
-Exit status:
-    0  all that are held were listed
-   64  usage: a flag or URL that cannot be right
-   69  the store did not answer, or refused
-  125  tenure itself failed";
-
-const STRESS_MANUAL: &str = "\
-Processes of this program take turns at a few locks, in every way: waiting, asking once, giving
-up, dropping the request at any moment, holding for less than a millisecond or longer than a
-lease. Each writes a history of answers and times. The histories must show that no two held at
-once what excludes each other (readers, writers and permits are counted), that tokens grew, that
-no lock stayed free for long while a task waited, and that nothing is left at the end. The names
-are new with each run and begin with `stress-`; other locks of the store are not touched.
-
-The verdict is printed at the end: how many acquisitions were checked, how they ended, what
-failed, the faults, the longest stall, what is left behind, and each violation with the histories
-of the two that met. Progress goes to standard error.
-
-A violation means that the store lost what it had acknowledged, that its clock jumped, or a
-defect of tenure. It is what must be expected of a server that is emptied, killed without
-persistence, failed over or that evicts. Times are those of one machine: the clock that leases
-count on (CLOCK_BOOTTIME).
-
-Exit status:
-    0  no violation was found
-    1  a violation was found
-   64  usage: a flag, duration or URL that cannot be right, or a kind that the store does not have
-   69  the store did not answer at the start or at the end, or refused everything
-  125  no violation, but a --hook failed; or tenure itself failed
-
-Examples:
-  tenure stress --store redis://db1 --for 5m --kill --pause
-  tenure stress --store redis://db1 --hook 'systemctl restart redis' --every 20s --stall 30s
-  tenure stress --store redis://db1 --kind mutex,fair --names 1 --processes 8";
-
-const RUN_MANUAL: &str = "\
-Exit status:
-  CMD's own; 128 + N if signal N ended it, or ended the wait for the lock
-   64  usage: a flag, name, duration or URL that cannot be right
-   65  the name is in use as another kind of lock, or with another number of permits
-   69  the store did not answer, or refused
-   75  busy: another holds the lock, or did to the end of -w (-E chooses another code); or the run
-       would wait for itself
-   79  the lease was lost while CMD ran; CMD has been stopped
-  125  tenure itself failed
-  126  CMD cannot be executed
-  127  CMD was not found
-
-Environment of CMD:
-  TENURE_NAME    the lock's name, as given here; with --also, this and the next two are about NAME
-                 itself
-  TENURE_OWNER   who holds it: this run, as text
-  TENURE_FENCE   the fencing token: grows with each grant; a resource that keeps the largest it
-                 has seen can refuse the rest
-  TENURE_TTL_MS  the lease in milliseconds
-  TENURE_HELD    the owners of all locks that CMD runs under. A run in CMD that waits without -w for a
-                 lock which one of them keeps from it says so, and exits with 75 (or -E)
-  LISTEN_PID     if it was this program's (systemd's sockets), it becomes CMD's, so that
-                 LISTEN_FDS are CMD's
-  With a `file:` store CMD inherits one descriptor for each lock besides its streams: it tells
-  others that the work is still going on.
-
-Signals:
-  INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to CMD, once, and so is WINCH. CMD leads a
-  process group, and the whole group gets them. The lease is renewed until CMD has
-  ended, however long that takes. While the lock is waited for, INT, TERM, HUP and QUIT end the
-  wait, and USR1 and USR2 are ignored. A signal that was ignored when this program started (nohup)
-  stays ignored, here and in CMD; PIPE is reset to its default in CMD. A service
-  manager that signals every process of a service reaches CMD twice: tell it to signal only the
-  main one (systemd: KillMode=mixed). On a terminal CMD's group is the foreground group: keys go
-  to CMD alone. In a pipeline it becomes that once it reads from the terminal. Ctrl-Z stops CMD
-  and this program; a lease is not renewed meanwhile, so `fg` after it has run out finds CMD
-  killed. A CMD that was stopped in any other way keeps its lock, unless it is what the terminal
-  shows.
-
-When the lease is lost:
-  CMD's group gets TERM, and KILL after the grace, less a little, so that all of it is gone before
-  another holder can get the lock. The lease is lost when the store does not answer for most of a
-  ttl. It is lost too when the store says that another holds the lock (forced open, expired while
-  the machine slept): then that holder may run beside CMD during the grace.
-
-When CMD ends:
-  The lock is released, also if CMD left processes in the background: they run on without it.
-
-When this program is killed:
-  CMD and its process group are killed too (Linux), also a CMD that has changed its user or left its
-  group: another process of this program waits for that. What CMD has started in another group or
-  session escapes, as does a setuid CMD that this program's user may not signal. In a `file:` store
-  the lock becomes free when the last process of CMD's that inherited it is gone, or when its lease
-  ends; in the others when its lease ends. Nor can this program help while it is stopped by SIGSTOP:
-  CMD then runs on past the lease.
-
-Examples:
-  tenure run nightly -- ./report.sh
-  tenure run -n -E 0 hourly curl -fsS https://example.com/ping
-  tenure run -w 0.5 --ttl 1m deploy -- sh -c 'make && make install'
-  tenure run --slots 4 render -- ./render.sh
-  tenure run -s config -- cp app.conf /tmp/ ; tenure run -x config -- ./rewrite.sh
-  tenure run --also accounts ledger -- ./book.sh";
-
 impl Cli {
     /// Reads the command line. What is wrong with it is said in one line, which is followed by the
     /// code to exit with.
@@ -444,7 +499,7 @@ impl Cli {
                 exit::USAGE
             }
             _ => {
-                output::complain(one_line(&error.to_string(), &std::env::args_os().collect::<Vec<_>>()));
+                output::complain(one_line(&error, &std::env::args_os().collect::<Vec<_>>()));
                 exit::USAGE
             }
         })
@@ -497,15 +552,28 @@ fn width(text: &str) -> usize {
     visible.count()
 }
 
-/// The first paragraph of an error of clap's: what is wrong, without usage and tips.
-fn one_line(error: &str, words_given: &[OsString]) -> String {
-    let first = error.strip_prefix("error: ").unwrap_or(error);
+/// The first paragraph of an error of clap's: what is wrong, and what was probably meant.
+fn one_line(error: &clap::Error, words_given: &[OsString]) -> String {
+    let text = error.to_string();
+    let first = text.strip_prefix("error: ").unwrap_or(&text);
     let words: Vec<&str> = first.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
     // Of what was meant, if that is known.
     let command = Cli::command();
     let meant = words_given.get(1).and_then(|word| command.find_subcommand(word));
     let meant = meant.map_or_else(String::new, |command| format!(" {}", command.get_name()));
-    format!("{}; `tenure{meant} --help` says more", words.join(" "))
+    let similar = similar(error);
+    format!("{}{similar}; `tenure{meant} --help` says more", words.join(" "))
+}
+
+/// The flag, verb or value that one was probably mistaken for.
+fn similar(error: &clap::Error) -> String {
+    let kinds = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
+    let meant = kinds.into_iter().find_map(|kind| match error.get(kind)? {
+        ContextValue::String(word) => Some(word),
+        ContextValue::Strings(words) => words.first(),
+        _ => None,
+    });
+    meant.map_or_else(String::new, |meant| format!("; did you mean '{meant}'?"))
 }
 
 #[cfg(test)]
@@ -517,7 +585,7 @@ mod tests {
         match Cli::try_parse_from(&words) {
             Ok(Cli { command: Command::Run(run) }) => Ok(run),
             Ok(other) => panic!("{other:?}"),
-            Err(error) => Err(one_line(&error.to_string(), &words)),
+            Err(error) => Err(one_line(&error, &words)),
         }
     }
 
@@ -541,10 +609,10 @@ mod tests {
     fn options_end_at_the_command() {
         let args = run(&["--ttl", "5m", "nightly", "-w", "0.5", "ls", "-n", "--ttl", "x", "--", "-q"])
             .expect("a run");
-        assert_eq!((args.name.as_str(), args.ttl.as_secs()), ("nightly", 300));
-        assert_eq!(args.wait, Some(Duration::from_millis(500)));
+        assert_eq!((args.request.name.as_str(), args.request.ttl.as_secs()), ("nightly", 300));
+        assert_eq!(args.request.wait, Some(Duration::from_millis(500)));
         assert_eq!(args.command, ["ls", "-n", "--ttl", "x", "--", "-q"]);
-        assert!(!args.no_wait && !args.quiet);
+        assert!(!args.request.no_wait && !args.request.quiet);
     }
 
     #[test]
@@ -556,10 +624,10 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_said_in_one_line() {
-        let wrong: [(&[&str], &str); 14] = [
+        let wrong: [(&[&str], &str); 16] = [
             (&[], "<NAME>"),
             (&["x"], "<CMD>"),
-            (&["--ttl", "0", "x", "ls"], "30s"),
+            (&["--ttl", "x", "x", "ls"], "30s"),
             (&["--ttl", "-1", "x", "ls"], "30s"),
             (&["--ttl", "NaN", "x", "ls"], "30s"),
             (&["--ttl", "9e99s", "x", "ls"], "30s"),
@@ -571,6 +639,8 @@ mod tests {
             (&["-n", "-w", "1", "x", "ls"], "--no-wait"),
             (&["--frobnicate", "x", "ls"], "--frobnicate"),
             (&["x", "-odd"], "-o"),
+            (&["--tll", "5s", "x", "ls"], "; did you mean '--ttl'?;"),
+            (&["--no-wiat", "x", "ls"], "; did you mean '--no-wait'?;"),
         ];
         for (words, said) in wrong {
             let line = run(words).expect_err("no run");

@@ -1,36 +1,55 @@
-//! Durations and seconds as they are written on the command line.
+//! Durations as they are written on the command line.
 
 use std::time::Duration;
 
-/// Reads `1500ms`, `30s`, `5m` or `2h`.
+/// Reads seconds, which may have a fraction to the millisecond (`90`, `0.5`), or whole numbers with
+/// their units, the largest first (`1500ms`, `30s`, `1h30m`, `1d`): up to some 136 years.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let ms_per_unit: u64 = match unit {
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60 * 1000,
-        "h" => 60 * 60 * 1000,
-        _ => return Err(WHAT_WOULD_BE_RIGHT.into()),
-    };
-    if number.is_empty() {
-        return Err(WHAT_WOULD_BE_RIGHT.into());
+    let is_number = |byte: u8| byte.is_ascii_digit() || byte == b'.';
+    let duration = if text.bytes().all(is_number) { seconds(text) } else { parts(text) };
+    match duration {
+        Some(duration) if duration <= LONGEST => Ok(duration),
+        Some(_) => Err("longer than any duration can be; the longest lease is 365d".into()),
+        None => Err("write seconds or numbers with units, as in 90, 0.5, 1500ms, 30s, 1h30m or 1d".into()),
     }
-    let ms = number.parse::<u64>().ok().and_then(|number| number.checked_mul(ms_per_unit));
-    ms.map(Duration::from_millis)
-        .ok_or_else(|| "longer than any duration can be; the longest lease is 8760h".into())
 }
 
-const WHAT_WOULD_BE_RIGHT: &str = "a duration is a whole number and its unit, as in 1500ms, 30s, 5m or 2h";
-
-/// Reads seconds, which may have a fraction, up to some 136 years.
-pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
-    let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-    match text.parse::<f64>() {
-        Ok(seconds) if plain && seconds <= f64::from(u32::MAX) => Ok(Duration::from_secs_f64(seconds)),
-        Ok(seconds) if plain && seconds > 0.0 => Err(format!("at most {} seconds", u32::MAX)),
-        _ => Err("a number of seconds, as in 30 or 0.5".into()),
+/// The same, if it is not zero.
+pub(crate) fn some_time(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err("must be more than 0".into()),
+        time => Ok(time),
     }
+}
+
+const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
+
+const UNITS: [(&str, u64); 5] =
+    [("d", 24 * 60 * 60 * 1000), ("h", 60 * 60 * 1000), ("m", 60 * 1000), ("s", 1000), ("ms", 1)];
+
+fn seconds(text: &str) -> Option<Duration> {
+    let seconds = text.parse::<f64>().ok()?;
+    Some(Duration::from_millis((seconds * 1000.0).round() as u64))
+}
+
+/// Numbers with their units. Each unit is smaller than the one before.
+fn parts(text: &str) -> Option<Duration> {
+    let (mut rest, mut units, mut ms) = (text, &UNITS[..], 0_u64);
+    while !rest.is_empty() {
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, behind) = rest.split_at(digits);
+        let letters = behind.bytes().take_while(|byte| !byte.is_ascii_digit()).count();
+        let (unit, next) = behind.split_at(letters);
+        let at = units.iter().position(|(name, _)| *name == unit)?;
+        if number.is_empty() {
+            return None;
+        }
+        // What is too large for a number is too long for a duration.
+        let number = number.parse::<u64>().unwrap_or(u64::MAX);
+        ms = ms.saturating_add(number.saturating_mul(units[at].1));
+        (rest, units) = (next, &units[at + 1..]);
+    }
+    Some(Duration::from_millis(ms))
 }
 
 #[cfg(test)]
@@ -40,52 +59,60 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_duration_is_a_number_and_its_unit() {
-        for (text, ms) in [("1500ms", 1500), ("30s", 30_000), ("5m", 300_000), ("2h", 7_200_000), ("0s", 0)] {
+    fn a_duration_is_seconds_or_numbers_with_their_units() {
+        for (text, ms) in [
+            ("1500ms", 1_500),
+            ("30s", 30_000),
+            ("5m", 300_000),
+            ("2h", 7_200_000),
+            ("0s", 0),
+            ("1h30m", 5_400_000),
+            ("1d", 86_400_000),
+            ("1d2h3m4s5ms", 93_784_005),
+            ("90m", 5_400_000),
+            ("90", 90_000),
+            ("0", 0),
+            ("0.5", 500),
+            (".25", 250),
+            ("3.", 3_000),
+        ] {
             assert_eq!(duration(text), Ok(Duration::from_millis(ms)), "{text}");
         }
     }
 
     #[test]
     fn what_is_no_duration_is_told_what_one_is() {
-        for text in
-            ["", "0", "15", "-1", "-1s", "NaN", "inf", "9e99s", "1.5s", " 5s", "5 s", "s", "5S", "5d", "٣s"]
-        {
+        for text in [
+            "", ".", "-1", "-1s", "+1s", "NaN", "inf", "1e3", "9e99s", "1.5s", "1.2.3", " 5s", "5 s", "s",
+            "5S", "5w", "30m1h", "1s1s", "1h30", "1m5", "٣s",
+        ] {
             let error = duration(text).expect_err(text);
             assert!(error.contains("30s") && !error.contains('\n'), "{text}: {error}");
         }
-        for text in ["18446744073709551616ms", "18446744073709551615h"] {
-            assert!(duration(text).expect_err(text).contains("8760h"), "{text}");
+        for text in [
+            "18446744073709551616ms",
+            "99999999999999999999h",
+            "18446744073709551615h",
+            "4294967296",
+            "49711d",
+        ] {
+            assert!(duration(text).expect_err(text).contains("365d"), "{text}");
         }
     }
 
     #[test]
-    fn any_text_is_a_time_or_an_error_that_says_what_is_valid() {
-        fuzz("duration", &[], &["ms", "s", "m", "h", ".", "-", "+", "e9", "NaN", "inf", "٣"], |bytes| {
+    fn any_text_is_a_duration_or_an_error_that_says_what_is_valid() {
+        let words = ["ms", "s", "m", "h", "d", ".", "-", "+", "e9", "NaN", "inf", "٣"];
+        fuzz("duration", &[], &words, |bytes| {
             let text = String::from_utf8_lossy(bytes);
-            let whole = duration(&text);
-            if let Ok(time) = &whole {
-                assert_eq!(duration(&format!("{}ms", time.as_millis())), Ok(*time), "{text}");
+            let read = duration(&text);
+            match &read {
+                Ok(time) => {
+                    assert_eq!(duration(&time.as_secs_f64().to_string()), Ok(*time), "{text}");
+                }
+                Err(error) => assert!(error.len() < 100 && !error.contains(char::is_control), "{error}"),
             }
-            let fraction = seconds(&text);
-            if let Ok(time) = &fraction {
-                assert_eq!(seconds(&time.as_secs_f64().to_string()), Ok(*time), "{text}");
-            }
-            for error in [&whole, &fraction].into_iter().filter_map(|read| read.as_ref().err()) {
-                assert!(error.len() < 100 && !error.contains(char::is_control), "{error}");
-            }
-            format!("{:?} {:?}", whole.map(drop), fraction.map(drop))
+            format!("{:?}", read.map(drop))
         });
-    }
-
-    #[test]
-    fn seconds_may_have_a_fraction() {
-        for (text, ms) in [("0", 0), ("0.5", 500), (".25", 250), ("3.", 3000), ("86400", 86_400_000)] {
-            assert_eq!(seconds(text), Ok(Duration::from_millis(ms)), "{text}");
-        }
-        for text in ["", ".", "-1", "NaN", "inf", "1e3", "9e99", "5s", "99999999999", "1.2.3"] {
-            let error = seconds(text).expect_err(text);
-            assert!(error.contains("seconds") && !error.contains('\n'), "{text}: {error}");
-        }
     }
 }

@@ -1,24 +1,25 @@
-//! Which locks a run wants.
+//! Which kinds of locks are wanted.
 
 use tenure::{Kind, Locks, Multi, Owner, Part, Share, Status};
 
-use crate::cli::Run;
+use crate::cli;
 use crate::exit::Failure;
+use crate::take::Wanted;
 
 /// All that are to be held at once: NAME first, then the others as given.
-pub(crate) fn all(args: &Run, locks: &Locks) -> Result<Multi, Failure> {
-    let owner = match (&args.kind.owner, args.kind.reentrant) {
+pub(crate) fn all(wanted: &Wanted<'_>) -> Result<Multi, Failure> {
+    let kind = &wanted.request.kind;
+    let owner = match (&kind.owner, kind.reentrant) {
         (Some(owner), _) => Some(owner.parse::<Owner>()?),
-        (None, true) => Some(Owner::new(&locks.options().label)?),
+        (None, true) => Some(Owner::new(&wanted.locks.options().label)?),
         (None, false) => None,
     };
-    let names = [&args.name].into_iter().chain(&args.also);
-    let parts: Result<Vec<_>, Failure> = names.map(|name| one(args, locks, name, owner.as_ref())).collect();
+    let one = |name: &String| one(kind, wanted.locks, name, owner.as_ref());
+    let parts: Result<Vec<_>, Failure> = wanted.names().map(one).collect();
     Ok(Multi::new(parts?)?)
 }
 
-fn one(args: &Run, locks: &Locks, name: &str, owner: Option<&Owner>) -> Result<Part, Failure> {
-    let kind = &args.kind;
+fn one(kind: &cli::Kind, locks: &Locks, name: &str, owner: Option<&Owner>) -> Result<Part, Failure> {
     Ok(match (owner, kind.slots) {
         (Some(owner), _) => locks.reentrant_mutex(name, owner)?.into(),
         (None, Some(slots)) => locks.semaphore(name, slots)?.for_permits(kind.take.unwrap_or(1))?,
@@ -29,9 +30,9 @@ fn one(args: &Run, locks: &Locks, name: &str, owner: Option<&Owner>) -> Result<P
     })
 }
 
-/// Whether this run could get a lock that only these hold.
-pub(crate) fn has_room(args: &Run, others: &Status) -> bool {
-    let (all, kind) = (&others.holders, &args.kind);
+/// Whether a request of this kind could get a lock that only these hold.
+pub(crate) fn has_room(kind: &cli::Kind, others: &Status) -> bool {
+    let all = &others.holders;
     let has_room = match (others.kind, others.permits) {
         (Kind::RwLock, _) if kind.shared => all.iter().all(|holder| holder.share == Share::Reader),
         (Kind::Semaphore, Some(permits)) => {

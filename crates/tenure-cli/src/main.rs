@@ -1,18 +1,22 @@
-//! `tenure`: runs a program under a distributed lock, shows holders, ends a hold by force, and
-//! tests a store.
+//! `tenure`: runs a program under a distributed lock, acquires and releases locks for scripts,
+//! shows holders, and tests a store.
 
+mod acquire;
 mod ancestors;
+mod asked;
 mod child;
 mod cli;
 mod clock;
 mod duration;
 mod exit;
 mod json;
+mod keep;
 mod killer;
 mod kind;
 mod launch;
 mod limits;
 mod list;
+mod manual;
 mod output;
 mod printer;
 mod release;
@@ -22,14 +26,16 @@ mod stages;
 mod status;
 mod store;
 mod stress;
+mod take;
 mod terminal;
+mod wait;
 mod warnings;
 mod watch;
 
 use std::process::ExitCode;
 
 use cli::{Cli, Command};
-use exit::Failure;
+use output::Voice;
 
 fn main() -> ExitCode {
     if let Some(code) = stages::stage(std::env::args_os()) {
@@ -37,21 +43,16 @@ fn main() -> ExitCode {
     }
     limits::or_panic_in_one_line(|| match Cli::read() {
         Ok(Cli { command: Command::Run(args) }) => run::run(&args),
-        Ok(Cli { command: Command::Status(args) }) => asked(status::status(&args)),
-        Ok(Cli { command: Command::List(args) }) => asked(list::list(&args)),
-        Ok(Cli { command: Command::Release(args) }) => asked(release::release(&args)),
+        Ok(Cli { command: Command::Acquire(args) }) => acquire::acquire(&args),
+        Ok(Cli { command: Command::Renew(args) }) => asked::once(acquire::renew(&args)),
+        Ok(Cli { command: Command::Verify(args) }) => asked::once(acquire::verify(&args)),
+        Ok(Cli { command: Command::Wait(args) }) => asked::with_timers(Voice::LOUD, wait::wait(&args)),
+        Ok(Cli { command: Command::Keep(args) }) => keep::keep(&args),
+        Ok(Cli { command: Command::Status(args) }) => asked::once(status::status(&args)),
+        Ok(Cli { command: Command::List(args) }) => asked::once(list::list(&args)),
+        Ok(Cli { command: Command::Release(args) }) => asked::once(release::release(&args)),
         Ok(Cli { command: Command::Stress(args) }) => stress::stress(&args),
         Err(code) => code,
     })
     .into()
-}
-
-/// Asks a store something, and says why that failed, and what the library warns of; returns the
-/// code to exit with.
-fn asked(question: impl Future<Output = Result<u8, Failure>>) -> u8 {
-    let _printer = warnings::say(false);
-    limits::check().and_then(|()| tenure::block_on(question)).unwrap_or_else(|failure| {
-        output::complain(failure.message);
-        failure.code
-    })
 }

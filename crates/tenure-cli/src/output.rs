@@ -5,6 +5,7 @@ use std::fmt::{self, Display};
 use std::io::{self, Write};
 use std::time::Duration;
 
+use crate::cli::Request;
 use crate::printer;
 
 /// How much a run says on standard error, where the command under the lock writes too.
@@ -15,6 +16,13 @@ pub(crate) struct Voice {
 }
 
 impl Voice {
+    /// That of a command with neither -q nor -v.
+    pub(crate) const LOUD: Self = Self { quiet: false, verbose: false };
+
+    pub(crate) fn of(request: &Request) -> Self {
+        Self { quiet: request.quiet, verbose: request.verbose }
+    }
+
     /// Says why something did not happen.
     pub(crate) fn say(self, message: impl Display) {
         if !self.quiet {
@@ -41,6 +49,12 @@ pub(crate) fn print(lines: impl Display) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
     }
+}
+
+/// Lines on standard output, which must be read: a reader that has gone away is an error.
+pub(crate) fn print_all(lines: impl Display) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(lines.to_string().as_bytes()).and_then(|()| out.flush())
 }
 
 /// An error and its causes, outermost first.

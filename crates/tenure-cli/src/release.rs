@@ -1,27 +1,46 @@
-//! `tenure release --force`: ends what holds a lock.
+//! `tenure release`: ends what holds a lock, by its owner or by force.
 
 use std::time::Duration;
 
-use tenure::{ForcedRelease, LockName, Locks, Status};
+use tenure::{ForcedRelease, LockName, Locks, Owner, Status};
 
 use crate::cli::Release;
-use crate::exit::{BUSY, Failure};
+use crate::exit::{BUSY, Failure, USAGE};
 use crate::output::{self, Span};
-use crate::{status, store};
+use crate::{acquire, status, store};
 
 /// Ends it, and prints what it was; returns whether there was something, as the code to exit with.
 pub(crate) async fn release(args: &Release) -> Result<u8, Failure> {
+    if args.owner.is_none() && !args.force {
+        let message = "say whose hold to release with --owner OWNER, or end all holds with --force";
+        return Err(Failure { code: USAGE, message: message.into() });
+    }
     let locks = store::open_existing(&args.store)?;
-    let ended = match (args.token, args.foreign) {
-        (Some(token), _) => with_token(&locks, &args.name, token).await?,
-        (None, true) => locks.force_release_foreign(&args.name).await?,
-        (None, false) => locks.force_release(&args.name).await?,
+    let ended = match (&args.owner, args.token, args.foreign) {
+        (Some(owner), ..) if !args.force => return acquire::release(&locks, &args.name, owner).await,
+        (Some(owner), ..) => of_owner(&locks, &args.name, &owner.parse()?).await?,
+        (None, Some(token), _) => with_token(&locks, &args.name, token).await?,
+        (None, None, true) => locks.force_release_foreign(&args.name).await?,
+        (None, None, false) => locks.force_release(&args.name).await?,
     };
     let code = status::tell(&locks, "was held", &args.name, ended.as_ref(), args.json)?;
     if let Some(line) = ended.as_ref().filter(|_| !args.json).and_then(runs_on) {
         output::print(line).map_err(|error| Failure::own("cannot print", &error))?;
     }
     Ok(code)
+}
+
+/// Ends the hold of this owner only. What holds the lock instead is told.
+async fn of_owner(locks: &Locks, name: &str, owner: &Owner) -> Result<Option<Status>, Failure> {
+    let Some(status) = locks.inspect(name).await? else { return Ok(None) };
+    match status.holders.iter().find(|holder| holder.owner.as_ref() == Some(owner)) {
+        Some(holder) => with_token(locks, name, holder.fence).await,
+        None => {
+            let (name, holders) = (LockName::new(name)?, status::holders(&status));
+            let message = format!("lock {name} is not held by {owner}; it is held by {holders}");
+            Err(Failure { code: BUSY, message })
+        }
+    }
 }
 
 /// Ends the hold with this token only. What holds the lock instead is told.

@@ -13,7 +13,7 @@ pub(crate) const FORWARDED: [Signal; 6] =
     [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
 
 /// These end a wait for the lock; the others are ignored until the command runs.
-const END_THE_WAIT: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
+pub(crate) const END_THE_WAIT: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
 /// Signals, caught from the moment this is made.
 #[derive(Debug)]

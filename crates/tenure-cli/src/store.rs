@@ -25,7 +25,7 @@ pub(crate) fn open(
     terms: Terms,
     change: impl FnOnce(Options) -> Options,
 ) -> Result<Locks, Failure> {
-    let locks = Locks::open(&terms.in_url(url(args)?)?).map_err(|error| {
+    let locks = Locks::open(&url_with(args, terms)?).map_err(|error| {
         // No request was sent: this process could not start the thread of its locks.
         let code = if error.is_unreachable() { OWN } else { of_error(&error) };
         Failure { code, message: chain(&error) }
@@ -35,6 +35,14 @@ pub(crate) fn open(
 
 /// The same, to look at what is there: a directory that was named must exist.
 pub(crate) fn open_existing(args: &Store) -> Result<Locks, Failure> {
+    open_existing_with(args, Terms::default(), |options| options)
+}
+
+pub(crate) fn open_existing_with(
+    args: &Store,
+    terms: Terms,
+    change: impl FnOnce(Options) -> Options,
+) -> Result<Locks, Failure> {
     if let Some(path) = args.url.as_deref().and_then(|url| url.strip_prefix("file:")) {
         let directory = Path::new(path.strip_prefix("//").unwrap_or(path));
         // Nothing to see, and no rights to see it, are different; the store tells the latter.
@@ -44,7 +52,12 @@ pub(crate) fn open_existing(args: &Store) -> Result<Locks, Failure> {
             return Err(Failure { code: STORE, message });
         }
     }
-    open(args, Terms::default(), |options| options)
+    open(args, terms, change)
+}
+
+/// Its URL, with what the flags say of it.
+pub(crate) fn url_with(args: &Store, terms: Terms) -> Result<String, Failure> {
+    terms.in_url(url(args)?)
 }
 
 impl Terms {

@@ -18,8 +18,9 @@ use tokio::signal::unix;
 use tokio::time::{Interval, interval};
 
 use crate::child::Child;
+use crate::cli::OnLost;
 use crate::clock;
-use crate::signals::Signals;
+use crate::signals::{END_THE_WAIT, Signals};
 use crate::terminal::Terminal;
 
 pub(crate) struct Watch<'a> {
@@ -29,14 +30,21 @@ pub(crate) struct Watch<'a> {
     pub(crate) signals: &'a mut Signals,
     pub(crate) guards: &'a MultiGuard,
     pub(crate) grace: Duration,
+    pub(crate) on_lost: OnLost,
+    /// When to kill the command that was told to end by another.
+    pub(crate) kill_after: Option<Duration>,
     pub(crate) terminal: Option<Terminal>,
     /// The terminal told us to stop, and so all of our group.
     pub(crate) told_to_stop: bool,
+    /// A signal that asks for the end was passed on.
+    pub(crate) told_to_end: bool,
 }
 
 /// How it ended.
 pub(crate) enum End {
     Exited(ExitStatus),
+    /// The lease was lost before, and the command was not stopped for it.
+    Ignored(ExitStatus, Error),
     /// The lease was lost before. All of the command's group is gone.
     Lost(Error),
 }
@@ -66,10 +74,12 @@ impl Watch<'_> {
         // As last known: a machine that slept finds it in the past.
         let mut lease_end = Duration::MAX;
         let mut stopping: Option<Stopping> = None;
+        let (mut kill_at, mut ignored) = (None, None);
         loop {
             let event = self.event(&mut lost, &mut ticks).await;
             let now = clock::now();
             match event {
+                Event::Lost(why) if self.on_lost == OnLost::Ignore => ignored = Some(why),
                 Event::Lost(why) => {
                     let lease_end = lease_end.min(now + self.grace);
                     stopping = Some(self.stop(why, now, lease_end));
@@ -78,6 +88,12 @@ impl Watch<'_> {
                 Event::Signal(signal) => {
                     self.told_to_stop |= signal == Signal::TSTP;
                     self.child.signal(signal);
+                    let ends = END_THE_WAIT.contains(&signal);
+                    self.told_to_end |= ends;
+                    if let Some(after) = self.kill_after.filter(|_| ends) {
+                        kill_at.get_or_insert(now + after);
+                        ticks = interval(Duration::from_millis(10));
+                    }
                 }
                 Event::Look => {
                     let remaining = self.guards.remaining();
@@ -86,13 +102,20 @@ impl Watch<'_> {
                     }
                 }
             }
+            if kill_at.is_some_and(|kill_at| now >= kill_at) {
+                self.child.signal(Signal::KILL);
+            }
             match stopping {
                 None => {
                     if let Some(by) = self.child.stopped() {
                         self.on_stop(by);
                     }
                     if self.child.has_ended() {
-                        return self.reap().map(End::Exited);
+                        let status = self.reap()?;
+                        return Ok(match ignored {
+                            Some(why) => End::Ignored(status, why),
+                            None => End::Exited(status),
+                        });
                     }
                 }
                 Some(Stopping { why, kill_at, lease_end }) => {
@@ -135,9 +158,14 @@ impl Watch<'_> {
 
     /// Tells the command to end, unless it is too late for that.
     fn stop(&self, why: Error, now: Duration, lease_end: Duration) -> Stopping {
-        let kill_at = lease_end.saturating_sub(margin(self.grace));
-        if now < kill_at {
-            self.child.signal(Signal::TERM);
+        let kill_at = match self.on_lost {
+            OnLost::Kill => now,
+            _ => lease_end.saturating_sub(margin(self.grace)),
+        };
+        if let OnLost::Signal(signal) = self.on_lost
+            && now < kill_at
+        {
+            self.child.signal(signal);
             self.child.signal(Signal::CONT);
         }
         Stopping { why, kill_at, lease_end }
@@ -172,7 +200,7 @@ impl Watch<'_> {
             terminal.stop_ourselves(told);
             // Here we were woken. If the lease ran out meanwhile, the command does not wake: it is
             // found lost before anything else happens.
-            if self.guards.is_held() {
+            if self.guards.is_held() || self.on_lost == OnLost::Ignore {
                 terminal.give(group);
                 self.child.signal(Signal::CONT);
             }

@@ -1,5 +1,6 @@
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
+use std::time::Duration;
 
 #[cfg(feature = "redis")]
 use crate::credentials::{Credentials, Provider};
@@ -466,6 +467,46 @@ impl Locks {
             let ask = Acquisition::new(engine, full.clone(), rule, Some(owner.clone()), &self.options);
             match ask.resume().await? {
                 Resumed::Held(held) => return Ok(Some(Guard::new(&self.home, &name, held))),
+                Resumed::Over => return Ok(None),
+                Resumed::Other(other) => rule = self.other_rule(&full, rule, other)?,
+            }
+        }
+    }
+
+    /// Renews a hold that [`Guard::detach`] let go, and leaves it detached: how long it is held for
+    /// certain from now on, or `None` when it is over. For a script whose steps are processes of
+    /// their own. The lease is extended to this `Locks`' ttl, and never shortened.
+    ///
+    /// A hold that another process renews too is detached as well: in a directory it is then free
+    /// when its lease ends, and no longer when that process does.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let owner = locks.mutex("deploy")?.lock().await?.detach().await?;
+    /// let left = locks.renew_detached("deploy", &owner).await?.expect("it is not over yet");
+    /// assert!(left > std::time::Duration::from_secs(10)); // of 15 s
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// The lease may have been renewed. Nothing else changes.
+    ///
+    /// # Errors
+    /// `is_mismatch`, `is_unreachable`, `is_refused`, and `is_invalid` for a name; `is_unknown`
+    /// when no answer came: ask again.
+    pub async fn renew_detached(
+        &self,
+        name: impl TryInto<LockName, Error: Into<Error>>,
+        owner: &Owner,
+    ) -> Result<Option<Duration>> {
+        let full = self.options.full_name(&checked(name)?)?;
+        let mut rule = LockSpec::Mutex;
+        loop {
+            let engine = &self.home.engine;
+            let ask = Acquisition::new(engine, full.clone(), rule, Some(owner.clone()), &self.options);
+            match ask.renew_detached().await? {
+                Resumed::Held(left) => return Ok(Some(left)),
                 Resumed::Over => return Ok(None),
                 Resumed::Other(other) => rule = self.other_rule(&full, rule, other)?,
             }

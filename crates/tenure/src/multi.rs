@@ -409,6 +409,23 @@ impl MultiGuard {
         result
     }
 
+    /// The guards, in the order of the parts as given: from here on each is released or detached
+    /// alone.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::{Locks, Multi};
+    /// # let locks = Locks::memory();
+    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// let mut guards = both.lock().await?.into_guards();
+    /// drop(guards.remove(0)); // the first is released, the second is held
+    /// assert_eq!(guards[0].name().as_str(), "b");
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn into_guards(mut self) -> Vec<Guard> {
+        std::mem::take(&mut self.guards)
+    }
+
     fn take(&mut self) -> Taken {
         let mut guards: Vec<_> = std::mem::take(&mut self.guards).into_iter().map(Some).collect();
         let taken = self.order.iter().filter_map(|index| Some((*index, guards.get_mut(*index)?.take()?)));

@@ -72,8 +72,8 @@ fn two_names_that_look_alike_are_two_locks() {
 fn what_is_no_lease_is_told_what_one_is() {
     let env = TestEnv::new();
     for (options, says) in [
-        (&["--ttl", "0"][..], "30s"),
-        (&["--ttl", "15"], "30s"),
+        (&["--ttl", "0"][..], "50 ms"),
+        (&["--ttl", "15w"], "30s"),
         (&["--ttl", "-1"], "30s"),
         (&["--ttl", "NaN"], "30s"),
         (&["--ttl", "9e99s"], "30s"),
@@ -81,14 +81,14 @@ fn what_is_no_lease_is_told_what_one_is() {
         (&["--ttl", "0s"], "50 ms"),
         (&["--ttl", "1ms"], "50 ms"),
         (&["--ttl", "8761h"], "365 days"),
-        (&["--ttl", "99999999999999999999h"], "8760h"),
+        (&["--ttl", "99999999999999999999h"], "365d"),
         (&["--grace", "6s"], "third"),
         (&["--ttl", "1s", "--grace", "334ms"], "third"),
         (&["--grace", "-1s"], "30s"),
         (&["-w", "-1"], "0.5"),
         (&["-w", "NaN"], "0.5"),
         (&["-w", "soon"], "0.5"),
-        (&["-w", "9e99"], "seconds"),
+        (&["-w", "9e99"], "0.5"),
         (&["-E", "256"], "255"),
         (&["-n", "-w", "1"], "--wait"),
         (&["-q", "-v"], "--verbose"),
@@ -100,7 +100,7 @@ fn what_is_no_lease_is_told_what_one_is() {
         (&["--store", "memory:"], "not shared between processes"),
         (&["--acks", "-1"], "-1"),
         (&["--acks", "1"], "replicas"),
-        (&["--restart-grace", "5"], "30s"),
+        (&["--restart-grace", "5x"], "30s"),
         (&["--restart-grace", "5s"], "restart"),
         (&["--acks", "0"], "--acks"),
         (&["--store", "redis://127.0.0.1:1?acks=1", "--acks", "2"], "--acks 2 differs from `acks=1`"),
@@ -110,6 +110,13 @@ fn what_is_no_lease_is_told_what_one_is() {
         ),
         (&["--store", "redis-cluster://127.0.0.1:1", "--restart-grace", "30s"], "slot"),
         (&["--store", "redis://127.0.0.1:1?restart-grace=5s", "--ttl", "6s"], "restart-grace"),
+        (&["--on-lost", "stop"], "signal:NAME"),
+        (&["--on-lost", "signal:KILLER"], "USR1"),
+        (&["--kill-after", "soon"], "30s"),
+        (&["--splay", "-1"], "30s"),
+        (&["--max-hold", "1ms"], "50 ms"),
+        (&["--min-hold", "2s", "--max-hold", "2s"], "--min-hold must be shorter"),
+        (&["-c", "touch ran"], "-c <STRING>"),
     ] {
         let said = env.tenure_run(options.iter().chain(&["x", "--", "touch", "ran"]));
         said.exits_with(64).says(says);
@@ -117,6 +124,10 @@ fn what_is_no_lease_is_told_what_one_is() {
     assert!(!env.path("ran").exists());
     for options in [
         &["--ttl", "50ms"][..],
+        &["--ttl", "1h30m"],
+        &["--ttl", "90"],
+        &["--ttl", "365d"],
+        &["-w", "1d"],
         &["--ttl", "8760h"],
         &["--grace", "0s"],
         &["--ttl", "3s", "--grace", "1s"],
@@ -133,6 +144,8 @@ fn what_is_no_command_line_is_told_what_is_missing() {
     env.tenure_run(["x"]).exits_with(64).says("<CMD>");
     env.tenure_run(["x", "--"]).exits_with(64).says("<CMD>");
     env.tenure_run(["--frobnicate", "x", "true"]).exits_with(64).says("--frobnicate");
+    env.tenure_run(["--tll", "5s", "x", "true"]).exits_with(64).says("did you mean '--ttl'?");
+    env.run(env.tenure(["statsu", "x"])).exits_with(64).says("did you mean 'status'?");
     env.run(env.tenure(["frobnicate"])).exits_with(64).says("`tenure --help`");
     env.run(env.tenure(["status"])).exits_with(64).says("`tenure status --help`");
     env.run(env.tenure(["list", "a", "b"])).exits_with(64).says("`tenure list --help`");

@@ -8,6 +8,7 @@
 
 mod env;
 mod exits;
+mod holding;
 mod inputs;
 mod killed;
 mod kinds;
@@ -16,4 +17,5 @@ mod loss;
 mod output;
 mod redis;
 mod signals;
+mod split;
 mod terminal;

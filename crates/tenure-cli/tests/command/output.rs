@@ -20,6 +20,7 @@ fn help_and_version_go_to_standard_output() {
         &["status", "-h"],
         &["list", "--help"],
         &["release", "--help"],
+        &["acquire", "--help"],
         &["--version"],
         &["help", "run"],
     ] {
@@ -31,6 +32,7 @@ fn help_and_version_go_to_standard_output() {
         assert!(manual.contains(word), "{word}");
     }
     assert!(!manual.contains("__launch"));
+    assert!(!env.run(env.tenure(["--help"])).stdout.contains("__keep"));
 }
 
 #[test]
@@ -48,7 +50,7 @@ fn the_long_help_has_the_manual_and_the_short_one_a_line_for_each_option() {
         let line = said(&["run", "--help"]).lines().any(|line| line.trim_start().starts_with(code));
         assert!(line, "{code}");
     }
-    for verb in ["run", "status", "list", "release", "stress"] {
+    for verb in ["run", "acquire", "renew", "verify", "release", "wait", "status", "list", "stress"] {
         for help in ["-h", "--help"] {
             let text = said(&[verb, help]);
             let long = text.lines().find(|line| line.chars().count() > 100);

@@ -15,7 +15,7 @@ use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Fence, Kind, LockSpec, Verb, lease};
+use crate::protocol::{Answer, Fence, Kind, Liveness, LockSpec, Verb, lease};
 use crate::store::Failure;
 
 /// Who wants what: one acquisition.
@@ -53,12 +53,22 @@ pub(super) enum Outcome {
     Silent(Failure),
 }
 
-/// What became of an attempt to take over a hold.
-pub(crate) enum Resumed {
-    Held(Hold),
+/// What became of an attempt to take over a hold, or to renew one that stays detached.
+pub(crate) enum Resumed<T> {
+    Held(T),
     Over,
     /// It is another kind of lock.
     Other(LockSpec),
+}
+
+impl<T> Resumed<T> {
+    fn and_then<U>(self, then: impl FnOnce(T) -> Resumed<U>) -> Resumed<U> {
+        match self {
+            Self::Held(held) => then(held),
+            Self::Over => Resumed::Over,
+            Self::Other(rule) => Resumed::Other(rule),
+        }
+    }
 }
 
 impl Acquisition {
@@ -150,7 +160,7 @@ impl Acquisition {
     }
 
     /// Takes over a hold that its owner has detached. Renews it, and never creates one.
-    pub(crate) async fn resume(&self) -> Result<Resumed> {
+    pub(crate) async fn resume(&self) -> Result<Resumed<Hold>> {
         let (engine, ttl) = (&self.engine, self.options.lease());
         let sent = engine.now();
         let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, Some(bind(&self.options)));
@@ -163,21 +173,44 @@ impl Acquisition {
         if let (Some(back), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) = (back, &answer) {
             back.cancel();
         }
-        match answer {
-            Ok(Answer::Held { fence }) => {
-                let held = self.granted(fence, sent, sent, ttl);
-                if !held.is_live() {
-                    // The answer took longer than the lease: a guard that is already lost is not
-                    // returned.
-                    return Ok(Resumed::Over);
-                }
+        let granted = self.resumed(answer)?;
+        Ok(granted.and_then(|fence| {
+            let held = self.granted(fence, sent, sent, ttl);
+            // The answer took longer than the lease: a guard that is already lost is not returned.
+            if held.is_live() {
                 held.keep();
-                Ok(Resumed::Held(held))
+                Resumed::Held(held)
+            } else {
+                Resumed::Over
             }
+        }))
+    }
+
+    /// Renews a hold that its owner has detached, and leaves it so: how much of its lease is left
+    /// for certain.
+    pub(crate) async fn renew_detached(&self) -> Result<Resumed<Duration>> {
+        let (engine, ttl) = (&self.engine, self.options.lease());
+        let sent = engine.now();
+        let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, Some(Liveness::Lease));
+        let verb = Verb::Renew { ttl_ms, hold, bind, weight: None };
+        let within = self.options.op_timeout;
+        let answer = engine.call(&self.name, self.rule, &self.owner, verb, within).await;
+        let answered = engine.now();
+        let left = lease::deadline(sent, answered, ttl).since(answered);
+        Ok(self.resumed(answer)?.and_then(|_| match left {
+            Duration::ZERO => Resumed::Over,
+            left => Resumed::Held(left),
+        }))
+    }
+
+    /// What a store says of a hold that may be over: its token, if it is not.
+    fn resumed(&self, answer: Result<Answer, Failure>) -> Result<Resumed<u64>> {
+        match answer {
+            Ok(Answer::Held { fence }) => Ok(Resumed::Held(fence)),
             Ok(Answer::Free | Answer::Busy { .. } | Answer::Waiting { .. }) => Ok(Resumed::Over),
             Ok(Answer::Mismatch { kind, capacity }) => Ok(Resumed::Other(LockSpec::of(kind, capacity))),
-            Ok(answer) => Err(engine.nonsense(&self.name, &answer)),
-            Err(failure) => Err(engine.failed(&self.name, failure)),
+            Ok(answer) => Err(self.engine.nonsense(&self.name, &answer)),
+            Err(failure) => Err(self.engine.failed(&self.name, failure)),
         }
     }
 

@@ -1,0 +1,167 @@
+//! `tenure acquire`, `renew` and `verify`: a lock that outlives the processes that ask for it.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tenure::{LockName, Locks, Owner};
+
+use crate::cli::{Acquire, Kind, Renew, Verify};
+use crate::exit::{self, Failure};
+use crate::output::{self, Voice};
+use crate::signals::{FORWARDED, Signals};
+use crate::store::{self, Terms};
+use crate::take::{self, Wanted};
+use crate::{asked, clock, keep, launch};
+
+/// Takes a lock and prints its owner; returns the code to exit with.
+pub(crate) fn acquire(args: &Acquire) -> u8 {
+    let voice = Voice::of(&args.request);
+    asked::with_timers(voice, take_and_leave(args, voice))
+}
+
+async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
+    let request = &args.request;
+    refuse_reentrant(&request.kind)?;
+    // Before a lock is taken that could not be kept.
+    args.while_pid.map(keep::process).transpose()?;
+    let mut signals =
+        Signals::catch(&FORWARDED).map_err(|error| Failure::own("cannot catch signals", &error))?;
+    let locks = store::open(&request.store, take::terms(request), |options| take::options(request, options))?;
+    let guards = match (Wanted { request, also: &[], locks: &locks, voice }).take(&mut signals).await? {
+        Ok(guards) => guards,
+        Err(code) => return Ok(code),
+    };
+    let guard = guards.into_guards().pop().expect("one lock was asked for");
+    let token = guard.fence();
+    let asked = clock::unix();
+    let owner = guard.detach().await?;
+    if args.hold
+        && let Err(failure) = start_keeper(args, &owner)
+    {
+        give_back(&locks, &request.name, &owner).await?;
+        return Err(failure);
+    }
+    let line = match args.json {
+        true => {
+            let deadline_ms = millis(asked + certain(request.ttl));
+            let object = json!({
+                "name": request.name, "owner": owner.as_str(), "token": token, "deadline_ms": deadline_ms,
+            });
+            format!("{object}\n")
+        }
+        false => format!("{owner}\n"),
+    };
+    if let Err(error) = output::print_all(line) {
+        // No one knows the owner: without it the lock could not be released.
+        give_back(&locks, &request.name, &owner).await?;
+        return Err(Failure::own("cannot print the owner; the lock was released", &error));
+    }
+    Ok(0)
+}
+
+/// A hold of a reentrant mutex is counted, and an owner may have several.
+fn refuse_reentrant(kind: &Kind) -> Result<(), Failure> {
+    if !kind.reentrant {
+        return Ok(());
+    }
+    let message = "--reentrant: one owner may hold such a lock several times, so an owner alone does not \
+                   name a hold; use `tenure run --reentrant`";
+    Err(Failure { code: exit::USAGE, message: message.into() })
+}
+
+/// How long a lease of this length is certainly held: see [`Options::ttl`].
+fn certain(ttl: Duration) -> Duration {
+    ttl.saturating_sub(ttl / 100 + Duration::from_millis(2))
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+async fn give_back(locks: &Locks, name: &str, owner: &Owner) -> Result<(), Failure> {
+    if let Some(guard) = locks.resume(name, owner).await? {
+        guard.release().await?;
+    }
+    Ok(())
+}
+
+/// Starts the process that keeps the lock, and waits until it does.
+fn start_keeper(args: &Acquire, owner: &Owner) -> Result<(), Failure> {
+    let request = &args.request;
+    let mut keeper = launch::again();
+    keeper.args(["__keep", "--prefix", &request.store.prefix, "--owner", owner.as_str()]);
+    keeper.arg("--ttl").arg(format!("{}ms", request.ttl.as_millis()));
+    keeper.args(args.while_pid.map(|pid| format!("--while-pid={pid}")));
+    keeper.args(["--", &request.name]);
+    // Not an argument, which every user of the machine can read: it may have a password.
+    keeper.env("TENURE_STORE", store::url_with(&request.store, take::terms(request))?);
+    keeper.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let own = |error| Failure::own("cannot start the process that keeps the lock", &error);
+    let mut keeper = keeper.spawn().map_err(own)?;
+    let mut said = String::new();
+    let mut pipe = BufReader::new(keeper.stdout.take().expect("its output is a pipe"));
+    pipe.read_line(&mut said).map_err(own)?;
+    match said.trim_end().split_once(' ') {
+        _ if said == "kept\n" => Ok(()),
+        Some((code, message)) => {
+            Err(Failure { code: code.parse().unwrap_or(exit::OWN), message: message.into() })
+        }
+        None => {
+            let message = "the process that keeps the lock ended at once".into();
+            Err(Failure { code: exit::OWN, message })
+        }
+    }
+}
+
+/// Extends the lease of a hold; returns the code to exit with.
+pub(crate) async fn renew(args: &Renew) -> Result<u8, Failure> {
+    let owner: Owner = args.owner.parse()?;
+    let terms = Terms { acks: args.acks.replicas, ..Terms::default() };
+    let locks = store::open_existing_with(&args.store, terms, |options| options.ttl(args.ttl))?;
+    let asked = clock::unix();
+    let Some(left) = locks.renew_detached(&args.name, &owner).await? else {
+        return Err(not_held(&args.name, &owner)?);
+    };
+    if args.json {
+        let deadline_ms = millis(asked + left);
+        let object: Value = json!({ "name": args.name, "owner": owner.as_str(), "deadline_ms": deadline_ms });
+        output::print(format!("{object}\n")).map_err(|error| Failure::own("cannot print", &error))?;
+    }
+    Ok(0)
+}
+
+/// Asks whether this owner holds the lock; returns the code to exit with.
+pub(crate) async fn verify(args: &Verify) -> Result<u8, Failure> {
+    let owner: Owner = args.owner.parse()?;
+    let locks = store::open_existing(&args.store)?;
+    let status = locks.inspect(&args.name).await?;
+    let is_held =
+        |status: &tenure::Status| status.holders.iter().any(|holder| holder.owner.as_ref() == Some(&owner));
+    match status {
+        Some(status) if is_held(&status) => Ok(0),
+        Some(status) if status.unlisted > 0 => {
+            let message = format!("lock {:?} has more holders than the store lists", status.name);
+            Err(Failure { code: exit::STORE, message })
+        }
+        _ => Err(not_held(&args.name, &owner)?),
+    }
+}
+
+/// Releases what this owner holds; returns the code to exit with.
+pub(crate) async fn release(locks: &Locks, name: &str, owner: &str) -> Result<u8, Failure> {
+    let owner: Owner = owner.parse()?;
+    // A release that is not answered leaves the lock until its lease ends: the shortest will do.
+    let locks = locks.with(|options| options.ttl(Duration::from_secs(1)))?;
+    let Some(guard) = locks.resume(name, &owner).await? else {
+        return Err(not_held(name, &owner)?);
+    };
+    guard.release().await?;
+    Ok(0)
+}
+
+fn not_held(name: &str, owner: &Owner) -> Result<Failure, Failure> {
+    let name = LockName::new(name)?;
+    Ok(Failure { code: exit::LOST, message: format!("lock {name:?} is not held by {owner} any more") })
+}

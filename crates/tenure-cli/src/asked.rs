@@ -1,0 +1,29 @@
+//! Asks a store something for a subcommand, and says why that failed.
+
+use crate::exit::Failure;
+use crate::output::Voice;
+use crate::{limits, output, warnings};
+
+/// Asks without timers, and says what the library warns of; returns the code to exit with.
+pub(crate) fn once(question: impl Future<Output = Result<u8, Failure>>) -> u8 {
+    let _printer = warnings::say(false);
+    limits::check().and_then(|()| tenure::block_on(question)).unwrap_or_else(|failure| {
+        output::complain(failure.message);
+        failure.code
+    })
+}
+
+/// Asks with the timers and signals of this program, and speaks in this voice.
+pub(crate) fn with_timers(voice: Voice, question: impl Future<Output = Result<u8, Failure>>) -> u8 {
+    let _printer = (!voice.quiet).then(|| warnings::say(voice.verbose));
+    // All on this thread: the kernel kills the command of a run when the *thread* that started it
+    // dies, and this one lives longest.
+    let code = limits::check().and_then(|()| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.map_err(|error| Failure::own("cannot start", &error))?.block_on(question)
+    });
+    code.unwrap_or_else(|failure| {
+        voice.say(failure.message);
+        failure.code
+    })
+}
