@@ -190,11 +190,15 @@ pub enum Bug {
     SweepStops,
     /// A request that has let in as many waiters as it may does not say so.
     LettingInStops,
+    /// A record is written by a client that does not hold its lock.
+    RecordOfAnyone,
+    /// A record is written outside the window that its writer names.
+    WindowUnchecked,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 84] = [
+    pub const ALL: [Self; 86] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -279,6 +283,8 @@ impl Bug {
         Self::DetachedTakenForLost,
         Self::SweepStops,
         Self::LettingInStops,
+        Self::RecordOfAnyone,
+        Self::WindowUnchecked,
     ];
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, join_all, select};
+use tenure::internals::protocol::record::{RecordAnswer, RecordOp};
 use tenure::internals::protocol::{LockSpec, Op, Reply, Verb};
 use tenure::internals::store::memory::Memory;
 use tenure::internals::store::{Cursor, Failure, Listener, Page};
@@ -93,6 +94,14 @@ impl Store for Busy {
             }
         }
         .boxed()
+    }
+
+    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        self.0.kept.record(op, within)
+    }
+
+    fn keeps_records(&self) -> Result<(), &'static str> {
+        self.0.kept.keeps_records()
     }
 
     fn listen(

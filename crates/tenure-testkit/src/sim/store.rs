@@ -11,6 +11,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use tenure::LockName;
 use tenure::internals::Store;
+use tenure::internals::protocol::record::{RecordAnswer, RecordOp};
 use tenure::internals::protocol::{LockSpec, Op, Reply, Verb};
 use tenure::internals::store::{Cursor, Failure, Incarnation, Listener, Page};
 
@@ -111,6 +112,9 @@ pub struct SimStore {
     pub(super) url: Arc<str>,
 }
 
+/// Its messages are those of locks.
+const NO_RECORD: &str = "this simulation is of locks alone";
+
 impl Store for SimStore {
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
         Box::pin(Call {
@@ -120,6 +124,14 @@ impl Store for SimStore {
             op: Some(op),
             slot: Arc::default(),
         })
+    }
+
+    fn record(&self, _: RecordOp, _: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        ready(Err(Failure::impossible(NO_RECORD))).boxed()
+    }
+
+    fn keeps_records(&self) -> Result<(), &'static str> {
+        Err(NO_RECORD)
     }
 
     fn listen(

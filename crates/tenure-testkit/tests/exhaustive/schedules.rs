@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
+use tenure::internals::protocol::record::{RecordAnswer, RecordOp};
 use tenure::internals::protocol::{LockSpec, Now, Op, Reply, State, apply, found};
 use tenure::internals::store::{Cursor, Failure, Listener, Page, Publisher, Store};
 use tenure::internals::{Runtime, locks};
@@ -102,6 +103,9 @@ impl Wire {
     }
 }
 
+/// Its messages are those of locks.
+const NO_RECORD: &str = "this simulation is of locks alone";
+
 impl Store for Wire {
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
         let wire = self.clone();
@@ -123,6 +127,14 @@ impl Store for Wire {
             Ok(slot.lock().expect("one thread").take().expect("it has arrived"))
         }
         .boxed()
+    }
+
+    fn record(&self, _: RecordOp, _: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        ready(Err(Failure::impossible(NO_RECORD))).boxed()
+    }
+
+    fn keeps_records(&self) -> Result<(), &'static str> {
+        Err(NO_RECORD)
     }
 
     fn listen(

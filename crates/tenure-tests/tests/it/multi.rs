@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use tempfile::TempDir;
+use tenure::internals::protocol::record::{RecordAnswer, RecordOp};
 use tenure::internals::protocol::{LockSpec, Op, Reply, Verb};
 use tenure::internals::store::memory::Memory;
 use tenure::internals::store::{Cursor, Failure, Listener, Page};
@@ -227,6 +228,14 @@ impl Store for Odd {
             granted
         }
         .boxed()
+    }
+
+    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        self.memory.record(op, within)
+    }
+
+    fn keeps_records(&self) -> Result<(), &'static str> {
+        self.memory.keeps_records()
     }
 
     fn listen(

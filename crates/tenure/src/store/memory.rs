@@ -10,7 +10,8 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 
 use super::{Cursor, Failure, Listener, Page, Publisher, Store};
 use crate::name::LockName;
-use crate::protocol::{self, Answer, LockSpec, Notification, Now, Op, Reply, State};
+use crate::protocol::record::{self, Record, RecordAnswer, RecordOp};
+use crate::protocol::{self, Answer, Entry, LockSpec, Notification, Now, Op, Reply, State};
 use crate::runtime::Runtime;
 
 /// A store in memory. Clones share it.
@@ -24,6 +25,8 @@ pub struct Memory {
 #[derive(Default)]
 struct Inner {
     locks: BTreeMap<LockName, State>,
+    /// By the names of their locks.
+    records: BTreeMap<LockName, Entry<Record>>,
     listeners: BTreeMap<(LockName, u64), Publisher>,
     next_listener: u64,
     /// When the map was last cleared of what has lapsed.
@@ -70,6 +73,25 @@ impl Memory {
         }
         answer
     }
+
+    fn apply_to_record(&self, op: &RecordOp) -> RecordAnswer {
+        let now = self.now();
+        let mut inner = self.inner();
+        inner.sweep(now);
+        let mut state = inner.locks.remove(&op.lock).unwrap_or_default();
+        let mut record = inner.records.remove(&op.lock);
+        let (answer, wake) = record::apply(&mut state, &mut record, now, op);
+        if !state.is_over(now) {
+            inner.locks.insert(op.lock.clone(), state);
+        }
+        if let Some(record) = record {
+            inner.records.insert(op.lock.clone(), record);
+        }
+        if let Some(wake) = wake {
+            inner.tell(&op.lock, &wake);
+        }
+        answer
+    }
 }
 
 impl Inner {
@@ -80,6 +102,7 @@ impl Inner {
         if now.ms.saturating_sub(self.swept_ms) >= EVERY_MS {
             self.swept_ms = now.ms;
             self.locks.retain(|_, state| !state.is_over(now));
+            self.records.retain(|_, record| !record.is_over(now));
         }
     }
 
@@ -99,6 +122,15 @@ impl Store for Memory {
             Ok(Reply { owner: op.owner, request: op.request, answer })
         }
         .boxed()
+    }
+
+    fn record(&self, op: RecordOp, _within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        let store = self.clone();
+        async move { Ok(store.apply_to_record(&op)) }.boxed()
+    }
+
+    fn keeps_records(&self) -> Result<(), &'static str> {
+        Ok(())
     }
 
     fn listen(

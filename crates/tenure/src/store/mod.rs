@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
 use crate::name::LockName;
+use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Found, LockSpec, Notification, Op, Reply};
 use crate::runtime::Moment;
 
@@ -111,6 +112,17 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// *Never repeated*: only the engine repeats an operation.
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>>;
+
+    /// Carries out one request about the record beside a lock. Order, time and repeats are as of
+    /// [`call`](Self::call), with whose requests these are in one order too.
+    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>>;
+
+    /// Whether records can be kept beside locks, or why not. A server that turns out to forbid
+    /// scripts refuses each request instead.
+    ///
+    /// # Errors
+    /// The reason, as the end of the sentence "it cannot, because".
+    fn keeps_records(&self) -> Result<(), &'static str>;
 
     /// The same on special terms, where a store knows any.
     fn call_on(&self, _terms: Terms, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {

@@ -209,7 +209,7 @@ fn is_dead(directory: &Directory, holders: &Holders, holder: HolderId) -> bool {
 
 /// What still counts of a record: it is of this boot, and some of those who have a part in it have
 /// not crashed.
-fn living(directory: &Directory, holders: &Holders, record: Record) -> Result<Option<Record>, Failure> {
+pub(super) fn living(directory: &Directory, holders: &Holders, record: Record) -> Result<Option<Record>, Failure> {
     let record = of_this_boot(directory, holders, record)?;
     Ok(record.and_then(|record| record.without(|holder| is_dead(directory, holders, holder))))
 }

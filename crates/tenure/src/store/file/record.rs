@@ -13,10 +13,12 @@ use siphasher::sip128::SipHasher24;
 use super::bindings::Bindings;
 use super::value;
 use crate::name::LockName;
+use crate::protocol::record::USE;
 use crate::protocol::{self, Data, Entry, Kind, State};
 
 const FORMAT: &str = "1";
 const RECORD: &str = "tenure lock";
+const BESIDE: &str = "record-";
 const SUM: &str = "sum ";
 const LEDGER: &str = "tenure guard";
 /// No process is let into a queue whose record would be longer: some 10,000 of the longest owners,
@@ -33,6 +35,16 @@ pub(super) struct RecordId(u128);
 impl RecordId {
     pub(super) fn of(name: &LockName) -> Self {
         Self(SipHasher24::new().hash(name.as_str().as_bytes()).as_u128())
+    }
+
+    /// The file of the record beside the lock, which only its holder writes.
+    pub(super) fn beside(self) -> String {
+        format!("{BESIDE}{:032x}", self.0)
+    }
+
+    /// The lock whose record this file is.
+    pub(super) fn of_beside(file: &str) -> Option<Self> {
+        u128::from_str_radix(digits(file, BESIDE, 32)?, 16).map(Self).ok()
     }
 }
 
@@ -146,7 +158,10 @@ impl Record {
         let (name_bytes, value_bytes) = field(&mut rest, "bytes")?.split_once(' ')?;
         let name = take(&mut rest, number(name_bytes)?)?;
         let value = value::decode(kind, take(&mut rest, number(value_bytes)?)?)?;
-        let name = LockName::new(name).ok()?;
+        let name = match name.starts_with(USE) {
+            true => LockName::in_store(name.to_owned()),
+            false => LockName::new(name).ok()?,
+        };
         let is_whole = rest.is_empty() && bindings.iter().all(|(number, _)| value.has(number));
         is_whole.then_some(Self { name, boot, bindings, lock: Entry { value, expires_ms } })
     }

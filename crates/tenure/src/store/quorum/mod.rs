@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::{BoxFuture, FutureExt, ready};
 use tokio::sync::Notify;
 
 use super::{Cursor, Failure, Incarnation, Listener, Page, SETUP, Store};
@@ -33,6 +33,7 @@ use crate::error::{Error, Result};
 use crate::events::event;
 use crate::name::LockName;
 use crate::protocol::quorum::majority;
+use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{LockSpec, Op, Reply, Verb, lease};
 use crate::runtime::Runtime;
 use holds::OwnerRegistry;
@@ -131,6 +132,14 @@ impl Store for Quorum {
         .boxed()
     }
 
+    fn record(&self, _op: RecordOp, _within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        ready(Err(Failure::impossible(NO_RECORD))).boxed()
+    }
+
+    fn keeps_records(&self) -> Result<(), &'static str> {
+        Err(NO_RECORD)
+    }
+
     fn lends(&self, ttl: Duration) {
         self.0.longest_ms.fetch_max(lease::millis(ttl), Ordering::Relaxed);
     }
@@ -205,6 +214,8 @@ impl Store for Quorum {
     }
 }
 
+const NO_RECORD: &str =
+    "two halves of a quorum could each keep another record, so that none of them would be the last";
 const NO_QUEUE: &str =
     "an order has to be kept in one place, and two halves of a quorum could each let another in";
 
@@ -327,6 +338,14 @@ mod tests {
                 store.call(op, within).await
             }
             .boxed()
+        }
+
+        fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+            self.store.record(op, within)
+        }
+
+        fn keeps_records(&self) -> Result<(), &'static str> {
+            self.store.keeps_records()
         }
 
         fn listen(

@@ -30,6 +30,7 @@ pub use topology::{Access, Address, Sentinels, Target, Topology};
 use super::{Cursor, Failure, Incarnation, Listener, Page, Store, Terms};
 use crate::error::{Error, Result};
 use crate::name::LockName;
+use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{LockSpec, Op, Reply};
 use crate::runtime::Runtime;
 use connection::{Connector, Network, command};
@@ -102,6 +103,20 @@ impl Store for Redis {
             node.ask(&line, &op, manner, deadline).await
         }
         .boxed()
+    }
+
+    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        let Self { runtime, node, manner, .. } = self.clone();
+        async move {
+            let deadline = runtime.now() + within;
+            let line = node.link.pipeline(deadline).await?;
+            requests::record::ask(&*runtime, &line, &op, manner, deadline).await
+        }
+        .boxed()
+    }
+
+    fn keeps_records(&self) -> Result<(), &'static str> {
+        Ok(())
     }
 
     fn listen(

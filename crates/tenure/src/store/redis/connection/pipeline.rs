@@ -20,6 +20,7 @@ use crate::events::{event, text};
 use crate::runtime::{Moment, Runtime};
 use crate::store::Failure;
 use crate::store::redis::connection::{Connection, Peer};
+use crate::store::redis::requests::record::ServerClock;
 use crate::store::redis::requests::scriptless::Scriptless;
 use crate::store::redis::topology::Address;
 
@@ -43,6 +44,8 @@ pub(crate) struct Pipeline {
     look: Notify,
     /// The commands in place of scripts, once the server was found to forbid scripts.
     pub(crate) plain: OnceLock<Scriptless>,
+    /// The server's clock, once it was asked for it.
+    clock: Mutex<Option<ServerClock>>,
     /// The server may not know our scripts: it may be another than before, or an empty one.
     brings_script: AtomicBool,
     closed: AtomicBool,
@@ -86,12 +89,21 @@ impl Pipeline {
             flights: Mutex::default(),
             look: Notify::new(),
             plain: OnceLock::new(),
+            clock: Mutex::default(),
             brings_script: AtomicBool::new(again),
             closed: AtomicBool::new(false),
             hangup: Mutex::new(Some(hangup)),
         });
         pipeline.runtime.spawn(Arc::clone(&pipeline).watch().boxed());
         (pipeline, over)
+    }
+
+    pub(crate) fn clock(&self) -> Option<ServerClock> {
+        *self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_clock(&self, clock: Option<ServerClock>) {
+        *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = clock;
     }
 
     /// Sends a command and waits for its reply. An error of the server is a reply.

@@ -5,6 +5,7 @@
 //! be torn from its own.
 
 use crate::protocol::LockSpec;
+use crate::protocol::record::{beside, tag};
 
 /// The key of a server's epoch: which start of which server it is, and since when.
 pub(crate) const EPOCH: &str = "tenure:epoch";
@@ -24,28 +25,8 @@ pub(crate) fn channel(db: u32, rule: LockSpec, key: &str) -> String {
     }
 }
 
-fn beside(prefix: &str, key: &str) -> String {
-    if has_tag(key) {
-        // The first tag of the whole is the tag of the key.
-        [prefix, "=", key].concat()
-    } else if !key.contains('}') {
-        [prefix, "{", key, "}"].concat()
-    } else {
-        // Nothing can be made to share its slot; a single server has none, and a cluster keeps no
-        // such lock.
-        [prefix, "~", key].concat()
-    }
-}
-
 fn has_tag(key: &str) -> bool {
     tag(key).is_some()
-}
-
-/// What a cluster hashes of a key, if not the whole: what stands between its first `{` and the next
-/// `}`, unless empty.
-fn tag(key: &str) -> Option<&str> {
-    let (tag, _) = key.split_once('{')?.1.split_once('}')?;
-    Some(tag).filter(|tag| !tag.is_empty())
 }
 
 /// How many slots a cluster has.
