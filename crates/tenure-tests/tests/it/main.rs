@@ -13,6 +13,7 @@ mod plain;
 mod queue_limits;
 mod queue_machine;
 mod quorum;
+mod record_machine;
 mod redis_clock;
 mod redis_errors;
 mod redis_faults;
