@@ -51,6 +51,18 @@ impl LockHandle {
         owner: Option<Owner>,
     ) -> Result<Self> {
         let full = options.full_name(&name)?;
+        Self::at(home, options, name, full, rule, owner)
+    }
+
+    /// The lock of this name in the store.
+    pub(crate) fn at(
+        home: Arc<Client>,
+        options: Arc<Options>,
+        name: LockName,
+        full: LockName,
+        rule: LockSpec,
+        owner: Option<Owner>,
+    ) -> Result<Self> {
         let store = &home.engine.store;
         store.supports(rule, &full).map_err(|reason| {
             let (name, kind) = (name.quoted(), rule.kind());

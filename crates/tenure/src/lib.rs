@@ -58,6 +58,7 @@
 //! |---|---|---|
 //! | `redis` | yes | all stores on Redis and Valkey servers; without it `memory:` and `file:` remain, and the crate `redis` is not built |
 //! | `tls` | yes | `rediss://` and its like, with rustls and ring; it brings `redis` along |
+//! | `serde` | no | [`Json`]: values of serde in a [`Cache`] |
 //!
 //! A URL that needs a feature which is off is [unsupported](Error::is_unsupported).
 //!
@@ -106,6 +107,7 @@ mod rwlock;
 mod semaphore;
 mod status;
 mod store;
+mod uses;
 
 #[cfg(feature = "redis")]
 pub use credentials::Credentials;
@@ -126,6 +128,12 @@ pub use rwguard::{DowngradeError, ReadGuard, WriteGuard};
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
 pub use status::{ForcedRelease, Holder, Listing, Share, Status};
+pub use uses::cache::{Cache, Outage, Overdue};
+pub use uses::entry::Entry;
+pub use uses::fill::Fill;
+#[cfg(feature = "serde")]
+pub use uses::value::Json;
+pub use uses::value::CacheValue;
 
 /// What the workspace's own test kit drives. No semver promise: nothing outside this workspace
 /// should use it.

@@ -26,6 +26,8 @@ use crate::store::memory::Memory;
 use crate::store::quorum::Quorum;
 #[cfg(feature = "redis")]
 use crate::store::redis::{Cluster, Provider, Redis, Topology};
+use crate::uses::cache::Cache;
+use crate::uses::fill::Fill;
 
 /// A store of locks, and the only handle that a program needs. Cheap to clone.
 ///
@@ -385,6 +387,39 @@ impl Locks {
         }
         self.face(checked(name)?, LockSpec::Queue(QueueSpec::permits(permits, 1)), None)
             .map(|face| Semaphore::new(face, permits))
+    }
+
+    /// A value that one caller computes for a whole fleet, kept in this store.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # use std::time::Duration;
+    /// let query = async || Ok::<_, std::io::Error>("Ada".to_owned());
+    /// let name = locks.cache("user:42")?.get_or_compute(Duration::from_secs(60), query).await?.unwrap();
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`mutex`](Self::mutex); `is_unsupported` on a quorum.
+    pub fn cache(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Cache> {
+        Cache::new(&self.home, &self.options, checked(name)?)
+    }
+
+    /// Lets one caller of a fleet fill a cache of your own, while the others wait for it.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let get = || async { Ok::<_, std::io::Error>(Some("there already")) };
+    /// let found = locks.fill("report")?.run(get, async |_| Ok("computed")).await?.unwrap();
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`mutex`](Self::mutex).
+    pub fn fill(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Fill> {
+        Fill::new(&self.home, &self.options, checked(name)?)
     }
 
     fn face(&self, name: LockName, rule: LockSpec, owner: Option<Owner>) -> Result<LockHandle> {

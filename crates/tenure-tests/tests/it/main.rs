@@ -24,3 +24,4 @@ mod runtime;
 mod sentinel;
 mod tls;
 mod twins;
+mod uses;

@@ -7,10 +7,12 @@
 //!   store;
 //! - [`wait_queues`] keeps both, and [`subscription`] is what they hear;
 //! - [`held`] is one grant: its deadline, and the news of its loss;
+//! - [`flight`] has one task of a process get for all what they need;
 //! - [`renew`] keeps all grants of one `Locks` alive, and [`window`] says how many renewals are
 //!   under way at once; [`release`] ends grants.
 
 pub(crate) mod acquire;
+pub(crate) mod flight;
 pub(crate) mod hold;
 mod local_queue;
 pub(crate) mod release;
@@ -39,6 +41,7 @@ use crate::protocol::{Answer, Kind, LockSpec, Op, Verb};
 use crate::runtime::{Driver, Moment, Runtime};
 use crate::store::{Failure, Store, Terms};
 
+use flight::Flights;
 use local_queue::LocalQueues;
 use release::PendingReleases;
 use renew::Renewer;
@@ -256,12 +259,13 @@ fn backoff(attempt: u32) -> Duration {
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) engine: Arc<Engine>,
+    pub(crate) flights: Flights,
     driver: Option<Arc<Driver>>,
 }
 
 impl Client {
     pub(crate) fn new(engine: Arc<Engine>, driver: Option<Arc<Driver>>) -> Arc<Self> {
-        Arc::new(Self { engine, driver })
+        Arc::new(Self { engine, flights: Flights::default(), driver })
     }
 
     /// Waits until the subscriber has had the events of the driver's thread, at most
