@@ -283,6 +283,12 @@ impl Error {
         Self::new(ErrorKind::Unreachable, None, Some(store), message, None)
     }
 
+    /// What the store keeps does not let it be done.
+    pub(crate) fn refused(lock: &LockName, store: &Arc<str>, what: &str) -> Self {
+        let message = format!("{}: {what}", lock.quoted());
+        Self::new(ErrorKind::Refused, Some(lock), Some(store), message, None)
+    }
+
     /// The store did not answer another request a moment ago.
     pub(crate) fn silent_lately(lock: &LockName, store: &Arc<str>) -> Self {
         let message =

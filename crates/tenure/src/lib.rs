@@ -129,11 +129,16 @@ pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
 pub use status::{ForcedRelease, Holder, Listing, Share, Status};
 pub use uses::cache::{Cache, Outage, Overdue};
+pub use uses::election::{Election, Leader};
 pub use uses::entry::Entry;
 pub use uses::fill::Fill;
+pub use uses::observer::{Change, Observer};
+pub use uses::once::{Frees, LastRun, OncePer, Outcome, Turn};
+pub use uses::period::Period;
+pub use uses::term::Term;
+pub use uses::value::CacheValue;
 #[cfg(feature = "serde")]
 pub use uses::value::Json;
-pub use uses::value::CacheValue;
 
 /// What the workspace's own test kit drives. No semver promise: nothing outside this workspace
 /// should use it.

@@ -27,7 +27,10 @@ use crate::store::quorum::Quorum;
 #[cfg(feature = "redis")]
 use crate::store::redis::{Cluster, Provider, Redis, Topology};
 use crate::uses::cache::Cache;
+use crate::uses::election::Election;
 use crate::uses::fill::Fill;
+use crate::uses::once::OncePer;
+use crate::uses::period::Period;
 
 /// A store of locks, and the only handle that a program needs. Cheap to clone.
 ///
@@ -420,6 +423,47 @@ impl Locks {
     /// As [`mutex`](Self::mutex).
     pub fn fill(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Fill> {
         Fill::new(&self.home, &self.options, checked(name)?)
+    }
+
+    /// A job that runs at most once in each window of a [`Period`], on whichever host asks first.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # use std::time::Duration;
+    /// let digest = locks.once_per("digest", Duration::from_secs(86_400))?;
+    /// let sent = digest.run(async |_turn| Ok::<_, std::io::Error>("sent")).await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`cache`](Self::cache).
+    pub fn once_per(
+        &self,
+        name: impl TryInto<LockName, Error: Into<Error>>,
+        period: impl Into<Period>,
+    ) -> Result<OncePer> {
+        OncePer::new(&self.home, &self.options, checked(name)?, period.into())
+    }
+
+    /// One of many candidates leads. The payload, of at most 4 KiB, says how the leader can be
+    /// reached.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let term = locks.election("scheduler", "host-1:8080")?.campaign().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`cache`](Self::cache); `is_invalid` when the payload is too long.
+    pub fn election(
+        &self,
+        name: impl TryInto<LockName, Error: Into<Error>>,
+        payload: impl Into<String>,
+    ) -> Result<Election> {
+        Election::new(&self.home, &self.options, checked(name)?, payload.into())
     }
 
     fn face(&self, name: LockName, rule: LockSpec, owner: Option<Owner>) -> Result<LockHandle> {

@@ -194,11 +194,13 @@ pub enum Bug {
     RecordOfAnyone,
     /// A record is written outside the window that its writer names.
     WindowUnchecked,
+    /// An observer is told of the newest change only.
+    TermSkipped,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 86] = [
+    pub const ALL: [Self; 87] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -285,6 +287,7 @@ impl Bug {
         Self::LettingInStops,
         Self::RecordOfAnyone,
         Self::WindowUnchecked,
+        Self::TermSkipped,
     ];
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tenure::internals::protocol::record::{self, Put, Record, RecordAnswer, RecordOp, RecordVerb};
+use tenure::internals::protocol::record::{self, Put, Record, RecordAnswer, RecordOp, RecordVerb, Then};
 use tenure::internals::protocol::{
     self, Entry, Fence, Liveness, LockSpec, Now, Op, QueueSpec, ReleaseScope, State, Verb,
 };
@@ -71,13 +71,17 @@ fn the_record_machine_in_lua_answers_as_the_one_in_rust() {
             _ => {
                 let from = now_us.saturating_add_signed(random.below(3) as i64 - 1);
                 let window = (random.below(2) == 0).then(|| from..from + random.below(3));
-                let ends = rule == LockSpec::Mutex && random.below(3) == 0;
+                let then = match random.below(4) {
+                    0 if rule == LockSpec::Mutex => Then::Release,
+                    1 => Then::Tell,
+                    _ => Then::Nothing,
+                };
                 let value = format!("1 x\n{request} \0\u{e4}\r\n").into_bytes().into();
                 Ok(RecordVerb::Put(Put {
                     owner: owner.clone(),
                     window,
                     keep_ms: 1 + random.below(9_000),
-                    ends,
+                    then,
                     value,
                 }))
             }

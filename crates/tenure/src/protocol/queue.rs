@@ -450,7 +450,8 @@ impl Queue {
     /// Whether this owner's ticket holds and has not lapsed.
     pub fn is_held_by(&self, owner: &Owner, now: Now) -> bool {
         self.numbers.get(owner).is_some_and(|number| {
-            *number <= self.mark && self.tickets.get(number).is_some_and(|ticket| ticket.deadline_ms >= now.ms)
+            *number <= self.mark
+                && self.tickets.get(number).is_some_and(|ticket| ticket.deadline_ms >= now.ms)
         })
     }
 

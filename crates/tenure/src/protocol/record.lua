@@ -1,14 +1,15 @@
 -- The record machine: one string beside a lock, which only the lock's holder writes. Twin of record.rs.
 --
 -- KEYS   1 the lock   2 its record
--- ARGV   put owner from to keep_ms ends channel publish value      from, to: '' or microseconds   ends: 1 releases the lock too
+-- ARGV   put owner from to keep_ms then channel publish value      from, to: '' or microseconds
+--                then: '', release: ends the hold of a mutex too, or tell: tells those who listen
 --        void '' channel publish
 -- Reply  { owner, answer, ... }, where the answer is one of
 --        stored now unheard    not_held    outside_window now       voided unheard
 --        now:     the server's clock, in microseconds since 1970
 --        unheard: '', or why those who wait could not be told
 -- Record now and the value, with a space between them.
--- Message on the channel: the owner whose hold has ended, or nothing.
+-- Message on the channel: the owner who has written, or nothing.
 
 local lock, record, verb, owner = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 
@@ -23,7 +24,7 @@ if verb == 'void' then
   return { owner, 'voided', tell(ARGV[4], ARGV[3]) }
 end
 
-local from, to, keep_ms, ends = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local from, to, keep_ms, next = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
@@ -50,8 +51,10 @@ end
 
 redis.call('SET', record, shown .. ' ' .. ARGV[9], 'PX', keep_ms)
 local unheard = ''
-if ends == '1' then
+if next == 'release' then
   redis.call('DEL', lock)
+end
+if next ~= '' then
   unheard = tell(ARGV[8], ARGV[7])
 end
 return { owner, 'stored', shown, unheard }

@@ -41,10 +41,22 @@ pub struct Put {
     pub window: Option<Range<u64>>,
     /// How long the record is kept, in milliseconds: at least 1.
     pub keep_ms: u64,
-    /// Whether the write ends the hold in the same step. For mutexes only.
-    pub ends: bool,
+    /// What else happens in the same step.
+    pub then: Then,
     /// The bytes.
     pub value: Arc<[u8]>,
+}
+
+/// What a write does beside writing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Then {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// It ends the hold. For mutexes only.
+    Release,
+    /// It tells all who listen at the lock.
+    Tell,
 }
 
 /// A record, as the store keeps it.
@@ -139,7 +151,11 @@ pub fn apply(
             }
             let value = Record { at_us: now.unix_us, value: Arc::clone(&put.value) };
             *record = Some(Entry { value, expires_ms: Some(now.ms.saturating_add(put.keep_ms)) });
-            let wake = put.ends.then(|| end(state, now, op, &put.owner)).flatten();
+            let wake = match put.then {
+                Then::Nothing => None,
+                Then::Release => end(state, now, op, &put.owner),
+                Then::Tell => Some(Notification::Free { by: Some(put.owner.clone()) }),
+            };
             (RecordAnswer::Stored { at_us: now.unix_us }, wake)
         }
         RecordVerb::Void => {
@@ -163,7 +179,9 @@ pub fn refusal(lock: Option<&Entry<Data>>, now: Now, put: &Put) -> Option<Record
 
 fn holds(lock: &Data, now: Now, owner: &Owner) -> bool {
     match lock {
-        Data::Text(value) => value.strip_prefix(owner.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('#')),
+        Data::Text(value) => {
+            value.strip_prefix(owner.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('#'))
+        }
         Data::Queue(queue) => queue.is_held_by(owner, now),
         Data::Hash(_) => false,
     }

@@ -18,7 +18,7 @@ use crate::handle::LockHandle;
 use crate::name::LockName;
 use crate::options::{Options, Renewal};
 use crate::protocol::LockSpec;
-use crate::protocol::record::{Put, Record, RecordAnswer};
+use crate::protocol::record::{Put, Record, RecordAnswer, Then};
 use crate::runtime::{self, Moment};
 use crate::store::Listener;
 
@@ -531,9 +531,8 @@ impl Cache {
         let until_late = until + self.wait;
         loop {
             let until = if is_late { until_late } else { until };
-            let suits = |landing: &Landing| {
-                landing.suits(asked, insists) && value_of::<T>(&landing.value).is_some()
-            };
+            let suits =
+                |landing: &Landing| landing.suits(asked, insists) && value_of::<T>(&landing.value).is_some();
             let turn = match flight.board(engine, suits, is_late, until).await {
                 Boarding::Landed(landing) => {
                     let value = value_of(&landing.value).expect("it suits because it can be read");
@@ -617,7 +616,7 @@ impl Cache {
                         .encode(T::CODEC, &[])
                         .into(),
                 };
-                put.ends = true;
+                put.then = Then::Release;
                 self.keep(guard, put).await && is_kept
             }
         };
@@ -657,7 +656,9 @@ impl Cache {
     /// What cannot be right about the options.
     fn check(&self) -> Result<()> {
         let what = match self {
-            Self { stale, .. } if *stale > LONGEST => format!("stale must be at most 365 days, got {stale:?}"),
+            Self { stale, .. } if *stale > LONGEST => {
+                format!("stale must be at most 365 days, got {stale:?}")
+            }
             Self { wait, .. } if *wait > LONGEST => format!("wait must be at most 365 days, got {wait:?}"),
             Self { early, .. } if !(0.0..=1_000.0).contains(early) => {
                 format!("early must be from 0 to 1000, got {early}")

@@ -6,8 +6,13 @@
 //! - [`election`] has a leader, with its [`term`], and those who [observe](observer).
 
 pub(crate) mod cache;
+pub(crate) mod election;
 pub(crate) mod entry;
 pub(crate) mod fill;
+pub(crate) mod observer;
+pub(crate) mod once;
+pub(crate) mod period;
+pub(crate) mod term;
 pub(crate) mod value;
 
 use std::sync::Arc;
@@ -19,8 +24,8 @@ use crate::handle::LockHandle;
 use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
-use crate::protocol::LockSpec;
-use crate::protocol::record::{Put, Record, RecordAnswer, RecordOp, RecordVerb, lock_name};
+use crate::protocol::record::{Put, Record, RecordAnswer, RecordOp, RecordVerb, Then, lock_name};
+use crate::protocol::{Answer, LockSpec, Verb, ours};
 use crate::store::Failure;
 
 /// A record as it was read.
@@ -89,6 +94,21 @@ impl RecordHandle {
         }
     }
 
+    /// The owners that hold the lock, with their tokens.
+    pub(crate) async fn holders(&self) -> Result<Vec<(Owner, u64)>> {
+        let (lock, engine) = (&self.lock, self.engine());
+        let owner = Owner::fresh(&lock.options.label, &*engine.runtime);
+        let within = lock.options.op_timeout;
+        match engine.call(&lock.full, lock.rule, &owner, Verb::Inspect, within).await {
+            Ok(Answer::Found(found)) => {
+                Ok(found.holders.iter().filter_map(|holder| ours(&holder.value)).collect())
+            }
+            Ok(Answer::Free) => Ok(Vec::new()),
+            Ok(answer) => Err(engine.nonsense(&lock.name, &answer)),
+            Err(failure) => Err(engine.silent(&lock.name, failure)),
+        }
+    }
+
     /// Deletes the record and ends the lock.
     pub(crate) async fn void(&self) -> Result<()> {
         match self.ask(RecordVerb::Void).await {
@@ -128,7 +148,7 @@ pub(crate) fn lock_of(
 /// What the holder of a use's lock writes.
 pub(crate) fn put(owner: &Owner, keep: Duration, value: Vec<u8>) -> Put {
     let keep_ms = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX).clamp(1, KEEP_MAX_MS);
-    Put { owner: owner.clone(), window: None, keep_ms, ends: false, value: value.into() }
+    Put { owner: owner.clone(), window: None, keep_ms, then: Then::Nothing, value: value.into() }
 }
 
 /// No record is kept longer: ten years.

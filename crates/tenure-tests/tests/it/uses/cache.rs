@@ -11,7 +11,7 @@ use tenure::{Entry, Locks, Outage, Overdue};
 use tenure_testkit::servers::Server;
 use tokio::sync::{Notify, Semaphore};
 
-use super::{everywhere, eventually, on};
+use super::{eventually, everywhere, on};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -80,8 +80,7 @@ fn at_each_expiry_one_caller_computes() {
                     let cache = locks.cache("expiry").expect("a name").jitter(0.0).early(0.0);
                     let mut last = String::new();
                     while Instant::now() < until {
-                        let value =
-                            cache.get_or_compute(ms(500), async || work.take(ms(50)).await).await;
+                        let value = cache.get_or_compute(ms(500), async || work.take(ms(50)).await).await;
                         last = value.expect("an answer").expect("a value");
                         tokio::time::sleep(ms(10)).await;
                     }
@@ -225,9 +224,15 @@ fn absent_and_too_large_values_are_told_from_missing_ones() {
         async move {
             let (one, other) = (store.client(), store.client());
             let absent = async || Ok::<_, Failed>(Entry::<String>::absent(MINUTE));
-            assert_eq!(one.cache("none").expect("a name").get_or_fill(absent).await.expect("an answer"), Ok(None));
+            assert_eq!(
+                one.cache("none").expect("a name").get_or_fill(absent).await.expect("an answer"),
+                Ok(None)
+            );
             let never = async || -> Result<Entry<String>, Failed> { panic!("it is known to be absent") };
-            assert_eq!(other.cache("none").expect("a name").get_or_fill(never).await.expect("an answer"), Ok(None));
+            assert_eq!(
+                other.cache("none").expect("a name").get_or_fill(never).await.expect("an answer"),
+                Ok(None)
+            );
 
             let large = |locks: &Locks| locks.cache("large").expect("a name").max_bytes(3);
             for locks in [&one, &other] {
@@ -281,9 +286,8 @@ fn a_task_refreshes_what_is_stale() {
             tokio::time::sleep(ms(5)).await;
             let new = || async { Ok::<_, Failed>("new".to_owned()) };
             assert_eq!(cache.get_or_spawn(MINUTE, new).await.expect("an answer"), Ok("old".to_owned()));
-            let is_new = || async {
-                cache.get::<String>().await.expect("an answer").as_deref() == Some("new")
-            };
+            let is_new =
+                || async { cache.get::<String>().await.expect("an answer").as_deref() == Some("new") };
             eventually("the new value", is_new).await;
         }
         .boxed()

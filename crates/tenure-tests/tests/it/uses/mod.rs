@@ -1,7 +1,9 @@
 //! What locks are for: caches, jobs that run once, elections. On each store that keeps records.
 
 mod cache;
+mod election;
 mod fill;
+mod once;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};

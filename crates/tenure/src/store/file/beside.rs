@@ -8,7 +8,7 @@ use super::directory::{Directory, Inside, Over};
 use super::error::unusable;
 use super::holders::Holders;
 use super::record::RecordId;
-use crate::protocol::record::{self, Record, RecordAnswer, RecordOp, RecordVerb};
+use crate::protocol::record::{self, Record, RecordAnswer, RecordOp, RecordVerb, Then};
 use crate::protocol::{Fence, LockSpec, Now, Op, ReleaseScope, Verb};
 use crate::runtime::Runtime;
 use crate::store::Failure;
@@ -46,7 +46,14 @@ pub(super) fn apply_to_record(
             bytes.extend_from_slice(&put.value);
             // One that is damaged is replaced: it is the holder's to write.
             inside.write_file(&id.beside(), &bytes, Over::Nothing)?;
-            put.ends.then(|| record::release(&op.lock, &put.owner))
+            match put.then {
+                Then::Nothing => None,
+                Then::Release => Some(record::release(&op.lock, &put.owner)),
+                Then::Tell => {
+                    let told = Applied::told(&put.owner);
+                    return Ok((RecordAnswer::Stored { at_us: now.unix_us }, Some(told)));
+                }
+            }
         }
         RecordVerb::Void => {
             inside.remove_file(&id.beside())?;

@@ -340,7 +340,11 @@ mod tests {
             .boxed()
         }
 
-        fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        fn record(
+            &self,
+            op: RecordOp,
+            within: Duration,
+        ) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
             self.store.record(op, within)
         }
 

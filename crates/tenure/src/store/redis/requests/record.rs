@@ -8,7 +8,7 @@ use redis::{Cmd, Value};
 
 use crate::events::{event, text};
 use crate::protocol::LockSpec;
-use crate::protocol::record::{self, Put, Record, RecordAnswer, RecordOp, RecordVerb};
+use crate::protocol::record::{self, Put, Record, RecordAnswer, RecordOp, RecordVerb, Then};
 use crate::runtime::{Moment, Runtime};
 use crate::store::redis::connection::command;
 use crate::store::redis::connection::pipeline::Pipeline;
@@ -143,13 +143,18 @@ fn script(op: &RecordOp, manner: RequestContext, by_name: bool) -> Cmd {
     let channel = keys::channel(manner.space.db, LockSpec::Mutex, op.lock.as_str());
     let publish = manner.space.publish.command();
     match &op.verb {
-        RecordVerb::Put(Put { owner, window, keep_ms, ends, value }) => {
+        RecordVerb::Put(Put { owner, window, keep_ms, then, value }) => {
             command.arg("put").arg(owner.as_str());
             match window {
                 Some(window) => command.arg(window.start).arg(window.end),
                 None => command.arg("").arg(""),
             };
-            command.arg(keep_ms).arg(u8::from(*ends)).arg(channel).arg(publish).arg(&value[..]);
+            let then = match then {
+                Then::Nothing => "",
+                Then::Release => "release",
+                Then::Tell => "tell",
+            };
+            command.arg(keep_ms).arg(then).arg(channel).arg(publish).arg(&value[..]);
         }
         RecordVerb::Void | RecordVerb::Read => {
             command.arg("void").arg("").arg(channel).arg(publish);

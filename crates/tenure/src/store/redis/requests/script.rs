@@ -55,8 +55,11 @@ static GUARDED_QUEUE: Script = Script {
 };
 
 /// The record machine.
-pub(crate) static RECORD: Script =
-    Script { text: include_str!("../../../protocol/record.lua"), sha: "a28d38d406d52fdffa7e5682fb7687ca4279641e", guarded: None };
+pub(crate) static RECORD: Script = Script {
+    text: include_str!("../../../protocol/record.lua"),
+    sha: "016fcf7e5ed0284eddd706d1d2e983c4ff8f5008",
+    guarded: None,
+};
 
 #[cfg(test)]
 mod tests {
