@@ -192,8 +192,8 @@ pub enum Bug {
     LettingInStops,
     /// A record is written by a client that does not hold its lock.
     RecordOfAnyone,
-    /// A record is written outside the window that its writer names.
-    WindowUnchecked,
+    /// The window of a job is told by the clock of the host that asks.
+    WindowFromClient,
     /// An observer is told of the newest change only.
     TermSkipped,
 }
@@ -286,7 +286,7 @@ impl Bug {
         Self::SweepStops,
         Self::LettingInStops,
         Self::RecordOfAnyone,
-        Self::WindowUnchecked,
+        Self::WindowFromClient,
         Self::TermSkipped,
     ];
 }

@@ -173,8 +173,7 @@ pub fn refusal(lock: Option<&Entry<Data>>, now: Now, put: &Put) -> Option<Record
         return Some(RecordAnswer::NotHeld);
     }
     let is_within = put.window.as_ref().is_none_or(|window| window.contains(&now.unix_us));
-    (!is_within && !planted(Bug::WindowUnchecked))
-        .then_some(RecordAnswer::OutsideWindow { now_us: now.unix_us })
+    (!is_within).then_some(RecordAnswer::OutsideWindow { now_us: now.unix_us })
 }
 
 fn holds(lock: &Data, now: Now, owner: &Owner) -> bool {

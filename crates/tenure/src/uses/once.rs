@@ -17,6 +17,7 @@ use crate::guard::{Guard, unless_lost};
 use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
+use crate::planted::{Bug, planted};
 use crate::protocol::LockSpec;
 use crate::protocol::lease;
 use crate::protocol::record::{RecordAnswer, Then};
@@ -218,7 +219,7 @@ impl OncePer {
     pub async fn try_begin(&self) -> Result<Option<Turn>> {
         let (lock, engine) = (&self.record.lock, self.record.engine());
         for _ in 0..ATTEMPTS {
-            let seen = self.record.read().await?;
+            let seen = self.seen().await?;
             match self.judge(&seen)? {
                 Judged::Open(_) | Judged::LooksOpen => {}
                 Judged::Closed => return Ok(None),
@@ -228,7 +229,7 @@ impl OncePer {
                 }
             }
             // The lock first: what its last holder has written is there when it is granted.
-            let (guard, seen) = join(lock.acquire(Wait::Once), self.record.read()).await;
+            let (guard, seen) = join(lock.acquire(Wait::Once), self.seen()).await;
             let Some(guard) = guard? else { return Ok(None) };
             let seen = seen?;
             let now_us = seen.now_us;
@@ -259,10 +260,11 @@ impl OncePer {
         };
         let keep = keep(&window);
         let mut begin = put(guard.owner(), keep, run.encode());
-        begin.window = Some(window.from..window.open_to);
+        begin.window = (!planted(Bug::WindowFromClient)).then_some(window.from..window.open_to);
         let sent = engine.now();
         let RecordAnswer::Stored { at_us } = self.record.put(begin).await? else { return Ok(None) };
         run.begun = at_us;
+        let at_us = if planted(Bug::WindowFromClient) { window.from } else { at_us };
         let left = Duration::from_micros(window.to.saturating_sub(at_us));
         let turn = Turn { guard, record: self.record.clone(), run, keep, frees: self.frees };
         let is_in_time = engine.now() < sent + left.saturating_sub(lease::margin(left));
@@ -336,6 +338,14 @@ impl OncePer {
     /// ```
     pub async fn reset(&self) -> Result<()> {
         self.record.void().await
+    }
+
+    async fn seen(&self) -> Result<Seen> {
+        let mut seen = self.record.read().await?;
+        if planted(Bug::WindowFromClient) {
+            seen.now_us = self.record.engine().runtime.unix_micros();
+        }
+        Ok(seen)
     }
 
     fn window(&self, now_us: u64) -> Result<Window> {
