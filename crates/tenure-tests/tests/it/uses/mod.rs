@@ -1,4 +1,9 @@
 //! What locks are for: caches, jobs that run once, elections. On each store that keeps records.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "these tests use real time and tasks as their callers do"
+)]
 
 mod cache;
 mod election;
