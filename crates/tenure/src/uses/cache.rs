@@ -352,7 +352,11 @@ impl Cache {
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
         self.check()?;
-        if let Ok(Sight::Stale(Some(value))) = self.seen::<T>().await
+        let seen = self.seen::<T>().await;
+        if let Ok(Sight::Fresh(Some(value))) = seen {
+            return Ok(Ok(value));
+        }
+        if let Ok(Sight::Stale(Some(value))) = seen
             && runtime::has_tokio()
         {
             let cache = self.clone();

@@ -35,7 +35,8 @@ use crate::protocol::LockSpec;
 /// let get = || async { Ok::<_, std::io::Error>(table.lock().unwrap().clone()) };
 ///
 /// let locks = tenure::Locks::memory();
-/// let report = locks.fill("report")?.run(get, async |_guard| {
+/// let fill = locks.fill("report")?;
+/// let report = fill.run(get, async |_guard| {
 ///     let report = "42 orders".to_owned(); // the slow query
 ///     *table.lock().unwrap() = Some(report.clone());
 ///     Ok(report)

@@ -56,8 +56,10 @@ impl Observer {
     /// # tenure::block_on(async {
     /// let election = tenure::Locks::memory().election("scheduler", "host-1")?;
     /// let mut observer = election.observe();
-    /// election.campaign().await?.resign().await?;
-    /// println!("{:?}", observer.next().await?);
+    /// let term = election.campaign().await?;
+    /// println!("{:?}", observer.next().await?); // elected
+    /// term.resign().await?;
+    /// println!("{:?}", observer.next().await?); // resigned
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     ///
