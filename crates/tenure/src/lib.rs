@@ -58,7 +58,7 @@
 //! |---|---|---|
 //! | `redis` | yes | all stores on Redis and Valkey servers; without it `memory:` and `file:` remain, and the crate `redis` is not built |
 //! | `tls` | yes | `rediss://` and its like, with rustls and ring; it brings `redis` along |
-//! | `serde` | no | [`Json`]: values of serde in a [`Cache`] |
+//! | `serde` | no | `Json`: values of serde in a [`Cache`] |
 //!
 //! A URL that needs a feature which is off is [unsupported](Error::is_unsupported).
 //!

@@ -5,7 +5,7 @@ type Failed = Box<dyn Error + Send + Sync>;
 
 /// What a [`Cache`](crate::Cache) can keep: a value that can be turned into bytes and back.
 ///
-/// `Vec<u8>` and `String` can. With the feature `serde`, [`Json`](crate::Json) makes one of every
+/// `Vec<u8>` and `String` can. With the feature `serde`, `Json` makes one of every
 /// serde value. Implement it for another format, for example for your own types by postcard.
 ///
 /// ```
