@@ -99,21 +99,16 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) kind: Kind,
 
-    /// Require N replicas to confirm each grant and renewal. Every client of the lock must use the
-    /// same N. Not on a store without replicas.
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 0,
-        hide_default_value = true,
-        allow_negative_numbers = true
-    )]
-    pub(crate) acks: u32,
+    /// Require N replicas to confirm each grant and renewal. Short for `acks=N` in the store's URL:
+    /// every client of the lock must use the same N. Not on a store without replicas.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
+    pub(crate) acks: Option<u32>,
 
-    /// A server that was promoted, restarted or lost its data grants nothing for this long. Use the
-    /// longest --ttl of all clients. One server or Sentinel only.
-    #[arg(long, value_name = "DURATION", default_value = "0s", hide_default_value = true, value_parser = duration, allow_hyphen_values = true)]
-    pub(crate) restart_grace: Duration,
+    /// A server that was promoted, restarted or lost its data grants nothing for this long. Short
+    /// for `restart-grace=DURATION` in the store's URL. Use the longest --ttl of all clients. One
+    /// server or Sentinel only.
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) restart_grace: Option<Duration>,
 
     /// Do without a token where the server forbids scripts: only there TENURE_FENCE is 0. Only for
     /// the plain lock.

@@ -7,7 +7,7 @@ use std::process::ExitStatus;
 
 use rustix::process::Signal;
 
-use crate::{limits, output, warnings};
+use crate::output;
 
 /// `status`: the lock is free.
 pub(crate) const FREE: u8 = 1;
@@ -74,16 +74,6 @@ pub(crate) fn of_status(status: ExitStatus) -> u8 {
 
 pub(crate) fn of_signal(signal: Signal) -> u8 {
     of_raw_signal(signal.as_raw())
-}
-
-/// Asks a store something, and says why that failed, and what the library warns of; returns the
-/// code to exit with.
-pub(crate) fn of(asked: impl Future<Output = Result<u8, Failure>>) -> u8 {
-    let _printer = warnings::say(false);
-    limits::check().and_then(|()| tenure::block_on(asked)).unwrap_or_else(|failure| {
-        output::complain(failure.message);
-        failure.code
-    })
 }
 
 fn of_raw_signal(signal: i32) -> u8 {

@@ -15,10 +15,8 @@ use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_pro
 
 use crate::exit::{NOT_FOUND, OWN, of_exec};
 use crate::output::{Voice, chain};
-use crate::stress::worker;
-use crate::{killer, terminal};
 
-const LAUNCH: &str = "__launch";
+pub(crate) const LAUNCH: &str = "__launch";
 pub(crate) const FOREGROUND: &str = "__foreground";
 pub(crate) const KILLER: &str = "__killer";
 pub(crate) const STRESS: &str = "__stress";
@@ -41,24 +39,8 @@ pub(crate) fn command(words: &[OsString], voice: Voice, with_terminal: bool) -> 
     command
 }
 
-/// Runs the stage that these arguments name, if they name one.
-pub(crate) fn stage(mut args: ArgsOs) -> Option<u8> {
-    args.next();
-    match args.next()?.to_str()? {
-        LAUNCH => Some(launch(args).unwrap_or(OWN)),
-        FOREGROUND => Some(foreground(args).unwrap_or(OWN)),
-        KILLER => Some(killer::stage().unwrap_or(OWN)),
-        STRESS => Some(worker::stage(args).unwrap_or(OWN)),
-        _ => None,
-    }
-}
-
-fn foreground(mut args: ArgsOs) -> Option<u8> {
-    let group = pid(&args.next()?)?;
-    terminal::make_foreground(group).is_ok().then_some(0)
-}
-
-fn launch(mut args: ArgsOs) -> Option<u8> {
+/// The stage that becomes the command.
+pub(crate) fn launch(mut args: ArgsOs) -> Option<u8> {
     let parent = pid(&args.next()?)?;
     let voice = Voice { quiet: args.next()? == "quiet", verbose: false };
     let with_terminal = args.next()? == "foreground";
@@ -109,6 +91,6 @@ fn is_there(program: &OsStr) -> bool {
     env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
 
-fn pid(text: &OsStr) -> Option<Pid> {
+pub(crate) fn pid(text: &OsStr) -> Option<Pid> {
     text.to_str()?.parse().ok().and_then(Pid::from_raw)
 }

@@ -20,6 +20,7 @@ use crate::cli::Run;
 use crate::exit::{self, Failure, of_exec, of_signal, of_status};
 use crate::output::{Span, Voice, chain};
 use crate::signals::{FORWARDED, Signals};
+use crate::store::Terms;
 use crate::terminal::Terminal;
 use crate::watch::{End, Watch};
 use crate::{ancestors, clock, kind, launch, limits, printer, status, store, warnings};
@@ -46,7 +47,8 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
     // A file of the store that may not grow is then an error (EFBIG), and does not end the process.
     // The command has the default again.
     let _too_large = Signals::catch(&[Signal::XFSZ]).map_err(own)?;
-    let locks = store::open(&args.store, options(args))?;
+    let terms = Terms { acks: args.acks, restart_grace: args.restart_grace };
+    let locks = store::open(&args.store, terms, |_| options(args))?;
     let wanted = kind::all(args, &locks)?;
 
     // What was granted to a wait that ended otherwise is given back when the last handle is
@@ -66,9 +68,8 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
 }
 
 fn options(args: &Run) -> Options {
-    let options =
-        Options::new().ttl(args.ttl).grace(grace(args)).label(label(&args.name)).inherit_liveness(true);
-    options.acks(args.acks).restart_grace(args.restart_grace).unfenced(args.unfenced)
+    let options = Options::new().ttl(args.ttl).grace(grace(args)).label(label(&args.name));
+    options.inherit_liveness(true).unfenced(args.unfenced)
 }
 
 fn grace(args: &Run) -> Duration {

@@ -1,4 +1,4 @@
-//! Many histories, each in the order of its own times, become one.
+//! Many histories, each in the order of its times, become one.
 //!
 //! A line can be judged when every other worker has said something later: nothing earlier can come
 //! any more. So each worker says now and then that it lives.

@@ -1,7 +1,7 @@
 //! What a lock on a cluster costs, beside the bare commands through the cluster client of redis-rs
 //! in the same run.
 //!
-//! `cargo bench -p tenure-testkit --bench cluster` starts three masters of its own. Both clients'
+//! `cargo bench -p tenure-testkit --bench cluster` starts three masters. Both clients'
 //! drivers run on their own thread, and rounds of both take turns; a row is the median of its
 //! rounds.
 #![expect(

@@ -25,7 +25,7 @@ fn count(what: &str, schedule: impl Fn(u64) -> Report) {
         grants += report.grants;
         lasted += report.lasted;
     }
-    // Of one core, not of the clock on the wall, which counts whatever else runs here.
+    // Of one core, not of the clock on the wall, which counts other programs too.
     let each = SCHEDULES as f64;
     println!(
         "{what}: {:.0} schedules per second of one core; each {:.0} polls, {:.1} grants, {:.0} virtual s",

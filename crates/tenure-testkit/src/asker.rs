@@ -64,7 +64,7 @@ impl Asker {
     /// # Errors
     /// As [`Store::call`].
     pub fn ask(&self, name: &str, verb: Verb) -> Said {
-        block_on(self.store.call(self.op(name, verb), self.within)).map(|reply| reply.answer)
+        block_on(self.store.call(self.op(name, verb), self.within))
     }
 
     /// Acquires for 30 s.

@@ -1,4 +1,7 @@
 use std::fmt;
+use std::sync::Arc;
+
+use crate::error::Cause;
 
 /// A login at a Redis or Valkey server: what the provider of
 /// [`Locks::open_with_credentials`](crate::Locks::open_with_credentials) returns.
@@ -44,3 +47,15 @@ impl fmt::Debug for Credentials {
         f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
     }
 }
+
+/// What tells the login at each dial.
+#[derive(Clone)]
+pub(crate) struct Provider(pub(crate) Arc<dyn Fn() -> Result<Credentials, Cause> + Send + Sync>);
+
+impl PartialEq for Provider {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Provider {}

@@ -3,8 +3,9 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 use crate::name::LockName;
-use crate::protocol::{Kind, LockSpec};
-use crate::store::{Cause, Failure, Impossible};
+
+/// What the store, or the system beneath it, said.
+pub type Cause = Arc<dyn std::error::Error + Send + Sync>;
 
 /// What a call of this crate returns.
 ///
@@ -118,7 +119,7 @@ impl Error {
     }
 
     /// The lease is over, or about to be: expired, taken by another client, gone from the store, or
-    /// held for `max_hold`. Whatever the lock protected is no longer protected.
+    /// held for `max_hold`. What the lock protected is no longer protected.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -213,7 +214,8 @@ impl Error {
     /// ```
     /// # tenure::block_on(async {
     /// # let locks = tenure::Locks::memory();
-    /// assert!(locks.with(|options| options.acks(1)).unwrap_err().is_unsupported()); // no replicas
+    /// let quorum = tenure::Locks::quorum([locks.clone(), tenure::Locks::memory()])?;
+    /// assert!(quorum.fair_mutex("x").unwrap_err().is_unsupported()); // no order among its members
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub fn is_unsupported(&self) -> bool {
@@ -251,7 +253,8 @@ impl Error {
     /// ```
     /// # tenure::block_on(async {
     /// # let locks = tenure::Locks::memory();
-    /// let error = locks.with(|options| options.acks(1)).unwrap_err();
+    /// let _guard = locks.mutex("x")?.lock().await?;
+    /// let error = locks.rwlock("x")?.read().await.unwrap_err();
     /// assert_eq!(error.store(), Some("memory:"));
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
@@ -307,76 +310,13 @@ impl Error {
         Self::new(ErrorKind::Lost, Some(lock), Some(store), message, None)
     }
 
-    pub(crate) fn mismatch(
-        lock: &LockName,
-        store: &Arc<str>,
-        asked: LockSpec,
-        kind: Kind,
-        capacity: Option<u32>,
-    ) -> Self {
-        let of = |kind, capacity| match (kind, capacity) {
-            (Kind::Semaphore, Some(permits)) => format!("{kind} of {permits}"),
-            (kind, _) => format!("{kind}"),
-        };
-        let (found, asked) = (of(kind, capacity), of(asked.kind(), asked.capacity()));
-        let message = format!(
-            "lock {} is in use as a {found} and cannot be used as a {asked} until it is free",
-            lock.quoted()
-        );
-        Self::new(ErrorKind::Mismatch, Some(lock), Some(store), message, None)
-    }
-
     /// What stands at the name is not to be ended by force.
     pub(crate) fn no_lock(lock: &LockName, store: &Arc<str>, what: &str) -> Self {
         let message = format!("{} is not a lock of tenure: it is {what}", lock.quoted());
         Self::new(ErrorKind::Mismatch, Some(lock), Some(store), message, None)
     }
 
-    /// No answer, and nothing left behind: what an acquisition and a look say of any failure but a
-    /// refusal.
-    pub(crate) fn silent(lock: Option<&LockName>, store: &Arc<str>, failure: Failure) -> Self {
-        match failure {
-            Failure::Refused(_) => Self::failed(lock, store, failure),
-            Failure::NotSent(cause) | Failure::Unknown(cause) => {
-                Self::failed(lock, store, Failure::NotSent(cause))
-            }
-        }
-    }
-
-    /// Of a look whether the store answers. The cause stands in the message, because this is what a
-    /// program prints when it cannot start.
-    pub(crate) fn unreached(store: &Arc<str>, failure: Failure) -> Self {
-        match failure {
-            Failure::Refused(_) => Self::failed(None, store, failure),
-            Failure::NotSent(cause) | Failure::Unknown(cause) => {
-                let message = format!("store {store} cannot be reached: {cause}");
-                Self::new(ErrorKind::Unreachable, None, Some(store), message, Some(cause))
-            }
-        }
-    }
-
-    pub(crate) fn failed(lock: Option<&LockName>, store: &Arc<str>, failure: Failure) -> Self {
-        let about = lock.map_or(String::new(), |lock| format!(" about lock {}", lock.quoted()));
-        let (kind, message, cause) = match failure {
-            Failure::NotSent(cause) => {
-                (ErrorKind::Unreachable, format!("store {store} could not answer{about}"), cause)
-            }
-            Failure::Unknown(cause) => (
-                ErrorKind::Unknown,
-                format!("store {store} may or may not have carried out the request{about}"),
-                cause,
-            ),
-            Failure::Refused(cause) if cause.is::<Impossible>() => {
-                (ErrorKind::Unsupported, format!("store {store} cannot do this{about}: {cause}"), cause)
-            }
-            Failure::Refused(cause) => {
-                (ErrorKind::Refused, format!("store {store} refused the request{about}"), cause)
-            }
-        };
-        Self::new(kind, lock, Some(store), message, Some(cause))
-    }
-
-    fn new(
+    pub(crate) fn new(
         kind: ErrorKind,
         lock: Option<&LockName>,
         store: Option<&Arc<str>>,

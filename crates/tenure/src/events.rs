@@ -2,22 +2,22 @@
 //!
 //! On a caller's own thread an event goes to the subscriber at once. On the thread of a
 //! [`Driver`](crate::runtime::Driver), which renews leases, it goes through a bounded queue to a
-//! thread of its own. What does not fit is counted, and the count is an event.
+//! separate thread. What does not fit is counted, and the count is an event.
 
 use std::cell::{Cell, OnceCell};
 use std::fmt;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tracing::dispatcher::{self, Dispatch};
 use tracing::field::{self, DisplayValue};
 use tracing::subscriber::NoSubscriber;
-
-use crate::runtime;
 
 /// So many events wait for the subscriber; further ones are dropped.
 const QUEUE: usize = 4_096;
@@ -47,6 +47,9 @@ pub(crate) fn text(value: impl fmt::Display) -> DisplayValue<String> {
 
 type Event = Box<dyn FnOnce() + Send>;
 
+/// Starts a thread with this name.
+type StartThread = fn(&str, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>;
+
 thread_local! {
     /// The queue of the driver whose thread this is.
     static QUEUED: OnceCell<Arc<Events>> = const { OnceCell::new() };
@@ -71,6 +74,7 @@ pub(crate) fn emit(event: impl FnOnce() + Send + 'static) {
 
 /// The events of one driver.
 pub(crate) struct Events {
+    start_thread: StartThread,
     /// The subscriber of the thread that started the driver. Without one, that of the process
     /// counts.
     subscriber: Option<Dispatch>,
@@ -95,11 +99,12 @@ struct Counts {
 }
 
 impl Events {
-    /// For a driver that this thread starts.
-    pub(crate) fn new() -> Arc<Self> {
+    /// For a driver that this thread starts. `start_thread` starts the thread that calls the
+    /// subscriber.
+    pub(crate) fn new(start_thread: StartThread) -> Arc<Self> {
         let subscriber = dispatcher::get_default(Dispatch::clone);
         let subscriber = (!subscriber.is::<NoSubscriber>()).then_some(subscriber);
-        Arc::new(Self { subscriber, thread: OnceLock::new(), progress: Arc::default() })
+        Arc::new(Self { subscriber, start_thread, thread: OnceLock::new(), progress: Arc::default() })
     }
 
     /// From here on this thread queues its events.
@@ -135,7 +140,7 @@ impl Events {
             Some(subscriber) => dispatcher::with_default(&subscriber, || progress.hand_on(&events)),
             None => progress.hand_on(&events),
         };
-        runtime::start_thread("tenure-events", work).ok().map(|_| thread)
+        (self.start_thread)("tenure-events", Box::new(work)).ok().map(|_| thread)
     }
 
     /// Blocks the thread until the subscriber has had what was queued before, at most this long.
@@ -205,7 +210,7 @@ mod tests {
     use tracing::{Metadata, Subscriber, subscriber};
 
     use super::*;
-    use crate::runtime::{Driver, Runtime};
+    use crate::runtime::{self, Driver, Runtime};
 
     const LIMIT: Duration = Duration::from_secs(20);
 

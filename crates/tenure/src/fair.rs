@@ -55,7 +55,8 @@ impl FairMutex {
     /// ```
     /// # use std::time::Duration;
     /// # let locks = tenure::Locks::memory();
-    /// let slow = locks.fair_mutex("leader")?.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// let slow = locks.fair_mutex("leader")?
+    ///     .with(|options| options.ttl(Duration::from_secs(60)))?;
     /// # Ok::<(), tenure::Error>(())
     /// ```
     ///
@@ -81,7 +82,7 @@ impl FairMutex {
     /// # Errors
     /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind;
     /// `is_unsupported` when the server forbids scripts, without which there is no such lock, or
-    /// cannot do what [`Options::acks`](crate::Options::acks) asks for.
+    /// cannot do what `acks` in its URL asks for.
     pub async fn lock(&self) -> Result<Guard> {
         self.0.lock().await
     }
@@ -92,7 +93,9 @@ impl FairMutex {
     /// ```
     /// # tenure::block_on(async {
     /// # let locks = tenure::Locks::memory();
-    /// let Some(guard) = locks.fair_mutex("nightly")?.try_lock().await? else { return Ok(()) }; // busy
+    /// let Some(guard) = locks.fair_mutex("nightly")?.try_lock().await? else {
+    ///     return Ok(()); // busy
+    /// };
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     ///

@@ -7,8 +7,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::engine::Client;
-use crate::engine::hold::{Hold, HoldEnd, Lease, Lost};
-use crate::engine::release;
+use crate::engine::hold::Hold;
+use crate::engine::lease::{HoldEnd, Lease, Lost};
 use crate::error::{Error, Result, RunError};
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -22,8 +22,8 @@ use crate::protocol::{Answer, Liveness, Verb};
 ///
 /// Dropping it releases the lock in the background: without a wait, unless it was the last handle
 /// of its
-/// [`Locks`](crate::Locks), as is said there. One that is leaked ([`std::mem::forget`]) is renewed until the process ends, or
-/// [`max_hold`](crate::Options::max_hold) is over.
+/// [`Locks`](crate::Locks), as is said there. One that is leaked ([`std::mem::forget`]) is renewed
+/// until the process ends, or [`max_hold`](crate::Options::max_hold) is over.
 ///
 /// `let _ = mutex.lock().await?` holds nothing: the guard is dropped, and the lock released, at
 /// once. Give it a name:
@@ -42,7 +42,8 @@ use crate::protocol::{Answer, Liveness, Verb};
 /// While [`is_held`](Self::is_held), no client else holds the lock, as long as the store loses no
 /// write that it acknowledged and its clock does not jump. A guard that is renewed is good until it
 /// is released, lost, or held for
-/// [`max_hold`](crate::Options::max_hold). Where that is not enough, let the resource compare [`fence`](Self::fence).
+/// [`max_hold`](crate::Options::max_hold). Where that is not enough, let the resource compare
+/// [`fence`](Self::fence).
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct Guard {
     /// `None` only in the moment in which it is released, detached or dropped.
@@ -77,7 +78,7 @@ impl Guard {
         &self.name
     }
 
-    /// Who holds: fresh for this acquisition, unless the caller chose it, for a
+    /// The owner: fresh for this acquisition, unless the caller chose it, for a
     /// [`ReentrantMutex`](crate::ReentrantMutex) or to
     /// [resume](crate::Locks::resume) a hold.
     ///
@@ -110,7 +111,7 @@ impl Guard {
     /// # let locks = tenure::Locks::memory();
     /// # let guard = locks.mutex("nightly")?.lock().await?;
     /// # async fn write_unless_newer(token: u64) {}
-    /// write_unless_newer(guard.fence()).await; // the resource compares it with the greatest that it has seen
+    /// write_unless_newer(guard.fence()).await; // the resource refuses a lower one
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub fn fence(&self) -> u64 {
@@ -254,7 +255,7 @@ impl Guard {
         }
         let within = lease.op_timeout.min(lease.remaining(engine)).max(Duration::from_millis(1));
         let changes = matches!(verb, Verb::Renew { .. });
-        match engine.call_on(lease.terms, &lease.name, lease.rule, &lease.owner, verb, within).await {
+        match engine.call(&lease.name, lease.rule, &lease.owner, verb, within).await {
             Ok(answer) => match lease.refusal(&answer) {
                 Some(reason) => {
                     lease.lose(engine, reason);
@@ -288,7 +289,7 @@ impl Guard {
     /// goes on: the lock stays until its lease ends.
     pub async fn release(mut self) -> Result<()> {
         match self.held.take() {
-            Some(held) => release::release(held).await,
+            Some(held) => held.release().await,
             None => Ok(()),
         }
     }

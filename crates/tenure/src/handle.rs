@@ -2,7 +2,8 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 use crate::engine::Client;
-use crate::engine::acquire::{Acquisition, Wait, acquire};
+use crate::engine::acquire::{Wait, acquire};
+use crate::engine::acquisition::Acquisition;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::name::LockName;
@@ -36,9 +37,15 @@ pub(crate) fn changed(
     let options = change(options.clone());
     options.check()?;
     let store = &home.engine.store;
-    store.can(options.terms()).map_err(|reason| {
-        Error::unsupported(store.url(), format!("store {} cannot do this: {reason}", store.url()))
-    })?;
+    if let Some(grace) = store.capabilities().restart_grace
+        && options.ttl > grace
+    {
+        return Err(Error::invalid(format!(
+            "a ttl is at most the restart-grace of the store {}, here {grace:?}, and this one is {:?}",
+            store.url(),
+            options.ttl
+        )));
+    }
     Ok(Arc::new(options))
 }
 
@@ -64,7 +71,8 @@ impl LockHandle {
         owner: Option<Owner>,
     ) -> Result<Self> {
         let store = &home.engine.store;
-        store.supports(rule, &full).map_err(|reason| {
+        let kept = store.capabilities().kinds.keep(rule.kind()).and_then(|()| store.supports(rule, &full));
+        kept.map_err(|reason| {
             let (name, kind) = (name.quoted(), rule.kind());
             let what = format!("store {} cannot keep {name} as a {kind}: {reason}", store.url());
             Error::unsupported(store.url(), what)

@@ -93,11 +93,13 @@ mod fair;
 mod guard;
 mod handle;
 mod locks;
+mod moment;
 mod multi;
 mod mutex;
 mod name;
 mod options;
 mod owner;
+mod parse;
 mod planted;
 mod protocol;
 mod reentrant;
@@ -111,7 +113,7 @@ mod uses;
 
 #[cfg(feature = "redis")]
 pub use credentials::Credentials;
-pub use engine::hold::{HoldEnd, Lost};
+pub use engine::lease::{HoldEnd, Lost};
 pub use error::{Error, ErrorKind, Result, RunError};
 pub use fair::FairMutex;
 pub use guard::Guard;
@@ -129,9 +131,10 @@ pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
 pub use status::{ForcedRelease, Holder, Listing, Share, Status};
 pub use uses::cache::{Cache, Outage, Overdue};
-pub use uses::election::{Election, Leader};
+pub use uses::election::Election;
 pub use uses::entry::Entry;
 pub use uses::fill::Fill;
+pub use uses::log::Leader;
 pub use uses::observer::{Change, Observer};
 pub use uses::once::{Frees, LastRun, OncePer, Outcome, Turn};
 pub use uses::period::Period;
@@ -146,7 +149,8 @@ pub use uses::value::Json;
 pub mod internals {
     use std::sync::Arc;
 
-    pub use crate::runtime::{Driver, Moment, Runtime};
+    pub use crate::moment::Moment;
+    pub use crate::runtime::{Driver, Runtime};
     pub use crate::store::Store;
     use crate::{Guard, Locks, Options, Result, WriteGuard};
 
@@ -173,8 +177,8 @@ pub mod internals {
         Locks::on(store, runtime, None).with(|_| options)
     }
 
-    /// A guard of a read-write lock as a writer's, whatever it is: for tests that ask a reader to
-    /// become one.
+    /// A guard of a read-write lock as a writer's, also if it is a reader's: for tests that ask a
+    /// reader to become one.
     pub fn write_guard(guard: Guard) -> WriteGuard {
         WriteGuard::new(guard)
     }

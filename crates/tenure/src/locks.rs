@@ -1,17 +1,16 @@
 use std::panic::{RefUnwindSafe, UnwindSafe};
-use std::path::Path;
 use std::sync::Arc;
 
 #[cfg(feature = "redis")]
-use crate::credentials::Credentials;
-use crate::engine::acquire::{Acquisition, Resumed};
+use crate::credentials::{Credentials, Provider};
+use crate::engine::acquisition::{Acquisition, Resumed};
 use crate::engine::{Client, Engine};
 use crate::error::{Error, Result};
 use crate::fair::FairMutex;
 use crate::guard::Guard;
 use crate::handle::{LockHandle, changed};
 use crate::mutex::Mutex;
-use crate::name::{LockName, Quoted};
+use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
 use crate::protocol::{Answer, Fence, Found, Holding, Kind, LockSpec, QueueSpec, ReleaseScope, Verb};
@@ -20,12 +19,9 @@ use crate::runtime::{Driver, Runtime};
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
 use crate::status::{ForcedRelease, Listing, Status, foreign};
-use crate::store::Store;
-use crate::store::file::File;
-use crate::store::memory::Memory;
+use crate::store::open::open;
 use crate::store::quorum::Quorum;
-#[cfg(feature = "redis")]
-use crate::store::redis::{Cluster, Provider, Redis, Topology};
+use crate::store::{Opening, Store};
 use crate::uses::cache::Cache;
 use crate::uses::election::Election;
 use crate::uses::fill::Fill;
@@ -84,6 +80,10 @@ impl Locks {
     /// | `redis-cluster://[[USER]:PASSWORD@]HOST[:PORT],…`, also `valkey-cluster://` | on the cluster of which these are some nodes |
     /// | `redis-quorum://[[USER]:PASSWORD@]HOST[:PORT],…[/DATABASE]`, also `valkey-quorum://` | on a [majority](Self::quorum) of these |
     ///
+    /// `?acks=N` requires N replicas to confirm a grant and each renewal; `?restart-grace=30s` lets
+    /// a server that restarted or was promoted grant nothing for that long. Both are explained
+    /// [below](#terms-of-a-store).
+    ///
     /// Sentinels have a login of their own, `?sentinel-user=…&sentinel-password=…`, and port 26379
     /// unless another is given. They are asked at each dial, and the server that they name must say
     /// itself that it is a master.
@@ -91,6 +91,37 @@ impl Locks {
     /// The files of a `rediss://` URL are in PEM form: `ca` has the authorities to trust in place
     /// of the system's (which `SSL_CERT_FILE` and `SSL_CERT_DIR` move), `cert` and `key` are who we
     /// are. They are read at each dial.
+    ///
+    /// # Terms of a store
+    ///
+    /// All clients of a lock have to agree on these, so they are parts of the URL.
+    ///
+    /// **`acks=N`**, N from 1 on: for one server with replicas, with Sentinel, or a cluster. A
+    /// grant, and each renewal, counts only when N replicas have confirmed it. A grant that fewer
+    /// confirm is asked for again for as long as the call waits, then given back, and an error
+    /// ([`is_unreachable`](Error::is_unreachable)) whose source says how many did. A renewal that
+    /// fewer confirm has failed, and is tried again until the lease is lost. Releases wait for no
+    /// replica. A server without replicas, or that refuses `WAIT`, is an error too. For exclusion
+    /// across a failover N has to be the number of *all* replicas that may be promoted, and
+    /// `restart-grace` has to be set; anything less makes an overlap rarer.
+    ///
+    /// **`restart-grace=DURATION`**, 50 ms to 1 year, as in `1500ms`, `30s`, `5m` or `2h`: for one
+    /// server, with Sentinel or without. A server that was promoted, or has restarted, or lost its
+    /// data, grants nothing for that long. It is the longest lease that any client uses, so no
+    /// [`ttl`](Options::ttl) may be longer. A server's replication id changes then, which each
+    /// acquisition compares with the one that is kept in the key `tenure:epoch`. Where that key is
+    /// missing, as at the very first use, the time begins as well. Until it is over every lock is
+    /// busy: it may be held by a client whom the server has forgotten. What is held is renewed. A
+    /// server that does not let scripts call `INFO` refuses.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// use tenure::Locks;
+    ///
+    /// let locks = Locks::open("redis://db1?acks=2&restart-grace=10s")?;
+    /// assert_eq!(locks.options().ttl.as_secs(), 10); // no lease is longer than the grace
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -139,7 +170,7 @@ impl Locks {
     /// use std::sync::LazyLock;
     /// use tenure::Locks;
     ///
-    /// static LOCKS: LazyLock<Locks> = LazyLock::new(|| Locks::open("memory:").expect("a URL that is right"));
+    /// static LOCKS: LazyLock<Locks> = LazyLock::new(|| Locks::open("memory:").expect("a valid URL"));
     ///
     /// let guard = LOCKS.mutex("nightly")?.lock().await?;
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
@@ -149,14 +180,12 @@ impl Locks {
     /// `is_invalid` when the URL cannot be right; `is_unsupported` when this build cannot do what
     /// it asks for; `is_unreachable` when the system starts no thread.
     pub fn open(url: &str) -> Result<Self> {
-        Self::start(url, |driver| open_store(url, driver))
-    }
-
-    /// A store with its own thread.
-    fn start(url: &str, open: impl FnOnce(&Arc<Driver>) -> Result<Arc<dyn Store>>) -> Result<Self> {
-        let driver = Driver::start().map_err(|error| Error::no_thread(url, error))?;
-        let store = open(&driver)?;
-        Ok(Self::on(store, Arc::clone(&driver) as _, Some(driver)))
+        let (driver, runtime) = started(url)?;
+        #[cfg(feature = "redis")]
+        let opening = Opening { url, runtime, login: None };
+        #[cfg(not(feature = "redis"))]
+        let opening = Opening { url, runtime };
+        Ok(Self::driven(open(opening)?, driver))
     }
 
     /// Opens a store without I/O, as [`open`](Self::open), and asks `provider` for the login at
@@ -188,18 +217,12 @@ impl Locks {
         + Sync
         + 'static,
     ) -> Result<Self> {
-        let provider = Provider(Arc::new(move || provider().map_err(Arc::from)));
-        Self::start(url, |driver| match url.split_once(':') {
-            Some((scheme, _)) if is_of_servers(scheme) => open_servers(url, Some(provider), driver),
-            _ => {
-                let store: Arc<str> = url.split_once(':').map_or(url, |(scheme, _)| scheme).into();
-                let message = format!("store {store} has no login: open it without one");
-                Err(Error::unsupported(&store, message))
-            }
-        })
+        let (driver, runtime) = started(url)?;
+        let login = Some(Provider(Arc::new(move || provider().map_err(Arc::from))));
+        Ok(Self::driven(open(Opening { url, runtime, login })?, driver))
     }
 
-    /// A store in memory of its own, shared by clones.
+    /// A store in memory, shared by clones.
     ///
     /// Under tokio's paused clock its leases still run in real time: they are kept by a thread that
     /// the pause does not reach. And that clock leaps ahead while tokio waits for us, so a
@@ -225,7 +248,8 @@ impl Locks {
     /// All members are asked at once, and each has a quarter of [`op_timeout`](Options::op_timeout)
     /// to answer when a lock is acquired, half of it otherwise. A minority that is slow, dead,
     /// empty or refuses costs nothing else. The members are kept open; their own options do not
-    /// matter here.
+    /// matter here. A member's URL has neither `acks` nor `restart-grace`: members are independent,
+    /// and one that has started too recently does not vote.
     ///
     /// A server that has started less than the longest lease ago does not vote, because it may have
     /// forgotten one that still runs. That is the longest that this `Locks` has asked for: let all
@@ -243,20 +267,29 @@ impl Locks {
     ///
     /// # Errors
     /// `is_invalid` for fewer than two members or more than 63, one that is there twice, and one
-    /// that is several servers itself: a quorum, a cluster, whatever sentinels call the master. Two
-    /// that turn out to be one server once they are connected to: `is_refused`, from each
-    /// acquisition. `is_unreachable` when the system starts no thread.
+    /// that is several servers itself: a quorum, a cluster, the master that sentinels name, one
+    /// with `acks` or `restart-grace`. Two that turn out to be one server once they are connected
+    /// to: `is_refused`, from each acquisition. `is_unreachable` when the system starts no thread.
     pub fn quorum(members: impl IntoIterator<Item = Self>) -> Result<Self> {
         let members: Vec<Self> = members.into_iter().collect();
-        let driver = Driver::start().map_err(|error| Error::no_thread("quorum:", error))?;
+        let (driver, runtime) = started("quorum:")?;
         let stores = members.iter().map(|locks| Arc::clone(&locks.home.engine.store)).collect();
-        let store = Quorum::new(stores, Box::new(members), Arc::clone(&driver) as _, None)?;
-        Ok(Self::on(Arc::new(store), Arc::clone(&driver) as _, Some(driver)))
+        let store = Quorum::new(stores, Box::new(members), runtime, None)?;
+        Ok(Self::driven(Arc::new(store), driver))
+    }
+
+    /// A store with its own thread.
+    fn driven(store: Arc<dyn Store>, driver: Arc<Driver>) -> Self {
+        Self::on(store, Arc::clone(&driver) as _, Some(driver))
     }
 
     pub(crate) fn on(store: Arc<dyn Store>, runtime: Arc<dyn Runtime>, driver: Option<Arc<Driver>>) -> Self {
+        let mut options = Options::default();
+        if let Some(grace) = store.capabilities().restart_grace {
+            options.ttl = options.ttl.min(grace);
+        }
         let home = Client::new(Engine::new(store, runtime), driver);
-        Self { home, options: Arc::default() }
+        Self { home, options: Arc::new(options) }
     }
 
     /// The same store with changed options. `change` gets the options in force and returns those to
@@ -273,10 +306,8 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` when an option, or two together, cannot be right; `is_unsupported` for
-    /// [`acks`](Options::acks) and
-    /// [`restart_grace`](Options::restart_grace) on a store without replicas (`memory:`, `file:`, a quorum), and for the latter on a
-    /// cluster.
+    /// `is_invalid` when an option, or two together, cannot be right, and for a
+    /// [`ttl`](Options::ttl) above the `restart-grace` of the store's URL.
     pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
         let options = changed(&self.home, &self.options, change)?;
         Ok(Self { home: Arc::clone(&self.home), options })
@@ -482,7 +513,9 @@ impl Locks {
     /// # tenure::block_on(async {
     /// # let locks = tenure::Locks::memory();
     /// let owner = locks.mutex("deploy")?.lock().await?.detach().await?;
-    /// let Some(guard) = locks.resume("deploy", &owner).await? else { return Ok(()) }; // over by now
+    /// let Some(guard) = locks.resume("deploy", &owner).await? else {
+    ///     return Ok(()); // over by now
+    /// };
     /// assert_eq!(guard.owner(), &owner);
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
@@ -608,7 +641,7 @@ impl Locks {
     }
 
     /// Does what [`force_release`](Self::force_release) does, and also ends the plain lock of
-    /// another client: a string at the name, whatever is written there. A key of another type stays
+    /// another client: a string at the name, with any bytes in it. A key of another type stays
     /// as it is.
     ///
     /// # Cancel safety
@@ -624,7 +657,7 @@ impl Locks {
     }
 
     /// Ends the hold that has this token, and no other: for when someone else may have got the lock
-    /// meanwhile. Says whose hold it was, or who holds the lock instead.
+    /// meanwhile. Says whose hold it was, or which owner has the lock instead.
     ///
     /// # Cancel safety
     /// The request may still be carried out.
@@ -753,84 +786,14 @@ impl Locks {
     }
 }
 
-/// The name, or why it is none.
+/// A thread for a store.
+fn started(url: &str) -> Result<(Arc<Driver>, Arc<dyn Runtime>)> {
+    let driver = Driver::start().map_err(|error| Error::no_thread(url, error))?;
+    let runtime = Arc::clone(&driver) as Arc<dyn Runtime>;
+    Ok((driver, runtime))
+}
+
+/// The name, or why it is invalid.
 fn checked(name: impl TryInto<LockName, Error: Into<Error>>) -> Result<LockName> {
     name.try_into().map_err(Into::into)
-}
-
-fn open_store(url: &str, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
-    let runtime = || Arc::clone(driver) as Arc<dyn Runtime>;
-    Ok(match url.split_once(':') {
-        Some(("memory", "")) => Arc::new(Memory::new(runtime(), url)),
-        Some(("memory", _)) => Arc::new(Memory::named(runtime(), url)),
-        Some(("file", path)) => {
-            // `file:///var/lib/locks`, `file:/var/lib/locks` and `file:locks` are what people
-            // write; of `file://var/lib/locks` the first part would be a host.
-            let behind = path.strip_prefix("//");
-            if let Some(path) = behind.filter(|path| !path.starts_with('/')) {
-                return Err(Error::invalid(format!(
-                    "behind `file://` comes a path that begins with a slash, as in `file:///var/lib/app/locks`, and this one begins with {}",
-                    Quoted(path.split('/').next().unwrap_or_default())
-                )));
-            }
-            let path = behind.unwrap_or(path);
-            if path.is_empty() || path.contains('\0') {
-                return Err(Error::invalid(
-                    "a file store's URL names a directory, as in `file:/var/lib/app/locks`",
-                ));
-            }
-            Arc::new(File::new(Path::new(path), url, runtime()))
-        }
-        Some((scheme, _)) if is_of_servers(scheme) => return open_servers(url, None, driver),
-        _ => {
-            // The store of this process alone is not offered: the client that asks for it by
-            // mistake has no lock at all.
-            let reads = "a store's URL reads `file:DIR` or `redis://HOST`";
-            return Err(Error::invalid(match url.split_once(':') {
-                Some((scheme, _)) => format!("{reads}, and this one begins with {}", Quoted(scheme)),
-                None if url.starts_with('/') => {
-                    format!("{reads}: this directory is {}", Quoted(&format!("file:{url}")))
-                }
-                None => format!("{reads}, and this one begins with {}", Quoted(url)),
-            }));
-        }
-    })
-}
-
-/// Whether URLs that begin so name Redis or Valkey servers.
-#[cfg(feature = "redis")]
-fn is_of_servers(scheme: &str) -> bool {
-    Topology::knows(scheme)
-}
-
-#[cfg(not(feature = "redis"))]
-fn is_of_servers(scheme: &str) -> bool {
-    scheme.starts_with("redis") || scheme.starts_with("valkey")
-}
-
-#[cfg(not(feature = "redis"))]
-fn open_servers(url: &str, _login: Option<()>, _driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
-    let store: Arc<str> = url.split_once(':').map_or(url, |(scheme, _)| scheme).into();
-    let message = format!("store {store} needs the feature `redis`, and this build is without it");
-    Err(Error::unsupported(&store, message))
-}
-
-#[cfg(feature = "redis")]
-fn open_servers(url: &str, login: Option<Provider>, driver: &Arc<Driver>) -> Result<Arc<dyn Store>> {
-    let runtime = || Arc::clone(driver) as Arc<dyn Runtime>;
-    let mut topology = Topology::parse(url)?;
-    if login.is_some_and(|login| !topology.ask_for_login(&login)) {
-        return Err(Error::invalid("the URL must not have a login where a provider tells it at each dial"));
-    }
-    Ok(match topology {
-        Topology::Quorum(targets) => {
-            let shown = Topology::Quorum(targets.clone()).shown();
-            let member = |target| Arc::new(Redis::at(target, runtime())) as Arc<dyn Store>;
-            let members = targets.into_iter().map(member).collect();
-            Arc::new(Quorum::new(members, Box::new(()), runtime(), Some(shown))?)
-        }
-        Topology::Cluster(seeds) => Arc::new(Cluster::at(seeds, runtime())),
-        Topology::Server(target) => Arc::new(Redis::at(target, runtime())),
-        Topology::Sentinel(sentinels) => Arc::new(Redis::led(sentinels, runtime())),
-    })
 }

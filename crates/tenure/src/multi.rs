@@ -7,22 +7,23 @@ use futures_util::future::{Either, join_all, select};
 
 use crate::engine::Engine;
 use crate::engine::acquire::Wait;
-use crate::engine::hold::Lost;
+use crate::engine::lease::Lost;
 use crate::error::{Error, Result, RunError};
 use crate::fair::FairMutex;
 use crate::guard::{Guard, settled, unless_lost};
 use crate::handle::LockHandle;
+use crate::moment::Moment;
 use crate::mutex::Mutex;
 use crate::reentrant::ReentrantMutex;
-use crate::runtime::Moment;
 
 /// Several locks at once, of any kinds and on any stores: all or none.
 ///
 /// Use it if a piece of work needs several locks, for example of two accounts: it cannot deadlock.
 /// For locks that are always taken together one lock with one name is cheaper.
 ///
-/// They are taken one after the other in the order of their names, byte by byte, whatever order
-/// they are given in. So two processes that want the same locks cannot wait for each other.
+/// They are taken one after the other in the order of their names, byte by byte, and not in
+/// the order in which they are given. So two processes that want the same locks cannot wait for
+/// each other.
 ///
 /// # Guarantees
 /// - *All or none*: the client that gets a guard holds every part; the client that does not holds
@@ -50,8 +51,8 @@ pub struct Multi {
 }
 
 /// A lock that can be a part of a [`Multi`]: of a mutex by `into()`, of the others by
-/// [`RwLock::for_read`](crate::RwLock::for_read), [`RwLock::for_write`](crate::RwLock::for_write) and
-/// [`Semaphore::for_permits`](crate::Semaphore::for_permits).
+/// [`RwLock::for_read`](crate::RwLock::for_read), [`RwLock::for_write`](crate::RwLock::for_write)
+/// and [`Semaphore::for_permits`](crate::Semaphore::for_permits).
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -103,8 +104,8 @@ impl Multi {
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` when there is none, or when two have the same name, also on different stores:
-    /// which store is which cannot be told from here.
+    /// `is_invalid` when the list is empty, or when two have the same name, also on different
+    /// stores: which store is which cannot be told from here.
     pub fn new(parts: impl IntoIterator<Item = Part>) -> Result<Self> {
         let parts: Vec<Part> = parts.into_iter().collect();
         if parts.is_empty() {
@@ -224,7 +225,7 @@ impl Multi {
             order: self.order.clone(),
         };
         if let Some(error) = guards.outcome() {
-            // Whatever becomes of the releases, that is what the caller is told.
+            // That is what the caller is told, also if releases fail.
             guards.take().give_back(self.engine()).await;
             return Err(error);
         }
@@ -421,7 +422,8 @@ impl MultiGuard {
     /// # use tenure::{Locks, Multi};
     /// # let locks = Locks::memory();
     /// let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
-    /// let tokens = both.lock().await?.run(async |guards| [guards[0].fence(), guards[1].fence()]).await?;
+    /// let both = both.lock().await?;
+    /// let tokens = both.run(async |guards| [guards[0].fence(), guards[1].fence()]).await?;
     /// # assert!(tokens.iter().all(|token| *token > 0));
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```

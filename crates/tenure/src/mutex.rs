@@ -12,9 +12,9 @@ use crate::options::Options;
 ///
 /// Use it unless you need one of the others: it is the cheapest lock, and the only one on a
 /// majority of servers. Use a
-/// [`FairMutex`](crate::FairMutex) if no waiter may be overtaken, and a [`ReentrantMutex`](crate::ReentrantMutex) if code that holds
-/// the lock calls code that takes it. Among the tasks of one process `tokio::sync::Mutex` is
-/// enough.
+/// [`FairMutex`](crate::FairMutex) if no waiter may be overtaken, and a
+/// [`ReentrantMutex`](crate::ReentrantMutex) if code that holds the lock calls code that takes it.
+/// Among the tasks of one process `tokio::sync::Mutex` is enough.
 ///
 /// The value is stateless and cheap to clone: each call is an acquisition with its own owner,
 /// so two `lock`s of one `Mutex` exclude each other, and one task that locks it twice waits for
@@ -89,7 +89,7 @@ impl Mutex {
     /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind;
     /// `is_unsupported` when the server forbids scripts and
     /// [`Options::unfenced`](crate::Options::unfenced) is not set, or cannot do what
-    /// [`Options::acks`](crate::Options::acks) asks for.
+    /// `acks` in its URL asks for.
     pub async fn lock(&self) -> Result<Guard> {
         self.0.lock().await
     }

@@ -1,10 +1,7 @@
-use std::borrow::Cow;
-use std::convert::Infallible;
-use std::fmt;
-use std::str::FromStr;
-use std::sync::Arc;
+//! The name of a lock, and text from outside as messages show it.
 
-use crate::error::{Error, Result};
+use std::fmt;
+use std::sync::Arc;
 
 /// The name of a lock, checked once.
 ///
@@ -15,8 +12,8 @@ use crate::error::{Error, Result};
 /// A name is any text of 1 byte to 64 KiB that does not begin with `tenure:`. Such keys are side
 /// keys of the locks. Names are compared byte by byte: `Nightly` and `nightly` are two locks.
 ///
-/// `Display` prints the whole name as it is, control characters included. Messages of [`Error`]
-/// quote, escape and shorten it.
+/// `Display` prints the whole name as it is, control characters included. Messages of
+/// [`Error`](crate::Error) quote, escape and shorten it.
 ///
 /// ```
 /// use tenure::{LockName, Locks};
@@ -38,32 +35,20 @@ impl LockName {
     /// The longest name, in bytes.
     pub const MAX_BYTES: usize = 64 * 1024;
 
-    /// Checks a name.
-    ///
-    /// ```
-    /// assert!(tenure::LockName::new("orders/42").is_ok());
-    /// assert!(tenure::LockName::new("tenure:x").unwrap_err().is_invalid());
-    /// # Ok::<(), tenure::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// `is_invalid` when it is empty, longer than 64 KiB or begins with `tenure:`.
-    pub fn new(name: &str) -> Result<Self> {
+    /// The name, or why the text is none.
+    pub(crate) fn checked(name: &str) -> Result<Self, String> {
         if name.is_empty() {
-            return Err(Error::invalid("a lock needs a name of 1 byte to 64 KiB, and this one is empty"));
+            return Err("a lock needs a name of 1 byte to 64 KiB, and this one is empty".into());
         }
         if name.len() > Self::MAX_BYTES {
-            return Err(Error::invalid(format!(
-                "a lock's name has at most {} bytes, and this one has {}",
-                Self::MAX_BYTES,
-                name.len()
-            )));
+            let (most, len) = (Self::MAX_BYTES, name.len());
+            return Err(format!("a lock's name has at most {most} bytes, and this one has {len}"));
         }
         if name.starts_with("tenure:") {
-            return Err(Error::invalid(format!(
+            return Err(format!(
                 "a lock's name may not begin with `tenure:`, which is kept for side keys: {}",
                 Quoted(name)
-            )));
+            ));
         }
         Ok(Self(name.into()))
     }
@@ -96,54 +81,6 @@ impl fmt::Display for LockName {
     }
 }
 
-impl FromStr for LockName {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        Self::new(name)
-    }
-}
-
-impl TryFrom<&str> for LockName {
-    type Error = Error;
-
-    fn try_from(name: &str) -> Result<Self> {
-        Self::new(name)
-    }
-}
-
-impl TryFrom<&&str> for LockName {
-    type Error = Error;
-
-    fn try_from(name: &&str) -> Result<Self> {
-        Self::new(name)
-    }
-}
-
-impl TryFrom<String> for LockName {
-    type Error = Error;
-
-    fn try_from(name: String) -> Result<Self> {
-        Self::new(&name)
-    }
-}
-
-impl TryFrom<&String> for LockName {
-    type Error = Error;
-
-    fn try_from(name: &String) -> Result<Self> {
-        Self::new(name)
-    }
-}
-
-impl TryFrom<Cow<'_, str>> for LockName {
-    type Error = Error;
-
-    fn try_from(name: Cow<'_, str>) -> Result<Self> {
-        Self::new(&name)
-    }
-}
-
 impl From<&Self> for LockName {
     fn from(name: &Self) -> Self {
         name.clone()
@@ -153,13 +90,6 @@ impl From<&Self> for LockName {
 impl AsRef<str> for LockName {
     fn as_ref(&self) -> &str {
         &self.0
-    }
-}
-
-/// A [`LockName`] is a name already, so that its conversion cannot fail.
-impl From<Infallible> for Error {
-    fn from(never: Infallible) -> Self {
-        match never {}
     }
 }
 
@@ -185,52 +115,5 @@ impl fmt::Display for Quoted<'_> {
             }
         }
         f.write_str(if chars.next().is_some() { "…`" } else { "`" })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_is_any_text_within_its_limits() {
-        for name in ["x", "a b", "a/b", "..", "naïve ✓", "a\0b", "a\r\nb", "}{", &"x".repeat(64 * 1024)] {
-            assert_eq!(LockName::new(name).expect("a name").as_str(), name);
-        }
-        for name in ["", "tenure:fence:x", &"x".repeat(64 * 1024 + 1)] {
-            assert!(LockName::new(name).expect_err("no name").is_invalid());
-        }
-    }
-
-    #[test]
-    fn a_quoted_name_stays_on_one_short_line() {
-        let name = LockName::new(&"a\r\nb".repeat(1000)).expect("a name");
-        for shown in [name.quoted().to_string(), format!("{name:?}")] {
-            assert!(!shown.contains('\n') && shown.len() < 400, "{shown}");
-        }
-    }
-
-    #[test]
-    fn a_printed_name_is_the_name() {
-        for text in ["x", "a`b", "a\r\nb", &"x".repeat(64 * 1024)] {
-            let name = LockName::new(text).expect("a name");
-            assert_eq!((name.to_string().as_str(), name.as_ref()), (text, text));
-        }
-        assert_eq!(format!("[{:>4}]", LockName::new("x").expect("a name")), "[   x]");
-    }
-
-    #[test]
-    fn text_and_names_become_names() {
-        fn name(name: impl TryInto<LockName, Error: Into<Error>>) -> Result<LockName> {
-            name.try_into().map_err(Into::into)
-        }
-        let (text, known) = ("x".to_owned(), LockName::new("x").expect("a name"));
-        let made = [name("x"), name(&"x"), name(&text), name(text.clone()), name(Cow::from("x"))];
-        for made in made.into_iter().chain([name(&known), name(known.clone()), "x".parse()]) {
-            assert_eq!(made.expect("a name"), known);
-        }
-        for refused in [name(""), name("tenure:x".to_owned()), "".parse()] {
-            assert!(refused.expect_err("no name").is_invalid());
-        }
     }
 }

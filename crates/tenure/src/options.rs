@@ -3,32 +3,34 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::name::{LockName, Quoted};
 use crate::owner::check_label;
-use crate::protocol::lease::{TTL_MAX, TTL_MIN, margin, millis};
-use crate::store::Terms;
+use crate::protocol::lease::{TTL_MAX, TTL_MIN, margin};
 
 /// How locks are held; the defaults suit a service on a network.
 ///
 /// Change them where a lease of 15 s is wrong: longer if a process may be stopped for longer,
 /// shorter if others must not wait that long after a crash.
 ///
-/// [`Locks::with`](crate::Locks::with) changes those of all locks, and [`Mutex::with`](crate::Mutex::with) and the like those of one
-/// lock. Both get the options in force, so what was set before stays set, and both check the
-/// result:
+/// [`Locks::with`](crate::Locks::with) changes those of all locks, and
+/// [`Mutex::with`](crate::Mutex::with) and others those of one lock. Both get the options in force,
+/// so what was set before stays set, and both check the result:
 ///
 /// ```
 /// use std::time::Duration;
 /// use tenure::Locks;
 ///
-/// let locks = Locks::memory().with(|options| options.ttl(Duration::from_secs(60)).label("reports"))?;
+/// let locks = Locks::memory()
+///     .with(|options| options.ttl(Duration::from_secs(60)).label("reports"))?;
 /// assert_eq!(locks.options().ttl, Duration::from_secs(60));
-/// let nightly = locks.mutex("nightly")?.with(|options| options.max_hold(Duration::from_secs(600)))?;
+/// let nightly = locks.mutex("nightly")?
+///     .with(|options| options.max_hold(Duration::from_secs(600)))?;
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// The lease: how long the lock outlives a holder that is gone. 50 ms to 1 year; 15 s unless
-    /// set. It ends 1 % and 2 ms sooner on this side, for clocks that run at different speeds.
+    /// The lease: how long the lock outlives a holder that is gone. 50 ms to 1 year, and at most
+    /// the `restart-grace` of the store's URL; 15 s unless set, or that grace if it is shorter. It
+    /// ends 1 % and 2 ms sooner on this side, for clocks that run at different speeds.
     pub ttl: Duration,
     /// Whether the lease is renewed while the guard lives. Automatic unless set: after a third of
     /// the lease, at most a minute after the last time.
@@ -48,37 +50,12 @@ pub struct Options {
     /// How long [`lock`](crate::Mutex::lock) goes on asking a store that does not answer at all. At
     /// most 1 year; 60 s unless set.
     pub patience: Duration,
-    /// Who holds, for people: the first part of each owner. Up to 64 of `A-Z a-z 0-9 . _ -`; empty
-    /// unless set.
+    /// A word for people about the holder: the first part of each owner. Up to 64 of
+    /// `A-Z a-z 0-9 . _ -`; empty unless set.
     pub label: String,
     /// Put before each name to make the store's key. At most 32 KiB, and together with the name at
     /// most 64 KiB; it does not begin with `tenure:`. Empty unless set.
     pub prefix: String,
-    /// How many replicas have to confirm a grant, and each renewal, before it counts. None unless
-    /// set.
-    ///
-    /// A grant that fewer confirm is asked for again for as long as the call waits, then given
-    /// back, and an error ([`is_unreachable`](crate::Error::is_unreachable)) whose source says how
-    /// many did; a renewal that fewer confirm has failed, and is tried again until the lease is
-    /// lost. Releases wait for no replica. A server without replicas, or that refuses `WAIT`, is an
-    /// error too.
-    ///
-    /// For exclusion across a failover `n` has to be the number of *all* replicas that may be
-    /// promoted, and
-    /// [`restart_grace`](Self::restart_grace) has to be set; anything less makes an overlap rarer. For one Redis or Valkey server
-    /// with replicas, with Sentinel, or a cluster.
-    pub acks: u32,
-    /// How long a server that was promoted, or has restarted, or lost its data, grants nothing: the
-    /// longest lease that any client uses. At least this `ttl`, and at most 1 year; none unless
-    /// set.
-    ///
-    /// A server's replication id changes then, which each acquisition compares with the one that is
-    /// kept in the key `tenure:epoch`; where that key is missing, as at the very first use, the
-    /// time begins as well. Until it is over every lock is busy: it may be held by a client whom
-    /// the server has forgotten. What is held is renewed. All who use these locks have to set it. A
-    /// server that does not let scripts call `INFO` refuses. For one server, with Sentinel or
-    /// without; not for a cluster.
-    pub restart_grace: Duration,
     /// Take a mutex without a fencing token where the server forbids scripts:
     /// [`Guard::fence`](crate::Guard::fence) is 0 there. Off unless set: then such a server is
     /// [unsupported](crate::Error::is_unsupported). It changes nothing where scripts run.
@@ -263,40 +240,6 @@ impl Options {
         Self { unfenced, ..self }
     }
 
-    /// Sets [`acks`](Self::acks).
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// use tenure::Locks;
-    ///
-    /// let locks = Locks::open("redis://db1")?.with(|options| options.acks(1))?;
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    #[must_use]
-    pub fn acks(self, acks: u32) -> Self {
-        Self { acks, ..self }
-    }
-
-    /// Sets [`restart_grace`](Self::restart_grace).
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # use tenure::Locks;
-    /// use std::time::Duration;
-    ///
-    /// let locks = Locks::open("redis://db1")?.with(|options| options.restart_grace(Duration::from_secs(15)))?;
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    #[must_use]
-    pub fn restart_grace(self, restart_grace: Duration) -> Self {
-        Self { restart_grace, ..self }
-    }
-
-    /// On what terms grants are asked for and renewed.
-    pub(crate) fn terms(&self) -> Terms {
-        Terms { unfenced: self.unfenced, acks: self.acks, restart_grace_ms: millis(self.restart_grace) }
-    }
-
     /// Says what cannot be right, before anything depends on it.
     pub(crate) fn check(&self) -> Result<()> {
         let wrong = |what: String| Err(Error::invalid(what));
@@ -327,13 +270,6 @@ impl Options {
             let shown = Quoted(&self.prefix);
             return wrong(format!(
                 "a prefix has at most 32 KiB and does not begin with `tenure:`, and this one is {shown}"
-            ));
-        }
-        let grace = self.restart_grace;
-        if grace > TTL_MAX || grace < self.ttl && !grace.is_zero() {
-            let ttl = self.ttl;
-            return wrong(format!(
-                "restart_grace is at least the ttl, here {ttl:?}, and at most 365 days, and this one is {grace:?}"
             ));
         }
         check_label(&self.label)?;
@@ -368,8 +304,6 @@ impl Default for Options {
             patience: Duration::from_secs(60),
             label: String::new(),
             prefix: String::new(),
-            acks: 0,
-            restart_grace: Duration::ZERO,
             unfenced: false,
         }
     }
@@ -393,7 +327,6 @@ mod tests {
             Options::new().patience(Duration::MAX),
             Options::new().label("a b"),
             Options::new().prefix("tenure:x"),
-            Options::new().ttl(ms(300)).restart_grace(ms(299)),
         ];
         for options in wrong {
             let error = options.check().expect_err("no options");

@@ -6,14 +6,14 @@ use crate::error::{Error, Result};
 use crate::name::Quoted;
 use crate::runtime::Runtime;
 
-/// Who holds a lock: `label@host:pid/random`, 128 bits of it random.
+/// The holder of a lock: `label@host:pid/random`, 128 bits of it random.
 ///
 /// Make one for a [`ReentrantMutex`](crate::ReentrantMutex), and parse one to
 /// [resume](crate::Locks::resume) a hold. For the other kinds you need none.
 ///
 /// Every acquisition gets a fresh one. It is written at the lock's key, so an operator can read
-/// there who holds. Only [`Locks::resume`](crate::Locks::resume) and the re-entrant kind take one
-/// from you.
+/// there which client holds. Only [`Locks::resume`](crate::Locks::resume) and the re-entrant kind
+/// take one from you.
 ///
 /// ```
 /// use tenure::Owner;

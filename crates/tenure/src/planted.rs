@@ -4,8 +4,6 @@
 //! They exist only in builds with `RUSTFLAGS="--cfg tenure_planted"`, which `scripts/test` sets.
 //! In every other build each question below is the constant `false`, and the compiler removes it.
 
-use crate::protocol::{Answer, Data, Entry, Notification, Op};
-
 /// The mistakes that locks are known to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -16,7 +14,7 @@ pub enum Bug {
     ElapsedIgnored,
     /// No allowance for clocks that run at different speeds.
     NoMargin,
-    /// A release deletes whatever it finds.
+    /// A release deletes what it finds.
     ReleaseWithoutCompare,
     /// A renewal takes a lock that has lapsed.
     RenewalRecreates,
@@ -38,7 +36,7 @@ pub enum Bug {
     ReentryShortens,
     /// The first that waits is taken for one that holds.
     RankOffByOne,
-    /// A release that finds nothing of its own removes another's.
+    /// A release that does not find its hold removes another's.
     ReleaseOfAnother,
     /// A refresh revives a place that has lapsed.
     LapsedWaiterRevived,
@@ -54,7 +52,8 @@ pub enum Bug {
     PushOfAnotherLife,
     /// Those who wait are told before the lock is free: when its release is queued, and not when it
     /// is sent. And
-    /// [`EndTakenForTold`](Self::EndTakenForTold), without which that costs no more than a question.
+    /// [`EndTakenForTold`](Self::EndTakenForTold), without which that costs no more than a
+    /// question.
     WakeBeforeWrite,
     /// A hold that was found by a question before its release is not expected to end any more.
     EndTakenForTold,
@@ -69,7 +68,7 @@ pub enum Bug {
     UndoOutlivesRetry,
     /// A member of a quorum votes that has just started, and may have forgotten a lease.
     NewcomersVote,
-    /// Each member of a quorum gives tokens of its own, and the highest counts.
+    /// Each member of a quorum draws a token, and the highest counts.
     TokensByCounter,
     /// What got no majority is given back once, and where that is not answered, no more.
     UndoneOnce,
@@ -293,11 +292,11 @@ impl Bug {
 
 #[cfg(tenure_planted)]
 mod switch {
-    use std::cell::{Cell, RefCell};
+    use std::cell::Cell;
     use std::process::abort;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use super::{Answer, Bug, Data, Entry, Notification, Op};
+    use super::Bug;
 
     thread_local! {
         static ON: Cell<Option<Bug>> = const { Cell::new(None) };
@@ -320,29 +319,6 @@ mod switch {
         ON.set(bug);
     }
 
-    /// Hears what a request has made of a record of a directory.
-    pub type Observer = Box<dyn Fn(&Op, &Answer, Option<&Notification>, Option<&Entry<Data>>)>;
-
-    thread_local! {
-        static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
-    }
-
-    pub(crate) fn applied(
-        op: &Op,
-        answer: &Answer,
-        wake: Option<&Notification>,
-        after: Option<&Entry<Data>>,
-    ) {
-        OBSERVER
-            .with_borrow(|observer| observer.iter().for_each(|observer| observer(op, answer, wake, after)));
-    }
-
-    /// Lets a test hear of each request that stores in directories carry out on this thread, in
-    /// the order in which they do.
-    pub fn observe(observer: Option<Observer>) {
-        OBSERVER.set(observer);
-    }
-
     /// How many crash points this process still passes, and one more.
     static LEFT: AtomicU64 = AtomicU64::new(u64::MAX);
 
@@ -360,9 +336,9 @@ mod switch {
 }
 
 #[cfg(tenure_planted)]
-pub use switch::{Observer, crash_after, observe, plant};
+pub use switch::{crash_after, plant};
 #[cfg(tenure_planted)]
-pub(crate) use switch::{applied, crash_point, planted};
+pub(crate) use switch::{crash_point, planted};
 
 #[cfg(not(tenure_planted))]
 pub(crate) const fn planted(_: Bug) -> bool {
@@ -372,7 +348,3 @@ pub(crate) const fn planted(_: Bug) -> bool {
 /// Between two things that others can see of this process: here it may be killed.
 #[cfg(not(tenure_planted))]
 pub(crate) const fn crash_point() {}
-
-/// What became of a record of a directory, for its judge.
-#[cfg(not(tenure_planted))]
-pub(crate) const fn applied(_: &Op, _: &Answer, _: Option<&Notification>, _: Option<&Entry<Data>>) {}

@@ -14,10 +14,10 @@ use crate::protocol::{Answer, LockSpec, Verb};
 /// takes it.
 ///
 /// Use it for such code, and beside Redisson's `RLock`. Use a [`Mutex`](crate::Mutex) if you can
-/// pass the guard down instead: then the compiler sees who holds the lock.
+/// pass the guard down instead: then the compiler sees which code has the lock.
 ///
 /// The owner is yours to pass, like a span: all who ask with the same [`Owner`] share the lock, in
-/// whatever task, thread or process. Each guard is one hold; the lock is free when the last of them
+/// in any task, thread or process. Each guard is one hold; the lock is free when the last of them
 /// is released.
 ///
 /// On Redis it is what Redisson's `RLock` writes, so a Java service's lock and this one exclude and
@@ -29,7 +29,7 @@ use crate::protocol::{Answer, LockSpec, Verb};
 /// - *Order*: as [`Mutex`](crate::Mutex).
 /// - *Counting*: each hold counts once, however often its requests had to be repeated. No hold
 ///   shortens the lease of another.
-/// - *A crash* of one who holds costs a lease of that hold, and on the `file:` store nothing, while
+/// - *A crash* of a holder costs a lease of that hold, and on the `file:` store nothing, while
 ///   the owner's other holds are renewed on.
 /// - *Tokens*: all holds of an owner have the token of the first; a re-entry gets no new one.
 ///
@@ -71,7 +71,8 @@ impl ReentrantMutex {
     /// ```
     /// # use std::time::Duration;
     /// # let locks = tenure::Locks::memory();
-    /// let slow = locks.reentrant_mutex("tree", &tenure::Owner::new("walker")?)?.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// let slow = locks.reentrant_mutex("tree", &tenure::Owner::new("walker")?)?
+    ///     .with(|options| options.ttl(Duration::from_secs(60)))?;
     /// # Ok::<(), tenure::Error>(())
     /// ```
     ///
@@ -101,7 +102,7 @@ impl ReentrantMutex {
     /// # Errors
     /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind;
     /// `is_unsupported` when the server forbids scripts, without which there is no such lock, or
-    /// cannot do what [`Options::acks`](crate::Options::acks) asks for.
+    /// cannot do what `acks` in its URL asks for.
     pub async fn lock(&self) -> Result<Guard> {
         self.0.lock().await
     }
@@ -113,7 +114,9 @@ impl ReentrantMutex {
     /// # tenure::block_on(async {
     /// # let locks = tenure::Locks::memory();
     /// # let me = tenure::Owner::new("walker")?;
-    /// let Some(guard) = locks.reentrant_mutex("nightly", &me)?.try_lock().await? else { return Ok(()) }; // busy
+    /// let Some(guard) = locks.reentrant_mutex("nightly", &me)?.try_lock().await? else {
+    ///     return Ok(()); // busy
+    /// };
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     ///
@@ -134,7 +137,8 @@ impl ReentrantMutex {
     /// # let me = tenure::Owner::new("walker")?;
     /// use std::time::Duration;
     ///
-    /// let guard = locks.reentrant_mutex("nightly", &me)?.try_lock_for(Duration::from_secs(2)).await?;
+    /// let mutex = locks.reentrant_mutex("nightly", &me)?;
+    /// let guard = mutex.try_lock_for(Duration::from_secs(2)).await?;
     /// assert!(guard.is_some());
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```

@@ -1,7 +1,7 @@
 //! The one door to time, randomness, spawning and sleeping.
 //!
 //! Everything in this crate that waits, spawns, reads a clock or draws a number does it through
-//! [`Runtime`]. In production that is a [`Driver`]: one thread with a tokio runtime of its own, so
+//! [`Runtime`]. In production that is a [`Driver`]: one thread with a separate tokio runtime, so
 //! that nothing the caller does to its own runtime can cost a lease. In the test kit it is a seeded
 //! executor in virtual time. The lints of `clippy.toml` keep every other door shut.
 #![expect(clippy::disallowed_methods, reason = "this file is the door")]
@@ -9,7 +9,6 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::ops::{Add, Sub};
 use std::pin::pin;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, mpsc};
 use std::task::Poll;
@@ -22,37 +21,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use crate::events::Events;
-
-/// A point in time on a clock that also runs while the machine sleeps (CLOCK_BOOTTIME), in
-/// nanoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Moment(pub u64);
-
-impl Moment {
-    /// Whole milliseconds since the clock's zero.
-    pub const fn millis(self) -> u64 {
-        self.0 / 1_000_000
-    }
-
-    /// How long after `earlier` this is; zero if it is not after it.
-    pub const fn since(self, earlier: Self) -> Duration {
-        Duration::from_nanos(self.0.saturating_sub(earlier.0))
-    }
-}
-
-impl Add<Duration> for Moment {
-    type Output = Self;
-    fn add(self, duration: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
-    }
-}
-
-impl Sub<Duration> for Moment {
-    type Output = Self;
-    fn sub(self, duration: Duration) -> Self {
-        Self(self.0.saturating_sub(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
-    }
-}
+use crate::moment::Moment;
 
 /// Time, randomness, tasks and timers.
 pub trait Runtime: fmt::Debug + Send + Sync + 'static {
@@ -101,9 +70,9 @@ impl Driver {
         let (stop, stopped) = oneshot::channel::<()>();
         let is_over = Arc::new(RwLock::new(false));
         let over = Arc::clone(&is_over);
-        let events = Events::new();
+        let events = Events::new(start_thread);
         let queued = Arc::clone(&events);
-        let thread = start_thread("tenure", move || {
+        let work = move || {
             let Ok(runtime) = handed.recv() else { return };
             queued.take_over();
             drop(queued);
@@ -112,7 +81,8 @@ impl Driver {
             // What a task left running (a blocking call of the system) must not hold up the
             // thread's end.
             runtime.shutdown_background();
-        })?;
+        };
+        let thread = start_thread("tenure", Box::new(work))?;
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         hand_over.send(runtime).expect("the thread waits for it");
@@ -152,10 +122,7 @@ pub(crate) fn spawn_on_tokio(task: impl Future<Output = ()> + Send + 'static) {
 }
 
 /// Starts a thread of this library.
-pub(crate) fn start_thread(
-    name: &str,
-    work: impl FnOnce() + Send + 'static,
-) -> io::Result<thread::JoinHandle<()>> {
+fn start_thread(name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<thread::JoinHandle<()>> {
     thread::Builder::new().name(name.into()).spawn(work)
 }
 
@@ -237,7 +204,7 @@ pub(crate) fn random_long() -> u128 {
 
 /// Runs a future of this crate to its end on the calling thread: the blocking API.
 ///
-/// Any other future works too, as long as it needs no runtime of its own. In a task of another
+/// Any other future works too, as long as it needs no certain runtime. In a task of another
 /// executor than tokio's it blocks a thread that has other work.
 ///
 /// # Panics

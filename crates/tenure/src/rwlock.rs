@@ -14,7 +14,8 @@ use crate::rwguard::{ReadGuard, WriteGuard};
 ///
 /// Use it if reads are long and far more frequent than writes. Each reader costs the store as much
 /// as a
-/// [`Mutex`](crate::Mutex), which is the better choice for short work. A quorum has no read-write lock.
+/// [`Mutex`](crate::Mutex), which is the better choice for short work. A quorum has no read-write
+/// lock.
 ///
 /// # Guarantees
 /// - *Exclusion*: a writer holds alone; readers hold together.
@@ -22,7 +23,7 @@ use crate::rwguard::{ReadGuard, WriteGuard};
 ///   no client starves; readers that stand together in the queue are let in together.
 ///   [`try_read`](Self::try_read) and [`try_write`](Self::try_write) overtake no client.
 /// - *A crash* of a reader costs its own lease, and only those who wait for it: each reader has a
-///   lease of its own, and a release touches no other lease. Leases of readers and writers may
+///   separate lease, and a release touches no other lease. Leases of readers and writers may
 ///   differ: see [`with`](Self::with). On the `file:` store a crash costs nothing.
 /// - *Tokens* grow from grant to grant. **Only a writer's token may raise the mark that a resource
 ///   compares.** A reader's tells it from other readers; a resource that let it raise the mark
@@ -99,7 +100,7 @@ impl RwLock {
     /// # Errors
     /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind;
     /// `is_unsupported` when the server forbids scripts, without which there is no such lock, or
-    /// cannot do what [`Options::acks`](crate::Options::acks) asks for.
+    /// cannot do what `acks` in its URL asks for.
     pub async fn read(&self) -> Result<ReadGuard> {
         self.reader().lock().await.map(ReadGuard::new)
     }

@@ -21,7 +21,7 @@ use crate::protocol::{LockSpec, QueueSpec};
 ///
 /// # Guarantees
 /// - *At most so many*: the permits of those who hold never add up to more than there are.
-/// - *Order*: first come, first served, whatever number each asks for: who asks for many is not
+/// - *Order*: first come, first served, for any number of permits: a request for many is not
 ///   overtaken by those who ask for few.
 /// - *A crash* costs the holder's own lease, and on the `file:` store nothing; the others go on.
 /// - *Tokens* order the grants. **A resource must not compare them** when there is more than one
@@ -69,7 +69,8 @@ impl Semaphore {
     /// ```
     /// # use std::time::Duration;
     /// # let locks = tenure::Locks::memory();
-    /// let slow = locks.semaphore("render", 5)?.with(|options| options.ttl(Duration::from_secs(60)))?;
+    /// let slow = locks.semaphore("render", 5)?
+    ///     .with(|options| options.ttl(Duration::from_secs(60)))?;
     /// # Ok::<(), tenure::Error>(())
     /// ```
     ///
@@ -117,7 +118,7 @@ impl Semaphore {
     /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind or
     /// with another number of permits; `is_unsupported` when the server forbids scripts, without
     /// which there is no such lock, or cannot do what
-    /// [`Options::acks`](crate::Options::acks) asks for.
+    /// `acks` in its URL asks for.
     pub async fn acquire(&self) -> Result<Guard> {
         self.acquire_many(1).await
     }
@@ -148,7 +149,9 @@ impl Semaphore {
     /// ```
     /// # tenure::block_on(async {
     /// # let locks = tenure::Locks::memory();
-    /// let Some(permit) = locks.semaphore("render", 5)?.try_acquire().await? else { return Ok(()) };
+    /// let Some(permit) = locks.semaphore("render", 5)?.try_acquire().await? else {
+    ///     return Ok(());
+    /// };
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     ///
@@ -166,7 +169,9 @@ impl Semaphore {
     /// ```
     /// # tenure::block_on(async {
     /// # let locks = tenure::Locks::memory();
-    /// let Some(two) = locks.semaphore("render", 5)?.try_acquire_many(2).await? else { return Ok(()) };
+    /// let Some(two) = locks.semaphore("render", 5)?.try_acquire_many(2).await? else {
+    ///     return Ok(());
+    /// };
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     ///
@@ -186,7 +191,9 @@ impl Semaphore {
     /// # use std::time::Duration;
     /// # let locks = tenure::Locks::memory();
     /// let render = locks.semaphore("render", 5)?;
-    /// let Some(permit) = render.try_acquire_for(Duration::from_secs(2)).await? else { return Ok(()) };
+    /// let Some(permit) = render.try_acquire_for(Duration::from_secs(2)).await? else {
+    ///     return Ok(());
+    /// };
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     ///
@@ -207,7 +214,9 @@ impl Semaphore {
     /// # use std::time::Duration;
     /// # let locks = tenure::Locks::memory();
     /// let render = locks.semaphore("render", 5)?;
-    /// let Some(two) = render.try_acquire_many_for(2, Duration::from_secs(2)).await? else { return Ok(()) };
+    /// let Some(two) = render.try_acquire_many_for(2, Duration::from_secs(2)).await? else {
+    ///     return Ok(());
+    /// };
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     ///

@@ -74,7 +74,7 @@ pub enum ForcedRelease {
 pub struct Holder {
     /// Who it is; `None` for a foreign client, which [`value`](Self::value) shows.
     pub owner: Option<Owner>,
-    /// What is written at the key, as it is: of a foreign client whatever bytes it wrote, the first
+    /// What is written at the key, as it is: of a foreign client the bytes that it wrote, the first
     /// 1,024 at most.
     pub value: Vec<u8>,
     /// The token; 0 if it has none.

@@ -1,10 +1,18 @@
 //! What the public API promises regardless of the store, on the memory store.
 
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::pending;
+use tenure::internals::store::file::File;
+use tenure::internals::store::memory::Memory;
+use tenure::internals::store::quorum::Quorum;
+use tenure::internals::store::redis::Redis;
+use tenure::internals::{Driver, Runtime, Store};
 use tenure::{
-    Error, ErrorKind, Guard, HoldEnd, Kind, LockName, Locks, Multi, Mutex, Owner, RunError, Share, block_on,
+    Error, ErrorKind, Guard, HoldEnd, Kind, LockName, Locks, Multi, Mutex, Options, Owner, RunError, Share,
+    block_on,
 };
 
 const LONG: Duration = Duration::from_secs(60);
@@ -61,10 +69,72 @@ fn options_that_cannot_be_right_are_refused_where_they_are_set() {
     assert!(locks.with(too_short).expect_err("no ttl").is_invalid());
     let mutex = locks.mutex("x").expect("a name");
     assert!(mutex.with(too_short).expect_err("no ttl").is_invalid());
-    assert!(mutex.with(|options| options.acks(1)).expect_err("no replicas").is_unsupported());
     let name = "x".repeat(64 * 1024);
     let longest = locks.mutex(&name).expect("a name");
     assert!(longest.with(|options| options.prefix("p:")).expect_err("too long").is_invalid());
+}
+
+#[test]
+fn no_ttl_is_longer_than_the_grace_of_the_store() {
+    let grace = Duration::from_secs(5);
+    let locks = Locks::open("redis://127.0.0.1:1?restart-grace=5s").expect("a URL");
+    assert_eq!(locks.options().ttl, grace);
+    assert!(locks.with(|options| options.ttl(grace)).is_ok());
+    let mutex = locks.mutex("x").expect("a name");
+    let long = |options: tenure::Options| options.ttl(grace + Duration::from_millis(1));
+    for error in [locks.with(long).expect_err("too long"), mutex.with(long).expect_err("too long")] {
+        let said = error.to_string();
+        assert!(error.is_invalid() && said.contains("restart-grace") && said.contains("5.001s"), "{said}");
+    }
+    let patient = Locks::open("redis://127.0.0.1:1?restart-grace=1h").expect("a URL");
+    assert_eq!(patient.options().ttl, Duration::from_secs(15));
+}
+
+#[test]
+fn a_member_of_a_quorum_decides_alone() {
+    let two = || [Locks::memory(), Locks::memory()];
+    for (url, why) in [
+        ("redis://127.0.0.1:1?acks=1", "acks"),
+        ("redis://127.0.0.1:1?restart-grace=1m", "restart-grace"),
+        ("redis-sentinel://127.0.0.1:1/s", "several servers"),
+        ("redis-cluster://127.0.0.1:1", "several servers"),
+    ] {
+        let other = Locks::open(url).expect("a URL");
+        let error = Locks::quorum(two().into_iter().chain([other])).expect_err(url);
+        assert!(error.is_invalid() && error.to_string().contains(why), "{url}: {error}");
+    }
+    let inner = Locks::quorum(two()).expect("two members");
+    let error = Locks::quorum(two().into_iter().chain([inner])).expect_err("a quorum");
+    assert!(error.to_string().contains("several servers"), "{error}");
+}
+
+#[test]
+fn a_store_keeps_exactly_the_kinds_that_it_says_it_can() {
+    let driver = Driver::start().expect("a thread");
+    let runtime = || Arc::clone(&driver) as Arc<dyn Runtime>;
+    let memory = || Arc::new(Memory::new(runtime(), "memory:")) as Arc<dyn Store>;
+    let quorum = Quorum::new(vec![memory(), memory()], Box::new(()), runtime(), None).expect("two members");
+    let file = File::new(Path::new("never-made"), "file:never-made", runtime());
+    let redis = Redis::open("redis://127.0.0.1:1?acks=1&restart-grace=30s", runtime()).expect("a URL");
+    let stores: [Arc<dyn Store>; 4] = [memory(), Arc::new(file), Arc::new(redis), Arc::new(quorum)];
+    for store in stores {
+        let (url, kinds) = (Arc::clone(store.url()), store.capabilities().kinds);
+        let locks = tenure::internals::locks(store, runtime(), Options::new()).expect("options");
+        let owner = Owner::new("me").expect("an owner");
+        for (kind, refused) in [
+            (Kind::Mutex, locks.mutex("x").err()),
+            (Kind::Reentrant, locks.reentrant_mutex("x", &owner).err()),
+            (Kind::Fair, locks.fair_mutex("x").err()),
+            (Kind::RwLock, locks.rwlock("x").err()),
+            (Kind::Semaphore, locks.semaphore("x", 2).err()),
+        ] {
+            match (kinds.keep(kind), refused) {
+                (Ok(()), None) => {}
+                (Err(why), Some(error)) if error.is_unsupported() && error.to_string().contains(why) => {}
+                (said, refused) => panic!("{url} says {said:?} of a {kind}, and does {refused:?}"),
+            }
+        }
+    }
 }
 
 #[test]
@@ -206,9 +276,10 @@ fn the_signal_of_a_loss_tells_it_from_a_release() {
 fn each_kind_of_error_has_one_predicate_and_one_name() {
     let locks = Locks::memory();
     let _guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
+    let quorum = Locks::quorum([locks.clone(), Locks::memory()]).expect("two members");
     let errors = [
         (LockName::new("").expect_err("no name"), "invalid"),
-        (locks.with(|options| options.acks(1)).expect_err("no replicas"), "unsupported"),
+        (quorum.fair_mutex("x").expect_err("no order"), "unsupported"),
         (block_on(locks.rwlock("x").expect("a name").read()).expect_err("a mutex"), "mismatch"),
     ];
     for (error, name) in errors {

@@ -1,18 +1,16 @@
 //! Thousands of leases that one process renews at a server that is slow for so many.
 
 use std::fmt;
-use std::future::ready;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, join_all, select};
-use tenure::internals::protocol::record::{RecordAnswer, RecordOp};
-use tenure::internals::protocol::{LockSpec, Op, Reply, Verb};
+use tenure::Options;
+use tenure::internals::protocol::{Answer, Op, Verb};
 use tenure::internals::store::memory::Memory;
-use tenure::internals::store::{Cursor, Failure, Listener, Page};
+use tenure::internals::store::{Decorator, Failure};
 use tenure::internals::{Moment, Runtime, Store};
-use tenure::{LockName, Options};
 use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, SECOND};
 use tenure_testkit::sim::executor::Sim;
@@ -60,8 +58,12 @@ impl Busy {
     }
 }
 
-impl Store for Busy {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+impl Decorator for Busy {
+    fn inner(&self) -> &dyn Store {
+        &self.0.kept
+    }
+
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         let inner = Arc::clone(&self.0);
         async move {
             let turn = {
@@ -96,34 +98,9 @@ impl Store for Busy {
         .boxed()
     }
 
-    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        self.0.kept.record(op, within)
-    }
-
-    fn keeps_records(&self) -> Result<(), &'static str> {
-        self.0.kept.keeps_records()
-    }
-
-    fn listen(
-        &self,
-        name: &LockName,
-        rule: LockSpec,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        self.0.kept.listen(name, rule, within)
-    }
-
-    fn list(&self, _: &str, _: Cursor, _: Duration) -> BoxFuture<'static, Result<Page, Failure>> {
-        ready(Ok(Page::default())).boxed()
-    }
-
-    fn supports(&self, _: LockSpec, _: &LockName) -> Result<(), &'static str> {
-        Ok(())
-    }
-
     fn interrupted(&self) -> BoxFuture<'static, ()> {
         let inner = Arc::clone(&self.0);
-        let before = self.interruptions();
+        let before = Decorator::interruptions(self);
         async move {
             loop {
                 let interrupted = inner.interrupted.notified();
@@ -138,10 +115,6 @@ impl Store for Busy {
 
     fn interruptions(&self) -> u64 {
         self.0.interruptions.load(Ordering::Relaxed)
-    }
-
-    fn url(&self) -> &Arc<str> {
-        self.0.kept.url()
     }
 }
 

@@ -102,6 +102,14 @@ fn what_is_no_lease_is_told_what_one_is() {
         (&["--acks", "1"], "replicas"),
         (&["--restart-grace", "5"], "30s"),
         (&["--restart-grace", "5s"], "restart"),
+        (&["--acks", "0"], "--acks"),
+        (&["--store", "redis://127.0.0.1:1?acks=1", "--acks", "2"], "--acks 2 differs from `acks=1`"),
+        (
+            &["--store", "redis://127.0.0.1:1?restart-grace=1m", "--restart-grace", "30s"],
+            "--restart-grace 30s differs from `restart-grace=1m`",
+        ),
+        (&["--store", "redis-cluster://127.0.0.1:1", "--restart-grace", "30s"], "slot"),
+        (&["--store", "redis://127.0.0.1:1?restart-grace=5s", "--ttl", "6s"], "restart-grace"),
     ] {
         let said = env.tenure_run(options.iter().chain(&["x", "--", "touch", "ran"]));
         said.exits_with(64).says(says);

@@ -321,6 +321,10 @@ fn what_a_grant_rests_on_can_be_asked_for() {
     // The first use of a server costs one.
     run(&server.url(), &["-n", "--restart-grace", "1s"]).exits_with(75).says("busy");
     run(&server.url(), &["-w", "20", "--restart-grace", "1s"]).exits_with(0).says_nothing();
+    // The same in the URL, and twice.
+    let url = format!("{}?restart-grace=1s", server.url());
+    run(&url, &["-w", "20"]).exits_with(0).says_nothing();
+    run(&url, &["-w", "20", "--restart-grace", "1000ms"]).exits_with(0).says_nothing();
 }
 
 /// The lease is renewed also where standard error is not read.

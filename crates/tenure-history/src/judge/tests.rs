@@ -8,7 +8,7 @@ const SEMAPHORE: Lock = Lock { sort: Sort::Semaphore, number: 0, capacity: PERMI
 const RWLOCK: Lock = Lock { sort: Sort::Rwlock, number: 1, capacity: WRITER };
 const LIMIT: u64 = 100;
 
-/// A judge who has heard these lines of these tasks, each of its own process, and that all are gone
+/// A judge who has heard these lines of these tasks, each in another process, and that all are gone
 /// at the end.
 fn judged(lines: &[(u64, u32, What)]) -> Judge {
     let mut judge = Judge::new(0, LIMIT);

@@ -56,7 +56,7 @@ impl Fixture {
             Flavour::Reentrant => Lock::Reentrant(locks.clone(), name.to_owned()),
             Flavour::LastPermit => {
                 let full = format!("{}{name}", locks.options().prefix);
-                // One at a time: the next who asks for four would wait for ever.
+                // One at a time: a request for four would wait for ever.
                 let mut taken = self.taken.lock().await;
                 if let Entry::Vacant(four) = taken.entry(full) {
                     let others = self.client_with(Options::new().ttl(Duration::from_secs(60)));

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, select};
-use tenure::internals::{Moment, Runtime};
+use tenure::internals::{Driver, Moment, Runtime};
 use tenure::{Locks, Options};
 
 use crate::sim::chooser::Chooser;
@@ -41,6 +41,8 @@ pub struct Fixture {
     terms: fn(Options) -> Options,
     /// What a flavour holds beside the case.
     taken: flavour::Taken,
+    /// By what [`Fixture::within`] multiplies its limit.
+    slack: u32,
 }
 
 /// A running case.
@@ -84,7 +86,17 @@ impl Fixture {
     /// `open` makes a further client of one store, as a further process would.
     pub fn new(runtime: Arc<dyn Runtime>, open: impl Fn() -> Locks + Send + Sync + 'static) -> Self {
         let (open, flavour, taken) = (Box::new(open), Flavour::Mutex, flavour::Taken::default());
-        Self { runtime, open, flavour, refuses: &[], terms: |options| options, taken }
+        Self { runtime, open, flavour, refuses: &[], terms: |options| options, taken, slack: 1 }
+    }
+
+    /// The same in real time, beside other load: what has to happen soon may take three times as
+    /// long there.
+    ///
+    /// # Panics
+    /// When the system gives no thread.
+    pub fn in_real_time(open: impl Fn() -> Locks + Send + Sync + 'static) -> Self {
+        let driver = Driver::start().expect("a thread");
+        Self { slack: 3, ..Self::new(driver, open) }
     }
 
     /// The same fixture, where the kind of lock under test is another one.
@@ -140,6 +152,7 @@ impl Fixture {
     /// # Panics
     /// When it does not.
     pub async fn within<T>(&self, limit: Duration, what: impl Future<Output = T>) -> T {
+        let limit = self.slack * limit;
         match self.unless_late(limit, what).await {
             Some(output) => output,
             None => panic!("it did not happen within {limit:?}"),

@@ -109,7 +109,7 @@ pub async fn the_loss_of_one_is_the_loss_of_all(fixture: &Fixture) {
     assert_eq!(next.run(async |guards| guards.len()).await.expect("a value"), 3);
 }
 
-/// And so is none at all.
+/// An empty list is refused too.
 pub async fn the_same_name_twice_is_refused(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let twice =

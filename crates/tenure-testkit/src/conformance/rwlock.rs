@@ -87,7 +87,7 @@ pub async fn a_downgrade_lets_readers_in_at_once(fixture: &Fixture) {
     reader.release().await.expect("a release");
 }
 
-/// Whatever else has the same name, or the same prefix and name together.
+/// Other kinds with the same name, or the same prefix and name together.
 pub async fn a_downgrade_touches_no_other_lock(fixture: &Fixture) {
     let (locks, theirs) = (fixture.client(), fixture.client());
     let other_prefix = locks.with(|options| options.prefix("p:")).expect("options");

@@ -110,7 +110,7 @@ impl Database {
         self.keys.get_mut(key).expect("it was just put there")
     }
 
-    /// An empty hash or set is none.
+    /// An empty hash or set does not exist.
     pub(super) fn tidy(&mut self, key: &[u8]) {
         if self.keys.get(key).is_some_and(|entry| entry.data.is_empty()) {
             self.keys.remove(key);

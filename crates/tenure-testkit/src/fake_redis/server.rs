@@ -33,7 +33,7 @@ pub struct Look {
     /// Each lock's key, with what is left of it in ms, −1 if it has no end; of the scripts, where
     /// they run, and then all keys.
     pub keys: Vec<(String, i64)>,
-    /// Who holds, by the lock's key, as it is written there.
+    /// The holder's value at the lock's key, byte for byte.
     pub holders: BTreeMap<String, String>,
 }
 

@@ -1,6 +1,6 @@
 //! Real servers, started for one test and gone with it.
 //!
-//! Each [`Server`] is a `redis-server` process on a loopback port and a unix socket of its own,
+//! Each [`Server`] is a `redis-server` process on its loopback port and its unix socket,
 //! empty, without persistence. The binary is `$TENURE_REDIS_SERVER`, or `redis-server` on the path;
 //! where it is missing a test fails and says what to install.
 //!
@@ -55,6 +55,18 @@ pub use sentinel::Sentinels;
 use launch::{inspector, launch};
 use port::Port;
 use process::Process;
+
+/// A store's URL with these terms added to its query, as in `acks=2&restart-grace=30s`.
+pub fn on_terms(url: &str, terms: &str) -> String {
+    let separator = if terms.is_empty() {
+        ""
+    } else if url.contains('?') {
+        "&"
+    } else {
+        "?"
+    };
+    format!("{url}{separator}{terms}")
+}
 
 /// One `redis-server`. Dropping it kills the process and removes its directory, also when the test
 /// panics.
@@ -114,7 +126,7 @@ impl Server {
         const KEYS: u32 = 500;
         let config = || Config::new().keep_data().set("save", "3600 1");
         let server = Self::start_with(config());
-        // Each is as long as what is read between two looks at who asks.
+        // Each is as long as what is read between two looks at the clients.
         let fill = "for i = 1, ARGV[1] do
             redis.call('SET', 'key' .. i, redis.sha1hex(i):rep(26))
         end";
@@ -207,7 +219,7 @@ impl Server {
     }
 
     /// How often each command was called since the start or `CONFIG RESETSTAT`, also by scripts.
-    /// Those of the kit itself are `info` and whatever the test sends by [`Server::command`].
+    /// Those of the kit itself are `info` and what the test sends by [`Server::command`].
     pub fn info_commandstats(&self) -> BTreeMap<String, u64> {
         let calls = |stats: &str| stats.split(',').find_map(|stat| stat.strip_prefix("calls=")?.parse().ok());
         let stats = self.info("commandstats").into_iter();

@@ -14,21 +14,21 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 use tempfile::TempDir;
 use tenure::Options;
-use tenure::internals::planted::observe;
 use tenure::internals::store::Cursor;
 use tenure::internals::store::file::File;
+use tenure::internals::store::file::observe::observe;
 use tenure::internals::{Runtime, Store, locks};
 
 use super::chooser::{Chooser, Rng};
 use super::clock::{Clock, MS, SECOND};
-use super::coverage::Event;
+use super::event::Event;
 use super::executor::{OUTSIDE, Process, ProcessId, Sim, lock};
 use super::node_faults::{NodeFault, pause};
 use super::oracle::{Executed, Oracle};
 use super::regime::{Faults, Plan, RECOVERY, Regime};
 use super::report::Report;
+use super::request::Shown;
 use super::server::Standing;
-use super::store::Shown;
 use super::workload::Workload;
 use super::world::{ENDING, STEPS};
 
@@ -88,7 +88,7 @@ fn plan(sim: &Sim, regime: Regime) -> Plan {
     let mut plan = Plan::draw(sim, regime);
     (plan.faults, plan.ppm) = (Faults::NONE, 0);
     let node_faults = &mut plan.node_faults;
-    (node_faults.cut, node_faults.deafen, node_faults.delete) = (0, 0, 0);
+    (node_faults.cut, node_faults.delay_messages, node_faults.delete) = (0, 0, 0);
     // So often a store looks at what is waited for.
     plan.looks = 200 * MS;
     if regime == Regime::Killing && sim.chance(500) {

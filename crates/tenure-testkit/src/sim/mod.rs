@@ -3,16 +3,17 @@
 //!
 //! A schedule is one short life of a small world, drawn from one number, the seed: a few processes
 //! with clocks that disagree, tasks that lock, hold, lose, cancel and crash, and a network that
-//! delays, loses and cuts. The same seed gives the same schedule, event for event, so whatever goes
+//! delays, loses and cuts. The same seed gives the same schedule, event for event, so what goes
 //! wrong can be looked at again.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | [`chooser`] | where every choice comes from: a seed, or a list of choices to repeat |
 //! | [`clock`] | the clock of one machine, which runs a little wrong |
+//! | [`event`] | what may happen in a schedule, and how often it did |
 //! | [`executor`] | tasks, timers and processes in virtual time |
-//! | [`network`] | what is between processes and a server: delays, losses, cut connections, partings |
-//! | [`store`] | the store that a process sees |
+//! | [`network`] | what is between processes and a server: delays, losses, cut connections |
+//! | [`store`] | the store that a process sees; `request` is a request on its way |
 //! | [`server`] | the one store behind it, and the checks that only it can make |
 //! | [`scripts`] | the real scripts beside it, in the slower profile |
 //! | [`regime`] | which faults a schedule has, and how many |
@@ -30,6 +31,7 @@
 pub mod chooser;
 pub mod clock;
 pub mod coverage;
+pub mod event;
 pub mod executor;
 #[cfg(tenure_planted)]
 pub mod files;
@@ -42,6 +44,7 @@ pub mod quorum;
 pub mod regime;
 pub mod regressions;
 pub mod report;
+mod request;
 #[cfg(tenure_planted)]
 pub mod scenarios;
 pub mod scripts;

@@ -3,38 +3,7 @@
 use super::clock::{MS, SECOND, TrueTime};
 use super::executor::{ProcessId, Sim};
 use super::network::{Network, Parting};
-
-/// How likely each fault is, against the others.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NodeFaults {
-    /// How many at most.
-    pub most: u64,
-    /// Whether all times and lengths are as likely, and not each power of two: so most of them are
-    /// long.
-    pub evenly: bool,
-    /// See [`NodeFault`].
-    pub pause: u32,
-    /// See [`NodeFault`].
-    pub kill: u32,
-    /// See [`NodeFault`].
-    pub cut: u32,
-    /// See [`NodeFault`].
-    pub deafen: u32,
-    /// See [`NodeFault`].
-    pub stall: u32,
-    /// See [`NodeFault`].
-    pub forget: u32,
-    /// See [`NodeFault`].
-    pub delete: u32,
-    /// See [`NodeFault`].
-    pub part: u32,
-    /// See [`NodeFault`].
-    pub rewind: u32,
-    /// See [`NodeFault`].
-    pub evict: u32,
-    /// See [`NodeFault`].
-    pub step: u32,
-}
+use super::regime::NodeFaults;
 
 /// One of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +15,7 @@ pub enum NodeFault {
     /// The connection of requests is cut.
     Cut,
     /// The connection of messages is cut.
-    Deafen,
+    DelayMessages,
     /// The server stops for a while.
     Stall,
     /// The server starts again with nothing.
@@ -70,7 +39,7 @@ impl NodeFaults {
             (self.pause, NodeFault::Pause),
             (self.kill, NodeFault::Kill),
             (self.cut, NodeFault::Cut),
-            (self.deafen, NodeFault::Deafen),
+            (self.delay_messages, NodeFault::DelayMessages),
             (self.stall, NodeFault::Stall),
             (self.forget, NodeFault::Forget),
             (self.delete, NodeFault::Delete),

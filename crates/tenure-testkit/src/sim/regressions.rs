@@ -127,7 +127,7 @@ pub const ONE_SERVER: &[Regression] = &[
     ),
     found(
         "who waited in line, and had been granted it in an answer that got lost, kept all out for a lease",
-        Regime::Deaf,
+        Regime::LateMessages,
         101,
         Some(Bug::LostGrantInLine),
     ),

@@ -1,7 +1,7 @@
 //! What became of a schedule.
 
 use super::clock::TrueTime;
-use super::coverage::Events;
+use super::event::Events;
 use super::oracle::Violation;
 use super::regime::Plan;
 use super::workload::Workload;

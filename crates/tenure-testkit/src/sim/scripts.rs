@@ -1,4 +1,4 @@
-//! The scripts themselves, on a small server beside the machines in Rust: whatever a schedule asks,
+//! The scripts themselves, on a small server beside the machines in Rust: what a schedule asks,
 //! both are asked.
 
 use redis::Value;

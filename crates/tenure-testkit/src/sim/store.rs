@@ -4,102 +4,26 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use tenure::LockName;
 use tenure::internals::Store;
 use tenure::internals::protocol::record::{RecordAnswer, RecordOp};
-use tenure::internals::protocol::{LockSpec, Op, Reply, Verb};
-use tenure::internals::store::{Cursor, Failure, Incarnation, Listener, Page};
+use tenure::internals::protocol::{Answer, LockSpec, Op};
+use tenure::internals::store::{
+    Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Page, QuorumMember,
+};
 
-use super::clock::TrueTime;
-use super::executor::{ProcessId, lock};
+use super::executor::{Process, ProcessId, lock};
 use super::network::Network;
+use super::request::{Slot, unknown};
 
 /// A client that gives a request less time than this does not blame the connection when there is no
 /// answer.
 const SHORT: Duration = Duration::from_millis(50);
-
-/// Where the answer to one request arrives.
-#[derive(Default)]
-pub(super) struct Slot(Mutex<Arrival>);
-
-#[derive(Default)]
-struct Arrival {
-    answer: Option<Result<Reply, Failure>>,
-    /// When there is a connection to leave on.
-    leaves_at: TrueTime,
-    /// When the client that asks gives up.
-    until: TrueTime,
-    is_out_of_time: bool,
-    is_executed: bool,
-    /// No client waits any more, and it has not left yet.
-    is_withdrawn: bool,
-    /// No client waits any more.
-    is_over: bool,
-    /// The server did not know its script, and was told it.
-    is_again: bool,
-    waker: Option<Waker>,
-}
-
-impl Slot {
-    /// When its request leaves, and when it is given up.
-    pub(super) fn leave(&self, leaves_at: TrueTime, until: TrueTime) {
-        let mut arrival = lock(&self.0);
-        (arrival.leaves_at, arrival.until) = (leaves_at, until);
-    }
-
-    /// When the client that asks gives up.
-    pub(super) fn until(&self) -> TrueTime {
-        lock(&self.0).until
-    }
-
-    /// Whether its request was not sent a second time yet.
-    pub(super) fn is_first(&self) -> bool {
-        !std::mem::replace(&mut lock(&self.0).is_again, true)
-    }
-
-    /// Whether it is sent a second time: not if no client waits for it.
-    pub(super) fn leaves_again(&self) -> bool {
-        let arrival = lock(&self.0);
-        !arrival.is_over && !arrival.is_out_of_time
-    }
-
-    /// Its request has reached the server. Returns false when it is not to be carried out.
-    pub(super) fn arrive(&self) -> bool {
-        let mut arrival = lock(&self.0);
-        arrival.is_executed = !arrival.is_withdrawn;
-        arrival.is_executed
-    }
-
-    /// Its time is over.
-    pub(super) fn end(&self) {
-        let mut arrival = lock(&self.0);
-        arrival.is_out_of_time = true;
-        wake(arrival);
-    }
-
-    pub(super) fn fill(&self, answer: Result<Reply, Failure>) {
-        let mut arrival = lock(&self.0);
-        arrival.answer.get_or_insert(answer);
-        wake(arrival);
-    }
-}
-
-fn wake(mut arrival: MutexGuard<'_, Arrival>) {
-    let waker = arrival.waker.take();
-    drop(arrival);
-    if let Some(waker) = waker {
-        waker.wake();
-    }
-}
-
-pub(super) fn unknown() -> Failure {
-    Failure::Unknown(Failure::cause("the connection ended before the answer came"))
-}
 
 fn not_sent() -> Failure {
     Failure::NotSent(Failure::cause("there is no connection"))
@@ -113,10 +37,18 @@ pub struct SimStore {
 }
 
 /// Its messages are those of locks.
-const NO_RECORD: &str = "this simulation is of locks alone";
+const NO_VALUES: &str = "this simulation is of locks alone";
+
+impl Network {
+    /// The store for one process.
+    pub fn store(&self, process: &Process) -> SimStore {
+        self.connect(process);
+        SimStore { network: self.clone(), process: process.id(), url: Arc::clone(&self.url) }
+    }
+}
 
 impl Store for SimStore {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         Box::pin(Call {
             network: self.network.clone(),
             process: self.process,
@@ -127,11 +59,7 @@ impl Store for SimStore {
     }
 
     fn record(&self, _: RecordOp, _: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        ready(Err(Failure::impossible(NO_RECORD))).boxed()
-    }
-
-    fn keeps_records(&self) -> Result<(), &'static str> {
-        Err(NO_RECORD)
+        ready(Err(Failure::impossible(NO_VALUES))).boxed()
     }
 
     fn listen(
@@ -149,8 +77,29 @@ impl Store for SimStore {
         ready(Ok(Page { locks, next: None })).boxed()
     }
 
+    fn ready(&self, _: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+        ready(Ok(())).boxed()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            kinds: Kinds::All,
+            clock: LeaseClock::Server,
+            values: Err(NO_VALUES),
+            liveness: HoldLiveness::Lease,
+            messages_grant: true,
+            restart_grace: None,
+        }
+    }
+
     fn supports(&self, _: LockSpec, _: &LockName) -> Result<(), &'static str> {
         Ok(())
+    }
+
+    fn declare_ttl(&self, _: Duration) {}
+
+    fn settled(&self) -> BoxFuture<'static, ()> {
+        ready(()).boxed()
     }
 
     fn interrupted(&self) -> BoxFuture<'static, ()> {
@@ -163,12 +112,18 @@ impl Store for SimStore {
         self.network.breaks(self.process)
     }
 
-    fn life(&self) -> Incarnation {
-        self.network.life(self.process)
+    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
+        Ok(self)
     }
 
     fn url(&self) -> &Arc<str> {
         &self.url
+    }
+}
+
+impl QuorumMember for SimStore {
+    fn incarnation(&self) -> Incarnation {
+        self.network.life(self.process)
     }
 }
 
@@ -189,7 +144,7 @@ struct Call {
 }
 
 impl Future for Call {
-    type Output = Result<Reply, Failure>;
+    type Output = Result<Answer, Failure>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(op) = self.op.take()
@@ -228,37 +183,6 @@ impl Drop for Call {
         if self.op.is_none() && arrival.answer.is_none() && !arrival.is_executed {
             let sim = &self.network.sim;
             arrival.is_withdrawn = sim.chance(300) || sim.now() < arrival.leaves_at;
-        }
-    }
-}
-
-/// A request as one reads it in a trace.
-pub(super) struct Shown<'a>(pub(super) &'a Op);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Op { name, owner, request, verb, .. } = self.0;
-        let owner = &owner.as_str()[owner.as_str().len() - 6..];
-        let (name, request) = (name.as_str(), request & 0xffff);
-        match verb {
-            Verb::Acquire { ttl_ms, wait_ms, hold, .. } => {
-                let hold = hold & 0xffff;
-                write!(f, "acquire {name} by …{owner} for {ttl_ms} ms, hold {hold} [{request}]")?;
-                wait_ms.map_or(Ok(()), |wait_ms| write!(f, ", or a place for {wait_ms} ms"))
-            }
-            Verb::Renew { ttl_ms, bind, weight, .. } => {
-                write!(f, "renew {name} by …{owner} for {ttl_ms} ms [{request}]")?;
-                bind.map_or(Ok(()), |bind| write!(f, " bound to {bind:?}"))?;
-                weight.map_or(Ok(()), |weight| write!(f, " at weight {weight}"))
-            }
-            Verb::Release { whose, hold, .. } => {
-                let hold = hold & 0xffff;
-                write!(f, "release {name} by …{owner} of {whose:?}, hold {hold} [{request}]")
-            }
-            Verb::Refresh { owners, wait_ms } => {
-                write!(f, "refresh {name} by {} for {wait_ms} ms [{request}]", owners.len())
-            }
-            Verb::Inspect => write!(f, "inspect {name} by …{owner} [{request}]"),
         }
     }
 }

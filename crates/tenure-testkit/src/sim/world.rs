@@ -194,7 +194,7 @@ impl FaultInjector {
                 self.sim.kill(process);
             }
             Some(NodeFault::Cut) => self.network.cut(process),
-            Some(NodeFault::Deafen) => self.network.deafen(process),
+            Some(NodeFault::DelayMessages) => self.network.delay_messages(process),
             Some(NodeFault::Stall) => {
                 let until = self.until();
                 self.sim.note(|| format!("server: stands still until {:.6}", until as f64 / 1e9));

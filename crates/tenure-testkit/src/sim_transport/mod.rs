@@ -118,7 +118,7 @@ impl SimTransport {
         self.inner().spoiler = Some((reply, Box::new(with)));
     }
 
-    /// The server answers with these bytes, where there are any, instead of its own words: any
+    /// The server answers with these bytes, where there are any, instead of its answer: any
     /// server can be played so.
     pub fn answer(&self, with: impl FnMut(&[&str]) -> Option<String> + Send + 'static) {
         self.inner().server.player = Some(Box::new(with));
@@ -193,7 +193,7 @@ impl SimTransport {
         self.inner().connections[connection].passed
     }
 
-    /// Who holds a lock now, as it is written at its key.
+    /// The holder of a lock, as it is written at its key.
     pub fn holder(&self, key: &str) -> Option<String> {
         let now = self.0.sim.now();
         self.inner().server.holder(key, now)

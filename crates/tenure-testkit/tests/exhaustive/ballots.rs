@@ -1,5 +1,5 @@
 //! The tokens of a quorum, checked in every order in which its messages can arrive: the real mutex
-//! machine on each node, and clients that may do whatever the protocol lets them do.
+//! machine on each node, and clients that may do all that the protocol lets them do.
 //!
 //! There is no clock in it. A client proposes any ballot it likes, a lease may end at any moment, a
 //! reply may be lost, a request may arrive when its sender has long given up. What must hold all

@@ -9,10 +9,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
+use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select};
 use tenure::internals::protocol::record::{RecordAnswer, RecordOp};
-use tenure::internals::protocol::{LockSpec, Now, Op, Reply, State, apply, found};
-use tenure::internals::store::{Cursor, Failure, Listener, Page, Publisher, Store};
+use tenure::internals::protocol::{Answer, LockSpec, Now, Op, State, apply, found};
+use tenure::internals::store::{
+    Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Page, Publisher, QuorumMember,
+    Store,
+};
 use tenure::internals::{Runtime, locks};
 use tenure::{Guard, LockName, Locks, Options, Result};
 use tenure_testkit::sim::chooser::{Chooser, next_in_order};
@@ -86,7 +89,7 @@ impl Wire {
         fate
     }
 
-    fn arrive(&self, op: &Op, fate: Fate) -> Reply {
+    fn arrive(&self, op: &Op, fate: Fate) -> Answer {
         let at = self.sim.now() + SECOND;
         let mut server = server(&self.server);
         let (answer, wake) = apply(&mut server.lock, Now { ms: at / MS, unix_us: at / 1_000 }, op);
@@ -95,7 +98,7 @@ impl Wire {
                 listener.say(wake.clone());
             }
         }
-        Reply { owner: op.owner.clone(), request: op.request, answer }
+        answer
     }
 
     async fn sleep(&self, time: u64) {
@@ -104,10 +107,10 @@ impl Wire {
 }
 
 /// Its messages are those of locks.
-const NO_RECORD: &str = "this simulation is of locks alone";
+const NO_VALUES: &str = "this simulation is of locks alone";
 
 impl Store for Wire {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         let wire = self.clone();
         async move {
             let (fate, slot) = (wire.fate(), Arc::new(Mutex::new(None)));
@@ -130,11 +133,7 @@ impl Store for Wire {
     }
 
     fn record(&self, _: RecordOp, _: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        ready(Err(Failure::impossible(NO_RECORD))).boxed()
-    }
-
-    fn keeps_records(&self) -> Result<(), &'static str> {
-        Err(NO_RECORD)
+        ready(Err(Failure::impossible(NO_VALUES))).boxed()
     }
 
     fn listen(
@@ -161,12 +160,41 @@ impl Store for Wire {
         ready(Ok(Page::default())).boxed()
     }
 
+    fn ready(&self, _: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+        ready(Ok(())).boxed()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            kinds: Kinds::All,
+            clock: LeaseClock::Server,
+            values: Err(NO_VALUES),
+            liveness: HoldLiveness::Lease,
+            messages_grant: true,
+            restart_grace: None,
+        }
+    }
+
     fn supports(&self, _: LockSpec, _: &LockName) -> Result<(), &'static str> {
         Ok(())
     }
 
+    fn declare_ttl(&self, _: Duration) {}
+
+    fn settled(&self) -> BoxFuture<'static, ()> {
+        ready(()).boxed()
+    }
+
+    fn interrupted(&self) -> BoxFuture<'static, ()> {
+        pending().boxed()
+    }
+
     fn interruptions(&self) -> u64 {
         0
+    }
+
+    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
+        Err("no server stands behind it")
     }
 
     fn url(&self) -> &Arc<str> {

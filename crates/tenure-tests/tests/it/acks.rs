@@ -1,4 +1,4 @@
-//! `acks` and `restart_grace` where another client decides who is the master: behind Sentinel, and
+//! `acks` and `restart-grace` where another client decides who is the master: behind Sentinel, and
 //! on a cluster.
 #![expect(
     clippy::disallowed_methods,
@@ -7,12 +7,12 @@
 )]
 
 use std::error::Error as _;
-use std::thread::{scope, sleep};
+use std::thread::scope;
 use std::time::{Duration, Instant};
 
 use crate::overlap::{now, overlap};
 use tenure::{Guard, Locks, Options, block_on};
-use tenure_testkit::servers::{Cluster, Config, Sentinels, Server, eventually};
+use tenure_testkit::servers::{Cluster, Config, Sentinels, Server, eventually, on_terms};
 
 /// Longer than a busy machine takes for a grant that two replicas confirm; and as long as every
 /// grace.
@@ -21,8 +21,9 @@ const TTL: Duration = Duration::from_secs(2);
 const LONG: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_secs(20);
 
-fn locks(url: &str, options: Options) -> Locks {
-    Locks::open(url).expect("a store").with(|_| options.patience(2 * SOON)).expect("options")
+fn locks(url: &str, terms: &str, options: Options) -> Locks {
+    let locks = Locks::open(&on_terms(url, terms)).expect("a store");
+    locks.with(|_| options.patience(2 * SOON)).expect("options")
 }
 
 fn acquire(locks: &Locks, name: &str) -> Guard {
@@ -45,8 +46,9 @@ fn is_confirmed(locks: &Locks, name: &str, replicas: &[&Server]) {
     let ttl = i64::try_from(LONG.as_millis()).expect("few");
     let guard = acquire(locks, name);
     assert!(replicas.iter().all(|replica| left(replica) > 0), "granted, and a replica has it not");
-    sleep(Duration::from_millis(300));
-    assert!(replicas.iter().all(|replica| left(replica) <= ttl - 300));
+    eventually("some of the lease is over", SOON, || {
+        replicas.iter().all(|replica| left(replica) <= ttl - 300)
+    });
     let asked = Instant::now();
     block_on(guard.renew()).expect("a renewal");
     let lefts: Vec<_> = replicas.iter().map(left).collect();
@@ -66,7 +68,7 @@ mod behind_sentinel {
     #[test]
     fn all_replicas_have_what_was_granted_and_without_one_of_them_nothing_is() {
         let sentinels = Sentinels::start();
-        let ours = locks(&sentinels.url(), Options::new().ttl(LONG).acks(2));
+        let ours = locks(&sentinels.url(), "acks=2", Options::new().ttl(LONG));
         let replicas = replicas(&sentinels);
         is_confirmed(&ours, "x", &replicas);
         let held = acquire(&ours, "held");
@@ -86,10 +88,10 @@ mod behind_sentinel {
         let url = sentinels.url().replace("://", "://app:pw@");
         // A holder may well keep its lock through a failover that was asked for; then this is how
         // long.
-        let options = Options::new().ttl(TTL).restart_grace(TTL).max_hold(2 * TTL);
-        let ours = locks(&url, options.clone().acks(2));
+        let options = Options::new().ttl(TTL).max_hold(2 * TTL);
+        let ours = locks(&url, "acks=2&restart-grace=2s", options.clone());
         // Of the two replicas one is the master by then.
-        let theirs = locks(&url, options.acks(1));
+        let theirs = locks(&url, "acks=1&restart-grace=2s", options);
         for how in ["asked for", "killed"] {
             let guard = acquire(&ours, how);
             let (token, old, replicas) = (guard.fence(), sentinels.master(), replicas(&sentinels));
@@ -115,9 +117,9 @@ mod behind_sentinel {
 
         // A master that only those still reach who lock there. What shows that there is something
         // to lose is a holder without acks.
-        let [kept, guard] = [(0, "without acks"), (2, "cut off")].map(|(acks, name)| {
-            acquire(&locks(&url, Options::new().ttl(TTL).restart_grace(TTL).acks(acks)), name)
-        });
+        let terms = [("restart-grace=2s", "without acks"), ("acks=2&restart-grace=2s", "cut off")];
+        let [kept, guard] =
+            terms.map(|(terms, name)| acquire(&locks(&url, terms, Options::new().ttl(TTL)), name));
         let old = sentinels.master();
         assert!(old.command(&["ACL", "SETUSER", "default", "-@all"]) == "OK");
         old.command(&["CLIENT", "KILL", "TYPE", "replica"]);
@@ -125,7 +127,7 @@ mod behind_sentinel {
         let overlaps = scope(|scope| {
             let contests = [&guard, &kept].map(|guard| {
                 // As one who comes again, and is sent to the new master.
-                let theirs = locks(&url, theirs.options().clone());
+                let theirs = locks(&url, "acks=1&restart-grace=2s", theirs.options().clone());
                 scope.spawn(move || overlap(Some(guard), || acquire(&theirs, guard.name().as_str())))
             });
             contests.map(|contest| contest.join().expect("no panic"))
@@ -143,7 +145,7 @@ mod on_a_cluster {
         let cluster = Cluster::start().calm();
         let options = Options::new().ttl(LONG);
         let (ours, greedy) =
-            (locks(&cluster.url(), options.clone().acks(1)), locks(&cluster.url(), options.acks(2)));
+            (locks(&cluster.url(), "acks=1", options.clone()), locks(&cluster.url(), "acks=2", options));
         for shard in 0..3 {
             let replica = &cluster.nodes()[cluster.replica_of(shard)];
             // So that it says what it has.
@@ -159,15 +161,15 @@ mod on_a_cluster {
         drop(acquire(&ours, &name));
     }
 
-    /// A lock that its replica has confirmed is kept by its holder, whatever becomes of its master;
+    /// A lock that its replica has confirmed is kept by its holder when its master fails;
     /// one that no client has confirmed is gone.
     #[test]
     fn an_acknowledged_lock_outlives_its_master() {
         let cluster = Cluster::start();
         let options = Options::new().ttl(LONG);
         let (ours, plain) =
-            (locks(&cluster.url(), options.clone().acks(1)), locks(&cluster.url(), options.clone()));
-        let theirs = locks(&cluster.url(), options);
+            (locks(&cluster.url(), "acks=1", options.clone()), locks(&cluster.url(), "", options.clone()));
+        let theirs = locks(&cluster.url(), "", options);
         let (name, unheard) = (cluster.key_at(0, "x"), cluster.key_at(0, "unheard"));
         let guard = acquire(&ours, &name);
         let token = guard.fence();

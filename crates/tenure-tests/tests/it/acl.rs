@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::thread::scope;
 use std::time::Duration;
 
-use tenure::internals::Driver;
 use tenure::internals::protocol::LockSpec;
 use tenure::{Error, Guard, LockName, Locks, Options, Owner, Result, block_on};
 use tenure_testkit::asker::Asker;
@@ -222,7 +221,7 @@ fn meet_others(server: &Server, url: &str) -> Result<()> {
     block_on(block_on(locks.semaphore("permits", 3)?.acquire())?.release())
 }
 
-/// Lists what is there: locks of ours and of other programs.
+/// Lists locks of this library and of other programs.
 fn list(server: &Server, url: &str) -> Result<()> {
     let locks = locks(url)?;
     server.command(&["SET", "app:text", "somebody", "PX", "60000"]);
@@ -374,7 +373,7 @@ fn conforms(kind: &str, flavours: &[Flavour]) {
         for case in cases {
             let url = url(&server);
             let open = move || Locks::open(&url).expect("a store");
-            block_on(case(&Fixture::new(Driver::start().expect("a thread"), open).with(*flavour)));
+            block_on(case(&Fixture::in_real_time(open).with(*flavour)));
             server.command(&["FLUSHALL"]);
         }
         assert_eq!(denied(&server), [""; 0], "{kind}");

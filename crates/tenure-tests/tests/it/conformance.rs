@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, Mutex};
 
+use tenure::internals::locks;
 use tenure::internals::store::memory::Memory;
-use tenure::internals::{Driver, locks};
 use tenure::{Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Fixture, Flavour, in_virtual_time};
 use tenure_testkit::servers::{Cluster, Server};
 
-/// Each client is a `Locks` of its own, with a thread, descriptors and a holder file as another
+/// Each client is another `Locks`, with a thread, descriptors and a holder file as another
 /// process would have them; `file_store` has what takes real processes.
 mod file {
     use super::*;
@@ -77,6 +77,6 @@ fn real(
 ) {
     let url = url.to_owned();
     let open = move || Locks::open(&url).expect("a store");
-    let fixture = Fixture::new(Driver::start().expect("a thread"), open).with(flavour).without(refuses);
+    let fixture = Fixture::in_real_time(open).with(flavour).without(refuses);
     block_on(case(&fixture));
 }

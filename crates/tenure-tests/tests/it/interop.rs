@@ -209,7 +209,7 @@ fn a_redis_py_holder_is_shown_as_foreign_and_can_be_forced() {
     assert!(block_on(locks.inspect("app:x")).expect("an answer").is_none());
     assert_eq!(python.ask("release app:x"), "LockNotOwnedError");
 
-    // A waiter of redis-py takes what a forced release of ours frees.
+    // A waiter of redis-py takes what a forced release by tenure frees.
     let ours = held(&locks.mutex("app:x").expect("a name"));
     python.order("acquire app:x 30 5");
     std::thread::sleep(ms(100));

@@ -13,12 +13,11 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use tempfile::TempDir;
-use tenure::internals::protocol::record::{RecordAnswer, RecordOp};
-use tenure::internals::protocol::{LockSpec, Op, Reply, Verb};
+use tenure::internals::protocol::{Answer, Op, Verb};
 use tenure::internals::store::memory::Memory;
-use tenure::internals::store::{Cursor, Failure, Listener, Page};
+use tenure::internals::store::{Decorator, Failure};
 use tenure::internals::{Driver, Runtime, Store};
-use tenure::{Guard, LockName, Locks, Multi, MultiGuard, Options, Renewal, Result, block_on};
+use tenure::{Guard, Locks, Multi, MultiGuard, Options, Renewal, Result, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Server, eventually};
 
@@ -121,7 +120,7 @@ struct Client {
 }
 
 impl Client {
-    /// Waits for all, and ends in time whatever comes of it.
+    /// Waits for all, and ends in time also if they fail.
     fn wait(&self, what: &str) -> Result<Option<MultiGuard>> {
         let started = Instant::now();
         let said = block_on(self.multi.try_lock_for(LIMIT));
@@ -214,8 +213,12 @@ struct Odd {
     late: Duration,
 }
 
-impl Store for Odd {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+impl Decorator for Odd {
+    fn inner(&self) -> &dyn Store {
+        &self.memory
+    }
+
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         if let Verb::Release { .. } = op.verb {
             return ready(Err(Failure::Unknown(Failure::cause("no client knows")))).boxed();
         }
@@ -228,44 +231,6 @@ impl Store for Odd {
             granted
         }
         .boxed()
-    }
-
-    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        self.memory.record(op, within)
-    }
-
-    fn keeps_records(&self) -> Result<(), &'static str> {
-        self.memory.keeps_records()
-    }
-
-    fn listen(
-        &self,
-        name: &LockName,
-        rule: LockSpec,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        self.memory.listen(name, rule, within)
-    }
-
-    fn list(
-        &self,
-        prefix: &str,
-        from: Cursor,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Page, Failure>> {
-        self.memory.list(prefix, from, within)
-    }
-
-    fn interruptions(&self) -> u64 {
-        self.memory.interruptions()
-    }
-
-    fn supports(&self, rule: LockSpec, name: &LockName) -> Result<(), &'static str> {
-        self.memory.supports(rule, name)
-    }
-
-    fn url(&self) -> &Arc<str> {
-        self.memory.url()
     }
 }
 

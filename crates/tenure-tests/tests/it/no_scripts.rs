@@ -4,10 +4,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tenure::internals::protocol::{Answer, LockSpec, Op, Verb};
-use tenure::internals::store::Terms;
+use tenure::internals::protocol::{Answer, Fence, LockSpec, Op, Verb};
 use tenure::internals::store::redis::{Redis, Target};
-use tenure::internals::{Driver, Runtime, Store};
+use tenure::internals::{Runtime, Store};
 use tenure::{LockName, Locks, Owner, block_on};
 use tenure_testkit::asker::{Asker, acquire, refusal, release};
 use tenure_testkit::conformance::{Case, Fixture, Flavour};
@@ -54,12 +53,11 @@ fn sent(answer: impl Fn(&[&str]) -> &'static str + Send + 'static) -> Vec<String
     let answers = Arc::clone(&done);
     let renew = Verb::Renew { ttl_ms: 30_000, hold: 1, bind: None, weight: None };
     process.spawn(Box::pin(async move {
-        for verb in [acquire(), renew, release()] {
+        for verb in [tokenless(), renew, release()] {
             let (name, owner) = (LockName::new("x").expect("a name"), owner.clone());
             let op = Op { name, rule: LockSpec::Mutex, owner, request: 1, verb };
-            let terms = Terms { unfenced: true, ..Terms::default() };
-            let reply = store.call_on(terms, op, Duration::from_secs(1)).await.expect("an answer");
-            answers.lock().expect("no panic").push(reply.answer);
+            let answer = store.call(op, Duration::from_secs(1)).await.expect("an answer");
+            answers.lock().expect("no panic").push(answer);
         }
     }));
     sim.run(60 * SECOND, 1_000_000);
@@ -68,6 +66,12 @@ fn sent(answer: impl Fn(&[&str]) -> &'static str + Send + 'static) -> Vec<String
     sim.end();
     let heard = heard.lock().expect("no panic");
     heard.clone()
+}
+
+/// An acquire that does without a token.
+fn tokenless() -> Verb {
+    let Verb::Acquire { ttl_ms, hold, wait_ms, bind, .. } = acquire() else { unreachable!("it acquires") };
+    Verb::Acquire { ttl_ms, hold, fence: Fence::Optional, wait_ms, bind }
 }
 
 /// What all servers of these tests say: the lock is taken, then it is the asker's, with some of its
@@ -89,7 +93,7 @@ fn server() -> Server {
         Config::new()
             .user("plain on >pw ~* &* +@all -@scripting")
             .user("mute on >pw ~* &* +@all -@scripting -publish")
-            .user("deaf on >pw ~* resetchannels +@all -@scripting")
+            .user("silent on >pw ~* resetchannels +@all -@scripting")
             .user("bound on >pw ~* &* +@all -@scripting -watch")
             .user("unsure on >pw ~* &* +@all -@scripting -multi")
             .user("stuck on >pw ~* &* +@all -@scripting -exec"),
@@ -115,9 +119,7 @@ fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
     let server = server();
     let url = url(&server, "plain");
     let open = move || Locks::open(&url).expect("a store");
-    let fixture = Fixture::new(Driver::start().expect("a thread"), open)
-        .with(flavour)
-        .on(|options| options.unfenced(true));
+    let fixture = Fixture::in_real_time(open).with(flavour).on(|options| options.unfenced(true));
     block_on(case(&fixture));
     let calls = server.info_commandstats();
     let scripts = ["eval", "evalsha"].map(|name| calls.get(name).copied().unwrap_or(0));
@@ -231,7 +233,7 @@ fn another_kind_of_ours_is_a_mismatch_and_what_is_foreign_is_busy() {
 #[test]
 fn a_release_is_one_also_where_nobody_may_be_told_of_it() {
     let server = server();
-    for user in ["mute", "deaf"] {
+    for user in ["mute", "silent"] {
         let locks = unfenced(&url(&server, user));
         let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
         block_on(guard.release()).expect("a release");
@@ -276,21 +278,18 @@ fn where_there_are_no_transactions_nothing_is_taken() {
 fn no_request_shortens_a_lease_or_changes_what_somebody_else_has_taken_meanwhile() {
     let server = server();
     let asker = Asker::new(&url(&server, "plain"));
-    let terms = Terms { unfenced: true, ..Terms::default() };
-    let ask = |asker: &Asker, verb| {
-        block_on(asker.store.call_on(terms, asker.op("x", verb), asker.within)).map(|reply| reply.answer)
-    };
+    let ask = |asker: &Asker, verb| asker.ask("x", verb);
     let lease = |ttl_ms| Verb::Renew { ttl_ms, hold: 1, bind: None, weight: None };
     let left = || server.command(&["PTTL", "x"]).int();
-    assert_eq!(ask(&asker, acquire()).expect("an answer"), Answer::Held { fence: 0 });
-    for verb in [acquire(), lease(1_000)] {
+    assert_eq!(ask(&asker, tokenless()).expect("an answer"), Answer::Held { fence: 0 });
+    for verb in [tokenless(), lease(1_000)] {
         assert_eq!(ask(&asker, verb).expect("an answer"), Answer::Held { fence: 0 });
         assert!(left() > 25_000);
     }
     assert_eq!(ask(&asker, lease(60_000)).expect("an answer"), Answer::Held { fence: 0 });
     assert!(left() > 55_000);
     let other = asker.other();
-    assert!(matches!(ask(&other, acquire()), Ok(Answer::Busy { .. })));
+    assert!(matches!(ask(&other, tokenless()), Ok(Answer::Busy { .. })));
     assert!(matches!(ask(&other, lease(90_000)), Ok(Answer::Busy { .. })));
     assert!(matches!(ask(&other, release()), Ok(Answer::Busy { .. })));
     assert!(left() > 50_000);

@@ -87,7 +87,7 @@ impl Machine for &mut Served {
                     wake = Some(Notification::Granted { tickets: numbers.collect() });
                 }
                 // The answer to the question whether there is more.
-                _ => return (reply.answer, wake),
+                _ => return (reply, wake),
             }
         }
     }

@@ -90,7 +90,7 @@ fn the_record_machine_in_lua_answers_as_the_one_in_rust() {
             Err(verb) => {
                 let op = Op { name: lock.clone(), rule, owner, request, verb };
                 let (answer, _) = protocol::apply(state, now, &op);
-                assert_eq!(block_on(store.call(op, WITHIN)).expect("a reply").answer, answer);
+                assert_eq!(block_on(store.call(op, WITHIN)).expect("an answer"), answer);
             }
             Ok(verb) => {
                 let op = RecordOp { lock: lock.clone(), verb };

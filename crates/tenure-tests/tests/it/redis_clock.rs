@@ -118,7 +118,7 @@ fn strobe(server: &Server, start: &Barrier) {
     server.clock().reset();
 }
 
-/// As on a board that has no clock of its own, before it has asked for the time.
+/// As on a board without a clock, before it has asked for the time.
 #[test]
 fn a_queue_is_refused_where_the_clock_stands_at_the_beginning_of_time() {
     let server = Server::with_clock();

@@ -75,8 +75,8 @@ fn a_user_without_the_right_to_a_command_or_key_is_refused() {
 
 #[test]
 fn without_the_right_to_a_channel_a_release_works_and_a_subscription_is_refused() {
-    let server = Server::start_with(Config::new().user("deaf on >pw ~* resetchannels +@all"));
-    let asker = Asker::new(&url(&server, "deaf:pw"));
+    let server = Server::start_with(Config::new().user("silent on >pw ~* resetchannels +@all"));
+    let asker = Asker::new(&url(&server, "silent:pw"));
     assert!(held(&asker.acquire("x")));
     assert_eq!(asker.release("x").expect("an answer"), Answer::Released { left: 0 });
     assert_eq!(server.command(&["EXISTS", "x"]).int(), 0);
@@ -170,11 +170,14 @@ fn a_wait_for_a_server_that_loads_its_data_ends_while_it_does_or_with_the_lock()
     let mutex = Locks::open(&server.url()).expect("a store").mutex("x").expect("a name");
     let limit = Duration::from_millis(500);
     let started = Instant::now();
-    for error in [block_on(mutex.try_lock_for(limit)), block_on(mutex.try_lock())].map(Result::unwrap_err) {
-        let why = error.source().expect("a cause").to_string();
-        assert!(error.is_unreachable() && why.contains("LOADING"), "{error:?}: {why}");
-        assert!(started.elapsed() >= limit, "{:?}", started.elapsed());
-    }
+    // Beside other load the last of its requests may have had too little time for any answer.
+    let loads = |error: tenure::Error| {
+        assert!(error.is_unreachable(), "{error:?}");
+        error.source().expect("a cause").to_string().contains("LOADING")
+    };
+    eventually("a wait says why it ended", SOON, || loads(block_on(mutex.try_lock_for(limit)).unwrap_err()));
+    assert!(started.elapsed() >= limit, "{:?}", started.elapsed());
+    eventually("an attempt says why it ended", SOON, || loads(block_on(mutex.try_lock()).unwrap_err()));
     assert!(server.is_loading(), "it took {:?}", started.elapsed());
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| block_on(mutex.lock()).expect("a grant"));
@@ -224,7 +227,7 @@ fn a_server_with_too_many_clients_is_asked_again() {
     let why = not_sent(asker.acquire("x"));
     assert!(why.contains("max number of clients"), "{why}");
     server.command(&["CONFIG", "SET", "maxclients", "100"]);
-    eventually("there is room", SOON, || held(&asker.acquire("x")));
+    eventually("there is memory", SOON, || held(&asker.acquire("x")));
 }
 
 #[test]

@@ -60,7 +60,7 @@ struct Seen {
     why: String,
 }
 
-/// Watches a guard until its loss, from two sides: a client who asks all the time, and a client who
+/// Watches a guard until its loss, from two sides: one client asks all the time, and one client
 /// waits to be told.
 fn watch(guard: &Guard) -> Seen {
     scope(|scope| {
@@ -333,7 +333,7 @@ fn vanishes(what: &str, server: &Server, take: impl Fn()) {
 #[test]
 fn an_eviction_costs_an_overlap_until_the_next_renewal() {
     let server = Server::start();
-    // Every key of ours has an end, so this policy takes them before all that have none.
+    // Every key of a lock has an end, so this policy takes them before keys without one.
     server.command(&["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]);
     vanishes("evicted", &server, || {
         server.command(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -414,8 +414,14 @@ fn a_server_that_lost_the_tail_of_its_log_invents_no_holder_and_repeats_no_token
     for cut in records.iter().rev().flat_map(|end| [*end, end.saturating_sub(1), end + 1]) {
         fs::write(&path, &whole[..cut.min(whole.len())]).expect("a log");
         server.restart();
-        eventually("it has read its log", SOON, || block_on(locks.inspect("x")).is_ok());
-        if let Some(status) = block_on(locks.inspect("x")).expect("an answer") {
+        let mut seen = None;
+        eventually("it has read its log", SOON, || {
+            block_on(locks.inspect("x")).is_ok_and(|status| {
+                seen = status;
+                true
+            })
+        });
+        if let Some(status) = seen {
             let [holder] = &status.holders[..] else { panic!("{cut}: {status:?}") };
             let who = (holder.owner.clone().expect("one of ours"), holder.fence);
             assert!(known.contains(&who), "{cut}: {status:?}");

@@ -1,4 +1,4 @@
-//! A master and its replicas: what `acks` and `restart_grace` hold in a failover, what anything
+//! A master and its replicas: what `acks` and `restart-grace` hold in a failover, what anything
 //! less costs, and what neither may cost.
 //!
 //! `TENURE_FAILOVERS=50` makes a longer hunt of it.
@@ -15,11 +15,10 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use crate::overlap::{now, overlap};
-use tenure::internals::Driver;
 use tenure::{Error, Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Fixture, Flavour};
 use tenure_testkit::proxy::{Fault, Proxy};
-use tenure_testkit::servers::{Config, Server, eventually};
+use tenure_testkit::servers::{Config, Server, eventually, on_terms};
 
 /// Long enough for a busy machine.
 const TTL: Duration = ms(1_500);
@@ -28,16 +27,20 @@ const SOON: Duration = Duration::from_secs(20);
 /// Nine servers that start and fail at once are no company for cases that measure milliseconds.
 static CROWD: RwLock<()> = RwLock::new(());
 
+/// As long as a lease.
+const GRACE: &str = "restart-grace=1500ms";
+
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-fn locks(url: &str, options: Options) -> Locks {
-    Locks::open(url).expect("a store").with(|_| options).expect("options")
+fn locks(url: &str, terms: &str) -> Locks {
+    Locks::open(&on_terms(url, terms)).expect("a store").with(|options| options.ttl(TTL)).expect("options")
 }
 
-fn options() -> Options {
-    Options::new().ttl(TTL)
+/// With a lease that a test does not outlive.
+fn patient(url: &str, terms: &str) -> Locks {
+    locks(url, terms).with(|_| Options::new()).expect("options")
 }
 
 fn why(error: &Error) -> String {
@@ -90,8 +93,8 @@ impl Trio {
 
 /// One failover, and what both sides ask for.
 struct Failover {
-    ours: Options,
-    theirs: Options,
+    ours: &'static str,
+    theirs: &'static str,
     cut: &'static [usize],
     /// Or it goes on, alone with those who still reach it.
     kill: bool,
@@ -171,9 +174,9 @@ fn overlapping(seen: &[Seen]) -> Vec<Duration> {
 fn with_the_acks_of_all_replicas_and_a_grace_nobody_overlaps_in_a_failover() {
     let failovers = std::env::var("TENURE_FAILOVERS").map_or(5, |count| count.parse().expect("a number"));
     let each = |at: u64| Failover {
-        ours: options().acks(2).restart_grace(TTL),
+        ours: "acks=2&restart-grace=1500ms",
         // Of the two replicas one is the master by then.
-        theirs: options().acks(1).restart_grace(TTL),
+        theirs: "acks=1&restart-grace=1500ms",
         cut: &[0, 1],
         kill: at.is_multiple_of(2),
         pause: ms(at * 173 % 700),
@@ -195,16 +198,11 @@ fn with_the_acks_of_all_replicas_and_a_grace_nobody_overlaps_in_a_failover() {
 /// The controls: what shows that the test above could fail, and what less than both costs.
 #[test]
 fn with_less_than_that_failovers_overlap() {
-    let rows: [(&str, Options, Options, &'static [usize]); 3] = [
-        ("neither", options(), options(), &[0, 1]),
-        ("a grace without acks", options().restart_grace(TTL), options().restart_grace(TTL), &[0, 1]),
+    let rows: [(&str, &str, &str, &'static [usize]); 3] = [
+        ("neither", "", "", &[0, 1]),
+        ("a grace without acks", GRACE, GRACE, &[0, 1]),
         // The second replica confirms what the first, which is promoted, never hears of.
-        (
-            "acks of one of two, and a grace",
-            options().acks(1).restart_grace(TTL),
-            options().restart_grace(TTL),
-            &[0],
-        ),
+        ("acks of one of two, and a grace", "acks=1&restart-grace=1500ms", GRACE, &[0]),
     ];
     let _alone = CROWD.write().unwrap_or_else(PoisonError::into_inner);
     scope(|scope| {
@@ -225,10 +223,9 @@ fn with_less_than_that_failovers_overlap() {
 
 #[test]
 fn a_server_that_comes_back_empty_grants_nothing_until_every_lease_is_over() {
-    for (grace, overlaps) in [(Duration::ZERO, true), (TTL, false)] {
+    for (terms, overlaps) in [("", true), (GRACE, false)] {
         let server = Server::start();
-        let options = options().restart_grace(grace);
-        let (ours, theirs) = (locks(&server.url(), options.clone()), locks(&server.url(), options));
+        let (ours, theirs) = (locks(&server.url(), terms), locks(&server.url(), terms));
         let guard = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
         // So that the holder does not hear of it before its lease is over.
         server.stop();
@@ -246,7 +243,7 @@ fn a_grace_that_began_when_the_clock_was_ahead_begins_again() {
     let server = Server::with_clock();
     let hour = Duration::from_secs(3_600);
     server.clock().forward(hour);
-    let mutex = locks(&server.url(), options().restart_grace(TTL)).mutex("x").expect("a name");
+    let mutex = locks(&server.url(), GRACE).mutex("x").expect("a name");
     let take = || block_on(mutex.try_lock_for(Duration::from_secs(10))).expect("an answer");
     assert!(take().is_some());
     server.clock().back(hour);
@@ -257,8 +254,7 @@ fn a_grace_that_began_when_the_clock_was_ahead_begins_again() {
 #[test]
 fn a_promoted_server_renews_what_is_held_and_grants_nothing_for_a_while() {
     let server = Server::start();
-    let options = options().restart_grace(TTL);
-    let (ours, theirs) = (locks(&server.url(), options.clone()), locks(&server.url(), options));
+    let (ours, theirs) = (locks(&server.url(), GRACE), locks(&server.url(), GRACE));
     let held = block_on(ours.mutex("held").expect("a name").lock()).expect("a grant");
     let queued = block_on(ours.fair_mutex("queued").expect("a name").lock()).expect("a grant");
     scope(|scope| {
@@ -303,32 +299,17 @@ fn a_server_that_cannot_says_so() {
             .user("blind on >pw ~* &* +@all -info"),
     );
     let url = |user: &str| server.url().replace("redis://", &format!("redis://{user}:pw@"));
-    let ask = |url: &str, options| block_on(locks(url, options).mutex("x").expect("a name").try_lock());
+    let ask = |url: &str, terms: &str| block_on(locks(url, terms).mutex("x").expect("a name").try_lock());
 
-    let error = ask(&server.url(), options().acks(1)).expect_err("no replicas");
+    let error = ask(&server.url(), "acks=1").expect_err("no replicas");
     assert!(error.is_unreachable() && why(&error).contains("no replicas"), "{error}: {}", why(&error));
-    let error = ask(&url("waitless"), options().acks(1)).expect_err("no WAIT");
+    let error = ask(&url("waitless"), "acks=1").expect_err("no WAIT");
     assert!(error.is_unsupported() && error.to_string().contains("WAIT"), "{error}");
-    let error = ask(&url("mute"), options().acks(1)).expect_err("no PUBLISH");
+    let error = ask(&url("mute"), "acks=1").expect_err("no PUBLISH");
     assert!(error.is_unsupported() && error.to_string().contains("tenure:wake:acks"), "{error}");
-    let error = ask(&url("blind"), options().restart_grace(TTL)).expect_err("no INFO");
+    let error = ask(&url("blind"), GRACE).expect_err("no INFO");
     assert!(error.is_refused(), "{error}");
     assert_eq!(server.command(&["EXISTS", "x"]).int(), 0);
-
-    let dir = tempfile::tempdir().expect("a directory");
-    let members = [(); 3].map(|()| Locks::memory());
-    let others = [
-        Locks::memory(),
-        Locks::open(&format!("file:{}", dir.path().display())).expect("a store"),
-        Locks::quorum(members).expect("a quorum"),
-    ];
-    for locks in others {
-        for options in [options().acks(1), options().restart_grace(TTL)] {
-            assert!(locks.with(|_| options).expect_err("no replicas").is_unsupported());
-        }
-    }
-    let cluster = Locks::open("redis-cluster://127.0.0.1:1").expect("a store");
-    assert!(cluster.with(|_| options().restart_grace(TTL)).expect_err("slots").is_unsupported());
 }
 
 /// A client that works under a lock may ask of it before each write, and several do: nothing that
@@ -336,7 +317,7 @@ fn a_server_that_cannot_says_so() {
 #[test]
 fn however_much_is_asked_about_a_lock_its_renewals_leave() {
     let trio = Trio::start();
-    let locks = locks(&trio.master.url(), options().acks(2));
+    let locks = locks(&trio.master.url(), "acks=2");
     let guard = block_on(locks.mutex("busy").expect("a name").lock()).expect("a grant");
     let until = Instant::now() + 3 * TTL;
     scope(|scope| {
@@ -354,8 +335,7 @@ fn however_much_is_asked_about_a_lock_its_renewals_leave() {
 #[test]
 fn a_dead_replica_stops_neither_releases_nor_what_needs_no_confirmation() {
     let trio = Trio::start();
-    let acked = locks(&trio.master.url(), Options::new().acks(2));
-    let plain = acked.with(|_| Options::new()).expect("options");
+    let acked = patient(&trio.master.url(), "acks=2");
     let held = block_on(acked.mutex("held").expect("a name").lock()).expect("a grant");
     trio.replicas[1].stop();
     scope(|scope| {
@@ -364,13 +344,11 @@ fn a_dead_replica_stops_neither_releases_nor_what_needs_no_confirmation() {
         let started = Instant::now();
         block_on(held.release()).expect("a release");
         let release = started.elapsed();
-        let mutex = plain.mutex("plain").expect("a name");
-        let mut pairs = Vec::new();
+        let mut questions = Vec::new();
         while !short.is_finished() {
             let started = Instant::now();
-            let guard = block_on(mutex.lock()).expect("a grant");
-            block_on(guard.release()).expect("a release");
-            pairs.push(started.elapsed());
+            assert!(block_on(acked.inspect("another")).expect("an answer").is_none());
+            questions.push(started.elapsed());
         }
         let error = short.join().expect("no panic").expect_err("one of two");
         assert!(
@@ -378,13 +356,13 @@ fn a_dead_replica_stops_neither_releases_nor_what_needs_no_confirmation() {
             "{error}: {}",
             why(&error)
         );
-        pairs.sort();
+        questions.sort();
         println!(
-            "beside a WAIT that takes 875 ms: a release {release:?}, {} pairs, median {:?}",
-            pairs.len(),
-            pairs[pairs.len() / 2]
+            "beside a WAIT that takes 875 ms: a release {release:?}, {} questions, median {:?}",
+            questions.len(),
+            questions[questions.len() / 2]
         );
-        assert!(release < ms(400) && pairs[pairs.len() / 2] < ms(200), "{release:?} {pairs:?}");
+        assert!(release < ms(400) && questions[questions.len() / 2] < ms(200), "{release:?} {questions:?}");
     });
     eventually("it was given back", SOON, || !trio.master.has("late"));
     trio.replicas[1].cont();
@@ -396,7 +374,7 @@ fn a_dead_replica_stops_neither_releases_nor_what_needs_no_confirmation() {
 #[test]
 fn a_wait_that_is_broken_off_confirms_nothing_and_is_begun_again() {
     let trio = Trio::start();
-    let ours = locks(&trio.master.url(), Options::new().acks(2));
+    let ours = patient(&trio.master.url(), "acks=2");
     block_on(block_on(ours.mutex("first").expect("a name").lock()).expect("a grant").release())
         .expect("a release");
     trio.replicas[1].stop();
@@ -451,10 +429,9 @@ mod acked {
         let _company = CROWD.read().unwrap_or_else(PoisonError::into_inner);
         let pair = pair();
         let database = pair.databases.fetch_add(1, Ordering::Relaxed);
-        let url = format!("{}/{database}", pair.master.url());
+        let url = format!("{}/{database}?acks=1", pair.master.url());
         let open = move || Locks::open(&url).expect("a store");
-        let fixture = Fixture::new(Driver::start().expect("a thread"), open);
-        block_on(case(&fixture.with(flavour).on(|options| options.acks(1))));
+        block_on(case(&Fixture::in_real_time(open).with(flavour)));
     }
 
     tenure_testkit::conformance_mutex!(crate::redis_replication::acked::run);

@@ -11,7 +11,6 @@ use std::sync::Mutex;
 use std::thread::scope;
 use std::time::{Duration, Instant};
 
-use tenure::internals::Driver;
 use tenure::{Guard, Locks, Options, Owner, block_on};
 use tenure_testkit::asker::{Asker, held, not_sent, refusal};
 use tenure_testkit::conformance::{Case, Fixture, Flavour};
@@ -35,7 +34,7 @@ mod conformance {
         sentinels.master().command(&["FLUSHALL"]);
         let url = sentinels.url();
         let open = move || Locks::open(&url).expect("a store");
-        let fixture = Fixture::new(Driver::start().expect("a thread"), open).with(flavour);
+        let fixture = Fixture::in_real_time(open).with(flavour);
         block_on(case(&fixture));
         drop(fixture);
         IDLE.lock().expect("no panic while it is taken").push(sentinels);

@@ -9,11 +9,10 @@ use std::io::Read;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use tenure::internals::Driver;
 use tenure::{Guard, Locks, Owner, block_on};
 use tenure_testkit::asker::{Asker, held, not_sent, refusal};
 use tenure_testkit::conformance::{Case, Fixture, Flavour, exclusion, guard, lease};
-use tenure_testkit::servers::{Authority, Cluster, Config, Server, eventually};
+use tenure_testkit::servers::{Authority, Cluster, Config, Server, eventually, on_terms};
 
 /// A server that says it is 127.0.0.1, and asks no client who they are.
 fn server(authority: &Authority) -> Server {
@@ -33,7 +32,7 @@ fn locks_of_every_kind_are_kept_over_tls() {
     let run = |db: usize, flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>| {
         let url = trusting(&format!("{}/{db}", server.url()), &authority);
         let open = move || Locks::open(&url).expect("a store");
-        block_on(case(&Fixture::new(Driver::start().expect("a thread"), open).with(flavour)));
+        block_on(case(&Fixture::in_real_time(open).with(flavour)));
     };
     std::thread::scope(|threads| {
         for (db, flavour) in
@@ -83,7 +82,7 @@ fn a_tls_cluster_keeps_locks_of_every_kind_through_a_slot_move_and_a_failover() 
     let identity = format!("&cert={}&key={}", us.cert.display(), us.key.display());
     let open = |url: &str| Locks::open(&format!("{url}{identity}")).expect("a store");
     let (holders, waiters) = (open(&trusting(&seeds, &authority)), open(&trusting(&seeds, &authority)));
-    let acked = holders.with(|options| options.acks(1)).expect("options");
+    let acked = open(&on_terms(&trusting(&seeds, &authority), "acks=1"));
     let (one, other) = (Owner::new("one").expect("an owner"), Owner::new("other").expect("an owner"));
     let acquire = |locks: &Locks, owner: &Owner, kind: &str, name: &str| {
         let asked = async {

@@ -38,8 +38,7 @@ pub(crate) fn pairs(what: &str, tasks: usize, reach: f64) {
         replica.info("replication").get("master_link_status").is_some_and(|status| status == "up")
     });
     master.replicates(1, "told");
-    let locks =
-        Locks::open(&master.url()).expect("a store").with(|options| options.acks(1)).expect("options");
+    let locks = Locks::open(&format!("{}?acks=1", master.url())).expect("a store");
     let mut connection = bare(&master.url());
     let sha = block_on(load(&mut connection));
     let ours = || {

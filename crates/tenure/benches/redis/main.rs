@@ -1,7 +1,7 @@
 //! What a lock on a server costs, beside the bare commands of the same client library in the same
 //! run.
 //!
-//! `cargo bench -p tenure --bench redis` starts a `redis-server` of its own. The bare client's
+//! `cargo bench -p tenure --bench redis` starts a `redis-server`. The bare client's
 //! driver has its own thread too, as ours has: the other way to run it, on the caller's
 //! thread, is printed beside it. Rounds of both sides take turns, so that a machine that slows down
 //! slows both; a row is the median of its rounds.
@@ -46,7 +46,7 @@ const ROWS: [Row; 12] = [
     ("release to return in another process, fair, µs", wake::fair),
     ("server time of an acquire of a queue, µs", queue::server_time),
     ("waiting and holding", keep::keep),
-    ("pairs/s, 64 tasks, acks(1), beside a WAIT for each", |what, _| confirmed::pairs(what, 64, 4.0)),
+    ("pairs/s, 64 tasks, acks=1, beside a WAIT for each", |what, _| confirmed::pairs(what, 64, 4.0)),
 ];
 
 fn main() {

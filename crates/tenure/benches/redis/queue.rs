@@ -1,4 +1,4 @@
-//! What a place in a queue costs the server, whatever stands before it.
+//! What a place in a queue costs the server, by what stands before it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +63,7 @@ fn take_places(store: &dyn Store, names: &[String]) {
         store.call(op, Duration::from_secs(10))
     });
     for reply in block_on(join_all(places)) {
-        let answer = reply.expect("an answer").answer;
+        let answer = reply.expect("an answer");
         assert!(matches!(answer, Answer::Held { .. } | Answer::Waiting { .. }), "{answer:?}");
     }
 }

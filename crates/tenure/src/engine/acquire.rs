@@ -1,24 +1,21 @@
-//! Acquires a lock: asks once, or waits. What a dropped future may have been granted is released.
+//! Acquires a lock: asks once, or waits.
 
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{Either, pending, select};
 
-use super::hold::{Grant, Hold, Lease, announce, bind};
-use super::release::Release;
-use super::ticket_queue::{Turn, Waiting};
+use super::acquisition::{Acquisition, Outcome};
+use super::hold::Hold;
+use super::lease::announce;
+use super::ticket_queue::Turn;
 use super::{Engine, backoff};
-use crate::error::{Error, Result};
-use crate::name::LockName;
-use crate::options::Options;
-use crate::owner::Owner;
+use crate::error::Result;
+use crate::moment::Moment;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Fence, Kind, LockSpec, Verb, lease, quorum};
-use crate::runtime::Moment;
+use crate::protocol::{LockSpec, quorum};
 use crate::store::Failure;
 
 /// How long an acquisition waits for a holder.
@@ -30,197 +27,6 @@ pub(crate) enum Wait {
     For(Duration),
     /// Until it is granted.
     Forever,
-}
-
-/// Who wants what: one acquisition.
-///
-/// Dropped while the outcome of one of its requests is unknown, or while it has a place in a queue,
-/// it gives back what it may have. So no acquisition, however it ends, leaves anything behind but a
-/// [`Hold`].
-pub(crate) struct Acquisition {
-    engine: Arc<Engine>,
-    pub(super) name: LockName,
-    pub(super) rule: LockSpec,
-    pub(super) owner: Owner,
-    pub(super) hold: u64,
-    pub(super) options: Arc<Options>,
-    pub(super) since: Moment,
-    /// How often the store had been interrupted before anything was asked.
-    interruptions: u64,
-    /// Whether the owner is this acquisition's alone, or was chosen by the caller.
-    is_fresh: bool,
-    /// The store may have something for this owner that no [`Hold`] stands for.
-    maybe: AtomicBool,
-}
-
-/// What became of one question.
-pub(super) enum Outcome {
-    Held(Hold),
-    Busy {
-        holder: String,
-        left_ms: Option<u64>,
-    },
-    Waiting(Waiting),
-    /// No, and asking again does not help.
-    Refused(Error),
-    /// No answer.
-    Silent(Failure),
-}
-
-/// What became of an attempt to take over a hold.
-pub(crate) enum Resumed {
-    Held(Hold),
-    Over,
-    /// It is another kind of lock.
-    Other(LockSpec),
-}
-
-impl Acquisition {
-    /// For a fresh owner, unless the caller has chosen one.
-    pub(crate) fn new(
-        engine: &Arc<Engine>,
-        name: LockName,
-        rule: LockSpec,
-        owner: Option<Owner>,
-        options: &Arc<Options>,
-    ) -> Self {
-        let is_fresh = owner.is_none();
-        let owner = owner.unwrap_or_else(|| Owner::fresh(&options.label, &*engine.runtime));
-        let (hold, since) = (engine.id(), engine.now());
-        engine.store.lends(options.ttl);
-        let interruptions = engine.store.interruptions();
-        let (engine, options, maybe) = (Arc::clone(engine), Arc::clone(options), AtomicBool::new(false));
-        Self { engine, name, rule, owner, hold, options, since, interruptions, is_fresh, maybe }
-    }
-
-    /// The same acquisition under another owner, or at least another hold. One whose hold has
-    /// lapsed, and is being released, must not be asked for again: the release would find the new
-    /// hold.
-    fn anew(&self) -> Self {
-        let is_kept = !self.is_fresh || planted(Bug::AskedForAsReleased);
-        let owner = is_kept.then(|| self.owner.clone());
-        let mut anew = Self::new(&self.engine, self.name.clone(), self.rule, owner, &self.options);
-        anew.since = self.since;
-        anew
-    }
-
-    /// Asks once; again only when the grant took so long to arrive that too little of it is left,
-    /// and another answer that takes as long would come within the limit. `wait` keeps a place,
-    /// where the kind has a queue.
-    pub(super) async fn once(&self, wait: bool, limit: Option<Moment>) -> Outcome {
-        const ROUNDS: u32 = 3;
-        let ttl = self.options.lease();
-        let wait_ms =
-            (wait && matches!(self.rule, LockSpec::Queue(_))).then(|| lease::millis(lease::wait(ttl)));
-        let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, bind(&self.options));
-        let verb = Verb::Acquire { ttl_ms, hold, fence: Fence::Assign, wait_ms, bind };
-        for round in 1.. {
-            let engine = &self.engine;
-            let sent = engine.now();
-            let before = self.maybe.swap(true, Ordering::AcqRel);
-            let (terms, within) = (self.options.terms(), self.within(sent, limit));
-            let answer =
-                engine.call_on(terms, &self.name, self.rule, &self.owner, verb.clone(), within).await;
-            let answered = engine.now();
-            let has_time = limit.is_none_or(|limit| answered + answered.since(sent) < limit)
-                && !(planted(Bug::LateGrantKept) && answered.since(sent) >= within);
-            let asks_again = round < ROUNDS && has_time && lease::is_stale(sent, answered, ttl);
-            // What is known now: with an answer, that there is nothing but what it says; without,
-            // no more than before.
-            let (asked, maybe) = match answer {
-                Ok(Answer::Held { .. }) if asks_again => continue,
-                Ok(Answer::Held { fence }) => return Outcome::Held(self.granted(fence, sent, sent, ttl)),
-                // In a server's grace everything is busy, also what is one's own.
-                Ok(Answer::Busy { holder, left_ms }) => {
-                    (Outcome::Busy { holder, left_ms }, before && terms.restart_grace_ms > 0)
-                }
-                Ok(Answer::Waiting { ticket, retry_in_ms }) => {
-                    let retry_at = retry_in_ms.map(|retry_in_ms| sent + Duration::from_millis(retry_in_ms));
-                    (Outcome::Waiting(Waiting { ticket, sent, retry_at }), true)
-                }
-                Ok(Answer::Mismatch { kind, capacity }) => {
-                    (Outcome::Refused(self.mismatch(kind, capacity)), false)
-                }
-                Ok(answer) => (Outcome::Refused(self.engine.nonsense(&self.name, &answer)), true),
-                Err(failure @ Failure::Unknown(_)) => (Outcome::Silent(failure), true),
-                Err(failure @ Failure::NotSent(_)) => (Outcome::Silent(failure), before),
-                Err(failure @ Failure::Refused(_)) => (Outcome::Refused(self.silent(failure)), before),
-            };
-            self.maybe.store(maybe, Ordering::Release);
-            return asked;
-        }
-        unreachable!("the last round returns what it was told")
-    }
-
-    /// How long a question may take: a little less than is left, so that a store that cannot be
-    /// asked has the time to say why.
-    fn within(&self, now: Moment, limit: Option<Moment>) -> Duration {
-        let most = self.options.op_timeout;
-        limit.map_or(most, |limit| {
-            let left = limit.since(now);
-            most.min(left - left / 16).max(Duration::from_millis(1))
-        })
-    }
-
-    /// Takes over a hold that its owner has detached. Renews it, and never creates one.
-    pub(crate) async fn resume(&self) -> Result<Resumed> {
-        let (engine, ttl) = (&self.engine, self.options.lease());
-        let sent = engine.now();
-        let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, Some(bind(&self.options)));
-        let verb = Verb::Renew { ttl_ms, hold, bind, weight: None };
-        let (terms, within) = (self.options.terms(), self.options.op_timeout);
-        // The resumed hold gets this hold's name, which is unknown to others if the answer is lost.
-        let back = || Release::of_resumed(engine, &self.name, self.rule, &self.owner, hold);
-        let back = (self.rule == LockSpec::Reentrant).then(back);
-        let answer = engine.call_on(terms, &self.name, self.rule, &self.owner, verb, within).await;
-        if let (Some(back), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) = (back, &answer) {
-            back.cancel();
-        }
-        match answer {
-            Ok(Answer::Held { fence }) => {
-                let held = self.granted(fence, sent, sent, ttl);
-                if !held.is_live() {
-                    // The answer took longer than the lease: a guard that is already lost is not
-                    // returned.
-                    return Ok(Resumed::Over);
-                }
-                held.keep();
-                Ok(Resumed::Held(held))
-            }
-            Ok(Answer::Free | Answer::Busy { .. } | Answer::Waiting { .. }) => Ok(Resumed::Over),
-            Ok(Answer::Mismatch { kind, capacity }) => Ok(Resumed::Other(LockSpec::of(kind, capacity))),
-            Ok(answer) => Err(engine.nonsense(&self.name, &answer)),
-            Err(failure) => Err(engine.failed(&self.name, failure)),
-        }
-    }
-
-    /// What the store has granted: its lease was set to `first` by a request that was sent at
-    /// `sent`, and is known now. It has been of use since `begun`.
-    pub(super) fn granted(&self, fence: u64, begun: Moment, sent: Moment, first: Duration) -> Hold {
-        let Self { engine, name, rule, owner, hold, options, interruptions, .. } = self;
-        let (rule, hold, interruptions) = (*rule, *hold, *interruptions);
-        let grant = Grant { name, rule, owner, fence, hold, begun, interruptions, options };
-        let held = Hold::new(Arc::clone(engine), Arc::new(Lease::granted(grant, sent, engine.now(), first)));
-        self.maybe.store(false, Ordering::Release);
-        held
-    }
-
-    fn mismatch(&self, kind: Kind, capacity: Option<u32>) -> Error {
-        self.engine.mismatch(&self.name, self.rule, kind, capacity)
-    }
-
-    pub(super) fn silent(&self, failure: Failure) -> Error {
-        self.engine.silent(&self.name, failure)
-    }
-}
-
-impl Drop for Acquisition {
-    fn drop(&mut self) {
-        if self.maybe.load(Ordering::Acquire) && !planted(Bug::DropLeaves) {
-            let over_at = self.engine.now() + self.options.lease();
-            drop(Release::new(&self.engine, &self.name, self.rule, &self.owner, self.hold, over_at));
-        }
-    }
 }
 
 /// Acquires a lock: `None` when it is busy and the wait is over.

@@ -10,8 +10,8 @@ use futures_util::future::{Either, select};
 use tokio::sync::{OwnedMutexGuard, watch};
 
 use super::Engine;
+use crate::moment::Moment;
 use crate::name::LockName;
-use crate::runtime::Moment;
 
 /// The flights of one client, and what is known of its store.
 #[derive(Default)]

@@ -1,24 +1,15 @@
-//! One grant: until when it is good, and the news of its end.
+//! One grant, on its way to the caller or in its guard.
 
-use std::fmt;
-use std::future::Future;
-use std::panic::{RefUnwindSafe, UnwindSafe};
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::Engine;
-use crate::error::Error;
-use crate::events::{event, text};
-use crate::name::{LockName, Quoted};
-use crate::options::{Options, Renewal};
-use crate::owner::Owner;
+use super::lease::{HoldEnd, Lease};
+use super::release::Release;
+use super::{Engine, backoff};
+use crate::error::{Cause, Error, Result};
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Liveness, LockSpec, Place, Verb, lease, ours, shown};
-use crate::runtime::Moment;
-use crate::store::Terms;
+use crate::protocol::Answer;
+use crate::store::Failure;
 
 /// A granted lock, on its way to the caller or in its guard. Dropping it releases the lock in the
 /// background.
@@ -50,6 +41,54 @@ impl Hold {
         }
     }
 
+    /// Releases a lock and says how it went.
+    ///
+    /// A first attempt that does not find this hold means that the lock was lost. For an attempt
+    /// that is repeated after an unknown outcome it means, before the deadline, that the first one
+    /// released it. After the deadline the outcome cannot be known.
+    pub(crate) async fn release(self) -> Result<()> {
+        let engine = Arc::clone(&self.engine);
+        let lost = self.lease.outcome(&engine).and_then(HoldEnd::into_error);
+        let lost = lost.filter(|_| !planted(Bug::LossTakenForRelease));
+        let (deadline, op_timeout) = (self.lease.lost_at(), self.lease.op_timeout);
+        let mut pending = Release::to(&self.engine, &self.lease);
+        let lease = self.disarm();
+        let until = engine.now() + op_timeout;
+        loop {
+            let left = until.since(engine.now()).max(Duration::from_millis(1));
+            let failure = match pending.attempt(left).await {
+                Ok(_) if lost.is_some() => return lost.map_or(Ok(()), Err),
+                Ok(Answer::Released { .. }) => return Ok(()),
+                Ok(answer) => match lease.refusal(&answer) {
+                    Some(_) if pending.was_repeated() && engine.now() < deadline => return Ok(()),
+                    Some(_) if planted(Bug::LossTakenForRelease) => return Ok(()),
+                    Some(_) if pending.was_repeated() => {
+                        let cause = Failure::cause(
+                            "the release was repeated, and the lease may have ended before it",
+                        );
+                        return Err(engine.failed(&lease.name, Failure::Unknown(cause)));
+                    }
+                    Some(reason) => return Err(Error::lost(&lease.name, engine.store.url(), reason)),
+                    None => return Err(engine.nonsense(&lease.name, &answer)),
+                },
+                Err(failure) => failure,
+            };
+            // From here on it goes on in the background, also if this call returns an error.
+            if lost.is_some() {
+                return lost.map_or(Ok(()), Err);
+            }
+            let pause = engine.jittered(backoff(pending.attempts));
+            if matches!(failure, Failure::Refused(_)) {
+                pending.cancel();
+                return Err(engine.failed(&lease.name, failure));
+            }
+            if engine.now() + pause >= until {
+                return Err(engine.failed(&lease.name, Failure::Unknown(cause_of(failure))));
+            }
+            engine.runtime.sleep_until(engine.now() + pause).await;
+        }
+    }
+
     /// Lets go without releasing. What was not lost before counts as released from here on.
     pub(crate) fn disarm(mut self) -> Arc<Lease> {
         self.armed = false;
@@ -67,502 +106,13 @@ impl Drop for Hold {
     fn drop(&mut self) {
         if self.armed {
             self.settle();
-            super::release::in_background(&self.engine, &self.lease);
+            drop(Release::to(&self.engine, &self.lease));
         }
     }
 }
 
-/// What is known of a grant, shared by its guard, its loss signals and the renewal.
-pub(crate) struct Lease {
-    /// The full name.
-    pub(crate) name: LockName,
-    pub(crate) rule: LockSpec,
-    pub(crate) owner: Owner,
-    pub(crate) fence: u64,
-    pub(crate) hold: u64,
-    pub(crate) op_timeout: Duration,
-    pub(crate) terms: Terms,
-    ttl: Duration,
-    grace: Duration,
-    /// When `max_hold` is over.
-    end: Option<Moment>,
-    renewal: Renewal,
-    /// How often the store had been interrupted before it was asked for.
-    interruptions: u64,
-    /// The store may have forgotten it since it granted it.
-    is_doubtful: AtomicBool,
-    /// It was asked to be detached, and may be.
-    detaches: AtomicBool,
-    /// When the request was sent that last set the whole lease.
-    sent: AtomicU64,
-    /// When the last request was sent that may have set it, answered or not.
-    asked: AtomicU64,
-    /// When to ask for the whole lease, if it came with less.
-    whole_at: Moment,
-    /// Until when it is certainly ours.
-    deadline: AtomicU64,
-    /// Where it stands in the renewer's schedule; 0 if it does not.
-    pub(super) due: AtomicU64,
-    outcome: OnceLock<HoldEnd>,
-    listeners: Mutex<Vec<(u64, Waker)>>,
-    next_ear: AtomicU64,
-}
-
-impl Lease {
-    /// A grant whose lease was last set, to `first`, by a request that was sent at `sent` and
-    /// answered at `answered`. A first lease that is shorter than it should be is renewed soon.
-    pub(super) fn granted(grant: Grant<'_>, sent: Moment, answered: Moment, first: Duration) -> Self {
-        let Grant { name, rule, owner, fence, hold, begun, interruptions, options } = grant;
-        let is_whole = first >= options.lease();
-        Self {
-            name: name.clone(),
-            rule,
-            owner: owner.clone(),
-            fence,
-            hold,
-            op_timeout: options.op_timeout,
-            terms: options.terms(),
-            ttl: options.ttl,
-            grace: options.grace,
-            end: options.max_hold.map(|hold| begun + hold),
-            renewal: options.renewal,
-            interruptions,
-            is_doubtful: AtomicBool::new(false),
-            detaches: AtomicBool::new(false),
-            sent: AtomicU64::new(if is_whole { sent.0 } else { UNSET.0 }),
-            asked: AtomicU64::new(sent.0),
-            whole_at: lease::whole_at(answered, options.ttl),
-            deadline: AtomicU64::new(lease::deadline(sent, answered, first).0),
-            due: AtomicU64::new(0),
-            outcome: OnceLock::new(),
-            listeners: Mutex::default(),
-            next_ear: AtomicU64::new(0),
-        }
+fn cause_of(failure: Failure) -> Cause {
+    match failure {
+        Failure::NotSent(cause) | Failure::Unknown(cause) | Failure::Refused(cause) => cause,
     }
-
-    /// Moves the deadline after a renewal that was sent at `sent` for `ttl`. It never moves back.
-    pub(crate) fn renewed(&self, sent: Moment, answered: Moment, ttl: Duration) {
-        self.sent.fetch_max(sent.0, Ordering::AcqRel);
-        self.deadline.fetch_max(lease::deadline(sent, answered, ttl).0, Ordering::AcqRel);
-    }
-
-    /// When the loss is announced: `grace` before another owner can have the lease.
-    pub(super) fn lost_at(&self) -> Moment {
-        let deadline = Moment(self.deadline.load(Ordering::Acquire));
-        let grace = if planted(Bug::NoGrace) { Duration::ZERO } else { self.grace };
-        self.end.map_or(deadline, |end| deadline.min(end)) - grace
-    }
-
-    /// When the lease itself is over, also on the store, and also if a renewal that was never
-    /// answered has set it.
-    pub(super) fn lapses_at(&self) -> Moment {
-        let asked = Moment(self.asked.load(Ordering::Acquire));
-        asked + self.ttl_from(asked)
-    }
-
-    /// Until when there may be something to release. A hold that was taken over may have a longer
-    /// lease than `max_hold` leaves it here: nothing ever shortens one.
-    pub(super) fn over_at(&self) -> Moment {
-        Moment(self.asked.load(Ordering::Acquire)) + self.ttl
-    }
-
-    /// When to renew next, unless there is nothing to renew or nothing to gain. A grant that came
-    /// with less than a whole lease is renewed soon, also where nothing is renewed after that.
-    pub(super) fn renew_at(&self) -> Option<Moment> {
-        let sent = Moment(self.sent.load(Ordering::Acquire));
-        if sent == UNSET {
-            return (!planted(Bug::NeverWhole)).then_some(self.whole_at);
-        }
-        let reaches_end = self.end.is_some_and(|end| sent + self.ttl >= end);
-        (self.renewal == Renewal::Automatic && !reaches_end).then(|| lease::renew_at(sent, self.ttl))
-    }
-
-    /// How much sooner it is renewed where many are.
-    pub(super) fn spread(&self) -> Duration {
-        lease::spread(self.ttl, self.hold)
-    }
-
-    /// A renewal is about to be sent. Returns the lease to ask for.
-    pub(crate) fn asks(&self, now: Moment) -> Duration {
-        self.asked.fetch_max(now.0, Ordering::AcqRel);
-        self.ttl_from(now)
-    }
-
-    /// `max_hold` clips each lease.
-    fn ttl_from(&self, now: Moment) -> Duration {
-        self.end.map_or(self.ttl, |end| self.ttl.min(end.since(now)))
-    }
-
-    /// The store may have forgotten it: it is to be asked about, also where it is not renewed.
-    pub(super) fn doubt(&self) {
-        self.is_doubtful.store(true, Ordering::Release);
-    }
-
-    /// Whether it is in doubt. It is asked about once.
-    pub(super) fn take_doubt(&self) -> bool {
-        self.is_doubtful.swap(false, Ordering::AcqRel)
-    }
-
-    /// A request is about to be sent that lets go of it without releasing.
-    pub(crate) fn detaches(&self) {
-        self.detaches.store(true, Ordering::Release);
-    }
-
-    /// Whether its count may have no hold on this side any more: where one owner may hold several
-    /// times.
-    pub(super) fn may_be_detached(&self) -> bool {
-        self.rule == LockSpec::Reentrant && self.detaches.load(Ordering::Acquire)
-    }
-
-    /// The request that sets the lease again.
-    pub(crate) fn renewal(&self, ttl: Duration, bind: Option<Liveness>, weight: Option<u32>) -> Verb {
-        Verb::Renew { ttl_ms: lease::millis(ttl), hold: self.hold, bind, weight }
-    }
-
-    /// The question whether it is still held, which changes nothing.
-    pub(crate) fn question(&self) -> Verb {
-        match self.rule {
-            // Not all of a queue: only this place in it.
-            LockSpec::Queue(_) => Verb::Refresh { owners: Arc::new([self.owner.clone()]), wait_ms: 0 },
-            LockSpec::Mutex | LockSpec::Reentrant => Verb::Inspect,
-        }
-    }
-
-    pub(super) fn ttl(&self) -> Duration {
-        self.ttl
-    }
-
-    /// How the lease ended, if it has. Looks at the clock before anything else, so a process that
-    /// was stopped for longer than its lease hears of it at once.
-    pub(crate) fn outcome(&self, engine: &Engine) -> Option<HoldEnd> {
-        let now = engine.now();
-        if self.outcome.get().is_none() && now >= self.lost_at() && !planted(Bug::LossUnannounced) {
-            self.expire(engine);
-        }
-        self.outcome.get().cloned()
-    }
-
-    pub(crate) fn remaining(&self, engine: &Engine) -> Duration {
-        match self.outcome(engine) {
-            Some(_) => Duration::ZERO,
-            None => self.lost_at().since(engine.now()),
-        }
-    }
-
-    /// Its time is over on this side, even if the store still keeps it.
-    pub(super) fn expire(&self, engine: &Engine) {
-        let reason = match self.end {
-            Some(end) if Moment(self.deadline.load(Ordering::Acquire)) + lease::margin(self.ttl) >= end => {
-                "it was held for max_hold"
-            }
-            _ => "its lease expired before it could be renewed",
-        };
-        self.lose(engine, reason);
-    }
-
-    /// Ends it as lost: final, and all listeners are told.
-    pub(crate) fn lose(&self, engine: &Engine, reason: impl fmt::Display) {
-        if self.settle(HoldEnd::Lost(Error::lost(&self.name, engine.store.url(), &reason))) {
-            engine.renewer.forget(self);
-            engine.local_queues.ask_soon(&self.name, None);
-            event!(
-                WARN,
-                target: "tenure",
-                "lost",
-                lock = text(&self.name),
-                owner = text(&self.owner),
-                fence = self.fence,
-                reason = text(&reason),
-            );
-        }
-    }
-
-    /// Why an answer to this hold's own request means that it is lost; `None` while it is held.
-    pub(crate) fn refusal(&self, answer: &Answer) -> Option<String> {
-        let value = match answer {
-            Answer::Found(found) if found.holders.iter().any(|holder| self.wrote(&holder.value)) => {
-                return None;
-            }
-            Answer::Found(found) => match found.holders.first() {
-                Some(holder) => &*holder.value,
-                None => return Some(format!("its name is now in use as a {}", found.kind)),
-            },
-            Answer::Busy { holder, .. } => holder.as_bytes(),
-            Answer::Free => {
-                return Some(GONE.into());
-            }
-            Answer::Mismatch { kind, .. } => return Some(format!("its name is now in use as a {kind}")),
-            Answer::Places { places, .. } if !matches!(places[..], [Place::Held { .. }]) => {
-                return Some(GONE.into());
-            }
-            Answer::Waiting { .. } => return Some(GONE.into()),
-            _ => return None,
-        };
-        Some(match ours(value) {
-            Some((owner, fence)) => format!("it was taken by {owner} with token {fence}"),
-            None => format!("it was taken by a foreign client that wrote {}", Quoted(&shown(value))),
-        })
-    }
-
-    /// A reentrant owner may have lost this hold and have another, with another token. Members of a
-    /// quorum that have taken it again have a later ballot.
-    fn wrote(&self, value: &[u8]) -> bool {
-        let is_same =
-            |fence| fence == self.fence || self.rule != LockSpec::Reentrant || planted(Bug::TokenUnverified);
-        ours(value).is_some_and(|(owner, fence)| owner == self.owner && is_same(fence))
-    }
-
-    /// Sets the outcome, once.
-    fn settle(&self, outcome: HoldEnd) -> bool {
-        let first = self.outcome.set(outcome).is_ok();
-        if first {
-            // Not under the lock: a woken task may drop a listener.
-            let listeners = std::mem::take(&mut *self.listeners());
-            listeners.into_iter().for_each(|(_, waker)| waker.wake());
-        }
-        first
-    }
-
-    fn listeners(&self) -> std::sync::MutexGuard<'_, Vec<(u64, Waker)>> {
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Debug for Lease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease").field("name", &self.name).field("owner", &self.owner).finish_non_exhaustive()
-    }
-}
-
-/// No request has set the whole lease yet.
-const UNSET: Moment = Moment(0);
-
-/// What a store's silence about a hold means.
-const GONE: &str = "it is gone from the store: expired, forced open, flushed or evicted";
-
-/// Whose grant a lease is.
-pub(super) struct Grant<'a> {
-    pub(super) name: &'a LockName,
-    pub(super) rule: LockSpec,
-    pub(super) owner: &'a Owner,
-    pub(super) fence: u64,
-    pub(super) hold: u64,
-    /// From when `max_hold` counts.
-    pub(super) begun: Moment,
-    /// As the store counted them before the first request.
-    pub(super) interruptions: u64,
-    pub(super) options: &'a Options,
-}
-
-/// What a hold with these options is bound to.
-pub(crate) fn bind(options: &Options) -> Liveness {
-    if options.inherit_liveness { Liveness::Work } else { Liveness::Process }
-}
-
-/// How a hold ended: what [`Lost`] resolves to.
-///
-/// ```
-/// # tenure::block_on(async {
-/// use tenure::{HoldEnd, Locks};
-///
-/// let guard = Locks::memory().mutex("nightly")?.lock().await?;
-/// let lost = guard.lost();
-/// guard.release().await?;
-/// match lost.await {
-///     HoldEnd::Lost(error) => panic!("stop the work: {error}"),
-///     _ => println!("the work is done"),
-/// }
-/// # Ok::<(), tenure::Error>(()) }).unwrap();
-/// ```
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum HoldEnd {
-    /// The lease is over, or about to be. The error says why: expired, taken by another client,
-    /// gone from the store, or held for
-    /// [`max_hold`](crate::Options::max_hold). It [`is_lost`](Error::is_lost).
-    Lost(Error),
-    /// The guard was released, dropped or detached.
-    Released,
-}
-
-impl HoldEnd {
-    /// Whether the lock was lost.
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// let guard = tenure::Locks::memory().mutex("nightly")?.lock().await?;
-    /// let lost = guard.lost();
-    /// drop(guard);
-    /// assert!(!lost.await.is_lost());
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    pub fn is_lost(&self) -> bool {
-        matches!(self, Self::Lost(_))
-    }
-
-    /// The loss as an error; `None` if the guard was released.
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// let guard = tenure::Locks::memory().mutex("nightly")?.lock().await?;
-    /// let lost = guard.lost();
-    /// drop(guard);
-    /// assert!(lost.await.into_error().is_none());
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    pub fn into_error(self) -> Option<Error> {
-        match self {
-            Self::Lost(error) => Some(error),
-            Self::Released => None,
-        }
-    }
-}
-
-impl fmt::Display for HoldEnd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Lost(error) => fmt::Display::fmt(error, f),
-            Self::Released => f.write_str("the lock was released"),
-        }
-    }
-}
-
-/// A future that resolves when a lock is no longer held: see [`Guard::lost`](crate::Guard::lost).
-///
-/// Use it to stop work that [`Guard::run`](crate::Guard::run) cannot stop: a child process, a
-/// thread, a spawned task. To look once, use
-/// [`Guard::is_held`](crate::Guard::is_held).
-///
-/// - [`HoldEnd::Lost`] comes [`Options::grace`](crate::Options::grace) before another client can
-///   have the lock. In a process that was stopped for longer than its lease, it comes at the first
-///   look.
-/// - [`HoldEnd::Released`] comes when the guard is released, dropped or detached, so that a task
-///   that waits for the loss ends.
-///
-/// Clone it into every task that works under the lock.
-///
-/// # Cancel safety
-/// Nothing is lost: what has happened is told again to every later one.
-///
-/// # Examples
-/// ```
-/// # tenure::block_on(async {
-/// let locks = tenure::Locks::memory();
-/// let guard = locks.mutex("nightly")?.lock().await?;
-/// let lost = guard.lost();
-/// locks.force_release("nightly").await?;
-/// assert!(guard.verify().await.is_err());
-/// assert!(lost.await.is_lost());
-/// # Ok::<(), tenure::Error>(()) }).unwrap();
-/// ```
-#[must_use = "it does nothing until it is awaited"]
-pub struct Lost {
-    /// One for a guard, several for several at once.
-    listeners: Vec<LossListener>,
-}
-
-/// A listener to the end of one hold.
-struct LossListener {
-    engine: Arc<Engine>,
-    lease: Arc<Lease>,
-    id: u64,
-}
-
-/// As [`Locks`](crate::Locks).
-impl UnwindSafe for Lost {}
-impl RefUnwindSafe for Lost {}
-
-impl Lost {
-    pub(crate) fn new(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Self {
-        Self { listeners: vec![LossListener::new(engine, lease)] }
-    }
-
-    pub(crate) fn never() -> Self {
-        Self { listeners: Vec::new() }
-    }
-
-    /// Whichever is first.
-    pub(crate) fn or(mut self, mut other: Self) -> Self {
-        self.listeners.append(&mut other.listeners);
-        self
-    }
-}
-
-impl Future for Lost {
-    type Output = HoldEnd;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<HoldEnd> {
-        match self.listeners.iter().find_map(|listener| listener.listen(context)) {
-            Some(outcome) => Poll::Ready(outcome),
-            None => Poll::Pending,
-        }
-    }
-}
-
-impl Clone for Lost {
-    fn clone(&self) -> Self {
-        Self {
-            listeners: self
-                .listeners
-                .iter()
-                .map(|listener| LossListener::new(&listener.engine, &listener.lease))
-                .collect(),
-        }
-    }
-}
-
-impl fmt::Debug for Lost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.listeners.iter().map(|listener| &listener.lease.name)).finish()
-    }
-}
-
-impl LossListener {
-    fn new(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Self {
-        let id = lease.next_ear.fetch_add(1, Ordering::Relaxed);
-        Self { engine: Arc::clone(engine), lease: Arc::clone(lease), id }
-    }
-
-    fn listen(&self, context: &Context<'_>) -> Option<HoldEnd> {
-        if let Some(outcome) = self.lease.outcome(&self.engine) {
-            return Some(outcome);
-        }
-        let waker = context.waker().clone();
-        let _before = {
-            let mut listeners = self.lease.listeners();
-            match listeners.iter_mut().find(|(id, _)| *id == self.id) {
-                Some((_, known)) => Some(std::mem::replace(known, waker)),
-                None => {
-                    listeners.push((self.id, waker));
-                    None
-                }
-            }
-        };
-        // It may have ended between the look and the registration.
-        self.lease.outcome.get().cloned()
-    }
-}
-
-impl Drop for LossListener {
-    fn drop(&mut self) {
-        // What a waker drops in turn must find no lock.
-        let _waker = {
-            let mut listeners = self.lease.listeners();
-            listeners.iter().position(|(id, _)| *id == self.id).map(|at| listeners.remove(at))
-        };
-    }
-}
-
-/// Says that a lock was acquired, for those who watch.
-pub(super) fn announce(lease: &Lease, waited: Duration) {
-    let waited_ms = waited.as_millis() as u64;
-    event!(
-        DEBUG,
-        target: "tenure",
-        "acquired",
-        lock = text(&lease.name),
-        owner = text(&lease.owner),
-        fence = lease.fence,
-        waited_ms = waited_ms,
-    );
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::oneshot;
 
-use super::acquire::{Acquisition, Outcome};
+use super::acquisition::{Acquisition, Outcome};
 use super::hold::Hold;
 use super::release::Pending;
 use super::subscription::{Heard, Subscription};
@@ -27,11 +27,11 @@ use super::wait_queues::{self, WaitQueue, WaitQueues};
 use super::{Engine, LINGER, backoff};
 use crate::error::Result;
 use crate::events::{event, text};
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Kind, LockSpec, Notification, ours};
-use crate::runtime::Moment;
 use crate::store::Failure;
 
 /// The longest sleep of a waiter that hears nothing.

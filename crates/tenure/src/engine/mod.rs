@@ -1,21 +1,26 @@
 //! The engine asks until a lock is granted and keeps the grant alive. The only code that repeats an
 //! operation and waits.
 //!
-//! - [`acquire`] asks once, or waits; [`line`] is where the tasks of one process wait for one name,
-//!   and asks for them;
-//! - [`tickets`] is the same for the kinds that keep a queue: there each waiter has a place in the
-//!   store;
+//! - [`acquire`] asks once, or waits; [`acquisition`] is one attempt, with what it asks and was
+//!   told;
+//! - [`local_queue`] is where the tasks of one process wait for one name, and asks for them;
+//! - [`ticket_queue`] is the same for the kinds that keep a queue: there each waiter has a place in
+//!   the store;
 //! - [`wait_queues`] keeps both, and [`subscription`] is what they hear;
-//! - [`held`] is one grant: its deadline, and the news of its loss;
+//! - [`hold`] is one grant, and [`lease`] its deadline and the news of its loss;
 //! - [`flight`] has one task of a process get for all what they need;
 //! - [`renew`] keeps all grants of one `Locks` alive, and [`window`] says how many renewals are
-//!   under way at once; [`release`] ends grants.
+//!   under way at once; [`release`] ends grants;
+//! - [`error`] makes the caller's error of a store's failure.
 
 pub(crate) mod acquire;
+pub(crate) mod acquisition;
+mod error;
 pub(crate) mod flight;
 pub(crate) mod hold;
+pub(crate) mod lease;
 mod local_queue;
-pub(crate) mod release;
+mod release;
 mod renew;
 mod subscription;
 mod ticket_queue;
@@ -33,13 +38,14 @@ use futures_util::future::{Either, FutureExt, select};
 
 use crate::error::{Error, Result};
 use crate::events;
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::queue::FORCED;
 use crate::protocol::{Answer, Kind, LockSpec, Op, Verb};
-use crate::runtime::{Driver, Moment, Runtime};
-use crate::store::{Failure, Store, Terms};
+use crate::runtime::{Driver, Runtime};
+use crate::store::{Failure, Store};
 
 use flight::Flights;
 use local_queue::LocalQueues;
@@ -81,22 +87,9 @@ impl Engine {
         })
     }
 
-    /// Sends one request and checks that the answer is for it.
+    /// Sends one request.
     pub(crate) async fn call(
         self: &Arc<Self>,
-        name: &LockName,
-        rule: LockSpec,
-        owner: &Owner,
-        verb: Verb,
-        within: Duration,
-    ) -> Result<Answer, Failure> {
-        self.call_on(Terms::default(), name, rule, owner, verb, within).await
-    }
-
-    /// The same on the terms of a grant that is asked for or renewed.
-    pub(crate) async fn call_on(
-        self: &Arc<Self>,
-        terms: Terms,
         name: &LockName,
         rule: LockSpec,
         owner: &Owner,
@@ -109,7 +102,7 @@ impl Engine {
         let mut first = None;
         loop {
             let left = until.since(self.now()).max(Duration::from_millis(1));
-            let answer = self.call_once(terms, name, rule, owner, verb.clone(), left).await?;
+            let answer = self.call_once(name, rule, owner, verb.clone(), left).await?;
             if forces && is_in_part(&answer) {
                 first.get_or_insert(answer);
                 continue;
@@ -132,20 +125,14 @@ impl Engine {
 
     async fn call_once(
         &self,
-        terms: Terms,
         name: &LockName,
         rule: LockSpec,
         owner: &Owner,
         verb: Verb,
         within: Duration,
     ) -> Result<Answer, Failure> {
-        let request = self.id();
-        let op = Op { name: name.clone(), rule, owner: owner.clone(), request, verb };
-        let reply = self.store.call_on(terms, op, within).await?;
-        if reply.owner != *owner || reply.request != request {
-            return Err(Failure::Unknown(Failure::cause("the store sent the answer to another request")));
-        }
-        Ok(reply.answer)
+        let op = Op { name: name.clone(), rule, owner: owner.clone(), request: self.id(), verb };
+        self.store.call(op, within).await
     }
 
     /// A request about a queue stopped at its bound: asks, in the background, until one does not.
@@ -160,7 +147,7 @@ impl Engine {
             let owner = Owner::fresh("", &*engine.runtime);
             let verb = Verb::Refresh { owners: Arc::new([owner.clone()]), wait_ms: 0 };
             let within = Duration::from_secs(1);
-            let ask = || engine.call_once(Terms::default(), &name, rule, &owner, verb.clone(), within);
+            let ask = || engine.call_once(&name, rule, &owner, verb.clone(), within);
             while let Ok(Answer::More(_)) = ask().await {}
             engine.unfinished().remove(&name);
         };

@@ -10,79 +10,20 @@ use std::time::Duration;
 use futures_util::future::FutureExt;
 use tokio::sync::Notify;
 
-use super::hold::{Hold, HoldEnd, Lease};
+use super::lease::Lease;
 use super::{Engine, backoff};
-use crate::error::{Error, Result};
 use crate::events::{event, text};
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Fence, Liveness, LockSpec, ReleaseScope, Verb};
-use crate::runtime::Moment;
 use crate::store::Failure;
 
 /// As long as a store may be silent. A release is repeated for at least so long, also after the end
 /// of its lease. Another hold of the owner may still be renewed, or a store that stood still may
 /// carry out an earlier request late.
 const SILENCE: Duration = Duration::from_secs(60);
-
-/// Releases a lock and says how it went.
-///
-/// A first attempt that does not find this hold means that the lock was lost. For an attempt that
-/// is repeated after an unknown outcome it means, before the deadline, that the first one released
-/// it. After the deadline the outcome cannot be known.
-pub(crate) async fn release(held: Hold) -> Result<()> {
-    let engine = Arc::clone(&held.engine);
-    let lost = held.lease.outcome(&engine).and_then(HoldEnd::into_error);
-    let lost = lost.filter(|_| !planted(Bug::LossTakenForRelease));
-    let (deadline, op_timeout) = (held.lease.lost_at(), held.lease.op_timeout);
-    let mut pending = Release::to(&held.engine, &held.lease);
-    let lease = held.disarm();
-    let until = engine.now() + op_timeout;
-    loop {
-        let left = until.since(engine.now()).max(Duration::from_millis(1));
-        let failure = match pending.attempt(left).await {
-            Ok(_) if lost.is_some() => return lost.map_or(Ok(()), Err),
-            Ok(Answer::Released { .. }) => return Ok(()),
-            Ok(answer) => match lease.refusal(&answer) {
-                Some(_) if pending.was_repeated() && engine.now() < deadline => return Ok(()),
-                Some(_) if planted(Bug::LossTakenForRelease) => return Ok(()),
-                Some(_) if pending.was_repeated() => {
-                    let cause =
-                        Failure::cause("the release was repeated, and the lease may have ended before it");
-                    return Err(engine.failed(&lease.name, Failure::Unknown(cause)));
-                }
-                Some(reason) => return Err(Error::lost(&lease.name, engine.store.url(), reason)),
-                None => return Err(engine.nonsense(&lease.name, &answer)),
-            },
-            Err(failure) => failure,
-        };
-        // From here on it goes on in the background, also if this call returns an error.
-        if lost.is_some() {
-            return lost.map_or(Ok(()), Err);
-        }
-        let pause = engine.jittered(backoff(pending.attempts));
-        if matches!(failure, Failure::Refused(_)) {
-            pending.done = true;
-            return Err(engine.failed(&lease.name, failure));
-        }
-        if engine.now() + pause >= until {
-            return Err(engine.failed(&lease.name, Failure::Unknown(cause_of(failure))));
-        }
-        engine.runtime.sleep_until(engine.now() + pause).await;
-    }
-}
-
-fn cause_of(failure: Failure) -> crate::store::Cause {
-    match failure {
-        Failure::NotSent(cause) | Failure::Unknown(cause) | Failure::Refused(cause) => cause,
-    }
-}
-
-/// Releases a hold behind the caller's back.
-pub(super) fn in_background(engine: &Arc<Engine>, lease: &Lease) {
-    drop(Release::to(engine, lease));
-}
 
 /// A release on its way. Dropped before it was answered, it goes on in the background.
 #[must_use = "it releases when it is dropped"]
@@ -94,7 +35,7 @@ pub(super) struct Release {
     hold: u64,
     /// When there is nothing left to release.
     over_at: Moment,
-    attempts: u32,
+    pub(super) attempts: u32,
     /// The hold may have been detached: it is taken back first, because only a hold that has its
     /// name can be released.
     rebinds: bool,
@@ -106,7 +47,8 @@ pub(super) struct Release {
 }
 
 impl Release {
-    fn to(engine: &Arc<Engine>, lease: &Lease) -> Self {
+    /// Of this hold.
+    pub(super) fn to(engine: &Arc<Engine>, lease: &Lease) -> Self {
         let mut pending =
             Self::new(engine, &lease.name, lease.rule, &lease.owner, lease.hold, lease.over_at());
         pending.rebinds = lease.may_be_detached() && !planted(Bug::DetachLeaves);
@@ -158,12 +100,12 @@ impl Release {
         self.engine.local_queues.ask_soon(&self.name, by);
     }
 
-    fn was_repeated(&self) -> bool {
+    pub(super) fn was_repeated(&self) -> bool {
         self.unknown
     }
 
     /// Asks once. The next local waiter asks right behind it: one trip for both.
-    async fn attempt(&mut self, within: Duration) -> Result<Answer, Failure> {
+    pub(super) async fn attempt(&mut self, within: Duration) -> Result<Answer, Failure> {
         if self.rebinds || self.detaches {
             let bind = if self.detaches { Liveness::Lease } else { Liveness::Process };
             let verb = Verb::Renew { ttl_ms: 1, hold: self.hold, bind: Some(bind), weight: None };

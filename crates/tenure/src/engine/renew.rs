@@ -21,12 +21,12 @@ use futures_util::stream::{FuturesUnordered, Stream, StreamExt};
 use tokio::sync::Notify;
 
 use super::Engine;
-use super::hold::Lease;
+use super::lease::Lease;
 use super::window::{Place, Window};
 use crate::events::{event, text};
+use crate::moment::Moment;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, lease};
-use crate::runtime::Moment;
 use crate::store::Failure;
 
 /// Renewals that are due within this time of each other leave together.
@@ -307,8 +307,8 @@ impl Task {
                 let verb = if renews { lease.renewal(ttl, None, None) } else { lease.question() };
                 let left = lease.lost_at().since(sent);
                 let within = lease::attempt(lease.ttl(), left, lease.op_timeout);
-                let Lease { terms, name, rule, owner, .. } = &*lease;
-                let answer = engine.call_on(*terms, name, *rule, owner, verb, within).await;
+                let Lease { name, rule, owner, .. } = &*lease;
+                let answer = engine.call(name, *rule, owner, verb, within).await;
                 Attempt { place, lease, sent, ttl, renews, answer }
             }
             .boxed(),

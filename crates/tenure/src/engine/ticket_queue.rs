@@ -19,19 +19,20 @@ use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, Stream};
 use tokio::sync::oneshot;
 
-use super::acquire::Acquisition;
-use super::hold::{Hold, bind};
+use super::acquisition::{Acquisition, Waiting};
+use super::hold::Hold;
+use super::lease::bind;
 use super::subscription::{Heard, Subscription};
 use super::wait_queues::{self, WaitQueue, WaitQueues};
 use super::{Engine, LINGER, backoff};
 use crate::error::Result;
 use crate::events::{event, text};
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Fence, LockSpec, Notification, Place, Verb, lease};
-use crate::runtime::Moment;
-use crate::store::{Failure, Terms};
+use crate::store::Failure;
 
 /// So many places are refreshed by one request.
 const BATCH: usize = 256;
@@ -72,13 +73,6 @@ impl TicketQueues {
         }
         TicketHandle { ticket_queue, ticket, receiver }
     }
-}
-
-/// A place as an acquire was told of it.
-pub(super) struct Waiting {
-    pub(super) ticket: u64,
-    pub(super) sent: Moment,
-    pub(super) retry_at: Option<Moment>,
 }
 
 /// What became of a wait.
@@ -350,15 +344,13 @@ impl Server {
         for (tickets, owners, rule, wait, within) in batches {
             self.asked.extend(&tickets);
             let verb = Verb::Refresh { owners: Arc::clone(&owners), wait_ms: lease::millis(wait) };
-            self.ask(Terms::default(), tickets, rule, owners[0].clone(), verb, wait, within);
+            self.ask(tickets, rule, owners[0].clone(), verb, wait, within);
         }
         until
     }
 
-    #[expect(clippy::too_many_arguments, reason = "they are those of a request, and whom it is for")]
     fn ask(
         &mut self,
-        terms: Terms,
         tickets: Vec<u64>,
         rule: LockSpec,
         owner: Owner,
@@ -370,7 +362,7 @@ impl Server {
         self.under_way.push(
             async move {
                 let sent = engine.now();
-                let answer = engine.call_on(terms, &name, rule, &owner, verb, within).await;
+                let answer = engine.call(&name, rule, &owner, verb, within).await;
                 Refreshed { tickets, sent, first, answer }
             }
             .boxed(),
@@ -517,27 +509,27 @@ impl Server {
         let known = self.ticket_queue.queue().waiters.get(&ticket).map(|waiter| Arc::clone(&waiter.ask));
         let Some(ask) = known else { return true };
         let left = lease::deadline(sent, now, wait).since(now);
-        let terms = ask.options.terms();
+        let messages_grant = self.engine.store.capabilities().messages_grant;
         let is_enough = left >= wait / 2 + ask.options.grace || planted(Bug::CalledWithTooLittle);
-        if is_enough && !terms.doubt_messages() {
+        if is_enough && messages_grant {
             self.grant(ticket, sent, wait);
         } else if self.asked.insert(ticket) {
             // The whole lease first.
             let (mut ttl, within) = (ask.options.lease(), ask.options.op_timeout);
-            if terms.doubt_messages() && wait >= wait / 2 + lease::margin(wait) + ask.options.grace {
+            if !messages_grant && wait >= wait / 2 + lease::margin(wait) + ask.options.grace {
                 // A waiter that does not take it must not keep others out for longer than its place
                 // would.
                 ttl = wait;
             }
             let (ttl_ms, hold) = (lease::millis(ttl), ask.hold);
-            let verb = if terms.doubt_messages() {
+            let verb = if !messages_grant {
                 // Only an acquisition asks whether it may be granted here and now.
                 let (fence, wait_ms, bind) = (Fence::Assign, Some(lease::millis(wait)), bind(&ask.options));
                 Verb::Acquire { ttl_ms, hold, fence, wait_ms, bind }
             } else {
                 Verb::Renew { ttl_ms, hold, bind: None, weight: None }
             };
-            self.ask(terms, vec![ticket], ask.rule, ask.owner.clone(), verb, ttl, within);
+            self.ask(vec![ticket], ask.rule, ask.owner.clone(), verb, ttl, within);
         } else {
             return false;
         }

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::runtime::Moment;
+use crate::moment::Moment;
 
 /// How many are under way at first, and at least and at most later.
 const FIRST: usize = 256;

@@ -1,7 +1,9 @@
--- The grace of a server that is not the one that it was: put before the text of a machine, for acquire alone.
+-- The grace of a server that is not the one that it was: put before the text of a machine, for
+-- acquire alone.
 --
--- A server that has restarted, or was promoted, has another replication id. It may not know a lease that still runs, so it
--- grants nothing until the longest can be over. The same where the epoch is gone: everything else may be, too.
+-- A server that has restarted, or was promoted, has another replication id. It may not know a lease
+-- that still runs, so it grants nothing until the longest can be over. The same where the epoch is
+-- gone: everything else may be, too.
 --
 -- KEYS   the last: the epoch, as ID:MS, a replication id and since when it is known
 -- ARGV   the last: grace_ms
@@ -16,7 +18,8 @@ do
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   local known, since = string.match(redis.call('GET', epoch) or '', '^(%x+):(%d+)$')
   if known ~= id or tonumber(since) > now then
-    -- Also where the clock was ahead when it was written: nobody waits for it to come there again.
+    -- Also where the clock was ahead when it was written: no client waits for it to come there
+    -- again.
     since = now
     redis.call('SET', epoch, id .. ':' .. string.format('%.0f', now), 'PX', '2592000000')
   elseif redis.call('PTTL', epoch) < 1296000000 then

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
+use crate::moment::Moment;
 use crate::planted::{Bug, planted};
-use crate::runtime::Moment;
 
 /// The shortest lease: below it, the margin and a round trip leave nothing.
 pub const TTL_MIN: Duration = Duration::from_millis(50);
@@ -21,7 +21,7 @@ pub const BALLOT_BEHIND_US: u64 = 10 * 1_000_000;
 pub const BALLOT_AHEAD_US: u64 = 365 * 24 * 60 * 60 * 1_000_000;
 /// The longest time for which a place in a queue is kept for a waiter that is not heard of.
 pub const WAIT_MAX: Duration = Duration::from_secs(5);
-/// Renewals are at most this far apart.
+/// Two renewals follow each other within this time.
 const RENEWAL_MAX: Duration = Duration::from_secs(60);
 
 /// What the clocks of two machines and the rounding of a store to milliseconds may cost: 1 % of the
@@ -58,7 +58,8 @@ pub fn renew_at(sent: Moment, ttl: Duration) -> Moment {
 /// How much sooner a hold is renewed where many are, so that leases that were set together are not
 /// renewed together: up to an eighth of the time until then.
 pub fn spread(ttl: Duration, hold: u64) -> Duration {
-    // Holds are numbered in a row. Multiplied by 2^64 / φ, numbers in a row lie far apart.
+    // Holds are numbered in a row. Multiplied by 2^64 / φ, numbers in a row lie far from each
+    // other.
     let share = (hold.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48) as u32;
     (ttl / 3).min(RENEWAL_MAX) / 8 * share / (1 << 16)
 }

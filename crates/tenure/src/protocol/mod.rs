@@ -4,7 +4,7 @@
 //! Redis runs its twin in Lua, function by function under the same names, compared by a test on
 //! random operations.
 //!
-//! This module is the whole vocabulary: [`Op`], [`Verb`], [`LockSpec`], [`Reply`]. Verify is
+//! This module is the whole vocabulary: [`Op`], [`Verb`], [`LockSpec`], [`Answer`]. Verify is
 //! `Inspect`; detach and resume are `Renew` with the liveness changed; force_release is `Release`
 //! of anyone.
 
@@ -32,8 +32,8 @@ pub struct Op {
     pub rule: LockSpec,
     /// The asker. Two requests of one owner are the same request, repeated.
     pub owner: Owner,
-    /// Names this request; echoed beside the owner, so that no client takes another's reply for its
-    /// own.
+    /// Names this request. A server echoes it beside the owner, so that no client takes another's
+    /// reply for its own.
     pub request: u64,
     /// What is asked.
     pub verb: Verb,
@@ -76,7 +76,7 @@ impl QueueSpec {
 }
 
 impl LockSpec {
-    /// The rule under which a lock of this kind is looked at, whatever was meant before.
+    /// The rule under which a lock of this kind is looked at, also if another was meant before.
     pub fn of(kind: Kind, capacity: Option<u32>) -> Self {
         match (kind, capacity) {
             (Kind::Mutex, _) => Self::Mutex,
@@ -213,6 +213,9 @@ pub enum Verb {
 pub enum Fence {
     /// The store assigns `max(last + 1, its clock in microseconds)`.
     Assign,
+    /// As `Assign`; but a server that forbids scripts, and so cannot count, may grant without a
+    /// token.
+    Optional,
     /// The client proposes: granted only above everything this node has seen.
     Ballot(u64),
 }
@@ -248,17 +251,6 @@ impl ReleaseScope {
     }
 }
 
-/// An answer, with the owner and the request it is for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reply {
-    /// Whose request this answers. A store drops its connection when it is another client's.
-    pub owner: Owner,
-    /// Which request this answers.
-    pub request: u64,
-    /// The answer.
-    pub answer: Answer,
-}
-
 /// What a lock says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -270,8 +262,8 @@ pub enum Answer {
     },
     /// Another client holds it.
     Busy {
-        /// The holder as it is written at the key: one of our owners with its token, or whatever a
-        /// foreign client wrote.
+        /// The holder as it is written at the key: a tenure owner with its token, or the bytes of
+        /// a foreign client.
         holder: String,
         /// When the holder's lease ends, unless it has none.
         left_ms: Option<u64>,
@@ -388,7 +380,7 @@ pub fn ours(value: &(impl AsRef<[u8]> + ?Sized)) -> Option<(Owner, u64)> {
     Some((owner.parse().ok()?, fence))
 }
 
-/// A value as text for people, with a mark for each byte that is none.
+/// A value as text for people, with a mark for each byte that is not.
 pub fn shown(value: &[u8]) -> String {
     String::from_utf8_lossy(value).into_owned()
 }
@@ -532,7 +524,7 @@ pub fn end(state: &mut State, number: u64) {
     }
 }
 
-/// Who holds it, as its own machine sees it; another machine says whose it is.
+/// The holder, as the lock's machine sees it; another machine says whose it is.
 fn inspect(state: &State, now: Now, is_own: impl Fn(&Data) -> bool) -> Answer {
     match &state.lock {
         Some(lock) if !is_own(&lock.value) => lock.value.mismatch(),

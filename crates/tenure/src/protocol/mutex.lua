@@ -1,5 +1,6 @@
--- The mutex machine: one string, owner#token, with a TTL. Twin of mutex.rs: its functions in the same order, as sections,
--- because on the server to define a function costs as much as to call a command.
+-- The mutex machine: one string, owner#token, with a TTL. Twin of mutex.rs: its functions in the
+-- same order, as sections, because on the server to define a function costs as much as to call a
+-- command.
 --
 -- KEYS   1 the lock   2 its counter: for acquire, and for release with a ballot
 -- ARGV   acquire owner request ttl_ms ballot         ballot: '' lets the server assign the token
@@ -20,15 +21,16 @@
 local lock, counter = KEYS[1], KEYS[2]
 local verb, owner, request = ARGV[1], ARGV[2], ARGV[3]
 
--- standing: what is at the key, as the asker sees it. Held: the token of a hold of its own. Theirs: the answer, if
--- somebody else has it.
+-- standing: what is at the key, as the asker sees it. Held: the token of the asker's hold. Theirs:
+-- the answer, if another client has it.
 local value, held, theirs = redis.pcall('GET', lock), nil, nil
 local is_text = type(value) == 'string'
 if type(value) == 'table' then
   if string.sub(value.err, 1, 9) ~= 'WRONGTYPE' then
     return value
   end
-  -- other_kind: a mismatch where it is ours, busy where it is foreign. Whoever looks, or ends it, asks again by its kind.
+  -- other_kind: a mismatch where tenure wrote it, busy where it is foreign. A client that looks, or
+  -- ends it, asks again by its kind.
   local type, other, capacity = redis.call('TYPE', lock).ok, nil, nil
   value = '(' .. type .. ')'
   if type == 'zset' then
@@ -62,8 +64,9 @@ if verb == 'acquire' then
   end
   local ttl_ms, ballot, token = ARGV[4], ARGV[5], held
   if ballot == '' and not held then
-    -- assign: above the last token and not below the clock. Written before the lock itself, and put together from digits,
-    -- because to format a number of this size takes longer than to read a key.
+    -- assign: above the last token and not below the clock. Written before the lock itself, and put
+    -- together from digits, because to format a number of this size takes longer than to read a
+    -- key.
     local time = redis.call('TIME')
     token = time[1] .. string.sub('00000' .. time[2], -6)
     local last = redis.call('SET', counter, token, 'PX', '3600000', 'GET')
@@ -72,7 +75,8 @@ if verb == 'acquire' then
       redis.call('SET', counter, token, 'PX', '3600000')
     end
   elseif ballot ~= '' and not (held and tonumber(ballot) <= tonumber(held)) then
-    -- accept: a ballot above all this node has seen. One that has seen none, or forgot, answers from its clock.
+    -- accept: a ballot above all this node has seen. One that has seen none, or forgot, answers
+    -- from its clock.
     local time = redis.call('TIME')
     local now = time[1] * 1000000 + time[2]
     local stored = tonumber(redis.call('GET', counter) or '') or now - 10000000
@@ -86,7 +90,7 @@ if verb == 'acquire' then
     token = ballot
   end
   if token ~= held then
-    -- A ballot accepted anew by its own holder must not shorten the lease either.
+    -- A ballot that its holder raises must not shorten the lease either.
     local left = held and redis.call('PTTL', lock) or 0
     redis.call('SET', lock, owner .. '#' .. token, 'PX', left > tonumber(ttl_ms) and left or ttl_ms)
     return owner .. ' ' .. request .. ' held ' .. token
@@ -110,9 +114,9 @@ local by
 if verb == 'release' then
   local ballot, whose = ARGV[4], ARGV[5]
   if ballot ~= '' then
-    -- raise: also where nothing is held, because the acquire that this undoes may still be on its way. What would be refused anyhow is
-    -- not noted: a number that is far ahead would spend those of all, and one that is old would stand for all that a node has
-    -- seen that forgot.
+    -- raise: also where nothing is held, because the acquire that this undoes may still be on its
+    -- way. What would be refused anyhow is not noted: a number that is far ahead would spend those
+    -- of all, and one that is old would stand for all that a node has seen that forgot.
     local stored, raised = redis.call('GET', counter), nil
     local last = tonumber(stored or '')
     if last and tonumber(ballot) <= last then
@@ -124,15 +128,15 @@ if verb == 'release' then
         raised = ballot
       end
     end
-    -- By pcall: a server without memory takes back what it has given. All it fails to note then is the undo of an acquire that it
-    -- would refuse too.
+    -- By pcall: a server without memory takes back what it has given. All it fails to note then is
+    -- the undo of an acquire that it would refuse too.
     local noted = raised and redis.pcall('SET', counter, raised, 'PX', '2592000000')
     local ends = held and whose == 'mine' and tonumber(held) <= tonumber(ballot)
     if type(noted) == 'table' and noted.err and not ends then
       return noted
     end
-    -- standing_for: it gives back what was taken with its ballot or a lower one. The owner may have asked again since, and
-    -- that request may have come first.
+    -- standing_for: it gives back what was taken with its ballot or a lower one. The owner may have
+    -- asked again since, and that request may have come first.
     if held and whose == 'mine' and not ends then
       return { owner, request, 'busy', value, redis.call('PTTL', lock) }
     end
@@ -153,7 +157,8 @@ if not by then
   end
   answer = { owner, request, 'found', 'mutex', value, redis.call('PTTL', lock) }
   if verb == 'release' then
-    -- is_lock: what another program wrote is left alone, unless it is a string and foreign ones are meant too.
+    -- is_lock: what another program wrote is left alone, unless it is a string and foreign ones are
+    -- meant too.
     local label, host, random, rest = string.match(value, '^([%w._-]*)@([%w._-]*):%d+/([0-9a-f]+)(.*)$')
     local is_lock = label and #label <= 64 and #host <= 64 and #random == 32 and (rest == '' or string.match(rest, '^#%d+$'))
     if not is_lock and not (is_text and ARGV[5] == 'foreign') then

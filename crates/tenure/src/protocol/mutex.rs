@@ -2,7 +2,7 @@
 //! family speaks, and the only machine that is sound on a quorum.
 //!
 //! The value carries owner, token and lease in one write, so renew, release and inspect touch one
-//! key, and a repeated acquire finds its own token whatever became of the counter beside it.
+//! key, and a repeated acquire finds its token also if the counter beside it is lost.
 
 use super::lease::{BALLOT_AHEAD_US, BALLOT_BEHIND_US, BALLOT_MS, FENCE_MS};
 use super::{
@@ -48,8 +48,8 @@ fn acquire(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, fence: Fence
         Standing::Nothing => None,
     };
     let fence = match (fence, held) {
-        (Fence::Assign, Some(held)) => held,
-        (Fence::Assign, None) => assign(state, now),
+        (Fence::Assign | Fence::Optional, Some(held)) => held,
+        (Fence::Assign | Fence::Optional, None) => assign(state, now),
         (Fence::Ballot(ballot), Some(held)) if ballot <= held => held,
         (Fence::Ballot(ballot), _) => match accept(state, now, ballot) {
             Ok(()) => ballot,
@@ -67,9 +67,8 @@ fn acquire(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, fence: Fence
     Answer::Held { fence }
 }
 
-/// The next token. It grows while the counter lives, whatever the clock does, and while the clock
-/// does not step back past the last grant, whatever becomes of the counter. Written before the lock
-/// itself.
+/// The next token. It grows while the counter lives, for any clock. Without the counter it grows
+/// while the clock does not step back past the last grant. Written before the lock itself.
 pub(super) fn assign(state: &mut State, now: Now) -> u64 {
     assign_above(state, now, 0)
 }

@@ -1,7 +1,9 @@
--- The queue machine: tickets in one sorted set, with a TTL. Twin of queue.rs: its functions as sections, in the order in
--- which a request passes them, because on the server to define a function costs as much as to call a command.
+-- The queue machine: tickets in one sorted set, with a TTL. Twin of queue.rs: its functions as
+-- sections, in the order in which a request passes them, because on the server to define a function
+-- costs as much as to call a command.
 --
--- The set, by its scores. Nothing is read that grows with the queue, except by inspect and for a release of anyone.
+-- The set, by its scores. Nothing is read that grows with the queue, except by inspect and for a
+-- release of anyone.
 --   up to 0    with the sign turned: #1:KIND:CAPACITY, the mark; and #used, the weight of those that hold. So these two come
 --              first, and behind them the ticket that lapses next
 --   from 1e10  !OWNER: until when its ticket lives, in milliseconds
@@ -56,7 +58,8 @@ end
 
 local top = redis.pcall('ZRANGE', lock, '0', '2', 'WITHSCORES')
 
--- mismatch: what stands at the name, if it is not a queue of this kind and capacity. Looking is free to all.
+-- mismatch: what stands at the name, if it is not a queue of this kind and capacity. Looking is
+-- free to all.
 if top[1] ~= header and (top[1] or top.err) then
   if top.err and string.sub(top.err, 1, 9) ~= 'WRONGTYPE' then
     return top
@@ -112,8 +115,8 @@ if not is_new then
   end
 end
 
--- found: who holds and who waits, without what has lapsed: 1,000 of them, and how many there are beside them. It looks at 8,000
--- tickets at most.
+-- found: holders and waiters, without what has lapsed: 1,000 of them, and how many there are beside
+-- them. It looks at 8,000 tickets at most.
 local answer = { owner, request, 'free' }
 if looks and not is_new then
   local living, listed, holders, waiters, from = call('ZCOUNT', lock, now, '(1e14'), 0, {}, {}, '1e14'
@@ -146,7 +149,8 @@ if verb == 'inspect' then
   return answer
 end
 
--- sweep: removes what has lapsed, 64 tickets at most. Then it answers more, and the next request removes the rest.
+-- sweep: removes what has lapsed, 64 tickets at most. Then it answers more, and the next request
+-- removes the rest.
 local mark_was, used_was, thinned, more = mark, used, false, false
 if first and first < now then
   local dead, names = call('ZRANGE', lock, '1e10', '(' .. now, 'BYSCORE', 'LIMIT', '0', '64'), {}
@@ -174,7 +178,7 @@ if first and first < now then
   end
   first = tonumber(call('ZRANGE', lock, '2', '2', 'WITHSCORES')[2])
   if not first then
-    -- Swept empty, it is nobody's; its numbers go on.
+    -- Swept empty, it has no kind; its numbers go on.
     call('DEL', lock)
     is_new, used = true, 0
   elseif used ~= used_was then
@@ -196,9 +200,9 @@ if is_new and verb ~= 'acquire' then
   return answer
 end
 
--- What makes room: to be lighter, or to leave. Places that are refreshed are so before anybody is let in.
--- A server without memory refuses ZADD, unless a write that needs none came before it. So one does wherever what is held or
--- kept is prolonged: PEXPIREAT, or a ZREM of nothing.
+-- What frees permits: to be lighter, or to leave. Places are refreshed before a waiter is let in.
+-- A server without memory refuses ZADD, unless a write that needs none came before it. So one does
+-- wherever what is held or kept is prolonged: PEXPIREAT, or a ZREM of nothing.
 local lease_ms, due, mine, lasts, goes_on = tonumber(ARGV[8]), nil, nil, first or 0, false
 if verb == 'renew' then
   -- lighten
@@ -246,7 +250,8 @@ elseif verb == 'refresh' then
     call('ZADD', lock, unpack(longer))
   end
 elseif verb == 'release' and looks then
-  -- 250 holders at most. While there may be more of them, nobody is let in: the next request could not tell them apart.
+  -- 250 holders at most. While there may be more of them, no waiter is let in: the next request
+  -- could not tell one from another.
   local holders, names = call('ZRANGE', lock, '1e14', string.format('%.0f', mark), 'BYSCORE', 'LIMIT', '0', '250'), {}
   for i = 1, #holders do
     names[3 * i - 2], names[3 * i - 1], names[3 * i] = '+' .. holders[i], holders[i], '!' .. holders[i]
@@ -268,10 +273,11 @@ elseif verb == 'release' and number then
   answer[3] = 'released'
 end
 
--- promote: lets in from the front while it fits, 64 at most. The first alone, since mostly nobody fits behind it.
-local granted, room = nil, used < capacity and not goes_on and 1 or 0
-while room > 0 and not is_new do
-  local waiting = call('ZRANGE', lock, string.format('(%.0f', mark), '(8e15', 'BYSCORE', 'LIMIT', '0', room, 'WITHSCORES')
+-- promote: lets in from the front while it fits, 64 at most. The first alone, since mostly no other
+-- fits behind it.
+local granted, vacant = nil, used < capacity and not goes_on and 1 or 0
+while vacant > 0 and not is_new do
+  local waiting = call('ZRANGE', lock, string.format('(%.0f', mark), '(8e15', 'BYSCORE', 'LIMIT', '0', vacant, 'WITHSCORES')
   local n, names, fits = #waiting / 2, {}, 0
   for i = 1, n do
     names[i] = '+' .. waiting[2 * i - 1]
@@ -286,11 +292,11 @@ while room > 0 and not is_new do
     granted = granted or {}
     granted[#granted + 1] = waiting[2 * i]
   end
-  room = fits == room and math.min(64 - #granted, capacity - used) or 0
+  vacant = fits == vacant and math.min(64 - #granted, capacity - used) or 0
 end
 more = more or goes_on or granted and #granted == 64
 
--- acquire: a ticket of its own, unless it has one, or asks once and is not let in at once.
+-- acquire: a new ticket, unless it has one, or asks once and is not let in at once.
 local is_first, inserted = false, false
 if verb == 'acquire' and not number then
   local weight, wait_ms = tonumber(ARGV[9]), tonumber(ARGV[10])
@@ -303,8 +309,9 @@ if verb == 'acquire' and not number then
   end
   local lets_in = not waits and used + weight <= capacity
   if lets_in or wait_ms then
-    -- assign: above the last token, which is above each number here while it is kept, and not below the clock. Written
-    -- before the ticket, and put together from digits, because to format a number of this size takes long.
+    -- assign: above the last token, which is above each number here while it is kept, and not below
+    -- the clock. Written before the ticket, and put together from digits, because to format a
+    -- number of this size takes long.
     local ticket = now_us
     number = time[1] .. string.sub('00000' .. time[2], -6)
     local last = tonumber(call('SET', counter, number, 'PX', '3600000', 'GET') or '')
@@ -362,7 +369,8 @@ elseif mine then
   is_first = true
 end
 
--- settle: forgets an empty queue, and lets the key live as long as the ticket that meant to stay longest.
+-- settle: forgets an empty queue, and lets the key live as long as the ticket that meant to stay
+-- longest.
 local is_over = is_new and not due
 if not is_over and thinned and call('ZCARD', lock) == 2 then
   call('DEL', lock)
@@ -391,7 +399,8 @@ elseif due and due > lasts and call('PTTL', lock) < due - now then
   call('PEXPIREAT', lock, due)
 end
 
--- retry_in_ms: when the first in line should ask again if it hears nothing: when the next ticket lapses. Others need not.
+-- retry_in_ms: when the first in line should ask again if it hears nothing: when the next ticket
+-- lapses. Others need not.
 if is_first and not inserted then
   local head = call('ZRANGE', lock, string.format('(%.0f', mark), '(8e15', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
   is_first = head[2] and (head[2] == number or mine and mine[head[2]])
@@ -408,8 +417,8 @@ if more then
   answer[#answer + 1] = 'more'
 end
 
--- Those who hold now are told, but for the one who is answered. By pcall: what has happened stays so where the user has no
--- right to the channel.
+-- Those who hold now are told, but for the one who is answered. By pcall: what has happened stays
+-- so where the user has no right to the channel.
 if granted then
   local others = {}
   for i = 1, #granted do

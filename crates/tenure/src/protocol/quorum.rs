@@ -5,7 +5,7 @@
 //! (<https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>). Its tokens are
 //! ballots, as in Paxos: the client proposes one, and a node accepts it only above all that it has
 //! seen. Two majorities have a member in common, which accepts rising ballots only; so no two
-//! grants share a token, and a later grant has a higher one, whatever clocks do, for as long as the
+//! grants share a token, and a later grant has a higher one, for any clocks, for as long as the
 //! members keep what they have accepted.
 
 use super::{Answer, Found, Holding, Kind, ours, shown};
@@ -108,7 +108,7 @@ impl<'a> Count<'a> {
         (self.said(|_| true) < self.majority).then(|| Decision::Silent { maybe: self.maybe() })
     }
 
-    /// What there is to say while a majority may be had and may not be.
+    /// The answer while a majority may be had and may not be.
     fn undecided(&self, is_last: bool) -> Option<Decision> {
         if self.is_open(is_last) {
             return None;
@@ -346,7 +346,7 @@ pub fn shows(answer: &Answer, owner: &Owner) -> bool {
     holder.is_some_and(|(holder, _)| holder == *owner)
 }
 
-/// Who holds, as asked, or who held, where any client's hold was ended.
+/// The holder, as asked, or the former one, where any client's hold was ended.
 pub fn found(words: &[Vote], is_last: bool) -> Option<Decision> {
     let count = Count::of(words);
     let top = count.top();

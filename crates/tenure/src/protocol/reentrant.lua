@@ -1,8 +1,9 @@
--- The reentrant machine: one hash, owner -> hold count, with a TTL, as Redisson's RLock writes it. Twin of reentrant.rs: its
--- functions in the same order, as sections.
+-- The reentrant machine: one hash, owner -> hold count, with a TTL, as Redisson's RLock writes it.
+-- Twin of reentrant.rs: its functions in the same order, as sections.
 --
--- The hash: OWNER, how often it holds; and fields of ours, which begin with #: #fence, the token; #HOLD, a hold that is counted;
--- #0, how many holds are detached. It is never left with fields of ours alone.
+-- The hash: OWNER, how often it holds; and fields of tenure, which begin with #: #fence, the token;
+-- #HOLD, a hold that is counted; #0, how many holds are detached. It is never left with fields of
+-- tenure alone.
 --
 -- KEYS   1 the lock   2 its counter: for acquire
 -- ARGV   acquire owner request hold ttl_ms
@@ -24,8 +25,9 @@ local lock, counter, call = KEYS[1], KEYS[2], redis.call
 local verb, owner, request, hold = ARGV[1], ARGV[2], ARGV[3], '#' .. (ARGV[4] or '')
 local looks = verb == 'inspect' or ARGV[5] == 'anyone'
 
--- standing: what is at the key, as the asker sees it. Count: how often it holds. Found: who does, if others are meant as well;
--- busy or mismatch, if somebody else has it. Whoever acquires mostly finds nothing.
+-- standing: what is at the key, as the asker sees it. Count: how often it holds. Found: who does,
+-- if others are meant as well; busy or mismatch, if another client has it. A client that acquires
+-- mostly finds nothing.
 local left_ms, fields = verb == 'acquire' and call('PTTL', lock), {}
 if left_ms ~= -2 then
   fields = redis.pcall('HMGET', lock, owner, hold, '#fence', '#0')
@@ -42,8 +44,9 @@ if not count or looks then
       return { owner, request, 'free' }
     end
   elseif type == 'hash' then
-    -- found, holder: who holds, in the form of a mutex's value; of what is no lock of Redisson's either, the type.
-    -- is_lock: a token, and one owner of ours with a count.
+    -- found, holder: the holder, in the form of a mutex's value; of what is no lock of Redisson's
+    -- either, the type.
+    -- is_lock: a token, and one tenure owner with a count.
     local holder, times, ours, holders = '(hash)', '1', (tonumber(fence) or 0) > 0, 0
     if ours or call('HLEN', lock) == 1 then
       local all = call('HGETALL', lock)
@@ -61,7 +64,8 @@ if not count or looks then
     found = { owner, request, 'found', 'reentrant mutex', holder, left_ms, times }
     theirs = { owner, request, 'busy', holder, left_ms }
   else
-    -- other_kind: a mismatch where it is ours, busy where it is foreign. Whoever looks, or ends it, asks again by its kind.
+    -- other_kind: a mismatch where tenure wrote it, busy where it is foreign. A client that looks,
+    -- or ends it, asks again by its kind.
     local kind, capacity, holder = 'mutex', nil, '(' .. type .. ')'
     if type == 'zset' then
       kind, capacity = string.match(call('ZRANGE', lock, 0, 0)[1], '^#1:([%a -]+):(%d+)$')
@@ -84,8 +88,9 @@ if verb == 'acquire' then
   if theirs then
     return theirs
   elseif not count then
-    -- assign: above the last token and not below the clock. Written before the lock itself, and put together from digits,
-    -- because to format a number of this size takes longer than to read a key.
+    -- assign: above the last token and not below the clock. Written before the lock itself, and put
+    -- together from digits, because to format a number of this size takes longer than to read a
+    -- key.
     local time = call('TIME')
     fence = time[1] .. string.sub('00000' .. time[2], -6)
     local last = call('SET', counter, fence, 'PX', '3600000', 'GET')
@@ -109,7 +114,7 @@ elseif verb == 'renew' then
   if theirs then
     return theirs
   elseif bind == 'detach' and fields[2] then
-    -- Detached, a hold has no name of its own any more: whoever resumes has another.
+    -- Detached, a hold loses its number: the client that resumes has another.
     call('HDEL', lock, hold)
     call('HSET', lock, '#0', (detached or 0) + 1)
   elseif bind == 'resume' and not fields[2] and detached then

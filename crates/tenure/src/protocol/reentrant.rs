@@ -1,9 +1,9 @@
 //! The reentrant machine: one hash, `owner -> hold count`, with a TTL. What Redisson's `RLock`
 //! writes, so that a Java service's lock and ours exclude each other.
 //!
-//! Fields that begin with `#` are ours: `#fence` is the token, `#<hold>` marks a hold that is
-//! counted. *Holds are remembered, not requests*: a repeated acquire finds its hold and counts
-//! nothing, a repeated release finds none and takes nothing away, in whatever order requests of
+//! Fields that begin with `#` belong to tenure: `#fence` is the token, `#<hold>` marks a hold that
+//! is counted. *Holds are remembered, not requests*: a repeated acquire finds its hold and counts
+//! nothing, a repeated release finds none and takes nothing away, in any order in which requests of
 //! several tasks of one owner arrive.
 
 use std::collections::BTreeMap;
@@ -94,7 +94,7 @@ fn renew(
     }
     let Some(hash) = hash_of(state) else { return Answer::Free };
     let held = match bind {
-        // Detached, a hold has no name of its own any more: the client that resumes has another.
+        // Detached, a hold loses its number: the client that resumes has another.
         Some(Liveness::Lease) if hash.remove(&field(hold)).is_some() => {
             add(hash, DETACHED, 1);
             true
@@ -199,7 +199,7 @@ pub(super) fn found(hash: &Hash, left_ms: Option<u64>) -> Found {
     Found { kind: Kind::Reentrant, capacity: None, holders, waiters: Vec::new(), unlisted: 0 }
 }
 
-/// Who holds, in the form of a mutex's value.
+/// The holder, in the form of a mutex's value.
 pub(super) fn holder(hash: &Hash) -> String {
     shown(&found(hash, None).holders.swap_remove(0).value)
 }

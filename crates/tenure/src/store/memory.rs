@@ -6,12 +6,16 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt, ready};
+use futures_util::future::{BoxFuture, FutureExt, pending, ready};
 
-use super::{Cursor, Failure, Listener, Page, Publisher, Store};
+use super::{
+    Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Opening, Page,
+    Publisher, QuorumMember, Store,
+};
+use crate::error::Result;
 use crate::name::LockName;
 use crate::protocol::record::{self, Record, RecordAnswer, RecordOp};
-use crate::protocol::{self, Answer, Entry, LockSpec, Notification, Now, Op, Reply, State};
+use crate::protocol::{self, Answer, Entry, LockSpec, Notification, Now, Op, State};
 use crate::runtime::Runtime;
 
 /// A store in memory. Clones share it.
@@ -31,6 +35,12 @@ struct Inner {
     next_listener: u64,
     /// When the map was last cleared of what has lapsed.
     swept_ms: u64,
+}
+
+/// The store that a URL names: `memory:`, or `memory:NAME`.
+pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
+    let Opening { url, runtime, .. } = opening;
+    Ok(Arc::new(if url == "memory:" { Memory::new(runtime, url) } else { Memory::named(runtime, url) }))
 }
 
 impl Memory {
@@ -115,22 +125,14 @@ impl Inner {
 }
 
 impl Store for Memory {
-    fn call(&self, op: Op, _within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    fn call(&self, op: Op, _within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         let store = self.clone();
-        async move {
-            let answer = store.apply(&op);
-            Ok(Reply { owner: op.owner, request: op.request, answer })
-        }
-        .boxed()
+        async move { Ok(store.apply(&op)) }.boxed()
     }
 
     fn record(&self, op: RecordOp, _within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
         let store = self.clone();
         async move { Ok(store.apply_to_record(&op)) }.boxed()
-    }
-
-    fn keeps_records(&self) -> Result<(), &'static str> {
-        Ok(())
     }
 
     fn listen(
@@ -167,16 +169,51 @@ impl Store for Memory {
         ready(Ok(page)).boxed()
     }
 
+    fn ready(&self, _within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+        ready(Ok(())).boxed()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            kinds: Kinds::All,
+            clock: LeaseClock::Machine,
+            values: Ok(()),
+            liveness: HoldLiveness::Lease,
+            messages_grant: true,
+            restart_grace: None,
+        }
+    }
+
     fn supports(&self, _rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
         Ok(())
+    }
+
+    fn declare_ttl(&self, _ttl: Duration) {}
+
+    fn settled(&self) -> BoxFuture<'static, ()> {
+        ready(()).boxed()
+    }
+
+    fn interrupted(&self) -> BoxFuture<'static, ()> {
+        pending().boxed()
     }
 
     fn interruptions(&self) -> u64 {
         0
     }
 
+    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
+        Ok(self)
+    }
+
     fn url(&self) -> &Arc<str> {
         &self.url
+    }
+}
+
+impl QuorumMember for Memory {
+    fn incarnation(&self) -> Incarnation {
+        Incarnation::Lasting
     }
 }
 

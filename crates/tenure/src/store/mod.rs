@@ -1,7 +1,9 @@
 //! Where locks live.
 
+mod decorator;
 pub mod file;
 pub mod memory;
+pub(crate) mod open;
 pub mod quorum;
 #[cfg(feature = "redis")]
 pub mod redis;
@@ -12,20 +14,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt, pending, ready};
+use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
+#[cfg(feature = "redis")]
+use crate::credentials::Provider;
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::protocol::record::{RecordAnswer, RecordOp};
-use crate::protocol::{Found, LockSpec, Notification, Op, Reply};
-use crate::runtime::Moment;
+use crate::protocol::{Answer, Found, Kind, LockSpec, Notification, Op};
+use crate::runtime::Runtime;
+
+pub use crate::error::Cause;
+pub use decorator::Decorator;
 
 /// The target of warnings about what an operator should change, as opposed to what happens.
 pub(crate) const SETUP: &str = "tenure::setup";
-
-/// What the store, or the system beneath it, said.
-pub type Cause = Arc<dyn std::error::Error + Send + Sync>;
 
 /// Why a request has no answer.
 #[derive(Clone, Debug)]
@@ -53,25 +58,6 @@ impl fmt::Display for Impossible {
 
 impl std::error::Error for Impossible {}
 
-/// On what terms a request is made, beyond what it asks: see the [options](crate::Options) of these
-/// names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
-    /// A grant without a token will do.
-    pub unfenced: bool,
-    /// So many replicas have to confirm a grant and each renewal.
-    pub acks: u32,
-    /// For so long a server that may have forgotten leases grants nothing.
-    pub restart_grace_ms: u64,
-}
-
-impl Terms {
-    /// Whether a message alone makes no client a holder: there is more to be asked first.
-    pub(crate) fn doubt_messages(self) -> bool {
-        self.acks > 0 || self.restart_grace_ms > 0
-    }
-}
-
 impl Failure {
     /// What cannot be done as things are set up.
     pub fn impossible(text: impl Into<String>) -> Self {
@@ -97,6 +83,9 @@ impl fmt::Display for Failure {
 /// A place where locks are kept: it runs [`apply`](crate::protocol::apply), or its twin, one
 /// request at a time.
 ///
+/// Every method is required: a store that forgets one does not compile. What wraps a store is a
+/// [`Decorator`], which forwards what it does not change.
+///
 /// Futures are `'static` and may be polled on any thread, outside every runtime.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Carries out one request.
@@ -105,44 +94,22 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// future was dropped after that may still be carried out, before any later one or never. The
     /// same holds after `Unknown`: once a later call of this store was answered, the earlier one
     /// has taken effect or never will. So a release that follows an acquire undoes it for good,
-    /// whatever became of the acquire's answer.
+    /// also if the acquire's answer was lost.
     ///
     /// *Time*: it answers within `within`, with a `Failure` if nothing else. A busy lock is an
     /// answer, not a failure.
     ///
+    /// *For this request*: where replies come from a server, the store has checked that this one
+    /// echoes the owner and the number of the request. No caller does so again.
+    ///
     /// *Never repeated*: only the engine repeats an operation.
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>>;
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>>;
 
     /// Carries out one request about the record beside a lock. Order, time and repeats are as of
     /// [`call`](Self::call), with whose requests these are in one order too.
+    ///
+    /// A store whose [`capabilities`](Self::capabilities) say that it keeps no values refuses it.
     fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>>;
-
-    /// Whether records can be kept beside locks, or why not. A server that turns out to forbid
-    /// scripts refuses each request instead.
-    ///
-    /// # Errors
-    /// The reason, as the end of the sentence "it cannot, because".
-    fn keeps_records(&self) -> Result<(), &'static str>;
-
-    /// The same on special terms, where a store knows any.
-    fn call_on(&self, _terms: Terms, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
-        self.call(op, within)
-    }
-
-    /// Whether requests can be made on these terms, or why not.
-    ///
-    /// # Errors
-    /// The reason, as the end of the sentence "it cannot, because".
-    fn can(&self, terms: Terms) -> Result<(), &'static str> {
-        match (terms.acks, terms.restart_grace_ms) {
-            (0, 0) => Ok(()),
-            _ => Err("acks and restart_grace are for Redis and Valkey servers with replicas"),
-        }
-    }
-
-    /// Leases of this length are about to be asked for. A request may ask for less: `max_hold`
-    /// clips its own.
-    fn lends(&self, _ttl: Duration) {}
 
     /// Subscribes to what is said about one lock. When it is ready, every later change that frees
     /// the lock is heard, unless the message is lost. The rule says where messages about the kind
@@ -158,41 +125,135 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn list(&self, prefix: &str, from: Cursor, within: Duration)
     -> BoxFuture<'static, Result<Page, Failure>>;
 
-    /// Completes when the store goes on with no release by itself, as a quorum does where a member
-    /// has not answered.
-    fn settled(&self) -> BoxFuture<'static, ()> {
-        ready(()).boxed()
-    }
+    /// Makes sure that the store answers at all.
+    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>>;
 
-    /// Whether this store can keep the promise of this rule for this name, or why not.
+    /// What this store can do: the same for as long as it lives.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Whether this store can keep a lock of this name, or why not: what its
+    /// [`capabilities`](Self::capabilities) cannot say, because it depends on the name.
     ///
     /// # Errors
     /// The reason, as the end of the sentence "it cannot, because".
     fn supports(&self, rule: LockSpec, name: &LockName) -> Result<(), &'static str>;
 
+    /// Declares the ttl of the leases that this client will request. A request may ask for less:
+    /// `max_hold` clips its own. A quorum must know it, because a member that restarts may have
+    /// forgotten the lease of another client.
+    fn declare_ttl(&self, ttl: Duration);
+
+    /// Completes when the store goes on with no release by itself, as a quorum does where a member
+    /// has not answered.
+    fn settled(&self) -> BoxFuture<'static, ()>;
+
     /// Completes when the store may have forgotten what it was told or missed what it was asked:
     /// then every held lock is verified at once.
-    fn interrupted(&self) -> BoxFuture<'static, ()> {
-        pending().boxed()
-    }
+    fn interrupted(&self) -> BoxFuture<'static, ()>;
 
     /// A number that differs from what it was before each such interruption. A grant that was asked
     /// for before one, and is handed out after it, is verified at once.
     fn interruptions(&self) -> u64;
 
-    /// Makes sure that the store answers at all.
-    fn ready(&self, _within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
-        ready(Ok(())).boxed()
-    }
-
-    /// What is known of the server behind it: a quorum asks, because a server that restarts may
-    /// have forgotten leases that still run.
-    fn life(&self) -> Incarnation {
-        Incarnation::Lasting
-    }
+    /// What a quorum must know of it as a member.
+    ///
+    /// # Errors
+    /// Why it can be no member, as the end of the sentence "it cannot, because".
+    fn member(&self) -> Result<&dyn QuorumMember, &'static str>;
 
     /// The store's URL without credentials, for messages.
     fn url(&self) -> &Arc<str>;
+}
+
+/// What only the members of a quorum have to tell.
+pub trait QuorumMember {
+    /// What is known of the server behind it: a server that restarts may have forgotten leases that
+    /// still run.
+    fn incarnation(&self) -> Incarnation;
+}
+
+/// What a store can do, whatever is asked of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The kinds of locks that it keeps.
+    pub kinds: Kinds,
+    /// Whose clock judges when a lease is over.
+    pub clock: LeaseClock,
+    /// Whether bytes can be kept beside a lock that only its holder may write, or why not: the end of
+    /// the sentence "it cannot, because".
+    pub values: Result<(), &'static str>,
+    /// Whether a hold is bound to its lease alone.
+    pub liveness: HoldLiveness,
+    /// Whether a notification that names a ticket is a grant. Where replicas have to confirm
+    /// grants, or a server may be in its grace, the waiter asks first.
+    pub messages_grant: bool,
+    /// For so long a server that may have forgotten leases answers `Busy` to every acquisition,
+    /// also to an owner that holds. No ttl may be longer.
+    pub restart_grace: Option<Duration>,
+}
+
+/// Which kinds of locks a store keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kinds {
+    /// All.
+    All,
+    /// These, and why it keeps no others: the end of the sentence "it cannot, because".
+    Only(&'static [Kind], &'static str),
+}
+
+impl Kinds {
+    /// Whether this kind is kept.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn keep(self, kind: Kind) -> Result<(), &'static str> {
+        match self {
+            Self::Only(kinds, reason) if !kinds.contains(&kind) => Err(reason),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whose clock judges leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseClock {
+    /// This machine's, which counts from its start.
+    Machine,
+    /// That of the server which has the lock.
+    Server,
+    /// Each member's own: the lease is over when a majority says so.
+    Members,
+}
+
+/// What a hold is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HoldLiveness {
+    /// Its lease alone: the lock of a process that dies is free when that is over.
+    Lease,
+    /// Its lease, and a handle of the process: the system drops that with the process, and the lock
+    /// is free at once.
+    Handle,
+}
+
+/// What a store is opened with.
+pub(crate) struct Opening<'a> {
+    pub(crate) url: &'a str,
+    pub(crate) runtime: Arc<dyn Runtime>,
+    /// Tells the login at each dial, in place of the URL.
+    #[cfg(feature = "redis")]
+    pub(crate) login: Option<Provider>,
+}
+
+impl Opening<'_> {
+    #[cfg(feature = "redis")]
+    fn has_login(&self) -> bool {
+        self.login.is_some()
+    }
+
+    #[cfg(not(feature = "redis"))]
+    fn has_login(&self) -> bool {
+        false
+    }
 }
 
 /// Since when a store has kept all that it was told.

@@ -15,11 +15,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::events::{event, text};
 use crate::guard::Guard;
 use crate::handle::LockHandle;
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::options::{Options, Renewal};
 use crate::protocol::LockSpec;
 use crate::protocol::record::{Put, Record, RecordAnswer, Then};
-use crate::runtime::{self, Moment};
+use crate::runtime;
 use crate::store::Listener;
 
 /// A value that one caller computes for a whole fleet, kept in the store of the locks.

@@ -3,12 +3,14 @@
 //! - [`cache`] computes a value once for a fleet, and [`fill`] does so for a cache of the user's;
 //!   [`entry`] is how a value is kept, [`value`] how it becomes bytes;
 //! - [`once`] runs a job once in a [`period`];
-//! - [`election`] has a leader, with its [`term`], and those who [observe](observer).
+//! - [`election`] has a leader, with its [`term`], and those who [observe](observer); [`log`] is
+//!   what its record says.
 
 pub(crate) mod cache;
 pub(crate) mod election;
 pub(crate) mod entry;
 pub(crate) mod fill;
+pub(crate) mod log;
 pub(crate) mod observer;
 pub(crate) mod once;
 pub(crate) mod period;
@@ -52,7 +54,7 @@ impl RecordHandle {
         rule: LockSpec,
     ) -> Result<Self> {
         let store = &home.engine.store;
-        store.keeps_records().map_err(|reason| {
+        store.capabilities().values.map_err(|reason| {
             let what = format!("store {} keeps no record of {}: {reason}", store.url(), name.quoted());
             Error::unsupported(store.url(), what)
         })?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::{Either, FutureExt, select};
 
 use super::RecordHandle;
-use super::election::{Election, Leader, Log, LogEntry, Word};
+use super::log::{Leader, Log, LogEntry, Word, unreadable};
 use crate::error::Result;
 use crate::planted::{Bug, planted};
 use crate::store::Listener;
@@ -99,7 +99,7 @@ impl Observer {
     /// Reads the log, and goes on where it was.
     async fn look(&mut self) -> Result<()> {
         let seen = self.record.read().await?;
-        let log = Log::decode(seen.record.as_ref()).ok_or_else(|| Election::unreadable(&self.record))?;
+        let log = Log::decode(seen.record.as_ref()).ok_or_else(|| unreadable(&self.record))?;
         let is_first = !std::mem::replace(&mut self.has_read, true);
         let mut news = log.entries.as_slice();
         match &self.last {

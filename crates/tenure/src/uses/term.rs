@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use futures_util::future::join;
 
-use super::election::{Election, Word, append};
+use super::log::{Word, append, checked_payload, unreadable};
 use super::{RecordHandle, put};
-use crate::engine::hold::Lost;
+use crate::engine::lease::Lost;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::protocol::record::{RecordAnswer, Then};
 
-/// The time for which a candidate leads: see [`Election`].
+/// The time for which a candidate leads: see [`Election`](crate::Election).
 ///
 /// Dropped, it resigns in the background, and observers are not told why.
 ///
@@ -31,8 +31,8 @@ pub struct Term {
 }
 
 impl Term {
-    pub(super) fn new(guard: Guard, election: &Election) -> Self {
-        Self { guard, record: election.record.clone(), payload: Arc::clone(&election.payload) }
+    pub(super) fn new(guard: Guard, record: RecordHandle, payload: Arc<str>) -> Self {
+        Self { guard, record, payload }
     }
 
     /// The term as a fencing token: greater than that of every earlier term. See
@@ -92,7 +92,7 @@ impl Term {
     /// `is_lost` when it does not lead any more; `is_invalid` when the payload is too long;
     /// `is_unreachable`, `is_unknown`, `is_refused`.
     pub async fn update(&mut self, payload: impl Into<String>) -> Result<()> {
-        let payload = super::election::checked_payload(payload.into())?;
+        let payload = checked_payload(payload.into())?;
         self.write(Word::Updated, &payload).await?;
         self.payload = payload;
         Ok(())
@@ -134,7 +134,7 @@ impl Term {
         let seen = self.record.read().await?;
         let (owner, fence) = (self.guard.owner(), self.fence());
         let log = append(seen.record.as_ref(), word, fence, owner, payload);
-        let log = log.ok_or_else(|| Election::unreadable(&self.record))?;
+        let log = log.ok_or_else(|| unreadable(&self.record))?;
         let mut put = put(owner, Duration::MAX, log);
         put.then = Then::Tell;
         match self.record.put(put).await? {

@@ -1,7 +1,7 @@
 //! Crowds of real processes at one lock on a real server. What each task was told goes into a log,
 //! and the logs are judged when all is over.
 //!
-//! A process of a crowd is this same program, started again with arguments of its own: so the tests
+//! A process of a crowd is this same program, started again with other arguments: so the tests
 //! have a `main` here. Otherwise arguments choose among them by parts of their names, as usual.
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "real processes take real time")]
 

@@ -52,7 +52,7 @@ fn dies(after: u64, dir: &Path) -> (Vec<(String, u64)>, bool) {
     (tokens.collect(), lived)
 }
 
-/// Whatever a process was doing when it ended: all that it had is free at once, tokens go on above
+/// A process may end at any point: all that it had is free at once, and tokens go on above
 /// all that it was given, and the locks of others are what they were.
 #[test]
 fn a_process_may_end_at_every_point_and_leaves_what_the_next_can_use() {

@@ -136,7 +136,7 @@ fn another_kind_of_lock_is_said_and_its_record_left_alone() {
     }
 }
 
-/// The record of a queue with this many more places in it, each of its own owner.
+/// The record of a queue with this many more places in it, each of another owner.
 fn lengthen(file: &Path, by: usize) {
     let text = fs::read_to_string(file).expect("a record");
     let (head, body) = text.split_once("bytes ").expect("a header");

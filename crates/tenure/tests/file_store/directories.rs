@@ -55,7 +55,7 @@ fn a_directory_that_its_user_may_not_use_is_said() {
     assert!(said.contains("Held"), "{said}");
 }
 
-/// A file system of its own. Mounting takes root: without, it fails and says so.
+/// A separate file system. Mounting takes root: without, it fails and says so.
 struct Mount(TempDir);
 
 impl Mount {
@@ -107,7 +107,7 @@ fn a_full_file_system_refuses_a_grant_and_lets_a_release_through() {
     assert!(is_held(&other.acquire("y", &owner())));
 }
 
-/// Also the first time, when no room was ever taken for it.
+/// Also the first time, when no space was reserved for it.
 #[test]
 fn on_a_full_file_system_what_is_held_is_renewed_and_who_waits_keeps_its_place() {
     let mount = Mount::new("size=64k");

@@ -240,7 +240,7 @@ pub(crate) fn churn(client: &Client) {
     let queue = |verb| {
         let (name, rule) = (LockName::new("queue").expect("a name"), FAIR);
         let op = Op { name, rule, owner: owner.clone(), request: 0, verb };
-        block_on(client.store.call(op, 5 * SECOND)).expect("an answer").answer
+        block_on(client.store.call(op, 5 * SECOND)).expect("an answer")
     };
     let (fence, wait_ms, bind) = (Fence::Assign, Some(LONG_MS), Liveness::Process);
     assert!(is_held(&queue(Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms, bind })));

@@ -57,7 +57,7 @@ impl Incarnation {
         assert!(stop != Stop::Steps, "it turns in circles");
     }
 
-    /// What must hold whatever the network did.
+    /// What must hold after each fault of the network.
     fn check(&self) -> Result<(), String> {
         let calls = self.calls.lock().map_err(|_| "it panicked")?;
         let executed = self.network.executed();
@@ -103,8 +103,8 @@ impl Incarnation {
         }
     }
 
-    /// After each script and each cut: all keys end, and who holds is who asked last. A client that
-    /// was answered that all is given back holds nothing.
+    /// After each script and each cut: all keys end, and the holder is the last that asked. A
+    /// client that was answered that all is given back holds nothing.
     fn check_what_was_kept(&self, calls: &[Call]) -> Result<(), String> {
         for look in self.network.looks() {
             let most = |key: &str| if key == "x" { TTL_MS } else { FENCE_MS };
@@ -144,7 +144,7 @@ impl Asker {
             let released = self.insist(&owner, release()).await;
             assert!(matches!(released, Answer::Released { .. } | Answer::Free), "{released:?}");
         }
-        // The store stays, and with it whatever it does by itself.
+        // The store stays, and with it what it does by itself.
         self.runtime.sleep_until(self.runtime.now() + Duration::from_secs(20)).await;
     }
 
@@ -153,7 +153,7 @@ impl Asker {
         let name = LockName::new("x").expect("a name");
         let op = Op { name, rule: LockSpec::Mutex, owner: owner.clone(), request, verb };
         let sent = self.sim.now();
-        let said = self.store.call(op.clone(), WITHIN).await.map(|reply| reply.answer);
+        let said = self.store.call(op.clone(), WITHIN).await;
         let call = Call { op, sent, answered: self.sim.now(), said: said.clone() };
         self.calls.lock().expect("no panic").push(call);
         said

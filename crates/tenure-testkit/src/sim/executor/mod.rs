@@ -1,6 +1,6 @@
 //! Tasks, timers and processes in virtual time.
 //!
-//! One thread, one loop: whatever is due happens; then one of the tasks that can go on is chosen
+//! One thread, one loop: what is due happens; then one of the tasks that can go on is chosen
 //! and polled; when none can, time jumps to the next thing that is due. So ten minutes of leases
 //! take as long as the code in them takes to run.
 //!
@@ -27,7 +27,7 @@ use tenure::internals::{Moment, Runtime};
 
 use super::chooser::{Choice, Chooser, Rng};
 use super::clock::{Clock, TrueTime};
-use super::coverage::{Event, Events};
+use super::event::{Event, Events};
 use task::{Due, Life, Task, TaskWaker, What};
 
 pub use process::{Process, Sleep};
@@ -320,8 +320,8 @@ impl Sim {
         self.core().tasks.iter().filter(|task| task.process == process && !task.done).count()
     }
 
-    /// From now on does this before whatever comes next: it wakes who waits for the system, which
-    /// is real.
+    /// From now on does this before what comes next: it wakes the tasks that wait for the system,
+    /// which is real.
     pub fn pump(&self, pump: impl Fn() + Send + Sync + 'static) {
         assert!(self.0.pump.set(Box::new(pump)).is_ok(), "there is one system");
     }
@@ -332,7 +332,7 @@ impl Sim {
             if let Some(pump) = self.0.pump.get() {
                 let before = lock(&self.0.woken).len();
                 pump();
-                // In whatever order the system tells those who wait for the same.
+                // The system wakes those that wait for the same in any order.
                 lock(&self.0.woken)[before..].sort_unstable();
             }
             match self.next(until, steps) {

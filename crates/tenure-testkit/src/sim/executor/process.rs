@@ -26,7 +26,7 @@ impl Runtime for Process {
     fn now(&self) -> Moment {
         let mut core = self.sim.core();
         core.looks += 1;
-        // Whatever is dropped because of that may look once more.
+        // What is dropped because of that may look once more.
         let is_over = core.looks >= LOOKS && !thread::panicking();
         assert!(!is_over, "a poll looked at the clock {LOOKS} times, and will not end");
         Moment(self.clock.shows(core.now))

@@ -2,7 +2,7 @@
 //!
 //! This models the contract of [`Store::call`](tenure::internals::Store::call) to the letter. A
 //! process has one connection for requests, on which they arrive in the order in which they left,
-//! and so do the replies; those that wait for it leave in any order. Whatever goes wrong ends the
+//! and so do the replies; those that wait for it leave in any order. A fault ends the
 //! connection: what was under way has an unknown outcome and may still be carried out, until the
 //! next connection, which begins by putting an end to the last. Messages come on a connection of
 //! their own, and no client notices when one of them is lost.
@@ -20,18 +20,18 @@ use std::time::Duration;
 use tenure::LockName;
 use tenure::internals::Moment;
 use tenure::internals::protocol::{
-    Answer, Fence, Found, Kind, LockSpec, Notification, Op, ReleaseScope, Reply, Verb,
+    Answer, Fence, Found, Kind, LockSpec, Notification, Op, ReleaseScope, Verb,
 };
 use tenure::internals::store::{Failure, Incarnation, Listener, Publisher};
 
 use super::clock::{Clock, MS, SECOND, TrueTime};
-use super::coverage::Event;
+use super::event::Event;
 use super::executor::{OUTSIDE, Process, ProcessId, Sim, lock};
-use super::oracle::members::Trouble;
+use super::oracle::votes::Trouble;
 use super::oracle::{Executed, Oracle};
 use super::regime::Faults;
+use super::request::{Shown, Slot, unknown};
 use super::server::Server;
-use super::store::{Shown, SimStore, Slot, unknown};
 
 /// How long a server had been up when the schedule began.
 const OLD: Duration = Duration::from_secs(86_400);
@@ -45,7 +45,7 @@ pub struct Network {
     pub(super) sim: Sim,
     /// Who judges it, if any client does.
     oracle: Option<Oracle>,
-    url: Arc<str>,
+    pub(super) url: Arc<str>,
     inner: Arc<Mutex<Inner>>,
 }
 
@@ -171,11 +171,11 @@ impl Network {
         lock(&self.inner)
     }
 
-    /// The store for one process.
-    pub fn store(&self, process: &Process) -> SimStore {
+    /// Gives a process its end of the connection.
+    pub(super) fn connect(&self, process: &Process) {
         let now = self.sim.now();
         let mut inner = self.inner();
-        // The outside has no end of its own, but a place in the list.
+        // The outside has no end, but it has a place in the list.
         while inner.ends.len() <= process.id() {
             let connection = inner.connect();
             let life = inner.life_at(&self.url, process.clock(), now);
@@ -192,7 +192,6 @@ impl Network {
                 parting: Parting::default(),
             });
         }
-        SimStore { network: self.clone(), process: process.id(), url: Arc::clone(&self.url) }
     }
 
     /// The server runs the scripts as well.
@@ -302,7 +301,7 @@ impl Network {
         }
         let answered_at = (now.max(parting.replies) + latency).max(connection.last_reply + 1);
         connection.last_reply = answered_at;
-        let reply = Reply { owner: op.owner.clone(), request: op.request, answer };
+        let reply = answer;
         let network = self.clone();
         self.sim.at(answered_at, move || {
             let is_broken = network.inner().connections[number].is_broken;
@@ -359,11 +358,11 @@ impl Network {
         let faults = inner.faults;
         let listeners = inner.listeners.iter().filter(|listener| {
             let is_meant = listener.is_open && listener.name == *name && listener.kind == op.rule.kind();
-            let is_deaf = is_meant && now < inner.ends[listener.process].hears_from;
-            if is_deaf {
+            let is_late = is_meant && now < inner.ends[listener.process].hears_from;
+            if is_late {
                 self.sim.count(Event::Unheard);
             }
-            is_meant && !is_deaf
+            is_meant && !is_late
         });
         let listeners: Vec<_> =
             listeners.map(|listener| (listener.process, listener.publisher.clone())).collect();

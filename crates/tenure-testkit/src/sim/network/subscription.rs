@@ -59,7 +59,8 @@ impl Network {
             let leaves_at = now.max(end.hears_from).max(inner.stalled_until).max(parting.requests);
             let opens_at = leaves_at + inner.delay(&self.sim, name, leaves_at, None);
             let confirmed_at = opens_at.max(parting.messages) + inner.delay(&self.sim, name, opens_at, None);
-            let is_lost = end.is_dead || self.sim.chance(inner.faults.lose_reply + inner.faults.lose_ear);
+            let is_lost =
+                end.is_dead || self.sim.chance(inner.faults.lose_reply + inner.faults.lose_subscription);
             (inner.next_ear, opens_at, confirmed_at, out_of_time_at, is_lost)
         };
         let listener = Listener::new(|publisher| {

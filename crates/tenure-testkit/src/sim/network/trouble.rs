@@ -77,7 +77,7 @@ impl Network {
         drop(inner);
         for process in ends {
             self.cut(process);
-            self.deafen(process);
+            self.delay_messages(process);
         }
     }
 
@@ -202,12 +202,12 @@ impl Network {
     }
 
     /// Ends a process's connection for messages. It is there again a little later, and says so.
-    pub fn deafen(&self, process: ProcessId) {
+    pub fn delay_messages(&self, process: ProcessId) {
         let now = self.sim.now();
         let mut inner = self.inner();
         let Parting { requests, messages, .. } = inner.ends[process].parting;
         let begins_at = now.max(inner.stalled_until).max(requests).max(messages);
-        let hears_from = begins_at + self.sim.between(MS / 10, inner.faults.deaf);
+        let hears_from = begins_at + self.sim.between(MS / 10, inner.faults.messages_late);
         inner.ends[process].hears_from = inner.ends[process].hears_from.max(hears_from);
         let heard_at = hears_from + inner.latency(&self.sim);
         drop(inner);

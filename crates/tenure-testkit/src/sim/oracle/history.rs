@@ -23,7 +23,7 @@ use crate::sim::regime::{LockKind, Plan};
 pub(super) struct History {
     judge: Judge,
     locks: BTreeMap<LockName, line::Lock>,
-    /// By the number of its task: each wait, and each hold, is that of its own task here.
+    /// By the number of its task: each wait, and each hold, belongs to one task here.
     turns: BTreeMap<u32, Turn>,
     tasks: u32,
     is_over: bool,

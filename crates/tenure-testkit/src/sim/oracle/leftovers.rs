@@ -43,7 +43,7 @@ impl ReferenceModel {
 
     /// A lease ran out by itself. When nothing fails that happens only to those who chose it: to a
     /// guard that is still in a client's hands, a process that died or stood still, an owner that
-    /// was passed on. A place of one who waits is refreshed for as long as it waits, and then left.
+    /// was passed on. A waiter refreshes its place for as long as it waits, and then leaves it.
     pub(super) fn check_given_back(&mut self, at: TrueTime, owner: &Owner, sim: &Sim) {
         let Some(owned) = self.owners.get(owner) else { return };
         let unused = if owned.waits {
@@ -75,7 +75,7 @@ impl ReferenceModel {
 }
 
 impl Oracle {
-    /// Everything has ended well and some time ago: whatever still stands must be a client's who
+    /// Everything has ended well and some time ago: what still stands must be a client's who
     /// can no longer give it back.
     pub fn check_empty(&self) {
         let at = self.sim.now();

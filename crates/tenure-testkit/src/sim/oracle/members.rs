@@ -2,14 +2,12 @@
 //! server had said so.
 //!
 //! A majority counts from what stands at the servers in true time, whichever client knows of it,
-//! and lasts until so many of its leases are over that it is none any more. What one server loses,
+//! and lasts until so many of its leases are over that too few are left. What one server loses,
 //! by starting again or by a step of its clock, is a *vote taken*: a guard may rightly believe in
 //! it until its next renewal. It is excused for exactly that, and only if it would have its
 //! majority with the votes that were taken. A client that was let in meanwhile is another matter: a
 //! server that has started again does not vote, so exclusion is excused only for votes that a step
 //! *ahead* of a clock has taken.
-
-use std::collections::BTreeMap;
 
 use tenure::internals::protocol::{Answer, ReleaseScope, Verb};
 use tenure::{LockName, Owner};
@@ -18,6 +16,7 @@ use super::exclusion::{EXCLUSION, UNTOUCHED};
 use super::leftovers::ENDLESS;
 use super::reference_model::{End, Owned, Place, ReferenceModel};
 use super::reporting::REPORTING;
+use super::votes::{Members, Past, Stand, Trouble, Votes};
 use super::{Executed, Oracle};
 use crate::sim::clock::TrueTime;
 use crate::sim::executor::{Sim, lock};
@@ -25,142 +24,6 @@ use crate::sim::server::Standing;
 
 /// A client that is in no client's way asks each server once.
 pub const ONE_TRIP: &str = "a majority is had in one trip";
-
-/// What has become of a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
-    /// It began again, with nothing or with less.
-    StartedAnew,
-    /// Its clock was set ahead.
-    SteppedAhead,
-    /// Its clock was set back.
-    SteppedBack,
-    /// It lost the ballot that it had accepted.
-    Evicted,
-}
-
-/// The servers, what stands at each, and what each owner had of them.
-pub(super) struct Members {
-    name: LockName,
-    servers: Vec<Server>,
-    owners: BTreeMap<Owner, Votes>,
-    /// Which know that they have accepted a token.
-    kept: BTreeMap<u64, Bits>,
-}
-
-#[derive(Default)]
-struct Server {
-    stands: Option<Stand>,
-    past: Vec<Past>,
-}
-
-/// Who has one server, and the first moment at which it does not.
-#[derive(Clone, PartialEq, Eq)]
-struct Stand {
-    owner: Owner,
-    lapses: TrueTime,
-}
-
-/// A request that came to a server, or something that became of it, and what stood there before.
-struct Past {
-    at: TrueTime,
-    by: Option<Owner>,
-    before: Option<Stand>,
-}
-
-/// Servers as bits.
-type Bits = u64;
-
-/// What one owner has had of the servers.
-#[derive(Default)]
-struct Votes {
-    /// Which have accepted each token from it.
-    accepted: BTreeMap<u64, Bits>,
-    /// Which have granted each of its acquisitions, by the number of the request.
-    granted: BTreeMap<u64, Bits>,
-    /// Which were asked, and which with a second ballot.
-    asked: BTreeMap<u64, (Bits, Bits)>,
-    /// Which have lost it without its doing, and which of them by a step ahead.
-    taken: Bits,
-    stepped: Bits,
-    /// Which have it again, as they went back to before it was given back.
-    again: Bits,
-    /// Whether it had no majority between two times at which it had one.
-    is_interrupted: bool,
-}
-
-impl Members {
-    pub(super) fn new(name: LockName, count: usize) -> Self {
-        let servers = std::iter::repeat_with(Server::default).take(count).collect();
-        Self { name, servers, owners: BTreeMap::new(), kept: BTreeMap::new() }
-    }
-
-    fn majority(&self) -> usize {
-        self.servers.len() / 2 + 1
-    }
-
-    fn is_majority(&self, servers: Bits) -> bool {
-        servers.count_ones() as usize >= self.majority()
-    }
-
-    /// Which servers an owner has at a moment.
-    fn of(&self, at: TrueTime, owner: &Owner) -> Bits {
-        let has = |server: &Server| {
-            server.stands.as_ref().is_some_and(|stand| stand.owner == *owner && at < stand.lapses)
-        };
-        let bits = self.servers.iter().enumerate().filter(|(_, server)| has(server));
-        bits.fold(0, |bits, (index, _)| bits | 1 << index)
-    }
-
-    /// Until when an owner has a majority, if it has one now.
-    fn lapses(&self, at: TrueTime, owner: &Owner) -> Option<TrueTime> {
-        let stands = self.servers.iter().filter_map(|server| server.stands.as_ref());
-        let mine = stands.filter(|stand| stand.owner == *owner && at < stand.lapses);
-        let mut lapses: Vec<TrueTime> = mine.map(|stand| stand.lapses).collect();
-        lapses.sort_unstable_by(|a, b| b.cmp(a));
-        lapses.get(self.majority() - 1).copied()
-    }
-
-    /// Whether an owner has no majority, and would have one with the votes that were taken.
-    fn lacks_only(&self, at: TrueTime, owner: &Owner, taken: impl Fn(&Votes) -> Bits) -> bool {
-        let (has, votes) = (self.of(at, owner), self.owners.get(owner));
-        !self.is_majority(has) && votes.is_some_and(|votes| self.is_majority(has | taken(votes)))
-    }
-
-    /// At how many servers a client with another label stood, or asked for something, since a
-    /// moment.
-    fn disputed(&self, label: &str, since: TrueTime) -> usize {
-        let is_other = |owner: &Owner| owner.label() != label;
-        let stood = |stand: &Option<Stand>| {
-            stand.as_ref().is_some_and(|stand| is_other(&stand.owner) && stand.lapses > since)
-        };
-        let was_there = |past: &Past| past.by.as_ref().is_some_and(is_other) || stood(&past.before);
-        let is_disputed = |server: &&Server| {
-            let mut since_then = server.past.iter().rev().take_while(|past| past.at >= since);
-            stood(&server.stands) || since_then.any(was_there)
-        };
-        self.servers.iter().filter(is_disputed).count()
-    }
-}
-
-impl Votes {
-    fn hears(&mut self, member: usize, executed: &Executed<'_>) {
-        let (bit, request) = (1 << member, executed.op.request);
-        if let Answer::Held { fence } = executed.answer {
-            *self.accepted.entry(*fence).or_default() |= bit;
-            self.taken &= !bit;
-            self.stepped &= !bit;
-            self.again &= !bit;
-        }
-        let Verb::Acquire { .. } = executed.op.verb else { return };
-        let (asked, again) = self.asked.entry(request).or_default();
-        *again |= *asked & bit;
-        *asked |= bit;
-        if matches!(executed.answer, Answer::Held { .. }) {
-            *self.granted.entry(request).or_default() |= bit;
-        }
-    }
-}
 
 impl ReferenceModel {
     /// One of several servers has run a request: writes down what that makes of the lock, and
@@ -378,9 +241,9 @@ impl ReferenceModel {
         Some(accepted.is_some_and(|servers| members.is_majority(*servers)))
     }
 
-    /// An owner was told that it has lost its lock, and not for the sake of its own clock: then it
-    /// did not have a majority all the while since it asked. Or an earlier question had found that
-    /// out, and it has one again.
+    /// An owner was told that it has lost its lock, and not for the sake of that owner's clock:
+    /// then it did not have a majority all the while since it asked. Or an earlier question had
+    /// found that out, and it has one again.
     pub(super) fn check_not_had(&mut self, at: TrueTime, owner: &Owner, since: TrueTime) {
         let Some(owned) = self.owners.get(owner) else { return };
         if self.members.is_none() || self.was_interrupted(owner) {

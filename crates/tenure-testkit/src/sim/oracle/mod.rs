@@ -7,15 +7,15 @@
 //! | file | invariant |
 //! |---|---|
 //! | [`reference_model`] | who has a place at which lock, by what the server answered |
-//! | [`exclusion`] | those who think to hold never take more than there is; no request touches another's hold |
+//! | [`exclusion`] | holders never take more than there is; no request touches another's hold |
 //! | [`order`] | first come, first served; who fits is let in at once |
 //! | [`counting`] | each hold of a reentrant owner counts once |
 //! | [`tokens`] | tokens grow in the order of the grants, and stay what they are |
-//! | [`leftovers`] | what was given up, dropped or cancelled leaves nothing; nothing is without an end |
-//! | [`members`] | who has a majority, where a lock is on several servers |
+//! | [`leftovers`] | what was given up or dropped leaves nothing; everything ends |
+//! | [`members`] | who has a majority, where a lock is on several servers; [`votes`] is who has which |
 //! | [`progress`] | no client waits for what is free |
 //! | [`reporting`] | what is reported is true: lost, released, busy |
-//! | `history` | exclusion, tokens and progress by what callers can see: the judge of `tenure stress` |
+//! | `history` | what callers can see: the judge of `tenure stress` |
 
 pub mod counting;
 pub mod exclusion;
@@ -27,6 +27,7 @@ pub mod progress;
 pub mod reference_model;
 pub mod reporting;
 pub mod tokens;
+pub mod votes;
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

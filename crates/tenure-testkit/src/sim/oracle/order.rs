@@ -52,7 +52,7 @@ impl ReferenceModel {
         );
     }
 
-    /// After each request that may change something: the first who waits cannot be let in.
+    /// After each request that may change something: the first waiter cannot be let in.
     pub(super) fn check_head(&mut self, at: TrueTime, name: &LockName) {
         let Some(lock) = self.locks.get(name).filter(|lock| lock.is_open()) else { return };
         let Some(head) = lock.head() else { return };

@@ -84,7 +84,7 @@ impl Oracle {
         let at = self.sim.now();
         let mut model = lock(&self.model);
         let Some(owned) = model.owners.get(owner) else { return };
-        // Who asks for several at once keeps the first for itself while it waits for the next.
+        // A client that asks for several keeps the first while it waits for the next.
         let is_excused = model.plan.both > 0
             || owned.let_in_at != Some(let_in_at)
             || owned.ended.is_some()

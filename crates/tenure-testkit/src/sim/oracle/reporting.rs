@@ -306,7 +306,7 @@ impl Oracle {
             let what = format!("{owner} was told that it holds, {} µs after it did", (at - gone_at) / 1_000);
             model.accuse(at, REPORTING, what);
         }
-        // A client that asks for so long that its lease is over has lost it, whatever the servers
+        // A client that asks for so long that its lease is over has lost it, also if the servers
         // have.
         let is_early = (at - since) * 101 / 100 + SLACK < left.as_nanos() as TrueTime;
         if said == Said::Lost && is_early {

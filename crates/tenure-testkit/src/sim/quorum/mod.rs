@@ -181,7 +181,7 @@ impl World {
         if !lock(&scene.remains).are_excused {
             self.check_empty(sim.now());
         }
-        // Whatever no client could give back has lapsed.
+        // What no client could give back has lapsed.
         let over = settled + plan.step + 2 * plan.lease() + 90 * SECOND;
         sim.run(over, STEPS);
         self.check_empty(over);

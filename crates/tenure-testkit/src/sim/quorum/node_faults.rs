@@ -42,7 +42,7 @@ impl FaultInjector {
                 sim.kill(process);
             }
             Some(NodeFault::Cut) => node.cut(process),
-            Some(NodeFault::Deafen) => node.deafen(process),
+            Some(NodeFault::DelayMessages) => node.delay_messages(process),
             Some(NodeFault::Stall) => self.stall(index, until),
             Some(NodeFault::Forget) => self.forget(index),
             Some(NodeFault::Part) => self.part(index, process, until),
@@ -53,7 +53,7 @@ impl FaultInjector {
                 node.rewind(to);
             }
             Some(NodeFault::Evict) => {
-                // One node is a minority of three; of two there is none.
+                // One node is a minority of three; two have no minority.
                 if scene.nodes.len() > 2 {
                     sim.note(|| "node 0: its ballot is evicted".into());
                     scene.excuse();

@@ -3,6 +3,7 @@
 //! rest alone.
 
 mod kind;
+mod node_faults;
 
 use std::time::Duration;
 
@@ -10,9 +11,9 @@ use tenure::internals::protocol::{LockSpec, QueueSpec, lease};
 
 use super::clock::{MS, SECOND, TrueTime};
 use super::executor::Sim;
-use super::node_faults::NodeFaults;
 
 pub use kind::LockKind;
+pub use node_faults::NodeFaults;
 
 /// The trouble a schedule has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,7 +54,7 @@ pub enum Regime {
     /// Messages get lost, come late and come twice, many wait, and requests arrive, unless their
     /// connection is cut. So the client that relies on what it is told waits for ever, or for the
     /// rest of a lease.
-    Deaf,
+    LateMessages,
     /// Each process has one request or reply lost, with its connection, and no more. So the client
     /// that is renewed loses nothing.
     Hiccup,
@@ -91,7 +92,7 @@ impl Regime {
         Self::Stepping,
         Self::Brink,
         Self::Unscripted,
-        Self::Deaf,
+        Self::LateMessages,
         Self::Hiccup,
         Self::Rush,
         Self::Relapsing,
@@ -113,7 +114,7 @@ impl Regime {
 
     /// Whether nothing stands still, and a request whose connection is well is answered at once.
     pub fn is_gentle(self) -> bool {
-        self.is_calm() || matches!(self, Self::Lossy | Self::Deaf | Self::Hiccup)
+        self.is_calm() || matches!(self, Self::Lossy | Self::LateMessages | Self::Hiccup)
     }
 
     /// That of this name.
@@ -144,15 +145,15 @@ pub struct Faults {
     pub once: bool,
     /// Requests that are not sent at all.
     pub refuse: u32,
-    /// Requests that are sent a second time, as the server does not know their script: whatever is
+    /// Requests that are sent a second time, as the server does not know their script: what is
     /// sent meanwhile comes first.
     pub again: u32,
     /// Requests with little time whose silence ends the connection as others' does.
     pub impatient: u32,
     /// How long it takes at most until messages are heard again.
-    pub deaf: TrueTime,
+    pub messages_late: TrueTime,
     /// Subscriptions that are not answered, beside those whose replies disappear.
-    pub lose_ear: u32,
+    pub lose_subscription: u32,
     /// Wake-ups that disappear.
     pub lose_wake: u32,
     /// Wake-ups that come twice.
@@ -176,8 +177,8 @@ impl Faults {
         refuse: 0,
         again: 0,
         impatient: 0,
-        deaf: 500 * MS,
-        lose_ear: 0,
+        messages_late: 500 * MS,
+        lose_subscription: 0,
         lose_wake: 0,
         repeat_wake: 0,
         late_wake: (0, 0),
@@ -333,7 +334,7 @@ impl Plan {
                 plan.faults =
                     Faults { lose_request, lose_reply, refuse, lose_wake, repeat_wake, edge: 20, ..quiet };
                 plan.faults.late_wake = (50, 3 * SECOND);
-                plan.node_faults = NodeFaults { most: 4, cut: 3, deafen: 2, ..none };
+                plan.node_faults = NodeFaults { most: 4, cut: 3, delay_messages: 2, ..none };
             }
             Regime::Slow => {
                 plan.ttl = ttl(100 * MS, 3 * SECOND);
@@ -373,7 +374,7 @@ impl Plan {
                 let storm = Faults { latency, late, lose_request, lose_reply, refuse, ..quiet };
                 plan.faults = Faults { edge: 50, lose_wake, repeat_wake, ..storm };
                 plan.node_faults =
-                    NodeFaults { most: 6, pause: 3, kill: 1, cut: 2, deafen: 2, stall: 2, ..none };
+                    NodeFaults { most: 6, pause: 3, kill: 1, cut: 2, delay_messages: 2, stall: 2, ..none };
                 plan.faults.late_wake = (100, 3 * SECOND);
                 (plan.unrenewed, plan.overstay) = (250, 250);
             }
@@ -422,7 +423,8 @@ impl Plan {
                     }
                 }
                 if regime == Regime::Flapping {
-                    plan.node_faults = NodeFaults { most: 12, evenly: true, cut: 3, deafen: 1, ..none };
+                    plan.node_faults =
+                        NodeFaults { most: 12, evenly: true, cut: 3, delay_messages: 1, ..none };
                 }
                 if regime == Regime::Fleeting {
                     plan.kinds = [LockKind::Fair, LockKind::Semaphore(2)];
@@ -445,14 +447,14 @@ impl Plan {
                 plan.faults = Faults { lose_request: 60, lose_reply: 60, once: true, ..quiet };
                 plan.overstay = 500;
             }
-            Regime::Deaf => {
+            Regime::LateMessages => {
                 (plan.processes, plan.tasks, plan.names, plan.both) = (2, 5, 1, 0);
-                plan.node_faults = NodeFaults { most: 8, deafen: 3, cut: 2, ..none };
-                plan.faults = Faults { repeat_wake: 200, deaf: 2 * SECOND, ..quiet };
+                plan.node_faults = NodeFaults { most: 8, delay_messages: 3, cut: 2, ..none };
+                plan.faults = Faults { repeat_wake: 200, messages_late: 2 * SECOND, ..quiet };
                 plan.faults.late_wake = (400, 2 * SECOND);
                 let is_told = sim.chance(500);
                 if !is_told {
-                    (plan.faults.lose_wake, plan.faults.lose_ear) = (400, 200);
+                    (plan.faults.lose_wake, plan.faults.lose_subscription) = (400, 200);
                 }
                 if is_told || sim.chance(500) {
                     // Of a kind without places, which are asked about every so often, and no client
@@ -474,7 +476,7 @@ impl Plan {
             };
             // A lease that was set by a clock which is set back since ends so much later.
             plan.strict_from = plan.heals_at + plan.step + plan.lease() + RECOVERY;
-            if regime == Regime::Deaf {
+            if regime == Regime::LateMessages {
                 // A client that missed something was told so, or will have tried again to listen;
                 // else it asks when it has slept enough.
                 let known = if plan.faults.lose_wake == 0 { lease::WAIT_MAX } else { SLEEP.min(plan.ttl) };

@@ -353,7 +353,7 @@ impl Task {
         let guard = Arc::new(guard);
         let told = Told { is_resumed: true, is_fresh: false, ..told };
         let holding = self.granted(name, &guard, Arc::clone(&guard) as _, told);
-        // Whatever became of the request: it may yet be carried out.
+        // The request may yet be carried out.
         holding.lighten(1);
         Some((guard, holding))
     }

@@ -48,7 +48,7 @@ fn a_master_that_fails_over_costs_seconds_and_nobody_who_has_lost_is_not_told() 
         let mut guards = held(&holders, &key);
         let many = (0..200).map(|number| acquire(&holders, "mutex", &format!("many:{number}")));
         guards.extend(many.map(|guard| guard.expect("a free lock")));
-        // A lock of another shard is none of its business.
+        // A lock of another shard is not concerned.
         let elsewhere = held(&locks(&cluster.url(), ms(900)), &cluster.key_at(1, "e"));
         let owners: Vec<_> = guards.iter().map(|guard| (guard.owner().clone(), guard.fence())).collect();
         scope(|scope| {

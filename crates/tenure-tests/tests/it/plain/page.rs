@@ -1,9 +1,13 @@
 //! What docs/protocol.md says, taken from its own tables: keys, arguments and their order, replies,
 //! channels, headers and commands.
 
+use std::sync::LazyLock;
+
 use super::{MUTEX, QUEUE, REENTRANT};
 
 const PAGE: &str = include_str!("../../../../../docs/protocol.md");
+/// The page with single spaces: where a sentence breaks its line does not matter.
+static PROSE: LazyLock<String> = LazyLock::new(|| PAGE.split_whitespace().collect::<Vec<_>>().join(" "));
 
 /// Which script, and so which column of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,8 +56,8 @@ pub(crate) fn quoted_after(words: &str) -> &'static str {
 }
 
 fn behind(words: &str) -> &'static str {
-    let at = PAGE.find(words).unwrap_or_else(|| panic!("the page does not say: {words}"));
-    &PAGE[at + words.len()..]
+    let at = PROSE.find(words).unwrap_or_else(|| panic!("the page does not say: {words}"));
+    &PROSE[at + words.len()..]
 }
 
 /// The word behind these.
@@ -130,7 +134,7 @@ pub(crate) fn weight_to_write() -> &'static str {
 /// The words that come as one string, with what belongs to them.
 pub(crate) fn lines() -> Vec<&'static str> {
     let end = "come as one bulk string instead";
-    let sentence = PAGE[..PAGE.find(end).expect("a sentence")].rsplit(". ").next().expect("a sentence");
+    let sentence = PROSE[..PROSE.find(end).expect("a sentence")].rsplit(". ").next().expect("a sentence");
     quoted(sentence)
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tenure::internals::store::memory::Memory;
 use tenure::internals::store::quorum::Quorum;
-use tenure::internals::{Driver, Store, locks};
+use tenure::internals::{Store, locks};
 use tenure::{Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Fixture, Flavour, in_virtual_time};
 use tenure_testkit::servers::Server;
@@ -64,9 +64,9 @@ mod memory {
     tenure_testkit::conformance_mutex!(crate::quorum::conformance::memory::run);
 }
 
-/// In real time, each client with connections of its own.
+/// In real time, each client with its own connections.
 fn real(url: String, flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
     let open = move || Locks::open(&url).expect("a store");
-    let fixture = Fixture::new(Driver::start().expect("a thread"), open).with(flavour);
+    let fixture = Fixture::in_real_time(open).with(flavour);
     block_on(case(&fixture));
 }

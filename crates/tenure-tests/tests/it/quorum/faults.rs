@@ -124,7 +124,7 @@ fn the_clock_of_one_node_is_no_measure_for_the_others() {
     for ahead in [2 * HOUR, 2 * 366 * 24 * HOUR] {
         let nodes = Nodes::new(3);
         let locks = locks(&nodes.url(), Options::new().ttl(ms(1_000)));
-        // It accepts no ballot of ours, until it is asked with one of its own: after the first
+        // It accepts no ballot of this client until it is asked with a higher one: after the first
         // renewal.
         nodes[2].clock().forward(ahead);
         let guard = held(&locks, "x").expect("a free lock");
@@ -357,7 +357,7 @@ fn a_member_that_is_several_servers_is_refused() {
     for url in ["redis-sentinel://h/service", "redis-cluster://h", "redis-quorum://h,i,j"] {
         let members = [Locks::open(url).expect("a store"), Locks::memory(), Locks::memory()];
         let error = Locks::quorum(members).expect_err("no quorum");
-        assert!(error.is_invalid() && error.to_string().contains("single stores"), "{error}");
+        assert!(error.is_invalid() && error.to_string().contains("several servers"), "{error}");
     }
 }
 

@@ -31,7 +31,7 @@ enum Trouble {
     Emptied,
 }
 
-/// Longer than the test, so that whatever is gone at its end was given back.
+/// Longer than the test: what is gone at its end was given back.
 const TTL: Duration = Duration::from_secs(60);
 const SOON: Duration = Duration::from_secs(30);
 /// How long each member is waited for in a request, where every set is tried.
@@ -167,7 +167,7 @@ fn a_lock_on_five_is_held_exactly_if_three_can_be_asked() {
 /// The same, where calls are timed.
 const SMALLER_TIME: Duration = Duration::from_millis(250);
 
-/// How long the calls of a few turns take, the middle one of each: who holds takes, looks and
+/// How long the calls of a few turns take, the middle one of each: the holder takes, looks and
 /// releases, and another client is refused.
 fn calls_take(nodes: &[Server], dead: &Server, troubled: u32, trouble: Trouble) -> [Duration; 4] {
     let clients = [(); 2].map(|()| Client::new(nodes, dead, troubled, trouble, SMALLER_TIME));

@@ -3,10 +3,11 @@
 use super::bindings::Bindings;
 use super::directory::{Directory, HolderState, Inside, Over};
 use super::holders::Holders;
-use super::record::{FULL_BYTES, HolderId, Record, RecordId};
+use super::names::{HolderId, RecordId};
+use super::record::{FULL_BYTES, Record};
 use crate::events::{event, text};
 use crate::owner::Owner;
-use crate::planted::{Bug, applied, planted};
+use crate::planted::{Bug, planted};
 use crate::protocol::queue::Queue;
 use crate::protocol::{
     self, Answer, Data, Entry, Liveness, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb, ours,
@@ -99,7 +100,8 @@ pub(super) fn apply(
     let removed = text.is_some() && after.is_none();
     let wake = wake.or(removed.then_some(Notification::Free { by: None }));
     if written.is_ok() {
-        applied(op, &answer, wake.as_ref(), after.as_ref().map(|record| &record.lock));
+        #[cfg(tenure_planted)]
+        super::observe::applied(op, &answer, wake.as_ref(), after.as_ref().map(|record| &record.lock));
     }
     let (mut calls, mut is_near) = (Vec::new(), false);
     if let Some(record) = &after {

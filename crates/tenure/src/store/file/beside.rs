@@ -7,7 +7,7 @@ use super::apply::{Applied, apply, living};
 use super::directory::{Directory, Inside, Over};
 use super::error::unusable;
 use super::holders::Holders;
-use super::record::RecordId;
+use super::names::RecordId;
 use crate::protocol::record::{self, Record, RecordAnswer, RecordOp, RecordVerb, Then};
 use crate::protocol::{Fence, LockSpec, Now, Op, ReleaseScope, Verb};
 use crate::runtime::Runtime;

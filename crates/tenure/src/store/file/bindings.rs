@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::record::HolderId;
+use super::names::HolderId;
 
 /// What each hold ends with, by number: see [`protocol::end`](crate::protocol::end). A hold that is
 /// not here ends with its lease only. Many processes wait in one queue, and each request reads all

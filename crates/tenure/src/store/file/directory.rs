@@ -20,7 +20,8 @@ use rustix::fs::{
 use rustix::io::{Errno, pread, pwrite, read, write};
 
 use super::error::{failed, unusable};
-use super::record::{HolderId, Ledger, MAX_BYTES, Record, RecordId, socket_name};
+use super::names::{HolderId, RecordId, socket_name};
+use super::record::{Ledger, MAX_BYTES, Record};
 use super::system::{boot_id, errno, warn_of_network};
 use crate::planted::crash_point;
 use crate::store::Failure;
@@ -62,7 +63,7 @@ pub(super) struct Inside<'a> {
     locked: Option<Locked>,
 }
 
-/// The guard's lock, taken through an open file of its own. Dropped, it gives the lock back.
+/// The guard's lock, taken through a separate open file. Dropped, it gives the lock back.
 #[derive(Debug)]
 pub(super) struct Locked(OwnedFd);
 
@@ -303,8 +304,8 @@ impl Directory {
         let _ = caller.send_to(id.to_string().as_bytes(), self.by_descriptor(&socket_name(holder)));
     }
 
-    /// A path to a file of this directory that is short enough for a socket, whatever stands at the
-    /// directory's path by now.
+    /// A path to a file of this directory that is short enough for a socket, also if a file is at
+    /// the directory's path by now.
     pub(super) fn by_descriptor(&self, name: &str) -> String {
         format!("/proc/self/fd/{}/{name}", self.dir.as_raw_fd())
     }
@@ -314,12 +315,12 @@ impl Directory {
         &self.boot
     }
 
-    /// Whether there is a record of this lock, whatever it says.
+    /// Whether there is a record of this lock, also if it cannot be read.
     pub(super) fn has(&self, id: RecordId) -> bool {
         rustix::fs::statat(&self.dir, id.to_string(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
-    /// What is said when a lock's record has no room for another.
+    /// What is said when a lock's record has no space for another.
     pub(super) fn full(&self, id: RecordId) -> Failure {
         unusable(&self.path.join(id.to_string()), "is full: too many wait for this lock, or hold it")
     }
@@ -364,7 +365,7 @@ impl Inside<'_> {
     pub(super) fn write_file(&self, file: &str, record: &[u8], over: Over) -> Result<(), Failure> {
         let temp = self.path.join(TEMP);
         match self.write_temp(record) {
-            // The record that is there has room of its own: what is held can be renewed, and what
+            // The record that is there keeps its space: what is held can be renewed, and what
             // is released leaves.
             Err(Errno::NOSPC | Errno::DQUOT)
                 if over == Over::Record && self.write_in_place(file, record).is_ok() =>
@@ -477,7 +478,7 @@ impl Inside<'_> {
     }
 
     /// Frees everything after a reboot. No process of another boot is alive, so a living holder
-    /// means that this is none.
+    /// means that this is not one.
     fn clear(&self) -> Result<(), Failure> {
         let (records, holders) = self.entries()?;
         if holders.iter().any(|holder| self.life(*holder) == HolderState::Alive) {
@@ -490,7 +491,7 @@ impl Inside<'_> {
         Ok(())
     }
 
-    /// A new file, whatever a killed process or any other process left under its name.
+    /// A new file, also if a killed process left one under its name.
     fn create(&self, name: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         let flags = flags | OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         match openat(&self.dir, name, flags, MODE) {

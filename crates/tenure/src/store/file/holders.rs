@@ -10,7 +10,7 @@ use tokio::net::UnixDatagram;
 
 use super::bindings::Bindings;
 use super::directory::{Directory, Inside};
-use super::record::{HolderId, RecordId};
+use super::names::{HolderId, RecordId};
 use crate::events::{event, text};
 use crate::name::LockName;
 use crate::protocol::Liveness;

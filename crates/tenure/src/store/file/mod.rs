@@ -1,8 +1,8 @@
 //! Locks in a directory: for processes on one machine, with no server.
 //!
 //! ```text
-//! DIR/guard           its OS lock (flock) is held during each change; it holds the boot id and the last token
-//! DIR/lock-HASH       one record per lock that is held: its name, who holds it and who waits, until when
+//! DIR/guard           its OS lock (flock) is held during each change; has the boot id and last token
+//! DIR/lock-HASH       one record per lock that is held: its name, its holders and waiters, until when
 //! DIR/holder-ID       flocked by the process that holds or waits, for as long as it lives
 //! DIR/wake-ID         the socket on which that process is called while it waits in a queue
 //! DIR/record-HASH     what the last holder of a lock wrote beside it, until when, by the wall clock
@@ -16,7 +16,7 @@
 //!
 //! Each hold, and each place in a queue, is bound to a holder file, whose flock the system drops
 //! with the last process that has it open. So a crash ends what the process had at once, in
-//! whatever pid namespace, and only that; and children that inherit the file keep it.
+//! any pid namespace, and only that; and children that inherit the file keep it.
 //!
 //! A listener is told of every record that has changed. For a queue those are grants, and exact:
 //! the tickets that hold, each told once.
@@ -38,6 +38,9 @@ mod bindings;
 mod directory;
 mod error;
 mod holders;
+mod names;
+#[cfg(tenure_planted)]
+pub mod observe;
 mod record;
 mod sweep;
 mod system;
@@ -52,14 +55,18 @@ use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, FutureExt, pending, select};
+use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select};
 use tokio::sync::{mpsc, oneshot, watch::Sender};
 
 use self::worker::{Job, Promise, Request, Worker};
-use super::{Cursor, Failure, Listener, Page, Store};
-use crate::name::LockName;
+use super::{
+    Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Opening, Page,
+    QuorumMember, Store,
+};
+use crate::error::{Error, Result};
+use crate::name::{LockName, Quoted};
 use crate::protocol::record::{RecordAnswer, RecordOp};
-use crate::protocol::{LockSpec, Op, Reply};
+use crate::protocol::{Answer, LockSpec, Op};
 use crate::runtime::Runtime;
 
 /// A store in a directory. Clones share it; it ends with the last of them and the last future.
@@ -73,6 +80,25 @@ struct Inner {
     jobs: OnceLock<mpsc::UnboundedSender<Job>>,
     /// How often another directory was found at the path.
     replaced: Arc<Sender<u64>>,
+}
+
+/// The store that a URL names: `file:DIR`.
+pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
+    let path = opening.url.strip_prefix("file:").unwrap_or(opening.url);
+    // `file:///var/lib/locks`, `file:/var/lib/locks` and `file:locks` are what people write; of
+    // `file://var/lib/locks` the first part would be a host.
+    let behind = path.strip_prefix("//");
+    if let Some(path) = behind.filter(|path| !path.starts_with('/')) {
+        return Err(Error::invalid(format!(
+            "behind `file://` comes a path that begins with a slash, as in `file:///var/lib/app/locks`, and this one begins with {}",
+            Quoted(path.split('/').next().unwrap_or_default())
+        )));
+    }
+    let path = behind.unwrap_or(path);
+    if path.is_empty() || path.contains('\0') {
+        return Err(Error::invalid("a file store's URL names a directory, as in `file:/var/lib/app/locks`"));
+    }
+    Ok(Arc::new(File::new(Path::new(path), opening.url, opening.runtime)))
 }
 
 impl File {
@@ -129,16 +155,12 @@ impl Inner {
 }
 
 impl Store for File {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         self.ask(within, |promise| Request::Call(op, promise)).boxed()
     }
 
     fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
         self.ask(within, |promise| Request::Record(op, promise)).boxed()
-    }
-
-    fn keeps_records(&self) -> Result<(), &'static str> {
-        Ok(())
     }
 
     fn listen(
@@ -161,8 +183,29 @@ impl Store for File {
         self.ask(within, |promise| Request::List { prefix, from, promise }).boxed()
     }
 
+    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+        self.ask(within, Request::Ready).boxed()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            kinds: Kinds::All,
+            clock: LeaseClock::Machine,
+            values: Ok(()),
+            liveness: HoldLiveness::Handle,
+            messages_grant: true,
+            restart_grace: None,
+        }
+    }
+
     fn supports(&self, _rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
         Ok(())
+    }
+
+    fn declare_ttl(&self, _ttl: Duration) {}
+
+    fn settled(&self) -> BoxFuture<'static, ()> {
+        ready(()).boxed()
     }
 
     /// When the directory was replaced.
@@ -183,12 +226,18 @@ impl Store for File {
         *self.0.replaced.borrow()
     }
 
-    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
-        self.ask(within, Request::Ready).boxed()
+    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
+        Ok(self)
     }
 
     fn url(&self) -> &Arc<str> {
         &self.0.url
+    }
+}
+
+impl QuorumMember for File {
+    fn incarnation(&self) -> Incarnation {
+        Incarnation::Lasting
     }
 }
 

@@ -1,24 +1,22 @@
 //! How a lock is written to its file, and the directory's counter to the guard file. Pure: text in,
 //! text out.
 //!
-//! Both are text that an operator can read. Whatever is not exactly what this version writes is
+//! Both are text that an operator can read. What is not exactly what this version writes is
 //! refused: a lock whose record cannot be read is neither free nor held.
 
-use std::fmt::{self, Write};
-use std::str::FromStr;
+use std::fmt::Write;
 
 use siphasher::sip::SipHasher13;
-use siphasher::sip128::SipHasher24;
 
 use super::bindings::Bindings;
-use super::value;
+use super::names::HolderId;
+use super::value::{self, number, word};
 use crate::name::LockName;
 use crate::protocol::record::USE;
 use crate::protocol::{self, Data, Entry, Kind, State};
 
 const FORMAT: &str = "1";
 const RECORD: &str = "tenure lock";
-const BESIDE: &str = "record-";
 const SUM: &str = "sum ";
 const LEDGER: &str = "tenure guard";
 /// No process is let into a queue whose record would be longer: some 10,000 of the longest owners,
@@ -26,70 +24,6 @@ const LEDGER: &str = "tenure guard";
 pub(super) const FULL_BYTES: usize = 1 << 22;
 /// No record is longer. What is in a full queue can still be renewed.
 pub(super) const MAX_BYTES: usize = 2 * FULL_BYTES;
-
-/// Which file a lock's record is in: a hash of its name. The record says the name too, so that two
-/// locks are never taken for one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct RecordId(u128);
-
-impl RecordId {
-    pub(super) fn of(name: &LockName) -> Self {
-        Self(SipHasher24::new().hash(name.as_str().as_bytes()).as_u128())
-    }
-
-    /// The file of the record beside the lock, which only its holder writes.
-    pub(super) fn beside(self) -> String {
-        format!("{BESIDE}{:032x}", self.0)
-    }
-
-    /// The lock whose record this file is.
-    pub(super) fn of_beside(file: &str) -> Option<Self> {
-        u128::from_str_radix(digits(file, BESIDE, 32)?, 16).map(Self).ok()
-    }
-}
-
-/// Which file tells whether a holder is alive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct HolderId(pub(super) u64);
-
-impl fmt::Display for RecordId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "lock-{:032x}", self.0)
-    }
-}
-
-impl fmt::Display for HolderId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "holder-{:016x}", self.0)
-    }
-}
-
-impl FromStr for RecordId {
-    type Err = ();
-    fn from_str(file: &str) -> Result<Self, ()> {
-        let digits = digits(file, "lock-", 32).ok_or(())?;
-        u128::from_str_radix(digits, 16).map(Self).map_err(drop)
-    }
-}
-
-impl FromStr for HolderId {
-    type Err = ();
-    fn from_str(file: &str) -> Result<Self, ()> {
-        let digits = digits(file, "holder-", 16).ok_or(())?;
-        u64::from_str_radix(digits, 16).map(Self).map_err(drop)
-    }
-}
-
-/// So many hexadecimal digits after a prefix.
-fn digits<'a>(file: &'a str, prefix: &str, length: usize) -> Option<&'a str> {
-    let digits = file.strip_prefix(prefix).filter(|digits| digits.len() == length)?;
-    digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')).then_some(digits)
-}
-
-/// The name of the socket on which the process of a holder is called.
-pub(super) fn socket_name(holder: HolderId) -> String {
-    format!("wake-{:016x}", holder.0)
-}
 
 /// One lock, as its file says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -287,19 +221,6 @@ fn take<'a>(rest: &mut &'a str, bytes: usize) -> Option<&'a str> {
     let (text, after) = (rest.get(..bytes)?, rest.get(bytes..)?);
     *rest = after.strip_prefix('\n')?;
     Some(text)
-}
-
-/// The next word of a line that goes on after it.
-pub(super) fn word<'a>(line: &mut &'a str) -> Option<&'a str> {
-    let (word, after) = line.split_once(' ')?;
-    *line = after;
-    Some(word)
-}
-
-/// A number as it is printed: no sign, no leading zero.
-pub(super) fn number<T: FromStr>(text: &str) -> Option<T> {
-    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
-    if is_plain { text.parse().ok() } else { None }
 }
 
 #[cfg(test)]
@@ -583,26 +504,5 @@ mod tests {
             }
         }
         assert_eq!(Ledger::decode(b""), Ok(None));
-    }
-
-    #[test]
-    fn a_file_name_reads_back_and_only_as_it_is_written() {
-        let id = RecordId::of(&LockName::new("x").expect("a name"));
-        assert_eq!(id.to_string().parse(), Ok(id));
-        assert_eq!(HolderId(7).to_string().parse(), Ok(HolderId(7)));
-        for file in ["lock-7", "lock-+0000000000000000000000000000007", "temp", "guard", "lock-"] {
-            assert_eq!(file.parse::<RecordId>(), Err(()), "{file}");
-        }
-        for file in ["holder-7", "holder-000000000000000A", "holder"] {
-            assert_eq!(file.parse::<HolderId>(), Err(()), "{file}");
-        }
-    }
-
-    #[test]
-    fn the_file_of_a_name_never_changes() {
-        // Processes of several versions share a directory: another hash would give one lock two
-        // records.
-        let id = RecordId::of(&LockName::new("nightly").expect("a name"));
-        assert_eq!(id.to_string(), "lock-4f88aefeafe699a7bae60596823deb34");
     }
 }

@@ -6,7 +6,7 @@ use rustix::fs::Dir;
 
 use super::beside;
 use super::directory::{HolderState, Inside, Over};
-use super::record::{HolderId, RecordId};
+use super::names::{HolderId, RecordId};
 use crate::protocol::Now;
 use crate::store::Failure;
 
@@ -103,7 +103,7 @@ impl Sweep {
         is_over
     }
 
-    /// Every record may name a dead holder. If there is none, some records are enough.
+    /// Every record may name a dead holder. If none does, some records are enough.
     fn draw_records(&mut self) {
         self.dead.sort_unstable();
         if self.dead.is_empty() {

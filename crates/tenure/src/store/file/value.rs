@@ -2,8 +2,8 @@
 //! machine would write is refused.
 
 use std::fmt::Write;
+use std::str::FromStr;
 
-use super::record::{number, word};
 use crate::owner::Owner;
 use crate::protocol::queue::{Queue, Ticket};
 use crate::protocol::reentrant::Hash;
@@ -98,4 +98,17 @@ fn queue(kind: Kind, text: &str) -> Option<Queue> {
 /// The lines of a text that ends with a line's end.
 fn lines(text: &str) -> Option<std::str::Split<'_, char>> {
     Some(text.strip_suffix('\n')?.split('\n'))
+}
+
+/// The next word of a line that goes on after it.
+pub(super) fn word<'a>(line: &mut &'a str) -> Option<&'a str> {
+    let (word, after) = line.split_once(' ')?;
+    *line = after;
+    Some(word)
+}
+
+/// A number as it is printed: no sign, no leading zero.
+pub(super) fn number<T: FromStr>(text: &str) -> Option<T> {
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
+    if is_plain { text.parse().ok() } else { None }
 }

@@ -11,7 +11,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::directory::Directory;
-use super::record::{HolderId, RecordId};
+use super::names::{HolderId, RecordId};
 use crate::protocol::Notification;
 use crate::store::Publisher;
 
@@ -196,7 +196,7 @@ impl Watch {
                 | WatchFlags::DELETE_SELF
                 | WatchFlags::MOVE_SELF
                 | WatchFlags::ONLYDIR;
-            // Through the descriptor: whatever is at the path by now, this is the directory that is
+            // Through the descriptor: even if the path has changed, this is the directory that is
             // in use.
             let path = directory.by_descriptor(".");
             self.watched = Some(inotify::add_watch(self.inotify.get_ref(), path, flags)?);

@@ -16,16 +16,17 @@ use super::beside::apply_to_record;
 use super::directory::{Directory, Entered, Inside, Locked};
 use super::error::shown;
 use super::holders::Holders;
-use super::record::{HolderId, RecordId};
+use super::names::{HolderId, RecordId};
 use super::sweep::Sweep;
 use super::system::boot_clock_offset_ms;
 use super::watch::{Listeners, Seen, Watch};
 use crate::events::{event, text};
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::planted::{Bug, planted};
 use crate::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
-use crate::protocol::{Answer, LockSpec, Notification, Now, Op, Reply, Verb};
-use crate::runtime::{Moment, Runtime};
+use crate::protocol::{Answer, LockSpec, Notification, Now, Op, Verb};
+use crate::runtime::Runtime;
 use crate::store::{Cursor, Failure, Listener, Page};
 
 /// So many requests are answered before the guard is given back, so that other processes have their
@@ -71,7 +72,7 @@ impl Job {
 pub(super) type Promise<T> = oneshot::Sender<Result<T, Failure>>;
 
 pub(super) enum Request {
-    Call(Op, Promise<Reply>),
+    Call(Op, Promise<Answer>),
     Record(RecordOp, Promise<RecordAnswer>),
     Listen(LockName, LockSpec, Promise<Listener>),
     List { prefix: String, from: Cursor, promise: Promise<Page> },
@@ -127,7 +128,7 @@ enum Event {
 
 /// A request that was carried out, and its answer.
 enum Answered {
-    Call(Promise<Reply>, Result<Reply, Failure>),
+    Call(Promise<Answer>, Result<Answer, Failure>),
     Record(Promise<RecordAnswer>, Result<RecordAnswer, Failure>),
 }
 
@@ -353,13 +354,13 @@ impl Worker {
         }
     }
 
-    /// Answers the first in the queue without a directory, if it only wants to see who holds: that
-    /// is no reason to make one.
+    /// Answers the first in the queue without a directory, if it only wants to see the holders:
+    /// that is no reason to make one.
     fn sees_nothing(&mut self) -> bool {
         let Some(job) = self.queue.pop_front() else { return false };
         match job.ask {
-            Request::Call(Op { owner, request, verb: Verb::Inspect, .. }, promise) => {
-                let _ = promise.send(Ok(Reply { owner, request, answer: Answer::Free }));
+            Request::Call(Op { verb: Verb::Inspect, .. }, promise) => {
+                let _ = promise.send(Ok(Answer::Free));
             }
             Request::Record(RecordOp { verb: RecordVerb::Read, .. }, promise) => {
                 let now_us = self.now().unix_us;
@@ -418,7 +419,7 @@ impl Worker {
                     let reply = applied.map(|applied| {
                         let answer = applied.answer.clone();
                         done.push((RecordId::of(&op.name), applied));
-                        Reply { owner: op.owner, request: op.request, answer }
+                        answer
                     });
                     replies.push(Answered::Call(promise, reply));
                 }
@@ -625,7 +626,7 @@ impl Drop for Worker {
     fn drop(&mut self) {
         let holders = std::mem::take(&mut self.holders);
         if std::thread::panicking() {
-            // Who holds believes so still: then the leases have to end it, not the files.
+            // The holder still believes so: then the leases have to end it, not the files.
             std::mem::forget(holders);
         } else if let Some(directory) = &self.directory {
             holders.leave(directory);

@@ -11,12 +11,12 @@ use super::Inner;
 use super::holds::Hold;
 use super::member::Said;
 use super::round::Round;
+use crate::moment::Moment;
 use crate::planted::{Bug, planted};
 use crate::protocol::quorum::{
     Decision, NOBODY, Vote, acquired, found, held, released, renewed, shows, verified,
 };
 use crate::protocol::{Answer, Fence, Liveness, Op, ReleaseScope, Verb, lease, ours};
-use crate::runtime::Moment;
 use crate::store::Failure;
 
 /// So many ballots are tried in one call.
@@ -474,7 +474,7 @@ impl Inner {
         Arc::new(hold)
     }
 
-    /// Looks who holds, and whether the asker does.
+    /// Looks at the holders, and whether the asker is one.
     pub(super) async fn look(self: &Arc<Self>, op: Op, within: Duration) -> Said {
         let mut round = Round::new(self, self.majority());
         for index in 0..self.members.len() {
@@ -529,8 +529,8 @@ fn with_ballot(op: &Op, ttl_ms: u64, ballot: u64) -> Op {
     Op { verb, ..op.clone() }
 }
 
-/// The request that gives a hold back at one member. One whose ballot is not known is given back
-/// whatever that is.
+/// The request that gives a hold back at one member. A hold with an unknown ballot is given back
+/// for any ballot.
 fn release_of(op: &Op, hold: &Hold, member: usize) -> Op {
     let fence = match hold.ballot_at(member) {
         0 => Fence::Assign,

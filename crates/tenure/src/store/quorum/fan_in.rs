@@ -15,12 +15,13 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::Inner;
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::lease::millis;
 use crate::protocol::{LockSpec, Notification};
-use crate::runtime::{Moment, Runtime};
+use crate::runtime::Runtime;
 use crate::store::{Failure, Listener, Publisher};
 
 /// How long a few members' word is kept back for others to say the same: at first, and at most.
@@ -134,13 +135,13 @@ impl Relay {
         let mut over = pin!(publisher.over());
         poll_fn(|context| {
             while self.step(context) {}
-            let is_over = over.as_mut().poll(context).is_ready() || self.is_deaf();
+            let is_over = over.as_mut().poll(context).is_ready() || self.is_late();
             if is_over { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }
 
-    fn is_deaf(&self) -> bool {
+    fn is_late(&self) -> bool {
         let may_hear = self.sources.iter().filter(|source| !matches!(source, Source::Off)).count();
         may_hear < self.majority
     }

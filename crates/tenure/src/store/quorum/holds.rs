@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::member::Said;
+use crate::moment::Moment;
 use crate::owner::Owner;
 use crate::protocol::Answer;
-use crate::runtime::Moment;
 use crate::store::Failure;
 
 /// One owner's hold, or its request for one.

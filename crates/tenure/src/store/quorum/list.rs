@@ -71,8 +71,8 @@ impl Inner {
         Ok(page)
     }
 
-    /// Who holds a lock that was found in the listing of one member, unless an earlier one's showed
-    /// it already.
+    /// The holder of a lock that was found in the listing of one member, unless an earlier one's
+    /// showed it already.
     async fn look_from(
         self: &Arc<Self>,
         member: usize,

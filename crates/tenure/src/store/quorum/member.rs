@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
+use crate::moment::Moment;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Op};
-use crate::runtime::Moment;
 use crate::store::{Failure, Incarnation, Store};
 
 /// So many requests may be unanswered at a member that is silent before it gets no further ones.
@@ -42,14 +42,9 @@ impl Member {
             return ready(Err(Failure::NotSent(cause))).boxed();
         }
         let unanswered = Unanswered::one(self);
-        let (owner, request) = (op.owner.clone(), op.request);
         let call = self.store.call(op, within);
         async move {
-            let said = match call.await {
-                Ok(reply) if reply.owner == owner && reply.request == request => Ok(reply.answer),
-                Ok(_) => Err(Failure::Unknown(Failure::cause("it sent the answer to another request"))),
-                Err(failure) => Err(failure),
-            };
+            let said = call.await;
             let is_silent = matches!(said, Err(Failure::NotSent(_) | Failure::Unknown(_)));
             if !is_silent || within >= HASTE {
                 unanswered.0.is_silent.store(is_silent, Ordering::Relaxed);
@@ -59,10 +54,16 @@ impl Member {
         .boxed()
     }
 
+    /// What is known of its server. [`Quorum::new`](super::Quorum::new) admits only stores that
+    /// tell.
+    pub(super) fn incarnation(&self) -> Incarnation {
+        self.store.member().map_or(Incarnation::Unknown, |member| member.incarnation())
+    }
+
     /// Whether it has been up for longer than any lease that it can have forgotten, and why it does
     /// not vote if not.
     pub(super) fn votes(&self, now: Moment, longest: Duration) -> Result<(), Failure> {
-        let why = match self.store.life() {
+        let why = match self.incarnation() {
             _ if planted(Bug::NewcomersVote) => return Ok(()),
             Incarnation::Lasting => return Ok(()),
             Incarnation::Since { up, at, .. } if up + now.since(at) >= longest => return Ok(()),
@@ -81,7 +82,7 @@ impl Member {
     /// Whether it is known not to vote: it is not even asked then, so that its place is left to the
     /// one who had it before.
     pub(super) fn is_too_young(&self, now: Moment, longest: Duration) -> bool {
-        matches!(self.store.life(), Incarnation::Since { .. }) && self.votes(now, longest).is_err()
+        matches!(self.incarnation(), Incarnation::Since { .. }) && self.votes(now, longest).is_err()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Locks on a majority of independent stores: Redlock, with ballots for tokens.
 //!
-//! A request goes to all members at once, each with a small time of its own, and is decided as soon
+//! A request goes to all members at once, each with a small time limit, and is decided as soon
 //! as a majority is; how is said by [`protocol::quorum`](crate::protocol::quorum). What is still
 //! unanswered then goes on behind the caller's back. A member that did not answer last is asked
 //! like the others and waited for no longer: it costs one call its time, and no more.
@@ -28,13 +28,16 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use tokio::sync::Notify;
 
-use super::{Cursor, Failure, Incarnation, Listener, Page, SETUP, Store};
+use super::{
+    Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Page,
+    QuorumMember, SETUP, Store,
+};
 use crate::error::{Error, Result};
 use crate::events::event;
 use crate::name::LockName;
 use crate::protocol::quorum::majority;
 use crate::protocol::record::{RecordAnswer, RecordOp};
-use crate::protocol::{LockSpec, Op, Reply, Verb, lease};
+use crate::protocol::{Answer, Kind, LockSpec, Op, Verb, lease};
 use crate::runtime::Runtime;
 use holds::OwnerRegistry;
 use member::Member;
@@ -90,12 +93,8 @@ impl Quorum {
                     "a quorum's members are independent, and {url} is there twice"
                 )));
             }
-            // They fail over, or have no one age: what they have forgotten no client could tell.
-            let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
-            if ["quorum", "-cluster", "-sentinel"].iter().any(|what| scheme.ends_with(what)) {
-                return Err(Error::invalid(format!(
-                    "a quorum's members are single stores, and {url} is several servers"
-                )));
+            if let Err(reason) = members[at].member() {
+                return Err(Error::invalid(format!("{url} cannot be a member of a quorum: {reason}")));
             }
         }
         if urls.len().is_multiple_of(2) {
@@ -116,32 +115,22 @@ impl Quorum {
 }
 
 impl Store for Quorum {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         let inner = Arc::clone(&self.0);
         async move {
-            let (owner, request) = (op.owner.clone(), op.request);
-            let answer = match op.verb {
+            match op.verb {
                 Verb::Acquire { ttl_ms, .. } => inner.acquire(op, ttl_ms, within).await,
                 Verb::Renew { ttl_ms, bind, .. } => inner.renew(op, ttl_ms, bind, within).await,
                 Verb::Release { whose, .. } => inner.release(op, whose, within).await,
                 Verb::Inspect => inner.look(op, within).await,
-                Verb::Refresh { .. } => Err(Failure::Refused(Failure::cause(NO_QUEUE))),
-            };
-            answer.map(|answer| Reply { owner, request, answer })
+                Verb::Refresh { .. } => Err(Failure::Refused(Failure::cause(MUTEX_ONLY))),
+            }
         }
         .boxed()
     }
 
     fn record(&self, _op: RecordOp, _within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        ready(Err(Failure::impossible(NO_RECORD))).boxed()
-    }
-
-    fn keeps_records(&self) -> Result<(), &'static str> {
-        Err(NO_RECORD)
-    }
-
-    fn lends(&self, ttl: Duration) {
-        self.0.longest_ms.fetch_max(lease::millis(ttl), Ordering::Relaxed);
+        ready(Err(Failure::impossible(NO_VALUES))).boxed()
     }
 
     fn listen(
@@ -166,12 +155,28 @@ impl Store for Quorum {
         async move { inner.list(&prefix, &from, within).await }.boxed()
     }
 
-    fn supports(&self, rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
-        match rule {
-            LockSpec::Mutex => Ok(()),
-            LockSpec::Reentrant => Err("no majority can tell how often an owner holds"),
-            LockSpec::Queue(_) => Err(NO_QUEUE),
+    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+        let inner = Arc::clone(&self.0);
+        async move { inner.ready(within).await }.boxed()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            kinds: Kinds::Only(&[Kind::Mutex], MUTEX_ONLY),
+            clock: LeaseClock::Members,
+            values: Err(NO_VALUES),
+            liveness: HoldLiveness::Lease,
+            messages_grant: true,
+            restart_grace: None,
         }
+    }
+
+    fn supports(&self, _rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
+        Ok(())
+    }
+
+    fn declare_ttl(&self, ttl: Duration) {
+        self.0.longest_ms.fetch_max(lease::millis(ttl), Ordering::Relaxed);
     }
 
     fn settled(&self) -> BoxFuture<'static, ()> {
@@ -204,9 +209,8 @@ impl Store for Quorum {
         members.fold(0, u64::wrapping_add)
     }
 
-    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
-        let inner = Arc::clone(&self.0);
-        async move { inner.ready(within).await }.boxed()
+    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
+        Err("it is several servers, which may forget a lease one by one")
     }
 
     fn url(&self) -> &Arc<str> {
@@ -214,10 +218,10 @@ impl Store for Quorum {
     }
 }
 
-const NO_RECORD: &str =
-    "two halves of a quorum could each keep another record, so that none of them would be the last";
-const NO_QUEUE: &str =
-    "an order has to be kept in one place, and two halves of a quorum could each let another in";
+const NO_VALUES: &str =
+    "two halves of a quorum could each keep another value, so that none of them would be the last";
+const MUTEX_ONLY: &str = "an order, or a number of holds, has to be kept in one place, and two halves of a quorum could each let \
+                          another in";
 
 impl Inner {
     fn majority(&self) -> usize {
@@ -236,7 +240,7 @@ impl Inner {
 
     /// Two members that are one server, as their connections show.
     fn twins(&self) -> Result<(), Failure> {
-        let lives: Vec<Incarnation> = self.members.iter().map(|member| member.store.life()).collect();
+        let lives: Vec<Incarnation> = self.members.iter().map(|member| member.incarnation()).collect();
         for (at, life) in lives.iter().enumerate() {
             let Incarnation::Since { id, .. } = life else { continue };
             let is_same =
@@ -312,6 +316,7 @@ mod tests {
     use crate::owner::Owner;
     use crate::protocol::{Answer, Fence, Liveness, ReleaseScope};
     use crate::runtime::{Driver, block_on};
+    use crate::store::Decorator;
     use crate::store::memory::Memory;
 
     const DAY_MS: u64 = 86_400_000;
@@ -330,56 +335,18 @@ mod tests {
         }
     }
 
-    impl Store for Gate {
-        fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    impl Decorator for Gate {
+        fn inner(&self) -> &dyn Store {
+            &*self.store
+        }
+
+        fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
             let (store, mut is_open) = (Arc::clone(&self.store), self.is_open.subscribe());
             async move {
                 is_open.wait_for(|is_open| *is_open).await.expect("the gate is there");
                 store.call(op, within).await
             }
             .boxed()
-        }
-
-        fn record(
-            &self,
-            op: RecordOp,
-            within: Duration,
-        ) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-            self.store.record(op, within)
-        }
-
-        fn keeps_records(&self) -> Result<(), &'static str> {
-            self.store.keeps_records()
-        }
-
-        fn listen(
-            &self,
-            name: &LockName,
-            rule: LockSpec,
-            within: Duration,
-        ) -> BoxFuture<'static, Result<Listener, Failure>> {
-            self.store.listen(name, rule, within)
-        }
-
-        fn list(
-            &self,
-            prefix: &str,
-            from: Cursor,
-            within: Duration,
-        ) -> BoxFuture<'static, Result<Page, Failure>> {
-            self.store.list(prefix, from, within)
-        }
-
-        fn interruptions(&self) -> u64 {
-            self.store.interruptions()
-        }
-
-        fn supports(&self, rule: LockSpec, name: &LockName) -> Result<(), &'static str> {
-            self.store.supports(rule, name)
-        }
-
-        fn url(&self) -> &Arc<str> {
-            self.store.url()
         }
     }
 
@@ -415,12 +382,12 @@ mod tests {
         }
 
         fn ask(&self, side: usize, verb: Verb) -> Answer {
-            block_on(self.sides[side].call(self.op(verb), MINUTE)).expect("an answer").answer
+            block_on(self.sides[side].call(self.op(verb), MINUTE)).expect("an answer")
         }
 
         /// What a side's last member answers directly.
         fn ask_last(&self, side: usize, verb: Verb) -> Answer {
-            block_on(self.last[side].call(self.op(verb), MINUTE)).expect("an answer").answer
+            block_on(self.last[side].call(self.op(verb), MINUTE)).expect("an answer")
         }
 
         /// Waits until the last member shows a holder, or none.
@@ -469,7 +436,7 @@ mod tests {
         let acquire = |request| {
             let owner = Owner::fresh("", &*sides.runtime);
             let op = Op { owner, request, ..sides.op(acquire(Fence::Assign)) };
-            block_on(quorum.call(op, MINUTE)).expect("an answer").answer
+            block_on(quorum.call(op, MINUTE)).expect("an answer")
         };
         assert!(matches!(acquire(0), Answer::Held { .. }));
         for request in 1..1_000 {

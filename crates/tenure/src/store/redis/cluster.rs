@@ -14,27 +14,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, FutureExt, join3, select, select_ok};
+use futures_util::future::{BoxFuture, Either, FutureExt, join3, ready, select, select_ok};
 use redis::Value;
 use tokio::sync::Notify;
 
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::protocol::record::{RecordAnswer, RecordOp};
-use crate::protocol::{LockSpec, Op, Reply, Verb};
-use crate::runtime::{Moment, Runtime};
+use crate::protocol::{Answer, LockSpec, Op, Verb};
+use crate::runtime::Runtime;
+use crate::store::redis::command::command;
 use crate::store::redis::connection::pipeline::Pipeline;
-use crate::store::redis::connection::{Connector, Dial, Network, command};
+use crate::store::redis::connection::{Connector, Dial, Network};
 use crate::store::redis::replies;
 use crate::store::redis::replies::failure;
 use crate::store::redis::requests::keys;
-use crate::store::redis::requests::node::{Node, RequestContext, answered};
+use crate::store::redis::requests::node::Node;
 use crate::store::redis::requests::record;
-use crate::store::redis::requests::{Keyspace, Publish};
+use crate::store::redis::requests::{Keyspace, Publish, RequestContext, answered};
+use crate::store::redis::table::{Member, Table};
 use crate::store::redis::topology::Address;
 use crate::store::redis::topology::Target;
-use crate::store::redis::topology::Topology;
-use crate::store::redis::topology::slots::{Member, Redirect, Table, View};
-use crate::store::{Cursor, Failure, Listener, Page, Store, Terms};
+use crate::store::redis::topology::slots::{Redirect, View};
+use crate::store::redis::topology::{Terms, Topology};
+use crate::store::{Capabilities, Cursor, Failure, Listener, Page, QuorumMember, Store};
 
 /// So long, at least, between two questions who serves what.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -42,7 +45,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const ANSWER: Duration = Duration::from_secs(1);
 /// So many nodes are asked side by side; the first good answer counts.
 const SIDE_BY_SIDE: usize = 3;
-/// Who waits for a node to be reached has the others asked again this often.
+/// While a node is being reached, the others are asked again this often.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
 /// A node that serves nothing any more is kept so long after it was last needed: until nothing can
 /// be on its way to it.
@@ -64,6 +67,7 @@ struct Inner {
     dial: Arc<dyn Dial>,
     seeds: Vec<Target>,
     url: Arc<str>,
+    terms: Terms,
     map: Mutex<Map>,
     /// Told of every change of the map.
     changed: Notify,
@@ -98,6 +102,7 @@ impl Cluster {
     /// A store whose connections are opened by `dial`.
     pub fn over(seeds: Vec<Target>, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
         let url = Topology::Cluster(seeds.clone()).shown();
+        let terms = seeds.first().map(|seed| seed.access.terms).unwrap_or_default();
         let map = Map {
             table: Table::default(),
             publish: None,
@@ -108,7 +113,7 @@ impl Cluster {
             failure: None,
         };
         let (map, changed, trouble) = (Mutex::new(map), Notify::new(), Arc::default());
-        let inner = Arc::new(Inner { runtime, dial, seeds, url, map, changed, trouble });
+        let inner = Arc::new(Inner { runtime, dial, seeds, url, terms, map, changed, trouble });
         inner.runtime.spawn(topology_refresh(Arc::downgrade(&inner)).boxed());
         Self(inner)
     }
@@ -121,22 +126,14 @@ impl Drop for Inner {
 }
 
 impl Store for Cluster {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
-        self.call_on(Terms::default(), op, within)
-    }
-
-    fn call_on(&self, terms: Terms, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         let inner = Arc::clone(&self.0);
-        async move { inner.call(op, terms, inner.runtime.now() + within).await }.boxed()
+        async move { inner.call(op, inner.runtime.now() + within).await }.boxed()
     }
 
     fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
         let inner = Arc::clone(&self.0);
         async move { inner.record(op, inner.runtime.now() + within).await }.boxed()
-    }
-
-    fn keeps_records(&self) -> Result<(), &'static str> {
-        Ok(())
     }
 
     fn listen(
@@ -161,18 +158,19 @@ impl Store for Cluster {
         async move { inner.list(&prefix, &from, inner.runtime.now() + within).await }.boxed()
     }
 
-    fn can(&self, terms: Terms) -> Result<(), &'static str> {
-        match terms.restart_grace_ms {
-            0 => Ok(()),
-            _ => Err(
-                "restart_grace is for one server and its replicas: a slot that moves would count as a restart",
-            ),
-        }
+    fn capabilities(&self) -> Capabilities {
+        self.0.terms.capabilities()
     }
 
     /// A lock is kept only where its counter and its channel can be.
     fn supports(&self, rule: LockSpec, name: &LockName) -> Result<(), &'static str> {
         if keys::share_a_slot(rule, name.as_str()) { Ok(()) } else { Err(TWO_SLOTS) }
+    }
+
+    fn declare_ttl(&self, _ttl: Duration) {}
+
+    fn settled(&self) -> BoxFuture<'static, ()> {
+        ready(()).boxed()
     }
 
     /// When any node was reconnected to, or serves slots for the first time.
@@ -233,6 +231,10 @@ impl Store for Cluster {
         .boxed()
     }
 
+    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
+        Err("it is several servers, which fail over by themselves")
+    }
+
     fn url(&self) -> &Arc<str> {
         &self.0.url
     }
@@ -244,7 +246,7 @@ impl Inner {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn call(&self, op: Op, terms: Terms, deadline: Moment) -> Result<Reply, Failure> {
+    async fn call(&self, op: Op, deadline: Moment) -> Result<Answer, Failure> {
         fits(op.rule, &op.name)?;
         let slot = keys::slot(op.name.as_str());
         let mut turns = Turns::default();
@@ -252,7 +254,7 @@ impl Inner {
         loop {
             let asking = asked_of.is_some();
             let way = self.next_way(slot, asked_of.take(), deadline).await?;
-            let manner = RequestContext { space: way.space, asking, terms };
+            let manner = RequestContext { space: way.space, asking, terms: self.terms };
             let failure = match way.member.node.ask(&way.pipeline, &op, manner, deadline).await {
                 Ok(reply) => {
                     if asking && matches!(op.verb, Verb::Release { .. }) {
@@ -275,7 +277,7 @@ impl Inner {
         loop {
             let asking = asked_of.is_some();
             let way = self.next_way(slot, asked_of.take(), deadline).await?;
-            let manner = RequestContext { space: way.space, asking, terms: Terms::default() };
+            let manner = RequestContext { space: way.space, asking, terms: self.terms };
             let answer = record::ask(&*self.runtime, &way.pipeline, &op, manner, deadline).await;
             let Err(failure) = answer else { return answer };
             asked_of = self.redirected(slot, &way, failure, &mut turns, deadline).boxed().await?;
@@ -467,7 +469,7 @@ impl Inner {
         let mut left = masters.iter().skip_while(|(address, _)| **address < *at_node);
         let Some((address, member)) = left.next() else { return Ok(Page::default()) };
         let rest = if address == at_node { rest } else { "" };
-        let manner = RequestContext { space, asking: false, terms: Terms::default() };
+        let manner = RequestContext { space, asking: false, terms: self.terms };
         let page = member.node.list(prefix, &Cursor(rest.to_owned()), manner, deadline).await;
         let mut page = page.map_err(|failure| at(&member.address, failure))?;
         page.next = match (page.next, left.next()) {

@@ -16,7 +16,7 @@ use crate::store::redis::replies::frame::Scan;
 use crate::store::redis::requests::keys::{channel, fence, share_a_slot, slot};
 use crate::store::redis::topology::sentinel::SentinelResolver;
 use crate::store::redis::topology::slots::{Redirect, View};
-use crate::store::redis::topology::{Access, Address, Sentinels, Target, Topology};
+use crate::store::redis::topology::{Access, Address, Sentinels, Target, Terms, Topology};
 
 /// The owner and the request of the replies in the corpus.
 const OWNER: &str = "a@h:1/0123456789abcdef0123456789abcdef";
@@ -177,8 +177,11 @@ fn whatever_a_url_says_its_shown_form_says_the_same_and_no_password() {
         "cert",
         "key",
         "sentinel-user",
+        "acks=2",
+        "restart-grace=1500ms",
     ];
-    fuzz("url", &[], &words, |bytes| {
+    let inputs = ["redis://h?acks=2&restart-grace=1500ms", "redis-sentinel://h/s?restart-grace=2h"];
+    fuzz("url", &inputs, &words, |bytes| {
         let text = String::from_utf8_lossy(bytes);
         let (topology, _) = match Topology::read(&text) {
             Ok(read) => read,
@@ -199,13 +202,14 @@ fn whatever_a_url_says_its_shown_form_says_the_same_and_no_password() {
     });
 }
 
-/// Where the servers are and which database is meant, and what the sentinels call theirs.
-fn places(topology: &Topology) -> Vec<(String, u32)> {
-    let at = |target: &Target| (format!("{:?}", target.address), target.access.db);
+/// Where the servers are, which database is meant and on what terms, and what the sentinels call
+/// theirs.
+fn places(topology: &Topology) -> Vec<(String, u32, Terms)> {
+    let at = |target: &Target| (format!("{:?}", target.address), target.access.db, target.access.terms);
     match topology {
         Topology::Server(target) => vec![at(target)],
         Topology::Sentinel(Sentinels { at: all, service, master }) => {
-            all.iter().map(at).chain([(service.clone(), master.db)]).collect()
+            all.iter().map(at).chain([(service.clone(), master.db, master.terms)]).collect()
         }
         Topology::Cluster(all) | Topology::Quorum(all) => all.iter().map(at).collect(),
     }

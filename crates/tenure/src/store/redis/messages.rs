@@ -17,10 +17,11 @@ use redis::{PushInfo, PushKind, Value};
 use tokio::sync::Notify;
 
 use crate::events::event;
+use crate::moment::Moment;
 use crate::protocol::{LockSpec, Notification, ours};
-use crate::runtime::Moment;
+use crate::store::redis::command::command;
 use crate::store::redis::connection::supervisor::{Pace, pause};
-use crate::store::redis::connection::{Connection, Connector, PushListener, by, command};
+use crate::store::redis::connection::{Connection, Connector, PushListener, by};
 use crate::store::redis::replies::failure;
 use crate::store::redis::replies::{bytes, text};
 use crate::store::redis::requests::Publish;

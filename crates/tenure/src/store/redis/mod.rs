@@ -6,36 +6,39 @@
 //! read what comes over it, and receive notifications.
 
 mod cluster;
+mod command;
 mod connection;
 #[cfg(test)]
 mod fuzz;
 mod messages;
 mod replies;
 mod requests;
+mod table;
 mod topology;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::{BoxFuture, FutureExt, ready};
 use redis::Value;
 
 pub use cluster::Cluster;
 pub use connection::{Dial, Stream};
 pub use requests::scripted;
-pub(crate) use topology::Provider;
-pub use topology::{Access, Address, Sentinels, Target, Topology};
+pub use topology::{Access, Address, Sentinels, Target, Terms, Topology};
 
-use super::{Cursor, Failure, Incarnation, Listener, Page, Store, Terms};
+use super::quorum::Quorum;
+use super::{Capabilities, Cursor, Failure, Incarnation, Listener, Opening, Page, QuorumMember, Store};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::protocol::record::{RecordAnswer, RecordOp};
-use crate::protocol::{LockSpec, Op, Reply};
+use crate::protocol::{Answer, LockSpec, Op};
 use crate::runtime::Runtime;
-use connection::{Connector, Network, command};
-use requests::node::{Node, RequestContext, refused};
-use requests::{Keyspace, Publish};
+use command::command;
+use connection::{Connector, Network};
+use requests::node::Node;
+use requests::{Keyspace, Publish, RequestContext, refused};
 
 /// A store on a Redis or Valkey server. Clones share its connections.
 #[derive(Clone)]
@@ -43,7 +46,34 @@ pub struct Redis {
     runtime: Arc<dyn Runtime>,
     node: Arc<Node>,
     manner: RequestContext,
+    /// Sentinels say which server it is.
+    is_led: bool,
     url: Arc<str>,
+}
+
+/// Whether URLs that begin so name Redis or Valkey servers.
+pub(crate) fn takes(scheme: &str) -> bool {
+    Topology::knows(scheme)
+}
+
+/// The store that a URL names: one server, several that know each other, or a majority.
+pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
+    let Opening { url, runtime, login } = opening;
+    let mut topology = Topology::parse(url)?;
+    if login.is_some_and(|login| !topology.ask_for_login(&login)) {
+        return Err(Error::invalid("the URL must not have a login where a provider tells it at each dial"));
+    }
+    Ok(match topology {
+        Topology::Quorum(targets) => {
+            let shown = Topology::Quorum(targets.clone()).shown();
+            let member = |target| Arc::new(Redis::at(target, Arc::clone(&runtime))) as Arc<dyn Store>;
+            let members = targets.into_iter().map(member).collect();
+            Arc::new(Quorum::new(members, Box::new(()), Arc::clone(&runtime), Some(shown))?)
+        }
+        Topology::Cluster(seeds) => Arc::new(Cluster::at(seeds, runtime)),
+        Topology::Server(target) => Arc::new(Redis::at(target, runtime)),
+        Topology::Sentinel(sentinels) => Arc::new(Redis::led(sentinels, runtime)),
+    })
 }
 
 impl Redis {
@@ -72,31 +102,30 @@ impl Redis {
 
     /// A store on whichever server is the master.
     pub(crate) fn led(sentinels: Sentinels, runtime: Arc<dyn Runtime>) -> Self {
-        let (db, url) = (sentinels.master.db, Topology::Sentinel(sentinels.clone()).shown());
-        Self::with(Connector::led(Arc::clone(&runtime), Network::of(&runtime), sentinels), db, url, runtime)
+        let Access { db, terms, .. } = sentinels.master;
+        let url = Topology::Sentinel(sentinels.clone()).shown();
+        let connector = Connector::led(Arc::clone(&runtime), Network::of(&runtime), sentinels);
+        Self { is_led: true, ..Self::with(connector, db, terms, url, runtime) }
     }
 
     /// A store whose connections are opened by `dial`.
     pub fn over(target: Target, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
-        let (db, url) = (target.access.db, target.shown());
-        Self::with(Connector::only(Arc::clone(&runtime), dial, target), db, url, runtime)
+        let Access { db, terms, .. } = target.access;
+        let url = target.shown();
+        Self::with(Connector::only(Arc::clone(&runtime), dial, target), db, terms, url, runtime)
     }
 
-    fn with(connector: Connector, db: u32, url: Arc<str>, runtime: Arc<dyn Runtime>) -> Self {
+    fn with(connector: Connector, db: u32, terms: Terms, url: Arc<str>, runtime: Arc<dyn Runtime>) -> Self {
         let space = Keyspace { db, publish: Publish::Plain };
         let node = Arc::new(Node::new(connector, Arc::clone(&url)));
-        Self { runtime, node, manner: RequestContext { space, asking: false, terms: Terms::default() }, url }
+        let manner = RequestContext { space, asking: false, terms };
+        Self { runtime, node, manner, is_led: false, url }
     }
 }
 
 impl Store for Redis {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
-        self.call_on(Terms::default(), op, within)
-    }
-
-    fn call_on(&self, terms: Terms, op: Op, within: Duration) -> BoxFuture<'static, Result<Reply, Failure>> {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         let Self { runtime, node, manner, .. } = self.clone();
-        let manner = RequestContext { terms, ..manner };
         async move {
             let deadline = runtime.now() + within;
             let line = node.link.pipeline(deadline).await?;
@@ -113,10 +142,6 @@ impl Store for Redis {
             requests::record::ask(&*runtime, &line, &op, manner, deadline).await
         }
         .boxed()
-    }
-
-    fn keeps_records(&self) -> Result<(), &'static str> {
-        Ok(())
     }
 
     fn listen(
@@ -144,12 +169,18 @@ impl Store for Redis {
         async move { node.list(&prefix, &from, manner, runtime.now() + within).await }.boxed()
     }
 
-    fn can(&self, _terms: Terms) -> Result<(), &'static str> {
-        Ok(())
+    fn capabilities(&self) -> Capabilities {
+        self.manner.terms.capabilities()
     }
 
     fn supports(&self, _rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
         Ok(())
+    }
+
+    fn declare_ttl(&self, _ttl: Duration) {}
+
+    fn settled(&self) -> BoxFuture<'static, ()> {
+        ready(()).boxed()
     }
 
     fn interrupted(&self) -> BoxFuture<'static, ()> {
@@ -173,12 +204,24 @@ impl Store for Redis {
         .boxed()
     }
 
-    fn life(&self) -> Incarnation {
-        self.node.link.life()
+    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
+        match self.is_led {
+            true => Err("it is several servers, one of which its sentinels choose"),
+            false if self.manner.terms != Terms::default() => Err(
+                "acks and restart-grace are for one server and its replicas, and the members decide together",
+            ),
+            false => Ok(self),
+        }
     }
 
     fn url(&self) -> &Arc<str> {
         &self.url
+    }
+}
+
+impl QuorumMember for Redis {
+    fn incarnation(&self) -> Incarnation {
+        self.node.link.life()
     }
 }
 

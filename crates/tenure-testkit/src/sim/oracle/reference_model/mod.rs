@@ -10,7 +10,7 @@ use tenure::internals::protocol::{Answer, Liveness, Notification, Place as Told,
 use tenure::{LockName, Owner};
 
 use super::history::History;
-use super::members::Members;
+use super::votes::Members;
 use super::{Executed, Hold, Violation, Wait};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{ProcessId, Sim};
@@ -44,13 +44,13 @@ pub(super) struct ReferenceModel {
 /// The truth about one lock.
 pub(super) struct Lock {
     pub(super) sort: LockKind,
-    /// Who holds and who waits, in the order in which they came.
+    /// Holders and waiters, in the order in which they came.
     pub(super) places: Vec<Place>,
     /// While no client has a place: since when, which is also until when a client did.
     pub(super) free_since: TrueTime,
     /// Since when that may be known.
     known_since: TrueTime,
-    /// Since when the first who waits could have been let in.
+    /// Since when the first waiter could have been let in.
     pub(super) open_since: Option<TrueTime>,
     pub(super) last_number: u64,
     pub(super) last_token: u64,

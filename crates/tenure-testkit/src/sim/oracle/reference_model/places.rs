@@ -28,7 +28,7 @@ impl Lock {
         self.places.iter().filter(|place| place.holds).map(|place| u64::from(place.weight)).sum()
     }
 
-    /// The first who waits.
+    /// The first waiter.
     pub(in crate::sim) fn head(&self) -> Option<&Place> {
         self.places.iter().find(|place| !place.holds)
     }
@@ -37,7 +37,7 @@ impl Lock {
         self.used() + u64::from(weight) <= u64::from(self.sort.capacity())
     }
 
-    /// The first who waits could be let in.
+    /// The first waiter could be let in.
     pub(in crate::sim) fn is_open(&self) -> bool {
         self.head().is_some_and(|head| self.fits(head.weight))
     }
@@ -62,7 +62,7 @@ impl Lock {
 }
 
 impl Place {
-    /// That of an owner who holds, where one holds.
+    /// The place of an owner that holds, if one does.
     pub(in crate::sim) fn of(owner: &Owner, lapses: TrueTime) -> Self {
         let (owner, live) = (owner.clone(), Vec::new());
         let (process, number, weight, holds, is_bound, knows, detached) = (0, 0, 1, true, false, false, 0);

@@ -48,7 +48,7 @@ impl ReferenceModel {
         if let Some(Notification::Granted { tickets }) = executed.wake {
             tickets.iter().for_each(|ticket| self.let_in(at, executed, *ticket, sim, news));
         }
-        // One request may let in several, in whatever order it says so.
+        // One request may let in several, and says so in any order.
         let mut let_in = std::mem::take(&mut self.let_in);
         let_in.sort_unstable();
         for (number, owner) in let_in.drain(..) {

@@ -1,6 +1,8 @@
 //! Opens connections: dials, logs in, and puts an end to the connection before.
 
 pub(crate) mod pipeline;
+pub(crate) mod scriptless;
+pub(crate) mod server_clock;
 pub(crate) mod supervisor;
 #[cfg(feature = "tls")]
 mod tls;
@@ -18,14 +20,16 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Either, FutureExt, join3, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, RedisConnectionInfo, Value};
+use redis::{AsyncConnectionConfig, ProtocolVersion, PushInfo, RedisConnectionInfo, Value};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::sync::{Notify, oneshot};
 
 use crate::credentials::Credentials;
 use crate::events::{event, text};
-use crate::runtime::{Moment, Runtime};
+use crate::moment::Moment;
+use crate::runtime::Runtime;
+use crate::store::redis::command::command;
 use crate::store::redis::replies::failure;
 use crate::store::redis::replies::frame::{Checked, Malformed};
 use crate::store::redis::replies::{bytes, prose};
@@ -471,7 +475,7 @@ async fn greet(
     Ok(Greeting { peer, life, is_replica: hello?.as_ref().is_some_and(is_replica) })
 }
 
-/// Reads the `role` of a server's answer to HELLO. One that does not tell it is none.
+/// Reads the `role` of a server's answer to HELLO. An answer without it counts as no role.
 fn is_replica(hello: &Value) -> bool {
     let Value::Map(fields) = hello else { return false };
     let role = fields.iter().find(|(field, _)| bytes(field) == Some(b"role"));
@@ -484,14 +488,6 @@ pub(crate) async fn by<F: Future>(runtime: &dyn Runtime, deadline: Moment, work:
         Either::Left((output, _)) => Some(output),
         Either::Right(_) => None,
     }
-}
-
-pub(crate) fn command(words: &[&str]) -> Cmd {
-    let mut command = Cmd::new();
-    for word in words {
-        command.arg(*word);
-    }
-    command
 }
 
 /// Asks for what we can do without: an error of the server is no answer.

@@ -17,11 +17,12 @@ use redis::{Cmd, RedisResult, Value};
 use tokio::sync::{Notify, oneshot};
 
 use crate::events::{event, text};
-use crate::runtime::{Moment, Runtime};
+use crate::moment::Moment;
+use crate::runtime::Runtime;
 use crate::store::Failure;
+use crate::store::redis::connection::scriptless::Scriptless;
+use crate::store::redis::connection::server_clock::ServerClock;
 use crate::store::redis::connection::{Connection, Peer};
-use crate::store::redis::requests::record::ServerClock;
-use crate::store::redis::requests::scriptless::Scriptless;
 use crate::store::redis::topology::Address;
 
 /// A connection on which a request is due, and on which no reply at all came in for this long since
@@ -193,8 +194,8 @@ impl Pipeline {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From here on the watch looks after a request, until it is due or the pipeline is closed. `None`
-    /// if the pipeline is closed already.
+    /// From here on the watch looks after a request, until it is due or the pipeline is closed.
+    /// `None` if the pipeline is closed already.
     fn board(&self, due: Moment, waker: &Waker) -> Option<Ticket<'_>> {
         let flight = Flight {
             sent: self.runtime.now(),
@@ -307,10 +308,11 @@ mod tests {
     use super::*;
     use crate::block_on;
     use crate::runtime::Driver;
-    use crate::store::redis::connection::{by, command};
+    use crate::store::redis::command::command;
+    use crate::store::redis::connection::by;
 
-    /// A pipeline over a connection that never answers and, as long as the last of these lives, never
-    /// says that it is over.
+    /// A pipeline over a connection that never answers and, as long as the last of these lives,
+    /// never says that it is over.
     async fn silent(runtime: &Arc<Driver>, login: &RedisConnectionInfo) -> (Arc<Pipeline>, impl Sized) {
         let (ours, theirs) = tokio::io::duplex(4_096);
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::Notify;
 
-use crate::runtime::Moment;
+use crate::moment::Moment;
 use crate::store::redis::connection::pipeline::Pipeline;
 use crate::store::redis::connection::{Connector, by};
 use crate::store::{Failure, Incarnation};
@@ -53,8 +53,8 @@ impl Supervisor {
         }
     }
 
-    /// The connection. Unlike [`pipeline`](Self::pipeline), it fails as soon as the system says that the
-    /// server cannot be dialled.
+    /// The connection. Unlike [`pipeline`](Self::pipeline), it fails as soon as the system says
+    /// that the server cannot be dialled.
     pub(crate) async fn line_at_once(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Pipeline>, Failure> {
         match self.open_line() {
             Some(pipeline) => Ok(pipeline),

@@ -13,7 +13,7 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A reply may be this long: a page of names of 64 KiB, with room.
+/// A reply may be this long: a page of names of 64 KiB, and some more.
 const REPLY_MAX: u64 = 16 * 1024 * 1024;
 /// A line may be this long: errors and numbers, not data.
 const LINE_MAX: u64 = 16 * 1024;

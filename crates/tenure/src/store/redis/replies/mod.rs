@@ -24,18 +24,25 @@ pub(crate) fn read(value: &Value, op: &Op) -> Result<Read, &'static str> {
         _ => return Err("a reply that is neither list nor string"),
     };
     let [owner, request, answer, rest @ ..] = &parts[..] else { return Err("a reply that is too short") };
-    if bytes(owner) != Some(op.owner.as_str().as_bytes()) {
-        return Err("a reply to another owner");
-    }
-    if number(request) != Some(op.request) {
-        return Err("a reply to another request");
-    }
+    is_for(op, bytes(owner), number(request))?;
     let answer = bytes(answer).ok_or("a reply without an answer")?;
     match op.rule {
         LockSpec::Queue(_) => read_queue(answer, rest, op),
         LockSpec::Mutex | LockSpec::Reentrant => read_answer(answer, rest),
     }
     .ok_or("a malformed answer")
+}
+
+/// Whether a reply is to `op`: the one place that looks at whom a reply is for. One to another
+/// request means that replies cannot be matched with requests from here on.
+fn is_for(op: &Op, owner: Option<&[u8]>, request: Option<u64>) -> Result<(), &'static str> {
+    if owner != Some(op.owner.as_str().as_bytes()) {
+        return Err("a reply to another owner");
+    }
+    if request != Some(op.request) {
+        return Err("a reply to another request");
+    }
+    Ok(())
 }
 
 /// What is answered most comes as one string: a list costs the server and us several times as much.
@@ -46,12 +53,7 @@ fn read_line(line: &[u8], op: &Op) -> Result<Read, &'static str> {
         _ => (line, false),
     };
     let mut words = line.split(' ');
-    if words.next() != Some(op.owner.as_str()) {
-        return Err("a reply to another owner");
-    }
-    if words.next().and_then(digits) != Some(op.request) {
-        return Err("a reply to another request");
-    }
+    is_for(op, words.next().map(str::as_bytes), words.next().and_then(digits))?;
     let word = words.next().ok_or("a reply without an answer")?;
     let answer = match (op.rule, word, [words.next(), words.next(), words.next()]) {
         (_, "held", [Some(token), None, None]) => digits(token).map(|fence| Answer::Held { fence }),
@@ -95,7 +97,7 @@ fn read_answer(answer: &[u8], rest: &[Value]) -> Option<Read> {
     Some(Read { answer, unheard: unheard.filter(|why| !why.is_empty()) })
 }
 
-/// What the queue answers. Whatever the request, it may stop at its bound, which is said behind
+/// What the queue answers. Each request may stop at its bound, which is said behind
 /// the answer; and it may let waiters in, so each answer may end with why those were not told.
 fn read_queue(answer: &[u8], rest: &[Value], op: &Op) -> Option<Read> {
     let places = match &op.verb {

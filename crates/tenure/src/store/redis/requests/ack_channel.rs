@@ -23,17 +23,18 @@ use futures_util::future::{FutureExt, join, select};
 use redis::{Cmd, Value};
 use tokio::sync::{Notify, oneshot};
 
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::protocol::{Op, Verb};
-use crate::runtime::{Moment, Runtime};
+use crate::runtime::Runtime;
 use crate::store::Failure;
+use crate::store::redis::command::command;
 use crate::store::redis::connection::pipeline::Pipeline;
 use crate::store::redis::connection::supervisor::Supervisor;
-use crate::store::redis::connection::{Connector, by, command};
+use crate::store::redis::connection::{Connector, by};
 use crate::store::redis::replies::bytes;
 use crate::store::redis::replies::failure;
-use crate::store::redis::requests::Request;
-use crate::store::redis::requests::node::{RequestContext, answered, refused};
+use crate::store::redis::requests::{Request, RequestContext, answered, refused};
 
 /// The next requests leave after this time, also if replicas have not confirmed.
 const WAIT_MAX: Duration = Duration::from_secs(1);
@@ -256,8 +257,8 @@ impl AckChannel {
         }
     }
 
-    /// The same pipeline, if it goes to where the connection of all goes. Two that asked who the master
-    /// is may have heard of two.
+    /// The same pipeline, if it goes to where the connection of all goes. Two that asked who the
+    /// master is may have heard of two.
     fn beside_main(&self, pipeline: Arc<Pipeline>) -> Result<Arc<Pipeline>, Failure> {
         match self.main.open_line() {
             Some(main) if main.to != pipeline.to => {
@@ -609,7 +610,7 @@ async fn can_wait(pipeline: &Pipeline, until: Moment) -> Result<(), Failure> {
         if let Value::ServerError(error) = reply {
             return Err(match refused(pipeline, &error) {
                 Failure::Refused(why) => Failure::impossible(format!(
-                    "acks(n) needs WAIT, and PUBLISH to `{}`, and the server does not let us ({why})",
+                    "`acks` needs WAIT, and PUBLISH to `{}`, and the server does not let us ({why})",
                     MARK[1]
                 )),
                 failure => failure,
@@ -621,7 +622,7 @@ async fn can_wait(pipeline: &Pipeline, until: Moment) -> Result<(), Failure> {
             [name, _, Value::Array(replicas), ..]
                 if bytes(name) == Some(b"master") && replicas.is_empty() =>
             {
-                let cause = "the server has no replicas that are connected, and acks(n) waits for n of them";
+                let cause = "the server has no replicas that are connected, and `acks` waits for some";
                 Err(Failure::NotSent(Failure::cause(cause)))
             }
             [name, ..] if bytes(name) == Some(b"slave") => {

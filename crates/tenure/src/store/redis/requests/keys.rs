@@ -6,6 +6,7 @@
 
 use crate::protocol::LockSpec;
 use crate::protocol::record::{beside, tag};
+use crate::store::redis::topology::slots::SLOTS;
 
 /// The key of a server's epoch: which start of which server it is, and since when.
 pub(crate) const EPOCH: &str = "tenure:epoch";
@@ -28,9 +29,6 @@ pub(crate) fn channel(db: u32, rule: LockSpec, key: &str) -> String {
 fn has_tag(key: &str) -> bool {
     tag(key).is_some()
 }
-
-/// How many slots a cluster has.
-pub(crate) const SLOTS: u16 = 16_384;
 
 /// The slot of a key, or of a channel: the CRC16 (polynomial 0x1021, nothing reflected) of what is
 /// hashed of it.

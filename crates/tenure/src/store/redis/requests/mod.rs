@@ -10,10 +10,17 @@ pub mod scripted;
 pub(crate) mod scriptless;
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
-use crate::protocol::{Fence, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb};
-use crate::store::Terms;
+use redis::Value;
+
+use crate::events::{event, text};
+use crate::protocol::{Fence, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb, lease};
+use crate::store::redis::connection::pipeline::Pipeline;
+use crate::store::redis::replies::failure;
 use crate::store::redis::requests::script::{MUTEX, QUEUE, REENTRANT, Script};
+use crate::store::redis::topology::Terms;
+use crate::store::{Failure, SETUP};
 
 /// How a message reaches those who listen. All clients of a lock have to agree on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +59,15 @@ impl Publish {
 pub(crate) struct Keyspace {
     pub(crate) db: u32,
     pub(crate) publish: Publish,
+}
+
+/// How a request is made.
+#[derive(Clone, Copy)]
+pub(crate) struct RequestContext {
+    pub(crate) space: Keyspace,
+    /// The server is asked to answer for a slot that it is only about to get.
+    pub(crate) asking: bool,
+    pub(crate) terms: Terms,
 }
 
 /// A script with its arguments.
@@ -93,10 +109,12 @@ impl<'a> Request<'a> {
 
     /// The same on these terms: a server that may have forgotten leases grants nothing for a while.
     pub(crate) fn guarded(mut self, terms: Terms) -> Self {
-        if terms.restart_grace_ms > 0 && self.args[0] == "acquire" {
+        if let Some(grace) = terms.restart_grace
+            && self.args[0] == "acquire"
+        {
             self.script = self.script.guarded.unwrap_or(self.script);
             self.epoch = Some(keys::EPOCH);
-            self.number(terms.restart_grace_ms);
+            self.number(lease::millis(grace));
         }
         self
     }
@@ -201,7 +219,7 @@ impl<'a> Request<'a> {
 
     fn ballot(&mut self, fence: Fence) -> &mut Self {
         match fence {
-            Fence::Assign => self.text(""),
+            Fence::Assign | Fence::Optional => self.text(""),
             Fence::Ballot(ballot) => self.number(ballot),
         }
     }
@@ -242,4 +260,33 @@ impl<'a> Request<'a> {
         }
         command
     }
+}
+
+/// What the server answered, unless that is an error.
+pub(crate) fn answered(pipeline: &Pipeline, value: Value) -> Result<Value, Failure> {
+    match value {
+        Value::ServerError(error) => Err(refused(pipeline, &error)),
+        value => Ok(value),
+    }
+}
+
+/// What an error of the server says. The connection is given up where it must be.
+pub(crate) fn refused(pipeline: &Pipeline, error: &redis::ServerError) -> Failure {
+    let (failure, leave) = failure::of(error);
+    if leave {
+        pipeline.hang_up();
+    }
+    failure
+}
+
+/// Warns that a release was carried out, and its message was not.
+pub(crate) fn warn_unheard(store: &Arc<str>, op: &Op, why: &str) {
+    event!(
+        WARN,
+        target: SETUP,
+        "those who wait could not be woken",
+        lock = text(&op.name),
+        store = text(store),
+        why = why.to_owned(),
+    );
 }

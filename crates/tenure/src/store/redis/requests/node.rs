@@ -6,22 +6,25 @@ use futures_util::future::{FutureExt, join, join_all};
 use redis::Value;
 
 use crate::events::{event, text};
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Found, Holding, Kind, LockSpec, Op, QueueSpec, Reply, Verb, ours};
-use crate::runtime::{Moment, Runtime};
+use crate::protocol::{Answer, Found, Holding, Kind, LockSpec, Op, QueueSpec, Verb, ours};
+use crate::runtime::Runtime;
+use crate::store::redis::command::command;
+use crate::store::redis::connection::Connector;
 use crate::store::redis::connection::pipeline::Pipeline;
+use crate::store::redis::connection::scriptless::Scriptless;
 use crate::store::redis::connection::supervisor::Supervisor;
-use crate::store::redis::connection::{Connector, command};
 use crate::store::redis::messages::Notifications;
 use crate::store::redis::replies;
 use crate::store::redis::replies::failure;
 use crate::store::redis::requests::ack_channel::{self, AckChannel};
 use crate::store::redis::requests::keys;
-use crate::store::redis::requests::scriptless::{ExclusiveConnection, Scriptless};
-use crate::store::redis::requests::{Keyspace, Request};
+use crate::store::redis::requests::scriptless::ExclusiveConnection;
+use crate::store::redis::requests::{Request, RequestContext, answered, warn_unheard};
 use crate::store::redis::topology::slots;
-use crate::store::{Cursor, Failure, Page, SETUP, Terms};
+use crate::store::{Cursor, Failure, Page};
 
 /// A server, the connection for requests and the one for messages. Both are closed when it is
 /// dropped.
@@ -37,36 +40,29 @@ pub(crate) struct Node {
     url: Arc<str>,
 }
 
-/// How a request is made.
-#[derive(Clone, Copy)]
-pub(crate) struct RequestContext {
-    pub(crate) space: Keyspace,
-    /// The server is asked to answer for a slot that it is only about to get.
-    pub(crate) asking: bool,
-    pub(crate) terms: Terms,
-}
-
 impl Node {
     pub(crate) fn new(connector: Connector, url: Arc<str>) -> Self {
         let runtime = Arc::clone(&connector.runtime);
         let connector = Arc::new(connector);
-        let (link, exclusive) =
-            (Supervisor::new(Arc::clone(&connector)), ExclusiveConnection::new(Arc::clone(&connector)));
+        let (link, exclusive) = (
+            Supervisor::new(Arc::clone(&connector)),
+            ExclusiveConnection::new(Arc::clone(&connector), Arc::clone(&url)),
+        );
         let ack_channel = AckChannel::new(Arc::clone(&connector), Arc::clone(&link));
         Self { runtime, link, notifications: Notifications::new(connector), ack_channel, exclusive, url }
     }
 
-    /// Carries out a request on this pipeline. What is rare is in a box: it would make the future of
-    /// every request larger, and that takes as long as all else that is done for one here.
+    /// Carries out a request on this pipeline. What is rare is in a box: it would make the future
+    /// of every request larger, and that takes as long as all else that is done for one here.
     pub(crate) async fn ask(
         &self,
         pipeline: &Pipeline,
         op: &Op,
         manner: RequestContext,
         deadline: Moment,
-    ) -> Result<Reply, Failure> {
+    ) -> Result<Answer, Failure> {
         if let Some(plain) = pipeline.plain.get() {
-            return plain.ask(self, pipeline, op, manner, deadline).boxed().await;
+            return plain.ask(&self.exclusive, pipeline, op, manner, deadline).boxed().await;
         }
         let value = if ack_channel::is_for(op, manner) {
             self.ack_channel.ask(op, manner, deadline).boxed().await
@@ -83,16 +79,16 @@ impl Node {
         let value = match value {
             Err(failure) if failure::forbids_scripts(&failure) => {
                 let plain = Scriptless::look(pipeline, failure, deadline).boxed().await?;
-                return plain.ask(self, pipeline, op, manner, deadline).boxed().await;
+                return plain.ask(&self.exclusive, pipeline, op, manner, deadline).boxed().await;
             }
             value => value?,
         };
         match replies::read(&value, op) {
             Ok(replies::Read { answer, unheard }) => {
                 if let Some(why) = unheard {
-                    self.warn_unheard(op, &why);
+                    warn_unheard(&self.url, op, &why);
                 }
-                Ok(Reply { owner: op.owner.clone(), request: op.request, answer })
+                Ok(answer)
             }
             Err(what) => {
                 // From here on replies cannot be matched with requests.
@@ -109,17 +105,6 @@ impl Node {
                 Err(Failure::Unknown(Failure::cause(what)))
             }
         }
-    }
-
-    pub(crate) fn warn_unheard(&self, op: &Op, why: &str) {
-        event!(
-            WARN,
-            target: SETUP,
-            "those who wait could not be woken",
-            lock = text(&op.name),
-            store = text(&self.url),
-            why = why.to_owned(),
-        );
     }
 
     /// A part of its locks.
@@ -261,21 +246,6 @@ async fn look_at_text(
         (Some(value), Some(left_ms)) => Some(Found::one(Kind::Mutex, Holding { value, left_ms, weight: 1 })),
         _ => None,
     })
-}
-
-pub(crate) fn answered(pipeline: &Pipeline, value: Value) -> Result<Value, Failure> {
-    match value {
-        Value::ServerError(error) => Err(refused(pipeline, &error)),
-        value => Ok(value),
-    }
-}
-
-pub(crate) fn refused(pipeline: &Pipeline, error: &redis::ServerError) -> Failure {
-    let (failure, leave) = failure::of(error);
-    if leave {
-        pipeline.hang_up();
-    }
-    failure
 }
 
 /// The next cursor and the names of a reply to SCAN, without those that no lock can have.

@@ -1,41 +1,23 @@
 //! Records beside locks: read by a bare GET, written by a script.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::join;
 use redis::{Cmd, Value};
 
 use crate::events::{event, text};
+use crate::moment::Moment;
 use crate::protocol::LockSpec;
 use crate::protocol::record::{self, Put, Record, RecordAnswer, RecordOp, RecordVerb, Then};
-use crate::runtime::{Moment, Runtime};
-use crate::store::redis::connection::command;
+use crate::runtime::Runtime;
+use crate::store::redis::command::command;
 use crate::store::redis::connection::pipeline::Pipeline;
+use crate::store::redis::connection::server_clock::ServerClock;
 use crate::store::redis::replies::failure;
 use crate::store::redis::replies::{bytes, number};
-use crate::store::redis::requests::keys;
-use crate::store::redis::requests::node::{RequestContext, answered};
 use crate::store::redis::requests::script::RECORD;
+use crate::store::redis::requests::{RequestContext, answered, keys};
 use crate::store::{Failure, SETUP};
-
-/// How long the server's clock is counted on from one answer of it.
-const CLOCK_KEPT: Duration = Duration::from_secs(60);
-
-/// The server's clock, as it answered at a moment of this machine's.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ServerClock {
-    at: Moment,
-    unix_us: u64,
-}
-
-impl ServerClock {
-    /// What the server's clock shows now, unless its answer is too old.
-    fn read(self, now: Moment) -> Option<u64> {
-        let since = now.since(self.at);
-        (since < CLOCK_KEPT).then(|| self.unix_us.saturating_add(since.as_micros() as u64))
-    }
-}
 
 /// Carries out a request about a record on this pipeline.
 pub(crate) async fn ask(

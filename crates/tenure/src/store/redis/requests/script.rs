@@ -14,13 +14,13 @@ pub(crate) struct Script {
 pub(crate) static MUTEX: Script = Script {
     text: include_str!("../../../protocol/mutex.lua"),
     // Changed so that a forced release leaves what is no lock of this library.
-    sha: "014cbcc2ab8e740b0ffab53e36ac6aad926d042c",
+    sha: "1d8a951daaf2907512b3b000dc1a13ae9269834d",
     guarded: Some(&GUARDED_MUTEX),
 };
 
 static GUARDED_MUTEX: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/mutex.lua")),
-    sha: "e0b9b8beca0449ce4627f4bb19499cc2dc392ef3",
+    sha: "a00b779494a4fdcfa5941cc83827070c396d0866",
     guarded: None,
 };
 
@@ -28,7 +28,7 @@ static GUARDED_MUTEX: Script = Script {
 pub(crate) static REENTRANT: Script = Script {
     text: include_str!("../../../protocol/reentrant.lua"),
     // Changed so that a forced release leaves what is no lock of this library.
-    sha: "0be5b865e97193a064e5abc591398401113bc5e0",
+    sha: "2c0cae87d8b349947238d5a686cf39f39a45374a",
     guarded: Some(&GUARDED_REENTRANT),
 };
 
@@ -37,20 +37,20 @@ static GUARDED_REENTRANT: Script = Script {
         include_str!("../../../protocol/grace.lua"),
         include_str!("../../../protocol/reentrant.lua")
     ),
-    sha: "5b7fb9f4e616973e069299fac4add65c7754c2ff",
+    sha: "30b467f2dbcbe594ec591105626c6a02e9e41466",
     guarded: None,
 };
 
 /// The queue machine.
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../../../protocol/queue.lua"),
-    sha: "9f2f2f3329ab2272e68c0dec76d54410f5645fef",
+    sha: "dbf307fa316de8928978d36e87b96bd6a7cdd34a",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/queue.lua")),
-    sha: "03ae3c3fc1cce905df2511be468e2c1ccf3e7f99",
+    sha: "8351d6d48a274ddb7ce5c5c29e3fca6252e02370",
     guarded: None,
 };
 

@@ -14,51 +14,37 @@ use futures_util::future::join;
 use redis::{Cmd, ServerError, Value};
 use tokio::sync::Mutex;
 
+use crate::moment::Moment;
 use crate::owner::Owner;
-use crate::protocol::{
-    Answer, Fence, Found, Holding, Kind, LockSpec, Op, ReleaseScope, Reply, Verb, ours, shown,
-};
-use crate::runtime::Moment;
+use crate::protocol::{Answer, Fence, Found, Holding, Kind, LockSpec, Op, ReleaseScope, Verb, ours, shown};
+use crate::runtime::Runtime;
 use crate::store::Failure;
+use crate::store::redis::command::command;
 use crate::store::redis::connection::pipeline::Pipeline;
+use crate::store::redis::connection::scriptless::{Delete, Scriptless};
 use crate::store::redis::connection::supervisor::Supervisor;
-use crate::store::redis::connection::{Connector, by, command};
+use crate::store::redis::connection::{Connector, by};
 use crate::store::redis::replies::{self, bytes};
-use crate::store::redis::requests::Publish;
 use crate::store::redis::requests::keys;
-use crate::store::redis::requests::node::{Node, RequestContext, answered, refused};
-
-/// The commands in place of scripts.
-pub(crate) struct Scriptless {
-    /// How the server said that they are forbidden.
-    why: Failure,
-    /// Deletes a key that has a certain value, if the server can.
-    delete: Option<Delete>,
-    /// Whether it sets one only then: not known to be false.
-    sets: AtomicBool,
-}
+use crate::store::redis::requests::{Publish, RequestContext, answered, refused, warn_unheard};
+use crate::store::redis::topology::Terms;
 
 /// As many bytes of a value are looked at, as by the scripts. What is ours is shorter.
 const SHOWN: usize = 1024;
-
-/// The command for that.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Delete {
-    /// Valkey 9.
-    DelIfEq,
-    /// Redis 8.4.
-    DelEx,
-}
 
 /// A connection of which one request at a time has the use.
 pub(crate) struct ExclusiveConnection {
     link: Arc<Supervisor>,
     turn: Mutex<()>,
+    runtime: Arc<dyn Runtime>,
+    /// For messages.
+    url: Arc<str>,
 }
 
 impl ExclusiveConnection {
-    pub(crate) fn new(connector: Arc<Connector>) -> Self {
-        Self { link: Supervisor::new(connector), turn: Mutex::new(()) }
+    pub(crate) fn new(connector: Arc<Connector>, url: Arc<str>) -> Self {
+        let runtime = Arc::clone(&connector.runtime);
+        Self { link: Supervisor::new(connector), turn: Mutex::new(()), runtime, url }
     }
 
     pub(crate) fn close(&self) {
@@ -104,12 +90,12 @@ impl Scriptless {
     /// Carries out a request.
     pub(crate) async fn ask(
         &self,
-        node: &Node,
+        exclusive: &ExclusiveConnection,
         pipeline: &Pipeline,
         op: &Op,
         manner: RequestContext,
         deadline: Moment,
-    ) -> Result<Reply, Failure> {
+    ) -> Result<Answer, Failure> {
         self.allows(op, manner)?;
         let ask = |pipeline, delete| Ask {
             plain: self,
@@ -124,7 +110,7 @@ impl Scriptless {
         // compare it.
         let is_foreign = matches!(op.verb, Verb::Release { whose: ReleaseScope::Foreign, .. });
         let compared = match self.delete {
-            Some(_) if !is_foreign => Some(ask(pipeline, self.delete).answer(node).await),
+            Some(_) if !is_foreign => Some(ask(pipeline, self.delete).answer(&exclusive.url).await),
             _ => None,
         };
         let answer = match compared {
@@ -136,19 +122,19 @@ impl Scriptless {
         let answer = match answer {
             Some(answer) => answer?,
             None => {
-                let Some(_turn) = by(&*node.runtime, deadline, node.exclusive.turn.lock()).await else {
+                let Some(_turn) = by(&*exclusive.runtime, deadline, exclusive.turn.lock()).await else {
                     let cause =
                         "other requests have the connection that is needed where scripts are forbidden";
                     return Err(Failure::NotSent(Failure::cause(cause)));
                 };
-                let pipeline = node.exclusive.link.pipeline(deadline).await?;
+                let pipeline = exclusive.link.pipeline(deadline).await?;
                 if self.delete.is_some() && is_foreign {
                     Self::may_compare(&pipeline, &self.why, deadline).await?;
                 }
-                ask(&pipeline, None).answer(node).await?
+                ask(&pipeline, None).answer(&exclusive.url).await?
             }
         };
-        Ok(Reply { owner: op.owner.clone(), request: op.request, answer })
+        Ok(answer)
     }
 
     /// Whether it can be done without scripts, and may.
@@ -163,11 +149,11 @@ impl Scriptless {
                 Verb::Acquire { fence: Fence::Ballot(_), .. } | Verb::Release { fence: Fence::Ballot(_), .. },
                 _,
             ) => cannot("without them it cannot be a member of a quorum"),
-            (Verb::Acquire { .. }, _) if !manner.terms.unfenced => cannot(
+            (Verb::Acquire { fence: Fence::Assign, .. }, _) => cannot(
                 "without them a mutex has no fencing token; allow EVAL and EVALSHA, or take it without one by Options::unfenced",
             ),
-            (Verb::Acquire { .. } | Verb::Renew { .. }, _) if manner.terms.doubt_messages() => {
-                cannot("without them neither acks nor restart_grace can be had")
+            (Verb::Acquire { .. } | Verb::Renew { .. }, _) if manner.terms != Terms::default() => {
+                cannot("without them neither acks nor restart-grace can be had")
             }
             // A request to a server that is about to get a slot has to be one command.
             _ if manner.asking => Err(Failure::NotSent(Failure::cause(
@@ -201,7 +187,7 @@ enum Standing {
 }
 
 impl Ask<'_> {
-    async fn answer(&self, node: &Node) -> Result<Answer, Failure> {
+    async fn answer(&self, url: &Arc<str>) -> Result<Answer, Failure> {
         match self.op.verb {
             Verb::Acquire { ttl_ms, .. } => self.acquire(ttl_ms).await,
             Verb::Renew { ttl_ms, .. } => match self.standing().await? {
@@ -212,7 +198,7 @@ impl Ask<'_> {
             Verb::Release { whose, .. } => {
                 let (answer, unheard) = self.release(whose).await?;
                 if let Some(why) = unheard {
-                    node.warn_unheard(self.op, &why);
+                    warn_unheard(url, self.op, &why);
                 }
                 Ok(answer)
             }

@@ -7,9 +7,10 @@ pub(crate) mod url;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::credentials::Credentials;
-use crate::store::Cause;
+use crate::credentials::Provider;
+use crate::store::{Capabilities, HoldLiveness, Kinds, LeaseClock};
 
 /// Servers that keep locks together, or one alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +43,8 @@ pub struct Target {
     pub access: Access,
 }
 
-/// How to come in: which database, who logs in, and whether the talk is encrypted.
+/// How to come in: which database, who logs in, whether the talk is encrypted, and on what terms
+/// the server grants.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Access {
     /// Which of the server's databases.
@@ -54,19 +56,19 @@ pub struct Access {
     pub(crate) provider: Option<Provider>,
     /// Spoken in the clear if none.
     pub(crate) tls: Option<Tls>,
+    /// On what terms locks are granted there.
+    pub(crate) terms: Terms,
 }
 
-/// What tells the login at each dial.
-#[derive(Clone)]
-pub(crate) struct Provider(pub(crate) Arc<dyn Fn() -> Result<Credentials, Cause> + Send + Sync>);
-
-impl PartialEq for Provider {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
+/// On what terms locks are granted. They belong to the store, because all clients of a lock have to
+/// agree on them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// So many replicas have to confirm a grant and each renewal.
+    pub acks: u32,
+    /// For so long a server that may have forgotten leases grants nothing.
+    pub restart_grace: Option<Duration>,
 }
-
-impl Eq for Provider {}
 
 /// Whom to trust, and who we are. The files are read at each dial: a renewed certificate needs no
 /// restart.
@@ -114,9 +116,13 @@ impl Topology {
         match self {
             Self::Server(target) => target.shown(),
             Self::Sentinel(Sentinels { at, service, master }) => {
-                of("sentinel", at, &format_args!("/{}/{}", Encoded(service, &SERVICE), master.db))
+                let service = Encoded(service, &SERVICE);
+                of("sentinel", at, &format_args!("/{service}/{}{}", master.db, master.terms.after('?')))
             }
-            Self::Cluster(at) => of("cluster", at, &""),
+            Self::Cluster(at) => {
+                let terms = at.first().map(|target| target.access.terms).unwrap_or_default();
+                of("cluster", at, &terms.after('?'))
+            }
             Self::Quorum(at) => {
                 let db = at.first().map_or(0, |target| target.access.db);
                 of("quorum", at, &format_args!("/{db}"))
@@ -128,10 +134,11 @@ impl Topology {
 impl Target {
     /// The URL without credentials.
     pub fn shown(&self) -> Arc<str> {
-        let (address, db, scheme) = (&self.address, self.access.db, self.access.scheme());
+        let (address, Access { db, terms, .. }) = (&self.address, &self.access);
+        let scheme = self.access.scheme();
         match address {
-            Address::Tcp(..) => format!("{scheme}://{address}/{db}").into(),
-            Address::Unix(_) => format!("{scheme}+unix://{address}?db={db}").into(),
+            Address::Tcp(..) => format!("{scheme}://{address}/{db}{}", terms.after('?')).into(),
+            Address::Unix(_) => format!("{scheme}+unix://{address}?db={db}{}", terms.after('&')).into(),
         }
     }
 
@@ -145,6 +152,40 @@ impl Target {
 impl Access {
     fn scheme(&self) -> &'static str {
         if self.tls.is_some() { "rediss" } else { "redis" }
+    }
+}
+
+impl Terms {
+    /// What servers can do that grant on these terms.
+    pub(crate) fn capabilities(self) -> Capabilities {
+        Capabilities {
+            kinds: Kinds::All,
+            clock: LeaseClock::Server,
+            values: Ok(()),
+            liveness: HoldLiveness::Lease,
+            messages_grant: self == Self::default(),
+            restart_grace: self.restart_grace,
+        }
+    }
+
+    /// As the query of a URL, behind this separator; nothing if there are none.
+    fn after(self, mut separator: char) -> String {
+        let mut query = String::new();
+        let mut part = |key: &str, value: String| {
+            query.push(separator);
+            query.push_str(&format!("{key}={value}"));
+            separator = '&';
+        };
+        if self.acks > 0 {
+            part("acks", self.acks.to_string());
+        }
+        if let Some(grace) = self.restart_grace {
+            let whole = grace.subsec_millis() == 0;
+            let text =
+                if whole { format!("{}s", grace.as_secs()) } else { format!("{}ms", grace.as_millis()) };
+            part("restart-grace", text);
+        }
+        query
     }
 }
 

@@ -6,7 +6,7 @@ use redis::{Cmd, Value};
 
 use crate::name::Quoted;
 use crate::store::Failure;
-use crate::store::redis::connection::command;
+use crate::store::redis::command::command;
 use crate::store::redis::replies::bytes;
 use crate::store::redis::replies::failure;
 use crate::store::redis::topology::{Access, Address, Sentinels, Target};

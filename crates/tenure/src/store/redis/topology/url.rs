@@ -11,11 +11,17 @@
 //! `valkey` in place of `redis` means the same. With `rediss` or `valkeys` the talk is encrypted,
 //! and the query may have `ca`, `cert` and `key`, the paths of files in PEM form. User, password,
 //! service, paths and the values of a query may be percent-encoded.
+//!
+//! Where one server or its replicas keep a lock, the query may say on what terms: `acks=N` for
+//! servers with replicas, `restart-grace=30s` for one server or sentinels.
+
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::name::Quoted;
 
-use crate::store::redis::topology::{Access, Address, Sentinels, Target, Tls, Topology};
+use crate::protocol::lease::{TTL_MAX, TTL_MIN};
+use crate::store::redis::topology::{Access, Address, Sentinels, Target, Terms, Tls, Topology};
 
 const PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
@@ -96,9 +102,10 @@ impl Topology {
         let (authority, path) = split(rest, '/');
         let (user, password, places) = login(authority)?;
         let files = if tls { Some(query.tls()?) } else { None };
+        let terms = query.terms(form)?;
         let access = |path: Option<&str>| {
             let db = path.filter(|path| !path.is_empty()).map_or(Ok(0), database)?;
-            Ok::<_, Error>(Access { db, user, password, provider: None, tls: files })
+            Ok::<_, Error>(Access { db, user, password, tls: files, terms, ..Access::default() })
         };
         let topology = match form {
             Form::Server | Form::Unix => {
@@ -115,7 +122,8 @@ impl Topology {
                     .ok_or_else(|| wrong("its service is missing: redis-sentinel://HOST,HOST/SERVICE"))?;
                 let master = access(path)?;
                 let (user, password) = query.login("sentinel-user", "sentinel-password")?;
-                let access = Access { db: 0, user, password, provider: None, tls: master.tls.clone() };
+                let tls = master.tls.clone();
+                let access = Access { user, password, tls, ..Access::default() };
                 Self::Sentinel(Sentinels { at: targets(&places, SENTINEL_PORT, &access)?, service, master })
             }
             Form::Cluster => {
@@ -225,8 +233,9 @@ fn unix(path: &str, mut query: Query) -> Result<Target> {
     let path = decoded(path, "path")?;
     let db = query.take("db").map_or(Ok(0), |db| database(&db))?;
     let (user, password) = query.login("user", "password")?;
+    let terms = query.terms(Form::Unix)?;
     query.end("redis+unix")?;
-    let access = Access { db, user, password, provider: None, tls: None };
+    let access = Access { db, user, password, terms, ..Access::default() };
     Ok(Target { address: Address::Unix(path.into()), access })
 }
 
@@ -236,8 +245,18 @@ struct Query(Vec<(&'static str, String)>);
 impl Query {
     /// All that any URL may have. What is not among them is not shown: it may be the rest of a
     /// password.
-    const KEYS: [&str; 8] =
-        ["db", "user", "password", "sentinel-user", "sentinel-password", "ca", "cert", "key"];
+    const KEYS: [&str; 10] = [
+        "db",
+        "user",
+        "password",
+        "sentinel-user",
+        "sentinel-password",
+        "ca",
+        "cert",
+        "key",
+        "acks",
+        "restart-grace",
+    ];
 
     fn read(text: &str) -> Result<Self> {
         let mut pairs: Vec<(&'static str, String)> = Vec::new();
@@ -291,6 +310,35 @@ impl Query {
         Ok(Tls { ca: ca.map(Into::into), identity })
     }
 
+    /// On what terms the servers grant, where they can keep them.
+    fn terms(&mut self, form: Form) -> Result<Terms> {
+        let (acks, grace) = (self.take("acks"), self.take("restart-grace"));
+        if form == Form::Quorum && (acks.is_some() || grace.is_some()) {
+            let key = if acks.is_some() { "acks" } else { "restart-grace" };
+            return Err(wrong(&format!(
+                "its query has `{key}`, and a quorum needs no replicas: a member that restarts does not vote"
+            )));
+        }
+        if form == Form::Cluster && grace.is_some() {
+            return Err(wrong(
+                "its query has `restart-grace`, and on a cluster a slot that moves would count as a restart",
+            ));
+        }
+        let acks = acks.map_or(Ok(0), |acks| match acks.parse() {
+            Ok(acks) if acks > 0 => Ok(acks),
+            _ => Err(wrong("its `acks` is not a number of replicas from 1 on, as in `acks=2`")),
+        })?;
+        let restart_grace = match grace {
+            None => None,
+            Some(text) => Some(duration(&text).ok_or_else(|| {
+                wrong(
+                    "its `restart-grace` is not a duration from 50ms to 365 days, as in `restart-grace=30s`",
+                )
+            })?),
+        };
+        Ok(Terms { acks, restart_grace })
+    }
+
     /// Nothing may be left over.
     fn end(self, scheme: &str) -> Result<()> {
         match self.0.first() {
@@ -301,6 +349,20 @@ impl Query {
             Some((key, _)) => Err(wrong(&format!("its query has `{key}`, which {scheme}:// does not take"))),
         }
     }
+}
+
+/// Reads `1500ms`, `30s`, `5m` or `2h`, if a lease can be as long.
+fn duration(text: &str) -> Option<Duration> {
+    let (number, unit) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
+    let ms_per_unit: u64 = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return None,
+    };
+    let ms = number.parse::<u64>().ok()?.checked_mul(ms_per_unit)?;
+    Some(Duration::from_millis(ms)).filter(|duration| (TTL_MIN..=TTL_MAX).contains(duration))
 }
 
 fn database(text: &str) -> Result<u32> {
@@ -432,6 +494,42 @@ mod tests {
     }
 
     #[test]
+    fn terms_are_those_of_all_clients_and_are_shown() {
+        let terms =
+            |acks, grace_ms: Option<u64>| Terms { acks, restart_grace: grace_ms.map(Duration::from_millis) };
+        for (url, expected, shown) in [
+            ("redis://h", terms(0, None), "redis://h:6379/0"),
+            ("redis://:x@h?acks=2", terms(2, None), "redis://h:6379/0?acks=2"),
+            (
+                "rediss://h?restart-grace=1m&ca=f&acks=1",
+                terms(1, Some(60_000)),
+                "rediss://h:6379/0?acks=1&restart-grace=60s",
+            ),
+            (
+                "redis+unix:///s?restart-grace=50ms",
+                terms(0, Some(50)),
+                "redis+unix:///s?db=0&restart-grace=50ms",
+            ),
+            ("redis+unix:///s?db=1&acks=3", terms(3, None), "redis+unix:///s?db=1&acks=3"),
+        ] {
+            let target = parsed(url);
+            assert_eq!((target.access.terms, &*target.shown()), (expected, shown), "{url}");
+            assert_eq!(parsed(shown).access.terms, expected, "{shown}");
+        }
+        let Topology::Sentinel(sentinels) = several("redis-sentinel://a/s?restart-grace=1500ms&acks=2")
+        else {
+            panic!("no sentinels")
+        };
+        assert_eq!(sentinels.master.terms, terms(2, Some(1_500)));
+        let shown = Topology::Sentinel(sentinels).shown();
+        assert_eq!(&*shown, "redis-sentinel://a:26379/s/0?acks=2&restart-grace=1500ms");
+        let cluster = several("redis-cluster://a,b?acks=1");
+        let Topology::Cluster(seeds) = &cluster else { panic!("no cluster") };
+        assert!(seeds.iter().all(|seed| seed.access.terms == terms(1, None)));
+        assert_eq!(&*cluster.shown(), "redis-cluster://a:6379,b:6379?acks=1");
+    }
+
+    #[test]
     fn a_program_built_without_encryption_says_so() {
         for url in ["rediss://h", "valkeys-quorum://a,b,c"] {
             let unsupported = Topology::parse(url).is_err_and(|error| error.is_unsupported());
@@ -480,6 +578,21 @@ mod tests {
             ("redis-sentinel://a,,b/s", "host"),
             ("redis-sentinel://a,a:26379/s", "twice"),
             ("redis-sentinel://a/s?sentinel-user=x", "`sentinel-password`"),
+            ("redis://h?acks=0", "`acks=2`"),
+            ("redis://h?acks=all", "`acks=2`"),
+            ("redis://h?acks=-1", "`acks=2`"),
+            ("redis://h?acks", "`acks=2`"),
+            ("redis://h?acks=1&acks=1", "`acks` twice"),
+            ("redis://h?restart-grace=1s&restart-grace=1s", "`restart-grace` twice"),
+            ("redis://h?restart-grace=0s", "50ms"),
+            ("redis://h?restart-grace=49ms", "50ms"),
+            ("redis://h?restart-grace=8761h", "365 days"),
+            ("redis://h?restart-grace=99999999999999999999h", "365 days"),
+            ("redis://h?restart-grace=30", "`restart-grace=30s`"),
+            ("redis://h?restart-grace=s", "`restart-grace=30s`"),
+            ("redis-cluster://a,b?restart-grace=1s", "slot"),
+            ("redis-quorum://a,b,c?acks=1", "`acks`"),
+            ("redis-quorum://a,b,c?restart-grace=1s", "`restart-grace`"),
             ("redis-cluster://a,b/1", "database"),
             ("redis-cluster://a,b:", "port"),
             ("redis-quorum://a,b,A b", "host"),

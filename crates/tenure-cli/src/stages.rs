@@ -1,0 +1,25 @@
+//! Which stage of this program hidden first arguments name.
+
+use std::env::ArgsOs;
+
+use crate::exit::OWN;
+use crate::launch::{self, FOREGROUND, KILLER, LAUNCH, STRESS, pid};
+use crate::stress::worker;
+use crate::{killer, terminal};
+
+/// Runs the stage that these arguments name, if they name one.
+pub(crate) fn stage(mut args: ArgsOs) -> Option<u8> {
+    args.next();
+    match args.next()?.to_str()? {
+        LAUNCH => Some(launch::launch(args).unwrap_or(OWN)),
+        FOREGROUND => Some(foreground(args).unwrap_or(OWN)),
+        KILLER => Some(killer::stage().unwrap_or(OWN)),
+        STRESS => Some(worker::stage(args).unwrap_or(OWN)),
+        _ => None,
+    }
+}
+
+fn foreground(mut args: ArgsOs) -> Option<u8> {
+    let group = pid(&args.next()?)?;
+    terminal::make_foreground(group).is_ok().then_some(0)
+}

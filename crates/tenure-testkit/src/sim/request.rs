@@ -1,0 +1,120 @@
+//! A request on its way between a process and a server.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard};
+use std::task::Waker;
+
+use tenure::internals::protocol::{Answer, Op, Verb};
+use tenure::internals::store::Failure;
+
+use super::clock::TrueTime;
+use super::executor::lock;
+
+/// Where the answer to one request arrives.
+#[derive(Default)]
+pub(super) struct Slot(pub(super) Mutex<Arrival>);
+
+#[derive(Default)]
+pub(super) struct Arrival {
+    pub(super) answer: Option<Result<Answer, Failure>>,
+    /// When there is a connection to leave on.
+    pub(super) leaves_at: TrueTime,
+    /// When the client that asks gives up.
+    pub(super) until: TrueTime,
+    pub(super) is_out_of_time: bool,
+    pub(super) is_executed: bool,
+    /// No client waits any more, and it has not left yet.
+    pub(super) is_withdrawn: bool,
+    /// No client waits any more.
+    pub(super) is_over: bool,
+    /// The server did not know its script, and was told it.
+    pub(super) is_again: bool,
+    pub(super) waker: Option<Waker>,
+}
+
+impl Slot {
+    /// When its request leaves, and when it is given up.
+    pub(super) fn leave(&self, leaves_at: TrueTime, until: TrueTime) {
+        let mut arrival = lock(&self.0);
+        (arrival.leaves_at, arrival.until) = (leaves_at, until);
+    }
+
+    /// When the client that asks gives up.
+    pub(super) fn until(&self) -> TrueTime {
+        lock(&self.0).until
+    }
+
+    /// Whether its request was not sent a second time yet.
+    pub(super) fn is_first(&self) -> bool {
+        !std::mem::replace(&mut lock(&self.0).is_again, true)
+    }
+
+    /// Whether it is sent a second time: not if no client waits for it.
+    pub(super) fn leaves_again(&self) -> bool {
+        let arrival = lock(&self.0);
+        !arrival.is_over && !arrival.is_out_of_time
+    }
+
+    /// Its request has reached the server. Returns false when it is not to be carried out.
+    pub(super) fn arrive(&self) -> bool {
+        let mut arrival = lock(&self.0);
+        arrival.is_executed = !arrival.is_withdrawn;
+        arrival.is_executed
+    }
+
+    /// Its time is over.
+    pub(super) fn end(&self) {
+        let mut arrival = lock(&self.0);
+        arrival.is_out_of_time = true;
+        wake(arrival);
+    }
+
+    pub(super) fn fill(&self, answer: Result<Answer, Failure>) {
+        let mut arrival = lock(&self.0);
+        arrival.answer.get_or_insert(answer);
+        wake(arrival);
+    }
+}
+
+fn wake(mut arrival: MutexGuard<'_, Arrival>) {
+    let waker = arrival.waker.take();
+    drop(arrival);
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+pub(super) fn unknown() -> Failure {
+    Failure::Unknown(Failure::cause("the connection ended before the answer came"))
+}
+
+/// A request as one reads it in a trace.
+pub(super) struct Shown<'a>(pub(super) &'a Op);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Op { name, owner, request, verb, .. } = self.0;
+        let owner = &owner.as_str()[owner.as_str().len() - 6..];
+        let (name, request) = (name.as_str(), request & 0xffff);
+        match verb {
+            Verb::Acquire { ttl_ms, wait_ms, hold, .. } => {
+                let hold = hold & 0xffff;
+                write!(f, "acquire {name} by …{owner} for {ttl_ms} ms, hold {hold} [{request}]")?;
+                wait_ms.map_or(Ok(()), |wait_ms| write!(f, ", or a place for {wait_ms} ms"))
+            }
+            Verb::Renew { ttl_ms, bind, weight, .. } => {
+                write!(f, "renew {name} by …{owner} for {ttl_ms} ms [{request}]")?;
+                bind.map_or(Ok(()), |bind| write!(f, " bound to {bind:?}"))?;
+                weight.map_or(Ok(()), |weight| write!(f, " at weight {weight}"))
+            }
+            Verb::Release { whose, hold, .. } => {
+                let hold = hold & 0xffff;
+                write!(f, "release {name} by …{owner} of {whose:?}, hold {hold} [{request}]")
+            }
+            Verb::Refresh { owners, wait_ms } => {
+                write!(f, "refresh {name} by {} for {wait_ms} ms [{request}]", owners.len())
+            }
+            Verb::Inspect => write!(f, "inspect {name} by …{owner} [{request}]"),
+        }
+    }
+}

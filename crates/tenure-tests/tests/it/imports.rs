@@ -1,0 +1,356 @@
+//! Imports run one way: no files of a crate import each other in a circle, and no module of the
+//! library imports one above it in the picture of ARCHITECTURE.md.
+//!
+//! What counts is each path that begins with `crate`, `super` or `self`, in a `use` or in code.
+//! Test modules and comments do not. The `mod.rs` of a folder and the files in the folder are one:
+//! it lists them, and has what they share.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The modules of the library from the bottom to the top. One may import those of its own row and
+/// of the rows above it here.
+const LAYERS: [&[&str]; 9] = [
+    &["events", "moment", "name", "planted"],
+    &["error", "runtime"],
+    &["credentials", "owner", "parse"],
+    &["protocol"],
+    &["store"],
+    &["options"],
+    &["engine"],
+    &["guard", "rwguard"],
+    &["fair", "handle", "locks", "multi", "mutex", "reentrant", "rwlock", "semaphore", "status", "uses"],
+];
+
+/// A module by its path, without the `crate` in front.
+type Module = Vec<String>;
+
+/// A path that a file imports, and where.
+struct Import {
+    line: usize,
+    path: String,
+    to: Module,
+}
+
+/// The files of one crate, and what each imports of the others.
+struct Imports {
+    files: BTreeMap<Module, PathBuf>,
+    of: BTreeMap<Module, Vec<Import>>,
+}
+
+impl Imports {
+    fn of_crate(name: &str) -> Self {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name).join("src");
+        let mut files = BTreeMap::new();
+        find(&root, &mut Vec::new(), &mut files);
+        let text = |path: &PathBuf| fs::read_to_string(path).expect("a source file");
+        let texts = files.iter().map(|(module, path)| (module.clone(), text(path))).collect();
+        Self::of_texts(files, &texts)
+    }
+
+    fn of_texts(files: BTreeMap<Module, PathBuf>, texts: &BTreeMap<Module, String>) -> Self {
+        let of = texts.iter().map(|(module, text)| (module.clone(), imports(module, text, &files))).collect();
+        Self { files, of }
+    }
+
+    fn shown(&self, module: &Module, import: &Import) -> String {
+        format!("{}:{} imports `{}`", self.files[module].display(), import.line, import.path)
+    }
+
+    /// The imports that lead from a file back to it, if any do.
+    fn circle(&self) -> Option<String> {
+        let mut done = BTreeSet::new();
+        self.files.keys().find_map(|module| self.circle_from(module, &mut Vec::new(), &mut done))
+    }
+
+    fn circle_from<'a>(
+        &'a self,
+        module: &'a Module,
+        way: &mut Vec<(&'a Module, &'a Import)>,
+        done: &mut BTreeSet<&'a Module>,
+    ) -> Option<String> {
+        if let Some(at) = way.iter().position(|(known, _)| *known == module) {
+            let shown = way[at..].iter().map(|(module, import)| self.shown(module, import));
+            return Some(shown.collect::<Vec<_>>().join("\n"));
+        }
+        if done.contains(module) {
+            return None;
+        }
+        for import in &self.of[module] {
+            way.push((module, import));
+            let circle = self.circle_from(&import.to, way, done);
+            way.pop();
+            if circle.is_some() {
+                return circle;
+            }
+        }
+        done.insert(module);
+        None
+    }
+
+    /// The imports of a module above the one that imports it.
+    fn upward(&self, layers: &[&[&str]]) -> Vec<String> {
+        let layer = |module: &Module| {
+            let name = module.first()?;
+            let found = layers.iter().position(|layer| layer.contains(&name.as_str()));
+            Some(found.unwrap_or_else(|| panic!("the module `{name}` has no place in LAYERS")))
+        };
+        let mut upward = Vec::new();
+        for (module, imports) in &self.of {
+            for import in imports {
+                if layer(module) < layer(&import.to) {
+                    upward.push(self.shown(module, import));
+                }
+            }
+        }
+        upward
+    }
+}
+
+/// All files below a directory, by the modules that they are.
+fn find(directory: &Path, module: &mut Module, files: &mut BTreeMap<Module, PathBuf>) {
+    for entry in fs::read_dir(directory).expect("a directory of sources") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_stem().and_then(|name| name.to_str()).expect("a name").to_owned();
+        let is_root = matches!(name.as_str(), "lib" | "main" | "mod");
+        if path.is_dir() {
+            module.push(name);
+            find(&path, module, files);
+            module.pop();
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let mut file = module.clone();
+            file.extend((!is_root).then_some(name));
+            files.insert(file, path);
+        }
+    }
+}
+
+/// What one file imports of others, in the order of its lines.
+fn imports(module: &Module, text: &str, files: &BTreeMap<Module, PathBuf>) -> Vec<Import> {
+    let mut imports = Vec::new();
+    for (line, path) in paths(&without_tests(tokens(text))) {
+        let mut words: Vec<&str> = path.split("::").collect();
+        let mut to: Module = match words[0] {
+            "crate" => Vec::new(),
+            _ => module.clone(),
+        };
+        while matches!(words.first(), Some(&("crate" | "self" | "super"))) {
+            if words.remove(0) == "super" {
+                to.pop();
+            }
+        }
+        to.extend(words.into_iter().map(str::to_owned));
+        while !files.contains_key(&to) && to.pop().is_some() {}
+        if !to.starts_with(module) && !module.starts_with(&to) {
+            imports.push(Import { line, path, to });
+        }
+    }
+    imports
+}
+
+/// A word, or one sign of punctuation (`::` is one), and its line.
+type Token = (usize, String);
+
+/// The tokens of a source without comments, texts and lifetimes.
+fn tokens(text: &str) -> Vec<Token> {
+    let (mut rest, mut line, mut tokens) = (text, 1, Vec::new());
+    while let Some(first) = rest.chars().next() {
+        let is_word = |char: char| char.is_alphanumeric() || char == '_';
+        let word = rest.find(|char| !is_word(char)).unwrap_or(rest.len());
+        let len = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if rest.starts_with("/*") {
+            rest.find("*/").map_or(rest.len(), |end| end + 2)
+        } else if first == '"' {
+            text_len(rest)
+        } else if let Some(len) = raw_text_len(rest) {
+            len
+        } else if first == '\'' {
+            char_len(rest)
+        } else {
+            let len = if word > 0 {
+                word
+            } else if rest.starts_with("::") {
+                2
+            } else {
+                first.len_utf8()
+            };
+            if !first.is_whitespace() {
+                tokens.push((line, rest[..len].to_owned()));
+            }
+            len
+        };
+        line += rest[..len].matches('\n').count();
+        rest = &rest[len..];
+    }
+    tokens
+}
+
+/// The length of the text that begins here, with its quotes.
+fn text_len(rest: &str) -> usize {
+    let mut is_escaped = true; // the first quote
+    for (at, char) in rest.char_indices() {
+        match char {
+            _ if is_escaped => is_escaped = false,
+            '\\' => is_escaped = true,
+            '"' => return at + 1,
+            _ => {}
+        }
+    }
+    rest.len()
+}
+
+/// The same for `r"…"`, `r#"…"#` and so on; `None` if there is no such text here.
+fn raw_text_len(rest: &str) -> Option<usize> {
+    let behind = rest.strip_prefix('r')?;
+    let hashes = behind.len() - behind.trim_start_matches('#').len();
+    let body = behind[hashes..].strip_prefix('"')?;
+    let end = format!("\"{}", "#".repeat(hashes));
+    Some(1 + hashes + 1 + body.find(&end)? + end.len())
+}
+
+/// The length of a character in quotes, or of the quote of a lifetime.
+fn char_len(rest: &str) -> usize {
+    let mut chars = rest.char_indices().skip(1);
+    match chars.next() {
+        Some((_, '\\')) => rest[3..].find('\'').map_or(1, |end| end + 4),
+        _ => match chars.next() {
+            Some((at, '\'')) => at + 1,
+            _ => 1,
+        },
+    }
+}
+
+/// The tokens without the items that only tests have.
+fn without_tests(tokens: Vec<Token>) -> Vec<Token> {
+    const MARK: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
+    let mut left = Vec::new();
+    let mut at = 0;
+    while at < tokens.len() {
+        let mark = tokens[at..].iter().map(|(_, token)| token.as_str()).take(MARK.len());
+        if !mark.eq(MARK) {
+            left.push(tokens[at].clone());
+            at += 1;
+            continue;
+        }
+        // The item ends with its braces, or where it has none with a semicolon.
+        at += MARK.len();
+        let is_use = tokens[at..].iter().take(6).any(|(_, token)| token == "use");
+        let mut depth = 0;
+        while at < tokens.len() {
+            let token = tokens[at].1.as_str();
+            at += 1;
+            match token {
+                "{" | "(" | "[" => depth += 1,
+                "}" | ")" | "]" => depth -= 1,
+                _ => {}
+            }
+            if depth == 0 && (token == ";" || token == "}" && !is_use) {
+                break;
+            }
+        }
+    }
+    left
+}
+
+/// All paths of this crate, from imports and in code.
+fn paths(tokens: &[Token]) -> Vec<(usize, String)> {
+    let (mut paths, mut at) = (Vec::new(), 0);
+    while at < tokens.len() {
+        let is_start = matches!(tokens[at].1.as_str(), "crate" | "self" | "super");
+        let goes_on = tokens.get(at + 1).is_some_and(|(_, token)| token == "::");
+        if is_start && goes_on && (at == 0 || tokens[at - 1].1 != "::") {
+            at = tree(tokens, at, "", &mut paths);
+        } else {
+            at += 1;
+        }
+    }
+    paths
+}
+
+/// Reads a path, or several that begin alike (`a::{b, c::d}`); returns where it ends.
+fn tree(tokens: &[Token], mut at: usize, before: &str, paths: &mut Vec<(usize, String)>) -> usize {
+    let (mut path, line) = (before.to_owned(), tokens[at].0);
+    while let Some((_, token)) = tokens.get(at) {
+        match token.as_str() {
+            "::" => path.push_str("::"),
+            "{" if path.ends_with("::") => {
+                at += 1;
+                while tokens.get(at).is_some_and(|(_, token)| token != "}") {
+                    at = tree(tokens, at, &path, paths);
+                    if tokens.get(at).is_some_and(|(_, token)| token == ",") {
+                        at += 1;
+                    }
+                }
+                return at + 1;
+            }
+            word if path.is_empty() || path.ends_with("::") => path.push_str(word),
+            // The new name of an import, or the end of the path.
+            "as" => {
+                at += 2;
+                break;
+            }
+            _ => break,
+        }
+        at += 1;
+    }
+    paths.push((line, path));
+    at
+}
+
+#[test]
+fn no_files_of_a_crate_import_each_other_in_a_circle() {
+    for (name, least) in [("tenure", 200), ("tenure-cli", 50), ("tenure-history", 3), ("tenure-testkit", 50)]
+    {
+        let imports = Imports::of_crate(name);
+        let count: usize = imports.of.values().map(Vec::len).sum();
+        assert!(count > least, "{name} has {count} imports: they are not read any more");
+        assert_eq!(imports.circle(), None, "{name}: these import each other in a circle");
+    }
+}
+
+#[test]
+fn no_module_of_the_library_imports_one_above_it() {
+    let upward = Imports::of_crate("tenure").upward(&LAYERS);
+    assert!(upward.is_empty(), "imports run from top to bottom:\n{}", upward.join("\n"));
+}
+
+/// A crate of these files.
+fn crate_of(files: &[(&str, &str)]) -> Imports {
+    let module = |path: &str| path.split('/').filter(|word| *word != "mod").map(str::to_owned).collect();
+    let paths = files.iter().map(|(path, _)| (module(path), PathBuf::from(format!("{path}.rs")))).collect();
+    let texts = files.iter().map(|(path, text)| (module(path), (*text).to_owned())).collect();
+    Imports::of_texts(paths, &texts)
+}
+
+#[test]
+fn a_circle_is_found_with_each_file_and_line() {
+    let imports = crate_of(&[
+        ("a", "use std::fmt;\n\nuse crate::{b::{self, c::D}, e};"),
+        ("b/mod", "mod c;\nuse c::D;"),
+        ("b/c", "fn f() {\n    crate::e::g()\n}"),
+        ("e", "use super::a::H as I;"),
+    ]);
+    let circle = imports.circle().expect("a circle");
+    for part in ["a.rs:3 imports `crate::", "e.rs:1 imports `super::a::H`"] {
+        assert!(circle.contains(part), "{circle}");
+    }
+    let upward = imports.upward(&[&["e"], &["b"], &["a"]]);
+    assert_eq!(upward, ["e.rs:1 imports `super::a::H`"]);
+}
+
+#[test]
+fn tests_comments_texts_and_a_folders_own_files_make_no_circle() {
+    let imports = crate_of(&[
+        ("a", "use crate::b;\nconst X: char = '\\''; fn f<'a>() { let _ = r#\"crate::b\"#; }"),
+        ("b/mod", "//! crate::a\n/* crate::a */ const T: &str = \"\\\"crate::a\"; use self::c::D;"),
+        (
+            "b/c",
+            "use super::E;\n#[cfg(test)]\nuse crate::{a, b};\n#[cfg(test)]\nmod tests {\n    fn f() { crate::a::g() }\n}",
+        ),
+    ]);
+    assert_eq!(imports.circle(), None);
+    let found: Vec<_> = imports.of.values().flatten().map(|import| import.path.as_str()).collect();
+    assert_eq!(found, ["crate::b"]);
+}

@@ -1,0 +1,73 @@
+//! What becomes of a store's answer that is no grant: the error of the caller.
+
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind};
+use crate::name::LockName;
+use crate::protocol::{Kind, LockSpec};
+use crate::store::{Failure, Impossible};
+
+impl Error {
+    pub(crate) fn mismatch(
+        lock: &LockName,
+        store: &Arc<str>,
+        asked: LockSpec,
+        kind: Kind,
+        capacity: Option<u32>,
+    ) -> Self {
+        let of = |kind, capacity| match (kind, capacity) {
+            (Kind::Semaphore, Some(permits)) => format!("{kind} of {permits}"),
+            (kind, _) => format!("{kind}"),
+        };
+        let (found, asked) = (of(kind, capacity), of(asked.kind(), asked.capacity()));
+        let message = format!(
+            "lock {} is in use as a {found} and cannot be used as a {asked} until it is free",
+            lock.quoted()
+        );
+        Self::new(ErrorKind::Mismatch, Some(lock), Some(store), message, None)
+    }
+
+    /// No answer, and nothing left behind: what an acquisition and a look say of any failure but a
+    /// refusal.
+    pub(crate) fn silent(lock: Option<&LockName>, store: &Arc<str>, failure: Failure) -> Self {
+        match failure {
+            Failure::Refused(_) => Self::failed(lock, store, failure),
+            Failure::NotSent(cause) | Failure::Unknown(cause) => {
+                Self::failed(lock, store, Failure::NotSent(cause))
+            }
+        }
+    }
+
+    /// Of a look whether the store answers. The cause stands in the message, because this is what a
+    /// program prints when it cannot start.
+    pub(crate) fn unreached(store: &Arc<str>, failure: Failure) -> Self {
+        match failure {
+            Failure::Refused(_) => Self::failed(None, store, failure),
+            Failure::NotSent(cause) | Failure::Unknown(cause) => {
+                let message = format!("store {store} cannot be reached: {cause}");
+                Self::new(ErrorKind::Unreachable, None, Some(store), message, Some(cause))
+            }
+        }
+    }
+
+    pub(crate) fn failed(lock: Option<&LockName>, store: &Arc<str>, failure: Failure) -> Self {
+        let about = lock.map_or(String::new(), |lock| format!(" about lock {}", lock.quoted()));
+        let (kind, message, cause) = match failure {
+            Failure::NotSent(cause) => {
+                (ErrorKind::Unreachable, format!("store {store} could not answer{about}"), cause)
+            }
+            Failure::Unknown(cause) => (
+                ErrorKind::Unknown,
+                format!("store {store} may or may not have carried out the request{about}"),
+                cause,
+            ),
+            Failure::Refused(cause) if cause.is::<Impossible>() => {
+                (ErrorKind::Unsupported, format!("store {store} cannot do this{about}: {cause}"), cause)
+            }
+            Failure::Refused(cause) => {
+                (ErrorKind::Refused, format!("store {store} refused the request{about}"), cause)
+            }
+        };
+        Self::new(kind, lock, Some(store), message, Some(cause))
+    }
+}

@@ -1,0 +1,64 @@
+//! Which store a URL names.
+
+use std::sync::Arc;
+
+#[cfg(feature = "redis")]
+use super::redis;
+use super::{Opening, Store, file, memory};
+use crate::error::{Error, Result};
+use crate::name::Quoted;
+
+/// All stores that a URL can name. A new store enters here, in one line.
+const STORES: &[Entry] = &[
+    Entry { takes: |scheme| scheme == "memory", open: memory::open, has_login: false },
+    Entry { takes: |scheme| scheme == "file", open: file::open, has_login: false },
+    #[cfg(feature = "redis")]
+    Entry { takes: redis::takes, open: redis::open, has_login: true },
+    #[cfg(not(feature = "redis"))]
+    Entry {
+        takes: |scheme| scheme.starts_with("redis") || scheme.starts_with("valkey"),
+        open: without,
+        has_login: true,
+    },
+];
+
+struct Entry {
+    /// Whether URLs of this scheme name such a store.
+    takes: fn(&str) -> bool,
+    /// Opens it, without I/O.
+    open: fn(Opening<'_>) -> Result<Arc<dyn Store>>,
+    has_login: bool,
+}
+
+/// Opens the store that a URL names. Does no I/O.
+pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
+    let scheme = opening.url.split_once(':').map(|(scheme, _)| scheme);
+    let entry = scheme.and_then(|scheme| STORES.iter().find(|entry| (entry.takes)(scheme)));
+    match (entry, scheme) {
+        (Some(entry), Some(scheme)) if opening.has_login() && !entry.has_login => {
+            let message = format!("store {scheme} has no login: open it without one");
+            Err(Error::unsupported(&scheme.into(), message))
+        }
+        (Some(entry), _) => (entry.open)(opening),
+        (None, scheme) => {
+            // The store of this process alone is not offered: the client that asks for it by
+            // mistake has no lock at all.
+            let reads = "a store's URL reads `file:DIR` or `redis://HOST`";
+            let url = opening.url;
+            Err(Error::invalid(match scheme {
+                Some(scheme) => format!("{reads}, and this one begins with {}", Quoted(scheme)),
+                None if url.starts_with('/') => {
+                    format!("{reads}: this directory is {}", Quoted(&format!("file:{url}")))
+                }
+                None => format!("{reads}, and this one begins with {}", Quoted(url)),
+            }))
+        }
+    }
+}
+
+#[cfg(not(feature = "redis"))]
+fn without(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
+    let store: Arc<str> = opening.url.split_once(':').map_or(opening.url, |(scheme, _)| scheme).into();
+    let message = format!("store {store} needs the feature `redis`, and this build is without it");
+    Err(Error::unsupported(&store, message))
+}

@@ -1,0 +1,53 @@
+//! Which node of a cluster serves which slot, as far as is known.
+
+use std::sync::Arc;
+
+use crate::store::redis::requests::node::Node;
+use crate::store::redis::topology::Address;
+use crate::store::redis::topology::slots::SLOTS;
+
+/// A node of a cluster, known by the address at which it is told to be.
+pub(crate) struct Member {
+    pub(crate) address: Address,
+    pub(crate) node: Node,
+}
+
+/// Who serves which slot.
+pub(crate) struct Table {
+    masters: Vec<Arc<Member>>,
+    /// By slot, the position of its master.
+    owners: Box<[u16]>,
+}
+
+const NOBODY: u16 = u16::MAX;
+
+impl Default for Table {
+    fn default() -> Self {
+        Self { masters: Vec::new(), owners: vec![NOBODY; usize::from(SLOTS)].into() }
+    }
+}
+
+impl Table {
+    pub(crate) fn owner(&self, slot: u16) -> Option<&Arc<Member>> {
+        self.masters.get(usize::from(self.owners[usize::from(slot)]))
+    }
+
+    pub(crate) fn masters(&self) -> &[Arc<Member>] {
+        &self.masters
+    }
+
+    pub(crate) fn has(&self, address: &Address) -> bool {
+        self.masters.iter().any(|known| known.address == *address)
+    }
+
+    /// Gives slots to a node.
+    pub(crate) fn give(&mut self, first: u16, last: u16, to: &Arc<Member>) {
+        let known = self.masters.iter().position(|known| Arc::ptr_eq(known, to));
+        let at = known.unwrap_or_else(|| {
+            self.masters.push(Arc::clone(to));
+            self.masters.len() - 1
+        });
+        // As many nodes as slots, and no more, can be distinguished.
+        self.owners[usize::from(first)..=usize::from(last)].fill(at as u16);
+    }
+}
