@@ -50,5 +50,6 @@ pub mod scenarios;
 pub mod scripts;
 pub mod server;
 pub mod store;
+mod uses;
 pub mod workload;
 pub mod world;
