@@ -19,3 +19,4 @@ mod redis;
 mod signals;
 mod split;
 mod terminal;
+mod uses;

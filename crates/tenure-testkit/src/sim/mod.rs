@@ -50,6 +50,7 @@ pub mod scenarios;
 pub mod scripts;
 pub mod server;
 pub mod store;
+#[cfg(tenure_planted)]
 mod uses;
 pub mod workload;
 pub mod world;

@@ -504,6 +504,30 @@ impl Turn {
         moment(self.run.from)..moment(self.run.to)
     }
 
+    /// Who runs it: a fresh owner for each run.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let minute = std::time::Duration::from_secs(60);
+    /// # let report = tenure::Locks::memory().once_per("report", minute)?;
+    /// let turn = report.try_begin().await?.expect("the first");
+    /// println!("run by {}", turn.owner());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn owner(&self) -> &Owner {
+        self.guard.owner()
+    }
+
+    /// Whether its lock is still held: see [`Guard::is_held`].
+    pub fn is_current(&self) -> bool {
+        self.guard.is_held()
+    }
+
+    /// How long [`is_current`](Self::is_current) holds if nothing is renewed any more.
+    pub fn remaining(&self) -> Duration {
+        self.guard.remaining()
+    }
+
     /// A future that resolves when the lock is lost: see [`Guard::lost`].
     pub fn lost(&self) -> Lost {
         self.guard.lost()

@@ -9,6 +9,7 @@ use super::{RecordHandle, put};
 use crate::engine::lease::Lost;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
+use crate::owner::Owner;
 use crate::protocol::record::{RecordAnswer, Then};
 
 /// The time for which a candidate leads: see [`Election`](crate::Election).
@@ -46,6 +47,19 @@ impl Term {
     /// ```
     pub fn fence(&self) -> u64 {
         self.guard.fence()
+    }
+
+    /// Who leads: a fresh owner for each term.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let election = tenure::Locks::memory().election("scheduler", "")?;
+    /// # let term = election.campaign().await?;
+    /// println!("led by {}", term.owner());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn owner(&self) -> &Owner {
+        self.guard.owner()
     }
 
     /// Whether it still leads. It says no before another can lead, by the
