@@ -50,6 +50,5 @@ pub mod scenarios;
 pub mod scripts;
 pub mod server;
 pub mod store;
-mod uses;
 pub mod workload;
 pub mod world;
