@@ -21,7 +21,7 @@ use crate::{asked, clock, store};
 
 /// Runs a command under a lock; returns the code to exit with.
 pub(crate) fn run(args: &Run) -> u8 {
-    let voice = Voice::of(&args.request);
+    let voice = take::voice(&args.request);
     asked::with_timers(voice, under_lock(args, voice))
 }
 

@@ -50,7 +50,5 @@ pub mod scenarios;
 pub mod scripts;
 pub mod server;
 pub mod store;
-#[cfg(tenure_planted)]
-mod uses;
 pub mod workload;
 pub mod world;

@@ -2,6 +2,8 @@
 //! minute, or a future that is not polled when its answer comes. Each fails with its planted bug,
 //! and goes well without.
 
+mod uses;
+
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
@@ -13,12 +15,11 @@ use tenure::internals::planted::Bug;
 use tenure::internals::{Runtime, locks};
 use tenure::{Guard, Locks, Options, Owner};
 
-use super::chooser::Chooser;
-use super::clock::{Clock, MS, SECOND, TrueTime};
-use super::executor::{Process, Sim};
-use super::network::Network;
-use super::regime::Faults;
-use super::uses;
+use crate::sim::chooser::Chooser;
+use crate::sim::clock::{Clock, MS, SECOND, TrueTime};
+use crate::sim::executor::{Process, Sim};
+use crate::sim::network::Network;
+use crate::sim::regime::Faults;
 
 /// What went wrong, if anything did.
 pub type Outcome = Result<(), String>;

@@ -10,10 +10,10 @@ use tenure::internals::store::memory::Memory;
 use tenure::internals::{Runtime, locks};
 use tenure::{Change, Locks, Options};
 
-use super::chooser::Chooser;
-use super::clock::{Clock, MS, SECOND};
-use super::executor::{Process, Sim};
-use super::scenarios::Outcome;
+use super::Outcome;
+use crate::sim::chooser::Chooser;
+use crate::sim::clock::{Clock, MS, SECOND};
+use crate::sim::executor::{Process, Sim};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
