@@ -9,6 +9,7 @@ mod cli;
 mod clock;
 mod duration;
 mod exit;
+mod fence;
 mod json;
 mod keep;
 mod killer;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         Ok(Cli { command: Command::List(args) }) => asked::once(list::list(&args)),
         Ok(Cli { command: Command::Release(args) }) => asked::once(release::release(&args)),
         Ok(Cli { command: Command::Stress(args) }) => stress::stress(&args),
+        Ok(Cli { command: Command::Fence(args) }) => fence::fence(&args),
         Err(code) => code,
     })
     .into()

@@ -89,6 +89,7 @@ mod engine;
 mod error;
 mod events;
 mod fair;
+pub mod fence;
 mod guard;
 mod handle;
 mod locks;
