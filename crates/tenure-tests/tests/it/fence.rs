@@ -2,7 +2,7 @@
 #![expect(clippy::disallowed_methods, reason = "tests against real servers start real processes")]
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
@@ -12,6 +12,10 @@ use tenure_testkit::servers::{Postgres, Server, Value, eventually};
 const LIMIT: Duration = Duration::from_secs(20);
 /// Names that would end a string, or be two for a database that folds case or blanks.
 const NAMES: [&str; 8] = ["o'clock", "a\"b", "a\\", "a;--", "Draw", "draw", "draw ", "naïve ✓"];
+
+/// How often a write followed one with a newer token.
+const FELL: &str = "SELECT count(*) FROM
+    (SELECT token < lag(token) OVER (ORDER BY n) AS fell FROM draw) writes WHERE fell;";
 
 /// A text as a literal of SQL.
 fn quoted(text: &str) -> String {
@@ -199,7 +203,6 @@ fn postgres_passes_whatever_the_callers_search_path() {
     session.fails("SELECT public.tenure_pass('draw', 6);", "TN001");
 }
 
-/// The shared rows of writers that race: tokens must never fall.
 #[test]
 fn in_postgres_tokens_of_racing_writers_are_written_in_order() {
     let server = postgres();
@@ -215,10 +218,8 @@ fn in_postgres_tokens_of_racing_writers_are_written_in_order() {
             assert!(said.is_empty() || said.contains("TN001"), "{said}");
         }
     }
-    let fell = "SELECT count(*) FROM (SELECT token < lag(token) OVER (ORDER BY n) AS fell FROM draw) d
-        WHERE fell;";
     let mut observer = psql(&server);
-    assert_eq!(observer.run(fell), "0");
+    assert_eq!(observer.run(FELL), "0");
     assert_eq!(observer.run("SELECT max(token) FROM draw;"), "80", "the newest is never refused");
 }
 
@@ -240,12 +241,16 @@ impl Sqlite {
     }
 
     fn session(&self) -> Session {
-        let found = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
-            .any(|dir| Path::new(&dir).join("sqlite3").exists());
+        Session::start(self.client(), ".print done")
+    }
+
+    fn client(&self) -> Command {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let found = std::env::split_paths(&path).any(|dir| dir.join("sqlite3").exists());
         assert!(found, "no sqlite3 on the path; the tests need it: apt-get install sqlite3");
         let mut client = Command::new("sqlite3");
         client.args(["-batch", "-init", "/dev/null", "-cmd", ".timeout 20000"]).arg(&self.file);
-        Session::start(client, ".print done")
+        client
     }
 }
 
@@ -289,29 +294,29 @@ fn sqlite_keeps_a_refused_transaction_open_for_its_rollback() {
 #[test]
 fn in_sqlite_tokens_of_racing_writers_are_written_in_order() {
     let database = Sqlite::new();
-    let mut writers: Vec<_> = (0..4).map(|_| database.session()).collect();
-    for writer in &mut writers {
-        writer.passes(".bail off");
-    }
     for round in 0..10 {
-        for (at, writer) in writers.iter_mut().enumerate() {
+        let start = |at: u64| {
             let token = (round * 4 + (at * 3 + round) % 4 + 1).to_string();
-            // In one statement: the client would go on after a refusal.
-            writer.send(&format!(
-                "BEGIN IMMEDIATE;\n{}\nINSERT INTO draw (token) SELECT {token} WHERE {token} >=
-                (SELECT token FROM tenure_fence WHERE name = 'race');\nCOMMIT;",
-                insert("race", &token)
-            ));
-        }
-        for writer in &mut writers {
-            let said = writer.answer();
-            assert!(said.is_empty() || said.contains("old token"), "{said}");
+            let write = format!("INSERT INTO draw (token) VALUES ({token});");
+            let mut client = database.client();
+            // The client ends at a refusal, which rolls back.
+            client.args(["-bail", &format!("BEGIN IMMEDIATE; {} {write} COMMIT;", insert("race", &token))]);
+            client
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("sqlite3")
+        };
+        let writers: Vec<_> = (0..4).map(start).collect();
+        for writer in writers {
+            let ended = writer.wait_with_output().expect("its output");
+            let said = String::from_utf8_lossy(&ended.stderr);
+            assert!(ended.status.success() || said.contains("old token"), "{said}");
         }
     }
     let mut observer = database.session();
-    let fell = "SELECT count(*) FROM (SELECT token < lag(token) OVER (ORDER BY n) AS fell FROM draw) d
-        WHERE fell;";
-    assert_eq!(observer.run(fell), "0");
+    assert_eq!(observer.run(FELL), "0");
     assert_eq!(observer.run("SELECT max(token) FROM draw;"), "40", "the newest is never refused");
 }
 
