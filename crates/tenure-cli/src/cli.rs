@@ -12,6 +12,7 @@ use tenure_history::line::Sort;
 
 use crate::duration::{duration, some_time};
 use crate::manual::*;
+use crate::output::Voice;
 use crate::{exit, output};
 
 /// Runs a program under a distributed lock, and shows locks and their holders.
@@ -227,6 +228,13 @@ pub(crate) struct Request {
 
     /// The lock's name: any text of 1 byte to 64 KiB.
     pub(crate) name: String,
+}
+
+impl Request {
+    /// How much is said, by -q and -v.
+    pub(crate) fn voice(&self) -> Voice {
+        Voice { quiet: self.quiet, verbose: self.verbose }
+    }
 }
 
 /// Whose confirmation counts.

@@ -29,7 +29,7 @@ use crate::{ancestors, asked, clock, launch, printer, store};
 
 /// Runs a command under a lock; returns the code to exit with.
 pub(crate) fn run(args: &Run) -> u8 {
-    let voice = Voice::of(&args.request);
+    let voice = args.request.voice();
     asked::with_timers(voice, under_lock(args, voice))
 }
 
