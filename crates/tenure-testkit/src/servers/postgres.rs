@@ -16,12 +16,12 @@ use super::process::Process;
 /// The user `nobody`, as whom the server runs where the test is root: PostgreSQL refuses root.
 const NOBODY: u32 = 65534;
 
-/// One `postgres` without TCP and without durability. Dropping it kills the process and removes its
+/// One `postgres` without TCP and without durability. Dropping it ends the server and removes its
 /// directory.
 #[derive(Debug)]
 pub struct Postgres {
     /// Declared first, so that the process is gone before its directory is.
-    _process: Process,
+    process: Process,
     programs: PathBuf,
     dir: TempDir,
 }
@@ -57,9 +57,9 @@ impl Postgres {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let log = dir.path().join("log");
         let process = Process::start(Path::new(words[0]), &words[1..], &[], &log).expect("setpriv");
-        let mut server = Self { _process: process, programs, dir };
+        let mut server = Self { process, programs, dir };
         eventually("PostgreSQL answers", Duration::from_secs(30), || {
-            let ended = server._process.has_ended();
+            let ended = server.process.has_ended();
             assert!(!ended, "it ended: {}", fs::read_to_string(&log).unwrap_or_default());
             let asked = server.psql().args(["-c", "SELECT 1"]).stderr(Stdio::null()).output();
             asked.expect("psql").status.success()
@@ -76,12 +76,25 @@ impl Postgres {
     }
 }
 
-/// The words of a command as a user that PostgreSQL accepts. The second `setpriv` keeps that the
-/// server ends with the test: a change of user takes it away.
+impl Drop for Postgres {
+    /// An immediate shutdown. A killed server would leave shared memory in the system.
+    fn drop(&mut self) {
+        self.process.quit();
+        for _ in 0..1_000 {
+            if self.process.has_ended() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// The words of a command as a user that PostgreSQL accepts. A server must end with its test, and a
+/// change of user undoes the first `setpriv` of [`Process::start`]: so there is another.
 fn as_nobody(program: &str, arguments: &[&str]) -> Vec<String> {
     let id = NOBODY.to_string();
     let user = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--"];
-    let bound = ["setpriv", "--pdeathsig", "KILL", "--", program];
+    let bound = ["setpriv", "--pdeathsig", "QUIT", "--", program];
     let user = if geteuid().is_root() { &user[..] } else { &[] };
     [user, &bound, arguments].concat().into_iter().map(str::to_owned).collect()
 }

@@ -1,5 +1,4 @@
 //! The texts of `tenure::fence` in the databases that run them: an old token's write is refused.
-#![expect(clippy::disallowed_methods, reason = "tests against real servers start real processes")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
