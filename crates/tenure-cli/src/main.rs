@@ -30,6 +30,7 @@ mod stress;
 mod take;
 mod terminal;
 mod wait;
+mod wanted;
 mod warnings;
 mod watch;
 

@@ -22,10 +22,10 @@ use crate::cli::Run;
 use crate::exit::{self, Failure, of_exec, of_signal, of_status};
 use crate::output::{Voice, chain};
 use crate::signals::{FORWARDED, Signals};
-use crate::take::{self, Wanted};
 use crate::terminal::Terminal;
+use crate::wanted::Wanted;
 use crate::watch::{End, Watch};
-use crate::{ancestors, asked, clock, launch, printer, store};
+use crate::{ancestors, asked, clock, launch, printer, store, take};
 
 /// Runs a command under a lock; returns the code to exit with.
 pub(crate) fn run(args: &Run) -> u8 {
