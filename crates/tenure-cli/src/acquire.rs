@@ -12,12 +12,12 @@ use crate::exit::{self, Failure};
 use crate::output::{self, Voice};
 use crate::signals::{FORWARDED, Signals};
 use crate::store::{self, Terms};
-use crate::take::{self, Wanted};
-use crate::{asked, clock, keep, launch};
+use crate::wanted::Wanted;
+use crate::{asked, clock, keep, launch, take};
 
 /// Takes a lock and prints its owner; returns the code to exit with.
 pub(crate) fn acquire(args: &Acquire) -> u8 {
-    let voice = take::voice(&args.request);
+    let voice = args.request.voice();
     asked::with_timers(voice, take_and_leave(args, voice))
 }
 

@@ -9,7 +9,7 @@ use std::env;
 use tenure::{Owner, Status};
 
 use crate::kind;
-use crate::take::Wanted;
+use crate::wanted::Wanted;
 
 const HELD: &str = "TENURE_HELD";
 

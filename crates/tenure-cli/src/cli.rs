@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use rustix::process::Signal;
 use tenure_history::line::Sort;
 
 use crate::duration::{duration, some_time};
 use crate::manual::*;
+use crate::output::Voice;
 use crate::{exit, output};
 
 /// Runs a program under a distributed lock, and shows locks and their holders.
@@ -73,6 +74,12 @@ pub(crate) enum Command {
     Keep(Keep),
     /// Tests a store: many processes use locks, some are killed, and the answers are judged.
     Stress(Stress),
+    /// Prints what a database needs to refuse the writes of a lock's former holders.
+    ///
+    /// Install the text once, as a migration. Then each transaction that writes under a lock first
+    /// passes with the lock's token: the variable TENURE_FENCE of CMD, or `Guard::fence` in Rust.
+    /// docs/fencing.md has the details.
+    Fence(Fence),
 }
 
 /// The store of the locks.
@@ -293,6 +300,13 @@ pub(crate) struct Request {
 
     /// The lock's name: any text of 1 byte to 64 KiB.
     pub(crate) name: String,
+}
+
+impl Request {
+    /// How much is said, by -q and -v.
+    pub(crate) fn voice(&self) -> Voice {
+        Voice { quiet: self.quiet, verbose: self.verbose }
+    }
 }
 
 /// Whose confirmation counts.
@@ -546,6 +560,34 @@ pub(crate) struct Stress {
     /// than a lease and the longest fault.
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = some_time, allow_hyphen_values = true)]
     pub(crate) stall: Duration,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Fence {
+    #[command(subcommand)]
+    pub(crate) text: FenceText,
+}
+
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub(crate) enum FenceText {
+    /// Prints SQL: a table, and `tenure_pass`, which refuses old tokens.
+    ///
+    /// Example: tenure fence sql --for postgres | psql -1 -v ON_ERROR_STOP=1
+    Sql {
+        /// The database that runs it. For MariaDB: mysql.
+        #[arg(long = "for", value_name = "DATABASE")]
+        database: Database,
+    },
+    /// Prints a Lua script for Redis and Valkey, which writes a hash unless the token is old.
+    Lua,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Database {
+    Postgres,
+    #[value(alias = "mariadb")]
+    Mysql,
+    Sqlite,
 }
 
 /// One of the kinds that can be hammered.

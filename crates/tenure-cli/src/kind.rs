@@ -4,7 +4,7 @@ use tenure::{Kind, Locks, Multi, Owner, Part, Share, Status};
 
 use crate::cli;
 use crate::exit::Failure;
-use crate::take::Wanted;
+use crate::wanted::Wanted;
 
 /// All that are to be held at once: NAME first, then the others as given.
 pub(crate) fn all(wanted: &Wanted<'_>) -> Result<Multi, Failure> {

@@ -10,6 +10,7 @@ mod clock;
 mod duration;
 mod elect;
 mod exit;
+mod fence;
 mod held;
 mod json;
 mod keep;
@@ -31,6 +32,7 @@ mod stress;
 mod take;
 mod terminal;
 mod wait;
+mod wanted;
 mod warnings;
 mod watch;
 mod work;
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         Ok(Cli { command: Command::List(args) }) => asked::once(list::list(&args)),
         Ok(Cli { command: Command::Release(args) }) => asked::once(release::release(&args)),
         Ok(Cli { command: Command::Stress(args) }) => stress::stress(&args),
+        Ok(Cli { command: Command::Fence(args) }) => fence::fence(&args),
         Err(code) => code,
     })
     .into()

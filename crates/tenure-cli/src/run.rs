@@ -15,13 +15,13 @@ use crate::exit::{self, Failure, of_signal};
 use crate::held::Held;
 use crate::output::{Span, Voice};
 use crate::signals::Signals;
-use crate::take::{self, Wanted};
+use crate::wanted::Wanted;
 use crate::work::{self, Work};
-use crate::{asked, clock, store};
+use crate::{asked, clock, store, take};
 
 /// Runs a command under a lock; returns the code to exit with.
 pub(crate) fn run(args: &Run) -> u8 {
-    let voice = take::voice(&args.request);
+    let voice = args.request.voice();
     asked::with_timers(voice, under_lock(args, voice))
 }
 

@@ -9,33 +9,20 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
-use tenure::{Holder, LockName, Locks, Multi, MultiGuard, Options, Owner, Status};
+use tenure::{Holder, LockName, Multi, MultiGuard, Options, Owner, Status};
 use tokio::time::{sleep, timeout};
 
 use crate::cli::Request;
 use crate::exit::{Failure, of_signal};
-use crate::output::{Span, Voice, chain};
+use crate::output::{Span, chain};
 use crate::signals::Signals;
 use crate::store::Terms;
+use crate::wanted::Wanted;
 use crate::{ancestors, clock, kind, status};
-
-/// The locks that are wanted: all or none.
-#[derive(Clone, Copy)]
-pub(crate) struct Wanted<'a> {
-    pub(crate) request: &'a Request,
-    pub(crate) also: &'a [String],
-    pub(crate) locks: &'a Locks,
-    pub(crate) voice: Voice,
-}
 
 /// The options of a request. `label` is what the owner is called by, for people.
 pub(crate) fn options(request: &Request, options: Options) -> Options {
     options.ttl(request.ttl).label(label(&request.name)).unfenced(request.unfenced)
-}
-
-/// How much it says.
-pub(crate) fn voice(request: &Request) -> Voice {
-    Voice { quiet: request.quiet, verbose: request.verbose }
 }
 
 /// What its flags say of the store.
@@ -52,11 +39,6 @@ fn label(name: &str) -> String {
 }
 
 impl Wanted<'_> {
-    /// NAME first, then the others as given.
-    pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
-        [&self.request.name].into_iter().chain(self.also)
-    }
-
     /// Takes them, or says why not: then it returns the code to exit with.
     pub(crate) async fn take(&self, signals: &mut Signals) -> Result<Result<MultiGuard, u8>, Failure> {
         let multi = kind::all(self)?;

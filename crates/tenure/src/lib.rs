@@ -90,6 +90,7 @@ mod engine;
 mod error;
 mod events;
 mod fair;
+pub mod fence;
 mod guard;
 mod handle;
 mod locks;

@@ -8,6 +8,7 @@
 
 mod env;
 mod exits;
+mod fence;
 mod holding;
 mod inputs;
 mod killed;

@@ -54,6 +54,13 @@ impl Process {
         self.signal(Signal::CONT);
     }
 
+    /// Asks the process to end at once (SIGQUIT).
+    pub(super) fn quit(&mut self) {
+        if !self.has_ended() {
+            self.signal(Signal::QUIT);
+        }
+    }
+
     pub(super) fn has_ended(&mut self) -> bool {
         self.0.try_wait().is_ok_and(|status| status.is_some())
     }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// The modules of the library from the bottom to the top. One may import those of its own row and
 /// of the rows above it here.
 const LAYERS: [&[&str]; 9] = [
-    &["events", "moment", "name", "planted"],
+    &["events", "fence", "moment", "name", "planted"],
     &["error", "runtime"],
     &["credentials", "owner", "parse"],
     &["protocol"],

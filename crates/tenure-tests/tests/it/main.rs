@@ -5,6 +5,7 @@ mod acks;
 mod acl;
 mod cluster;
 mod conformance;
+mod fence;
 mod imports;
 mod interop;
 mod multi;

@@ -1,0 +1,22 @@
+//! What `run` and `acquire` ask for.
+
+use tenure::Locks;
+
+use crate::cli::Request;
+use crate::output::Voice;
+
+/// The locks that are wanted: all or none.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) request: &'a Request,
+    pub(crate) also: &'a [String],
+    pub(crate) locks: &'a Locks,
+    pub(crate) voice: Voice,
+}
+
+impl Wanted<'_> {
+    /// NAME first, then the others as given.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
+        [&self.request.name].into_iter().chain(self.also)
+    }
+}
