@@ -67,11 +67,26 @@ const NETWORK: [(u32, &str); 13] = [
     (0x1983_0326, "BeeGFS"),
 ];
 
+/// A file system of a program: it may be a network behind it, as of sshfs.
+const FUSE: u32 = 0x6573_5546;
+
+/// The kind of file system at a path, if other machines may share it.
+///
+/// # Errors
+/// What the system says of the path.
+pub fn shared_file_system(path: &Path) -> std::io::Result<Option<&'static str>> {
+    let magic = rustix::fs::statfs(path)?.f_type as u32;
+    Ok(if magic == FUSE { Some("FUSE") } else { network(magic) })
+}
+
+fn network(magic: u32) -> Option<&'static str> {
+    NETWORK.iter().find(|(known, _)| *known == magic).map(|(_, name)| *name)
+}
+
 /// Says so where the locks cannot be what they seem.
 pub(super) fn warn_of_network(dir: &OwnedFd, path: &Path) {
     let Ok(stat) = rustix::fs::fstatfs(dir) else { return };
-    if let Some((_, name)) = NETWORK.iter().find(|(magic, _)| *magic == stat.f_type as u32) {
-        let name = *name;
+    if let Some(name) = network(stat.f_type as u32) {
         event!(
             WARN,
             target: SETUP,
