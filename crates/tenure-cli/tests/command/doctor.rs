@@ -103,7 +103,7 @@ fn a_slow_way_and_a_clock_that_is_off_are_found() {
     proxy.set(Fault::Delay(Duration::from_millis(10)));
     assert!(found(&env, &proxy.url(), &["--ttl", "150ms"]).contains("latency"));
     assert!(!found(&env, &proxy.url(), &["--ttl", "1h"]).contains("latency"));
-    server.clock().step(Duration::from_secs(10));
+    server.clock().forward(Duration::from_secs(10));
     assert_eq!(found(&env, &server.url(), &[]), checks(["clock"]));
 }
 
