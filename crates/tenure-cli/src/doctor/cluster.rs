@@ -1,6 +1,6 @@
 //! A cluster: whether its slots are covered, what a failover costs, and each master as a server.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tenure::diagnosis::{Address, Console, Reply, Target};
@@ -77,17 +77,8 @@ pub(super) async fn check(
         );
     }
     let mut servers = Vec::new();
-    for (address, replicas) in masters {
+    for address in masters {
         let (at, target) = (address.to_string(), seed.at(address));
-        if replicas == 0 {
-            report.find(
-                "replicas",
-                &at,
-                "the master has no replica",
-                "while it is down no lock of its slots is granted, and what it loses is lost",
-                "add a replica: redis-cli --cluster add-node … --cluster-slave",
-            );
-        }
         let mut server = match examine(&target, setup, report).await {
             Ok(server) => server,
             Err(error) => {
@@ -101,6 +92,16 @@ pub(super) async fn check(
                 continue;
             }
         };
+        // A node's own CLUSTER SLOTS leaves out replicas that have heard of no write yet.
+        if server.info("connected_slaves") == Some("0") {
+            report.find(
+                "replicas",
+                &at,
+                "the master has no replica",
+                "while it is down no lock of its slots is granted, and what it loses is lost",
+                "add a replica: redis-cli --cluster add-node … --cluster-slave",
+            );
+        }
         settings(&mut server, setup, report).await?;
         servers.push(server);
     }
@@ -138,19 +139,18 @@ async fn settings(server: &mut Server, setup: &Setup, report: &mut Report) -> Re
     Ok(())
 }
 
-/// The masters with the least number of replicas of their slots, and how many slots are served.
-fn masters(slots: &[Reply], asked: &Target) -> (BTreeMap<Address, usize>, i64) {
-    let (mut masters, mut covered) = (BTreeMap::new(), 0);
+/// The masters, and how many slots are served.
+fn masters(slots: &[Reply], asked: &Target) -> (BTreeSet<Address>, i64) {
+    let (mut masters, mut covered) = (BTreeSet::new(), 0);
     for range in slots {
         let Reply::Items(range) = range else { continue };
-        let [Reply::Int(first), Reply::Int(last), Reply::Items(master), replicas @ ..] = &range[..] else {
+        let [Reply::Int(first), Reply::Int(last), Reply::Items(master), ..] = &range[..] else {
             continue;
         };
         let [host, Reply::Int(port), ..] = &master[..] else { continue };
         let Some(address) = address(text(host).unwrap_or_default(), *port, asked) else { continue };
         covered += last - first + 1;
-        let least = masters.entry(address).or_insert(replicas.len());
-        *least = replicas.len().min(*least);
+        masters.insert(address);
     }
     (masters, covered)
 }

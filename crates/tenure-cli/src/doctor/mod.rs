@@ -90,7 +90,7 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
             Topology::Quorum(members) => quorum::check(members, &setup, &mut report).await?,
         };
         // Why it would fail is known already.
-        if !report.has(&["role", "scripts", "rights", "login"]) {
+        if !report.has(&["role", "scripts", "rights"]) {
             try_a_lock(&locks, &name, &mut report).await;
         }
         for server in &mut servers {

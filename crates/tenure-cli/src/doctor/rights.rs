@@ -12,12 +12,15 @@ struct Line {
     name: &'static str,
     /// What is refused without them; a finding if it is set, or else a note.
     costs: Option<&'static str>,
-    /// Each with the command that tries it: `K` is a lock's key, `F` its counter, `C` its channel.
+    /// Each with the command that tries it: `K` is a lock's key, `F` its counter, `C` its channel,
+    /// `R` the channel of a reentrant mutex.
     /// Its arguments make it fail or change nothing, after the server has looked at the rights.
     tries: &'static [(&'static str, &'static str)],
 }
 
 const NO_SCRIPT: &str = "EVALSHA 0000000000000000000000000000000000000000 1 K";
+/// What the channel of a reentrant mutex begins with.
+const REDISSON: &str = "redisson_lock__channel:";
 const LOCK: &str = "without them no lock is granted";
 
 const ALWAYS: Line = Line {
@@ -61,6 +64,7 @@ const REENTRANT: Line = Line {
         ("+hset", "HSET K x x x"),
         ("+hdel", "HDEL K x"),
         ("+hgetall", "HGETALL K"),
+        ("+publish", "PUBLISH R x"),
     ],
 };
 const QUEUE: Line = Line {
@@ -219,9 +223,12 @@ async fn missing(line: &Line, server: &mut Server, setup: &Setup) -> Result<Vec<
         } else if !error.starts_with("NOPERM") {
             continue;
         } else if error.contains("channel") {
-            match command.contains("tenure:wake:acks") {
-                true => "&tenure:wake:acks".to_owned(),
-                false => format!("&tenure:wake:{}:?{prefix}*", server.db),
+            if command.contains("tenure:wake:acks") {
+                "&tenure:wake:acks".to_owned()
+            } else if command.contains(" R ") {
+                format!("&{REDISSON}?{prefix}*")
+            } else {
+                format!("&tenure:wake:{}:?{prefix}*", server.db)
             }
         } else {
             match *right {
@@ -247,6 +254,7 @@ async fn attempt(server: &mut Server, command: &str, setup: &Setup) -> Result<Re
     let words = command.split(' ').map(|word| match word {
         "K" => setup.trial.clone(),
         "F" => fence_key(&setup.trial),
+        "R" => format!("{REDISSON}{{{}}}", setup.trial),
         "C" => wake_channel(server.db, &setup.trial),
         word => word.to_owned(),
     });

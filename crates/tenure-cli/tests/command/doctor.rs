@@ -28,6 +28,7 @@ fn told(env: &TestEnv, url: &str, more: &[&str]) -> Value {
 /// The checks that found something; each has something to say in every part.
 fn found(env: &TestEnv, url: &str, more: &[&str]) -> BTreeSet<String> {
     let told = told(env, url, more);
+    println!("{told}"); // shown where the test fails
     let findings = told["findings"].as_array().expect("findings").iter();
     findings
         .map(|finding| {
@@ -217,7 +218,7 @@ fn a_store_that_cannot_be_looked_at_is_an_error_of_one_line() {
         (format!("redis://127.0.0.1:{port}"), 69),
         (format!("redis-sentinel://127.0.0.1:{port}/locks"), 69),
         (format!("redis-cluster://127.0.0.1:{port}"), 69),
-        (format!("redis-quorum://127.0.0.1:{port}"), 69),
+        (format!("redis-quorum://127.0.0.1:{port},127.0.0.1:1,127.0.0.1:2"), 69),
         (missing, 69),
         ("memory:".into(), 64),
         ("redis://h/x".into(), 64),
