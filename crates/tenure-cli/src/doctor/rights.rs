@@ -261,3 +261,27 @@ async fn attempt(server: &mut Server, command: &str, setup: &Setup) -> Result<Re
     let words: Vec<String> = words.collect();
     server.ask(&words.iter().map(String::as_str).collect::<Vec<_>>()).await
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_right_of_the_page_is_tried() {
+        let page = include_str!("../../../../docs/operations.md");
+        let (_, rest) = page.split_once("```acl\n").expect("a list of rights");
+        let (page, _) = rest.split_once("```").expect("its end");
+        let lines =
+            [&ALWAYS, &MUTEX, &WAKE, &OLD, &REENTRANT, &QUEUE, &OTHERS, &LIST, &SENTINEL, &QUORUM, &CLUSTER];
+        // `scripts` tries the first two. The others are tried for every user.
+        let elsewhere = ["+evalsha", "+eval"].into_iter();
+        let always: Vec<_> = elsewhere.chain(MUTEX.tries.iter().map(|(right, _)| *right)).collect();
+        for line in lines {
+            let named = page.lines().find_map(|row| row.strip_prefix(line.name)?.strip_prefix(' '));
+            for right in named.expect(line.name).split_whitespace().filter(|right| right.starts_with('+')) {
+                let is_tried = line.tries.iter().any(|(known, _)| *known == right);
+                assert!(is_tried || always.contains(&right), "{}: {right}", line.name);
+            }
+        }
+    }
+}

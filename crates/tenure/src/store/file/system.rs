@@ -102,6 +102,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_file_system_is_shared_if_its_number_says_so() {
+        assert_eq!((network(0x6969), network(0xff53_4d42)), (Some("NFS"), Some("CIFS")));
+        // ext4 and tmpfs.
+        assert_eq!((network(0xef53), network(0x0102_1994)), (None, None));
+        assert_eq!(shared_file_system(Path::new("/proc")).expect("it is there"), None);
+        assert!(shared_file_system(Path::new("/no such directory")).is_err());
+    }
+
+    #[test]
     fn the_offset_of_the_boot_clock_is_read_to_the_millisecond() {
         let said = |text| offset_ms(text);
         assert_eq!(
