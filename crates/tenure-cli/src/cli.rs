@@ -72,6 +72,11 @@ pub(crate) enum Command {
     Release(Release),
     #[command(name = "__keep", hide = true)]
     Keep(Keep),
+    /// Looks for what would cost locks in the set-up of a store, and says what to do about it.
+    ///
+    /// It asks each server for its settings, state, clock and latency, tries the rights of this
+    /// user, and takes and releases one lock with a new random name. It changes nothing else.
+    Doctor(Doctor),
     /// Tests a store: many processes use locks, some are killed, and the answers are judged.
     Stress(Stress),
     /// Prints what a database needs to refuse the writes of a lock's former holders.
@@ -501,6 +506,21 @@ pub(crate) struct List {
     /// of other programs are left out.
     #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
     pub(crate) names: String,
+}
+
+#[derive(Args, Debug)]
+#[command(after_long_help = DOCTOR_MANUAL)]
+pub(crate) struct Doctor {
+    #[command(flatten)]
+    pub(crate) store: Store,
+
+    /// The lease that the locks will have: latency and failovers are judged by it.
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) ttl: Duration,
+
+    /// Print a JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Args, Debug)]

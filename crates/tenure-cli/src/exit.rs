@@ -13,6 +13,8 @@ use crate::output;
 pub(crate) const FREE: u8 = 1;
 /// `stress`: something was that must not be.
 pub(crate) const VIOLATED: u8 = 1;
+/// `doctor`: something in the set-up would cost locks.
+pub(crate) const FINDINGS: u8 = 1;
 /// A flag, name, duration or URL that cannot be right.
 pub(crate) const USAGE: u8 = 64;
 /// The name is in use as another kind of lock, or by what is no lock.

@@ -7,6 +7,7 @@ mod asked;
 mod child;
 mod cli;
 mod clock;
+mod doctor;
 mod duration;
 mod elect;
 mod exit;
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
         Ok(Cli { command: Command::Status(args) }) => asked::once(status::status(&args)),
         Ok(Cli { command: Command::List(args) }) => asked::once(list::list(&args)),
         Ok(Cli { command: Command::Release(args) }) => asked::once(release::release(&args)),
+        Ok(Cli { command: Command::Doctor(args) }) => asked::once(doctor::doctor(&args)),
         Ok(Cli { command: Command::Stress(args) }) => stress::stress(&args),
         Ok(Cli { command: Command::Fence(args) }) => fence::fence(&args),
         Err(code) => code,

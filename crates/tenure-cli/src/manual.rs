@@ -34,6 +34,34 @@ Exit status:
    69  the store did not answer, or refused
   125  tenure itself failed";
 
+pub(crate) const DOCTOR_MANUAL: &str = "\
+What is looked at:
+  servers   eviction and memory, persistence, replicas, writes that are refused, idle connections,
+            the clock, 50 round trips against the lease, keys without an end under the prefix (of
+            the first 10,000 keys), whether scripts are allowed, the rights of this user
+  sentinels whether they agree, their number and quorum, the time until a failover
+  clusters  coverage, replicas, the time until a failover; each master as a server
+  quorums   their number, members that do not answer; each member as a server
+  file:     network file systems, rights of the directory, free space
+
+Each finding has three lines: what it is, why it hurts a lock, and what to do. Then come the rights
+that this user lacks for other kinds of locks, and what this user may not ask. For a full answer
+run it as a user who may CONFIG GET, INFO and SCAN.
+
+With --json, one object: `store`, `servers` (what was seen of each), `findings` (each with `check`,
+`at`, `what`, `why`, `fix`), and `notes` and `unchecked` (each with `check`, `at`, `what`).
+
+Exit status:
+    0  no finding
+    1  there are findings
+   64  usage: a flag, duration or URL that cannot be right
+   69  the store cannot be reached, or refuses the login
+  125  tenure itself failed
+
+Examples:
+  tenure doctor --store redis://db1 --prefix app:
+  tenure doctor --store redis-sentinel://s1,s2,s3/locks?acks=2 --ttl 30s --json";
+
 pub(crate) const STRESS_MANUAL: &str = "\
 Processes of this program take turns at a few locks, in every way: waiting, asking once, giving
 up, dropping the request at any moment, holding for less than a millisecond or longer than a

@@ -144,6 +144,17 @@ pub use uses::value::CacheValue;
 #[cfg(feature = "serde")]
 pub use uses::value::Json;
 
+/// What `tenure doctor` asks of a store beside its locks. No semver promise: nothing else should
+/// use it.
+#[doc(hidden)]
+pub mod diagnosis {
+    pub use crate::store::file::shared_file_system;
+    #[cfg(feature = "redis")]
+    pub use crate::store::redis::{
+        Address, Console, Reply, Sentinels, Target, Topology, fence_key, keys_with, wake_channel,
+    };
+}
+
 /// What the workspace's own test kit drives. No semver promise: nothing outside this workspace
 /// should use it.
 #[doc(hidden)]

@@ -6,6 +6,7 @@
     reason = "tests wait for real processes"
 )]
 
+mod doctor;
 mod env;
 mod exits;
 mod fence;

@@ -50,7 +50,8 @@ fn the_long_help_has_the_manual_and_the_short_one_a_line_for_each_option() {
         let line = said(&["run", "--help"]).lines().any(|line| line.trim_start().starts_with(code));
         assert!(line, "{code}");
     }
-    for verb in ["run", "acquire", "renew", "verify", "release", "wait", "status", "list", "stress"] {
+    for verb in ["run", "acquire", "renew", "verify", "release", "wait", "status", "list", "doctor", "stress"]
+    {
         for help in ["-h", "--help"] {
             let text = said(&[verb, help]);
             let long = text.lines().find(|line| line.chars().count() > 100);

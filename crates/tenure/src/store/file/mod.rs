@@ -48,6 +48,8 @@ mod value;
 mod watch;
 mod worker;
 
+pub use system::shared_file_system;
+
 use std::fmt;
 use std::future::Future;
 use std::path::{Path, PathBuf};

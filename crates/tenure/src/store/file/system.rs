@@ -67,11 +67,26 @@ const NETWORK: [(u32, &str); 13] = [
     (0x1983_0326, "BeeGFS"),
 ];
 
+/// A file system of a program: it may be a network behind it, as of sshfs.
+const FUSE: u32 = 0x6573_5546;
+
+/// The kind of file system at a path, if other machines may share it.
+///
+/// # Errors
+/// What the system says of the path.
+pub fn shared_file_system(path: &Path) -> std::io::Result<Option<&'static str>> {
+    let magic = rustix::fs::statfs(path)?.f_type as u32;
+    Ok(if magic == FUSE { Some("FUSE") } else { network(magic) })
+}
+
+fn network(magic: u32) -> Option<&'static str> {
+    NETWORK.iter().find(|(known, _)| *known == magic).map(|(_, name)| *name)
+}
+
 /// Says so where the locks cannot be what they seem.
 pub(super) fn warn_of_network(dir: &OwnedFd, path: &Path) {
     let Ok(stat) = rustix::fs::fstatfs(dir) else { return };
-    if let Some((_, name)) = NETWORK.iter().find(|(magic, _)| *magic == stat.f_type as u32) {
-        let name = *name;
+    if let Some(name) = network(stat.f_type as u32) {
         event!(
             WARN,
             target: SETUP,
@@ -85,6 +100,15 @@ pub(super) fn warn_of_network(dir: &OwnedFd, path: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_system_is_shared_if_its_number_says_so() {
+        assert_eq!((network(0x6969), network(0xff53_4d42)), (Some("NFS"), Some("CIFS")));
+        // ext4 and tmpfs.
+        assert_eq!((network(0xef53), network(0x0102_1994)), (None, None));
+        assert_eq!(shared_file_system(Path::new("/proc")).expect("it is there"), None);
+        assert!(shared_file_system(Path::new("/no such directory")).is_err());
+    }
 
     #[test]
     fn the_offset_of_the_boot_clock_is_read_to_the_millisecond() {

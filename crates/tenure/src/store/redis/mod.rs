@@ -8,6 +8,7 @@
 mod cluster;
 mod command;
 mod connection;
+mod console;
 #[cfg(test)]
 mod fuzz;
 mod messages;
@@ -25,6 +26,7 @@ use redis::Value;
 
 pub use cluster::Cluster;
 pub use connection::{Dial, Stream};
+pub use console::{Console, Reply, fence_key, keys_with, wake_channel};
 pub use requests::scripted;
 pub use topology::{Access, Address, Sentinels, Target, Terms, Topology};
 

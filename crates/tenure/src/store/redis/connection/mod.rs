@@ -299,6 +299,11 @@ impl Connector {
         Ok(Connection { peer, life, ..connection })
     }
 
+    /// A connection on which nothing is made ready for locks. What is published is passed over.
+    pub(crate) async fn log_in_only(&self, target: &Target) -> Result<Connection, Failure> {
+        self.log_in(target, Some(Arc::new(|_| ())), self.runtime.now() + DIAL).await
+    }
+
     /// Dials one server, encrypts, and says who we are.
     async fn log_in(
         &self,

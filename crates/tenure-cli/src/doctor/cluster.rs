@@ -1,0 +1,160 @@
+//! A cluster: whether its slots are covered, what a failover costs, and each master as a server.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tenure::diagnosis::{Address, Console, Reply, Target};
+
+use super::report::Report;
+use super::sentinel::ELECTION;
+use super::server::{Server, fields, text};
+use super::{Setup, address, examine};
+use crate::exit::{Failure, STORE};
+
+const SLOTS: i64 = 16_384;
+
+/// Asks the first node that answers for the others, and looks at each master.
+pub(super) async fn check(
+    seeds: &[Target],
+    setup: &Setup,
+    report: &mut Report,
+) -> Result<Vec<Server>, Failure> {
+    let mut reached = None;
+    let mut failure = None;
+    for seed in seeds {
+        match Console::open(seed).await {
+            Ok(console) if reached.is_none() => reached = Some((console, seed)),
+            Ok(_) => {}
+            Err(error) => {
+                report.find(
+                    "nodes",
+                    &seed.address.to_string(),
+                    format!("the node of the URL does not answer: {error}"),
+                    "a client that starts while the others are down does not find the cluster",
+                    "start it, or take it out of the URL",
+                );
+                failure = Some(error);
+            }
+        }
+    }
+    let Some((mut console, seed)) = reached else {
+        return Err(failure.map_or_else(no_node, Failure::from));
+    };
+    let at = seed.address.to_string();
+    let slots = match console.ask(&["CLUSTER", "SLOTS"]).await? {
+        Reply::Items(slots) => slots,
+        Reply::Error(error) => {
+            let message = format!("the node {at} does not say which node serves which slot: {error}");
+            return Err(Failure { code: STORE, message });
+        }
+        _ => Vec::new(),
+    };
+    match console.ask(&["CLUSTER", "INFO"]).await? {
+        Reply::Text(info) => {
+            if let Some(state) = fields(&info).get("cluster_state").filter(|state| *state != "ok") {
+                report.find(
+                    "coverage",
+                    &at,
+                    format!("the node says that the cluster's state is {state}"),
+                    "locks of slots that no node serves are not granted",
+                    "bring back the nodes that are down, or assign their slots: redis-cli --cluster fix",
+                );
+            }
+        }
+        Reply::Error(error) => {
+            report.cannot_check("coverage", &at, format!("CLUSTER INFO was refused ({error})"))
+        }
+        _ => {}
+    }
+    let (masters, covered) = masters(&slots, seed);
+    if covered < SLOTS {
+        report.find(
+            "coverage",
+            &at,
+            format!("{} of {SLOTS} slots are served by no node", SLOTS - covered),
+            "locks of these slots are not granted",
+            "assign the slots: redis-cli --cluster fix",
+        );
+    }
+    let mut servers = Vec::new();
+    for address in masters {
+        let (at, target) = (address.to_string(), seed.at(address));
+        let mut server = match examine(&target, setup, report).await {
+            Ok(server) => server,
+            Err(error) => {
+                report.find(
+                    "nodes",
+                    &at,
+                    format!("the master does not answer: {error}"),
+                    "no lock of its slots is granted to clients on this machine",
+                    "start it, or let it announce an address that clients reach (cluster-announce-ip)",
+                );
+                continue;
+            }
+        };
+        // A node's own CLUSTER SLOTS leaves out replicas that have heard of no write yet.
+        if server.info("connected_slaves") == Some("0") {
+            report.find(
+                "replicas",
+                &at,
+                "the master has no replica",
+                "while it is down no lock of its slots is granted, and what it loses is lost",
+                "add a replica: redis-cli --cluster add-node … --cluster-slave",
+            );
+        }
+        settings(&mut server, setup, report).await?;
+        servers.push(server);
+    }
+    Ok(servers)
+}
+
+/// What each master has by itself.
+async fn settings(server: &mut Server, setup: &Setup, report: &mut Report) -> Result<(), Failure> {
+    let timeout = server.setting("failover", "cluster-node-timeout", report).await?;
+    if let Some(timeout) = timeout.and_then(|timeout| timeout.parse().ok()).map(Duration::from_millis)
+        && timeout + ELECTION > setup.ttl
+    {
+        report.find(
+            "failover",
+            &server.at,
+            format!(
+                "cluster-node-timeout is {} ms, and the lease is {} ms",
+                timeout.as_millis(),
+                setup.ttl.as_millis()
+            ),
+            "a failover takes that and some 3 s more, and every holder of the shard loses its lock",
+            "lower cluster-node-timeout, or use longer leases (--ttl)",
+        );
+    }
+    let full = server.setting("coverage", "cluster-require-full-coverage", report).await?;
+    if full.as_deref() == Some("yes") {
+        report.find(
+            "coverage",
+            &server.at,
+            "cluster-require-full-coverage is yes",
+            "one shard that is down makes all others refuse their locks",
+            "CONFIG SET cluster-require-full-coverage no on each node",
+        );
+    }
+    Ok(())
+}
+
+/// The masters, and how many slots are served.
+fn masters(slots: &[Reply], asked: &Target) -> (BTreeSet<Address>, i64) {
+    let (mut masters, mut covered) = (BTreeSet::new(), 0);
+    for range in slots {
+        let Reply::Items(range) = range else { continue };
+        let [Reply::Int(first), Reply::Int(last), Reply::Items(master), ..] = &range[..] else {
+            continue;
+        };
+        let [host, Reply::Int(port), ..] = &master[..] else { continue };
+        let Some(address) = address(text(host).unwrap_or_default(), *port, asked) else { continue };
+        covered += last - first + 1;
+        masters.insert(address);
+    }
+    (masters, covered)
+}
+
+fn no_node() -> Failure {
+    Failure { code: STORE, message: "the URL names no node of a cluster".into() }
+}

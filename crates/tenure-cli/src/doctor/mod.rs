@@ -1,0 +1,147 @@
+//! `tenure doctor`: what in the set-up of a store would cost locks.
+//!
+//! It asks the servers by [`tenure::diagnosis`]. Each check adds to a [`report`]. Nothing is
+//! written but one lock of a new random name, whose counter is deleted too.
+
+mod cluster;
+mod file;
+mod quorum;
+mod report;
+mod rights;
+mod sentinel;
+mod server;
+mod settings;
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+use tenure::diagnosis::{Address, Console, Target, Topology};
+use tenure::{LockName, Locks};
+
+use crate::cli::Doctor;
+use crate::exit::{FINDINGS, Failure};
+use crate::output;
+use crate::store::{self, Terms};
+use report::Report;
+use server::Server;
+
+/// What the checks of servers have to know of the store.
+#[derive(Clone, Debug)]
+struct Setup {
+    ttl: Duration,
+    acks: u32,
+    restart_grace: Option<Duration>,
+    prefix: String,
+    /// The name of the lock that is taken, with the prefix.
+    trial: String,
+    layout: Layout,
+}
+
+/// How the servers belong together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    Server,
+    Sentinel,
+    Cluster,
+    Quorum,
+}
+
+impl Layout {
+    /// Whether a server that has lost its locks keeps out of every decision.
+    fn outlives_a_loss(self) -> bool {
+        self == Self::Quorum
+    }
+}
+
+/// Looks at the store; returns whether there are findings, as the code to exit with.
+pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
+    let url = store::url(&args.store)?;
+    let mut report = Report::default();
+    let name = format!("doctor-{:016x}", RandomState::new().hash_one(0));
+    LockName::new(&format!("{}{name}", args.store.prefix))?;
+    let locks = if let Some(path) = url.strip_prefix("file:") {
+        let locks = open(args, args.ttl)?;
+        file::check(path, &mut report)?;
+        try_a_lock(&locks, &name, &mut report).await;
+        locks
+    } else {
+        let topology = Topology::parse(&url)?;
+        let terms = topology.terms();
+        // A longer lease is a finding below, and an error of the library.
+        let locks = open(args, terms.restart_grace.map_or(args.ttl, |grace| args.ttl.min(grace)))?;
+        let setup = Setup {
+            ttl: args.ttl,
+            acks: terms.acks,
+            restart_grace: terms.restart_grace,
+            prefix: args.store.prefix.clone(),
+            trial: format!("{}{name}", args.store.prefix),
+            layout: match topology {
+                Topology::Server(_) => Layout::Server,
+                Topology::Sentinel(_) => Layout::Sentinel,
+                Topology::Cluster(_) => Layout::Cluster,
+                Topology::Quorum(_) => Layout::Quorum,
+            },
+        };
+        settings::of_the_url(&setup, locks.url(), &mut report);
+        let mut servers = match &topology {
+            Topology::Server(target) => vec![examine(target, &setup, &mut report).await?],
+            Topology::Sentinel(sentinels) => vec![sentinel::check(sentinels, &setup, &mut report).await?],
+            Topology::Cluster(seeds) => cluster::check(seeds, &setup, &mut report).await?,
+            Topology::Quorum(members) => quorum::check(members, &setup, &mut report).await?,
+        };
+        // Why it would fail is known already.
+        if !report.has(&["role", "scripts", "rights"]) {
+            try_a_lock(&locks, &name, &mut report).await;
+        }
+        for server in &mut servers {
+            server.clear_away(&setup).await?;
+        }
+        locks
+    };
+    let told = if args.json { report.json(locks.url()) } else { report.text(locks.url()) };
+    output::print(told).map_err(|error| Failure::own("cannot print", &error))?;
+    Ok(if report.has_findings() { FINDINGS } else { 0 })
+}
+
+fn open(args: &Doctor, ttl: Duration) -> Result<Locks, Failure> {
+    store::open_existing_with(&args.store, Terms::default(), |options| options.ttl(ttl))
+}
+
+/// Connects to one server, and makes all checks of one.
+async fn examine(target: &Target, setup: &Setup, report: &mut Report) -> Result<Server, tenure::Error> {
+    let console = Console::open(target).await?;
+    let mut server = Server::new(console, target);
+    server.examine(setup, report).await?;
+    rights::check(&mut server, setup, target.user(), report).await?;
+    Ok(server)
+}
+
+/// Takes one lock that no other client uses, and gives it back.
+async fn try_a_lock(locks: &Locks, name: &str, report: &mut Report) {
+    let tried = async {
+        let guard = locks.mutex(name)?.try_lock().await?;
+        match guard {
+            Some(guard) => guard.verify().await.and(guard.release().await),
+            None => Ok(()),
+        }
+    };
+    if let Err(error) = tried.await {
+        report.find(
+            "trial",
+            locks.url(),
+            format!("a lock of a new name could not be taken: {}", output::chain(&error)),
+            "every other lock of this store is refused in the same way",
+            "mend what the message names, and run `tenure doctor` again",
+        );
+    }
+}
+
+/// An address of TCP, as a server tells it; where it tells no host, that of the one that was asked.
+fn address(host: &str, port: i64, asked: &Target) -> Option<Address> {
+    let port = u16::try_from(port).ok().filter(|port| *port != 0)?;
+    match (host, &asked.address) {
+        ("" | "?", Address::Tcp(host, _)) => Some(Address::Tcp(host.clone(), port)),
+        ("" | "?", Address::Unix(_)) => None,
+        (host, _) => Some(Address::Tcp(host.to_owned(), port)),
+    }
+}

@@ -1,0 +1,65 @@
+//! A quorum: how many members there are, which of them answer, and each as a server.
+
+use std::collections::BTreeMap;
+
+use tenure::diagnosis::Target;
+
+use super::report::Report;
+use super::server::Server;
+use super::{Setup, examine};
+use crate::exit::Failure;
+
+/// Looks at each member; an error if none answers.
+pub(super) async fn check(
+    members: &[Target],
+    setup: &Setup,
+    report: &mut Report,
+) -> Result<Vec<Server>, Failure> {
+    let all: Vec<_> = members.iter().map(|member| member.address.to_string()).collect();
+    let count = members.len();
+    if count < 3 || count.is_multiple_of(2) {
+        report.find(
+            "members",
+            &all.join(","),
+            format!("the quorum has {count} members"),
+            "it survives no more failures than a quorum of one member less",
+            "name three or five servers on as many machines",
+        );
+    }
+    let mut servers = Vec::new();
+    let mut failure = None;
+    let mut runs: BTreeMap<String, String> = BTreeMap::new();
+    for member in members {
+        let at = member.address.to_string();
+        match examine(member, setup, report).await {
+            Ok(server) => {
+                if let Some(run) = server.info("run_id")
+                    && let Some(other) = runs.insert(run.to_owned(), at.clone())
+                {
+                    report.find(
+                        "members",
+                        &at,
+                        format!("it is the same server as {other}"),
+                        "one failure would cost two votes",
+                        "name each server once",
+                    );
+                }
+                servers.push(server);
+            }
+            Err(error) => {
+                report.find(
+                    "members",
+                    &at,
+                    format!("the member does not answer: {error}"),
+                    "as many members less may fail until no lock is granted",
+                    "start it, or correct its address or login",
+                );
+                failure = Some(error);
+            }
+        }
+    }
+    match (servers.is_empty(), failure) {
+        (true, Some(error)) => Err(error.into()),
+        _ => Ok(servers),
+    }
+}

@@ -1,0 +1,163 @@
+//! Sentinels: whether they agree, how many decide, and how long a failover takes.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tenure::diagnosis::{Console, Reply, Sentinels, Target};
+
+use super::report::Report;
+use super::server::{Server, text};
+use super::{Setup, address, examine};
+use crate::exit::{Failure, STORE};
+
+/// An election, and what a promoted server takes until clients find it.
+pub(super) const ELECTION: Duration = Duration::from_secs(3);
+
+/// Looks at each sentinel of the URL, then at the master that they name.
+pub(super) async fn check(
+    sentinels: &Sentinels,
+    setup: &Setup,
+    report: &mut Report,
+) -> Result<Server, Failure> {
+    let mut masters = Vec::new();
+    let mut silent = Vec::new();
+    for target in &sentinels.at {
+        match ask(target, sentinels, setup, report).await {
+            Ok(Some(master)) if masters.contains(&master) => {}
+            Ok(Some(master)) => masters.push(master),
+            Ok(None) => {}
+            Err(error) => silent.push((target, error)),
+        }
+    }
+    let Some(master) = masters.first() else {
+        let message = match silent.into_iter().next() {
+            Some((_, error)) => return Err(error.into()),
+            None => format!("no sentinel names a master of the service {:?}", sentinels.service),
+        };
+        return Err(Failure { code: STORE, message });
+    };
+    for (target, error) in silent {
+        report.find(
+            "sentinels",
+            &target.address.to_string(),
+            format!("the sentinel does not answer: {error}"),
+            "one sentinel less is left to agree on a failover, and to tell clients of it",
+            "start it, or take it out of the URL",
+        );
+    }
+    if masters.len() > 1 {
+        let named: BTreeSet<_> = masters.iter().map(|master| master.address.to_string()).collect();
+        report.find(
+            "sentinels",
+            &named.iter().cloned().collect::<Vec<_>>().join(","),
+            "the sentinels name different masters",
+            "two clients may each get a lock from another server",
+            "wait for the end of the failover; if it lasts, SENTINEL RESET the one that is wrong",
+        );
+    }
+    Ok(examine(master, setup, report).await?)
+}
+
+/// Looks at one sentinel; returns the master that it names.
+async fn ask(
+    target: &Target,
+    sentinels: &Sentinels,
+    setup: &Setup,
+    report: &mut Report,
+) -> Result<Option<Target>, tenure::Error> {
+    let (at, service) = (target.address.to_string(), sentinels.service.as_str());
+    let mut console = Console::open(target).await?;
+    let named = match console.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service]).await? {
+        Reply::Items(parts) => match &parts[..] {
+            [Reply::Text(host), Reply::Text(port)] => {
+                address(host, port.parse().unwrap_or(0), target).map(|address| sentinels.server(address))
+            }
+            _ => None,
+        },
+        Reply::Error(error) => {
+            report.find(
+                "rights",
+                &at,
+                format!("the sentinel does not say who the master is: {error}"),
+                "without it clients do not find the master",
+                "give the sentinel's user +sentinel|get-master-addr-by-name",
+            );
+            None
+        }
+        _ => {
+            report.find(
+                "sentinels",
+                &at,
+                format!("the sentinel knows no service {service:?}"),
+                "it does not lead clients to the master",
+                "correct the service in the URL, or SENTINEL MONITOR it",
+            );
+            None
+        }
+    };
+    match console.ask(&["SENTINEL", "MASTER", service]).await? {
+        Reply::Items(fields) => settings(&fields, sentinels.at.len(), &at, setup, report),
+        Reply::Error(error) if named.is_some() => report.cannot_check(
+            "sentinels",
+            &at,
+            format!("SENTINEL MASTER was refused ({error}): give the sentinel's user +sentinel|master"),
+        ),
+        _ => {}
+    }
+    Ok(named)
+}
+
+/// What a sentinel says of the service.
+fn settings(fields: &[Reply], in_url: usize, at: &str, setup: &Setup, report: &mut Report) {
+    let number = |name: &str| {
+        let pair = fields.chunks_exact(2).find(|pair| text(&pair[0]) == Some(name))?;
+        text(&pair[1])?.parse::<u64>().ok()
+    };
+    let sentinels = number("num-other-sentinels").unwrap_or(0) + 1;
+    if sentinels < 3 {
+        report.find(
+            "sentinels",
+            at,
+            format!("it knows of {sentinels} sentinels, itself included"),
+            "with fewer than three, one that fails leaves no majority for a failover",
+            "run three sentinels on three machines",
+        );
+    }
+    if (in_url as u64) < sentinels {
+        report.note("sentinels", at, format!("the URL has {in_url} of {sentinels} sentinels: name them all"));
+    }
+    if let Some(quorum) = number("quorum") {
+        if quorum > sentinels {
+            report.find(
+                "sentinels",
+                at,
+                format!("its quorum is {quorum}, and there are {sentinels} sentinels"),
+                "no failover will ever begin",
+                format!("SENTINEL SET SERVICE quorum {} on each sentinel", sentinels / 2 + 1),
+            );
+        } else if quorum < 2 {
+            report.find(
+                "sentinels",
+                at,
+                "its quorum is 1",
+                "one sentinel that is cut off starts a failover from a master that still grants locks",
+                "SENTINEL SET SERVICE quorum 2 on each sentinel",
+            );
+        }
+    }
+    if let Some(down_after) = number("down-after-milliseconds").map(Duration::from_millis)
+        && down_after + ELECTION > setup.ttl
+    {
+        report.find(
+            "failover",
+            at,
+            format!(
+                "down-after-milliseconds is {}, and the lease is {} ms",
+                down_after.as_millis(),
+                setup.ttl.as_millis()
+            ),
+            "a failover takes that and some 3 s more, and every holder loses its lock in between",
+            "lower down-after-milliseconds, or use longer leases (--ttl)",
+        );
+    }
+}

@@ -1,0 +1,419 @@
+//! One server: its settings, its state, its clock and its latency.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tenure::Error;
+use tenure::diagnosis::{Console, Reply, Target, fence_key, keys_with};
+
+use super::report::Report;
+use super::{Layout, Setup};
+use crate::clock;
+use crate::output::{Line, plural};
+
+/// A clock that is off by more will be stepped one day.
+const CLOCK_OFF: Duration = Duration::from_secs(1);
+/// How often the way to the server and back is measured.
+const PINGS: usize = 50;
+/// So many times the slowest answer must fit into a lease: a renewal starts after a third of it,
+/// and a second try must still be in time.
+const ANSWERS_IN_A_LEASE: u32 = 10;
+/// How many keys are looked at, and how many of them at once.
+const KEYS: usize = 10_000;
+const PAGE: &str = "500";
+/// How full a server may be.
+const FULL: f64 = 0.9;
+/// tenure says something on each connection within this time.
+const IDLE_SECONDS: u64 = 60;
+
+/// A server that answers.
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) at: String,
+    pub(super) db: u32,
+    console: Console,
+    /// What INFO says, if this user may ask.
+    info: BTreeMap<String, String>,
+}
+
+impl Server {
+    pub(super) fn new(console: Console, target: &Target) -> Self {
+        let (at, db) = (target.address.to_string(), target.access.db);
+        Self { at, db, console, info: BTreeMap::new() }
+    }
+
+    pub(super) async fn ask(&mut self, words: &[&str]) -> Result<Reply, Error> {
+        self.console.ask(words).await
+    }
+
+    /// A field of INFO.
+    pub(super) fn info(&self, field: &str) -> Option<&str> {
+        self.info.get(field).map(String::as_str)
+    }
+
+    fn number(&self, field: &str) -> Option<u64> {
+        self.info(field)?.parse().ok()
+    }
+
+    /// A parameter of the server, if this user may ask for it and the server has it.
+    pub(super) async fn setting(
+        &mut self,
+        check: &'static str,
+        parameter: &str,
+        report: &mut Report,
+    ) -> Result<Option<String>, Error> {
+        Ok(match self.ask(&["CONFIG", "GET", parameter]).await? {
+            Reply::Items(pair) => pair.get(1).and_then(text).map(str::to_owned),
+            Reply::Error(error) => {
+                let why = format!("CONFIG GET {parameter} was refused ({error}): give this user +config|get");
+                report.cannot_check(check, &self.at, why);
+                None
+            }
+            _ => None,
+        })
+    }
+
+    /// Makes all checks of one server but that of rights.
+    pub(super) async fn examine(&mut self, setup: &Setup, report: &mut Report) -> Result<(), Error> {
+        match self.ask(&["INFO"]).await? {
+            Reply::Text(info) => self.info = fields(&info),
+            Reply::Error(error) => {
+                for check in ["memory", "persistence", "replicas", "version"] {
+                    let why = format!("INFO was refused ({error}): give this user +info");
+                    report.cannot_check(check, &self.at, why);
+                }
+            }
+            _ => {}
+        }
+        self.memory(report);
+        self.role(report);
+        self.persistence(setup, report).await?;
+        self.replicas(setup, report).await?;
+        self.idle(report).await?;
+        let offset = self.clock(report).await?;
+        let latency = self.latency(setup, report).await?;
+        self.keys(setup, report).await?;
+        self.version(report);
+        let name = self.info("server_name").unwrap_or("redis");
+        let version = self.info(&format!("{name}_version")).unwrap_or("of unknown version");
+        let ms = |time: Duration| time.as_secs_f64() * 1_000.0;
+        let seen = format!(
+            "{name} {version}; answers within {:.1} ms, the slowest of {PINGS} within {:.1} ms{}",
+            ms(latency[PINGS / 2]),
+            ms(latency[PINGS - 1]),
+            offset.map_or(String::new(), |offset| format!("; its clock is off by {:.0} ms", ms(offset))),
+        );
+        report.saw(&self.at, seen);
+        Ok(())
+    }
+
+    fn memory(&self, report: &mut Report) {
+        let limit = self.number("maxmemory").unwrap_or(0);
+        let policy = self.info("maxmemory_policy").unwrap_or("noeviction");
+        if policy != "noeviction" {
+            let without_limit = if limit == 0 { ", at present without a maxmemory" } else { "" };
+            report.find(
+                "eviction",
+                &self.at,
+                format!("maxmemory-policy is {policy}{without_limit}"),
+                "a server that is short of memory deletes locks, and a second client then holds them",
+                "CONFIG SET maxmemory-policy noeviction; give a cache a server of its own",
+            );
+        }
+        if let Some(evicted) = self.number("evicted_keys").filter(|evicted| *evicted > 0) {
+            report.find(
+                "evicted",
+                &self.at,
+                format!("{} evicted since the server started", plural(evicted, "key was")),
+                "locks may have been among them, and a second client then held them",
+                "raise maxmemory, or give locks a server of their own; CONFIG RESETSTAT resets the count",
+            );
+        }
+        let used = self.number("used_memory").unwrap_or(0);
+        if limit > 0 && used as f64 > limit as f64 * FULL {
+            report.find(
+                "memory",
+                &self.at,
+                format!("{used} of {limit} bytes of maxmemory are used"),
+                "a full server refuses to grant and to renew (OOM), and holders lose their locks",
+                "raise maxmemory, or delete what is not needed",
+            );
+        }
+    }
+
+    fn role(&self, report: &mut Report) {
+        if self.info("role") == Some("slave") {
+            let master = self.info("master_host").zip(self.info("master_port"));
+            let master = master.map_or(String::new(), |(host, port)| format!(": {host}:{port}"));
+            report.find(
+                "role",
+                &self.at,
+                "the server is a replica",
+                "tenure refuses it: a replica does not have every lock, and takes no writes",
+                format!("name its master in the URL{master}, or the sentinels: redis-sentinel://"),
+            );
+        }
+    }
+
+    async fn persistence(&mut self, setup: &Setup, report: &mut Report) -> Result<(), Error> {
+        for (field, what) in [("rdb_last_bgsave_status", "save"), ("aof_last_write_status", "append")] {
+            if self.info(field).is_some_and(|status| status != "ok") {
+                report.find(
+                    "save",
+                    &self.at,
+                    format!("the server's last try to {what} its data failed"),
+                    "it refuses to grant and to renew (MISCONF), and holders lose their locks",
+                    "read the server's log: most often its disk is full or not writable",
+                );
+            }
+        }
+        if setup.restart_grace.is_some() || setup.layout.outlives_a_loss() {
+            return Ok(());
+        }
+        let instead = match setup.layout {
+            Layout::Cluster => "",
+            _ => ", or add restart-grace=DURATION to the URL of every client",
+        };
+        if self.info("aof_enabled") == Some("0") {
+            report.find(
+                "persistence",
+                &self.at,
+                "appendonly is no",
+                "a server that restarts has forgotten all or the newest locks, and grants them again",
+                format!("set appendonly yes and appendfsync always{instead}"),
+            );
+        } else if let Some(sync) = self.setting("persistence", "appendfsync", report).await?
+            && sync != "always"
+        {
+            report.find(
+                "persistence",
+                &self.at,
+                format!("appendfsync is {sync}"),
+                "a machine that crashes forgets the locks of the last second or more, and grants them again",
+                format!("set appendfsync always{instead}"),
+            );
+        }
+        Ok(())
+    }
+
+    async fn replicas(&mut self, setup: &Setup, report: &mut Report) -> Result<(), Error> {
+        let Some(count) = self.number("connected_slaves") else { return Ok(()) };
+        if self.info("role") == Some("slave") {
+            return Ok(());
+        }
+        let acks = u64::from(setup.acks);
+        if acks > count {
+            report.find(
+                "acks",
+                &self.at,
+                format!("the URL has acks={acks}, and the server has {}", plural(count, "replica")),
+                "no lock is granted or renewed without the confirmation of that many",
+                "start the missing replicas, or lower acks in the URL of every client",
+            );
+        } else if acks > 0 && acks < count {
+            report.find(
+                "acks",
+                &self.at,
+                format!("the URL has acks={acks}, and the server has {}", plural(count, "replica")),
+                "a failover may promote a replica that never heard of a lock",
+                format!("set acks={count} in the URL of every client"),
+            );
+        }
+        let least = self.setting("replicas", "min-replicas-to-write", report).await?;
+        if let Some(least) = least.and_then(|least| least.parse::<u64>().ok()) {
+            if least > count {
+                report.find(
+                    "replicas",
+                    &self.at,
+                    format!("min-replicas-to-write is {least}, and there are {count} replicas"),
+                    "the server refuses to grant and to renew (NOREPLICAS)",
+                    "start the missing replicas, or lower min-replicas-to-write",
+                );
+            } else if least == 0 && count > 0 && acks == 0 {
+                report.find(
+                    "replicas",
+                    &self.at,
+                    format!("there are {}, and min-replicas-to-write is 0", plural(count, "replica")),
+                    "a master that is cut off goes on granting beside the one that replaced it",
+                    "set min-replicas-to-write 1 and min-replicas-max-lag 10 on each of these servers",
+                );
+            }
+        }
+        if setup.restart_grace.is_some()
+            && let Some(kept) = self.setting("restart-grace", "repl-backlog-ttl", report).await?
+            && kept != "0"
+        {
+            report.find(
+                "restart-grace",
+                &self.at,
+                format!("repl-backlog-ttl is {kept}"),
+                "so long after its last replica left, the server counts as restarted and grants nothing",
+                "CONFIG SET repl-backlog-ttl 0 on each server that may be the master",
+            );
+        }
+        Ok(())
+    }
+
+    async fn idle(&mut self, report: &mut Report) -> Result<(), Error> {
+        let timeout = self.setting("idle", "timeout", report).await?;
+        if let Some(seconds) = timeout.and_then(|timeout| timeout.parse::<u64>().ok())
+            && (1..=IDLE_SECONDS).contains(&seconds)
+        {
+            report.find(
+                "idle",
+                &self.at,
+                format!("timeout is {seconds} s"),
+                "the server ends idle connections, and waiters hear late that a lock is free",
+                "CONFIG SET timeout 0",
+            );
+        }
+        Ok(())
+    }
+
+    /// By how much the server's clock differs for certain, either way.
+    async fn clock(&mut self, report: &mut Report) -> Result<Option<Duration>, Error> {
+        let before = clock::unix();
+        let reply = self.ask(&["TIME"]).await?;
+        let after = clock::unix();
+        let Some(time) = time(&reply) else { return Ok(None) };
+        // The server looked at its clock at some time between the two.
+        let off = before.saturating_sub(time).max(time.saturating_sub(after));
+        if off > CLOCK_OFF {
+            report.find(
+                "clock",
+                &self.at,
+                format!("the server's clock differs from this machine's by {:.1} s", off.as_secs_f64()),
+                "a clock that is set right by a step ends leases early, and a second client then holds",
+                "run chrony or ntpd on both machines, and let them slew the clock",
+            );
+        }
+        Ok(Some(off))
+    }
+
+    /// The times that answers took, in rising order.
+    async fn latency(&mut self, setup: &Setup, report: &mut Report) -> Result<Vec<Duration>, Error> {
+        let mut times = Vec::with_capacity(PINGS);
+        for _ in 0..PINGS {
+            let start = clock::now();
+            self.ask(&["PING"]).await?;
+            times.push(clock::now() - start);
+        }
+        times.sort_unstable();
+        let slowest = times[PINGS - 1];
+        if slowest * ANSWERS_IN_A_LEASE > setup.ttl {
+            report.find(
+                "latency",
+                &self.at,
+                format!(
+                    "the slowest of {PINGS} answers took {:.1} ms, and the lease is {} ms",
+                    slowest.as_secs_f64() * 1_000.0,
+                    setup.ttl.as_millis()
+                ),
+                "a few slow answers in a row cost a lease",
+                format!(
+                    "use leases (--ttl) of {} ms or more, or a server that is nearer or less busy",
+                    (slowest * ANSWERS_IN_A_LEASE).as_millis() + 1
+                ),
+            );
+        }
+        Ok(times)
+    }
+
+    /// Keys under the prefix that never end: no lock that tenure keeps is such a key.
+    async fn keys(&mut self, setup: &Setup, report: &mut Report) -> Result<(), Error> {
+        let (mut cursor, pattern) = ("0".to_owned(), keys_with(&setup.prefix));
+        let (mut seen, mut endless, mut example) = (0, 0, None);
+        while seen < KEYS {
+            let reply = self.ask(&["SCAN", &cursor, "MATCH", &pattern, "COUNT", PAGE]).await?;
+            let (next, keys) = match reply {
+                Reply::Items(parts) => match &parts[..] {
+                    [Reply::Text(next), Reply::Items(keys)] => (next.clone(), keys.clone()),
+                    _ => return Ok(()),
+                },
+                Reply::Error(error) => {
+                    let why = format!("SCAN was refused ({error}): give this user +scan");
+                    report.cannot_check("keys", &self.at, why);
+                    return Ok(());
+                }
+                _ => return Ok(()),
+            };
+            // Of a page: a pattern leaves most of it out, and SCAN walks over it all the same.
+            seen += PAGE.parse::<usize>().unwrap_or(1).max(keys.len());
+            for key in keys.iter().filter_map(text).filter(|key| !key.starts_with("tenure:")) {
+                match self.ask(&["PTTL", key]).await? {
+                    Reply::Int(-1) => {
+                        endless += 1;
+                        example.get_or_insert_with(|| key.to_owned());
+                    }
+                    Reply::Error(error) => {
+                        report.cannot_check("keys", &self.at, format!("PTTL was refused ({error})"));
+                        return Ok(());
+                    }
+                    _ => {}
+                }
+            }
+            if next == "0" {
+                break;
+            }
+            cursor = next;
+        }
+        if let Some(example) = example {
+            let prefix = match setup.prefix.as_str() {
+                "" => "the database".to_owned(),
+                prefix => format!("the prefix `{}`", Line(prefix)),
+            };
+            report.find(
+                "keys",
+                &self.at,
+                format!("{} without an end in {prefix}, as `{}`", plural(endless, "key"), Line(&example)),
+                "a lock of such a name is never free, and its data is taken for a lock",
+                "give locks a prefix of their own (--prefix), and delete what was a lock",
+            );
+        }
+        Ok(())
+    }
+
+    fn version(&self, report: &mut Report) {
+        let valkey = self.info("valkey_version").map(|version| ("Valkey", version, (7, 2)));
+        let found = valkey.or_else(|| Some(("Redis", self.info("redis_version")?, (6, 2))));
+        let Some((name, version, (major, minor))) = found else { return };
+        let mut parts = version.split('.').map_while(|part| part.parse::<u32>().ok());
+        if let Some(first) = parts.next()
+            && (first, parts.next().unwrap_or(0)) < (major, minor)
+        {
+            report.find(
+                "version",
+                &self.at,
+                format!("the server is {name} {version}"),
+                "tenure is tested on Redis 6.2, Valkey 7.2, and later",
+                format!("upgrade to {name} {major}.{minor} or later"),
+            );
+        }
+    }
+
+    /// Deletes what the trial left: the counter of its tokens.
+    pub(super) async fn clear_away(&mut self, setup: &Setup) -> Result<(), Error> {
+        self.ask(&["DEL", &fence_key(&setup.trial)]).await.map(|_| ())
+    }
+}
+
+/// The text that a reply is.
+pub(super) fn text(reply: &Reply) -> Option<&str> {
+    match reply {
+        Reply::Text(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// The lines `field:value` of INFO.
+pub(super) fn fields(info: &str) -> BTreeMap<String, String> {
+    let lines = info.lines().filter_map(|line| line.split_once(':'));
+    lines.map(|(field, value)| (field.to_owned(), value.trim().to_owned())).collect()
+}
+
+/// What TIME answers, since 1970.
+fn time(reply: &Reply) -> Option<Duration> {
+    let Reply::Items(parts) = reply else { return None };
+    let mut parts = parts.iter().map(|part| text(part)?.parse::<u64>().ok());
+    Some(Duration::from_secs(parts.next()??) + Duration::from_micros(parts.next()??))
+}

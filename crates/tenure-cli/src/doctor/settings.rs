@@ -1,0 +1,30 @@
+//! What the URL and the flags ask for.
+
+use super::report::Report;
+use super::{Layout, Setup};
+use crate::output::Span;
+
+/// Compares the terms of the URL with the lease.
+pub(super) fn of_the_url(setup: &Setup, url: &str, report: &mut Report) {
+    let Some(grace) = setup.restart_grace else {
+        if setup.acks > 0 && setup.layout != Layout::Cluster {
+            report.find(
+                "restart-grace",
+                url,
+                format!("the URL has acks={} and no restart-grace", setup.acks),
+                "a server that restarts or is promoted grants at once what its old clients still hold",
+                format!("add restart-grace={}s to the URL of every client", setup.ttl.as_secs().max(1)),
+            );
+        }
+        return;
+    };
+    if grace < setup.ttl {
+        report.find(
+            "restart-grace",
+            url,
+            format!("restart-grace is {}, and the lease (--ttl) is {}", Span(grace), Span(setup.ttl)),
+            "a server that has lost its data would grant a lock while its old lease still runs",
+            "set restart-grace in the URL of every client to the longest ttl of all",
+        );
+    }
+}

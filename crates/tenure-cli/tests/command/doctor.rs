@@ -1,0 +1,229 @@
+//! `tenure doctor`: each bad set-up is found, and a good one has no finding.
+
+use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use serde_json::Value;
+use tenure_testkit::proxy::{Fault, Proxy};
+use tenure_testkit::servers::{Cluster, Config, Sentinels, Server, eventually};
+
+use crate::env::TestEnv;
+
+/// What a server for locks is set to.
+fn good() -> Config {
+    Config::new().set("appendonly", "yes").set("appendfsync", "always")
+}
+
+/// The object that is printed, and the code that belongs to it.
+fn told(env: &TestEnv, url: &str, more: &[&str]) -> Value {
+    let said = env.run(env.tenure([&["doctor", "--json", "--store", url], more].concat()));
+    let told: Value = serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{error}: {said:?}"));
+    let has_findings = told["findings"].as_array().is_some_and(|findings| !findings.is_empty());
+    said.exits_with(has_findings.into());
+    told
+}
+
+/// The checks that found something; each has something to say in every part.
+fn found(env: &TestEnv, url: &str, more: &[&str]) -> BTreeSet<String> {
+    let told = told(env, url, more);
+    println!("{told}"); // shown where the test fails
+    let findings = told["findings"].as_array().expect("findings").iter();
+    findings
+        .map(|finding| {
+            for part in ["check", "at", "what", "why", "fix"] {
+                assert!(finding[part].as_str().is_some_and(|text| !text.is_empty()), "{part}: {finding}");
+            }
+            finding["check"].as_str().expect("a check").to_owned()
+        })
+        .collect()
+}
+
+fn checks<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
+    names.map(str::to_owned).into()
+}
+
+#[test]
+fn a_good_server_has_no_finding_and_nothing_is_left_on_it() {
+    let (env, server) = (TestEnv::new(), Server::start_with(good()));
+    let url = server.url();
+    let told = told(&env, &url, &[]);
+    assert_eq!(told["findings"], serde_json::json!([]), "{told}");
+    assert_eq!(told["unchecked"], serde_json::json!([]), "{told}");
+    assert_eq!(told["notes"], serde_json::json!([]), "{told}");
+    assert_eq!(server.command(&["DBSIZE"]).int(), 0);
+    let calls = server.info_commandstats();
+    assert!(!calls.contains_key("keys") && !calls.contains_key("config|set"), "{calls:?}");
+    let said = env.run(env.tenure(["doctor", "--store", &url])).exits_with(0).says_nothing();
+    assert!(said.stdout.ends_with("\nno findings\n"), "{said:?}");
+    // In another database, through a socket, and as the restart-grace replaces persistence.
+    server.command(&["CONFIG", "SET", "appendonly", "no", "repl-backlog-ttl", "0"]);
+    let url = format!("{}?db=3&restart-grace=60s", server.unix_url());
+    // A server that has just been seen for the first time grants nothing for the grace.
+    assert!(found(&env, &url, &[]).is_subset(&checks(["trial"])));
+}
+
+#[test]
+fn each_bad_setting_of_a_server_is_found() {
+    let (env, server) = (TestEnv::new(), Server::start_with(good()));
+    let url = server.url();
+    let set = |parameter: &str, value: &str| {
+        assert_eq!(server.command(&["CONFIG", "SET", parameter, value]), "OK", "{parameter}");
+    };
+    let cases = [
+        ("maxmemory-policy", "allkeys-lru", "noeviction", "eviction"),
+        ("maxmemory", "900000", "0", "memory"),
+        ("appendfsync", "everysec", "always", "persistence"),
+        ("appendonly", "no", "yes", "persistence"),
+        ("timeout", "30", "0", "idle"),
+        ("min-replicas-to-write", "1", "0", "replicas"),
+    ];
+    for (parameter, bad, good, check) in cases {
+        set(parameter, bad);
+        assert!(found(&env, &url, &[]).contains(check), "{parameter} {bad}");
+        set(parameter, good);
+    }
+    server.command(&["SET", "app:data", "x"]);
+    assert_eq!(found(&env, &url, &["--prefix", "app:"]), checks(["keys"]));
+    assert_eq!(found(&env, &url, &["--prefix", "other:"]), checks([]));
+    server.command(&["DEL", "app:data"]);
+    assert!(found(&env, &format!("{url}?acks=1"), &[]).contains("acks"));
+    assert!(found(&env, &format!("{url}?restart-grace=1s"), &["--ttl", "20s"]).contains("restart-grace"));
+    eventually("the file is written again", Duration::from_secs(10), || {
+        server.info("persistence")["aof_rewrite_in_progress"] == "0"
+    });
+    assert_eq!(found(&env, &url, &[]), checks([]));
+}
+
+#[test]
+fn a_slow_way_and_a_clock_that_is_off_are_found() {
+    let env = TestEnv::new();
+    let server = Server::start_with(good().clock());
+    let proxy = Proxy::start(server.address());
+    proxy.set(Fault::Delay(Duration::from_millis(10)));
+    assert!(found(&env, &proxy.url(), &["--ttl", "150ms"]).contains("latency"));
+    assert!(!found(&env, &proxy.url(), &["--ttl", "1h"]).contains("latency"));
+    server.clock().forward(Duration::from_secs(10));
+    assert_eq!(found(&env, &server.url(), &[]), checks(["clock"]));
+}
+
+#[test]
+fn rights_that_a_user_lacks_are_told_as_the_line_that_gives_them() {
+    let env = TestEnv::new();
+    let server =
+        Server::start_with(good().user("app on >pw resetkeys resetchannels -@all ~app:* +ping +get"));
+    let url = server.url().replace("redis://", "redis://app:pw@");
+    // What it says is enough, and it takes no more than a few rounds.
+    for round in 0.. {
+        let told = told(&env, &url, &["--prefix", "app:"]);
+        let fixes = |list: &str, field: &str| -> Vec<String> {
+            let all = told[list].as_array().expect("a list").iter();
+            all.filter_map(|one| Some(one[field].as_str()?.split_once("ACL SETUSER ")?.1.to_owned()))
+                .collect()
+        };
+        let rules = [fixes("findings", "fix"), fixes("notes", "what")].concat();
+        if round == 0 {
+            assert!(!told["unchecked"].as_array().expect("a list").is_empty(), "{told}");
+        }
+        if rules.is_empty() {
+            assert_eq!(told["findings"], serde_json::json!([]), "{told}");
+            break;
+        }
+        assert!(round < 4, "{told}");
+        for rule in rules {
+            let words: Vec<_> = ["ACL", "SETUSER"].into_iter().chain(rule.split(' ')).collect();
+            assert_eq!(server.command(&words), "OK", "{rule}");
+        }
+    }
+    let rights = server.command(&["ACL", "LIST"]);
+    let rights = rights.items().iter().map(|user| user.text()).find(|user| user.contains("user app "));
+    assert!(rights.is_some_and(|rights| !rights.contains("@all ") || rights.contains("-@all")), "{rights:?}");
+    assert_eq!(server.command(&["DBSIZE"]).int(), 0);
+}
+
+#[test]
+fn a_server_without_scripts_and_a_replica_are_found() {
+    let env = TestEnv::new();
+    let config = good().set("rename-command", "EVAL \"\"").set("rename-command", "EVALSHA \"\"");
+    assert_eq!(found(&env, &Server::start_with(config).url(), &[]), checks(["scripts"]));
+    let master = Server::start_with(good());
+    let port = master.address().port();
+    let replica = Server::start_with(good().set("replicaof", &format!("127.0.0.1 {port}")));
+    assert!(found(&env, &replica.url(), &[]).contains("role"));
+    eventually("the replica follows", Duration::from_secs(20), || {
+        master.info("replication")["connected_slaves"] == "1"
+    });
+    assert_eq!(found(&env, &master.url(), &[]), checks(["replicas"]));
+}
+
+#[test]
+fn sentinels_are_judged_by_their_number_quorum_and_time() {
+    let env = TestEnv::new();
+    let servers = good().set("min-replicas-to-write", "1");
+    let sentinels = Sentinels::start_with(&servers, &Config::new(), "");
+    assert_eq!(found(&env, &sentinels.url(), &[]), checks([]));
+    assert_eq!(found(&env, &sentinels.url(), &["--ttl", "2s"]), checks(["failover"]));
+    for sentinel in sentinels.sentinels() {
+        sentinel.command(&["SENTINEL", "SET", Sentinels::SERVICE, "quorum", "1"]);
+    }
+    assert_eq!(found(&env, &sentinels.url(), &[]), checks(["sentinels"]));
+}
+
+#[test]
+fn each_master_of_a_cluster_is_looked_at() {
+    let env = TestEnv::new();
+    let cluster = Cluster::start_with(&good().set("min-replicas-to-write", "1"));
+    assert_eq!(found(&env, &cluster.url(), &[]), checks([]));
+    assert_eq!(found(&env, &cluster.url(), &["--ttl", "2s"]), checks(["failover"]));
+    cluster.masters()[1].command(&["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]);
+    cluster.masters()[2].command(&["CONFIG", "SET", "cluster-require-full-coverage", "yes"]);
+    assert_eq!(found(&env, &cluster.url(), &[]), checks(["coverage", "eviction"]));
+}
+
+#[test]
+fn members_of_a_quorum_are_counted_and_need_no_persistence() {
+    let env = TestEnv::new();
+    let servers: [Server; 3] = Server::several();
+    let url = |count: usize| {
+        let hosts: Vec<_> = servers[..count].iter().map(|server| server.address().to_string()).collect();
+        format!("redis-quorum://{}", hosts.join(","))
+    };
+    // A member that has just started does not vote yet.
+    assert!(found(&env, &url(3), &[]).is_subset(&checks(["trial"])));
+    assert!(found(&env, &url(2), &[]).contains("members"));
+    servers[2].kill();
+    assert!(found(&env, &url(3), &[]).contains("members"));
+    assert!(servers[..2].iter().all(|server| server.command(&["DBSIZE"]).int() == 0));
+}
+
+#[test]
+fn a_directory_that_others_may_write_is_found() {
+    let env = TestEnv::new();
+    fs::create_dir(env.store()).unwrap();
+    let mode = |mode| fs::set_permissions(env.store(), Permissions::from_mode(mode)).unwrap();
+    mode(0o2770);
+    assert_eq!(found(&env, &env.url(), &[]), checks([]));
+    mode(0o777);
+    assert_eq!(found(&env, &env.url(), &[]), checks(["directory-rights"]));
+}
+
+#[test]
+fn a_store_that_cannot_be_looked_at_is_an_error_of_one_line() {
+    let (env, server) = (TestEnv::new(), Server::start());
+    let port = server.address().port();
+    server.kill();
+    let missing = format!("file:{}", env.path("missing").display());
+    for (url, code) in [
+        (format!("redis://127.0.0.1:{port}"), 69),
+        (format!("redis-sentinel://127.0.0.1:{port}/locks"), 69),
+        (format!("redis-cluster://127.0.0.1:{port}"), 69),
+        (format!("redis-quorum://127.0.0.1:{port},127.0.0.1:1,127.0.0.1:2"), 69),
+        (missing, 69),
+        ("memory:".into(), 64),
+        ("redis://h/x".into(), 64),
+    ] {
+        let said = env.run(env.tenure(["doctor", "--store", &url])).exits_with(code);
+        assert!(said.stdout.is_empty() && said.stderr.lines().count() == 1, "{said:?}");
+    }
+}
