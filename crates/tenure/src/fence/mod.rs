@@ -39,7 +39,7 @@
 //! # Ok::<(), tenure::Error>(()) }).unwrap();
 //! ```
 
-/// The table `tenure_fence` and the function `tenure_pass(name, token)` for PostgreSQL 9.5 or later.
+/// The table `tenure_fence` and the function `tenure_pass(name, token)` for PostgreSQL from 9.5 on.
 ///
 /// A name has at most some 2,700 bytes, the limit of an index, and no NUL.
 ///

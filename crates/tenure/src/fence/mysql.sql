@@ -1,5 +1,5 @@
--- Refuses writes of a lock's former holders: CALL tenure_pass('draw', 42), first in the transaction.
--- MariaDB 10.2, MySQL 5.7 or later, with InnoDB. Run this once, as a migration.
+-- Refuses writes of a lock's former holders: CALL tenure_pass('draw', 42), first in the
+-- transaction. MariaDB 10.2, MySQL 5.7 or later, with InnoDB. Run this once, as a migration.
 
 CREATE TABLE tenure_fence (
     name VARBINARY(1024) PRIMARY KEY,

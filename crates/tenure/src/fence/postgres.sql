@@ -1,5 +1,5 @@
--- Refuses writes of a lock's former holders: SELECT tenure_pass('draw', 42), first in the transaction.
--- PostgreSQL 9.5 or later. Run this once, as a migration.
+-- Refuses writes of a lock's former holders: SELECT tenure_pass('draw', 42), first in the
+-- transaction. PostgreSQL 9.5 or later. Run this once, as a migration.
 
 CREATE TABLE tenure_fence (
     name text PRIMARY KEY,
