@@ -17,7 +17,7 @@ use crate::{asked, clock, keep, launch};
 
 /// Takes a lock and prints its owner; returns the code to exit with.
 pub(crate) fn acquire(args: &Acquire) -> u8 {
-    let voice = Voice::of(&args.request);
+    let voice = take::voice(&args.request);
     asked::with_timers(voice, take_and_leave(args, voice))
 }
 

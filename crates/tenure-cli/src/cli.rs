@@ -41,6 +41,16 @@ pub(crate) enum Command {
     Renew(Renew),
     /// Exits with 0 if this owner holds the lock and with 79 if not. It changes nothing.
     Verify(Verify),
+    /// Runs a command while this host leads, and exits as it does.
+    ///
+    /// Candidates lead one at a time, in the order in which they came. When CMD ends, this host
+    /// resigns and the next leads at once; when this host is gone, the next leads after the lease.
+    /// CMD is stopped before another can lead.
+    Elect(Elect),
+    /// Prints who leads: what it says of itself, its token and its owner.
+    ///
+    /// Exits with 0 if one leads and with 1 if not.
+    Leader(Leader),
     /// Waits until a lock is free, and does not take it.
     ///
     /// Another may have taken it by the time this ends. To work under a lock use `tenure run`.
@@ -96,6 +106,37 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) request: Request,
 
+    /// Hold the lock for at least so long, also when CMD ends sooner: a short job then runs once
+    /// though the clocks of its hosts differ. INT, TERM, HUP or QUIT end that wait.
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) min_hold: Option<Duration>,
+
+    /// Hold the lock for at most so long: then CMD is stopped as when the lease is lost.
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) max_hold: Option<Duration>,
+
+    /// Wait for a random time of up to this before the lock is asked for.
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) splay: Option<Duration>,
+
+    /// Hold this lock too, of the same kind: all or none. May be given several times; the order
+    /// does not matter.
+    #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
+    pub(crate) also: Vec<String>,
+
+    /// Run CMD at most once in each period of this length, counted from 1970, on whichever host
+    /// asks first: 1h is once in each hour, UTC. A CMD that failed may run again in its window. Not
+    /// on a quorum; -n is meant.
+    #[arg(long, value_name = "PERIOD", value_parser = duration, allow_hyphen_values = true, conflicts_with_all = ["kind", "also", "wait", "unfenced", "min_hold"])]
+    pub(crate) once_per: Option<Duration>,
+
+    #[command(flatten)]
+    pub(crate) job: Job,
+}
+
+/// The command, and how it is ended.
+#[derive(Args, Debug)]
+pub(crate) struct Job {
     /// When the lease is lost: the time between TERM and KILL, taken from the end of the lease. At
     /// most a third of the ttl. Default: 5s, or a third of the ttl if that is less.
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
@@ -112,32 +153,63 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) kill_after: Option<Duration>,
 
-    /// Hold the lock for at least so long, also when CMD ends sooner: a short job then runs once
-    /// though the clocks of its hosts differ. INT, TERM, HUP or QUIT end that wait.
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
-    pub(crate) min_hold: Option<Duration>,
-
-    /// Hold the lock for at most so long: then CMD is stopped as when the lease is lost.
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
-    pub(crate) max_hold: Option<Duration>,
-
-    /// Wait for a random time of up to this before the lock is asked for.
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
-    pub(crate) splay: Option<Duration>,
-
     /// Run this by `sh -c` in place of CMD.
     #[arg(short = 'c', value_name = "STRING", conflicts_with = "command", allow_hyphen_values = true)]
     pub(crate) script: Option<String>,
-
-    /// Hold this lock too, of the same kind: all or none. May be given several times; the order
-    /// does not matter.
-    #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
-    pub(crate) also: Vec<String>,
 
     /// The command and its arguments. Options of this program end here, so `--` is needed only
     /// before a command that begins with a hyphen.
     #[arg(value_name = "CMD", required_unless_present = "script", trailing_var_arg = true)]
     pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = ELECT_MANUAL, override_usage = "tenure elect [OPTIONS] NAME [--] CMD [ARGS]...\n       tenure elect [OPTIONS] NAME -c STRING")]
+pub(crate) struct Elect {
+    #[command(flatten)]
+    pub(crate) store: Store,
+
+    /// The lease of a leader: how long it takes until another leads when this host is gone, 50ms to
+    /// 365d.
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) ttl: Duration,
+
+    /// What `tenure leader` tells of this candidate, as an address: at most 4 KiB. Default:
+    /// HOST:PID.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) payload: Option<String>,
+
+    /// Print no messages; only the exit code tells.
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+
+    /// Say when this host is a candidate and when it leads.
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+
+    /// The election's name: any text of 1 byte to 64 KiB. It is not the name of a lock.
+    pub(crate) name: String,
+
+    #[command(flatten)]
+    pub(crate) job: Job,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = LEADER_CODES)]
+pub(crate) struct Leader {
+    #[command(flatten)]
+    pub(crate) store: Store,
+
+    /// Go on: print a line for each change, until a signal ends it.
+    #[arg(long)]
+    pub(crate) watch: bool,
+
+    /// Print JSON objects, one a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// The election's name.
+    pub(crate) name: String,
 }
 
 /// What happens to the command when the lease is lost.
@@ -631,15 +703,15 @@ mod tests {
             .expect("a run");
         assert_eq!((args.request.name.as_str(), args.request.ttl.as_secs()), ("nightly", 300));
         assert_eq!(args.request.wait, Some(Duration::from_millis(500)));
-        assert_eq!(args.command, ["ls", "-n", "--ttl", "x", "--", "-q"]);
+        assert_eq!(args.job.command, ["ls", "-n", "--ttl", "x", "--", "-q"]);
         assert!(!args.request.no_wait && !args.request.quiet);
     }
 
     #[test]
     fn two_hyphens_before_the_command_are_not_part_of_it() {
-        assert_eq!(run(&["x", "--", "ls", "-l"]).expect("a run").command, ["ls", "-l"]);
-        assert_eq!(run(&["x", "--", "-odd"]).expect("a run").command, ["-odd"]);
-        assert_eq!(run(&["--", "-x", "ls", "-l"]).expect("a run").command, ["ls", "-l"]);
+        assert_eq!(run(&["x", "--", "ls", "-l"]).expect("a run").job.command, ["ls", "-l"]);
+        assert_eq!(run(&["x", "--", "-odd"]).expect("a run").job.command, ["-odd"]);
+        assert_eq!(run(&["--", "-x", "ls", "-l"]).expect("a run").job.command, ["ls", "-l"]);
     }
 
     #[test]

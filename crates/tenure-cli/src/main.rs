@@ -9,7 +9,9 @@ mod cli;
 mod clock;
 mod doctor;
 mod duration;
+mod elect;
 mod exit;
+mod held;
 mod json;
 mod keep;
 mod killer;
@@ -32,6 +34,7 @@ mod terminal;
 mod wait;
 mod warnings;
 mod watch;
+mod work;
 
 use std::process::ExitCode;
 
@@ -47,6 +50,11 @@ fn main() -> ExitCode {
         Ok(Cli { command: Command::Acquire(args) }) => acquire::acquire(&args),
         Ok(Cli { command: Command::Renew(args) }) => asked::once(acquire::renew(&args)),
         Ok(Cli { command: Command::Verify(args) }) => asked::once(acquire::verify(&args)),
+        Ok(Cli { command: Command::Elect(args) }) => {
+            let voice = Voice { quiet: args.quiet, verbose: args.verbose };
+            asked::with_timers(voice, elect::elect(&args, voice))
+        }
+        Ok(Cli { command: Command::Leader(args) }) => asked::with_timers(Voice::LOUD, elect::leader(&args)),
         Ok(Cli { command: Command::Wait(args) }) => asked::with_timers(Voice::LOUD, wait::wait(&args)),
         Ok(Cli { command: Command::Keep(args) }) => keep::keep(&args),
         Ok(Cli { command: Command::Status(args) }) => asked::once(status::status(&args)),

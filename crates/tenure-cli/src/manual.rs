@@ -98,7 +98,7 @@ Exit status:
    65  the name is in use as another kind of lock, or with another number of permits
    69  the store did not answer, or refused
    75  busy: another holds the lock, or did to the end of -w (-E chooses another code); or the run
-       would wait for itself
+       would wait for itself; or the job has run in this window of --once-per
    79  the lease was lost while CMD ran; CMD has been stopped
   125  tenure itself failed
   126  CMD cannot be executed
@@ -160,7 +160,36 @@ Examples:
   tenure run --slots 4 render -- ./render.sh
   tenure run -s config -- cp app.conf /tmp/ ; tenure run -x config -- ./rewrite.sh
   tenure run --also accounts ledger -- ./book.sh
+  tenure run --once-per 1d -E 0 digest -- ./send-digest.sh
   tenure run -n --splay 10s --min-hold 1m --max-hold 1h hourly -c 'make report && make mail'";
+
+pub(crate) const ELECT_MANUAL: &str = "\
+Exit status:
+  CMD's own; 128 + N if signal N ended it, or ended the wait to lead
+   64  usage: a flag, name, duration or URL that cannot be right, or a quorum
+   69  the store did not answer, or refused
+   79  the term was lost while CMD ran; CMD has been stopped
+  125  tenure itself failed
+  126  CMD cannot be executed
+  127  CMD was not found
+
+CMD has the environment of `tenure run`; TENURE_FENCE is the term, which grows from leader to leader.
+
+Examples:
+  tenure elect scheduler -- ./schedule.sh
+  while :; do tenure elect --payload \"$ADDRESS\" api ./serve; sleep 1; done
+  tenure leader --watch api";
+
+pub(crate) const LEADER_CODES: &str = "\
+With --json: `name`, `change` (elected, updated, resigned, missed or rewritten), and of a leader
+`payload`, `fence` and `owner`; `missed` counts changes that are not known any more.
+
+Exit status:
+    0  one leads
+    1  none leads
+   64  usage: a flag, name or URL that cannot be right, or a quorum
+   69  the store did not answer, or refused
+  125  tenure itself failed";
 
 pub(crate) const ACQUIRE_MANUAL: &str = "\
 Exit status:

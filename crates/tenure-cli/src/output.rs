@@ -5,7 +5,6 @@ use std::fmt::{self, Display};
 use std::io::{self, Write};
 use std::time::Duration;
 
-use crate::cli::Request;
 use crate::printer;
 
 /// How much a run says on standard error, where the command under the lock writes too.
@@ -18,10 +17,6 @@ pub(crate) struct Voice {
 impl Voice {
     /// That of a command with neither -q nor -v.
     pub(crate) const LOUD: Self = Self { quiet: false, verbose: false };
-
-    pub(crate) fn of(request: &Request) -> Self {
-        Self { quiet: request.quiet, verbose: request.verbose }
-    }
 
     /// Says why something did not happen.
     pub(crate) fn say(self, message: impl Display) {

@@ -4,45 +4,35 @@
     reason = "a timer of this command's own; the clock of leases is the library's"
 )]
 
-use std::borrow::Cow;
-use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
-use std::io;
-use std::pin::pin;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
-use futures_util::future::{Either, select};
-use rustix::process::Signal;
-use tenure::MultiGuard;
-use tokio::signal::unix::{SignalKind, signal};
+use tenure::{LastRun, LockName, Locks, Outcome};
 use tokio::time::sleep;
 
-use crate::child::Child;
 use crate::cli::Run;
-use crate::exit::{self, Failure, of_exec, of_signal, of_status};
-use crate::output::{Voice, chain};
-use crate::signals::{FORWARDED, Signals};
+use crate::exit::{self, Failure, of_signal};
+use crate::held::Held;
+use crate::output::{Span, Voice};
+use crate::signals::Signals;
 use crate::take::{self, Wanted};
-use crate::terminal::Terminal;
-use crate::watch::{End, Watch};
-use crate::{ancestors, asked, clock, launch, printer, store};
+use crate::work::{self, Work};
+use crate::{asked, clock, store};
 
 /// Runs a command under a lock; returns the code to exit with.
 pub(crate) fn run(args: &Run) -> u8 {
-    let voice = Voice::of(&args.request);
+    let voice = take::voice(&args.request);
     asked::with_timers(voice, under_lock(args, voice))
 }
 
 async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
-    let own = |error| Failure::own("cannot catch signals", &error);
-    let mut signals = Signals::catch(&FORWARDED).map_err(own)?;
-    // A file of the store that may not grow is then an error (EFBIG), and does not end the process.
-    // The command has the default again.
-    let _too_large = Signals::catch(&[Signal::XFSZ]).map_err(own)?;
+    let (mut signals, _too_large) = work::signals()?;
     let request = &args.request;
     check_holds(args)?;
+    let lease = args.max_hold.map_or(request.ttl, |most| most.min(request.ttl));
+    let grace = work::grace(&args.job, lease);
     let locks = store::open(&request.store, take::terms(request), |options| {
-        let options = take::options(request, options).grace(grace(args)).inherit_liveness(true);
+        let options = take::options(request, options).grace(grace).inherit_liveness(true);
         match args.max_hold {
             Some(most) => options.max_hold(most),
             None => options,
@@ -53,16 +43,58 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
     {
         return Ok(of_signal(signal));
     }
-    let wanted = Wanted { request, also: &args.also, locks: &locks, voice };
-    match wanted.take(&mut signals).await? {
-        Ok(guards) => hold(args, guards, &mut signals, voice).await,
+    let held = match args.once_per {
+        Some(period) => begin(args, &locks, period, &mut signals, voice).await?,
+        None => {
+            let wanted = Wanted { request, also: &args.also, locks: &locks, voice };
+            wanted.take(&mut signals).await?.map(Held::Locks)
+        }
+    };
+    let (min_hold, job) = (args.min_hold, &args.job);
+    match held {
+        Ok(held) => {
+            let work = Work { name: &request.name, ttl: request.ttl, grace, min_hold, job, voice };
+            work.under(held, &mut signals).await
+        }
         Err(code) => Ok(code),
     }
 }
 
-fn grace(args: &Run) -> Duration {
-    let lease = args.max_hold.map_or(args.request.ttl, |most| most.min(args.request.ttl));
-    args.grace.unwrap_or_else(|| Duration::from_secs(5).min(lease / 3))
+/// Begins the job in this window, if no run has: otherwise says which, and returns the code to exit
+/// with.
+async fn begin(
+    args: &Run,
+    locks: &Locks,
+    period: Duration,
+    signals: &mut Signals,
+    voice: Voice,
+) -> Result<Result<Held, u8>, Failure> {
+    let once = locks.once_per(&args.request.name, period)?;
+    match signals.or_end(once.try_begin()).await {
+        Ok(Ok(Some(turn))) => Ok(Ok(Held::Turn(turn))),
+        Ok(Ok(None)) => {
+            let last = once.last().await?;
+            voice.say(last.map_or_else(
+                || format!("job {:?} has begun in this window", once.name()),
+                |last| told(once.name(), &last),
+            ));
+            Ok(Err(args.request.busy_code))
+        }
+        Ok(Err(error)) => Err(error.into()),
+        Err(signal) => Ok(Err(of_signal(signal))),
+    }
+}
+
+/// The run that keeps another from its window.
+fn told(name: &LockName, last: &LastRun) -> String {
+    let what = match last.outcome {
+        Outcome::Running => "is running",
+        Outcome::Lost => "was begun in this window by a run that died or lost its lock",
+        _ => "has run in this window",
+    };
+    let end = last.window.end.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let left = Span(end.saturating_sub(clock::unix()));
+    format!("job {name:?} {what}: {}; the window ends in {left}", last.owner)
 }
 
 fn check_holds(args: &Run) -> Result<(), Failure> {
@@ -79,108 +111,4 @@ fn check_holds(args: &Run) -> Result<(), Failure> {
 fn random_part(time: Duration) -> Duration {
     let random = RandomState::new().hash_one(0) >> 11;
     time.mul_f64(random as f64 / (1_u64 << 53) as f64)
-}
-
-/// What is to be run: CMD, or a script of a shell.
-fn words(args: &Run) -> Cow<'_, [OsString]> {
-    match &args.script {
-        Some(script) => Cow::Owned(vec!["sh".into(), "-c".into(), "--".into(), script.into()]),
-        None => Cow::Borrowed(&args.command),
-    }
-}
-
-/// Runs the command under the lock, and releases that.
-async fn hold(args: &Run, guards: MultiGuard, signals: &mut Signals, voice: Voice) -> Result<u8, Failure> {
-    let granted = clock::now();
-    // The first is NAME itself: see kind::all.
-    let [guard, ..] = &*guards else { unreachable!("a multi-lock has at least one lock") };
-    let terminal = Terminal::open();
-    let with_terminal = terminal.as_ref().is_some_and(Terminal::is_all_ours);
-    let mut command = launch::command(&words(args), voice, with_terminal);
-    command
-        .env("TENURE_NAME", &args.request.name)
-        .env("TENURE_OWNER", guard.owner().to_string())
-        .env("TENURE_FENCE", guard.fence().to_string())
-        .env("TENURE_TTL_MS", args.request.ttl.as_millis().to_string());
-    let (held, owners) = ancestors::held(guards.iter().map(|guard| guard.owner()));
-    command.env(held, owners);
-
-    // All that can fail comes before there is a command to look after.
-    let own = |error| Failure::own("cannot catch signals", &error);
-    if terminal.is_some() {
-        signals.also(&[Signal::WINCH, Signal::TSTP]).map_err(own)?;
-    }
-    let changes = signal(SignalKind::child()).map_err(own)?;
-    // The command writes there too, and what was said before comes before.
-    printer::catch_up(Duration::from_millis(100));
-    if !guards.is_held() {
-        let why = guards.lost().await;
-        drop(guards);
-        voice.say(format_args!("{why}; the command was not started"));
-        return Ok(exit::LOST);
-    }
-    let child = match Child::start(&mut command) {
-        Ok(child) => child,
-        Err(error) => return refuse(guards, &error).await,
-    };
-    let mut watch = Watch {
-        child,
-        changes,
-        signals,
-        guards: &guards,
-        grace: grace(args),
-        on_lost: args.on_lost,
-        kill_after: args.kill_after,
-        terminal,
-        told_to_stop: false,
-        told_to_end: false,
-    };
-    let ended = watch.until_it_ends().await;
-    let status =
-        match ended.map_err(|error| Failure::own("cannot read the exit status of the command", &error))? {
-            End::Exited(status) => status,
-            End::Ignored(status, why) => {
-                drop(guards);
-                voice.say(format_args!("{}; the command ran on without the lock", chain(&why)));
-                return Ok(of_status(status));
-            }
-            End::Lost(why) => {
-                drop(guards);
-                voice.say(format_args!("{}; the command was stopped", chain(&why)));
-                return Ok(exit::LOST);
-            }
-        };
-    let told_to_end = watch.told_to_end;
-    let least = args.min_hold.filter(|_| !told_to_end).unwrap_or_default();
-    let rest = least.saturating_sub(clock::now() - granted);
-    if !rest.is_zero() {
-        let over = pin!(sleep(rest));
-        let waited = signals.or_end(select(guards.lost(), over)).await;
-        if let Ok(Either::Left((end, _))) = waited {
-            drop(guards);
-            if let Some(why) = end.into_error() {
-                voice.say(format_args!("{}; the command had ended before", chain(&why)));
-            }
-            return Ok(of_status(status));
-        }
-    }
-    match guards.release().await {
-        Ok(()) => Ok(of_status(status)),
-        Err(error) if error.is_lost() => {
-            voice.say(format_args!("{}; the command may have ended without the lock", chain(&error)));
-            Ok(exit::LOST)
-        }
-        Err(error) => {
-            voice.say(format_args!("lock not released; others wait until its lease ends: {}", chain(&error)));
-            Ok(of_status(status))
-        }
-    }
-}
-
-/// The command did not even come to the stage that starts it.
-async fn refuse(guards: MultiGuard, error: &io::Error) -> Result<u8, Failure> {
-    let _ = guards.release().await;
-    let too_long = error.kind() == io::ErrorKind::ArgumentListTooLong;
-    let code = if too_long { of_exec(error) } else { exit::OWN };
-    Err(Failure { code, message: format!("cannot start a process: {error}") })
 }

@@ -33,6 +33,11 @@ pub(crate) fn options(request: &Request, options: Options) -> Options {
     options.ttl(request.ttl).label(label(&request.name)).unfenced(request.unfenced)
 }
 
+/// How much it says.
+pub(crate) fn voice(request: &Request) -> Voice {
+    Voice { quiet: request.quiet, verbose: request.verbose }
+}
+
 /// What its flags say of the store.
 pub(crate) fn terms(request: &Request) -> Terms {
     Terms { acks: request.acks.replicas, restart_grace: request.restart_grace }

@@ -13,13 +13,14 @@ use std::task::Poll;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tenure::{Error, HoldEnd, Lost, MultiGuard};
+use tenure::{Error, HoldEnd, Lost};
 use tokio::signal::unix;
 use tokio::time::{Interval, interval};
 
 use crate::child::Child;
 use crate::cli::OnLost;
 use crate::clock;
+use crate::held::Held;
 use crate::signals::{END_THE_WAIT, Signals};
 use crate::terminal::Terminal;
 
@@ -28,7 +29,7 @@ pub(crate) struct Watch<'a> {
     /// SIGCHLD: a child changed.
     pub(crate) changes: unix::Signal,
     pub(crate) signals: &'a mut Signals,
-    pub(crate) guards: &'a MultiGuard,
+    pub(crate) held: &'a Held,
     pub(crate) grace: Duration,
     pub(crate) on_lost: OnLost,
     /// When to kill the command that was told to end by another.
@@ -69,8 +70,8 @@ impl Watch<'_> {
     ///
     /// Prints nothing meanwhile: a blocked standard error must not delay the kill.
     pub(crate) async fn until_it_ends(&mut self) -> io::Result<End> {
-        let mut lost = Some(self.guards.lost());
-        let mut ticks = interval(tick(self.guards.remaining()));
+        let mut lost = Some(self.held.lost());
+        let mut ticks = interval(tick(self.held.remaining()));
         // As last known: a machine that slept finds it in the past.
         let mut lease_end = Duration::MAX;
         let mut stopping: Option<Stopping> = None;
@@ -96,7 +97,7 @@ impl Watch<'_> {
                     }
                 }
                 Event::Look => {
-                    let remaining = self.guards.remaining();
+                    let remaining = self.held.remaining();
                     if !remaining.is_zero() {
                         lease_end = now + remaining + self.grace;
                     }
@@ -200,7 +201,7 @@ impl Watch<'_> {
             terminal.stop_ourselves(told);
             // Here we were woken. If the lease ran out meanwhile, the command does not wake: it is
             // found lost before anything else happens.
-            if self.guards.is_held() || self.on_lost == OnLost::Ignore {
+            if self.held.is_held() || self.on_lost == OnLost::Ignore {
                 terminal.give(group);
                 self.child.signal(Signal::CONT);
             }

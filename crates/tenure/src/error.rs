@@ -67,6 +67,8 @@ pub enum ErrorKind {
     Lost,
     /// See [`Error::is_unreachable`].
     Unreachable,
+    /// See [`Error::is_overdue`].
+    Overdue,
     /// See [`Error::is_unknown`].
     Unknown,
     /// See [`Error::is_refused`].
@@ -89,6 +91,7 @@ impl ErrorKind {
         match self {
             Self::Lost => "lost",
             Self::Unreachable => "unreachable",
+            Self::Overdue => "overdue",
             Self::Unknown => "unknown",
             Self::Refused => "refused",
             Self::Mismatch => "mismatch",
@@ -141,6 +144,24 @@ impl Error {
     /// ```
     pub fn is_unreachable(&self) -> bool {
         self.0.kind == ErrorKind::Unreachable
+    }
+
+    /// What another caller computes did not come in the time that this one waits:
+    /// [`Cache::wait`](crate::Cache::wait), [`Fill::wait`](crate::Fill::wait).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let fresh = || async { Ok::<_, tenure::Error>("42".to_owned()) };
+    /// # let ttl = std::time::Duration::from_secs(60);
+    /// match locks.cache("answer")?.get_or_compute(ttl, fresh).await {
+    ///     Err(error) if error.is_overdue() => println!("answer without it"),
+    ///     answer => println!("{}", answer??),
+    /// }
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn is_overdue(&self) -> bool {
+        self.0.kind == ErrorKind::Overdue
     }
 
     /// The request went out and no answer came: it may or may not have been carried out. An
@@ -263,6 +284,25 @@ impl Error {
         let message =
             format!("store {store} did not confirm every release in time; they go on in the background");
         Self::new(ErrorKind::Unreachable, None, Some(store), message, None)
+    }
+
+    /// What the store keeps does not let it be done.
+    pub(crate) fn refused(lock: &LockName, store: &Arc<str>, what: &str) -> Self {
+        let message = format!("{}: {what}", lock.quoted());
+        Self::new(ErrorKind::Refused, Some(lock), Some(store), message, None)
+    }
+
+    /// The store did not answer another request a moment ago.
+    pub(crate) fn silent_lately(lock: &LockName, store: &Arc<str>) -> Self {
+        let message =
+            format!("store {store} was not asked about {}: it did not answer a moment ago", lock.quoted());
+        Self::new(ErrorKind::Unreachable, Some(lock), Some(store), message, None)
+    }
+
+    /// Another caller computes for longer than this one waits.
+    pub(crate) fn overdue(lock: &LockName, store: &Arc<str>) -> Self {
+        let message = format!("the value of {} was not computed within the wait", lock.quoted());
+        Self::new(ErrorKind::Overdue, Some(lock), Some(store), message, None)
     }
 
     pub(crate) fn lost(lock: &LockName, store: &Arc<str>, reason: impl fmt::Display) -> Self {

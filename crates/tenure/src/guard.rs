@@ -294,6 +294,13 @@ impl Guard {
         }
     }
 
+    /// The store has ended the hold with another request of this holder's.
+    pub(crate) fn ended(mut self) {
+        if let Some(held) = self.held.take() {
+            held.disarm();
+        }
+    }
+
     /// Lets go without releasing, so that [`Locks::resume`](crate::Locks::resume) can take over in
     /// another process: renews once, for a whole ttl, and stops renewing. From here on only the
     /// lease ends the hold.

@@ -58,6 +58,18 @@ impl LockHandle {
         owner: Option<Owner>,
     ) -> Result<Self> {
         let full = options.full_name(&name)?;
+        Self::at(home, options, name, full, rule, owner)
+    }
+
+    /// The lock of this name in the store.
+    pub(crate) fn at(
+        home: Arc<Client>,
+        options: Arc<Options>,
+        name: LockName,
+        full: LockName,
+        rule: LockSpec,
+        owner: Option<Owner>,
+    ) -> Result<Self> {
         let store = &home.engine.store;
         let kept = store.capabilities().kinds.keep(rule.kind()).and_then(|()| store.supports(rule, &full));
         kept.map_err(|reason| {

@@ -58,6 +58,7 @@
 //! |---|---|---|
 //! | `redis` | yes | all stores on Redis and Valkey servers; without it `memory:` and `file:` remain, and the crate `redis` is not built |
 //! | `tls` | yes | `rediss://` and its like, with rustls and ring; it brings `redis` along |
+//! | `serde` | no | `Json`: values of serde in a [`Cache`] |
 //!
 //! A URL that needs a feature which is off is [unsupported](Error::is_unsupported).
 //!
@@ -108,6 +109,7 @@ mod rwlock;
 mod semaphore;
 mod status;
 mod store;
+mod uses;
 
 #[cfg(feature = "redis")]
 pub use credentials::Credentials;
@@ -128,6 +130,18 @@ pub use rwguard::{DowngradeError, ReadGuard, WriteGuard};
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
 pub use status::{ForcedRelease, Holder, Listing, Share, Status};
+pub use uses::cache::{Cache, Outage, Overdue};
+pub use uses::election::Election;
+pub use uses::entry::Entry;
+pub use uses::fill::Fill;
+pub use uses::log::Leader;
+pub use uses::observer::{Change, Observer};
+pub use uses::once::{Frees, LastRun, OncePer, Outcome, Turn};
+pub use uses::period::Period;
+pub use uses::term::Term;
+pub use uses::value::CacheValue;
+#[cfg(feature = "serde")]
+pub use uses::value::Json;
 
 /// What `tenure doctor` asks of a store beside its locks. No semver promise: nothing else should
 /// use it.

@@ -23,6 +23,11 @@ use crate::status::{ForcedRelease, Listing, Status, foreign};
 use crate::store::open::open;
 use crate::store::quorum::Quorum;
 use crate::store::{Opening, Store};
+use crate::uses::cache::Cache;
+use crate::uses::election::Election;
+use crate::uses::fill::Fill;
+use crate::uses::once::OncePer;
+use crate::uses::period::Period;
 
 /// A store of locks, and the only handle that a program needs. Cheap to clone.
 ///
@@ -417,6 +422,80 @@ impl Locks {
         }
         self.face(checked(name)?, LockSpec::Queue(QueueSpec::permits(permits, 1)), None)
             .map(|face| Semaphore::new(face, permits))
+    }
+
+    /// A value that one caller computes for a whole fleet, kept in this store.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # use std::time::Duration;
+    /// let query = async || Ok::<_, std::io::Error>("Ada".to_owned());
+    /// let name = locks.cache("user:42")?.get_or_compute(Duration::from_secs(60), query).await?.unwrap();
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`mutex`](Self::mutex); `is_unsupported` on a quorum.
+    pub fn cache(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Cache> {
+        Cache::new(&self.home, &self.options, checked(name)?)
+    }
+
+    /// Lets one caller of a fleet fill a cache of your own, while the others wait for it.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let get = || async { Ok::<_, std::io::Error>(Some("there already")) };
+    /// let found = locks.fill("report")?.run(get, async |_| Ok("computed")).await?.unwrap();
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`mutex`](Self::mutex).
+    pub fn fill(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Fill> {
+        Fill::new(&self.home, &self.options, checked(name)?)
+    }
+
+    /// A job that runs at most once in each window of a [`Period`], on whichever host asks first.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # use std::time::Duration;
+    /// let digest = locks.once_per("digest", Duration::from_secs(86_400))?;
+    /// let sent = digest.run(async |_turn| Ok::<_, std::io::Error>("sent")).await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`cache`](Self::cache).
+    pub fn once_per(
+        &self,
+        name: impl TryInto<LockName, Error: Into<Error>>,
+        period: impl Into<Period>,
+    ) -> Result<OncePer> {
+        OncePer::new(&self.home, &self.options, checked(name)?, period.into())
+    }
+
+    /// One of many candidates leads. The payload, of at most 4 KiB, says how the leader can be
+    /// reached.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let term = locks.election("scheduler", "host-1:8080")?.campaign().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`cache`](Self::cache); `is_invalid` when the payload is too long.
+    pub fn election(
+        &self,
+        name: impl TryInto<LockName, Error: Into<Error>>,
+        payload: impl Into<String>,
+    ) -> Result<Election> {
+        Election::new(&self.home, &self.options, checked(name)?, payload.into())
     }
 
     fn face(&self, name: LockName, rule: LockSpec, owner: Option<Owner>) -> Result<LockHandle> {

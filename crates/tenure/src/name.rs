@@ -53,6 +53,11 @@ impl LockName {
         Ok(Self(name.into()))
     }
 
+    /// A name that this library itself has made, or has read back from its store.
+    pub(crate) fn in_store(name: String) -> Self {
+        Self(name.into())
+    }
+
     /// The name as text.
     ///
     /// ```

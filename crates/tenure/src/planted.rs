@@ -189,11 +189,17 @@ pub enum Bug {
     SweepStops,
     /// A request that has let in as many waiters as it may does not say so.
     LettingInStops,
+    /// A record is written by a client that does not hold its lock.
+    RecordOfAnyone,
+    /// The window of a job is told by the clock of the host that asks.
+    WindowFromClient,
+    /// An observer is told of the newest change only.
+    TermSkipped,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 84] = [
+    pub const ALL: [Self; 87] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -278,6 +284,9 @@ impl Bug {
         Self::DetachedTakenForLost,
         Self::SweepStops,
         Self::LettingInStops,
+        Self::RecordOfAnyone,
+        Self::WindowFromClient,
+        Self::TermSkipped,
     ];
 }
 

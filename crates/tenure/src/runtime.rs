@@ -108,6 +108,19 @@ impl Driver {
     }
 }
 
+/// Whether the caller runs within a tokio runtime of its own.
+pub(crate) fn has_tokio() -> bool {
+    Handle::try_current().is_ok()
+}
+
+/// Runs a task of the caller's on the caller's tokio runtime.
+///
+/// # Panics
+/// Without one: ask [`has_tokio`] first.
+pub(crate) fn spawn_on_tokio(task: impl Future<Output = ()> + Send + 'static) {
+    Handle::current().spawn(task);
+}
+
 /// Starts a thread of this library.
 fn start_thread(name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<thread::JoinHandle<()>> {
     thread::Builder::new().name(name.into()).spawn(work)

@@ -154,6 +154,10 @@ impl Running {
         kill_process(self.pid(), signal).expect("it is ours to signal");
     }
 
+    pub(crate) fn stdout(&self) -> String {
+        read(&self.out)
+    }
+
     pub(crate) fn stderr(&self) -> String {
         read(&self.err)
     }

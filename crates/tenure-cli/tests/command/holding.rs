@@ -119,7 +119,8 @@ fn a_lost_lock_is_told_by_the_signal_that_was_chosen() {
     let env = TestEnv::new();
     let script =
         format!("trap 'echo usr1 > told; exit 0' USR1; trap 'echo term > told' TERM; READY; {FOREVER}");
-    let running = env.start_script(&[TTL, &["--on-lost", "signal:USR1"]].concat(), "x", &script);
+    let options = ["--ttl", "6s", "--grace", "2s", "--on-lost", "signal:USR1"];
+    let running = env.start_script(&options, "x", &script);
     force(&env);
     running.wait().exits_with(79).says_among_others("lost");
     assert_eq!(env.read("told"), "usr1\n");

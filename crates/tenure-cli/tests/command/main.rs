@@ -20,3 +20,4 @@ mod redis;
 mod signals;
 mod split;
 mod terminal;
+mod uses;

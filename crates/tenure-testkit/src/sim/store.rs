@@ -11,6 +11,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use tenure::LockName;
 use tenure::internals::Store;
+use tenure::internals::protocol::record::{RecordAnswer, RecordOp};
 use tenure::internals::protocol::{Answer, LockSpec, Op};
 use tenure::internals::store::{
     Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Page, QuorumMember,
@@ -35,6 +36,9 @@ pub struct SimStore {
     pub(super) url: Arc<str>,
 }
 
+/// Its messages are those of locks.
+const NO_VALUES: &str = "this simulation is of locks alone";
+
 impl Network {
     /// The store for one process.
     pub fn store(&self, process: &Process) -> SimStore {
@@ -52,6 +56,10 @@ impl Store for SimStore {
             op: Some(op),
             slot: Arc::default(),
         })
+    }
+
+    fn record(&self, _: RecordOp, _: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        ready(Err(Failure::impossible(NO_VALUES))).boxed()
     }
 
     fn listen(
@@ -77,7 +85,7 @@ impl Store for SimStore {
         Capabilities {
             kinds: Kinds::All,
             clock: LeaseClock::Server,
-            values: Err("the simulated server keeps none"),
+            values: Err(NO_VALUES),
             liveness: HoldLiveness::Lease,
             messages_grant: true,
             restart_grace: None,

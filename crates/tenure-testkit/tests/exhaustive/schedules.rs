@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select};
+use tenure::internals::protocol::record::{RecordAnswer, RecordOp};
 use tenure::internals::protocol::{Answer, LockSpec, Now, Op, State, apply, found};
 use tenure::internals::store::{
     Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Page, Publisher, QuorumMember,
@@ -105,6 +106,9 @@ impl Wire {
     }
 }
 
+/// Its messages are those of locks.
+const NO_VALUES: &str = "this simulation is of locks alone";
+
 impl Store for Wire {
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         let wire = self.clone();
@@ -126,6 +130,10 @@ impl Store for Wire {
             Ok(slot.lock().expect("one thread").take().expect("it has arrived"))
         }
         .boxed()
+    }
+
+    fn record(&self, _: RecordOp, _: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        ready(Err(Failure::impossible(NO_VALUES))).boxed()
     }
 
     fn listen(
@@ -160,7 +168,7 @@ impl Store for Wire {
         Capabilities {
             kinds: Kinds::All,
             clock: LeaseClock::Server,
-            values: Err("the explored server keeps none"),
+            values: Err(NO_VALUES),
             liveness: HoldLiveness::Lease,
             messages_grant: true,
             restart_grace: None,

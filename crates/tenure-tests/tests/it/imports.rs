@@ -20,7 +20,7 @@ const LAYERS: [&[&str]; 9] = [
     &["options"],
     &["engine"],
     &["guard", "rwguard"],
-    &["fair", "handle", "locks", "multi", "mutex", "reentrant", "rwlock", "semaphore", "status"],
+    &["fair", "handle", "locks", "multi", "mutex", "reentrant", "rwlock", "semaphore", "status", "uses"],
 ];
 
 /// A module by its path, without the `crate` in front.

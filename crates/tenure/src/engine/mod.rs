@@ -8,6 +8,7 @@
 //!   the store;
 //! - [`wait_queues`] keeps both, and [`subscription`] is what they hear;
 //! - [`hold`] is one grant, and [`lease`] its deadline and the news of its loss;
+//! - [`flight`] has one task of a process get for all what they need;
 //! - [`renew`] keeps all grants of one `Locks` alive, and [`window`] says how many renewals are
 //!   under way at once; [`release`] ends grants;
 //! - [`error`] makes the caller's error of a store's failure.
@@ -15,6 +16,7 @@
 pub(crate) mod acquire;
 pub(crate) mod acquisition;
 mod error;
+pub(crate) mod flight;
 pub(crate) mod hold;
 pub(crate) mod lease;
 mod local_queue;
@@ -45,6 +47,7 @@ use crate::protocol::{Answer, Kind, LockSpec, Op, Verb};
 use crate::runtime::{Driver, Runtime};
 use crate::store::{Failure, Store};
 
+use flight::Flights;
 use local_queue::LocalQueues;
 use release::PendingReleases;
 use renew::Renewer;
@@ -243,12 +246,13 @@ fn backoff(attempt: u32) -> Duration {
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) engine: Arc<Engine>,
+    pub(crate) flights: Flights,
     driver: Option<Arc<Driver>>,
 }
 
 impl Client {
     pub(crate) fn new(engine: Arc<Engine>, driver: Option<Arc<Driver>>) -> Arc<Self> {
-        Arc::new(Self { engine, driver })
+        Arc::new(Self { engine, flights: Flights::default(), driver })
     }
 
     /// Waits until the subscriber has had the events of the driver's thread, at most

@@ -12,6 +12,7 @@ pub mod lease;
 pub mod mutex;
 pub mod queue;
 pub mod quorum;
+pub mod record;
 pub mod reentrant;
 
 use std::fmt;

@@ -447,6 +447,14 @@ impl Queue {
         self.tickets.last_key_value().map_or(self.mark, |(number, _)| (*number).max(self.mark))
     }
 
+    /// Whether this owner's ticket holds and has not lapsed.
+    pub fn is_held_by(&self, owner: &Owner, now: Now) -> bool {
+        self.numbers.get(owner).is_some_and(|number| {
+            *number <= self.mark
+                && self.tickets.get(number).is_some_and(|ticket| ticket.deadline_ms >= now.ms)
+        })
+    }
+
     fn is_over(&self, now: Now) -> bool {
         self.deadlines.last().is_none_or(|(deadline_ms, _)| now.ms > *deadline_ms)
     }

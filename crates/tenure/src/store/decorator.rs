@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 
 use super::{Capabilities, Cursor, Failure, Listener, Page, QuorumMember, Store};
 use crate::name::LockName;
+use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, LockSpec, Op};
 
 /// A store that wraps another one. It forwards every method that it does not override.
@@ -21,6 +22,11 @@ pub trait Decorator: fmt::Debug + Send + Sync + 'static {
     /// As [`Store::call`].
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         self.inner().call(op, within)
+    }
+
+    /// As [`Store::record`].
+    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        self.inner().record(op, within)
     }
 
     /// As [`Store::listen`].
@@ -100,6 +106,10 @@ impl<D: Decorator> Store for D {
         Decorator::call(self, op, within)
     }
 
+    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        Decorator::record(self, op, within)
+    }
+
     fn listen(
         &self,
         name: &LockName,
@@ -163,6 +173,7 @@ mod tests {
 
     use super::*;
     use crate::owner::Owner;
+    use crate::protocol::record::RecordVerb;
     use crate::protocol::{Answer, Kind, Verb};
     use crate::store::{HoldLiveness, Incarnation, Kinds, LeaseClock, SETUP};
 
@@ -192,6 +203,11 @@ mod tests {
         fn call(&self, op: Op, _: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
             self.ask("call");
             ready(Ok(Answer::Behind { ballot: op.request })).boxed()
+        }
+
+        fn record(&self, _: RecordOp, _: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+            self.ask("record");
+            ready(Ok(RecordAnswer::Voided)).boxed()
         }
 
         fn listen(
@@ -286,6 +302,9 @@ mod tests {
         let now = "it completes at once";
         let answer = store.call(op, second).now_or_never().expect(now).expect("an answer");
         assert_eq!(answer, Answer::Behind { ballot: 7 });
+        let op = RecordOp { lock: name.clone(), verb: RecordVerb::Void };
+        let answer = store.record(op, second).now_or_never().expect(now).expect("an answer");
+        assert_eq!(answer, RecordAnswer::Voided);
         assert!(store.listen(&name, rule, second).now_or_never().expect(now).is_err());
         assert!(store.list("", Cursor::default(), second).now_or_never().expect(now).is_err());
         assert!(store.ready(second).now_or_never().expect(now).is_err());
@@ -297,8 +316,8 @@ mod tests {
         assert_eq!(store.interruptions(), 7);
         assert_eq!(store.member().expect("a member").incarnation(), Incarnation::Unknown);
         assert_eq!(&**store.url(), "told:");
-        let all = "call listen list ready capabilities supports declare_ttl settled interrupted interruptions \
-                   member incarnation url";
+        let all = "call record listen list ready capabilities supports declare_ttl settled interrupted \
+                   interruptions member incarnation url";
         assert_eq!(plain.0.asked.lock().expect("no panic").join(" "), all);
     }
 

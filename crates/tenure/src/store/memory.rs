@@ -14,7 +14,8 @@ use super::{
 };
 use crate::error::Result;
 use crate::name::LockName;
-use crate::protocol::{self, Answer, LockSpec, Notification, Now, Op, State};
+use crate::protocol::record::{self, Record, RecordAnswer, RecordOp};
+use crate::protocol::{self, Answer, Entry, LockSpec, Notification, Now, Op, State};
 use crate::runtime::Runtime;
 
 /// A store in memory. Clones share it.
@@ -28,6 +29,8 @@ pub struct Memory {
 #[derive(Default)]
 struct Inner {
     locks: BTreeMap<LockName, State>,
+    /// By the names of their locks.
+    records: BTreeMap<LockName, Entry<Record>>,
     listeners: BTreeMap<(LockName, u64), Publisher>,
     next_listener: u64,
     /// When the map was last cleared of what has lapsed.
@@ -80,6 +83,25 @@ impl Memory {
         }
         answer
     }
+
+    fn apply_to_record(&self, op: &RecordOp) -> RecordAnswer {
+        let now = self.now();
+        let mut inner = self.inner();
+        inner.sweep(now);
+        let mut state = inner.locks.remove(&op.lock).unwrap_or_default();
+        let mut record = inner.records.remove(&op.lock);
+        let (answer, wake) = record::apply(&mut state, &mut record, now, op);
+        if !state.is_over(now) {
+            inner.locks.insert(op.lock.clone(), state);
+        }
+        if let Some(record) = record {
+            inner.records.insert(op.lock.clone(), record);
+        }
+        if let Some(wake) = wake {
+            inner.tell(&op.lock, &wake);
+        }
+        answer
+    }
 }
 
 impl Inner {
@@ -90,6 +112,7 @@ impl Inner {
         if now.ms.saturating_sub(self.swept_ms) >= EVERY_MS {
             self.swept_ms = now.ms;
             self.locks.retain(|_, state| !state.is_over(now));
+            self.records.retain(|_, record| !record.is_over(now));
         }
     }
 
@@ -105,6 +128,11 @@ impl Store for Memory {
     fn call(&self, op: Op, _within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         let store = self.clone();
         async move { Ok(store.apply(&op)) }.boxed()
+    }
+
+    fn record(&self, op: RecordOp, _within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        let store = self.clone();
+        async move { Ok(store.apply_to_record(&op)) }.boxed()
     }
 
     fn listen(

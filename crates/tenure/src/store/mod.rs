@@ -22,6 +22,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use crate::credentials::Provider;
 use crate::moment::Moment;
 use crate::name::LockName;
+use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, Found, Kind, LockSpec, Notification, Op};
 use crate::runtime::Runtime;
 
@@ -103,6 +104,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// *Never repeated*: only the engine repeats an operation.
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>>;
+
+    /// Carries out one request about the record beside a lock. Order, time and repeats are as of
+    /// [`call`](Self::call), with whose requests these are in one order too.
+    ///
+    /// A store whose [`capabilities`](Self::capabilities) say that it keeps no values refuses it.
+    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>>;
 
     /// Subscribes to what is said about one lock. When it is ready, every later change that frees
     /// the lock is heard, unless the message is lost. The rule says where messages about the kind

@@ -6,6 +6,7 @@ use super::holders::Holders;
 use super::names::{HolderId, RecordId};
 use super::record::{FULL_BYTES, Record};
 use crate::events::{event, text};
+use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::queue::Queue;
 use crate::protocol::{
@@ -42,6 +43,14 @@ pub(super) struct Applied {
     /// A place of this process is at the front of the line, so that this process has to watch those
     /// ahead of it.
     pub(super) is_near: bool,
+}
+
+impl Applied {
+    /// Nothing has changed but what this owner has written beside its lock.
+    pub(super) fn told(by: &Owner) -> Self {
+        let wake = Some(Notification::Free { by: Some(by.clone()) });
+        Self { answer: Answer::Free, wake, calls: Vec::new(), is_near: false }
+    }
 }
 
 /// Runs one request against its record. Either all of it is written or nothing but a used-up token.
@@ -211,7 +220,11 @@ fn is_dead(directory: &Directory, holders: &Holders, holder: HolderId) -> bool {
 
 /// What still counts of a record: it is of this boot, and some of those who have a part in it have
 /// not crashed.
-fn living(directory: &Directory, holders: &Holders, record: Record) -> Result<Option<Record>, Failure> {
+pub(super) fn living(
+    directory: &Directory,
+    holders: &Holders,
+    record: Record,
+) -> Result<Option<Record>, Failure> {
     let record = of_this_boot(directory, holders, record)?;
     Ok(record.and_then(|record| record.without(|holder| is_dead(directory, holders, holder))))
 }

@@ -181,9 +181,20 @@ impl Directory {
     /// The record of one lock, and how it is written.
     pub(super) fn load(&self, id: RecordId) -> Result<Option<(Record, Vec<u8>)>, Failure> {
         let file = id.to_string();
-        let broken = |errno| failed("read the record", &self.path.join(&file), errno);
+        let Some(bytes) = self.read_file(&file)? else { return Ok(None) };
+        let record =
+            Record::decode(&bytes).map_err(|damage| unusable(&self.path.join(&file), &damage.of_record()))?;
+        if RecordId::of(&record.name) != id {
+            return Err(self.misplaced(id, &record));
+        }
+        Ok(Some((record, bytes)))
+    }
+
+    /// What a file of records says, if it is there.
+    pub(super) fn read_file(&self, file: &str) -> Result<Option<Vec<u8>>, Failure> {
+        let broken = |errno| failed("read the record", &self.path.join(file), errno);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let open = match openat(&self.dir, &file, flags, Mode::empty()) {
+        let open = match openat(&self.dir, file, flags, Mode::empty()) {
             Ok(open) => open,
             Err(Errno::NOENT) => return Ok(None),
             Err(errno) => return Err(broken(errno)),
@@ -196,12 +207,12 @@ impl Directory {
             }
             bytes.reserve(bytes.len());
         }
-        let record =
-            Record::decode(&bytes).map_err(|damage| unusable(&self.path.join(&file), &damage.of_record()))?;
-        if RecordId::of(&record.name) != id {
-            return Err(self.misplaced(id, &record));
-        }
-        Ok(Some((record, bytes)))
+        Ok(Some(bytes))
+    }
+
+    /// Where a file is, for messages.
+    pub(super) fn path_of(&self, file: &str) -> PathBuf {
+        self.path.join(file)
     }
 
     /// What is said of a record that is about another lock than its file.
@@ -347,12 +358,17 @@ impl Inside<'_> {
 
     /// Writes a record whole or not at all, over what stands at its name or where nothing does.
     pub(super) fn write(&self, id: RecordId, record: &str, over: Over) -> Result<(), Failure> {
+        self.write_file(&id.to_string(), record.as_bytes(), over)
+    }
+
+    /// Writes a file of records whole or not at all.
+    pub(super) fn write_file(&self, file: &str, record: &[u8], over: Over) -> Result<(), Failure> {
         let temp = self.path.join(TEMP);
-        match self.write_temp(record.as_bytes()) {
+        match self.write_temp(record) {
             // The record that is there keeps its space: what is held can be renewed, and what
             // is released leaves.
             Err(Errno::NOSPC | Errno::DQUOT)
-                if over == Over::Record && self.write_in_place(id, record).is_ok() =>
+                if over == Over::Record && self.write_in_place(file, record).is_ok() =>
             {
                 return Ok(());
             }
@@ -362,17 +378,16 @@ impl Inside<'_> {
             })?,
         }
         crash_point();
-        let id = id.to_string();
         // The record that was there becomes the next temp file.
         let exchanged = match over {
-            Over::Record => renameat_with(&self.dir, TEMP, &self.dir, &id, RenameFlags::EXCHANGE).is_ok(),
+            Over::Record => renameat_with(&self.dir, TEMP, &self.dir, file, RenameFlags::EXCHANGE).is_ok(),
             Over::Nothing => false,
         };
         match exchanged {
             true => Ok(()),
-            false => renameat(&self.dir, TEMP, &self.dir, &id),
+            false => renameat(&self.dir, TEMP, &self.dir, file),
         }
-        .map_err(|errno| failed("replace the record", &self.path.join(&id), errno))?;
+        .map_err(|errno| failed("replace the record", &self.path.join(file), errno))?;
         crash_point();
         Ok(())
     }
@@ -386,6 +401,17 @@ impl Inside<'_> {
                 Ok(())
             }
             Err(errno) => Err(failed("remove the record", &self.path.join(id.to_string()), errno)),
+        }
+    }
+
+    /// Removes a file of records, if it is there.
+    pub(super) fn remove_file(&self, file: &str) -> Result<(), Failure> {
+        match unlinkat(&self.dir, file, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {
+                crash_point();
+                Ok(())
+            }
+            Err(errno) => Err(failed("remove the record", &self.path.join(file), errno)),
         }
     }
 
@@ -412,9 +438,9 @@ impl Inside<'_> {
 
     /// Writes a record over itself, on a full disk. A process that is killed within the one call
     /// leaves it whole if it is no longer than a page; a longer one may be damaged by that.
-    fn write_in_place(&self, id: RecordId, record: &str) -> Result<(), Errno> {
+    fn write_in_place(&self, file: &str, record: &[u8]) -> Result<(), Errno> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = openat(&self.dir, id.to_string(), flags, Mode::empty())?;
+        let file = openat(&self.dir, file, flags, Mode::empty())?;
         let stat = fstat(&file)?;
         let (length, space) = (stat.st_size as usize, stat.st_blocks as u64 * 512);
         if record.len() > length && record.len() as u64 > space {
@@ -422,7 +448,7 @@ impl Inside<'_> {
         }
         let mut written = 0;
         while written < record.len() {
-            written += pwrite(&file, &record.as_bytes()[written..], written as u64)?;
+            written += pwrite(&file, &record[written..], written as u64)?;
         }
         crash_point();
         if length > record.len() { ftruncate(&file, record.len() as u64) } else { Ok(()) }

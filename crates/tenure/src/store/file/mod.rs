@@ -5,6 +5,7 @@
 //! DIR/lock-HASH       one record per lock that is held: its name, its holders and waiters, until when
 //! DIR/holder-ID       flocked by the process that holds or waits, for as long as it lives
 //! DIR/wake-ID         the socket on which that process is called while it waits in a queue
+//! DIR/record-HASH     what the last holder of a lock wrote beside it, until when, by the wall clock
 //! DIR/temp            the record that is being written
 //! ```
 //!
@@ -26,12 +27,13 @@
 //! only that it decides about, and of the places that it lets in.
 //!
 //! The map: `worker` is the task that does it all on the runtime's thread; `apply` what a request
-//! does to the files; `directory` the files and their guard, `record`, `value` and `bindings` what
+//! does to the files, and `beside` to the record beside a lock; `directory` the files and their guard, `record`, `value` and `bindings` what
 //! they say; `holders` who is alive, `watch` who listens; `sweep` what crashed processes left;
 //! `system` says which boot and file system this is, `fault` what is said when something cannot be
 //! done.
 
 mod apply;
+mod beside;
 mod bindings;
 mod directory;
 mod error;
@@ -65,6 +67,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::name::{LockName, Quoted};
+use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, LockSpec, Op};
 use crate::runtime::Runtime;
 
@@ -156,6 +159,10 @@ impl Inner {
 impl Store for File {
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         self.ask(within, |promise| Request::Call(op, promise)).boxed()
+    }
+
+    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        self.ask(within, |promise| Request::Record(op, promise)).boxed()
     }
 
     fn listen(

@@ -7,6 +7,8 @@ use siphasher::sip128::SipHasher24;
 
 use crate::name::LockName;
 
+const BESIDE: &str = "record-";
+
 /// Which file a lock's record is in: a hash of its name. The record says the name too, so that two
 /// locks are never taken for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,6 +17,16 @@ pub(super) struct RecordId(u128);
 impl RecordId {
     pub(super) fn of(name: &LockName) -> Self {
         Self(SipHasher24::new().hash(name.as_str().as_bytes()).as_u128())
+    }
+
+    /// The file of the record beside the lock, which only its holder writes.
+    pub(super) fn beside(self) -> String {
+        format!("{BESIDE}{:032x}", self.0)
+    }
+
+    /// The lock whose record this file is.
+    pub(super) fn of_beside(file: &str) -> Option<Self> {
+        u128::from_str_radix(digits(file, BESIDE, 32)?, 16).map(Self).ok()
     }
 }
 

@@ -12,6 +12,7 @@ use super::bindings::Bindings;
 use super::names::HolderId;
 use super::value::{self, number, word};
 use crate::name::LockName;
+use crate::protocol::record::USE;
 use crate::protocol::{self, Data, Entry, Kind, State};
 
 const FORMAT: &str = "1";
@@ -91,7 +92,10 @@ impl Record {
         let (name_bytes, value_bytes) = field(&mut rest, "bytes")?.split_once(' ')?;
         let name = take(&mut rest, number(name_bytes)?)?;
         let value = value::decode(kind, take(&mut rest, number(value_bytes)?)?)?;
-        let name = LockName::new(name).ok()?;
+        let name = match name.starts_with(USE) {
+            true => LockName::in_store(name.to_owned()),
+            false => LockName::new(name).ok()?,
+        };
         let is_whole = rest.is_empty() && bindings.iter().all(|(number, _)| value.has(number));
         is_whole.then_some(Self { name, boot, bindings, lock: Entry { value, expires_ms } })
     }

@@ -4,6 +4,7 @@
 
 use rustix::fs::Dir;
 
+use super::beside;
 use super::directory::{HolderState, Inside, Over};
 use super::names::{HolderId, RecordId};
 use crate::protocol::Now;
@@ -24,6 +25,8 @@ pub(super) struct Sweep {
     names: Option<Dir>,
     holders: Vec<HolderId>,
     records: Vec<RecordId>,
+    /// The records beside locks.
+    beside: Vec<RecordId>,
     /// Holders that have crashed, in order. Their files stay until no record names them: a record
     /// whose holder's file is gone counts until its lease ends.
     dead: Vec<HolderId>,
@@ -31,8 +34,8 @@ pub(super) struct Sweep {
 
 impl Sweep {
     pub(super) fn new(inside: &Inside<'_>, random: u64) -> Result<Self, Failure> {
-        let (holders, records, dead) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { random, names: Some(inside.names()?), holders, records, dead })
+        let (holders, records, beside, dead) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { random, names: Some(inside.names()?), holders, records, beside, dead })
     }
 
     /// Does one piece. True if nothing is left to do.
@@ -57,6 +60,11 @@ impl Sweep {
                 }
             } else if let Some(record) = self.records.pop() {
                 self.clear(inside, now, record)?;
+            } else if let Some(id) = self.beside.pop() {
+                let file = id.beside();
+                if matches!(inside.read_file(&file), Ok(Some(bytes)) if beside::is_over(&bytes, now)) {
+                    inside.remove_file(&file)?;
+                }
             } else {
                 self.dead.drain(..).for_each(|holder| inside.remove_holder(holder));
                 return Ok(true);
@@ -77,6 +85,8 @@ impl Sweep {
                 self.records.push(record);
             } else if let Ok(holder) = name.parse() {
                 self.holders.push(holder);
+            } else if let Some(id) = RecordId::of_beside(name) {
+                self.beside.push(id);
             }
         }
         let is_over = read < NAMES;
@@ -84,6 +94,7 @@ impl Sweep {
             self.names = None;
             self.records.sort_unstable();
             self.holders.sort_unstable();
+            sample(&mut self.beside, self.random);
             sample(&mut self.holders, self.random);
             if self.holders.is_empty() {
                 self.draw_records();

@@ -12,6 +12,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{mpsc, oneshot, watch::Sender};
 
 use super::apply::{Applied, apply, changed as changed_to, looked, now, page};
+use super::beside::apply_to_record;
 use super::directory::{Directory, Entered, Inside, Locked};
 use super::error::shown;
 use super::holders::Holders;
@@ -23,6 +24,7 @@ use crate::events::{event, text};
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::planted::{Bug, planted};
+use crate::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
 use crate::protocol::{Answer, LockSpec, Notification, Now, Op, Verb};
 use crate::runtime::Runtime;
 use crate::store::{Cursor, Failure, Listener, Page};
@@ -71,6 +73,7 @@ pub(super) type Promise<T> = oneshot::Sender<Result<T, Failure>>;
 
 pub(super) enum Request {
     Call(Op, Promise<Answer>),
+    Record(RecordOp, Promise<RecordAnswer>),
     Listen(LockName, LockSpec, Promise<Listener>),
     List { prefix: String, from: Cursor, promise: Promise<Page> },
     Ready(Promise<()>),
@@ -81,6 +84,7 @@ impl Request {
     fn fail(self, failure: Failure) {
         match self {
             Self::Call(_, promise) => drop(promise.send(Err(failure))),
+            Self::Record(_, promise) => drop(promise.send(Err(failure))),
             Self::Listen(_, _, promise) => drop(promise.send(Err(failure))),
             Self::List { promise, .. } => drop(promise.send(Err(failure))),
             Self::Ready(promise) => drop(promise.send(Err(failure))),
@@ -120,6 +124,22 @@ enum Event {
     Look,
     Sweep,
     End,
+}
+
+/// A request that was carried out, and its answer.
+enum Answered {
+    Call(Promise<Answer>, Result<Answer, Failure>),
+    Record(Promise<RecordAnswer>, Result<RecordAnswer, Failure>),
+}
+
+impl Answered {
+    // The process that asked may be gone: no process is left to tell then.
+    fn send(self) {
+        match self {
+            Self::Call(promise, reply) => drop(promise.send(reply)),
+            Self::Record(promise, answer) => drop(promise.send(answer)),
+        }
+    }
 }
 
 /// What came of one turn under the guard.
@@ -342,6 +362,10 @@ impl Worker {
             Request::Call(Op { verb: Verb::Inspect, .. }, promise) => {
                 let _ = promise.send(Ok(Answer::Free));
             }
+            Request::Record(RecordOp { verb: RecordVerb::Read, .. }, promise) => {
+                let now_us = self.now().unix_us;
+                let _ = promise.send(Ok(RecordAnswer::Read { record: None, now_us }));
+            }
             Request::List { promise, .. } => {
                 let _ = promise.send(Ok(Page { locks: Vec::new(), next: None }));
             }
@@ -397,7 +421,16 @@ impl Worker {
                         done.push((RecordId::of(&op.name), applied));
                         answer
                     });
-                    replies.push((promise, reply));
+                    replies.push(Answered::Call(promise, reply));
+                }
+                Some(Job { ask: Request::Record(op, promise), .. }) => {
+                    let now = now(runtime, self.offset_ms);
+                    let answer = apply_to_record(&mut inside, &mut self.holders, now, runtime, &op);
+                    let answer = answer.map(|(answer, applied)| {
+                        done.extend(applied.map(|applied| (RecordId::of(&op.lock), applied)));
+                        answer
+                    });
+                    replies.push(Answered::Record(promise, answer));
                 }
                 Some(Job { ask: Request::Listen(name, rule, promise), .. }) => {
                     let (id, is_called) =
@@ -434,9 +467,7 @@ impl Worker {
         for (id, applied) in &done {
             applied.calls.iter().for_each(|holder| directory.call(*holder, *id));
         }
-        for (promise, reply) in replies {
-            let _ = promise.send(reply);
-        }
+        replies.into_iter().for_each(Answered::send);
         if let Some((prefix, from, promise)) = listing {
             // Long, and each record is whole in itself: no reason to keep others out meanwhile.
             let _ = promise.send(page(directory, now(runtime, self.offset_ms), &prefix, &from));

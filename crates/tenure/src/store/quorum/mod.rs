@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::{BoxFuture, FutureExt, ready};
 use tokio::sync::Notify;
 
 use super::{
@@ -36,6 +36,7 @@ use crate::error::{Error, Result};
 use crate::events::event;
 use crate::name::LockName;
 use crate::protocol::quorum::majority;
+use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, Kind, LockSpec, Op, Verb, lease};
 use crate::runtime::Runtime;
 use holds::OwnerRegistry;
@@ -126,6 +127,10 @@ impl Store for Quorum {
             }
         }
         .boxed()
+    }
+
+    fn record(&self, _op: RecordOp, _within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        ready(Err(Failure::impossible(NO_VALUES))).boxed()
     }
 
     fn listen(

@@ -20,6 +20,7 @@ use tokio::sync::Notify;
 
 use crate::moment::Moment;
 use crate::name::LockName;
+use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, LockSpec, Op, Verb};
 use crate::runtime::Runtime;
 use crate::store::redis::command::command;
@@ -29,6 +30,7 @@ use crate::store::redis::replies;
 use crate::store::redis::replies::failure;
 use crate::store::redis::requests::keys;
 use crate::store::redis::requests::node::Node;
+use crate::store::redis::requests::record;
 use crate::store::redis::requests::{Keyspace, Publish, RequestContext, answered};
 use crate::store::redis::table::{Member, Table};
 use crate::store::redis::topology::Address;
@@ -127,6 +129,11 @@ impl Store for Cluster {
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         let inner = Arc::clone(&self.0);
         async move { inner.call(op, inner.runtime.now() + within).await }.boxed()
+    }
+
+    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        let inner = Arc::clone(&self.0);
+        async move { inner.record(op, inner.runtime.now() + within).await }.boxed()
     }
 
     fn listen(
@@ -246,13 +253,7 @@ impl Inner {
         let mut asked_of = None;
         loop {
             let asking = asked_of.is_some();
-            let way = match asked_of.take() {
-                None => match self.open_way(slot) {
-                    Some(way) => way,
-                    None => self.way(slot, deadline).boxed().await?,
-                },
-                Some(address) => self.way_to(&address, deadline).boxed().await?,
-            };
+            let way = self.next_way(slot, asked_of.take(), deadline).await?;
             let manner = RequestContext { space: way.space, asking, terms: self.terms };
             let failure = match way.member.node.ask(&way.pipeline, &op, manner, deadline).await {
                 Ok(reply) => {
@@ -263,24 +264,66 @@ impl Inner {
                 }
                 Err(failure) => failure,
             };
-            let redirect =
-                failure::said_in(&failure).and_then(|error| Redirect::read(error, &way.member.address));
-            match redirect {
-                None => {
-                    if !matches!(failure, Failure::Refused(_)) {
-                        self.trouble.notify_one();
-                    }
-                    return Err(failure);
-                }
-                Some(Redirect::Moved(Some(to))) => self.moved(slot, &to),
-                Some(Redirect::Ask(to)) => asked_of = Some(to),
-                Some(Redirect::Moved(None) | Redirect::Later) => {
-                    self.trouble.notify_one();
-                    turns.is_over = true;
-                }
-            }
-            self.turn(&mut turns, deadline, failure).boxed().await?;
+            asked_of = self.redirected(slot, &way, failure, &mut turns, deadline).boxed().await?;
         }
+    }
+
+    /// Carries out a request about a record, whose key and lock share a slot.
+    async fn record(&self, op: RecordOp, deadline: Moment) -> Result<RecordAnswer, Failure> {
+        fits(LockSpec::Mutex, &op.lock)?;
+        let slot = keys::slot(op.lock.as_str());
+        let mut turns = Turns::default();
+        let mut asked_of = None;
+        loop {
+            let asking = asked_of.is_some();
+            let way = self.next_way(slot, asked_of.take(), deadline).await?;
+            let manner = RequestContext { space: way.space, asking, terms: self.terms };
+            let answer = record::ask(&*self.runtime, &way.pipeline, &op, manner, deadline).await;
+            let Err(failure) = answer else { return answer };
+            asked_of = self.redirected(slot, &way, failure, &mut turns, deadline).boxed().await?;
+        }
+    }
+
+    /// Where a request goes next: to the node that was named, or the one that serves the slot.
+    async fn next_way(&self, slot: u16, named: Option<Address>, deadline: Moment) -> Result<Way, Failure> {
+        match named {
+            None => match self.open_way(slot) {
+                Some(way) => Ok(way),
+                None => self.way(slot, deadline).boxed().await,
+            },
+            Some(address) => self.way_to(&address, deadline).boxed().await,
+        }
+    }
+
+    /// What a failure means for the next attempt: which node is to be asked, if one was named. The
+    /// failure, if there is no other attempt.
+    async fn redirected(
+        &self,
+        slot: u16,
+        way: &Way,
+        failure: Failure,
+        turns: &mut Turns,
+        deadline: Moment,
+    ) -> Result<Option<Address>, Failure> {
+        let mut asked_of = None;
+        let redirect =
+            failure::said_in(&failure).and_then(|error| Redirect::read(error, &way.member.address));
+        match redirect {
+            None => {
+                if !matches!(failure, Failure::Refused(_)) {
+                    self.trouble.notify_one();
+                }
+                return Err(failure);
+            }
+            Some(Redirect::Moved(Some(to))) => self.moved(slot, &to),
+            Some(Redirect::Ask(to)) => asked_of = Some(to),
+            Some(Redirect::Moved(None) | Redirect::Later) => {
+                self.trouble.notify_one();
+                turns.is_over = true;
+            }
+        }
+        self.turn(turns, deadline, failure).await?;
+        Ok(asked_of)
     }
 
     /// The pipeline to the node that serves a slot, if there is one.

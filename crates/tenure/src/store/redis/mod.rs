@@ -34,6 +34,7 @@ use super::quorum::Quorum;
 use super::{Capabilities, Cursor, Failure, Incarnation, Listener, Opening, Page, QuorumMember, Store};
 use crate::error::{Error, Result};
 use crate::name::LockName;
+use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, LockSpec, Op};
 use crate::runtime::Runtime;
 use command::command;
@@ -131,6 +132,16 @@ impl Store for Redis {
             let deadline = runtime.now() + within;
             let line = node.link.pipeline(deadline).await?;
             node.ask(&line, &op, manner, deadline).await
+        }
+        .boxed()
+    }
+
+    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        let Self { runtime, node, manner, .. } = self.clone();
+        async move {
+            let deadline = runtime.now() + within;
+            let line = node.link.pipeline(deadline).await?;
+            requests::record::ask(&*runtime, &line, &op, manner, deadline).await
         }
         .boxed()
     }

@@ -2,6 +2,7 @@
 
 pub(crate) mod pipeline;
 pub(crate) mod scriptless;
+pub(crate) mod server_clock;
 pub(crate) mod supervisor;
 #[cfg(feature = "tls")]
 mod tls;

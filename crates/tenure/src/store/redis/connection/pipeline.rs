@@ -21,6 +21,7 @@ use crate::moment::Moment;
 use crate::runtime::Runtime;
 use crate::store::Failure;
 use crate::store::redis::connection::scriptless::Scriptless;
+use crate::store::redis::connection::server_clock::ServerClock;
 use crate::store::redis::connection::{Connection, Peer};
 use crate::store::redis::topology::Address;
 
@@ -44,6 +45,8 @@ pub(crate) struct Pipeline {
     look: Notify,
     /// The commands in place of scripts, once the server was found to forbid scripts.
     pub(crate) plain: OnceLock<Scriptless>,
+    /// The server's clock, once it was asked for it.
+    clock: Mutex<Option<ServerClock>>,
     /// The server may not know our scripts: it may be another than before, or an empty one.
     brings_script: AtomicBool,
     closed: AtomicBool,
@@ -87,12 +90,21 @@ impl Pipeline {
             flights: Mutex::default(),
             look: Notify::new(),
             plain: OnceLock::new(),
+            clock: Mutex::default(),
             brings_script: AtomicBool::new(again),
             closed: AtomicBool::new(false),
             hangup: Mutex::new(Some(hangup)),
         });
         pipeline.runtime.spawn(Arc::clone(&pipeline).watch().boxed());
         (pipeline, over)
+    }
+
+    pub(crate) fn clock(&self) -> Option<ServerClock> {
+        *self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_clock(&self, clock: Option<ServerClock>) {
+        *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = clock;
     }
 
     /// Sends a command and waits for its reply. An error of the server is a reply.

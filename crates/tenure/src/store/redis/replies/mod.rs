@@ -194,7 +194,7 @@ pub(crate) fn prose(value: &Value) -> Option<&str> {
     }
 }
 
-fn number(value: &Value) -> Option<u64> {
+pub(crate) fn number(value: &Value) -> Option<u64> {
     digits(std::str::from_utf8(bytes(value)?).ok()?)
 }
 

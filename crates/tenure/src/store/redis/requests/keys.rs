@@ -5,6 +5,7 @@
 //! be torn from its own.
 
 use crate::protocol::LockSpec;
+use crate::protocol::record::{beside, tag};
 use crate::store::redis::topology::slots::SLOTS;
 
 /// The key of a server's epoch: which start of which server it is, and since when.
@@ -25,28 +26,8 @@ pub(crate) fn channel(db: u32, rule: LockSpec, key: &str) -> String {
     }
 }
 
-fn beside(prefix: &str, key: &str) -> String {
-    if has_tag(key) {
-        // The first tag of the whole is the tag of the key.
-        [prefix, "=", key].concat()
-    } else if !key.contains('}') {
-        [prefix, "{", key, "}"].concat()
-    } else {
-        // Nothing can be made to share its slot; a single server has none, and a cluster keeps no
-        // such lock.
-        [prefix, "~", key].concat()
-    }
-}
-
 fn has_tag(key: &str) -> bool {
     tag(key).is_some()
-}
-
-/// What a cluster hashes of a key, if not the whole: what stands between its first `{` and the next
-/// `}`, unless empty.
-fn tag(key: &str) -> Option<&str> {
-    let (tag, _) = key.split_once('{')?.1.split_once('}')?;
-    Some(tag).filter(|tag| !tag.is_empty())
 }
 
 /// The slot of a key, or of a channel: the CRC16 (polynomial 0x1021, nothing reflected) of what is

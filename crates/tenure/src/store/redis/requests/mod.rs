@@ -4,6 +4,7 @@
 pub(crate) mod ack_channel;
 pub(crate) mod keys;
 pub(crate) mod node;
+pub(crate) mod record;
 pub(crate) mod script;
 pub mod scripted;
 pub(crate) mod scriptless;

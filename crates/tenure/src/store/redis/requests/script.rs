@@ -54,6 +54,13 @@ static GUARDED_QUEUE: Script = Script {
     guarded: None,
 };
 
+/// The record machine.
+pub(crate) static RECORD: Script = Script {
+    text: include_str!("../../../protocol/record.lua"),
+    sha: "016fcf7e5ed0284eddd706d1d2e983c4ff8f5008",
+    guarded: None,
+};
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,6 +72,7 @@ mod tests {
             let guarded = script.guarded.expect("each has one");
             assert_eq!(guarded.sha, sha1(guarded.text.as_bytes()));
         }
+        assert_eq!(RECORD.sha, sha1(RECORD.text.as_bytes()));
         assert_eq!(sha1(b"abc"), "a9993e364706816aba3e25717850c26c9cd0d89d");
     }
 

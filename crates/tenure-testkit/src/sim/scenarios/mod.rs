@@ -2,6 +2,8 @@
 //! minute, or a future that is not polled when its answer comes. Each fails with its planted bug,
 //! and goes well without.
 
+mod uses;
+
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
@@ -13,22 +15,25 @@ use tenure::internals::planted::Bug;
 use tenure::internals::{Runtime, locks};
 use tenure::{Guard, Locks, Options, Owner};
 
-use super::chooser::Chooser;
-use super::clock::{Clock, MS, SECOND, TrueTime};
-use super::executor::{Process, Sim};
-use super::network::Network;
-use super::regime::Faults;
+use crate::sim::chooser::Chooser;
+use crate::sim::clock::{Clock, MS, SECOND, TrueTime};
+use crate::sim::executor::{Process, Sim};
+use crate::sim::network::Network;
+use crate::sim::regime::Faults;
 
 /// What went wrong, if anything did.
 pub type Outcome = Result<(), String>;
 
 /// Each scenario, and the bug with which it fails.
-pub const ALL: [(Bug, fn() -> Outcome); 5] = [
+pub const ALL: [(Bug, fn() -> Outcome); 8] = [
     (Bug::GrantUnverified, a_grant_that_is_handed_out_after_a_restart_is_verified),
     (Bug::RetriesByTtl, a_hold_that_was_handed_on_survives_a_refusing_server),
     (Bug::DetachedTakenForLost, a_renewal_beside_a_detach_costs_nothing),
     (Bug::SweepStops, a_dead_crowd_keeps_nobody_waiting),
     (Bug::LettingInStops, a_crowd_of_readers_is_let_in_at_once),
+    (Bug::RecordOfAnyone, uses::a_value_from_before_an_invalidation_is_not_kept),
+    (Bug::WindowFromClient, uses::hosts_whose_clocks_differ_run_a_job_once_in_a_window),
+    (Bug::TermSkipped, uses::an_observer_is_told_of_every_term),
 ];
 
 /// One server, one process, and a network on which each message takes a millisecond.

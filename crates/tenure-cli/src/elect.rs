@@ -1,0 +1,91 @@
+//! `tenure elect` runs a command while this host leads; `tenure leader` tells which one does.
+
+use std::process;
+
+use serde_json::{Value, json};
+use tenure::{Change, Leader};
+
+use crate::cli;
+use crate::exit::{FREE, Failure, of_signal};
+use crate::held::Held;
+use crate::output::{self, Line, Voice};
+use crate::signals::{END_THE_WAIT, Signals};
+use crate::store::{self, Terms};
+use crate::work::{self, Work};
+
+/// Runs the command while this host leads; returns the code to exit with.
+pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure> {
+    let (mut signals, _too_large) = work::signals()?;
+    let grace = work::grace(&args.job, args.ttl);
+    let locks = store::open(&args.store, Terms::default(), |options| {
+        options.ttl(args.ttl).grace(grace).inherit_liveness(true)
+    })?;
+    let payload = args.payload.clone().unwrap_or_else(who);
+    let election = locks.election(&args.name, payload)?;
+    let name = election.name();
+    voice.detail(format_args!("a candidate of {name:?}, in store {}", locks.url()));
+    let term = match signals.or_end(election.campaign()).await {
+        Ok(term) => term?,
+        Err(signal) => return Ok(of_signal(signal)),
+    };
+    voice.detail(format_args!("leads {name:?}, term {}", term.fence()));
+    let (name, job) = (&*args.name, &args.job);
+    let work = Work { name, ttl: args.ttl, grace, min_hold: None, job, voice };
+    work.under(Held::Term(term), &mut signals).await
+}
+
+/// Host and process.
+fn who() -> String {
+    let host = rustix::system::uname();
+    format!("{}:{}", host.nodename().to_string_lossy(), process::id())
+}
+
+/// Prints who leads; returns the code to exit with.
+pub(crate) async fn leader(args: &cli::Leader) -> Result<u8, Failure> {
+    let locks = store::open_existing(&args.store)?;
+    let election = locks.election(&args.name, "")?;
+    if !args.watch {
+        let Some(leader) = election.leader().await? else { return Ok(FREE) };
+        print(args, &Change::Elected(leader))?;
+        return Ok(0);
+    }
+    let mut signals =
+        Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
+    let mut observer = election.observe();
+    loop {
+        match signals.or_end(observer.next()).await {
+            Ok(change) => print(args, &change?)?,
+            Err(signal) => return Ok(of_signal(signal)),
+        }
+    }
+}
+
+fn print(args: &cli::Leader, change: &Change) -> Result<(), Failure> {
+    let line = if args.json { object(&args.name, change).to_string() } else { said(args.watch, change) };
+    output::print_all(format!("{line}\n")).map_err(|error| Failure::own("cannot print", &error))
+}
+
+fn said(names_change: bool, change: &Change) -> String {
+    let who =
+        |Leader { payload, fence, owner, .. }: &Leader| format!("{}, term {fence}, {owner}", Line(payload));
+    match change {
+        Change::Elected(leader) if !names_change => who(leader),
+        Change::Elected(leader) => format!("elected: {}", who(leader)),
+        Change::Updated(leader) => format!("updated: {}", who(leader)),
+        Change::Resigned(leader) => format!("resigned: {}", who(leader)),
+        Change::Missed(count) => format!("missed: {}", output::plural(*count, "change")),
+        _ => "rewritten: the store has lost changes that were told".to_owned(),
+    }
+}
+
+fn object(name: &str, change: &Change) -> Value {
+    let (word, leader) = match change {
+        Change::Elected(leader) => ("elected", leader),
+        Change::Updated(leader) => ("updated", leader),
+        Change::Resigned(leader) => ("resigned", leader),
+        Change::Missed(count) => return json!({ "name": name, "change": "missed", "missed": count }),
+        _ => return json!({ "name": name, "change": "rewritten" }),
+    };
+    let Leader { payload, fence, owner, .. } = leader;
+    json!({ "name": name, "change": word, "payload": payload, "fence": fence, "owner": owner.as_str() })
+}

@@ -1,0 +1,157 @@
+//! Runs a command while something is held, and gives that back when it has ended.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a timer of this command's own; the clock of leases is the library's"
+)]
+
+use std::borrow::Cow;
+use std::ffi::OsString;
+use std::io;
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use rustix::process::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::sleep;
+
+use crate::child::Child;
+use crate::cli::Job;
+use crate::exit::{self, Failure, of_exec, of_status};
+use crate::held::Held;
+use crate::output::{Voice, chain};
+use crate::signals::{FORWARDED, Signals};
+use crate::terminal::Terminal;
+use crate::watch::{End, Watch};
+use crate::{ancestors, clock, launch, printer};
+
+/// What is to be run, and for what.
+pub(crate) struct Work<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) ttl: Duration,
+    pub(crate) grace: Duration,
+    pub(crate) min_hold: Option<Duration>,
+    pub(crate) job: &'a Job,
+    pub(crate) voice: Voice,
+}
+
+/// Catches what is passed on to a command. A file of the store that may not grow is then an error
+/// (EFBIG), and does not end the process: the command has the default again.
+pub(crate) fn signals() -> Result<(Signals, Signals), Failure> {
+    let own = |error| Failure::own("cannot catch signals", &error);
+    Ok((Signals::catch(&FORWARDED).map_err(own)?, Signals::catch(&[Signal::XFSZ]).map_err(own)?))
+}
+
+/// The time between TERM and KILL.
+pub(crate) fn grace(job: &Job, lease: Duration) -> Duration {
+    job.grace.unwrap_or_else(|| Duration::from_secs(5).min(lease / 3))
+}
+
+/// What is to be run: CMD, or a script of a shell.
+fn words(job: &Job) -> Cow<'_, [OsString]> {
+    match &job.script {
+        Some(script) => Cow::Owned(vec!["sh".into(), "-c".into(), "--".into(), script.into()]),
+        None => Cow::Borrowed(&job.command),
+    }
+}
+
+impl Work<'_> {
+    /// Runs the command, and gives back what is held; returns the code to exit with.
+    pub(crate) async fn under(&self, held: Held, signals: &mut Signals) -> Result<u8, Failure> {
+        let (granted, job, voice) = (clock::now(), self.job, self.voice);
+        let (owner, fence) = held.grant();
+        let terminal = Terminal::open();
+        let with_terminal = terminal.as_ref().is_some_and(Terminal::is_all_ours);
+        let mut command = launch::command(&words(job), voice, with_terminal);
+        command
+            .env("TENURE_NAME", self.name)
+            .env("TENURE_OWNER", owner.to_string())
+            .env("TENURE_FENCE", fence.to_string())
+            .env("TENURE_TTL_MS", self.ttl.as_millis().to_string());
+        let (above, owners) = ancestors::held(held.owners().into_iter());
+        command.env(above, owners);
+
+        // All that can fail comes before there is a command to look after.
+        let own = |error| Failure::own("cannot catch signals", &error);
+        if terminal.is_some() {
+            signals.also(&[Signal::WINCH, Signal::TSTP]).map_err(own)?;
+        }
+        let changes = signal(SignalKind::child()).map_err(own)?;
+        // The command writes there too, and what was said before comes before.
+        printer::catch_up(Duration::from_millis(100));
+        if !held.is_held() {
+            let why = held.lost().await;
+            drop(held);
+            voice.say(format_args!("{why}; the command was not started"));
+            return Ok(exit::LOST);
+        }
+        let child = match Child::start(&mut command) {
+            Ok(child) => child,
+            Err(error) => return refuse(held, &error).await,
+        };
+        let mut watch = Watch {
+            child,
+            changes,
+            signals,
+            held: &held,
+            grace: self.grace,
+            on_lost: job.on_lost,
+            kill_after: job.kill_after,
+            terminal,
+            told_to_stop: false,
+            told_to_end: false,
+        };
+        let ended = watch.until_it_ends().await;
+        let status = match ended
+            .map_err(|error| Failure::own("cannot read the exit status of the command", &error))?
+        {
+            End::Exited(status) => status,
+            End::Ignored(status, why) => {
+                drop(held);
+                voice.say(format_args!("{}; the command ran on without the lock", chain(&why)));
+                return Ok(of_status(status));
+            }
+            End::Lost(why) => {
+                drop(held);
+                voice.say(format_args!("{}; the command was stopped", chain(&why)));
+                return Ok(exit::LOST);
+            }
+        };
+        let told_to_end = watch.told_to_end;
+        let least = self.min_hold.filter(|_| !told_to_end).unwrap_or_default();
+        let rest = least.saturating_sub(clock::now() - granted);
+        if !rest.is_zero() {
+            let over = pin!(sleep(rest));
+            let waited = signals.or_end(select(held.lost(), over)).await;
+            if let Ok(Either::Left((end, _))) = waited {
+                drop(held);
+                if let Some(why) = end.into_error() {
+                    voice.say(format_args!("{}; the command had ended before", chain(&why)));
+                }
+                return Ok(of_status(status));
+            }
+        }
+        match held.end(status).await {
+            Ok(()) => Ok(of_status(status)),
+            Err(error) if error.is_lost() => {
+                voice.say(format_args!("{}; the command may have ended without the lock", chain(&error)));
+                Ok(exit::LOST)
+            }
+            Err(error) => {
+                voice.say(format_args!(
+                    "lock not released; others wait until its lease ends: {}",
+                    chain(&error)
+                ));
+                Ok(of_status(status))
+            }
+        }
+    }
+}
+
+/// The command did not even come to the stage that starts it.
+async fn refuse(held: Held, error: &io::Error) -> Result<u8, Failure> {
+    let _ = held.give_back("it could not be started").await;
+    let too_long = error.kind() == io::ErrorKind::ArgumentListTooLong;
+    let code = if too_long { of_exec(error) } else { exit::OWN };
+    Err(Failure { code, message: format!("cannot start a process: {error}") })
+}

@@ -1,0 +1,131 @@
+//! What locks are for, from the command line: a job once in a period, and a leader.
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tenure_testkit::servers::{Server, eventually};
+
+use crate::env::TestEnv;
+
+const LONG: &str = "1d";
+const SOON: Duration = Duration::from_secs(20);
+
+#[test]
+fn a_job_runs_once_in_a_period_and_the_next_is_told_which_run_it_was() {
+    let env = TestEnv::new();
+    let server = Server::start();
+    for url in [env.url(), server.url()] {
+        let run = |name: &str, options: &[&str], script: &str| {
+            let options = [&["--store", &url, "--once-per", LONG], options].concat();
+            env.tenure_run(options.into_iter().chain([name, "-c", script]))
+        };
+        run("digest", &[], "echo ran >> digest; exit 0").exits_with(0).says_nothing();
+        run("digest", &[], "echo ran >> digest").exits_with(75).says("has run in this window");
+        run("digest", &["-E", "0", "-q"], "echo ran >> digest").exits_with(0).says_nothing();
+        assert_eq!(env.read("digest"), "ran\n", "{url}");
+        fs::remove_file(env.path("digest")).expect("a file");
+        // One that failed may run again.
+        run("failing", &[], "exit 3").exits_with(3);
+        run("failing", &[], "test \"$TENURE_FENCE\" -gt 0").exits_with(0);
+        run("failing", &[], "exit 3").exits_with(75);
+        // A job is no lock of this name.
+        env.tenure_run(["--store", &url, "-n", "digest", "true"]).exits_with(0);
+    }
+}
+
+#[test]
+fn a_job_that_runs_is_said_to_and_its_window_stays_closed_when_its_runner_dies() {
+    let env = TestEnv::new();
+    let once = ["--once-per", LONG, "--ttl", "1s"];
+    let running = env.start_script(&once, "digest", "READY; while :; do sleep 0.02; done");
+    env.pid("up");
+    env.tenure_run(["--once-per", LONG, "digest", "true"]).exits_with(75).says("is running");
+    running.signal(Signal::KILL);
+    running.wait();
+    let asked = || env.tenure_run(["--once-per", LONG, "digest", "true"]).exits_with(75);
+    eventually("its lock is free", SOON, || asked().stderr.contains("by a run that died"));
+}
+
+#[test]
+fn what_cannot_be_once_per_period_is_refused() {
+    let env = TestEnv::new();
+    for (options, says) in [
+        (&["--fair"][..], "--fair"),
+        (&["-w", "1s"], "--wait"),
+        (&["--also", "y"], "--also"),
+        (&["--min-hold", "1s"], "--min-hold"),
+        (&["--store", "redis-quorum://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"], "quorum"),
+    ] {
+        let options = [&["--once-per", "1h"], options].concat();
+        env.tenure_run(options.into_iter().chain(["x", "--", "true"])).exits_with(64).says_among_others(says);
+    }
+    env.tenure_run(["--once-per", "0s", "x", "--", "true"]).exits_with(64).says_among_others("period");
+}
+
+#[test]
+fn one_candidate_leads_and_the_next_when_it_ends() {
+    let env = TestEnv::new();
+    let server = Server::start();
+    let candidate = |payload: &str, script: &str| {
+        let mut elect = env.tenure(["elect", "--store", &server.url(), "--payload", payload]);
+        elect.args(["api", "-c", script]);
+        env.start(elect)
+    };
+    let leader = |more: &[&str]| {
+        let mut leader = env.tenure(["leader", "--store", &server.url()]);
+        leader.args(more).arg("api");
+        env.run(leader)
+    };
+    leader(&[]).exits_with(1).says_nothing();
+    let script =
+        |me: &str| format!("echo $TENURE_FENCE > {me}; while [ ! -e end-{me} ]; do sleep 0.02; done; exit 7");
+    let first = candidate("host-1:8080", &script("one"));
+    first.eventually("it leads", || env.path("one").exists());
+    let second = candidate("host-2:8080", &script("two"));
+    let told = leader(&["--json"]).exits_with(0);
+    assert!(told.stdout.contains("\"payload\":\"host-1:8080\""), "{told:?}");
+    assert!(!env.path("two").exists(), "two lead");
+    fs::write(env.path("end-one"), "").expect("a file");
+    first.wait().exits_with(7);
+    second.eventually("the next leads", || env.path("two").exists());
+    leader(&[]).exits_with(0).says_nothing();
+    let terms = ["one", "two"].map(|me| {
+        second.eventually("its term is written", || env.read(me).ends_with('\n'));
+        env.read(me).trim().parse::<u64>().expect("a token")
+    });
+    assert!(terms[0] < terms[1], "{terms:?}");
+    second.signal(Signal::TERM);
+    second.wait().exits_with(143);
+    leader(&[]).exits_with(1);
+}
+
+#[test]
+fn each_change_of_who_leads_is_printed() {
+    let env = TestEnv::new();
+    let server = Server::start();
+    let watching = env.start(env.tenure(["leader", "--watch", "--store", &server.url(), "api"]));
+    for payload in ["a", "b"] {
+        let mut elect = env.tenure(["elect", "--store", &server.url(), "--payload", payload]);
+        elect.args(["api", "--", "true"]);
+        env.run(elect).exits_with(0).says_nothing();
+        watching
+            .eventually("it is told", || watching.stdout().contains(&format!("resigned: {payload}, term ")));
+    }
+    watching.signal(Signal::INT);
+    let said = watching.wait().exits_with(130);
+    assert!(said.stdout.contains("elected: b, term "), "{said:?}");
+}
+
+#[test]
+fn a_leader_that_cannot_renew_is_stopped_before_another_leads() {
+    let env = TestEnv::new();
+    let server = Server::start();
+    let mut elect = env.tenure(["elect", "--store", &server.url(), "--ttl", "2s", "--grace", "500ms"]);
+    elect.args(["api", "-c", "echo up > up; while :; do sleep 0.02; done"]);
+    let leading = env.start(elect);
+    leading.eventually("it leads", || env.path("up").exists());
+    server.stop();
+    leading.wait_for(Duration::from_secs(30)).exits_with(79).says_among_others("the command was stopped");
+    server.cont();
+}

@@ -1,0 +1,164 @@
+//! Schedules of what locks are for: caches, jobs that run once, elections. On one store in memory,
+//! between processes whose clocks differ.
+
+use std::fmt::Error as Failed;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt, join, join_all};
+use tenure::internals::store::memory::Memory;
+use tenure::internals::{Runtime, locks};
+use tenure::{Change, Locks, Options};
+
+use super::Outcome;
+use crate::sim::chooser::Chooser;
+use crate::sim::clock::{Clock, MS, SECOND};
+use crate::sim::executor::{Process, Sim};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A process, and its locks.
+struct Host {
+    process: Arc<Process>,
+    locks: Locks,
+}
+
+impl Host {
+    async fn sleep(&self, time: Duration) {
+        self.process.sleep_until(self.process.now() + time).await;
+    }
+}
+
+/// Plays a scenario between hosts whose clocks are ahead of the store's by so many milliseconds.
+fn play(
+    ahead_ms: &[i64],
+    scenario: impl FnOnce(Vec<Host>) -> BoxFuture<'static, Result<(), String>>,
+) -> Outcome {
+    let sim = Sim::new(Chooser::replay(Vec::new()));
+    let clock = |ahead_ms: i64| Clock {
+        offset: (1_000 * SECOND).saturating_add_signed(ahead_ms * MS as i64),
+        ppm: 0,
+    };
+    let server = sim.process(clock(0), 1);
+    let store = Arc::new(Memory::new(Arc::clone(&server) as _, "memory:"));
+    let hosts = ahead_ms.iter().zip(2..).map(|(ahead_ms, seed)| {
+        let process = sim.process(clock(*ahead_ms), seed);
+        let locks = locks(Arc::clone(&store) as _, Arc::clone(&process) as _, Options::new());
+        Host { process, locks: locks.expect("the options are right") }
+    });
+    let outcome = Arc::new(Mutex::new(Err("it has not ended".to_owned())));
+    let (told, ended) = (Arc::clone(&outcome), sim.clone());
+    let scenario = scenario(hosts.collect());
+    let played = async move {
+        let came_to = scenario.await;
+        *told.lock().expect("one thread") = came_to;
+        ended.halt();
+    };
+    sim.spawn(server.id(), played.boxed());
+    sim.run(300 * SECOND, 1_000_000);
+    sim.end();
+    outcome.lock().expect("one thread").clone()
+}
+
+fn fails(what: impl std::fmt::Display) -> String {
+    what.to_string()
+}
+
+/// One host computes, another forgets the value and computes a newer one meanwhile.
+pub(super) fn a_value_from_before_an_invalidation_is_not_kept() -> Outcome {
+    play(&[0, 0], |hosts| {
+        async move {
+            let cache = |host: &Host| host.locks.cache("x").map_err(fails);
+            let (slow, quick) = (cache(&hosts[0])?, cache(&hosts[1])?);
+            let computes = slow.get_or_compute(MINUTE, async || {
+                hosts[0].sleep(Duration::from_secs(2)).await;
+                Ok::<_, Failed>("before".to_owned())
+            });
+            let forgets = async {
+                hosts[1].sleep(Duration::from_secs(1)).await;
+                quick.invalidate().await?;
+                quick.get_or_compute(MINUTE, async || Ok::<_, Failed>("after".to_owned())).await
+            };
+            let (before, after) = join(computes, forgets).await;
+            let _ = (before.map_err(fails)?, after.map_err(fails)?);
+            match quick.get::<String>().await.map_err(fails)?.as_deref() {
+                Some("after") => Ok(()),
+                other => Err(format!("{other:?} is kept, which was read before the invalidation")),
+            }
+        }
+        .boxed()
+    })
+}
+
+/// Hosts whose clocks are ahead and behind ask again and again.
+pub(super) fn hosts_whose_clocks_differ_run_a_job_once_in_a_window() -> Outcome {
+    play(&[-400, -150, 0, 250, 400], |hosts| {
+        async move {
+            let begun = Mutex::new(Vec::new());
+            let asks = hosts.iter().map(|host| {
+                let begun = &begun;
+                async move {
+                    let job = host.locks.once_per("x", Duration::from_secs(1)).map_err(fails)?;
+                    for _ in 0..300 {
+                        let ran = job.run(async |_| Ok::<_, Failed>(())).await.map_err(fails)?;
+                        if ran.is_some() {
+                            let last = job.last().await.map_err(fails)?.ok_or("it ran")?;
+                            begun.lock().expect("one thread").push(last.begun);
+                        }
+                        host.sleep(Duration::from_millis(35)).await;
+                    }
+                    Ok::<_, String>(())
+                }
+            });
+            for asked in join_all(asks).await {
+                asked?;
+            }
+            let begun = begun.into_inner().expect("one thread");
+            let mut windows: Vec<_> = begun
+                .iter()
+                .map(|begun| begun.duration_since(std::time::UNIX_EPOCH).map(|since| since.as_secs()))
+                .collect::<Result<_, _>>()
+                .map_err(fails)?;
+            windows.sort_unstable();
+            match windows.windows(2).find(|two| two[0] == two[1]) {
+                Some(twice) => Err(format!("a job began twice in the window {}", twice[0])),
+                None if windows.len() < 9 => Err(format!("only {} windows of 10 had a run", windows.len())),
+                None => Ok(()),
+            }
+        }
+        .boxed()
+    })
+}
+
+/// One leader resigns and another is elected before the observer looks.
+pub(super) fn an_observer_is_told_of_every_term() -> Outcome {
+    play(&[0, 0], |hosts| {
+        async move {
+            let election = |host: &Host| host.locks.election("x", "").map_err(fails);
+            let (one, other) = (election(&hosts[0])?, election(&hosts[1])?);
+            let mut observer = other.observe();
+            let first = one.campaign().await.map_err(fails)?;
+            let mut terms = vec![first.fence()];
+            let mut told = vec![fence(&observer.next().await.map_err(fails)?)?];
+            first.resign().await.map_err(fails)?;
+            for candidate in [&other, &one] {
+                let term = candidate.campaign().await.map_err(fails)?;
+                terms.push(term.fence());
+                term.resign().await.map_err(fails)?;
+            }
+            while told.last() != terms.last() {
+                told.push(fence(&observer.next().await.map_err(fails)?)?);
+            }
+            told.dedup();
+            if told == terms { Ok(()) } else { Err(format!("told of {told:?}, and led have {terms:?}")) }
+        }
+        .boxed()
+    })
+}
+
+fn fence(change: &Change) -> Result<u64, String> {
+    match change {
+        Change::Elected(leader) | Change::Updated(leader) | Change::Resigned(leader) => Ok(leader.fence),
+        other => Err(format!("{other:?}")),
+    }
+}

@@ -1,0 +1,375 @@
+//! The cache guard.
+
+use std::fmt::Error as Failed;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use futures_util::future::{Either, join, join_all, pending, select};
+use tenure::{Entry, Locks, Outage, Overdue};
+use tenure_testkit::servers::Server;
+use tokio::sync::{Notify, Semaphore};
+
+use super::{eventually, everywhere, on};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A closure's worth of work that can be watched and held up.
+#[derive(Clone, Default)]
+struct Work {
+    begun: Arc<AtomicU64>,
+    at_once: Arc<AtomicU64>,
+    most_at_once: Arc<AtomicU64>,
+}
+
+impl Work {
+    async fn take(&self, time: Duration) -> Result<String, Failed> {
+        let begun = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        let at_once = self.at_once.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most_at_once.fetch_max(at_once, Ordering::SeqCst);
+        tokio::time::sleep(time).await;
+        self.at_once.fetch_sub(1, Ordering::SeqCst);
+        Ok(format!("value {begun}"))
+    }
+
+    fn begun(&self) -> u64 {
+        self.begun.load(Ordering::SeqCst)
+    }
+}
+
+#[test]
+fn a_crowd_on_a_cold_name_computes_once_and_all_get_the_result_at_once() {
+    everywhere(|store| {
+        async move {
+            let clients: Vec<_> = (0..4).map(|_| store.client()).collect();
+            let work = Work::default();
+            let since = Instant::now();
+            let readers = (0..200).map(|reader| {
+                let (locks, work) = (clients[reader % 4].clone(), work.clone());
+                tokio::spawn(async move {
+                    let cache = locks.cache("crowd")?;
+                    cache.get_or_compute(MINUTE, async || work.take(ms(200)).await).await
+                })
+            });
+            for value in join_all(readers.collect::<Vec<_>>()).await {
+                assert_eq!(value.expect("no panic").expect("an answer"), Ok("value 1".to_owned()));
+            }
+            let took = since.elapsed();
+            assert_eq!(work.begun(), 1, "{}", store.name);
+            assert!(took < ms(1_500), "{} took {took:?}", store.name);
+        }
+        .boxed()
+    });
+}
+
+#[test]
+fn at_each_expiry_one_caller_computes() {
+    everywhere(|store| {
+        async move {
+            let clients: Vec<_> = (0..3).map(|_| store.client()).collect();
+            let work = Work::default();
+            let until = Instant::now() + ms(2_500);
+            let readers = (0..60).map(|reader| {
+                let (locks, work) = (clients[reader % 3].clone(), work.clone());
+                tokio::spawn(async move {
+                    let cache = locks.cache("expiry").expect("a name").jitter(0.0).early(0.0);
+                    let mut last = String::new();
+                    while Instant::now() < until {
+                        let value = cache.get_or_compute(ms(500), async || work.take(ms(50)).await).await;
+                        last = value.expect("an answer").expect("a value");
+                        tokio::time::sleep(ms(10)).await;
+                    }
+                    last
+                })
+            });
+            join_all(readers.collect::<Vec<_>>()).await;
+            let begun = work.begun();
+            // A lifetime and a computation take 550 ms.
+            assert!((3..=6).contains(&begun), "{}: computed {begun} times", store.name);
+            assert_eq!(work.most_at_once.load(Ordering::SeqCst), 1, "{}", store.name);
+        }
+        .boxed()
+    });
+}
+
+#[test]
+fn a_stale_value_is_returned_at_once_while_one_caller_computes() {
+    everywhere(|store| {
+        async move {
+            let (one, other) = (store.client(), store.client());
+            let cache = |locks: &Locks| locks.cache("stale").expect("a name").stale(MINUTE).jitter(0.0);
+            let refresher = cache(&one);
+            let first = refresher.get_or_compute(ms(1), async || Ok::<_, Failed>("old".to_owned()));
+            assert_eq!(first.await.expect("an answer"), Ok("old".to_owned()));
+            tokio::time::sleep(ms(5)).await;
+            let (go, begun) = (Semaphore::new(0), Notify::new());
+            let refreshes = refresher.get_or_compute(MINUTE, async || {
+                begun.notify_one();
+                let _permit = go.acquire().await.expect("it is open");
+                Ok::<_, Failed>("new".to_owned())
+            });
+            let others = async {
+                begun.notified().await;
+                for locks in [&one, &other, &one, &other] {
+                    let none = async || -> Result<String, Failed> { panic!("one computes already") };
+                    let value = cache(locks).get_or_compute(MINUTE, none).await;
+                    assert_eq!(value.expect("an answer"), Ok("old".to_owned()));
+                }
+                go.add_permits(1);
+            };
+            let (refreshed, ()) = join(refreshes, others).await;
+            assert_eq!(refreshed.expect("an answer"), Ok("new".to_owned()));
+            assert_eq!(cache(&other).get().await.expect("an answer"), Some("new".to_owned()));
+        }
+        .boxed()
+    });
+}
+
+#[test]
+fn a_value_that_was_computed_before_an_invalidation_is_not_kept() {
+    everywhere(|store| {
+        async move {
+            let (one, other) = (store.client(), store.client());
+            let (go, begun) = (Semaphore::new(0), Notify::new());
+            let slow = one.cache("late").expect("a name");
+            let computes = slow.get_or_compute(MINUTE, async || {
+                begun.notify_one();
+                let _permit = go.acquire().await.expect("it is open");
+                Ok::<_, Failed>("before".to_owned())
+            });
+            let invalidates = async {
+                begun.notified().await;
+                let cache = other.cache("late").expect("a name");
+                cache.invalidate().await.expect("an answer");
+                let value = cache.get_or_compute(MINUTE, async || Ok::<_, Failed>("after".to_owned()));
+                assert_eq!(value.await.expect("an answer"), Ok("after".to_owned()), "{}", store.name);
+                go.add_permits(1);
+            };
+            let (computed, ()) = join(computes, invalidates).await;
+            // Its own caller has it, and no other.
+            assert_eq!(computed.expect("an answer"), Ok("before".to_owned()));
+            assert_eq!(slow.get().await.expect("an answer"), Some("after".to_owned()), "{}", store.name);
+        }
+        .boxed()
+    });
+}
+
+#[test]
+fn who_is_dropped_or_fails_while_computing_leaves_the_turn_to_the_next_at_once() {
+    everywhere(|store| {
+        async move {
+            let locks = store.client();
+            let cache = locks.cache("dropped").expect("a name");
+            let begun = Notify::new();
+            let stuck = cache.get_or_compute(MINUTE, async || {
+                begun.notify_one();
+                pending::<Result<String, Failed>>().await
+            });
+            let stuck = Box::pin(stuck);
+            let stuck = match select(stuck, Box::pin(begun.notified())).await {
+                Either::Left(_) => panic!("it waits for ever"),
+                Either::Right((_, stuck)) => stuck,
+            };
+            let since = Instant::now();
+            drop(stuck);
+            let fails = cache.get_or_compute(MINUTE, async || Err::<String, _>(Failed)).await;
+            assert_eq!(fails.expect("an answer"), Err(Failed));
+            let value = cache.get_or_compute(MINUTE, async || Ok::<_, Failed>("there".to_owned())).await;
+            assert_eq!(value.expect("an answer"), Ok("there".to_owned()));
+            assert!(since.elapsed() < ms(1_500), "{} took {:?}", store.name, since.elapsed());
+        }
+        .boxed()
+    });
+}
+
+#[test]
+fn who_waits_longer_than_stated_computes_or_fails() {
+    everywhere(|store| {
+        async move {
+            let (one, other) = (store.client(), store.client());
+            let begun = Notify::new();
+            let slow = one.cache("slow").expect("a name");
+            let stuck = slow.get_or_compute(MINUTE, async || {
+                begun.notify_one();
+                pending::<Result<String, Failed>>().await
+            });
+            let waits = async {
+                begun.notified().await;
+                for locks in [&one, &other] {
+                    let cache = locks.cache("slow").expect("a name").wait(ms(100));
+                    let since = Instant::now();
+                    let value = cache.get_or_compute(MINUTE, async || Ok::<_, Failed>("own".to_owned()));
+                    assert_eq!(value.await.expect("an answer"), Ok("own".to_owned()));
+                    let fails = cache.overdue(Overdue::Fail);
+                    let none = async || -> Result<String, Failed> { panic!("it fails instead") };
+                    let error = fails.get_or_compute(MINUTE, none).await.expect_err("it is late");
+                    assert!(error.is_overdue(), "{error:?}");
+                    assert!(since.elapsed() < ms(1_500), "{} took {:?}", store.name, since.elapsed());
+                }
+            };
+            select(Box::pin(stuck), Box::pin(waits)).await;
+        }
+        .boxed()
+    });
+}
+
+#[test]
+fn absent_and_too_large_values_are_told_from_missing_ones() {
+    everywhere(|store| {
+        async move {
+            let (one, other) = (store.client(), store.client());
+            let absent = async || Ok::<_, Failed>(Entry::<String>::absent(MINUTE));
+            assert_eq!(
+                one.cache("none").expect("a name").get_or_fill(absent).await.expect("an answer"),
+                Ok(None)
+            );
+            let never = async || -> Result<Entry<String>, Failed> { panic!("it is known to be absent") };
+            assert_eq!(
+                other.cache("none").expect("a name").get_or_fill(never).await.expect("an answer"),
+                Ok(None)
+            );
+
+            let large = |locks: &Locks| locks.cache("large").expect("a name").max_bytes(3);
+            for locks in [&one, &other] {
+                let cache = large(locks);
+                let value = cache.get_or_compute(MINUTE, async || Ok::<_, Failed>("four".to_owned()));
+                assert_eq!(value.await.expect("an answer"), Ok("four".to_owned()));
+                assert_eq!(cache.get::<String>().await.expect("an answer"), None);
+            }
+            // Of another type.
+            assert_eq!(one.cache("none").expect("a name").get::<Vec<u8>>().await.expect("an answer"), None);
+        }
+        .boxed()
+    });
+}
+
+#[test]
+fn a_refresh_does_not_take_what_was_begun_before_it() {
+    everywhere(|store| {
+        async move {
+            let locks = store.client();
+            let cache = locks.cache("refresh").expect("a name");
+            let (go, begun) = (Semaphore::new(0), Notify::new());
+            let computes = cache.get_or_compute(MINUTE, async || {
+                begun.notify_one();
+                let _permit = go.acquire().await.expect("it is open");
+                Ok::<_, Failed>("before".to_owned())
+            });
+            let refreshes = async {
+                begun.notified().await;
+                let refreshed = cache.refresh(MINUTE, async || Ok::<_, Failed>("after".to_owned()));
+                let lets_go = async { go.add_permits(1) };
+                join(refreshed, lets_go).await.0
+            };
+            let (before, after) = join(computes, refreshes).await;
+            assert_eq!(before.expect("an answer"), Ok("before".to_owned()));
+            assert_eq!(after.expect("an answer"), Ok("after".to_owned()));
+            assert_eq!(cache.get().await.expect("an answer"), Some("after".to_owned()));
+        }
+        .boxed()
+    });
+}
+
+#[test]
+fn a_task_refreshes_what_is_stale() {
+    everywhere(|store| {
+        async move {
+            let locks = store.client();
+            let cache = locks.cache("spawned").expect("a name").stale(MINUTE).jitter(0.0);
+            let old = || async { Ok::<_, Failed>("old".to_owned()) };
+            assert_eq!(cache.get_or_spawn(ms(1), old).await.expect("an answer"), Ok("old".to_owned()));
+            tokio::time::sleep(ms(5)).await;
+            let new = || async { Ok::<_, Failed>("new".to_owned()) };
+            assert_eq!(cache.get_or_spawn(MINUTE, new).await.expect("an answer"), Ok("old".to_owned()));
+            let is_new =
+                || async { cache.get::<String>().await.expect("an answer").as_deref() == Some("new") };
+            eventually("the new value", is_new).await;
+        }
+        .boxed()
+    });
+}
+
+#[test]
+fn without_its_store_a_cache_computes_or_fails_as_told_and_comes_back_without_a_stampede() {
+    let server = Server::start();
+    on(async {
+        let locks = Locks::open(&server.url()).expect("a URL");
+        let cache = locks.cache("outage").expect("a name").jitter(0.0).early(0.0);
+        let value = cache.get_or_compute(MINUTE, async || Ok::<_, Failed>("kept".to_owned())).await;
+        assert_eq!(value.expect("an answer"), Ok("kept".to_owned()));
+        server.kill();
+        let work = Work::default();
+        let since = Instant::now();
+        let readers = (0..100).map(|_| {
+            let (cache, work) = (cache.clone(), work.clone());
+            tokio::spawn(async move { cache.get_or_compute(MINUTE, async || work.take(ms(50)).await).await })
+        });
+        for value in join_all(readers.collect::<Vec<_>>()).await {
+            value.expect("no panic").expect("it computes").expect("a value");
+        }
+        // The first waits for the store, and the others for the first; then they compute in turn.
+        assert_eq!(work.most_at_once.load(Ordering::SeqCst), 1);
+        assert!(since.elapsed() < ms(6_000), "{:?}", since.elapsed());
+        let fails = cache.clone().outage(Outage::Fail);
+        let none = async || -> Result<String, Failed> { panic!("it fails instead") };
+        let since = Instant::now();
+        assert!(fails.get_or_compute(MINUTE, none).await.expect_err("an outage").is_unreachable());
+        assert!(since.elapsed() < ms(1_500), "{:?}", since.elapsed());
+
+        server.restart();
+        let back = || async { locks.ping().await.is_ok() && cache.get::<String>().await.is_ok() };
+        eventually("the store", back).await;
+        let work = Work::default();
+        let readers = (0..100).map(|_| {
+            let (cache, work) = (cache.clone(), work.clone());
+            tokio::spawn(async move { cache.get_or_compute(MINUTE, async || work.take(ms(50)).await).await })
+        });
+        for value in join_all(readers.collect::<Vec<_>>()).await {
+            assert_eq!(value.expect("no panic").expect("an answer"), Ok("value 1".to_owned()));
+        }
+        assert_eq!(work.begun(), 1);
+    });
+}
+
+#[test]
+fn what_cannot_keep_records_refuses_caches_with_the_reason() {
+    on(async {
+        let quorum = Locks::quorum([Locks::memory(), Locks::memory(), Locks::memory()]).expect("members");
+        let error = quorum.cache("x").expect_err("a quorum");
+        assert!(error.is_unsupported() && error.to_string().contains("quorum"), "{error}");
+
+        let server = Server::start();
+        server.command(&["ACL", "SETUSER", "noscript", "on", ">secret", "~*", "&*", "+@all", "-@scripting"]);
+        let url = server.url().replace("redis://", "redis://noscript:secret@");
+        let locks = Locks::open(&url).and_then(|locks| locks.with(|options| options.unfenced(true)));
+        let cache = locks.expect("a store").cache("x").expect("a name");
+        let computed = cache.get_or_compute(MINUTE, async || Ok::<_, Failed>("x".to_owned())).await;
+        let error = computed.expect_err("no scripts");
+        assert!(error.is_unsupported() && error.to_string().contains("script"), "{error}");
+    });
+}
+
+#[test]
+fn options_that_cannot_be_right_are_refused() {
+    on(async {
+        let cache = Locks::memory().cache("x").expect("a name");
+        for wrong in [
+            cache.clone().jitter(1.5),
+            cache.clone().early(-1.0),
+            cache.clone().early(f64::NAN),
+            cache.clone().max_bytes(usize::MAX),
+            cache.clone().wait(Duration::MAX),
+            cache.clone().stale(Duration::MAX),
+        ] {
+            let error = wrong.get::<String>().await.expect_err("options");
+            assert!(error.is_invalid() && error.to_string().contains("got"), "{error}");
+        }
+        let none = cache.get_or_compute(Duration::ZERO, async || Ok::<_, Failed>("x".to_owned())).await;
+        assert!(none.expect_err("a ttl").is_invalid());
+    });
+}

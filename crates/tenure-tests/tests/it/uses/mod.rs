@@ -1,0 +1,73 @@
+//! What locks are for: caches, jobs that run once, elections. On each store that keeps records.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "these tests use real time and tasks as their callers do"
+)]
+
+mod cache;
+mod election;
+mod fill;
+mod once;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::future::BoxFuture;
+use tenure::{Locks, Options};
+use tenure_testkit::servers::{Cluster, Server};
+
+/// A store, and the clients of it that a test wants: each with its own thread and connections.
+struct Store {
+    name: &'static str,
+    url: String,
+}
+
+impl Store {
+    fn client(&self) -> Locks {
+        self.client_with(|options| options)
+    }
+
+    fn client_with(&self, change: impl FnOnce(Options) -> Options) -> Locks {
+        Locks::open(&self.url).and_then(|locks| locks.with(change)).expect("a store")
+    }
+}
+
+/// Runs a test on memory, on files, on one server and on a cluster.
+fn everywhere(test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
+    static CLUSTER: LazyLock<Mutex<Cluster>> =
+        LazyLock::new(|| Mutex::new(Cluster::start().calm().until_exit()));
+    let dir = tempfile::tempdir().expect("a directory");
+    let server = Server::start();
+    let cluster = CLUSTER.lock().unwrap_or_else(PoisonError::into_inner);
+    for node in cluster.nodes() {
+        node.command(&["FLUSHALL"]);
+    }
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let memory = format!("memory:uses-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+    let file = format!("file:{}", dir.path().display());
+    for (name, url) in
+        [("memory", memory), ("file", file), ("redis", server.url()), ("cluster", cluster.url())]
+    {
+        let store = Store { name, url };
+        // A store in memory lasts as long as a client.
+        let _first = store.client();
+        on(test(&store));
+    }
+}
+
+/// Runs a future on a runtime of several threads.
+fn on<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(future)
+}
+
+/// Waits until a condition holds, for ten seconds at most.
+async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !holds().await {
+        assert!(Instant::now() < until, "{what} did not come to hold");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

@@ -1,0 +1,228 @@
+//! Jobs that run once in a window.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, join_all, pending, select};
+use tenure::internals::store::redis::Redis;
+use tenure::internals::{Driver, Moment, Runtime, locks};
+use tenure::{Frees, Locks, Options, Outcome, Period};
+use tenure_testkit::servers::Server;
+use tokio::sync::Notify;
+
+use super::{everywhere, on};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// When the job began, by window.
+type Runs = Arc<Mutex<BTreeMap<SystemTime, u32>>>;
+
+/// Each client asks again and again, some of them with jobs that fail.
+async fn ask_all(clients: Vec<Locks>, window: Duration, time: Duration) -> BTreeMap<SystemTime, u32> {
+    let (runs, until) = (Runs::default(), Instant::now() + time);
+    let clients = clients.into_iter().enumerate().map(|(at, locks)| {
+        let runs = Arc::clone(&runs);
+        tokio::spawn(async move {
+            let job = locks.once_per("windows", window).expect("a name");
+            while Instant::now() < until {
+                let ran = job.run(async |turn| {
+                    *runs.lock().expect("no panic").entry(turn.window().start).or_default() += 1;
+                    tokio::time::sleep(ms(5)).await;
+                    Ok::<_, fmt::Error>(())
+                });
+                ran.await.expect("an answer");
+                tokio::time::sleep(ms(7 + at as u64)).await;
+            }
+        })
+    });
+    for client in join_all(clients.collect::<Vec<_>>()).await {
+        client.expect("no panic");
+    }
+    std::mem::take(&mut *runs.lock().expect("no panic"))
+}
+
+#[test]
+fn a_job_runs_once_in_each_window_whoever_asks() {
+    everywhere(|store| {
+        async move {
+            let clients = (0..5).map(|_| store.client()).collect();
+            let runs = ask_all(clients, ms(200), ms(2_000)).await;
+            assert!(runs.values().all(|count| *count == 1), "{}: {runs:?}", store.name);
+            assert!(runs.len() >= 8, "{}: {} windows of 10", store.name, runs.len());
+        }
+        .boxed()
+    });
+}
+
+/// A client whose wall clock is wrong.
+#[derive(Debug)]
+struct Skewed {
+    driver: Arc<Driver>,
+    by_us: i64,
+}
+
+impl Runtime for Skewed {
+    fn now(&self) -> Moment {
+        self.driver.now()
+    }
+
+    fn unix_micros(&self) -> u64 {
+        self.driver.unix_micros().saturating_add_signed(self.by_us)
+    }
+
+    fn random(&self) -> u64 {
+        self.driver.random()
+    }
+
+    fn sleep_until(&self, at: Moment) -> BoxFuture<'static, ()> {
+        self.driver.sleep_until(at)
+    }
+
+    fn spawn(&self, task: BoxFuture<'static, ()>) {
+        self.driver.spawn(task);
+    }
+}
+
+#[test]
+fn clocks_that_differ_do_not_run_a_job_twice_in_a_window() {
+    let server = Server::start();
+    let clients = [-400, -250, 0, 130, 400].map(|skew_ms| {
+        let runtime = Arc::new(Skewed { driver: Driver::start().expect("a thread"), by_us: skew_ms * 1_000 });
+        let store = Redis::open(&server.url(), Arc::clone(&runtime) as _).expect("a store");
+        locks(Arc::new(store), runtime, Options::new()).expect("options")
+    });
+    let runs = on(ask_all(clients.to_vec(), ms(300), ms(3_000)));
+    assert!(runs.values().all(|count| *count == 1), "{runs:?}");
+    assert!(runs.len() >= 8, "{} windows of 10", runs.len());
+}
+
+#[test]
+fn a_failure_frees_the_window_and_what_is_done_does_not() {
+    everywhere(|store| {
+        async move {
+            let (one, other) = (store.client(), store.client());
+            let job = |locks: &Locks, name: &str| locks.once_per(name, HOUR).expect("a name");
+            let fails = async |_: &tenure::Turn| Err::<(), _>("no disk");
+            let works = async |_: &tenure::Turn| Ok::<_, &str>(());
+            assert_eq!(job(&one, "frees").last().await.expect("an answer"), None);
+            assert_eq!(job(&one, "frees").run(fails).await.expect("an answer"), Some(Err("no disk")));
+            let last = job(&other, "frees").last().await.expect("an answer").expect("it ran");
+            assert_eq!(last.outcome, Outcome::Failed("no disk".to_owned()));
+            assert_eq!(job(&other, "frees").run(works).await.expect("an answer"), Some(Ok(())));
+            assert_eq!(job(&one, "frees").run(works).await.expect("an answer"), None);
+            let last = job(&one, "frees").last().await.expect("an answer").expect("it ran");
+            assert_eq!(last.outcome, Outcome::Done);
+            assert!(last.window.contains(&last.begun) && last.fence > 0);
+
+            let kept = job(&one, "kept").frees(Frees::Nothing);
+            assert_eq!(kept.run(fails).await.expect("an answer"), Some(Err("no disk")));
+            assert_eq!(job(&other, "kept").run(works).await.expect("an answer"), None);
+            job(&other, "kept").reset().await.expect("an answer");
+            assert_eq!(job(&other, "kept").run(works).await.expect("an answer"), Some(Ok(())));
+        }
+        .boxed()
+    });
+}
+
+#[test]
+fn a_runner_that_is_gone_is_told_of_and_its_window_opened_only_where_that_is_wished() {
+    everywhere(|store| {
+        async move {
+            let (one, other) = (store.client(), store.client());
+            let begun = Notify::new();
+            let job = one.once_per("gone", HOUR).expect("a name");
+            let stuck = job.run(async |_| {
+                begun.notify_one();
+                pending::<Result<(), fmt::Error>>().await
+            });
+            let looks = async {
+                begun.notified().await;
+                let job = other.once_per("gone", HOUR).expect("a name").frees(Frees::FailureOrLoss);
+                let last = job.last().await.expect("an answer").expect("it runs");
+                assert_eq!(last.outcome, Outcome::Running);
+                let none = job.run(async |_| Ok::<_, fmt::Error>(())).await;
+                assert!(none.expect("an answer").is_none(), "{}: it runs", store.name);
+            };
+            select(Box::pin(stuck), Box::pin(looks)).await;
+            one.clone().shutdown().await.expect("the release is answered");
+            let plain = other.once_per("gone", HOUR).expect("a name");
+            let last = plain.last().await.expect("an answer").expect("it ran");
+            assert_eq!(last.outcome, Outcome::Lost);
+            let none = plain.run(async |_| Ok::<_, fmt::Error>(())).await.expect("an answer");
+            assert!(none.is_none(), "{}: its window is closed", store.name);
+            let again = plain.frees(Frees::FailureOrLoss);
+            let ran = again.run(async |_| Ok::<_, fmt::Error>(())).await.expect("an answer");
+            assert_eq!(ran, Some(Ok(())), "{}", store.name);
+        }
+        .boxed()
+    });
+}
+
+#[test]
+fn a_reset_takes_the_lock_from_the_job_that_runs() {
+    everywhere(|store| {
+        async move {
+            let (one, other) = (store.client(), store.client());
+            let job = one.once_per("reset", HOUR).expect("a name");
+            let turn = job.try_begin().await.expect("an answer").expect("the first");
+            other.once_per("reset", HOUR).expect("a name").reset().await.expect("an answer");
+            let again = other.once_per("reset", HOUR).expect("a name").try_begin().await;
+            let again = again.expect("an answer").expect("it was reset");
+            assert!(again.fence() > turn.fence());
+            assert!(turn.succeed().await.expect_err("another has begun").is_lost(), "{}", store.name);
+            again.succeed().await.expect("it has the lock");
+        }
+        .boxed()
+    });
+}
+
+#[test]
+fn a_job_begins_only_where_its_window_is_open() {
+    everywhere(|store| {
+        async move {
+            let locks = store.client();
+            // Windows that began an hour ago.
+            let window = |now: SystemTime| now - HOUR..now + HOUR;
+            let job =
+                |open_for| locks.once_per("open", Period::new(window).open_for(open_for)).expect("a name");
+            let ran = job(HOUR / 2).run(async |_| Ok::<_, fmt::Error>(())).await.expect("an answer");
+            assert!(ran.is_none(), "{}", store.name);
+            let ran = job(2 * HOUR).run(async |_| Ok::<_, fmt::Error>(())).await.expect("an answer");
+            assert!(ran.is_some(), "{}", store.name);
+            let wrong = locks.once_per("wrong", ms(1)).expect("a name");
+            let error = wrong.run(async |_| Ok::<_, fmt::Error>(())).await.expect_err("too short");
+            assert!(error.is_invalid() && error.to_string().contains("10 ms"), "{error}");
+        }
+        .boxed()
+    });
+}
+
+#[test]
+fn a_server_whose_clock_steps_back_runs_nothing_twice_and_says_what_to_do() {
+    let server = Server::with_clock();
+    let now_us = 1_800_000_000_000_000;
+    server.clock().freeze_us(now_us);
+    on(async {
+        let run = async || {
+            // Its clock is asked for when a connection is new.
+            let locks = Locks::open(&server.url()).expect("a URL");
+            let job = locks.once_per("clock", Duration::from_secs(60)).expect("a name");
+            job.run(async |_| Ok::<_, fmt::Error>(())).await
+        };
+        assert_eq!(run().await.expect("an answer"), Some(Ok(())));
+        server.clock().freeze_us(now_us - 50_000_000);
+        assert_eq!(run().await.expect("an answer"), None);
+        server.clock().freeze_us(now_us - 3_600_000_000);
+        let error = run().await.expect_err("far ahead");
+        assert!(error.is_refused() && error.to_string().contains("reset"), "{error}");
+        server.clock().freeze_us(now_us + 60_000_000);
+        assert_eq!(run().await.expect("an answer"), Some(Ok(())));
+    });
+}

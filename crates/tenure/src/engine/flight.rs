@@ -1,0 +1,196 @@
+//! Single flight: of the tasks of one process that need the same thing, one gets it for all.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use tokio::sync::{OwnedMutexGuard, watch};
+
+use super::Engine;
+use crate::moment::Moment;
+use crate::name::LockName;
+
+/// The flights of one client, and what is known of its store.
+#[derive(Default)]
+pub(crate) struct Flights {
+    by_name: Mutex<BTreeMap<LockName, Arc<Flight>>>,
+    /// When a busy lock may next be tried for a value that is there already.
+    tried: Mutex<BTreeMap<LockName, Moment>>,
+    /// The store did not answer: until then only one caller asks.
+    silent_until: Mutex<Option<Moment>>,
+}
+
+/// One name, for as long as a task of this process needs it.
+pub(crate) struct Flight {
+    /// Whoever has it gets the thing, with the store's lock.
+    turn: Arc<tokio::sync::Mutex<()>>,
+    /// Whoever has it gets the thing without the store, because the wait is over.
+    late: Arc<tokio::sync::Mutex<()>>,
+    landed: watch::Sender<Option<Arc<Landing>>>,
+}
+
+/// What a flight has brought.
+#[derive(Debug)]
+pub(crate) struct Landing {
+    /// The bytes of the record.
+    pub(crate) value: Arc<[u8]>,
+    /// Whether the store has taken them: then nothing newer was there.
+    pub(crate) is_stored: bool,
+    /// When they began to be computed.
+    pub(crate) begun: Moment,
+}
+
+impl Landing {
+    /// Whether a caller who asked at this moment may have it. A caller who insists has seen to it
+    /// that everything older is out of date.
+    pub(crate) fn suits(&self, asked: Moment, insists: bool) -> bool {
+        self.begun >= asked || (self.is_stored && !insists)
+    }
+}
+
+/// What a wait for a flight has come to.
+pub(crate) enum Boarding {
+    /// This caller gets the thing for all.
+    Turn(OwnedMutexGuard<()>),
+    /// Another one has.
+    Landed(Arc<Landing>),
+    /// The time is over.
+    Late,
+}
+
+/// A caller's part in a flight. The last to leave takes it off the list.
+pub(crate) struct Passenger<'a> {
+    flights: &'a Flights,
+    name: LockName,
+    flight: Option<Arc<Flight>>,
+    landed: watch::Receiver<Option<Arc<Landing>>>,
+}
+
+/// How long a store that did not answer is left alone by all but one caller.
+const SILENCE: Duration = Duration::from_secs(1);
+/// How long a busy lock is left alone by those who have a value.
+const TRY_AGAIN: Duration = Duration::from_millis(500);
+/// So many names are remembered as tried before those whose time is over are forgotten.
+const TRIED: usize = 1_024;
+
+impl Flights {
+    pub(crate) fn join(&self, name: &LockName) -> Passenger<'_> {
+        let mut by_name = lock(&self.by_name);
+        let flight = by_name.entry(name.clone()).or_insert_with(|| {
+            Arc::new(Flight { turn: Arc::default(), late: Arc::default(), landed: watch::Sender::new(None) })
+        });
+        let (flight, landed) = (Arc::clone(flight), flight.landed.subscribe());
+        Passenger { flights: self, name: name.clone(), flight: Some(flight), landed }
+    }
+
+    /// Whether a lock that was busy may be tried again by one who has a value.
+    pub(crate) fn may_try(&self, name: &LockName, now: Moment) -> bool {
+        lock(&self.tried).get(name).is_none_or(|until| now >= *until)
+    }
+
+    /// The lock is busy.
+    pub(crate) fn tried(&self, name: &LockName, now: Moment) {
+        let mut tried = lock(&self.tried);
+        if tried.len() >= TRIED {
+            tried.retain(|_, until| now < *until);
+        }
+        tried.insert(name.clone(), now + TRY_AGAIN);
+    }
+
+    /// Whether the store is to be asked: not right after it has not answered, but by one caller now
+    /// and then.
+    pub(crate) fn may_ask(&self, now: Moment) -> bool {
+        let mut silent_until = lock(&self.silent_until);
+        match *silent_until {
+            Some(until) if now < until => false,
+            Some(_) => {
+                *silent_until = Some(now + SILENCE);
+                true
+            }
+            None => true,
+        }
+    }
+
+    /// Whether the store has answered.
+    pub(crate) fn heard(&self, has_answered: bool, now: Moment) {
+        let mut silent_until = lock(&self.silent_until);
+        match has_answered {
+            true => *silent_until = None,
+            false => *silent_until = Some(now + SILENCE),
+        }
+    }
+}
+
+impl Passenger<'_> {
+    fn flight(&self) -> &Flight {
+        self.flight.as_ref().expect("a passenger has its flight until it leaves")
+    }
+
+    /// The turn, if no other task has it.
+    pub(crate) fn try_turn(&self) -> Option<OwnedMutexGuard<()>> {
+        Arc::clone(&self.flight().turn).try_lock_owned().ok()
+    }
+
+    /// Waits for the turn, or for a landing that suits.
+    pub(crate) async fn board(
+        &mut self,
+        engine: &Engine,
+        suits: impl Fn(&Landing) -> bool,
+        is_late: bool,
+        until: Moment,
+    ) -> Boarding {
+        let flight = self.flight();
+        let turn = if is_late { &flight.late } else { &flight.turn };
+        let turn = pin!(Arc::clone(turn).lock_owned());
+        let landed = pin!(landed(&mut self.landed, suits));
+        match select(select(landed, turn), engine.runtime.sleep_until(until)).await {
+            Either::Left((Either::Left((landing, _)), _)) => Boarding::Landed(landing),
+            Either::Left((Either::Right((turn, _)), _)) => Boarding::Turn(turn),
+            Either::Right(_) => Boarding::Late,
+        }
+    }
+
+    /// Tells all others on the flight.
+    pub(crate) fn land(&self, landing: Landing) {
+        self.flight().landed.send_replace(Some(Arc::new(landing)));
+    }
+}
+
+async fn landed(
+    receiver: &mut watch::Receiver<Option<Arc<Landing>>>,
+    suits: impl Fn(&Landing) -> bool,
+) -> Arc<Landing> {
+    loop {
+        // The sender lives as long as the flight, and this caller is on it.
+        if receiver.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        if let Some(landing) = receiver.borrow_and_update().clone().filter(|landing| suits(landing)) {
+            return landing;
+        }
+    }
+}
+
+impl Drop for Passenger<'_> {
+    fn drop(&mut self) {
+        let mut by_name = lock(&self.flights.by_name);
+        drop(self.flight.take());
+        if by_name.get(&self.name).is_some_and(|flight| Arc::strong_count(flight) == 1) {
+            by_name.remove(&self.name);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing in here panics half-way.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl fmt::Debug for Flights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Flights").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,185 @@
+//! Records beside locks: read by a bare GET, written by a script.
+
+use std::sync::Arc;
+
+use futures_util::future::join;
+use redis::{Cmd, Value};
+
+use crate::events::{event, text};
+use crate::moment::Moment;
+use crate::protocol::LockSpec;
+use crate::protocol::record::{self, Put, Record, RecordAnswer, RecordOp, RecordVerb, Then};
+use crate::runtime::Runtime;
+use crate::store::redis::command::command;
+use crate::store::redis::connection::pipeline::Pipeline;
+use crate::store::redis::connection::server_clock::ServerClock;
+use crate::store::redis::replies::failure;
+use crate::store::redis::replies::{bytes, number};
+use crate::store::redis::requests::script::RECORD;
+use crate::store::redis::requests::{RequestContext, answered, keys};
+use crate::store::{Failure, SETUP};
+
+/// Carries out a request about a record on this pipeline.
+pub(crate) async fn ask(
+    runtime: &dyn Runtime,
+    pipeline: &Pipeline,
+    op: &RecordOp,
+    manner: RequestContext,
+    deadline: Moment,
+) -> Result<RecordAnswer, Failure> {
+    let answer = match &op.verb {
+        RecordVerb::Read => read(runtime, pipeline, op, manner, deadline).await?,
+        RecordVerb::Put(put) => {
+            let value = run(pipeline, op, manner, deadline).await?;
+            written(&value, put.owner.as_str(), op)
+        }
+        RecordVerb::Void => written(&run(pipeline, op, manner, deadline).await?, "", op),
+    };
+    answer.ok_or_else(|| {
+        // From here on replies cannot be matched with requests.
+        pipeline.hang_up();
+        Failure::Unknown(Failure::cause("a malformed reply about a record"))
+    })
+}
+
+/// A bare GET; with a look at the server's clock, in the same write, where that is not known.
+async fn read(
+    runtime: &dyn Runtime,
+    pipeline: &Pipeline,
+    op: &RecordOp,
+    manner: RequestContext,
+    deadline: Moment,
+) -> Result<Option<RecordAnswer>, Failure> {
+    let sent = runtime.now();
+    let get = command(&["GET", &record::key(&op.lock)]);
+    let known = pipeline.clock().and_then(|clock| clock.read(sent));
+    let (value, now_us) = match known {
+        Some(_) => (send(pipeline, &get, manner, deadline).await?, known),
+        None => {
+            let time = command(&["TIME"]);
+            let asked = join(send(pipeline, &get, manner, deadline), pipeline.ask(&time, deadline));
+            let (value, time) = asked.await;
+            let (value, time) = (value?, time_of(&answered(pipeline, time?)?));
+            let clock = time.map(|unix_us| ServerClock { at: sent + runtime.now().since(sent) / 2, unix_us });
+            pipeline.set_clock(clock);
+            (value, time)
+        }
+    };
+    let Some(now_us) = now_us else { return Ok(None) };
+    // What was not written by the script counts as none: the next write replaces it.
+    let record = match &answered(pipeline, value)? {
+        Value::Nil => None,
+        value => bytes(value).and_then(stored),
+    };
+    Ok(Some(RecordAnswer::Read { record, now_us }))
+}
+
+async fn send(
+    pipeline: &Pipeline,
+    command: &Cmd,
+    manner: RequestContext,
+    deadline: Moment,
+) -> Result<Value, Failure> {
+    match manner.asking {
+        true => pipeline.ask_for_slot(command, deadline).await,
+        false => pipeline.ask(command, deadline).await,
+    }
+}
+
+fn time_of(value: &Value) -> Option<u64> {
+    let Value::Array(parts) = value else { return None };
+    let [seconds, micros] = &parts[..] else { return None };
+    number(seconds)?.checked_mul(1_000_000)?.checked_add(number(micros)?)
+}
+
+/// A record as it stands at its key.
+fn stored(text: &[u8]) -> Option<Record> {
+    let space = text.iter().position(|byte| *byte == b' ')?;
+    let at_us = std::str::from_utf8(&text[..space]).ok()?.parse().ok()?;
+    Some(Record { at_us, value: Arc::from(&text[space + 1..]) })
+}
+
+/// Runs the script.
+async fn run(
+    pipeline: &Pipeline,
+    op: &RecordOp,
+    manner: RequestContext,
+    deadline: Moment,
+) -> Result<Value, Failure> {
+    let by_name = !manner.asking && !pipeline.brings_script();
+    let mut value = send(pipeline, &script(op, manner, by_name), manner, deadline).await?;
+    if let Value::ServerError(error) = &value
+        && failure::is_no_script(error)
+    {
+        value = send(pipeline, &script(op, manner, false), manner, deadline).await?;
+    }
+    answered(pipeline, value).map_err(|failure| match failure::forbids_scripts(&failure) {
+        true => Failure::impossible(format!("it forbids scripts, and a record is written by one: {failure}")),
+        false => failure,
+    })
+}
+
+fn script(op: &RecordOp, manner: RequestContext, by_name: bool) -> Cmd {
+    let (verb, text) = if by_name { ("EVALSHA", RECORD.sha) } else { ("EVAL", RECORD.text) };
+    let mut command = command(&[verb, text, "2", op.lock.as_str(), &record::key(&op.lock)]);
+    let channel = keys::channel(manner.space.db, LockSpec::Mutex, op.lock.as_str());
+    let publish = manner.space.publish.command();
+    match &op.verb {
+        RecordVerb::Put(Put { owner, window, keep_ms, then, value }) => {
+            command.arg("put").arg(owner.as_str());
+            match window {
+                Some(window) => command.arg(window.start).arg(window.end),
+                None => command.arg("").arg(""),
+            };
+            let then = match then {
+                Then::Nothing => "",
+                Then::Release => "release",
+                Then::Tell => "tell",
+            };
+            command.arg(keep_ms).arg(then).arg(channel).arg(publish).arg(&value[..]);
+        }
+        RecordVerb::Void | RecordVerb::Read => {
+            command.arg("void").arg("").arg(channel).arg(publish);
+        }
+    }
+    command
+}
+
+fn written(value: &Value, asker: &str, op: &RecordOp) -> Option<RecordAnswer> {
+    let Value::Array(parts) = value else { return None };
+    let [owner, answer, rest @ ..] = &parts[..] else { return None };
+    if bytes(owner)? != asker.as_bytes() {
+        return None;
+    }
+    let (answer, unheard) = match (bytes(answer)?, rest) {
+        (b"stored", [now, unheard]) => (RecordAnswer::Stored { at_us: number(now)? }, Some(unheard)),
+        (b"not_held", []) => (RecordAnswer::NotHeld, None),
+        (b"outside_window", [now]) => (RecordAnswer::OutsideWindow { now_us: number(now)? }, None),
+        (b"voided", [unheard]) => (RecordAnswer::Voided, Some(unheard)),
+        _ => return None,
+    };
+    if let Some(why) = unheard.and_then(bytes).filter(|why| !why.is_empty()) {
+        event!(
+            WARN,
+            target: SETUP,
+            "those who wait could not be woken",
+            lock = text(&op.lock),
+            why = String::from_utf8_lossy(why).into_owned(),
+        );
+    }
+    Some(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_a_moment_and_its_bytes() {
+        let record = stored(b"17 a b\n\xff").expect("a record");
+        assert_eq!((record.at_us, &record.value[..]), (17, &b"a b\n\xff"[..]));
+        for other in [&b""[..], b"17", b"x 1", b" 1", b"-1 1"] {
+            assert_eq!(stored(other), None);
+        }
+    }
+}

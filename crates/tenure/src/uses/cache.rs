@@ -1,0 +1,765 @@
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{Either, FutureExt, join, select};
+
+use super::entry::{Content, Entry, Head, Sight, UNCACHED, look, soft_us};
+use super::value::CacheValue;
+use super::{RecordHandle, micros, put};
+use crate::engine::Client;
+use crate::engine::acquire::Wait;
+use crate::engine::flight::{Boarding, Landing, Passenger};
+use crate::error::{Error, ErrorKind, Result};
+use crate::events::{event, text};
+use crate::guard::Guard;
+use crate::handle::LockHandle;
+use crate::moment::Moment;
+use crate::name::LockName;
+use crate::options::{Options, Renewal};
+use crate::protocol::LockSpec;
+use crate::protocol::record::{Put, Record, RecordAnswer, Then};
+use crate::runtime;
+use crate::store::Listener;
+
+/// A value that one caller computes for a whole fleet, kept in the store of the locks.
+///
+/// Where the value is fresh, a read is one request (on Redis a bare `GET`). Where it is missing,
+/// one caller of all processes computes it, under a lock, and the others get its result all at
+/// once. With [`stale`](Self::stale), a value that has passed its time is returned at once while
+/// one caller computes the next.
+///
+/// Stateless and cheap to clone. The tasks of one process that use clones of one
+/// [`Locks`](crate::Locks) compute together.
+///
+/// # Guarantees
+/// - *One computation at a time*, in all processes, as long as the computing caller keeps its lock.
+///   [`Overdue::Compute`], [`Outage::Compute`] and values that are too large are the exceptions.
+/// - *No late write.* The store takes a value only from the lock's holder. A caller that was
+///   stopped while it computed does not overwrite a newer value, nor one that was
+///   [invalidated](Self::invalidate) meanwhile.
+/// - *A bounded wait.* A caller waits for others for [`wait`](Self::wait), and then computes or
+///   fails, as [`overdue`](Self::overdue) says.
+/// - *Failure passes on.* If the computing closure fails, panics or is dropped, the next caller of
+///   its process computes at once. If its process dies, another one does, after the lease of 3 s at
+///   most (on `file:` at once).
+///
+/// It does not promise that a reader sees the newest value: a value that was fresh when it was read
+/// may be invalidated while the answer is on its way.
+///
+/// # Examples
+/// ```
+/// # tenure::block_on(async {
+/// use std::time::Duration;
+///
+/// let locks = tenure::Locks::memory();
+/// let user = locks.cache("user:42")?;
+/// let query = async || Ok::<_, std::io::Error>("Ada".to_owned()); // the slow query
+/// let name = user.get_or_compute(Duration::from_secs(60), query).await?.unwrap();
+/// assert_eq!(name, "Ada");
+/// user.invalidate().await?; // after the commit that changed the user
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+#[must_use = "it computes nothing until it is asked"]
+pub struct Cache {
+    record: RecordHandle,
+    stale: Duration,
+    wait: Duration,
+    overdue: Overdue,
+    outage: Outage,
+    early: f64,
+    jitter: f64,
+    max_bytes: usize,
+}
+
+/// What a caller does that has waited for another's computation for as long as it may.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Overdue {
+    /// It computes too, once in each process; the result is not kept. One that has waited for that
+    /// as long again [fails](Error::is_overdue).
+    #[default]
+    Compute,
+    /// It fails with [`is_overdue`](Error::is_overdue).
+    Fail,
+}
+
+/// What a caller does where the store does not answer or takes no writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outage {
+    /// It computes without the store, one caller at a time in each process; the result is not
+    /// kept.
+    #[default]
+    Compute,
+    /// It fails with the store's error.
+    Fail,
+}
+
+/// The longest lease of a lock under which a value is computed: so long others wait for a process
+/// that died.
+const LEASE: Duration = Duration::from_secs(3);
+/// How often one who waits looks again if no message comes.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// The longest of all times that are set here.
+const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+/// No value is kept that is longer: a reply of the server has a limit too.
+const MAX_BYTES: usize = 8 << 20;
+
+/// The options of a lock under which something is computed for others: a short lease, renewed.
+pub(super) fn computing(options: &Options) -> Arc<Options> {
+    let mut options = options.clone();
+    options.ttl = options.ttl.min(LEASE);
+    (options.grace, options.max_hold) = (Duration::ZERO, None);
+    (options.renewal, options.unfenced) = (Renewal::Automatic, false);
+    Arc::new(options)
+}
+
+/// What the turn of a caller has come to.
+pub(super) enum Turn<V> {
+    /// Another caller was faster.
+    Found(V),
+    /// This one computes.
+    Granted(Guard),
+    /// Another one still computes.
+    Late,
+}
+
+impl Cache {
+    pub(crate) fn new(home: &Arc<Client>, options: &Options, name: LockName) -> Result<Self> {
+        let record = RecordHandle::new(home, &computing(options), "cache", name, LockSpec::Mutex)?;
+        Ok(Self {
+            record,
+            stale: Duration::ZERO,
+            wait: Duration::from_secs(5),
+            overdue: Overdue::default(),
+            outage: Outage::default(),
+            early: 1.0,
+            jitter: 0.1,
+            max_bytes: 1 << 20,
+        })
+    }
+
+    /// The name, without the prefix.
+    ///
+    /// ```
+    /// # let locks = tenure::Locks::memory();
+    /// assert_eq!(locks.cache("user:42")?.name().as_str(), "user:42");
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn name(&self) -> &LockName {
+        &self.record.lock.name
+    }
+
+    /// How long after its ttl a value may still be returned, while one caller computes the next. 0
+    /// unless set: then callers wait for the next.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = tenure::Locks::memory();
+    /// let user = locks.cache("user:42")?.stale(Duration::from_secs(3_600));
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn stale(self, stale: Duration) -> Self {
+        Self { stale, ..self }
+    }
+
+    /// How long a caller waits for another's computation: 5 s unless set.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = tenure::Locks::memory();
+    /// let user = locks.cache("user:42")?.wait(Duration::from_millis(500));
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn wait(self, wait: Duration) -> Self {
+        Self { wait, ..self }
+    }
+
+    /// What a caller does that has waited that long: [`Overdue::Compute`] unless set.
+    ///
+    /// ```
+    /// # let locks = tenure::Locks::memory();
+    /// let user = locks.cache("user:42")?.overdue(tenure::Overdue::Fail);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn overdue(self, overdue: Overdue) -> Self {
+        Self { overdue, ..self }
+    }
+
+    /// What a caller does where the store does not answer: [`Outage::Compute`] unless set.
+    ///
+    /// The first to notice waits for [`op_timeout`](Options::op_timeout). After that one caller a
+    /// second asks the store, until it answers, and the others act at once.
+    ///
+    /// ```
+    /// # let locks = tenure::Locks::memory();
+    /// let user = locks.cache("user:42")?.outage(tenure::Outage::Fail);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn outage(self, outage: Outage) -> Self {
+        Self { outage, ..self }
+    }
+
+    /// How eagerly one caller computes before the value has passed its time (the β of XFetch): 1
+    /// unless set, 0 for never. Only in the last fifth of the ttl.
+    ///
+    /// ```
+    /// # let locks = tenure::Locks::memory();
+    /// let user = locks.cache("user:42")?.early(0.0);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn early(self, early: f64) -> Self {
+        Self { early, ..self }
+    }
+
+    /// By which share of its ttl a value may pass its time sooner, at random, from 0 to 1: 0.1
+    /// unless set. Values that were computed together then do not end together.
+    ///
+    /// ```
+    /// # let locks = tenure::Locks::memory();
+    /// let user = locks.cache("user:42")?.jitter(0.0);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn jitter(self, jitter: f64) -> Self {
+        Self { jitter, ..self }
+    }
+
+    /// How long a value may be to be kept, in bytes: 1 MiB unless set, at most 8 MiB. A longer one
+    /// is returned, and for a second callers compute without waiting for other processes.
+    ///
+    /// ```
+    /// # let locks = tenure::Locks::memory();
+    /// let page = locks.cache("page:/")?.max_bytes(64 * 1024);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn max_bytes(self, max_bytes: usize) -> Self {
+        Self { max_bytes, ..self }
+    }
+
+    /// The value, and how long it is fresh if it has to be computed. The inner result is that of
+    /// `compute`.
+    ///
+    /// A caller that finds a value that has passed its time, and is the first to do so, computes
+    /// the next itself; use [`get_or_spawn`](Self::get_or_spawn) where no caller is to wait. If
+    /// that fails, it gets the old value.
+    ///
+    /// # Cancel safety
+    /// Dropped while it computes, the next caller computes at once.
+    ///
+    /// # Errors
+    /// `is_overdue` and the errors of the store as the options say; `is_unsupported` when the
+    /// server forbids scripts; `is_invalid` when an option or the ttl cannot be right, or the value
+    /// cannot be encoded.
+    ///
+    /// # Examples
+    /// ```
+    /// # tenure::block_on(async {
+    /// use std::time::Duration;
+    ///
+    /// let answer = tenure::Locks::memory().cache("answer")?;
+    /// let compute = async || Ok::<_, std::fmt::Error>("42".to_owned());
+    /// let first = answer.get_or_compute(Duration::from_secs(60), compute).await?.unwrap();
+    /// let again = answer.get_or_compute(Duration::from_secs(60), async || Err(std::fmt::Error)).await?;
+    /// assert_eq!(again, Ok(first)); // not computed
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub async fn get_or_compute<T: CacheValue, E>(
+        &self,
+        ttl: Duration,
+        compute: impl AsyncFnOnce() -> Result<T, E>,
+    ) -> Result<Result<T, E>> {
+        let filled = self.get_or_fill(async || compute().await.map(|value| Entry::value(value, ttl))).await?;
+        filled.map_or_else(
+            |error| Ok(Err(error)),
+            |value| value.map(Ok).ok_or_else(|| self.invalid("was kept as absent: use `get_or_fill` for it")),
+        )
+    }
+
+    /// The value, if there is one: as [`get_or_compute`](Self::get_or_compute), for computations
+    /// that may find that there is none, or choose the ttl themselves. See [`Entry`].
+    ///
+    /// # Cancel safety
+    /// As [`get_or_compute`](Self::get_or_compute).
+    ///
+    /// # Errors
+    /// As [`get_or_compute`](Self::get_or_compute).
+    ///
+    /// # Examples
+    /// ```
+    /// # tenure::block_on(async {
+    /// use std::time::Duration;
+    /// use tenure::Entry;
+    ///
+    /// let user = tenure::Locks::memory().cache("user:43")?;
+    /// let none = async || Ok::<_, std::fmt::Error>(Entry::<String>::absent(Duration::from_secs(30)));
+    /// assert_eq!(user.get_or_fill(none).await?, Ok(None));
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub async fn get_or_fill<T: CacheValue, E>(
+        &self,
+        fill: impl AsyncFnOnce() -> Result<Entry<T>, E>,
+    ) -> Result<Result<Option<T>, E>> {
+        self.check()?;
+        let asked = self.record.engine().now();
+        match self.seen().await {
+            Ok(Sight::Fresh(value)) => Ok(Ok(value)),
+            Ok(Sight::Stale(value)) => match self.refresher().await {
+                None => Ok(Ok(value)),
+                Some(Refresher { flight, guard, newer: None, .. }) => {
+                    let computed = self.compute(&flight, Some(guard), fill).await?;
+                    Ok(Ok(computed.unwrap_or(value)))
+                }
+                Some(Refresher { newer: Some(newer), .. }) => Ok(Ok(newer)),
+            },
+            Ok(Sight::Uncached) => self.share(asked, false, How::Alone, fill).await,
+            Ok(Sight::Missing) => self.share(asked, false, How::WithStore, fill).await,
+            Err(error) => self.share(asked, false, self.without(error)?, fill).await,
+        }
+    }
+
+    /// The value at once, also when it has passed its time: then a task on the caller's tokio
+    /// runtime computes the next. Where there is no value, the caller computes it as in
+    /// [`get_or_compute`](Self::get_or_compute), and also where there is no such runtime.
+    ///
+    /// # Cancel safety
+    /// The task goes on.
+    ///
+    /// # Errors
+    /// As [`get_or_compute`](Self::get_or_compute). Those of the task are events.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> tenure::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// let page = tenure::Locks::memory().cache("page:/")?.stale(Duration::from_secs(60));
+    /// let render = || async { Ok::<_, std::fmt::Error>("<h1>Hello</h1>".to_owned()) };
+    /// let page = page.get_or_spawn(Duration::from_secs(5), render).await?.unwrap();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn get_or_spawn<T, E, F>(
+        &self,
+        ttl: Duration,
+        compute: impl FnOnce() -> F + Send + 'static,
+    ) -> Result<Result<T, E>>
+    where
+        T: CacheValue + Send + Sync + 'static,
+        E: Send + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        self.check()?;
+        let seen = self.seen::<T>().await;
+        if let Ok(Sight::Fresh(Some(value))) = seen {
+            return Ok(Ok(value));
+        }
+        if let Ok(Sight::Stale(Some(value))) = seen
+            && runtime::has_tokio()
+        {
+            let cache = self.clone();
+            runtime::spawn_on_tokio(async move {
+                if let Some(Refresher { flight, guard, newer: None, .. }) = cache.refresher::<T>().await {
+                    let fill = async || compute().await.map(|value| Entry::value(value, ttl));
+                    if let Err(error) = cache.compute(&flight, Some(guard), fill).await {
+                        event!(
+                            WARN,
+                            target: "tenure",
+                            "a value was not refreshed",
+                            lock = text(cache.name()),
+                            failure = text(error),
+                        );
+                    }
+                }
+            });
+            return Ok(Ok(value));
+        }
+        self.get_or_compute(ttl, async || compute().await).await
+    }
+
+    /// The value that is kept, fresh or stale; `None` also where it is known that there is none.
+    /// Never waits for a computation.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost; it asks and changes nothing.
+    ///
+    /// # Errors
+    /// Those of the store: `is_unreachable`, `is_refused`.
+    ///
+    /// # Examples
+    /// ```
+    /// # tenure::block_on(async {
+    /// let user = tenure::Locks::memory().cache("user:42")?;
+    /// assert_eq!(user.get::<String>().await?, None);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub async fn get<T: CacheValue>(&self) -> Result<Option<T>> {
+        self.check()?;
+        Ok(match self.seen().await? {
+            Sight::Fresh(value) | Sight::Stale(value) => value,
+            Sight::Uncached | Sight::Missing => None,
+        })
+    }
+
+    /// Computes the value whatever is kept, and keeps it. A computation that began before this call
+    /// is not enough: what it has read may be out of date.
+    ///
+    /// # Cancel safety
+    /// As [`get_or_compute`](Self::get_or_compute).
+    ///
+    /// # Errors
+    /// As [`get_or_compute`](Self::get_or_compute).
+    ///
+    /// # Examples
+    /// ```
+    /// # tenure::block_on(async {
+    /// use std::time::Duration;
+    ///
+    /// let user = tenure::Locks::memory().cache("user:42")?;
+    /// let query = async || Ok::<_, std::fmt::Error>("Grace".to_owned());
+    /// assert_eq!(user.refresh(Duration::from_secs(60), query).await?, Ok("Grace".to_owned()));
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub async fn refresh<T: CacheValue, E>(
+        &self,
+        ttl: Duration,
+        compute: impl AsyncFnOnce() -> Result<T, E>,
+    ) -> Result<Result<T, E>> {
+        self.check()?;
+        let asked = self.record.engine().now();
+        let fill = async || compute().await.map(|value| Entry::value(value, ttl));
+        let filled = self.share(asked, true, How::WithStore, fill).await?;
+        filled.map_or_else(
+            |error| Ok(Err(error)),
+            |value| value.map(Ok).ok_or_else(|| self.invalid("was kept as absent: use `get_or_fill` for it")),
+        )
+    }
+
+    /// Forgets the value: whatever is returned from now on was read after this call began. Call it
+    /// after the commit that makes the value out of date.
+    ///
+    /// A computation that is under way is not kept: it may have read what was there before.
+    ///
+    /// # Cancel safety
+    /// The request may still be carried out.
+    ///
+    /// # Errors
+    /// Those of the store: `is_unreachable` and `is_refused`; `is_unknown` when no answer came.
+    /// Then the old value may be returned until its time is over: call it again.
+    ///
+    /// # Examples
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let user = tenure::Locks::memory().cache("user:42")?;
+    /// // … the transaction commits …
+    /// user.invalidate().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub async fn invalidate(&self) -> Result<()> {
+        self.record.void().await
+    }
+
+    /// What the record says now.
+    async fn seen<T: CacheValue>(&self) -> Result<Sight<T>> {
+        let flights = &self.record.lock.home.flights;
+        let engine = self.record.engine();
+        if !flights.may_ask(engine.now()) {
+            return Err(Error::silent_lately(self.name(), engine.store.url()));
+        }
+        let seen = self.record.read().await;
+        flights.heard(seen.is_ok(), engine.now());
+        seen.map(|seen| self.look(seen.record.as_ref(), seen.now_us))
+    }
+
+    fn look<T: CacheValue>(&self, record: Option<&Record>, now_us: u64) -> Sight<T> {
+        look(record, now_us, self.early, self.random())
+    }
+
+    /// The same without reckoning for what is to be computed early.
+    async fn there<T: CacheValue>(&self) -> Result<Option<Option<T>>> {
+        let seen = self.record.read().await?;
+        Ok(match look(seen.record.as_ref(), seen.now_us, 0.0, 1.0) {
+            Sight::Fresh(value) => Some(value),
+            _ => None,
+        })
+    }
+
+    /// Above 0, at most 1.
+    fn random(&self) -> f64 {
+        ((self.record.engine().runtime.random() >> 11) + 1) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Becomes the one caller that computes while there is a value, if there is none yet.
+    async fn refresher<T: CacheValue>(&self) -> Option<Refresher<'_, T>> {
+        let (lock, engine) = (&self.record.lock, self.record.engine());
+        let flights = &lock.home.flights;
+        if !flights.may_try(&lock.full, engine.now()) {
+            return None;
+        }
+        let flight = flights.join(&lock.full);
+        let turn = flight.try_turn()?;
+        let (guard, there) = join(lock.acquire(Wait::Once), self.there()).await;
+        match guard {
+            Ok(Some(guard)) => {
+                Some(Refresher { flight, guard, newer: there.unwrap_or_default(), _turn: turn })
+            }
+            // Another process computes; or the store does not answer, and there is a value.
+            Ok(None) | Err(_) => {
+                flights.tried(&lock.full, engine.now());
+                None
+            }
+        }
+    }
+
+    /// Whether an error of the store is an outage, in which this cache computes.
+    fn without(&self, error: Error) -> Result<How> {
+        let is_outage =
+            matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Unknown | ErrorKind::Refused);
+        if is_outage && self.outage == Outage::Compute { Ok(How::Alone) } else { Err(error) }
+    }
+
+    /// Computes the value, or waits for another's.
+    async fn share<T: CacheValue, E>(
+        &self,
+        asked: Moment,
+        insists: bool,
+        mut how: How,
+        fill: impl AsyncFnOnce() -> Result<Entry<T>, E>,
+    ) -> Result<Result<Option<T>, E>> {
+        let (lock, engine) = (&self.record.lock, self.record.engine());
+        let mut flight = lock.home.flights.join(&lock.full);
+        let until = asked + self.wait;
+        let mut is_late = false;
+        let until_late = until + self.wait;
+        loop {
+            let until = if is_late { until_late } else { until };
+            let suits =
+                |landing: &Landing| landing.suits(asked, insists) && value_of::<T>(&landing.value).is_some();
+            let turn = match flight.board(engine, suits, is_late, until).await {
+                Boarding::Landed(landing) => {
+                    let value = value_of(&landing.value).expect("it suits because it can be read");
+                    return Ok(Ok(value));
+                }
+                Boarding::Late if self.overdue == Overdue::Compute && !is_late => {
+                    (is_late, how) = (true, How::Alone);
+                    continue;
+                }
+                Boarding::Late => return Err(Error::overdue(self.name(), engine.store.url())),
+                Boarding::Turn(turn) => turn,
+            };
+            if !lock.home.flights.may_ask(engine.now()) {
+                how = self.without(Error::silent_lately(self.name(), engine.store.url()))?;
+            }
+            if let How::Alone = how {
+                return self.compute(&flight, None, fill).await;
+            }
+            let look = || async move { if insists { Ok(None) } else { self.there().await } };
+            match take_turn(lock, until, look).await {
+                Ok(Turn::Found(value)) => return Ok(Ok(value)),
+                Ok(Turn::Granted(guard)) => return self.compute(&flight, Some(guard), fill).await,
+                Ok(Turn::Late) if self.overdue == Overdue::Fail => {
+                    return Err(Error::overdue(self.name(), engine.store.url()));
+                }
+                Ok(Turn::Late) => (is_late, how) = (true, How::Alone),
+                Err(error) => {
+                    lock.home.flights.heard(false, engine.now());
+                    self.without(error)?;
+                    return self.compute(&flight, None, fill).await;
+                }
+            }
+            drop(turn);
+        }
+    }
+
+    /// Computes the value, keeps it if this caller has the lock, and tells the others.
+    async fn compute<T: CacheValue, E>(
+        &self,
+        flight: &Passenger<'_>,
+        guard: Option<Guard>,
+        fill: impl AsyncFnOnce() -> Result<Entry<T>, E>,
+    ) -> Result<Result<Option<T>, E>> {
+        let engine = self.record.engine();
+        let begun = engine.now();
+        let entry = match fill().await {
+            Ok(entry) => entry,
+            Err(error) => return Ok(Err(error)),
+        };
+        if entry.ttl < Duration::from_millis(1) || entry.ttl > LONGEST {
+            return Err(self.invalid(&format!("needs a ttl from 1 ms to 365 days, got {:?}", entry.ttl)));
+        }
+        let bytes = match &entry.value {
+            Some(value) => value.encode(),
+            None => Ok(Vec::new()),
+        };
+        let bytes =
+            bytes.map_err(|error| self.invalid(&format!("has a value that cannot be encoded: {error}")))?;
+        let delta_us = micros(engine.now().since(begun));
+        let token = guard.as_ref().map_or(0, Guard::fence);
+        let content = if entry.value.is_some() { Content::Value } else { Content::Absent };
+        let is_kept = entry.is_kept && bytes.len() <= self.max_bytes;
+        // For those who wait here, also if it is too large to be kept.
+        let head = Head {
+            content,
+            soft_us: soft_us(entry.ttl, self.jitter, self.random()),
+            hard_us: micros(entry.ttl.saturating_add(self.stale)),
+            delta_us,
+            token,
+        };
+        let value: Arc<[u8]> = head.encode(T::CODEC, &bytes).into();
+        let is_stored = match guard {
+            None => false,
+            Some(guard) => {
+                let keep = if is_kept { entry.ttl.saturating_add(self.stale) } else { UNCACHED };
+                let mut put = put(guard.owner(), keep, Vec::new());
+                let hard_us = micros(UNCACHED);
+                put.value = match is_kept {
+                    true => Arc::clone(&value),
+                    false => Head { content: Content::Uncached, soft_us: hard_us, hard_us, ..head }
+                        .encode(T::CODEC, &[])
+                        .into(),
+                };
+                put.then = Then::Release;
+                self.keep(guard, put).await && is_kept
+            }
+        };
+        flight.land(Landing { value, is_stored, begun });
+        Ok(Ok(entry.value))
+    }
+
+    /// Writes the value and ends the lock. A value that is refused is no error: its caller has it.
+    async fn keep(&self, guard: Guard, put: Put) -> bool {
+        match self.record.put(put).await {
+            Ok(RecordAnswer::Stored { .. }) => {
+                guard.ended();
+                true
+            }
+            Ok(_) => {
+                event!(
+                    DEBUG,
+                    target: "tenure",
+                    "a value was refused: it was computed for too long, or invalidated",
+                    lock = text(self.name()),
+                );
+                false
+            }
+            Err(failure) => {
+                event!(
+                    WARN,
+                    target: "tenure",
+                    "a value was not kept",
+                    lock = text(self.name()),
+                    failure = text(failure),
+                );
+                false
+            }
+        }
+    }
+
+    /// What cannot be right about the options.
+    fn check(&self) -> Result<()> {
+        let what = match self {
+            Self { stale, .. } if *stale > LONGEST => {
+                format!("stale must be at most 365 days, got {stale:?}")
+            }
+            Self { wait, .. } if *wait > LONGEST => format!("wait must be at most 365 days, got {wait:?}"),
+            Self { early, .. } if !(0.0..=1_000.0).contains(early) => {
+                format!("early must be from 0 to 1000, got {early}")
+            }
+            Self { jitter, .. } if !(0.0..=1.0).contains(jitter) => {
+                format!("jitter must be from 0 to 1, got {jitter}")
+            }
+            Self { max_bytes, .. } if *max_bytes > MAX_BYTES => {
+                format!("max_bytes must be at most 8 MiB, got {max_bytes}")
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::invalid(format!("cache {}: {what}", self.name().quoted())))
+    }
+
+    fn invalid(&self, what: &str) -> Error {
+        Error::invalid(format!("cache {} {what}", self.name().quoted()))
+    }
+}
+
+/// With whom a value is computed.
+#[derive(Clone, Copy)]
+enum How {
+    /// With all who use the store.
+    WithStore,
+    /// With the tasks of this process.
+    Alone,
+}
+
+/// The one caller that computes while there is a value.
+struct Refresher<'a, T> {
+    flight: Passenger<'a>,
+    guard: Guard,
+    /// A value that came in between.
+    newer: Option<Option<T>>,
+    _turn: tokio::sync::OwnedMutexGuard<()>,
+}
+
+/// The value of a record that was just computed.
+fn value_of<T: CacheValue>(record: &[u8]) -> Option<Option<T>> {
+    match Head::decode(record)? {
+        (Head { content: Content::Absent, .. }, ..) => Some(None),
+        (Head { content: Content::Value, .. }, codec, bytes) if codec == T::CODEC => {
+            T::decode(bytes).ok().map(Some)
+        }
+        _ => None,
+    }
+}
+
+/// Takes the lock, unless what is looked for is there by then, or the time is over.
+///
+/// One who waits is woken by the message that the holder has written, looks once, and asks for the
+/// lock only where that found nothing. So all who wait are done at once.
+pub(super) async fn take_turn<V, F: Future<Output = Result<Option<V>>>>(
+    lock: &LockHandle,
+    until: Moment,
+    look: impl Fn() -> F,
+) -> Result<Turn<V>> {
+    let engine = &lock.home.engine;
+    let mut listener: Option<Listener> = None;
+    loop {
+        // The lock first: what its last holder has written is there when it is granted.
+        let (guard, found) = join(lock.acquire(Wait::Once), look()).await;
+        if let Some(found) = found? {
+            return Ok(Turn::Found(found));
+        }
+        if let Some(guard) = guard? {
+            return Ok(Turn::Granted(guard));
+        }
+        if engine.now() >= until {
+            return Ok(Turn::Late);
+        }
+        match &mut listener {
+            None => {
+                let listen = engine.store.listen(&lock.full, lock.rule, lock.options.op_timeout).await;
+                listener = Some(listen.map_err(|failure| engine.silent(&lock.name, failure))?);
+            }
+            Some(heard) => {
+                let at = until.min(engine.now() + LOOK_AGAIN);
+                let is_over = match select(heard.next().boxed(), engine.runtime.sleep_until(at)).await {
+                    Either::Left((message, _)) => message.is_none(),
+                    Either::Right(_) => false,
+                };
+                if is_over {
+                    listener = None;
+                }
+            }
+        }
+        if let Some(found) = look().await? {
+            return Ok(Turn::Found(found));
+        }
+    }
+}
+
+impl fmt::Debug for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Cache").field(self.name()).finish()
+    }
+}

@@ -1,0 +1,196 @@
+use std::fmt;
+use std::sync::Arc;
+
+use super::RecordHandle;
+use super::log::{Leader, Log, Word, checked_payload, unreadable};
+use super::observer::Observer;
+use super::term::Term;
+use crate::engine::Client;
+use crate::error::Result;
+use crate::guard::unless_lost;
+use crate::name::LockName;
+use crate::options::Options;
+use crate::protocol::{LockSpec, QueueSpec};
+
+/// One of many candidates leads; the others wait for their turn, and anyone can see who leads.
+///
+/// The payload says how the leader can be reached: an address, a version, any text of at most
+/// 4 KiB.
+///
+/// Stateless and cheap to clone: each [`campaign`](Self::campaign) is a candidate of its own.
+///
+/// # Guarantees
+/// - *One leader at a time* while its [`Term::is_current`], as with a
+///   [`FairMutex`](crate::FairMutex), on which it rests.
+/// - *Order*: candidates lead in the order in which they came.
+/// - *Terms rise*: [`Term::fence`] of each leader is above that of all before.
+/// - *A margin*: a leader that can renew nothing stops [`grace`](Options::grace) before another can
+///   lead; unless set, that is a third of the lease. With the lease of 15 s, work stops 9.8 s after
+///   the last renewal that was answered was sent, and another leads after 15 s.
+/// - *A log without gaps*: an [`Observer`] is told of each change in order, or that it has missed
+///   some.
+///
+/// # Examples
+/// ```
+/// # tenure::block_on(async {
+/// let locks = tenure::Locks::memory();
+/// let election = locks.election("scheduler", "host-1:8080")?;
+/// let done = election.lead(async |term| {
+///     // … the work of the leader, dropped at its next await when it leads no more …
+///     term.fence()
+/// });
+/// assert!(done.await? > 0);
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+#[must_use = "it elects no one until there is a campaign"]
+pub struct Election {
+    record: RecordHandle,
+    payload: Arc<str>,
+}
+
+impl Election {
+    pub(crate) fn new(
+        home: &Arc<Client>,
+        options: &Options,
+        name: LockName,
+        payload: String,
+    ) -> Result<Self> {
+        let mut options = options.clone();
+        if options.grace.is_zero() {
+            options.grace = options.lease() / 3;
+        }
+        let rule = LockSpec::Queue(QueueSpec::FAIR);
+        let record = RecordHandle::new(home, &Arc::new(options), "elect", name, rule)?;
+        Ok(Self { record, payload: checked_payload(payload)? })
+    }
+
+    /// The name, without the prefix.
+    ///
+    /// ```
+    /// # let locks = tenure::Locks::memory();
+    /// assert_eq!(locks.election("scheduler", "")?.name().as_str(), "scheduler");
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn name(&self) -> &LockName {
+        &self.record.lock.name
+    }
+
+    /// Waits until this candidate leads.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let term = tenure::Locks::memory().election("scheduler", "host-1")?.campaign().await?;
+    /// assert!(term.is_current());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Dropped, it is no candidate any more.
+    ///
+    /// # Errors
+    /// As [`FairMutex::lock`](crate::FairMutex::lock); `is_unsupported` when the server forbids
+    /// scripts.
+    pub async fn campaign(&self) -> Result<Term> {
+        loop {
+            let term =
+                Term::new(self.record.lock.lock().await?, self.record.clone(), Arc::clone(&self.payload));
+            match term.write(Word::Elected, &self.payload).await {
+                Ok(()) if term.is_current() => return Ok(term),
+                // Its lease was over before it began.
+                Ok(()) => {}
+                Err(error) if error.is_lost() => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Waits until this candidate leads, does the work, and resigns.
+    ///
+    /// The work is dropped at its next await when it does not lead any more, before another can
+    /// lead. It is looked at before each poll, so that a process that was stopped does no step more.
+    /// A thread, a spawned task or a loop that never awaits has to look at [`Term::is_current`].
+    ///
+    /// # Cancel safety
+    /// The work is dropped first; then it resigns in the background.
+    ///
+    /// # Errors
+    /// `is_lost` when it lost its term while it worked; those of [`campaign`](Self::campaign).
+    ///
+    /// # Examples
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let election = tenure::Locks::memory().election("scheduler", "host-1")?;
+    /// loop {
+    ///     match election.lead(async |term| schedule(term.fence()).await).await {
+    ///         Ok(()) => break, // it is told to end
+    ///         Err(error) if error.is_lost() => continue, // a candidate again
+    ///         Err(error) => return Err(error),
+    ///     }
+    /// }
+    /// # async fn schedule(term: u64) {}
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub async fn lead<T>(&self, work: impl AsyncFnOnce(&Term) -> T) -> Result<T> {
+        let term = self.campaign().await?;
+        let value = unless_lost(term.lost(), work(&term)).await?;
+        match term.resign().await {
+            Err(error) if error.is_lost() => Err(error),
+            _ => Ok(value),
+        }
+    }
+
+    /// Who leads now, if anyone does.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let election = tenure::Locks::memory().election("scheduler", "host-1")?;
+    /// assert_eq!(election.leader().await?, None);
+    /// let term = election.campaign().await?;
+    /// assert_eq!(election.leader().await?.expect("this one").fence, term.fence());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Nothing is lost; it asks and changes nothing.
+    ///
+    /// # Errors
+    /// Those of the store: `is_unreachable`, `is_refused`.
+    pub async fn leader(&self) -> Result<Option<Leader>> {
+        let seen = self.record.read().await?;
+        let log = Log::decode(seen.record.as_ref()).ok_or_else(|| unreadable(&self.record))?;
+        let Some(last) = log.entries.last().filter(|last| last.word != Word::Resigned) else {
+            return Ok(None);
+        };
+        let holders = self.record.holders().await?;
+        let leads =
+            holders.iter().any(|(owner, fence)| *owner == last.leader.owner && *fence == last.leader.fence);
+        Ok(leads.then(|| last.leader.clone()))
+    }
+
+    /// Follows who leads: first who does now, then every change, in order. Each process can do so,
+    /// candidate or not.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// use tenure::Change;
+    ///
+    /// let election = tenure::Locks::memory().election("scheduler", "host-1")?;
+    /// let mut observer = election.observe();
+    /// let term = election.campaign().await?;
+    /// match observer.next().await? {
+    ///     Change::Elected(leader) => assert_eq!(leader.fence, term.fence()),
+    ///     other => panic!("{other:?}"),
+    /// }
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn observe(&self) -> Observer {
+        Observer::new(self.record.clone())
+    }
+}
+
+impl fmt::Debug for Election {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Election").field(self.name()).finish()
+    }
+}

@@ -1,0 +1,216 @@
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::cache::{Outage, Overdue, Turn, computing, take_turn};
+use super::lock_of;
+use crate::engine::Client;
+use crate::engine::flight::{Boarding, Landing};
+use crate::error::{Error, ErrorKind, Result};
+use crate::guard::Guard;
+use crate::handle::LockHandle;
+use crate::name::LockName;
+use crate::options::Options;
+use crate::protocol::LockSpec;
+
+/// Lets one caller of a fleet fill a cache of your own, while the others wait for it.
+///
+/// The cache may be anything that all callers see: a table, a memcached, a file. A
+/// [`Cache`](crate::Cache) does more where the value may live in the store of the locks. This one
+/// needs no more of the store than a mutex, so it works on a quorum too.
+///
+/// # Guarantees
+/// - *One computation at a time*, as long as the computing caller keeps its lock, with the
+///   exceptions that [`Overdue::Compute`] and [`Outage::Compute`] name.
+/// - *All at once*: when it is done, all who wait look into the cache at the same time.
+/// - *Late writes* are yours to refuse: compare [`Guard::fence`] where you write.
+///
+/// # Examples
+/// ```
+/// # tenure::block_on(async {
+/// use std::sync::Mutex;
+///
+/// let table = Mutex::new(None::<String>); // the cache of your own
+/// let get = || async { Ok::<_, std::io::Error>(table.lock().unwrap().clone()) };
+///
+/// let locks = tenure::Locks::memory();
+/// let fill = locks.fill("report")?;
+/// let report = fill.run(get, async |_guard| {
+///     let report = "42 orders".to_owned(); // the slow query
+///     *table.lock().unwrap() = Some(report.clone());
+///     Ok(report)
+/// });
+/// assert_eq!(report.await?.unwrap(), "42 orders");
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+#[must_use = "it fills nothing until it is run"]
+pub struct Fill {
+    lock: LockHandle,
+    wait: Duration,
+    overdue: Overdue,
+    outage: Outage,
+}
+
+impl Fill {
+    pub(crate) fn new(home: &Arc<Client>, options: &Options, name: LockName) -> Result<Self> {
+        let lock = lock_of(home, &computing(options), "fill", name, LockSpec::Mutex)?;
+        let wait = Duration::from_secs(5);
+        Ok(Self { lock, wait, overdue: Overdue::default(), outage: Outage::default() })
+    }
+
+    /// The name, without the prefix.
+    ///
+    /// ```
+    /// # let locks = tenure::Locks::memory();
+    /// assert_eq!(locks.fill("report")?.name().as_str(), "report");
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn name(&self) -> &LockName {
+        &self.lock.name
+    }
+
+    /// How long a caller waits for another's computation: 5 s unless set.
+    ///
+    /// ```
+    /// # let locks = tenure::Locks::memory();
+    /// let report = locks.fill("report")?.wait(std::time::Duration::from_secs(1));
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn wait(self, wait: Duration) -> Self {
+        Self { wait, ..self }
+    }
+
+    /// What a caller does that has waited that long: [`Overdue::Compute`] unless set. It then
+    /// computes with the guard of a lock of its own process.
+    ///
+    /// ```
+    /// # let locks = tenure::Locks::memory();
+    /// let report = locks.fill("report")?.overdue(tenure::Overdue::Fail);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn overdue(self, overdue: Overdue) -> Self {
+        Self { overdue, ..self }
+    }
+
+    /// What a caller does where the store does not answer: [`Outage::Compute`] unless set.
+    ///
+    /// ```
+    /// # let locks = tenure::Locks::memory();
+    /// let report = locks.fill("report")?.outage(tenure::Outage::Fail);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn outage(self, outage: Outage) -> Self {
+        Self { outage, ..self }
+    }
+
+    /// What `get` finds; where that is nothing, what `compute` makes, which has to put it there.
+    /// The inner result is theirs.
+    ///
+    /// `compute` gets the guard of the lock, or `None` where it runs without: after the wait, or in
+    /// an outage.
+    ///
+    /// # Cancel safety
+    /// Dropped while it computes, the next caller computes at once.
+    ///
+    /// # Errors
+    /// `is_overdue` and the errors of the store as the options say.
+    ///
+    /// # Examples
+    /// ```
+    /// # tenure::block_on(async {
+    /// let get = || async { Ok::<_, std::io::Error>(Some(42)) };
+    /// let report = tenure::Locks::memory().fill("report")?;
+    /// let found = report.run(get, async |_| unreachable!("it is there")).await?.unwrap();
+    /// assert_eq!(found, 42);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub async fn run<T, E, G>(
+        &self,
+        get: impl Fn() -> G,
+        compute: impl AsyncFnOnce(Option<&Guard>) -> Result<T, E>,
+    ) -> Result<Result<T, E>>
+    where
+        G: Future<Output = Result<Option<T>, E>>,
+    {
+        let (lock, engine) = (&self.lock, &self.lock.home.engine);
+        match get().await {
+            Ok(None) => {}
+            Ok(Some(found)) => return Ok(Ok(found)),
+            Err(error) => return Ok(Err(error)),
+        }
+        let asked = engine.now();
+        let mut flight = lock.home.flights.join(&lock.full);
+        let until = asked + self.wait;
+        let until_late = until + self.wait;
+        let mut is_late = false;
+        loop {
+            let until = if is_late { until_late } else { until };
+            let turn = match flight.board(engine, |_| true, is_late, until).await {
+                Boarding::Landed(_) => match get().await {
+                    Ok(None) => continue,
+                    Ok(Some(found)) => return Ok(Ok(found)),
+                    Err(error) => return Ok(Err(error)),
+                },
+                Boarding::Late if self.overdue == Overdue::Compute && !is_late => {
+                    is_late = true;
+                    continue;
+                }
+                Boarding::Late => return Err(self.late()),
+                Boarding::Turn(turn) => turn,
+            };
+            let guard = if is_late {
+                None
+            } else if !lock.home.flights.may_ask(engine.now()) {
+                self.without(Error::silent_lately(self.name(), engine.store.url()))?
+            } else {
+                let look = || async { Ok(get().await.transpose()) };
+                match take_turn(lock, until, look).await {
+                    Ok(Turn::Found(found)) => return Ok(found),
+                    Ok(Turn::Granted(guard)) => Some(guard),
+                    Ok(Turn::Late) if self.overdue == Overdue::Fail => return Err(self.late()),
+                    Ok(Turn::Late) => {
+                        is_late = true;
+                        drop(turn);
+                        continue;
+                    }
+                    Err(error) => {
+                        lock.home.flights.heard(false, engine.now());
+                        self.without(error)?
+                    }
+                }
+            };
+            let begun = engine.now();
+            if guard.is_some() {
+                lock.home.flights.heard(true, begun);
+            }
+            let computed = compute(guard.as_ref()).await;
+            if computed.is_ok() {
+                flight.land(Landing { value: Arc::default(), is_stored: true, begun });
+            }
+            if let Some(guard) = guard {
+                // A release that is not answered goes on in the background.
+                let _ = guard.release().await;
+            }
+            return Ok(computed);
+        }
+    }
+
+    /// No guard, if this error of the store is an outage in which the caller computes.
+    fn without(&self, error: Error) -> Result<Option<Guard>> {
+        let is_outage =
+            matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Unknown | ErrorKind::Refused);
+        if is_outage && self.outage == Outage::Compute { Ok(None) } else { Err(error) }
+    }
+
+    fn late(&self) -> Error {
+        Error::overdue(self.name(), self.lock.home.engine.store.url())
+    }
+}
+
+impl fmt::Debug for Fill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Fill").field(self.name()).finish()
+    }
+}

@@ -1,0 +1,162 @@
+//! What locks are for: each use is a lock with a record beside it.
+//!
+//! - [`cache`] computes a value once for a fleet, and [`fill`] does so for a cache of the user's;
+//!   [`entry`] is how a value is kept, [`value`] how it becomes bytes;
+//! - [`once`] runs a job once in a [`period`];
+//! - [`election`] has a leader, with its [`term`], and those who [observe](observer); [`log`] is
+//!   what its record says.
+
+pub(crate) mod cache;
+pub(crate) mod election;
+pub(crate) mod entry;
+pub(crate) mod fill;
+pub(crate) mod log;
+pub(crate) mod observer;
+pub(crate) mod once;
+pub(crate) mod period;
+pub(crate) mod term;
+pub(crate) mod value;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::{Client, Engine};
+use crate::error::{Error, Result};
+use crate::handle::LockHandle;
+use crate::name::LockName;
+use crate::options::Options;
+use crate::owner::Owner;
+use crate::protocol::record::{Put, Record, RecordAnswer, RecordOp, RecordVerb, Then, lock_name};
+use crate::protocol::{Answer, LockSpec, Verb, ours};
+use crate::store::Failure;
+
+/// A record as it was read.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) record: Option<Record>,
+    /// The store's clock when the answer was here, in microseconds since 1970.
+    pub(crate) now_us: u64,
+}
+
+/// A lock with a record beside it.
+#[derive(Clone)]
+pub(crate) struct RecordHandle {
+    pub(crate) lock: LockHandle,
+}
+
+impl RecordHandle {
+    /// The lock of a use, and its record.
+    pub(crate) fn new(
+        home: &Arc<Client>,
+        options: &Arc<Options>,
+        kind: &str,
+        name: LockName,
+        rule: LockSpec,
+    ) -> Result<Self> {
+        let store = &home.engine.store;
+        store.capabilities().values.map_err(|reason| {
+            let what = format!("store {} keeps no record of {}: {reason}", store.url(), name.quoted());
+            Error::unsupported(store.url(), what)
+        })?;
+        lock_of(home, options, kind, name, rule).map(|lock| Self { lock })
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.lock.home.engine
+    }
+
+    /// Reads the record. Nothing is changed.
+    pub(crate) async fn read(&self) -> Result<Seen> {
+        let engine = self.engine();
+        let sent = engine.now();
+        match self.ask(RecordVerb::Read).await {
+            Ok(RecordAnswer::Read { record, now_us }) => {
+                let since = engine.now().since(sent).as_micros() as u64;
+                Ok(Seen { record, now_us: now_us.saturating_add(since) })
+            }
+            Ok(answer) => Err(self.nonsense(&answer)),
+            Err(failure) => Err(engine.silent(&self.lock.name, failure)),
+        }
+    }
+
+    /// Writes the record as the lock's holder. A write without an answer is looked for: what the
+    /// holder writes has its token, so bytes that are the same are its own.
+    pub(crate) async fn put(&self, put: Put) -> Result<RecordAnswer> {
+        let value = Arc::clone(&put.value);
+        match self.ask(RecordVerb::Put(put)).await {
+            Ok(RecordAnswer::Read { .. } | RecordAnswer::Voided) => Err(self.mismatched()),
+            Ok(answer) => Ok(answer),
+            Err(Failure::Unknown(cause)) => match self.read().await {
+                Ok(Seen { record: Some(record), .. }) if record.value == value => {
+                    Ok(RecordAnswer::Stored { at_us: record.at_us })
+                }
+                _ => Err(self.engine().failed(&self.lock.name, Failure::Unknown(cause))),
+            },
+            Err(failure) => Err(self.engine().failed(&self.lock.name, failure)),
+        }
+    }
+
+    /// The owners that hold the lock, with their tokens.
+    pub(crate) async fn holders(&self) -> Result<Vec<(Owner, u64)>> {
+        let (lock, engine) = (&self.lock, self.engine());
+        let owner = Owner::fresh(&lock.options.label, &*engine.runtime);
+        let within = lock.options.op_timeout;
+        match engine.call(&lock.full, lock.rule, &owner, Verb::Inspect, within).await {
+            Ok(Answer::Found(found)) => {
+                Ok(found.holders.iter().filter_map(|holder| ours(&holder.value)).collect())
+            }
+            Ok(Answer::Free) => Ok(Vec::new()),
+            Ok(answer) => Err(engine.nonsense(&lock.name, &answer)),
+            Err(failure) => Err(engine.silent(&lock.name, failure)),
+        }
+    }
+
+    /// Deletes the record and ends the lock.
+    pub(crate) async fn void(&self) -> Result<()> {
+        match self.ask(RecordVerb::Void).await {
+            Ok(_) => Ok(()),
+            Err(failure) => Err(self.engine().failed(&self.lock.name, failure)),
+        }
+    }
+
+    async fn ask(&self, verb: RecordVerb) -> Result<RecordAnswer, Failure> {
+        let op = RecordOp { lock: self.lock.full.clone(), verb };
+        self.engine().store.record(op, self.lock.options.op_timeout).await
+    }
+
+    fn nonsense(&self, answer: &RecordAnswer) -> Error {
+        let cause = Failure::cause(format!("an answer that does not belong here: {answer:?}"));
+        self.engine().failed(&self.lock.name, Failure::Refused(cause))
+    }
+
+    fn mismatched(&self) -> Error {
+        let cause = Failure::cause("the answer to another request");
+        self.engine().failed(&self.lock.name, Failure::Refused(cause))
+    }
+}
+
+/// The lock of a use.
+pub(crate) fn lock_of(
+    home: &Arc<Client>,
+    options: &Arc<Options>,
+    kind: &str,
+    name: LockName,
+    rule: LockSpec,
+) -> Result<LockHandle> {
+    let full = lock_name(kind, &options.full_name(&name)?);
+    LockHandle::at(Arc::clone(home), Arc::clone(options), name, full, rule, None)
+}
+
+/// What the holder of a use's lock writes.
+pub(crate) fn put(owner: &Owner, keep: Duration, value: Vec<u8>) -> Put {
+    let keep_ms = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX).clamp(1, KEEP_MAX_MS);
+    Put { owner: owner.clone(), window: None, keep_ms, then: Then::Nothing, value: value.into() }
+}
+
+/// No record is kept longer: ten years.
+const KEEP_MAX_MS: u64 = 10 * 365 * 86_400_000;
+
+/// Microseconds of a duration.
+pub(crate) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}

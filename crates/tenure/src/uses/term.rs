@@ -1,0 +1,168 @@
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join;
+
+use super::log::{Word, append, checked_payload, unreadable};
+use super::{RecordHandle, put};
+use crate::engine::lease::Lost;
+use crate::error::{Error, Result};
+use crate::guard::Guard;
+use crate::owner::Owner;
+use crate::protocol::record::{RecordAnswer, Then};
+
+/// The time for which a candidate leads: see [`Election`](crate::Election).
+///
+/// Dropped, it resigns in the background, and observers are not told why.
+///
+/// ```
+/// # tenure::block_on(async {
+/// let election = tenure::Locks::memory().election("scheduler", "host-1:8080")?;
+/// let term = election.campaign().await?;
+/// assert!(term.is_current());
+/// term.resign().await?;
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[must_use = "it resigns when it is dropped"]
+pub struct Term {
+    guard: Guard,
+    record: RecordHandle,
+    payload: Arc<str>,
+}
+
+impl Term {
+    pub(super) fn new(guard: Guard, record: RecordHandle, payload: Arc<str>) -> Self {
+        Self { guard, record, payload }
+    }
+
+    /// The term as a fencing token: greater than that of every earlier term. See
+    /// [`Guard::fence`].
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let election = tenure::Locks::memory().election("scheduler", "")?;
+    /// assert!(election.campaign().await?.fence() > 0);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn fence(&self) -> u64 {
+        self.guard.fence()
+    }
+
+    /// Who leads: a fresh owner for each term.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let election = tenure::Locks::memory().election("scheduler", "")?;
+    /// # let term = election.campaign().await?;
+    /// println!("led by {}", term.owner());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn owner(&self) -> &Owner {
+        self.guard.owner()
+    }
+
+    /// Whether it still leads. It says no before another can lead, by the
+    /// [`grace`](crate::Options::grace) and a margin, also if this process was stopped.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let election = tenure::Locks::memory().election("scheduler", "")?;
+    /// # let term = election.campaign().await?;
+    /// if term.is_current() {
+    ///     // a step that is over before the grace is
+    /// }
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn is_current(&self) -> bool {
+        self.guard.is_held()
+    }
+
+    /// How long [`is_current`](Self::is_current) holds if nothing is renewed any more.
+    pub fn remaining(&self) -> Duration {
+        self.guard.remaining()
+    }
+
+    /// A future that resolves when it does not lead any more: see [`Guard::lost`].
+    pub fn lost(&self) -> Lost {
+        self.guard.lost()
+    }
+
+    /// Tells the observers another payload, of at most 4 KiB.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let election = tenure::Locks::memory().election("scheduler", "starting")?;
+    /// let mut term = election.campaign().await?;
+    /// term.update("ready").await?;
+    /// assert_eq!(election.leader().await?.unwrap().payload, "ready");
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// The request may still be carried out.
+    ///
+    /// # Errors
+    /// `is_lost` when it does not lead any more; `is_invalid` when the payload is too long;
+    /// `is_unreachable`, `is_unknown`, `is_refused`.
+    pub async fn update(&mut self, payload: impl Into<String>) -> Result<()> {
+        let payload = checked_payload(payload.into())?;
+        self.write(Word::Updated, &payload).await?;
+        self.payload = payload;
+        Ok(())
+    }
+
+    /// Stops leading and hands over to the next candidate at once.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let election = tenure::Locks::memory().election("scheduler", "")?;
+    /// election.campaign().await?.resign().await?;
+    /// assert!(election.leader().await?.is_none());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Dropped, it goes on in the background.
+    ///
+    /// # Errors
+    /// As [`Guard::release`].
+    pub async fn resign(self) -> Result<()> {
+        let Self { guard, record, payload } = self;
+        let read = record.read().await;
+        let (owner, fence) = (guard.owner().clone(), guard.fence());
+        let log =
+            read.ok().and_then(|seen| append(seen.record.as_ref(), Word::Resigned, fence, &owner, &payload));
+        match log {
+            // In one write: the lock is free right after.
+            Some(log) => {
+                let mut put = put(&owner, Duration::MAX, log);
+                put.then = Then::Tell;
+                join(record.put(put), guard.release()).await.1
+            }
+            None => guard.release().await,
+        }
+    }
+
+    pub(super) async fn write(&self, word: Word, payload: &str) -> Result<()> {
+        let seen = self.record.read().await?;
+        let (owner, fence) = (self.guard.owner(), self.fence());
+        let log = append(seen.record.as_ref(), word, fence, owner, payload);
+        let log = log.ok_or_else(|| unreadable(&self.record))?;
+        let mut put = put(owner, Duration::MAX, log);
+        put.then = Then::Tell;
+        match self.record.put(put).await? {
+            RecordAnswer::Stored { .. } => Ok(()),
+            _ => {
+                let (name, store) = (&self.record.lock.name, self.record.engine().store.url());
+                Err(Error::lost(name, store, "another candidate may lead"))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Term {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Term").field("guard", &self.guard).finish_non_exhaustive()
+    }
+}
