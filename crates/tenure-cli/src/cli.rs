@@ -85,6 +85,14 @@ pub(crate) enum Command {
     /// passes with the lock's token: the variable TENURE_FENCE of CMD, or `Guard::fence` in Rust.
     /// docs/fencing.md has the details.
     Fence(Fence),
+    /// Prints what completes this command's words in a shell.
+    ///
+    /// Example: tenure completions bash > /etc/bash_completion.d/tenure
+    Completions(Completions),
+    /// Prints the manual page of this command, or of one of its verbs.
+    ///
+    /// Example: tenure man run | man -l -
+    Man(Man),
 }
 
 /// The store of the locks.
@@ -608,6 +616,18 @@ pub(crate) enum Database {
     #[value(alias = "mariadb")]
     Mysql,
     Sqlite,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Completions {
+    /// The shell that reads them.
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Man {
+    /// The verb, as `run`. Without it: the page of `tenure` itself.
+    pub(crate) verb: Option<String>,
 }
 
 /// One of the kinds that can be hammered.

@@ -22,6 +22,7 @@ mod limits;
 mod list;
 mod manual;
 mod output;
+mod pages;
 mod printer;
 mod release;
 mod run;
@@ -65,6 +66,8 @@ fn main() -> ExitCode {
         Ok(Cli { command: Command::Doctor(args) }) => asked::once(doctor::doctor(&args)),
         Ok(Cli { command: Command::Stress(args) }) => stress::stress(&args),
         Ok(Cli { command: Command::Fence(args) }) => fence::fence(&args),
+        Ok(Cli { command: Command::Completions(args) }) => pages::completions(&args),
+        Ok(Cli { command: Command::Man(args) }) => pages::man(&args),
         Err(code) => code,
     })
     .into()

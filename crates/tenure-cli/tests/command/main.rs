@@ -17,6 +17,7 @@ mod kinds;
 mod limits;
 mod loss;
 mod output;
+mod pages;
 mod redis;
 mod signals;
 mod split;

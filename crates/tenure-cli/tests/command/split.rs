@@ -52,9 +52,12 @@ fn lives(env: &TestEnv, store: &[&str], kind: &[&str]) {
     verb("verify", &by_owner).exits_with(0).says_nothing();
     verb("status", &["x"]).exits_with(0);
     verb("renew", &[&by_owner[..], &["--ttl", renewed_to]].concat()).exits_with(0).says_nothing();
-    let left = verb("status", &["--json", "x"]).exits_with(0).stdout;
-    let left: Value = serde_json::from_str(&left).expect("JSON");
-    assert!(left["holders"][0]["remaining_ms"].as_u64().expect("a lease") > 4_000, "{left}");
+    // A member of a quorum that answered last may have been asked only now.
+    eventually("its lease is longer", || {
+        let left = verb("status", &["--json", "x"]).exits_with(0).stdout;
+        let left: Value = serde_json::from_str(&left).expect("JSON");
+        left["holders"][0]["remaining_ms"].as_u64().expect("a lease") > 4_000
+    });
     let said = verb("release", &by_owner).exits_with(0).says_nothing();
     assert_eq!(said.stdout, "");
     verb("status", &["x"]).exits_with(1);

@@ -1,0 +1,62 @@
+//! `tenure completions` and `tenure man`: made of the definitions that read the command line.
+
+use std::io;
+
+use clap::{Command, CommandFactory};
+use clap_mangen::Man;
+
+use crate::cli::{self, Cli};
+use crate::exit;
+use crate::output;
+
+/// Prints the completions for a shell; returns the code to exit with.
+pub(crate) fn completions(args: &cli::Completions) -> u8 {
+    let mut text = Vec::new();
+    clap_complete::generate(args.shell, &mut for_people(), "tenure", &mut text);
+    printed(&text)
+}
+
+/// The definitions without the verbs that only this program calls.
+fn for_people() -> Command {
+    let all = Cli::command();
+    let shown: Vec<_> = all.get_subcommands().filter(|verb| !verb.is_hide_set()).cloned().collect();
+    let about = all.get_about().cloned().unwrap_or_default();
+    Command::new("tenure").version(env!("CARGO_PKG_VERSION")).about(about).subcommands(shown)
+}
+
+/// Prints a manual page; returns the code to exit with.
+pub(crate) fn man(args: &cli::Man) -> u8 {
+    let mut command = for_people();
+    command.build();
+    let page = match &args.verb {
+        None => command,
+        Some(verb) => match command.find_subcommand(verb) {
+            Some(found) => found.clone(),
+            None => {
+                let names: Vec<_> = command.get_subcommands().map(Command::get_name).collect();
+                output::complain(format_args!(
+                    "there is no verb {verb:?}: write one of {}",
+                    names.join(", ")
+                ));
+                return exit::USAGE;
+            }
+        },
+    };
+    let mut text = Vec::new();
+    match Man::new(page).render(&mut text) {
+        Ok(()) => printed(&text),
+        Err(error) => failed(&error),
+    }
+}
+
+fn printed(text: &[u8]) -> u8 {
+    match output::print_all(String::from_utf8_lossy(text)) {
+        Ok(()) => 0,
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &io::Error) -> u8 {
+    output::complain(format_args!("cannot print: {error}"));
+    exit::OWN
+}
