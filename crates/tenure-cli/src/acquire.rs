@@ -90,18 +90,18 @@ async fn give_back(locks: &Locks, name: &str, owner: &Owner) -> Result<(), Failu
 /// Starts the process that keeps the lock, and waits until it does.
 fn start_keeper(args: &Acquire, owner: &Owner) -> Result<(), Failure> {
     let request = &args.request;
-    let mut keeper = launch::again();
-    keeper.args(["__keep", "--prefix", &request.store.prefix, "--owner", owner.as_str()]);
-    keeper.arg("--ttl").arg(format!("{}ms", request.ttl.as_millis()));
-    keeper.args(args.while_pid.map(|pid| format!("--while-pid={pid}")));
-    keeper.args(["--", &request.name]);
+    let mut renewing = launch::again();
+    renewing.args(["__keep", "--prefix", &request.store.prefix, "--owner", owner.as_str()]);
+    renewing.arg("--ttl").arg(format!("{}ms", request.ttl.as_millis()));
+    renewing.args(args.while_pid.map(|pid| format!("--while-pid={pid}")));
+    renewing.args(["--", &request.name]);
     // Not an argument, which every user of the machine can read: it may have a password.
-    keeper.env("TENURE_STORE", store::url_with(&request.store, take::terms(request))?);
-    keeper.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    renewing.env("TENURE_STORE", store::url_with(&request.store, take::terms(request))?);
+    renewing.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let own = |error| Failure::own("cannot start the process that keeps the lock", &error);
-    let mut keeper = keeper.spawn().map_err(own)?;
+    let mut renewing = renewing.spawn().map_err(own)?;
     let mut said = String::new();
-    let mut pipe = BufReader::new(keeper.stdout.take().expect("its output is a pipe"));
+    let mut pipe = BufReader::new(renewing.stdout.take().expect("its output is a pipe"));
     pipe.read_line(&mut said).map_err(own)?;
     match said.trim_end().split_once(' ') {
         _ if said == "kept\n" => Ok(()),

@@ -31,7 +31,7 @@ pub(crate) enum Command {
     /// CMD has ended, and releases it. Standard input, output and error are CMD's. What this
     /// program says itself goes to standard error, a line each, beginning with `tenure: `.
     Run(Run),
-    /// Takes a lock, prints who holds it now, and ends: for a script whose steps are processes.
+    /// Takes a lock, prints the owner, and ends: for a script whose steps are processes.
     ///
     /// The lock stays taken until `tenure release NAME --owner OWNER`, or until its lease ends. The
     /// lease is not renewed: choose a --ttl that is long enough, call `tenure renew` in time, or
@@ -157,9 +157,9 @@ pub(crate) struct Job {
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) grace: Option<Duration>,
 
-    /// What happens to CMD when the lease is lost: `term` (TERM, and KILL after the grace), `kill` at
-    /// once, `signal:NAME` in place of TERM, as in signal:INT, or `ignore`: then CMD runs on beside
-    /// the next holder, and its own exit status is passed on.
+    /// What happens to CMD when the lease is lost: `term` (TERM, and KILL after the grace), `kill`
+    /// at once, `signal:NAME` in place of TERM, as in signal:INT, or `ignore`: then CMD runs on
+    /// beside the next holder, and its own exit status is passed on.
     #[arg(long, value_name = "HOW", default_value = "term", value_parser = on_lost)]
     pub(crate) on_lost: OnLost,
 
@@ -384,8 +384,8 @@ pub(crate) struct Acquire {
     #[command(flatten)]
     pub(crate) request: Request,
 
-    /// Print a JSON object instead: `name`, `owner`, `token`, and `deadline_ms`, the Unix time until
-    /// which the lock is held for certain.
+    /// Print a JSON object instead: `name`, `owner`, `token`, and `deadline_ms`, the Unix time
+    /// until which the lock is held for certain.
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -405,7 +405,7 @@ pub(crate) struct Renew {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// Who holds it, as `tenure acquire` printed it.
+    /// The owner, as `tenure acquire` printed it.
     #[arg(long, value_name = "OWNER")]
     pub(crate) owner: String,
 

@@ -172,7 +172,7 @@ impl Error {
     /// # let locks = tenure::Locks::memory();
     /// let guard = locks.mutex("x")?.lock().await?;
     /// match guard.release().await {
-    ///     Err(error) if error.is_unknown() => println!("the lock is free at the end of its lease"),
+    ///     Err(error) if error.is_unknown() => println!("it is free when its lease ends"),
     ///     released => released?,
     /// }
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
@@ -187,7 +187,7 @@ impl Error {
     /// # tenure::block_on(async {
     /// # let locks = tenure::Locks::memory();
     /// match locks.ping().await {
-    ///     Err(error) if error.is_refused() => println!("look at the rights of this user: {error}"),
+    ///     Err(error) if error.is_refused() => println!("look at the user's rights: {error}"),
     ///     answer => answer?,
     /// }
     /// # Ok::<(), tenure::Error>(()) }).unwrap();

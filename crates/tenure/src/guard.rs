@@ -96,8 +96,8 @@ impl Guard {
     /// The fencing token: greater than that of every earlier grant of this name, and the same for
     /// as long as this guard lives. A resource that stores the greatest token it has seen, and
     /// refuses smaller ones together with the write they come with, is safe even from a holder that
-    /// does not know yet that it has lost the lock. [`fence`](crate::fence) has what makes databases
-    /// do that.
+    /// does not know yet that it has lost the lock. [`fence`](crate::fence) has what makes
+    /// databases do that.
     ///
     /// Where several hold at once only a writer's token may be compared. That of a reader, or of a
     /// semaphore with more than one permit, tells its grant from others; a resource that compared

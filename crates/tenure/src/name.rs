@@ -35,7 +35,7 @@ impl LockName {
     /// The longest name, in bytes.
     pub const MAX_BYTES: usize = 64 * 1024;
 
-    /// The name, or why the text is none.
+    /// The name, or why the text is invalid.
     pub(crate) fn checked(name: &str) -> Result<Self, String> {
         if name.is_empty() {
             return Err("a lock needs a name of 1 byte to 64 KiB, and this one is empty".into());

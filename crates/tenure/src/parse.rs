@@ -1,4 +1,4 @@
-//! Text that becomes the name of a lock, or an error that says why it is none.
+//! Text that becomes the name of a lock, or an error that says why not.
 
 use std::borrow::Cow;
 use std::convert::Infallible;

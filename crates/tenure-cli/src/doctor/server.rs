@@ -117,7 +117,7 @@ impl Server {
                 &self.at,
                 format!("maxmemory-policy is {policy}{without_limit}"),
                 "a server that is short of memory deletes locks, and a second client then holds them",
-                "CONFIG SET maxmemory-policy noeviction; give a cache a server of its own",
+                "CONFIG SET maxmemory-policy noeviction; give a cache another server",
             );
         }
         if let Some(evicted) = self.number("evicted_keys").filter(|evicted| *evicted > 0) {

@@ -21,7 +21,7 @@ impl TestEnv {
     }
 
     /// The process that keeps the lock of this owner in the background.
-    fn keeper(&self, owner: &str) -> Pid {
+    fn renewing(&self, owner: &str) -> Pid {
         let is_keeper = |pid: &i32| {
             let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let words: Vec<&[u8]> = words.split(|byte| *byte == 0).collect();
@@ -130,12 +130,12 @@ fn a_lock_is_kept_until_it_is_released() {
     for store in [env.url(), server.url()] {
         let store = ["--store", &store];
         let owner = env.acquire(&[&store[..], &["--hold", "--ttl", "400ms", "x"]].concat());
-        let keeper = env.keeper(&owner);
+        let renewing = env.renewing(&owner);
         // Past several leases, a waiter finds it held.
         env.verb("wait", &[&store[..], &["-w", "1.5", "x"]].concat()).exits_with(75).says("is held by");
         env.verb("verify", &[&store[..], &["x", "--owner", &owner]].concat()).exits_with(0);
         env.verb("release", &[&store[..], &["x", "--owner", &owner]].concat()).exits_with(0);
-        eventually("the keeper ends", || !is_alive(keeper));
+        eventually("the background process ends", || !is_alive(renewing));
         env.verb("status", &[&store[..], &["x"]].concat()).exits_with(1);
     }
 }
@@ -150,19 +150,19 @@ fn a_lock_is_kept_until_the_script_ends_in_whatever_way() {
     let running = env.start(command);
     running.eventually("the lock is taken", || env.path("owner").exists());
     let owner = env.read("owner").trim().to_owned();
-    let keeper = env.keeper(&owner);
+    let renewing = env.renewing(&owner);
     env.verb("verify", &["x", "--owner", &owner]).exits_with(0);
     running.signal(Signal::KILL);
     let _ = running.wait();
     env.tenure_run(["-w", "10", "x", "--", "true"]).exits_with(0);
-    eventually("the keeper ends", || !is_alive(keeper));
+    eventually("the background process ends", || !is_alive(renewing));
 }
 
 #[test]
 fn a_keeper_that_is_killed_frees_the_lock_of_a_directory_at_once() {
     let env = TestEnv::new();
     let owner = env.acquire(&["--hold", "--ttl", "1h", "x"]);
-    kill_process(env.keeper(&owner), Signal::KILL).unwrap();
+    kill_process(env.renewing(&owner), Signal::KILL).unwrap();
     env.tenure_run(["-w", "10", "x", "--", "true"]).exits_with(0);
     env.verb("verify", &["x", "--owner", &owner]).exits_with(79);
 }

@@ -39,7 +39,7 @@ impl Postgres {
         if geteuid().is_root() {
             chown(&data, Some(NOBODY), Some(NOBODY)).expect("root may give files away");
             chown(dir.path(), Some(NOBODY), Some(NOBODY)).expect("root may give files away");
-            fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("a directory of ours");
+            fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("our directory");
         }
         let path = |path: &Path| path.to_str().expect("a temporary directory in UTF-8").to_owned();
         let (data, socket) = (path(&data), path(dir.path()));

@@ -16,7 +16,7 @@ use tenure_testkit::servers::Server;
 const OPERATIONS: u64 = 4_000;
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// A name of each shape that side keys tell apart, with the rule of its lock.
+/// A name of each shape that side keys distinguish, with the rule of its lock.
 const KEYS: [(&str, LockSpec); 4] = [
     ("plain", LockSpec::Mutex),
     ("{tag}ged", LockSpec::Mutex),

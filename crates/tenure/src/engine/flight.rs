@@ -25,9 +25,9 @@ pub(crate) struct Flights {
 
 /// One name, for as long as a task of this process needs it.
 pub(crate) struct Flight {
-    /// Whoever has it gets the thing, with the store's lock.
+    /// The caller that has it gets the thing, with the store's lock.
     turn: Arc<tokio::sync::Mutex<()>>,
-    /// Whoever has it gets the thing without the store, because the wait is over.
+    /// The caller that has it gets the thing without the store, because the wait is over.
     late: Arc<tokio::sync::Mutex<()>>,
     landed: watch::Sender<Option<Arc<Landing>>>,
 }

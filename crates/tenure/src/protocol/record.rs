@@ -28,7 +28,7 @@ pub enum RecordVerb {
     Read,
     /// Replace it. Only a holder of the lock may.
     Put(Put),
-    /// Delete it and end the lock, whoever holds it: what its holder is about to write is refused.
+    /// Delete it and end the lock, with any holder: what its holder is about to write is refused.
     Void,
 }
 

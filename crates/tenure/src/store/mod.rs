@@ -172,15 +172,15 @@ pub trait QuorumMember {
     fn incarnation(&self) -> Incarnation;
 }
 
-/// What a store can do, whatever is asked of it.
+/// What a store can do for every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// The kinds of locks that it keeps.
     pub kinds: Kinds,
     /// Whose clock judges when a lease is over.
     pub clock: LeaseClock,
-    /// Whether bytes can be kept beside a lock that only its holder may write, or why not: the end of
-    /// the sentence "it cannot, because".
+    /// Whether bytes can be kept beside a lock that only its holder may write, or why not: the end
+    /// of the sentence "it cannot, because".
     pub values: Result<(), &'static str>,
     /// Whether a hold is bound to its lease alone.
     pub liveness: HoldLiveness,

@@ -101,7 +101,7 @@ pub enum Outage {
 /// The longest lease of a lock under which a value is computed: so long others wait for a process
 /// that died.
 const LEASE: Duration = Duration::from_secs(3);
-/// How often one who waits looks again if no message comes.
+/// How often a waiter looks again if no message comes.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// The longest of all times that are set here.
 const LONGEST: Duration = Duration::from_secs(365 * 86_400);
@@ -262,7 +262,8 @@ impl Cache {
     /// let answer = tenure::Locks::memory().cache("answer")?;
     /// let compute = async || Ok::<_, std::fmt::Error>("42".to_owned());
     /// let first = answer.get_or_compute(Duration::from_secs(60), compute).await?.unwrap();
-    /// let again = answer.get_or_compute(Duration::from_secs(60), async || Err(std::fmt::Error)).await?;
+    /// let minute = Duration::from_secs(60);
+    /// let again = answer.get_or_compute(minute, async || Err(std::fmt::Error)).await?;
     /// assert_eq!(again, Ok(first)); // not computed
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
@@ -404,8 +405,8 @@ impl Cache {
         })
     }
 
-    /// Computes the value whatever is kept, and keeps it. A computation that began before this call
-    /// is not enough: what it has read may be out of date.
+    /// Computes the value also if one is kept, and keeps it. A computation that began before this
+    /// call is not enough: what it has read may be out of date.
     ///
     /// # Cancel safety
     /// As [`get_or_compute`](Self::get_or_compute).
@@ -438,7 +439,7 @@ impl Cache {
         )
     }
 
-    /// Forgets the value: whatever is returned from now on was read after this call began. Call it
+    /// Forgets the value: what is returned from now on was read after this call began. Call it
     /// after the commit that makes the value out of date.
     ///
     /// A computation that is under way is not kept: it may have read what was there before.
@@ -715,7 +716,7 @@ fn value_of<T: CacheValue>(record: &[u8]) -> Option<Option<T>> {
 
 /// Takes the lock, unless what is looked for is there by then, or the time is over.
 ///
-/// One who waits is woken by the message that the holder has written, looks once, and asks for the
+/// A waiter is woken by the message that the holder has written, looks once, and asks for the
 /// lock only where that found nothing. So all who wait are done at once.
 pub(super) async fn take_turn<V, F: Future<Output = Result<Option<V>>>>(
     lock: &LockHandle,

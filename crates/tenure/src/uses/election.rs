@@ -17,7 +17,7 @@ use crate::protocol::{LockSpec, QueueSpec};
 /// The payload says how the leader can be reached: an address, a version, any text of at most
 /// 4 KiB.
 ///
-/// Stateless and cheap to clone: each [`campaign`](Self::campaign) is a candidate of its own.
+/// Stateless and cheap to clone: each [`campaign`](Self::campaign) is another candidate.
 ///
 /// # Guarantees
 /// - *One leader at a time* while its [`Term::is_current`], as with a
@@ -108,8 +108,9 @@ impl Election {
     /// Waits until this candidate leads, does the work, and resigns.
     ///
     /// The work is dropped at its next await when it does not lead any more, before another can
-    /// lead. It is looked at before each poll, so that a process that was stopped does no step more.
-    /// A thread, a spawned task or a loop that never awaits has to look at [`Term::is_current`].
+    /// lead. It is looked at before each poll, so that a process that was stopped does no step
+    /// more. A thread, a spawned task or a loop that never awaits has to look at
+    /// [`Term::is_current`].
     ///
     /// # Cancel safety
     /// The work is dropped first; then it resigns in the background.

@@ -128,7 +128,7 @@ impl Head {
 pub(crate) enum Sight<T> {
     /// To be used as it is.
     Fresh(Option<T>),
-    /// To be used, and computed anew by one caller.
+    /// To be used, and computed again by one caller.
     Stale(Option<T>),
     /// It is known that it is not kept.
     Uncached,

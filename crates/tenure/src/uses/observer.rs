@@ -67,8 +67,8 @@ impl Observer {
     /// Nothing is lost: what was not returned is told by the next call.
     ///
     /// # Errors
-    /// Those of the store: `is_unreachable`, `is_refused`. It can be called again, and goes on where
-    /// it was.
+    /// Those of the store: `is_unreachable`, `is_refused`. It can be called again, and goes on
+    /// where it was.
     pub async fn next(&mut self) -> Result<Change> {
         loop {
             if let Some(change) = self.changes.pop_front() {

@@ -157,8 +157,8 @@ impl OncePer {
     /// Runs the job, if no one has in this window: `None` if it ran, or runs. The inner result is
     /// the job's, and says whether it failed.
     ///
-    /// The lock is renewed while the job runs. The job is dropped at its next await when the lock is
-    /// lost. A call that comes a little before the next window waits for it, for a tenth of the
+    /// The lock is renewed while the job runs. The job is dropped at its next await when the lock
+    /// is lost. A call that comes a little before the next window waits for it, for a tenth of the
     /// period and 5 s at most.
     ///
     /// # Cancel safety

@@ -12,7 +12,7 @@
 //! | [`counting`] | each hold of a reentrant owner counts once |
 //! | [`tokens`] | tokens grow in the order of the grants, and stay what they are |
 //! | [`leftovers`] | what was given up or dropped leaves nothing; everything ends |
-//! | [`members`] | who has a majority, where a lock is on several servers; [`votes`] is who has which |
+//! | [`members`] | who has a majority of several servers; [`votes`] is who has which |
 //! | [`progress`] | no client waits for what is free |
 //! | [`reporting`] | what is reported is true: lost, released, busy |
 //! | `history` | what callers can see: the judge of `tenure stress` |

@@ -295,7 +295,7 @@ fn a_task_refreshes_what_is_stale() {
 }
 
 #[test]
-fn without_its_store_a_cache_computes_or_fails_as_told_and_comes_back_without_a_stampede() {
+fn without_its_store_a_cache_computes_or_fails_and_returns_without_a_stampede() {
     let server = Server::start();
     on(async {
         let locks = Locks::open(&server.url()).expect("a URL");

@@ -132,7 +132,7 @@ fn a_failure_frees_the_window_and_what_is_done_does_not() {
 }
 
 #[test]
-fn a_runner_that_is_gone_is_told_of_and_its_window_opened_only_where_that_is_wished() {
+fn a_runner_that_is_gone_is_told_of_and_its_window_opened_only_on_demand() {
     everywhere(|store| {
         async move {
             let (one, other) = (store.client(), store.client());

@@ -1,11 +1,11 @@
 //! Locks in a directory: for processes on one machine, with no server.
 //!
 //! ```text
-//! DIR/guard           its OS lock (flock) is held during each change; has the boot id and last token
+//! DIR/guard           its flock is held during each change; has the boot id and last token
 //! DIR/lock-HASH       one record per lock that is held: its name, its holders and waiters, until when
 //! DIR/holder-ID       flocked by the process that holds or waits, for as long as it lives
 //! DIR/wake-ID         the socket on which that process is called while it waits in a queue
-//! DIR/record-HASH     what the last holder of a lock wrote beside it, until when, by the wall clock
+//! DIR/record-HASH     what the last holder of a lock wrote beside it, until when
 //! DIR/temp            the record that is being written
 //! ```
 //!
@@ -27,10 +27,10 @@
 //! only that it decides about, and of the places that it lets in.
 //!
 //! The map: `worker` is the task that does it all on the runtime's thread; `apply` what a request
-//! does to the files, and `beside` to the record beside a lock; `directory` the files and their guard, `record`, `value` and `bindings` what
-//! they say; `holders` who is alive, `watch` who listens; `sweep` what crashed processes left;
-//! `system` says which boot and file system this is, `fault` what is said when something cannot be
-//! done.
+//! does to the files, and `beside` to the record beside a lock; `directory` the files and their
+//! guard, `record`, `value` and `bindings` what they say; `holders` who is alive, `watch` who
+//! listens; `sweep` what crashed processes left; `system` says which boot and file system this is,
+//! `fault` what is said when something cannot be done.
 
 mod apply;
 mod beside;
