@@ -31,7 +31,7 @@ pub(crate) fn terms(request: &Request) -> Terms {
 }
 
 /// The name, as far as the label of an owner can say it.
-fn label(name: &str) -> String {
+pub(crate) fn label(name: &str) -> String {
     let fits = |char: char| char.is_ascii_alphanumeric() || matches!(char, '.' | '_' | '-');
     let fitting = name.chars().map(|char| if fits(char) { char } else { '-' });
     // One that begins with a hyphen would look like an option where an owner is an argument.

@@ -25,7 +25,13 @@ pub(super) fn check(path: &str, report: &mut Report) -> Result<(), Failure> {
         message: format!("cannot look at the directory {}: {error}", path.display()),
     };
     let at = path.display().to_string();
-    let directory = metadata(path).map_err(fails)?;
+    let directory = metadata(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Failure {
+            code: STORE,
+            message: format!("the store's directory {at} does not exist; `tenure run` creates it"),
+        },
+        _ => fails(error),
+    })?;
     match shared_file_system(path).map_err(fails)? {
         Some("FUSE") => report.find(
             "file-system",

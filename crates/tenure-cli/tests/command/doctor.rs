@@ -227,3 +227,11 @@ fn a_store_that_cannot_be_looked_at_is_an_error_of_one_line() {
         assert!(said.stdout.is_empty() && said.stderr.lines().count() == 1, "{said:?}");
     }
 }
+
+#[test]
+fn a_directory_that_is_not_there_is_said_to_be_missing() {
+    let env = TestEnv::new();
+    env.run(env.tenure(["doctor", "--store", "file:/no/such/directory"]))
+        .exits_with(69)
+        .says("does not exist");
+}
