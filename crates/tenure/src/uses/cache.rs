@@ -98,6 +98,14 @@ pub enum Outage {
     Fail,
 }
 
+impl Outage {
+    /// Whether a caller computes after this error of the store: only an outage lets it.
+    pub(super) fn computes_after(self, error: &Error) -> bool {
+        self == Self::Compute
+            && matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Unknown | ErrorKind::Refused)
+    }
+}
+
 /// The longest lease of a lock under which a value is computed: so long others wait for a process
 /// that died.
 const LEASE: Duration = Duration::from_secs(3);
@@ -517,9 +525,7 @@ impl Cache {
 
     /// Whether an error of the store is an outage, in which this cache computes.
     fn without(&self, error: Error) -> Result<How> {
-        let is_outage =
-            matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Unknown | ErrorKind::Refused);
-        if is_outage && self.outage == Outage::Compute { Ok(How::Alone) } else { Err(error) }
+        if self.outage.computes_after(&error) { Ok(How::Alone) } else { Err(error) }
     }
 
     /// Computes the value, or waits for another's.

@@ -7,7 +7,7 @@ use super::cache::{Outage, Overdue, Turn, computing, take_turn};
 use super::lock_of;
 use crate::engine::Client;
 use crate::engine::flight::{Boarding, Landing};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::handle::LockHandle;
 use crate::name::LockName;
@@ -199,9 +199,7 @@ impl Fill {
 
     /// No guard, if this error of the store is an outage in which the caller computes.
     fn without(&self, error: Error) -> Result<Option<Guard>> {
-        let is_outage =
-            matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Unknown | ErrorKind::Refused);
-        if is_outage && self.outage == Outage::Compute { Ok(None) } else { Err(error) }
+        if self.outage.computes_after(&error) { Ok(None) } else { Err(error) }
     }
 
     fn late(&self) -> Error {
