@@ -10,10 +10,9 @@ use tenure::{LockName, Locks, Owner};
 use crate::cli::{Acquire, Kind, Renew, Verify};
 use crate::exit::{self, Failure};
 use crate::output::{self, Voice};
-use crate::signals::{FORWARDED, Signals};
 use crate::store::{self, Terms};
 use crate::wanted::Wanted;
-use crate::{asked, clock, keep, launch, take};
+use crate::{asked, clock, keep, launch, take, work};
 
 /// Takes a lock and prints its owner; returns the code to exit with.
 pub(crate) fn acquire(args: &Acquire) -> u8 {
@@ -26,8 +25,7 @@ async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
     refuse_reentrant(&request.kind)?;
     // Before a lock is taken that could not be kept.
     args.while_pid.map(keep::process).transpose()?;
-    let mut signals =
-        Signals::catch(&FORWARDED).map_err(|error| Failure::own("cannot catch signals", &error))?;
+    let (mut signals, _too_large) = work::signals()?;
     let locks = store::open(&request.store, take::terms(request), |options| take::options(request, options))?;
     let guards = match (Wanted { request, also: &[], locks: &locks, voice }).take(&mut signals).await? {
         Ok(guards) => guards,
@@ -35,7 +33,8 @@ async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
     };
     let guard = guards.into_guards().pop().expect("one lock was asked for");
     let token = guard.fence();
-    let asked = clock::unix();
+    // It is renewed once more when it is detached, and so ends no sooner.
+    let deadline_ms = millis(clock::unix() + guard.remaining());
     let owner = guard.detach().await?;
     if args.hold
         && let Err(failure) = start_keeper(args, &owner)
@@ -45,7 +44,6 @@ async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
     }
     let line = match args.json {
         true => {
-            let deadline_ms = millis(asked + certain(request.ttl));
             let object = json!({
                 "name": request.name, "owner": owner.as_str(), "token": token, "deadline_ms": deadline_ms,
             });
@@ -69,11 +67,6 @@ fn refuse_reentrant(kind: &Kind) -> Result<(), Failure> {
     let message = "--reentrant: one owner may hold such a lock several times, so an owner alone does not \
                    name a hold; use `tenure run --reentrant`";
     Err(Failure { code: exit::USAGE, message: message.into() })
-}
-
-/// How long a lease of this length is certainly held: see [`Options::ttl`].
-fn certain(ttl: Duration) -> Duration {
-    ttl.saturating_sub(ttl / 100 + Duration::from_millis(2))
 }
 
 fn millis(time: Duration) -> u64 {

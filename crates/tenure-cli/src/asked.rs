@@ -1,6 +1,8 @@
 //! Asks a store something for a subcommand, and says why that failed.
 
-use crate::exit::Failure;
+use std::fmt::Display;
+
+use crate::exit::{self, Failure};
 use crate::output::Voice;
 use crate::{limits, output, warnings};
 
@@ -26,4 +28,16 @@ pub(crate) fn with_timers(voice: Voice, question: impl Future<Output = Result<u8
         voice.say(failure.message);
         failure.code
     })
+}
+
+/// Prints a text that needs no store, whole: half of it must not look like all. Returns the code to
+/// exit with.
+pub(crate) fn nothing_but(text: impl Display) -> u8 {
+    match output::print_all(text) {
+        Ok(()) => 0,
+        Err(error) => {
+            output::complain(format_args!("cannot print: {error}"));
+            exit::OWN
+        }
+    }
 }

@@ -1,10 +1,9 @@
 //! `tenure completions` and `tenure man`: made of the definitions that read the command line.
 
-use std::io;
-
 use clap::{Command, CommandFactory};
 use clap_mangen::Man;
 
+use crate::asked;
 use crate::cli::{self, Cli};
 use crate::exit;
 use crate::output;
@@ -43,20 +42,10 @@ pub(crate) fn man(args: &cli::Man) -> u8 {
         },
     };
     let mut text = Vec::new();
-    match Man::new(page).render(&mut text) {
-        Ok(()) => printed(&text),
-        Err(error) => failed(&error),
-    }
+    Man::new(page).render(&mut text).expect("memory takes what is written");
+    printed(&text)
 }
 
 fn printed(text: &[u8]) -> u8 {
-    match output::print_all(String::from_utf8_lossy(text)) {
-        Ok(()) => 0,
-        Err(error) => failed(&error),
-    }
-}
-
-fn failed(error: &io::Error) -> u8 {
-    output::complain(format_args!("cannot print: {error}"));
-    exit::OWN
+    asked::nothing_but(String::from_utf8_lossy(text))
 }

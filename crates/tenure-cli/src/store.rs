@@ -47,12 +47,17 @@ pub(crate) fn open_existing_with(
         let directory = Path::new(path.strip_prefix("//").unwrap_or(path));
         // Nothing to see, and no rights to see it, are different; the store tells the latter.
         if directory.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
-            let shown = directory.display();
-            let message = format!("the store's directory {shown} does not exist; `tenure run` creates it");
-            return Err(Failure { code: STORE, message });
+            return Err(missing(directory));
         }
     }
     open(args, terms, change)
+}
+
+/// There is no such directory.
+pub(crate) fn missing(directory: &Path) -> Failure {
+    let shown = directory.display();
+    let message = format!("the store's directory {shown} does not exist; `tenure run` creates it");
+    Failure { code: STORE, message }
 }
 
 /// Its URL, with what the flags say of it.

@@ -10,6 +10,7 @@ use tenure::diagnosis::shared_file_system;
 
 use super::report::Report;
 use crate::exit::{Failure, STORE};
+use crate::store;
 
 /// Others than the owner and the group may write.
 const OTHERS_WRITE: u32 = 0o002;
@@ -26,10 +27,7 @@ pub(super) fn check(path: &str, report: &mut Report) -> Result<(), Failure> {
     };
     let at = path.display().to_string();
     let directory = metadata(path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Failure {
-            code: STORE,
-            message: format!("the store's directory {at} does not exist; `tenure run` creates it"),
-        },
+        io::ErrorKind::NotFound => store::missing(path),
         _ => fails(error),
     })?;
     match shared_file_system(path).map_err(fails)? {
