@@ -176,8 +176,9 @@ impl ReentrantMutex {
         let (engine, Some(owner)) = (&home.engine, owner) else { return Ok(0) };
         match engine.call(full, LockSpec::Reentrant, owner, Verb::Inspect, options.op_timeout).await {
             Ok(Answer::Found(found)) => {
-                let mine =
-                    |value: &[u8]| crate::protocol::ours(value).is_some_and(|(holder, _)| holder == *owner);
+                let mine = |value: &[u8]| {
+                    crate::protocol::parse_value(value).is_some_and(|(holder, _)| holder == *owner)
+                };
                 Ok(found.holders.iter().find(|holder| mine(&holder.value)).map_or(0, |holder| holder.weight))
             }
             Ok(Answer::Free) => Ok(0),

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
-use crate::protocol::{Found, Holding, Kind, QueueSpec, ours};
+use crate::protocol::{Found, Holding, Kind, QueueSpec, parse_value};
 use crate::store::{Cursor, Page};
 use std::sync::Arc;
 
@@ -179,7 +179,7 @@ impl Status {
 
 fn holder(kind: Kind, Holding { value, left_ms, weight }: Holding) -> Holder {
     let share = Share::of(kind, weight);
-    let (owner, fence) = ours(&value).map_or((None, 0), |(owner, fence)| (Some(owner), fence));
+    let (owner, fence) = parse_value(&value).map_or((None, 0), |(owner, fence)| (Some(owner), fence));
     Holder { owner, value, fence, remaining: left_ms.map(Duration::from_millis), share }
 }
 

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use tenure_testkit::proxy::{Fault, Proxy, Way};
+use tenure_testkit::proxy::{Direction, Fault, Proxy};
 use tenure_testkit::servers::{Cluster, Config, Sentinels, Server, Value};
 
 pub(crate) enum Topology {
@@ -238,11 +238,11 @@ fn network(proxy: &Proxy, ttl: Duration) -> &'static str {
     let bytes = below(2_000) as u64;
     let (fault, name) = match below(8) {
         0 => (Fault::BlackHole, "network swallows everything"),
-        1 => (Fault::Hold(Way::ToServer), "network holds requests"),
-        2 => (Fault::Hold(Way::ToClient), "network holds replies"),
+        1 => (Fault::Hold(Direction::ToServer), "network holds requests"),
+        2 => (Fault::Hold(Direction::ToClient), "network holds replies"),
         3 => (Fault::Delay(random(ttl / 8)), "network is slow"),
-        4 => (Fault::CutAfterBytes(Way::ToServer, bytes), "connections cut within a request"),
-        5 => (Fault::CutAfterBytes(Way::ToClient, bytes), "connections cut within a reply"),
+        4 => (Fault::CutAfterBytes(Direction::ToServer, bytes), "connections cut within a request"),
+        5 => (Fault::CutAfterBytes(Direction::ToClient, bytes), "connections cut within a reply"),
         6 => (Fault::CutAfterReplies(bytes % 20), "connections cut between replies"),
         _ => (Fault::Refuse, "connections reset, and refused"),
     };

@@ -142,7 +142,7 @@ async fn work(orders: Orders) -> Result<()> {
 
 /// How a turn is asked for.
 #[derive(Clone, Copy)]
-enum Way {
+enum Patience {
     Once,
     For(Duration),
     Forever,
@@ -183,12 +183,12 @@ impl Task<'_> {
     /// Asks for a lock in one of the ways in which one can.
     async fn ask(&self, lock: Lock) -> Result<Option<(u32, Guard, Owner)>> {
         let ttl = self.orders.ttl;
-        let way = match self.dice.below(10) {
-            0 => Way::Once,
-            1 => Way::For(self.dice.up_to(ttl)),
-            2 => Way::Dropped(self.dice.up_to(ttl / 2)),
-            3 => Way::Dropped(self.dice.up_to(Duration::from_millis(5))),
-            _ => Way::Forever,
+        let patience = match self.dice.below(10) {
+            0 => Patience::Once,
+            1 => Patience::For(self.dice.up_to(ttl)),
+            2 => Patience::Dropped(self.dice.up_to(ttl / 2)),
+            3 => Patience::Dropped(self.dice.up_to(Duration::from_millis(5))),
+            _ => Patience::Forever,
         };
         let owner = Owner::new("stress")?;
         let weight = match lock.sort {
@@ -198,8 +198,8 @@ impl Task<'_> {
         };
         self.note(What::Asks(lock));
         let name = self.orders.name(lock);
-        let wanted = take(&self.locks, &name, lock.sort, weight, &owner, way);
-        let limit = if let Way::Dropped(limit) = way { limit } else { Duration::MAX };
+        let wanted = take(&self.locks, &name, lock.sort, weight, &owner, patience);
+        let limit = if let Patience::Dropped(limit) = patience { limit } else { Duration::MAX };
         let granted = self.or_stop(limit, wanted).await.transpose()?;
         Ok(granted.flatten().map(|guard| (weight, guard, owner)))
     }
@@ -256,7 +256,7 @@ impl Task<'_> {
 
     /// A holder may hold once more, and has one token.
     async fn enter_again(&self, lock: Lock, guard: &Guard, owner: &Owner) {
-        let again = take(&self.locks, &self.orders.name(lock), lock.sort, 1, owner, Way::Once).await;
+        let again = take(&self.locks, &self.orders.name(lock), lock.sort, 1, owner, Patience::Once).await;
         match again {
             Ok(Some(inner)) => {
                 if inner.fence() != guard.fence() && inner.is_held() && guard.is_held() {
@@ -298,14 +298,14 @@ async fn take(
     sort: Sort,
     weight: u32,
     owner: &Owner,
-    way: Way,
+    patience: Patience,
 ) -> Result<Option<Guard>> {
     macro_rules! asked {
         ($lock:expr, $forever:ident, $once:ident, $limited:ident $(, $permits:expr)?) => {
-            match way {
-                Way::Once => Ok($lock.$once($($permits)?).await?.map(Guard::from)),
-                Way::For(limit) => Ok($lock.$limited($($permits,)? limit).await?.map(Guard::from)),
-                Way::Forever | Way::Dropped(_) => Ok(Some(Guard::from($lock.$forever($($permits)?).await?))),
+            match patience {
+                Patience::Once => Ok($lock.$once($($permits)?).await?.map(Guard::from)),
+                Patience::For(limit) => Ok($lock.$limited($($permits,)? limit).await?.map(Guard::from)),
+                Patience::Forever | Patience::Dropped(_) => Ok(Some(Guard::from($lock.$forever($($permits)?).await?))),
             }
         };
     }

@@ -6,11 +6,11 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use tenure_testkit::proxy::{Fault, Proxy, Way};
+//! use tenure_testkit::proxy::{Fault, Proxy, Direction};
 //! # let server = tenure_testkit::servers::Server::start();
 //! let proxy = Proxy::start(server.address()); // clients connect to proxy.url()
 //! proxy.set(Fault::Delay(Duration::from_millis(20)));
-//! proxy.set_on(2, Fault::CutAfterBytes(Way::ToServer, 17)); // the second connection only
+//! proxy.set_on(2, Fault::CutAfterBytes(Direction::ToServer, 17)); // the second connection only
 //! proxy.reset();
 //! ```
 #![expect(
@@ -47,20 +47,20 @@ pub enum Fault {
     /// lifted. New connections are accepted and hear nothing.
     BlackHole,
     /// The same, one way only.
-    Hold(Way),
+    Hold(Direction),
     /// New connections are refused; the others pass.
     Refuse,
     /// A connection ends, for both sides, when so many bytes have passed this way since the fault
     /// was set; with 0 instead of the first one. The server executes what it got in whole, and no
     /// reply to it passes.
-    CutAfterBytes(Way, u64),
+    CutAfterBytes(Direction, u64),
     /// The same after so many replies; with 0 instead of the first one. Pushes are none, but pass.
     CutAfterReplies(u64),
 }
 
 /// A direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// Requests.
     ToServer,
     /// Replies.

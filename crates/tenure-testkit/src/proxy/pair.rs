@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::net::connect_unspec;
 
 use super::reply::{self, NotResp};
-use super::{Fault, Traffic, Way};
+use super::{Direction, Fault, Traffic};
 
 pub(super) struct Pair {
     pub(super) ordinal: usize,
@@ -16,8 +16,8 @@ pub(super) struct Pair {
     client: Option<TcpStream>,
     /// None until something may pass to the server.
     server: Option<TcpStream>,
-    up: Direction,
-    down: Direction,
+    up: Flow,
+    down: Flow,
 }
 
 /// What becomes of a pair.
@@ -37,8 +37,8 @@ impl Pair {
             ordinal,
             client: Some(client),
             server: None,
-            up: Direction::new(Way::ToServer),
-            down: Direction::new(Way::ToClient),
+            up: Flow::new(Direction::ToServer),
+            down: Flow::new(Direction::ToClient),
         }
     }
 
@@ -63,7 +63,7 @@ impl Pair {
 
     /// Passes on what is due and what the fault lets pass.
     pub(super) fn deliver(&mut self, fault: Fault, address: SocketAddr, now: Instant) -> Fate {
-        if self.server.is_none() && !holds(fault, Way::ToServer) {
+        if self.server.is_none() && !holds(fault, Direction::ToServer) {
             let Ok(server) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) else {
                 return Fate::Resets;
             };
@@ -129,13 +129,13 @@ fn prepare(socket: &TcpStream) {
     socket.set_nonblocking(true).and_then(|()| socket.set_nodelay(true)).expect("a socket takes any mode");
 }
 
-fn holds(fault: Fault, way: Way) -> bool {
-    fault == Fault::BlackHole || fault == Fault::Hold(way)
+fn holds(fault: Fault, direction: Direction) -> bool {
+    fault == Fault::BlackHole || fault == Fault::Hold(direction)
 }
 
 /// One direction of a connection: what came in and has not passed.
-struct Direction {
-    way: Way,
+struct Flow {
+    direction: Direction,
     waiting: VecDeque<(Instant, Piece)>,
     /// Nothing more comes in.
     closed: bool,
@@ -164,11 +164,11 @@ enum Step {
     Broken,
 }
 
-impl Direction {
-    fn new(way: Way) -> Self {
-        let reply = (way == Way::ToClient).then(Vec::new);
+impl Flow {
+    fn new(direction: Direction) -> Self {
+        let reply = (direction == Direction::ToClient).then(Vec::new);
         let waiting = VecDeque::new();
-        Self { way, waiting, closed: false, ended: false, full: false, bytes: 0, replies: 0, reply }
+        Self { direction, waiting, closed: false, ended: false, full: false, bytes: 0, replies: 0, reply }
     }
 
     /// Takes in one piece if there is one, and says how many bytes it has.
@@ -193,7 +193,7 @@ impl Direction {
 
     fn deliver(&mut self, mut to: &TcpStream, fault: Fault, now: Instant) -> Step {
         self.full = false;
-        if holds(fault, self.way) {
+        if holds(fault, self.direction) {
             return Step::Waits;
         }
         while self.waiting.front().is_some_and(|(due, _)| *due <= now) {
@@ -232,7 +232,7 @@ impl Direction {
     /// How many of the next bytes may pass before the connection is cut.
     fn space(&self, bytes: &[u8], fault: Fault) -> usize {
         match fault {
-            Fault::CutAfterBytes(way, count) if way == self.way => {
+            Fault::CutAfterBytes(direction, count) if direction == self.direction => {
                 usize::try_from(count.saturating_sub(self.bytes)).expect("a count that fits into memory")
             }
             Fault::CutAfterReplies(count) => self.room_for(count.saturating_sub(self.replies), bytes),

@@ -28,7 +28,7 @@ use super::oracle::{Executed, Oracle};
 use super::regime::{Faults, Plan, RECOVERY, Regime};
 use super::report::Report;
 use super::request::Shown;
-use super::server::Standing;
+use super::server::LockView;
 use super::workload::Workload;
 use super::world::{ENDING, STEPS};
 
@@ -207,7 +207,7 @@ impl Scene {
             scene.bury();
             let (at, process) = (sim.now(), sim.current());
             sim.note(|| format!("p{process}: {}: {answer:?}", Shown(op)));
-            let after = after.and_then(|record| Standing::at(at, record, clock));
+            let after = after.and_then(|record| LockView::at(at, record, clock));
             oracle.executed(&Executed { process, op, answer, wake, after });
         })));
     }

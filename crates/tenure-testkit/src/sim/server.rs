@@ -37,7 +37,7 @@ struct Past {
 
 /// What stands at a lock's key.
 #[derive(Clone, Copy, Debug)]
-pub struct Standing<'a> {
+pub struct LockView<'a> {
     data: &'a Data,
     clock: Clock,
     /// The first moment of true time at which the key is gone, unless it has no end.
@@ -53,7 +53,7 @@ pub struct Share {
     pub weight: u32,
 }
 
-impl<'a> Standing<'a> {
+impl<'a> LockView<'a> {
     /// What such a record is at a moment, where it lives.
     pub fn at(at: TrueTime, record: &'a Entry<Data>, clock: Clock) -> Option<Self> {
         let lapses = record.expires_ms.map(|end| over(clock, end));
@@ -82,7 +82,7 @@ impl<'a> Standing<'a> {
     /// Who has it, where only one can.
     pub fn holder(&self) -> Option<Owner> {
         match self.data {
-            Data::Text(value) => protocol::ours(value).map(|(owner, _)| owner),
+            Data::Text(value) => protocol::parse_value(value).map(|(owner, _)| owner),
             _ => None,
         }
     }
@@ -143,8 +143,8 @@ impl Server {
     }
 
     /// What stands at a lock's key.
-    pub fn standing(&self, at: TrueTime, name: &LockName) -> Option<Standing<'_>> {
-        Standing::at(at, self.locks.get(name)?.lock.as_ref()?, self.clock)
+    pub fn view(&self, at: TrueTime, name: &LockName) -> Option<LockView<'_>> {
+        LockView::at(at, self.locks.get(name)?.lock.as_ref()?, self.clock)
     }
 
     /// Every lock that is held.

@@ -45,7 +45,7 @@ struct Inner {
 #[derive(Clone, Copy, Debug)]
 pub struct Cut {
     /// The direction whose bytes are counted.
-    pub way: Way,
+    pub direction: Direction,
     /// After so many of them, counted from the first of the connection.
     pub after: u64,
     /// What becomes of it.
@@ -54,7 +54,7 @@ pub struct Cut {
 
 /// A direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// Requests.
     ToServer,
     /// Replies.
@@ -83,7 +83,7 @@ struct Connection {
     /// When the last piece arrives: nothing overtakes.
     due: [TrueTime; 2],
     state: Line,
-    held: Vec<(Way, Vec<u8>)>,
+    held: Vec<(Direction, Vec<u8>)>,
     /// The client is gone; the server hears of it behind the bytes that are on their way.
     left: bool,
 }
@@ -223,19 +223,19 @@ impl SimTransport {
     }
 
     /// Sends bytes one way. What is beyond a cut goes the way of the cut.
-    fn send(&self, id: usize, way: Way, bytes: &[u8]) {
-        let cut = self.inner().cuts.get(&id).copied().filter(|cut| cut.way == way);
-        let passed = self.inner().connections[id].passed[way as usize];
+    fn send(&self, id: usize, direction: Direction, bytes: &[u8]) {
+        let cut = self.inner().cuts.get(&id).copied().filter(|cut| cut.direction == direction);
+        let passed = self.inner().connections[id].passed[direction as usize];
         let space = cut.map_or(u64::MAX, |cut| cut.after.saturating_sub(passed));
         let fits = bytes.len().min(usize::try_from(space).unwrap_or(usize::MAX));
         let (now, later) = bytes.split_at(fits);
-        self.pass(id, way, now);
+        self.pass(id, direction, now);
         if let (Some(cut), false) = (cut, later.is_empty()) {
             self.fail(id, cut, later);
         }
     }
 
-    fn pass(&self, id: usize, way: Way, bytes: &[u8]) {
+    fn pass(&self, id: usize, direction: Direction, bytes: &[u8]) {
         let sim = &self.0.sim;
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -251,17 +251,17 @@ impl SimTransport {
             match line.state {
                 Line::Closed => return,
                 Line::Held => {
-                    line.held.push((way, piece.to_vec()));
+                    line.held.push((direction, piece.to_vec()));
                     continue;
                 }
                 Line::Open => {}
             }
-            line.passed[way as usize] += piece.len() as u64;
-            let due = line.due[way as usize].max(sim.now() + delay);
-            line.due[way as usize] = due;
+            line.passed[direction as usize] += piece.len() as u64;
+            let due = line.due[direction as usize].max(sim.now() + delay);
+            line.due[direction as usize] = due;
             drop(inner);
             let (wire, piece) = (self.clone(), piece.to_vec());
-            sim.at(due, move || wire.arrive(id, way, &piece));
+            sim.at(due, move || wire.arrive(id, direction, &piece));
         }
     }
 
@@ -276,7 +276,7 @@ impl SimTransport {
         match cut.then {
             Then::Reset => {
                 // Behind the bytes before it.
-                let due = line.due[cut.way as usize].max(self.0.sim.now());
+                let due = line.due[cut.direction as usize].max(self.0.sim.now());
                 drop(inner);
                 let wire = self.clone();
                 self.0.sim.at(due, move || wire.reset(id));
@@ -284,7 +284,7 @@ impl SimTransport {
             Then::Silence => line.state = Line::Held,
             Then::Late(after) => {
                 line.state = Line::Held;
-                line.held.push((cut.way, beyond.to_vec()));
+                line.held.push((cut.direction, beyond.to_vec()));
                 drop(inner);
                 let wire = self.clone();
                 self.0.sim.at(self.0.sim.now() + after, move || wire.release(id));
@@ -302,8 +302,8 @@ impl SimTransport {
             }
             (std::mem::take(&mut line.held), line.left)
         };
-        for (way, bytes) in held {
-            self.pass(id, way, &bytes);
+        for (direction, bytes) in held {
+            self.pass(id, direction, &bytes);
         }
         if left {
             self.leave(id);
@@ -324,7 +324,7 @@ impl SimTransport {
         let line = &mut inner.connections[id];
         line.left = true;
         if line.state == Line::Open {
-            let due = line.due[Way::ToServer as usize].max(self.0.sim.now());
+            let due = line.due[Direction::ToServer as usize].max(self.0.sim.now());
             drop(inner);
             let wire = self.clone();
             self.0.sim.at(due, move || drop(wire.inner().connections[id].close(None)));
@@ -332,20 +332,20 @@ impl SimTransport {
     }
 
     /// Bytes have come to their end.
-    fn arrive(&self, id: usize, way: Way, bytes: &[u8]) {
+    fn arrive(&self, id: usize, direction: Direction, bytes: &[u8]) {
         let mut inner = self.inner();
         if inner.connections[id].state == Line::Closed {
             return;
         }
-        match way {
-            Way::ToClient => {
+        match direction {
+            Direction::ToClient => {
                 let line = &mut inner.connections[id];
                 line.arrived.extend_from_slice(bytes);
                 let reader = line.reader.take();
                 drop(inner);
                 reader.into_iter().for_each(Waker::wake);
             }
-            Way::ToServer => {
+            Direction::ToServer => {
                 let now = self.0.sim.now();
                 let Inner { server, connections, spoiler, .. } = &mut *inner;
                 let said = server.hear(&mut connections[id].session, bytes, now, spoiler);
@@ -364,9 +364,9 @@ impl SimTransport {
                     .collect();
                 drop(inner);
                 for (id, message) in listeners {
-                    self.send(id, Way::ToClient, &message);
+                    self.send(id, Direction::ToClient, &message);
                 }
-                self.send(id, Way::ToClient, &said.reply);
+                self.send(id, Direction::ToClient, &said.reply);
                 readers.into_iter().for_each(Waker::wake);
             }
         }

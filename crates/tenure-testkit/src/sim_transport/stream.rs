@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::{Line, SimTransport, Way};
+use super::{Direction, Line, SimTransport};
 
 pub(super) struct End {
     pub(super) wire: SimTransport,
@@ -44,7 +44,7 @@ impl AsyncWrite for End {
             true => self.wire.0.sim.between(1, bytes.len() as u64) as usize,
             false => bytes.len(),
         };
-        self.wire.send(self.id, Way::ToServer, &bytes[..length]);
+        self.wire.send(self.id, Direction::ToServer, &bytes[..length]);
         Poll::Ready(Ok(length))
     }
 

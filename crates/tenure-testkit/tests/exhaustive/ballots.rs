@@ -9,7 +9,7 @@
 use smallvec::{SmallVec, smallvec};
 use stateright::{Checker, HasDiscoveries, Model, Property};
 use tenure::internals::protocol::{
-    Answer, Data, Entry, Fence, Liveness, LockSpec, Now, Op, ReleaseScope, State, Verb, apply, ours,
+    Answer, Data, Entry, Fence, Liveness, LockSpec, Now, Op, ReleaseScope, State, Verb, apply, parse_value,
 };
 use tenure::{LockName, Owner};
 
@@ -175,7 +175,7 @@ impl Quorum {
         kept.stored = (state.fence.expect("a ballot is kept").value - EPOCH) as u8;
         kept.held = state.lock.map(|lock| match lock.value {
             Data::Text(value) => {
-                let (owner, token) = ours(&value).expect("a value of tenure");
+                let (owner, token) = parse_value(&value).expect("a value of tenure");
                 let (_, number) = owner.as_str().rsplit_once('/').expect("an owner");
                 (Who::from_str_radix(number, 16).expect("a number"), (token - EPOCH) as u8)
             }

@@ -90,9 +90,7 @@ fn requests_of_two_processes_arrive_in_either_order() {
         bench.run();
         let owner: Owner = format!("o@sim:1/{second:032x}").parse().expect("an owner");
         network.with_server(|server| {
-            server
-                .standing(sim.now().min(5 * SECOND), &name())
-                .is_some_and(|standing| standing.share(&owner).is_some())
+            server.view(sim.now().min(5 * SECOND), &name()).is_some_and(|view| view.share(&owner).is_some())
         })
     };
     let overtaken = (0..200).filter(|seed| is_second_first(*seed)).count();

@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use tenure_testkit::proxy::{Fault, Proxy, Way};
+use tenure_testkit::proxy::{Direction, Fault, Proxy};
 use tenure_testkit::servers::{Client, Server, Value, eventually};
 
 const SHORT: Duration = Duration::from_millis(100);
@@ -71,7 +71,7 @@ fn without_a_fault_all_passes_and_is_counted_by_connection() {
 fn a_connection_is_cut_after_exactly_n_bytes_to_the_server() {
     for n in 0..=SET.len() {
         let (mut client, server, proxy) = wired();
-        proxy.set(Fault::CutAfterBytes(Way::ToServer, n as u64));
+        proxy.set(Fault::CutAfterBytes(Direction::ToServer, n as u64));
         client.write_all(SET).unwrap();
         client.write_all(SET).unwrap_or_default(); // the end may be here before
         assert_eq!(all(&server), SET[..n]);
@@ -83,7 +83,7 @@ fn a_connection_is_cut_after_exactly_n_bytes_to_the_server() {
 fn a_connection_is_cut_after_exactly_n_bytes_to_the_client() {
     for n in 0..=SET.len() {
         let (client, mut server, proxy) = wired();
-        proxy.set(Fault::CutAfterBytes(Way::ToClient, n as u64));
+        proxy.set(Fault::CutAfterBytes(Direction::ToClient, n as u64));
         server.write_all(SET).unwrap();
         server.write_all(SET).unwrap();
         assert_eq!(all(&client), SET[..n]);
@@ -95,7 +95,7 @@ fn a_connection_is_cut_after_exactly_n_bytes_to_the_client() {
 fn a_cut_counts_from_when_it_was_set_however_the_bytes_are_split() {
     let (mut client, server, proxy) = wired();
     client.write_all(SET).unwrap(); // passes before the next line
-    proxy.set(Fault::CutAfterBytes(Way::ToServer, 7));
+    proxy.set(Fault::CutAfterBytes(Direction::ToServer, 7));
     for byte in &SET[..8] {
         client.write_all(&[*byte]).unwrap_or_default();
         std::thread::sleep(Duration::from_millis(1));
@@ -108,7 +108,7 @@ fn a_request_cut_behind_its_last_byte_is_executed_and_one_cut_before_it_is_not()
     for (n, value) in [(SET.len(), Value::Bytes("value".into())), (SET.len() - 1, Value::Nil)] {
         let (server, proxy) = proxied();
         let mut client = dial(&proxy);
-        proxy.set_on(1, Fault::CutAfterBytes(Way::ToServer, n as u64));
+        proxy.set_on(1, Fault::CutAfterBytes(Direction::ToServer, n as u64));
         client.send_bytes(SET).unwrap();
         assert_eq!(client.receive().unwrap_err().kind(), ErrorKind::UnexpectedEof);
         eventually("the server ends its side", LONG, || server.info("clients")["connected_clients"] == "1");
@@ -189,10 +189,10 @@ fn a_black_hole_hides_the_end_of_each_side_from_the_other() {
 fn one_way_can_be_held_a_request_is_executed_and_its_reply_comes_late() {
     let (server, proxy) = proxied();
     let mut client = dial(&proxy).with_timeout(SHORT);
-    proxy.set(Fault::Hold(Way::ToClient));
+    proxy.set(Fault::Hold(Direction::ToClient));
     assert_eq!(client.command(&["INCR", "n"]).unwrap_err().kind(), ErrorKind::TimedOut);
     assert_eq!(server.command(&["GET", "n"]), "1");
-    proxy.set(Fault::Hold(Way::ToServer));
+    proxy.set(Fault::Hold(Direction::ToServer));
     assert_eq!(client.command(&["INCR", "n"]).unwrap(), 1); // the late reply to the first
     assert_eq!(server.command(&["GET", "n"]), "1");
 }

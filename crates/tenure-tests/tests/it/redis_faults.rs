@@ -14,7 +14,7 @@ use tenure::internals::protocol::{Answer, LockSpec, Notification};
 use tenure::internals::store::{Failure, Listener};
 use tenure::{LockName, block_on};
 use tenure_testkit::asker::{Asker, acquire, held, not_sent};
-use tenure_testkit::proxy::{Fault, Proxy, Way};
+use tenure_testkit::proxy::{Direction, Fault, Proxy};
 use tenure_testkit::servers::{Server, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
@@ -92,7 +92,7 @@ fn a_request_lost_with_its_connection_is_never_executed_after_a_later_one() {
     let proxy = Proxy::start(server.address());
     let asker = Asker::new(&proxy.url()).within(ms(300));
     asker.renew("x").expect("an answer");
-    proxy.set_on(1, Fault::Hold(Way::ToServer));
+    proxy.set_on(1, Fault::Hold(Direction::ToServer));
     assert!(matches!(asker.acquire("x"), Err(Failure::Unknown(_))));
     // The undo goes over a new connection; the old bytes come later.
     let other = Asker { within: SOON, ..asker };

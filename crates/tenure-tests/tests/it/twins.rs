@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tenure::internals::protocol::{
     self, Answer, Data, Entry, Fence, Liveness, LockSpec, Notification, Now, Op, QueueSpec, ReleaseScope,
-    State, Verb, lease, ours, queue::Queue,
+    State, Verb, lease, parse_value, queue::Queue,
 };
 use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Store};
@@ -367,7 +367,7 @@ impl Bench {
             match (wake, op.rule) {
                 (Notification::Free { .. }, LockSpec::Reentrant) => assert_eq!(said, "0"),
                 (Notification::Free { by }, _) => {
-                    assert_eq!(ours(&*said).map(|(owner, _)| owner), by, "{op:?}")
+                    assert_eq!(parse_value(&*said).map(|(owner, _)| owner), by, "{op:?}")
                 }
                 (Notification::Granted { tickets }, _) => {
                     let tickets: Vec<_> = tickets.iter().map(u64::to_string).collect();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind};
 use crate::name::LockName;
 use crate::protocol::{Kind, LockSpec};
-use crate::store::{Failure, Impossible};
+use crate::store::{Failure, Unsupported};
 
 impl Error {
     pub(crate) fn mismatch(
@@ -61,7 +61,7 @@ impl Error {
                 format!("store {store} may or may not have carried out the request{about}"),
                 cause,
             ),
-            Failure::Refused(cause) if cause.is::<Impossible>() => {
+            Failure::Refused(cause) if cause.is::<Unsupported>() => {
                 (ErrorKind::Unsupported, format!("store {store} cannot do this{about}: {cause}"), cause)
             }
             Failure::Refused(cause) => {

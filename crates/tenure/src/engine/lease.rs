@@ -17,7 +17,7 @@ use crate::name::{LockName, Quoted};
 use crate::options::{Options, Renewal};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Liveness, LockSpec, Place, Verb, lease, ours, shown};
+use crate::protocol::{Answer, Liveness, LockSpec, Place, Verb, lease, parse_value, shown};
 
 /// What is known of a grant, shared by its guard, its loss signals and the renewal.
 pub(crate) struct Lease {
@@ -243,7 +243,7 @@ impl Lease {
             Answer::Waiting { .. } => return Some(GONE.into()),
             _ => return None,
         };
-        Some(match ours(value) {
+        Some(match parse_value(value) {
             Some((owner, fence)) => format!("it was taken by {owner} with token {fence}"),
             None => format!("it was taken by a foreign client that wrote {}", Quoted(&shown(value))),
         })
@@ -254,7 +254,7 @@ impl Lease {
     fn wrote(&self, value: &[u8]) -> bool {
         let is_same =
             |fence| fence == self.fence || self.rule != LockSpec::Reentrant || planted(Bug::TokenUnverified);
-        ours(value).is_some_and(|(owner, fence)| owner == self.owner && is_same(fence))
+        parse_value(value).is_some_and(|(owner, fence)| owner == self.owner && is_same(fence))
     }
 
     /// Sets the outcome, once.

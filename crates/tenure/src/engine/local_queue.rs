@@ -31,7 +31,7 @@ use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Kind, LockSpec, Notification, ours};
+use crate::protocol::{Kind, LockSpec, Notification, parse_value};
 use crate::store::Failure;
 
 /// The longest sleep of a waiter that hears nothing.
@@ -387,7 +387,7 @@ impl Server {
             }
             Outcome::Busy { holder, left_ms } => {
                 self.streak = 0;
-                let owner = ours(&holder).map(|(owner, _)| owner).filter(|owner| *owner != ask.owner);
+                let owner = parse_value(&holder).map(|(owner, _)| owner).filter(|owner| *owner != ask.owner);
                 if self.line.held_by(owner) && !is_out_of_turn {
                     return;
                 }
@@ -415,7 +415,7 @@ impl Server {
     fn pause(&mut self, ask: &Acquisition, holder: &str, left_ms: Option<u64>) -> Duration {
         let cap = if planted(Bug::NoCap) { Duration::MAX } else { CAP };
         let left = left_ms.map_or(CAP, |left_ms| Duration::from_millis(left_ms.saturating_add(1))).min(cap);
-        let known = ours(holder);
+        let known = parse_value(holder);
         if self.attempt == 0 {
             let holder = known.as_ref().map_or(holder, |(owner, _)| owner.as_str());
             event!(

@@ -370,7 +370,7 @@ pub struct Holding {
 
 /// A parsed value of this library: `owner#token`. A bare owner, from a client that could give no
 /// token, has token 0.
-pub fn ours(value: &(impl AsRef<[u8]> + ?Sized)) -> Option<(Owner, u64)> {
+pub fn parse_value(value: &(impl AsRef<[u8]> + ?Sized)) -> Option<(Owner, u64)> {
     let value = std::str::from_utf8(value.as_ref()).ok()?;
     let (owner, fence) = match value.rsplit_once('#') {
         Some((owner, digits)) if is_digits(digits) => (owner, digits.parse().ok()?),
@@ -545,7 +545,7 @@ fn force(
         let Some(Holding { value, left_ms, .. }) = found.holders.first() else { return (Answer::Free, None) };
         return (Answer::Busy { holder: shown(value), left_ms: *left_ms }, None);
     }
-    let by = found.holders.first().and_then(|holder| ours(&holder.value)).map(|(owner, _)| owner);
+    let by = found.holders.first().and_then(|holder| parse_value(&holder.value)).map(|(owner, _)| owner);
     state.lock = None;
     (answer, Some(Notification::Free { by }))
 }
@@ -555,7 +555,7 @@ fn force(
 fn other_kind(lock: &Entry<Data>, now: Now) -> Answer {
     let left_ms = lock.left_ms(now);
     match &lock.value {
-        Data::Text(value) if ours(value).is_none() => Answer::Busy { holder: value.clone(), left_ms },
+        Data::Text(value) if parse_value(value).is_none() => Answer::Busy { holder: value.clone(), left_ms },
         Data::Hash(hash) if reentrant::fence_of(hash) == 0 => {
             Answer::Busy { holder: reentrant::holder(hash), left_ms }
         }
@@ -589,8 +589,8 @@ mod tests {
     #[test]
     fn a_value_of_ours_is_told_from_a_foreign_one() {
         let owner = Owner::new("x").expect("an owner");
-        assert_eq!(ours(&format!("{owner}#17")), Some((owner.clone(), 17)));
-        assert_eq!(ours(owner.as_str()), Some((owner.clone(), 0)));
+        assert_eq!(parse_value(&format!("{owner}#17")), Some((owner.clone(), 17)));
+        assert_eq!(parse_value(owner.as_str()), Some((owner.clone(), 0)));
         for foreign in [
             "",
             "x",
@@ -599,7 +599,7 @@ mod tests {
             &format!("{owner}#"),
             &format!("{owner}#x"),
         ] {
-            assert_eq!(ours(foreign), None, "{foreign}");
+            assert_eq!(parse_value(foreign), None, "{foreign}");
         }
     }
 

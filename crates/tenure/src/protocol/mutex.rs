@@ -7,7 +7,7 @@
 use super::lease::{BALLOT_AHEAD_US, BALLOT_BEHIND_US, BALLOT_MS, FENCE_MS};
 use super::{
     Answer, Data, Entry, Fence, Notification, Now, Op, ReleaseScope, State, Verb, force, inspect, other_kind,
-    ours,
+    parse_value,
 };
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -23,29 +23,29 @@ pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Notificati
 }
 
 /// What stands at the key, as the asker sees it.
-enum Standing {
-    Nothing,
-    Mine { fence: u64 },
-    Theirs(Answer),
+enum Ownership {
+    Free,
+    Own { fence: u64 },
+    Foreign(Answer),
 }
 
-fn standing(state: &State, now: Now, owner: &Owner) -> Standing {
-    let Some(lock) = &state.lock else { return Standing::Nothing };
+fn ownership(state: &State, now: Now, owner: &Owner) -> Ownership {
+    let Some(lock) = &state.lock else { return Ownership::Free };
     match &lock.value {
         Data::Text(value) => match value.strip_prefix(owner.as_str()) {
-            Some("") => Standing::Mine { fence: 0 },
-            Some(rest) if rest.starts_with('#') => Standing::Mine { fence: rest[1..].parse().unwrap_or(0) },
-            _ => Standing::Theirs(Answer::Busy { holder: value.clone(), left_ms: lock.left_ms(now) }),
+            Some("") => Ownership::Own { fence: 0 },
+            Some(rest) if rest.starts_with('#') => Ownership::Own { fence: rest[1..].parse().unwrap_or(0) },
+            _ => Ownership::Foreign(Answer::Busy { holder: value.clone(), left_ms: lock.left_ms(now) }),
         },
-        _ => Standing::Theirs(other_kind(lock, now)),
+        _ => Ownership::Foreign(other_kind(lock, now)),
     }
 }
 
 fn acquire(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, fence: Fence) -> Answer {
-    let held = match standing(state, now, owner) {
-        Standing::Theirs(answer) => return answer,
-        Standing::Mine { fence } => Some(fence),
-        Standing::Nothing => None,
+    let held = match ownership(state, now, owner) {
+        Ownership::Foreign(answer) => return answer,
+        Ownership::Own { fence } => Some(fence),
+        Ownership::Free => None,
     };
     let fence = match (fence, held) {
         (Fence::Assign | Fence::Optional, Some(held)) => held,
@@ -119,16 +119,16 @@ fn ballot_ms() -> u64 {
 }
 
 fn renew(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64) -> Answer {
-    match standing(state, now, owner) {
-        Standing::Mine { fence } => {
+    match ownership(state, now, owner) {
+        Ownership::Own { fence } => {
             extend(state, now, ttl_ms);
             Answer::Held { fence }
         }
-        Standing::Nothing if planted(Bug::RenewalRecreates) => {
+        Ownership::Free if planted(Bug::RenewalRecreates) => {
             acquire(state, now, owner, ttl_ms, Fence::Assign)
         }
-        Standing::Nothing => Answer::Free,
-        Standing::Theirs(answer) => answer,
+        Ownership::Free => Answer::Free,
+        Ownership::Foreign(answer) => answer,
     }
 }
 
@@ -150,17 +150,17 @@ fn release(
     if let Fence::Ballot(ballot) = fence {
         raise(state, now, ballot);
     }
-    match (standing_for(state, now, owner, fence), whose) {
-        (Standing::Nothing, _) => (Answer::Free, None),
-        (Standing::Mine { .. }, ReleaseScope::Own) => {
+    match (ownership_for(state, now, owner, fence), whose) {
+        (Ownership::Free, _) => (Answer::Free, None),
+        (Ownership::Own { .. }, ReleaseScope::Own) => {
             state.lock = None;
             (Answer::Released { left: 0 }, Some(Notification::Free { by: Some(owner.clone()) }))
         }
-        (Standing::Theirs(_), ReleaseScope::Own) if planted(Bug::ReleaseWithoutCompare) => {
+        (Ownership::Foreign(_), ReleaseScope::Own) if planted(Bug::ReleaseWithoutCompare) => {
             state.lock = None;
             (Answer::Released { left: 0 }, Some(Notification::Free { by: None }))
         }
-        (Standing::Theirs(answer), ReleaseScope::Own) => (answer, None),
+        (Ownership::Foreign(answer), ReleaseScope::Own) => (answer, None),
         (_, ReleaseScope::Any) => force(state, now, is_own, is_lock),
         (_, ReleaseScope::Foreign) => force(state, now, is_own, is_own),
     }
@@ -168,16 +168,16 @@ fn release(
 
 /// A release with a ballot gives back what was taken with it or with a lower one: the owner may
 /// have asked again since, and that request may have come first.
-fn standing_for(state: &State, now: Now, owner: &Owner, fence: Fence) -> Standing {
-    match (standing(state, now, owner), fence, &state.lock) {
+fn ownership_for(state: &State, now: Now, owner: &Owner, fence: Fence) -> Ownership {
+    match (ownership(state, now, owner), fence, &state.lock) {
         (
-            Standing::Mine { fence: held },
+            Ownership::Own { fence: held },
             Fence::Ballot(ballot),
             Some(lock @ Entry { value: Data::Text(value), .. }),
         ) if held > ballot && !planted(Bug::UndoOutlivesRetry) => {
-            Standing::Theirs(Answer::Busy { holder: value.clone(), left_ms: lock.left_ms(now) })
+            Ownership::Foreign(Answer::Busy { holder: value.clone(), left_ms: lock.left_ms(now) })
         }
-        (standing, ..) => standing,
+        (ownership, ..) => ownership,
     }
 }
 
@@ -187,12 +187,12 @@ fn is_own(data: &Data) -> bool {
 
 /// Whether it is a mutex of this library.
 fn is_lock(data: &Data) -> bool {
-    matches!(data, Data::Text(value) if ours(value).is_some())
+    matches!(data, Data::Text(value) if parse_value(value).is_some())
 }
 
 /// Whether this token's grant is what stands there.
 pub(super) fn has(value: &str, fence: u64) -> bool {
-    ours(value).is_some_and(|(_, held)| held == fence)
+    parse_value(value).is_some_and(|(_, held)| held == fence)
 }
 
 #[cfg(test)]
@@ -341,7 +341,7 @@ mod tests {
         let (answer, wake) =
             bench.ask(&b, Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Any });
         assert!(
-            matches!(answer, Answer::Found(found) if ours(&found.holders[0].value).is_some_and(|(owner, _)| owner == a))
+            matches!(answer, Answer::Found(found) if parse_value(&found.holders[0].value).is_some_and(|(owner, _)| owner == a))
         );
         assert_eq!(wake, Some(Notification::Free { by: Some(a.clone()) }));
         assert_eq!(bench.renew(&a, 100), Answer::Free);

@@ -8,7 +8,7 @@
 //! grants share a token, and a later grant has a higher one, for any clocks, for as long as the
 //! members keep what they have accepted.
 
-use super::{Answer, Found, Holding, Kind, ours, shown};
+use super::{Answer, Found, Holding, Kind, parse_value, shown};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 
@@ -133,8 +133,8 @@ impl<'a> Count<'a> {
     }
 
     /// The client that holds most of the members, as they show it.
-    fn top(&self) -> Option<Top> {
-        let mut tops: Vec<Top> = Vec::new();
+    fn highest(&self) -> Option<Highest> {
+        let mut highests: Vec<Highest> = Vec::new();
         for word in self.words {
             let (value, left_ms) = match word {
                 Vote::Said(Answer::Busy { holder, left_ms }) => (holder.as_bytes(), *left_ms),
@@ -144,18 +144,21 @@ impl<'a> Count<'a> {
                 },
                 _ => continue,
             };
-            match tops.iter_mut().find(|top| top.is_of(value)) {
-                Some(top) => top.add(value, left_ms),
-                None => tops.push(Top { value: value.to_owned(), lefts: vec![left_ms.unwrap_or(u64::MAX)] }),
+            match highests.iter_mut().find(|highest| highest.is_of(value)) {
+                Some(highest) => highest.add(value, left_ms),
+                None => highests
+                    .push(Highest { value: value.to_owned(), lefts: vec![left_ms.unwrap_or(u64::MAX)] }),
             }
         }
         // The first of equals, so that all who look see the same.
-        tops.into_iter().rev().max_by_key(|top| top.lefts.len())
+        highests.into_iter().rev().max_by_key(|highest| highest.lefts.len())
     }
 
-    fn busy(top: Option<Top>, majority: usize) -> Answer {
-        match top {
-            Some(top) => Answer::Busy { left_ms: top.left_ms(majority), holder: shown(&top.value) },
+    fn busy(highest: Option<Highest>, majority: usize) -> Answer {
+        match highest {
+            Some(highest) => {
+                Answer::Busy { left_ms: highest.left_ms(majority), holder: shown(&highest.value) }
+            }
             None => Answer::Free,
         }
     }
@@ -175,15 +178,15 @@ impl<'a> Count<'a> {
 }
 
 /// One holder, and for how long it has each of the members that show it.
-struct Top {
+struct Highest {
     value: Vec<u8>,
     lefts: Vec<u64>,
 }
 
-impl Top {
+impl Highest {
     /// A holder that took a member again has another token there.
     fn is_of(&self, value: &[u8]) -> bool {
-        match (ours(&self.value), ours(value)) {
+        match (parse_value(&self.value), parse_value(value)) {
             (Some((mine, _)), Some((theirs, _))) => mine == theirs,
             _ => self.value == value,
         }
@@ -191,7 +194,7 @@ impl Top {
 
     fn add(&mut self, value: &[u8], left_ms: Option<u64>) {
         self.lefts.push(left_ms.unwrap_or(u64::MAX));
-        if let (Some((_, mine)), Some((_, theirs))) = (ours(&self.value), ours(value))
+        if let (Some((_, mine)), Some((_, theirs))) = (parse_value(&self.value), parse_value(value))
             && theirs < mine
         {
             value.clone_into(&mut self.value);
@@ -240,9 +243,9 @@ pub fn acquired(words: &[Vote], ballot: u64, is_last: bool) -> Option<Decision> 
     if count.stops(ahead + count.all(|word| *word == Vote::Refused)) {
         return Some(Decision::Refused);
     }
-    let top = count.top();
-    if top.as_ref().is_some_and(|top| top.lefts.len() >= count.majority) {
-        let answer = Count::busy(top, count.majority);
+    let highest = count.highest();
+    if highest.as_ref().is_some_and(|highest| highest.lefts.len() >= count.majority) {
+        let answer = Count::busy(highest, count.majority);
         return Some(Decision::Is(match answer {
             Answer::Busy { holder, .. } => Answer::Busy { holder, left_ms: count.free_in_ms() },
             answer => answer,
@@ -271,7 +274,7 @@ pub fn acquired(words: &[Vote], ballot: u64, is_last: bool) -> Option<Decision> 
     if let Some(above) = floors.get(count.majority - 1) {
         return Some(Decision::Raise { above: *above });
     }
-    let holder = top.map_or(String::new(), |top| shown(&top.value));
+    let holder = highest.map_or(String::new(), |highest| shown(&highest.value));
     Some(Decision::Split { holder, left_ms: count.free_in_ms() })
 }
 
@@ -295,7 +298,7 @@ pub fn renewed(words: &[Vote], is_last: bool) -> Option<Decision> {
         // It may have a majority yet: a failed renewal is no loss.
         return count.undecided(is_last);
     }
-    Some(count.mismatch().unwrap_or_else(|| Decision::Is(Count::busy(count.top(), count.majority))))
+    Some(count.mismatch().unwrap_or_else(|| Decision::Is(Count::busy(count.highest(), count.majority))))
 }
 
 /// What the release of one's own hold has come to.
@@ -317,7 +320,7 @@ pub fn released(words: &[Vote], is_last: bool) -> Option<Decision> {
     if released > 0 && released + silent >= count.majority {
         return is(Answer::Released { left: 0 });
     }
-    count.mismatch().or_else(|| is(Count::busy(count.top(), count.majority)))
+    count.mismatch().or_else(|| is(Count::busy(count.highest(), count.majority)))
 }
 
 /// What a holder's own question has come to. It holds if a majority shows it: those that are silent
@@ -333,8 +336,8 @@ pub fn verified(words: &[Vote], owner: &Owner, is_last: bool) -> Option<Decision
     }
     let others = words.iter().filter(|word| !matches!(word, Vote::Said(answer) if shows(answer, owner)));
     let others: Vec<Vote> = others.cloned().collect();
-    Some(count.mismatch().unwrap_or_else(|| match Count::of(&others).top() {
-        Some(top) => top.show(count.majority),
+    Some(count.mismatch().unwrap_or_else(|| match Count::of(&others).highest() {
+        Some(highest) => highest.show(count.majority),
         None => Decision::Is(Answer::Free),
     }))
 }
@@ -342,17 +345,17 @@ pub fn verified(words: &[Vote], owner: &Owner, is_last: bool) -> Option<Decision
 /// Whether an answer shows that this owner holds.
 pub fn shows(answer: &Answer, owner: &Owner) -> bool {
     let Answer::Found(found) = answer else { return false };
-    let holder = found.holders.first().and_then(|holder| ours(&holder.value));
+    let holder = found.holders.first().and_then(|holder| parse_value(&holder.value));
     holder.is_some_and(|(holder, _)| holder == *owner)
 }
 
 /// The holder, as asked, or the former one, where any client's hold was ended.
 pub fn found(words: &[Vote], is_last: bool) -> Option<Decision> {
     let count = Count::of(words);
-    let top = count.top();
-    let most = top.as_ref().map_or(0, |top| top.lefts.len());
+    let highest = count.highest();
+    let most = highest.as_ref().map_or(0, |highest| highest.lefts.len());
     if most >= count.majority {
-        return top.map(|top| top.show(count.majority));
+        return highest.map(|highest| highest.show(count.majority));
     }
     if count.stops(count.said(|answer| *answer == Answer::Free)) {
         return Some(Decision::Is(Answer::Free));
@@ -366,8 +369,8 @@ pub fn found(words: &[Vote], is_last: bool) -> Option<Decision> {
     if let Some(silence) = count.silence() {
         return Some(silence);
     }
-    match top {
-        Some(top) if most + count.unheard() >= count.majority => Some(top.show(count.majority)),
+    match highest {
+        Some(highest) if most + count.unheard() >= count.majority => Some(highest.show(count.majority)),
         _ => Some(Decision::Is(Answer::Free)),
     }
 }

@@ -35,28 +35,28 @@ pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Notificati
 }
 
 /// What stands at the key, as the asker sees it.
-enum Standing {
-    Nothing,
-    Mine,
-    Theirs(Answer),
+enum Ownership {
+    Free,
+    Own,
+    Foreign(Answer),
 }
 
-fn standing(state: &State, now: Now, owner: &Owner) -> Standing {
+fn ownership(state: &State, now: Now, owner: &Owner) -> Ownership {
     match &state.lock {
-        None => Standing::Nothing,
-        Some(Entry { value: Data::Hash(hash), .. }) if hash.contains_key(owner.as_str()) => Standing::Mine,
+        None => Ownership::Free,
+        Some(Entry { value: Data::Hash(hash), .. }) if hash.contains_key(owner.as_str()) => Ownership::Own,
         Some(lock @ Entry { value: Data::Hash(hash), .. }) => {
-            Standing::Theirs(Answer::Busy { holder: holder(hash), left_ms: lock.left_ms(now) })
+            Ownership::Foreign(Answer::Busy { holder: holder(hash), left_ms: lock.left_ms(now) })
         }
-        Some(lock) => Standing::Theirs(other_kind(lock, now)),
+        Some(lock) => Ownership::Foreign(other_kind(lock, now)),
     }
 }
 
 fn acquire(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, hold: u64) -> Answer {
-    match standing(state, now, owner) {
-        Standing::Theirs(answer) => return answer,
-        Standing::Mine => {}
-        Standing::Nothing => {
+    match ownership(state, now, owner) {
+        Ownership::Foreign(answer) => return answer,
+        Ownership::Own => {}
+        Ownership::Free => {
             let fence = assign(state, now);
             let hash = Hash::from([(owner.to_string(), "0".into()), (FENCE.into(), fence.to_string())]);
             state.lock =
@@ -87,10 +87,10 @@ fn renew(
     hold: u64,
     bind: Option<Liveness>,
 ) -> Answer {
-    match standing(state, now, owner) {
-        Standing::Nothing => return Answer::Free,
-        Standing::Theirs(answer) => return answer,
-        Standing::Mine => {}
+    match ownership(state, now, owner) {
+        Ownership::Free => return Answer::Free,
+        Ownership::Foreign(answer) => return answer,
+        Ownership::Own => {}
     }
     let Some(hash) = hash_of(state) else { return Answer::Free };
     let held = match bind {
@@ -128,10 +128,10 @@ fn release(
         let is_meant = |hash: &Hash| is_lock(hash) && (hold == 0 || hold == fence_of(hash));
         return force(state, now, is_own, |data| matches!(data, Data::Hash(hash) if is_meant(hash)));
     }
-    match standing(state, now, owner) {
-        Standing::Nothing => return (Answer::Free, None),
-        Standing::Theirs(answer) => return (answer, None),
-        Standing::Mine => {}
+    match ownership(state, now, owner) {
+        Ownership::Free => return (Answer::Free, None),
+        Ownership::Foreign(answer) => return (answer, None),
+        Ownership::Own => {}
     }
     let Some(hash) = hash_of(state) else { return (Answer::Free, None) };
     if hash.remove(&field(hold)).is_none() {

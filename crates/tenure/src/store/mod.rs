@@ -48,20 +48,20 @@ pub enum Failure {
 /// refusal it makes an
 /// [unsupported](crate::Error::is_unsupported) request.
 #[derive(Debug)]
-pub struct Impossible(pub String);
+pub struct Unsupported(pub String);
 
-impl fmt::Display for Impossible {
+impl fmt::Display for Unsupported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Impossible {}
+impl std::error::Error for Unsupported {}
 
 impl Failure {
     /// What cannot be done as things are set up.
     pub fn impossible(text: impl Into<String>) -> Self {
-        Self::Refused(Arc::new(Impossible(text.into())))
+        Self::Refused(Arc::new(Unsupported(text.into())))
     }
 
     /// The cause as text, for a failure that no lower layer reported.

@@ -27,7 +27,7 @@ use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
 use crate::protocol::record::{Put, Record, RecordAnswer, RecordOp, RecordVerb, Then, lock_name};
-use crate::protocol::{Answer, LockSpec, Verb, ours};
+use crate::protocol::{Answer, LockSpec, Verb, parse_value};
 use crate::store::Failure;
 
 /// A record as it was read.
@@ -103,7 +103,7 @@ impl RecordHandle {
         let within = lock.options.op_timeout;
         match engine.call(&lock.full, lock.rule, &owner, Verb::Inspect, within).await {
             Ok(Answer::Found(found)) => {
-                Ok(found.holders.iter().filter_map(|holder| ours(&holder.value)).collect())
+                Ok(found.holders.iter().filter_map(|holder| parse_value(&holder.value)).collect())
             }
             Ok(Answer::Free) => Ok(Vec::new()),
             Ok(answer) => Err(engine.nonsense(&lock.name, &answer)),

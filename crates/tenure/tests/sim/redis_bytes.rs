@@ -15,7 +15,7 @@ use tenure_testkit::asker::{acquire, release};
 use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, MS, SECOND, TrueTime};
 use tenure_testkit::sim::executor::{Process, Sim, Stop};
-use tenure_testkit::sim_transport::{Cut, SimTransport, Then, Way};
+use tenure_testkit::sim_transport::{Cut, Direction, SimTransport, Then};
 
 const WITHIN: Duration = Duration::from_millis(300);
 /// What is asked for here, in ms, and how long the counter outlives it.
@@ -183,18 +183,18 @@ fn whole() -> [u64; 2] {
 #[test]
 fn a_connection_may_be_cut_after_any_byte() {
     let mut lives = 0;
-    for (way, bytes) in [Way::ToServer, Way::ToClient].into_iter().zip(whole()) {
+    for (direction, bytes) in [Direction::ToServer, Direction::ToClient].into_iter().zip(whole()) {
         for after in 0..=bytes {
             for then in [Then::Reset, Then::Silence, Then::Late(250 * MS), Then::Late(2 * SECOND)] {
                 let life = Incarnation::new(after, false);
                 // For one byte of a request in four: it takes longer than all the rest, and of a
                 // reply the server knows nothing.
-                if (way, then) == (Way::ToServer, Then::Reset) && after % 4 == 0 {
+                if (direction, then) == (Direction::ToServer, Then::Reset) && after % 4 == 0 {
                     life.network.run_scripts();
                 }
-                life.network.cut(0, Cut { way, after, then });
+                life.network.cut(0, Cut { direction, after, then });
                 life.run();
-                assert_eq!(life.check(), Ok(()), "{way:?} cut after {after} bytes, then {then:?}");
+                assert_eq!(life.check(), Ok(()), "{direction:?} cut after {after} bytes, then {then:?}");
                 lives += 1;
             }
         }
@@ -209,10 +209,10 @@ fn bytes_may_be_split_merged_and_delayed_while_several_connections_are_cut() {
         let life = Incarnation::new(seed, true);
         for connection in 0..3 {
             if life.sim.chance(800) {
-                let way = [Way::ToServer, Way::ToClient][life.sim.choose(2) as usize];
-                let after = u64::from(life.sim.choose(whole[way as usize] as u32 + 1));
+                let direction = [Direction::ToServer, Direction::ToClient][life.sim.choose(2) as usize];
+                let after = u64::from(life.sim.choose(whole[direction as usize] as u32 + 1));
                 let then = [Then::Reset, Then::Silence, Then::Late(250 * MS)][life.sim.choose(3) as usize];
-                life.network.cut(connection, Cut { way, after, then });
+                life.network.cut(connection, Cut { direction, after, then });
             }
         }
         life.run();
@@ -225,7 +225,8 @@ fn the_same_seed_gives_the_same_bytes() {
     for seed in 0..50 {
         let hash = || {
             let life = Incarnation::new(seed, true);
-            life.network.cut(0, Cut { way: Way::ToServer, after: 20 * seed, then: Then::Late(250 * MS) });
+            life.network
+                .cut(0, Cut { direction: Direction::ToServer, after: 20 * seed, then: Then::Late(250 * MS) });
             life.run();
             (life.sim.hash(), life.network.passed(0), life.network.executed().len())
         };
@@ -240,7 +241,7 @@ fn without_the_end_of_the_old_connection_a_late_acquire_leaves_a_lock_for_nobody
     let found = (0..whole()[0]).any(|after| {
         let life = Incarnation::new(after, false);
         life.network.let_nobody_kill();
-        life.network.cut(0, Cut { way: Way::ToServer, after, then: Then::Late(2 * SECOND) });
+        life.network.cut(0, Cut { direction: Direction::ToServer, after, then: Then::Late(2 * SECOND) });
         life.run();
         life.check().is_err()
     });
@@ -433,7 +434,7 @@ fn an_unanswered_release_is_unknown_and_repeating_it_spares_the_next_holder() {
     play(|scene| async move {
         let guard = scene.held().await;
         let [_, after] = scene.network.passed(0);
-        scene.network.cut(0, Cut { way: Way::ToClient, after, then: Then::Silence });
+        scene.network.cut(0, Cut { direction: Direction::ToClient, after, then: Then::Silence });
         scene.release_that_nobody_answers(guard).await;
         assert_eq!(scene.network.holder("x"), None);
         // The next holds before the release has been repeated for the last time.

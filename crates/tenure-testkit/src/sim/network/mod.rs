@@ -342,7 +342,7 @@ impl Network {
         }
         self.sim.mark(now ^ process as u64);
         self.sim.note(|| format!("server: p{process}: {} -> {answer:?}", Shown(op)));
-        let after = inner.server.standing(now, &op.name);
+        let after = inner.server.view(now, &op.name);
         if let Some(oracle) = &self.oracle {
             oracle.executed(&Executed { process, op, answer: &answer, wake: wake.as_ref(), after });
         }
@@ -430,7 +430,7 @@ impl Inner {
         };
         if self.faults.edge > 0
             && sim.chance(self.faults.edge)
-            && let Some(lapses) = self.server.standing(now, name).and_then(|standing| standing.edge())
+            && let Some(lapses) = self.server.view(now, name).and_then(|view| view.edge())
             && lapses < now + NEAR
         {
             sim.count(Event::AtEdge);

@@ -64,7 +64,7 @@ impl Network {
     pub(super) fn show(&self, trouble: Trouble) {
         let (now, inner) = (self.sim.now(), self.inner());
         if let Some(oracle) = &self.oracle {
-            oracle.shows(trouble, |name| inner.server.standing(now, name));
+            oracle.shows(trouble, |name| inner.server.view(now, name));
         }
     }
 
@@ -96,7 +96,7 @@ impl Network {
         }
         self.sim.note(|| format!("server: its clock steps by {:.3} s", by as f64 / 1e9));
         if let Some(oracle) = &self.oracle {
-            oracle.stepped(by > 0, |name, owner| inner.server.standing(now, name)?.share(owner)?.lapses);
+            oracle.stepped(by > 0, |name, owner| inner.server.view(now, name)?.share(owner)?.lapses);
         }
         drop(inner);
         self.show(if by > 0 { Trouble::SteppedAhead } else { Trouble::SteppedBack });

@@ -20,7 +20,7 @@ use super::votes::{Members, Past, Stand, Trouble, Votes};
 use super::{Executed, Oracle};
 use crate::sim::clock::TrueTime;
 use crate::sim::executor::{Sim, lock};
-use crate::sim::server::Standing;
+use crate::sim::server::LockView;
 
 /// A client that is in no client's way asks each server once.
 pub const ONE_TRIP: &str = "a majority is had in one trip";
@@ -58,14 +58,8 @@ impl ReferenceModel {
     }
 
     /// What stands at a server from now on.
-    fn stands_at(
-        &mut self,
-        at: TrueTime,
-        member: usize,
-        standing: Option<&Standing<'_>>,
-        by: Option<&Owner>,
-    ) {
-        let holder = standing.and_then(|standing| Some((standing.holder()?, standing.lapses)));
+    fn stands_at(&mut self, at: TrueTime, member: usize, view: Option<&LockView<'_>>, by: Option<&Owner>) {
+        let holder = view.and_then(|view| Some((view.holder()?, view.lapses)));
         if let Some((owner, None)) = &holder {
             self.accuse(at, ENDLESS, format!("{owner} has server {member} without an end"));
         }
@@ -94,11 +88,11 @@ impl ReferenceModel {
         at: TrueTime,
         member: usize,
         trouble: Trouble,
-        standing: Option<&Standing<'_>>,
+        view: Option<&LockView<'_>>,
         sim: &Sim,
         news: &mut Vec<Owner>,
     ) {
-        self.stands_at(at, member, standing, None);
+        self.stands_at(at, member, view, None);
         if trouble != Trouble::SteppedBack {
             self.history.ends_here(at);
         }
@@ -332,13 +326,13 @@ impl Oracle {
     }
 
     /// Something has become of one of several servers, and this is what stands there now.
-    pub fn shows<'a>(&self, trouble: Trouble, standing: impl Fn(&LockName) -> Option<Standing<'a>>) {
+    pub fn shows<'a>(&self, trouble: Trouble, view: impl Fn(&LockName) -> Option<LockView<'a>>) {
         let (Some(member), at) = (self.member, self.sim.now()) else { return };
         let mut model = lock(&self.model);
         let Some(name) = model.members.as_ref().map(|members| members.name.clone()) else { return };
         model.settle(at, &name, &self.sim);
         let mut news = Vec::new();
-        model.suffer(at, member, trouble, standing(&name).as_ref(), &self.sim, &mut news);
+        model.suffer(at, member, trouble, view(&name).as_ref(), &self.sim, &mut news);
         drop(model);
         news.into_iter().for_each(|owner| self.watch(owner));
     }

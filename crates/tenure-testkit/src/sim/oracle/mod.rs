@@ -41,7 +41,7 @@ use reference_model::ReferenceModel;
 use super::clock::TrueTime;
 use super::executor::{ProcessId, Sim, lock};
 use super::regime::{LockKind, Plan};
-use super::server::Standing;
+use super::server::LockView;
 
 /// What a task holds, as the oracle looks at it from outside: a guard.
 pub trait Claim: Send + Sync {
@@ -126,7 +126,7 @@ pub struct Executed<'a> {
     /// What it tells those who listen.
     pub wake: Option<&'a Notification>,
     /// What stands at the key now.
-    pub after: Option<Standing<'a>>,
+    pub after: Option<LockView<'a>>,
 }
 
 impl Oracle {

@@ -10,7 +10,8 @@ use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::queue::Queue;
 use crate::protocol::{
-    self, Answer, Data, Entry, Liveness, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb, ours,
+    self, Answer, Data, Entry, Liveness, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb,
+    parse_value,
 };
 use crate::runtime::Runtime;
 use crate::store::{Cursor, Failure, Page, SETUP};
@@ -337,7 +338,7 @@ pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: Rec
         return Looked { wake: Some(Notification::Free { by: None }), ahead: None };
     };
     let by = match &record.lock.value {
-        Data::Text(value) => ours(value).map(|(owner, _)| owner),
+        Data::Text(value) => parse_value(value).map(|(owner, _)| owner),
         _ => None,
     };
     if front(&record.lock.value)[0].is_some() {

@@ -16,7 +16,7 @@ use crate::planted::{Bug, planted};
 use crate::protocol::quorum::{
     Decision, NOBODY, Vote, acquired, found, held, released, renewed, shows, verified,
 };
-use crate::protocol::{Answer, Fence, Liveness, Op, ReleaseScope, Verb, lease, ours};
+use crate::protocol::{Answer, Fence, Liveness, Op, ReleaseScope, Verb, lease, parse_value};
 use crate::store::Failure;
 
 /// So many ballots are tried in one call.
@@ -519,7 +519,7 @@ impl Drop for Releasing {
 /// has never sent one so high.
 fn of_another_side(answer: &Answer, release: &Op, hold: &Hold, member: usize) -> Option<u64> {
     let Answer::Busy { holder, .. } = answer else { return None };
-    let (owner, ballot) = ours(holder)?;
+    let (owner, ballot) = parse_value(holder)?;
     (owner == release.owner && ballot > hold.sent_at(member)).then_some(ballot)
 }
 

@@ -10,7 +10,7 @@ use super::round::Round;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::quorum::{Decision, Vote, found};
-use crate::protocol::{Answer, Found, LockSpec, Op, Verb, ours};
+use crate::protocol::{Answer, Found, LockSpec, Op, Verb, parse_value};
 use crate::store::{Cursor, Failure, Page};
 
 /// Where a listing stands: in which member's, which members failed so far, and where in it.
@@ -90,8 +90,9 @@ impl Inner {
         // Of all who answer: who has it decides in whose listing it is told.
         let verdict = round.gather(|words, is_last| if is_last { found(words, true) } else { None }).await;
         // A listing without a prefix shows nothing foreign, so that member has not told it.
-        let is_shown =
-            |found: &Found| has_prefix || found.holders.iter().any(|holding| ours(&holding.value).is_some());
+        let is_shown = |found: &Found| {
+            has_prefix || found.holders.iter().any(|holding| parse_value(&holding.value).is_some())
+        };
         let is_told = |(index, word): (usize, &Vote)| {
             failed & (1 << index) == 0 && matches!(word, Vote::Said(Answer::Found(found)) if is_shown(found))
         };

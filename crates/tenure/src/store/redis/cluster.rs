@@ -253,9 +253,9 @@ impl Inner {
         let mut asked_of = None;
         loop {
             let asking = asked_of.is_some();
-            let way = self.next_way(slot, asked_of.take(), deadline).await?;
-            let manner = RequestContext { space: way.space, asking, terms: self.terms };
-            let failure = match way.member.node.ask(&way.pipeline, &op, manner, deadline).await {
+            let route = self.next_route(slot, asked_of.take(), deadline).await?;
+            let context = RequestContext { space: route.space, asking, terms: self.terms };
+            let failure = match route.member.node.ask(&route.pipeline, &op, context, deadline).await {
                 Ok(reply) => {
                     if asking && matches!(op.verb, Verb::Release { .. }) {
                         self.tell_where_it_was(&op, deadline).boxed().await;
@@ -264,7 +264,7 @@ impl Inner {
                 }
                 Err(failure) => failure,
             };
-            asked_of = self.redirected(slot, &way, failure, &mut turns, deadline).boxed().await?;
+            asked_of = self.redirected(slot, &route, failure, &mut turns, deadline).boxed().await?;
         }
     }
 
@@ -276,22 +276,27 @@ impl Inner {
         let mut asked_of = None;
         loop {
             let asking = asked_of.is_some();
-            let way = self.next_way(slot, asked_of.take(), deadline).await?;
-            let manner = RequestContext { space: way.space, asking, terms: self.terms };
-            let answer = record::ask(&*self.runtime, &way.pipeline, &op, manner, deadline).await;
+            let route = self.next_route(slot, asked_of.take(), deadline).await?;
+            let context = RequestContext { space: route.space, asking, terms: self.terms };
+            let answer = record::ask(&*self.runtime, &route.pipeline, &op, context, deadline).await;
             let Err(failure) = answer else { return answer };
-            asked_of = self.redirected(slot, &way, failure, &mut turns, deadline).boxed().await?;
+            asked_of = self.redirected(slot, &route, failure, &mut turns, deadline).boxed().await?;
         }
     }
 
     /// Where a request goes next: to the node that was named, or the one that serves the slot.
-    async fn next_way(&self, slot: u16, named: Option<Address>, deadline: Moment) -> Result<Way, Failure> {
+    async fn next_route(
+        &self,
+        slot: u16,
+        named: Option<Address>,
+        deadline: Moment,
+    ) -> Result<Route, Failure> {
         match named {
-            None => match self.open_way(slot) {
-                Some(way) => Ok(way),
-                None => self.way(slot, deadline).boxed().await,
+            None => match self.open_route(slot) {
+                Some(route) => Ok(route),
+                None => self.route(slot, deadline).boxed().await,
             },
-            Some(address) => self.way_to(&address, deadline).boxed().await,
+            Some(address) => self.route_to(&address, deadline).boxed().await,
         }
     }
 
@@ -300,14 +305,14 @@ impl Inner {
     async fn redirected(
         &self,
         slot: u16,
-        way: &Way,
+        route: &Route,
         failure: Failure,
         turns: &mut Turns,
         deadline: Moment,
     ) -> Result<Option<Address>, Failure> {
         let mut asked_of = None;
         let redirect =
-            failure::said_in(&failure).and_then(|error| Redirect::read(error, &way.member.address));
+            failure::said_in(&failure).and_then(|error| Redirect::read(error, &route.member.address));
         match redirect {
             None => {
                 if !matches!(failure, Failure::Refused(_)) {
@@ -327,18 +332,18 @@ impl Inner {
     }
 
     /// The pipeline to the node that serves a slot, if there is one.
-    fn open_way(&self, slot: u16) -> Option<Way> {
+    fn open_route(&self, slot: u16) -> Option<Route> {
         let (member, space) = self.map().owner(slot)?;
         let pipeline = member.node.link.open_line()?;
-        Some(Way { member, pipeline, space })
+        Some(Route { member, pipeline, space })
     }
 
     /// The same; waits until there is one.
-    async fn way(&self, slot: u16, deadline: Moment) -> Result<Way, Failure> {
+    async fn route(&self, slot: u16, deadline: Moment) -> Result<Route, Failure> {
         loop {
             let (member, space) = self.known(deadline, |map| map.owner(slot)).await?;
             if let Some(pipeline) = member.node.link.open_line() {
-                return Ok(Way { member, pipeline, space });
+                return Ok(Route { member, pipeline, space });
             }
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
@@ -352,7 +357,7 @@ impl Inner {
                 Either::Right(_) => continue,
             };
             match pipeline {
-                Ok(pipeline) => return Ok(Way { member, pipeline, space }),
+                Ok(pipeline) => return Ok(Route { member, pipeline, space }),
                 Err(failure) => {
                     let is_over = self.runtime.now() >= deadline;
                     if is_over || matches!(failure, Failure::Refused(_)) {
@@ -365,13 +370,13 @@ impl Inner {
     }
 
     /// The pipeline to a node that a slot is on its way to.
-    async fn way_to(&self, address: &Address, deadline: Moment) -> Result<Way, Failure> {
+    async fn route_to(&self, address: &Address, deadline: Moment) -> Result<Route, Failure> {
         let (member, space) = {
             let mut map = self.map();
             (self.member(&mut map, address), map.space())
         };
         let pipeline = member.node.link.pipeline(deadline).await.map_err(|failure| at(address, failure))?;
-        Ok(Way { member, pipeline, space })
+        Ok(Route { member, pipeline, space })
     }
 
     /// What is looked for in the map; waits until it is there.
@@ -469,8 +474,8 @@ impl Inner {
         let mut left = masters.iter().skip_while(|(address, _)| **address < *at_node);
         let Some((address, member)) = left.next() else { return Ok(Page::default()) };
         let rest = if address == at_node { rest } else { "" };
-        let manner = RequestContext { space, asking: false, terms: self.terms };
-        let page = member.node.list(prefix, &Cursor(rest.to_owned()), manner, deadline).await;
+        let context = RequestContext { space, asking: false, terms: self.terms };
+        let page = member.node.list(prefix, &Cursor(rest.to_owned()), context, deadline).await;
         let mut page = page.map_err(|failure| at(&member.address, failure))?;
         page.next = match (page.next, left.next()) {
             (Some(Cursor(rest)), _) => Some(Cursor(format!("{address} {rest}"))),
@@ -634,7 +639,7 @@ impl Map {
 }
 
 /// Where a request goes.
-struct Way {
+struct Route {
     member: Arc<Member>,
     pipeline: Arc<Pipeline>,
     space: Keyspace,

@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 
 use crate::events::event;
 use crate::moment::Moment;
-use crate::protocol::{LockSpec, Notification, ours};
+use crate::protocol::{LockSpec, Notification, parse_value};
 use crate::store::redis::command::command;
 use crate::store::redis::connection::supervisor::{Pace, pause};
 use crate::store::redis::connection::{Connection, Connector, PushListener, by};
@@ -435,7 +435,7 @@ pub(crate) fn meant(message: &str, rule: LockSpec) -> Notification {
     {
         return Notification::Granted { tickets };
     }
-    Notification::Free { by: ours(message).map(|(owner, _)| owner) }
+    Notification::Free { by: parse_value(message).map(|(owner, _)| owner) }
 }
 
 /// A number as it is written: who has it holds, so it is read to the letter.

@@ -47,7 +47,7 @@ use requests::{Keyspace, Publish, RequestContext, refused};
 pub struct Redis {
     runtime: Arc<dyn Runtime>,
     node: Arc<Node>,
-    manner: RequestContext,
+    context: RequestContext,
     /// Sentinels say which server it is.
     is_led: bool,
     url: Arc<str>,
@@ -120,28 +120,28 @@ impl Redis {
     fn with(connector: Connector, db: u32, terms: Terms, url: Arc<str>, runtime: Arc<dyn Runtime>) -> Self {
         let space = Keyspace { db, publish: Publish::Plain };
         let node = Arc::new(Node::new(connector, Arc::clone(&url)));
-        let manner = RequestContext { space, asking: false, terms };
-        Self { runtime, node, manner, is_led: false, url }
+        let context = RequestContext { space, asking: false, terms };
+        Self { runtime, node, context, is_led: false, url }
     }
 }
 
 impl Store for Redis {
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
-        let Self { runtime, node, manner, .. } = self.clone();
+        let Self { runtime, node, context, .. } = self.clone();
         async move {
             let deadline = runtime.now() + within;
             let line = node.link.pipeline(deadline).await?;
-            node.ask(&line, &op, manner, deadline).await
+            node.ask(&line, &op, context, deadline).await
         }
         .boxed()
     }
 
     fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        let Self { runtime, node, manner, .. } = self.clone();
+        let Self { runtime, node, context, .. } = self.clone();
         async move {
             let deadline = runtime.now() + within;
             let line = node.link.pipeline(deadline).await?;
-            requests::record::ask(&*runtime, &line, &op, manner, deadline).await
+            requests::record::ask(&*runtime, &line, &op, context, deadline).await
         }
         .boxed()
     }
@@ -152,7 +152,7 @@ impl Store for Redis {
         rule: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        let Self { runtime, node, manner: RequestContext { space, .. }, .. } = self.clone();
+        let Self { runtime, node, context: RequestContext { space, .. }, .. } = self.clone();
         let channel = requests::keys::channel(space.db, rule, name.as_str());
         async move { node.notifications.listen(channel, space.publish, rule, runtime.now() + within).await }
             .boxed()
@@ -167,12 +167,12 @@ impl Store for Redis {
         from: Cursor,
         within: Duration,
     ) -> BoxFuture<'static, Result<Page, Failure>> {
-        let (Self { runtime, node, manner, .. }, prefix) = (self.clone(), prefix.to_owned());
-        async move { node.list(&prefix, &from, manner, runtime.now() + within).await }.boxed()
+        let (Self { runtime, node, context, .. }, prefix) = (self.clone(), prefix.to_owned());
+        async move { node.list(&prefix, &from, context, runtime.now() + within).await }.boxed()
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.manner.terms.capabilities()
+        self.context.terms.capabilities()
     }
 
     fn supports(&self, _rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
@@ -209,7 +209,7 @@ impl Store for Redis {
     fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
         match self.is_led {
             true => Err("it is several servers, one of which its sentinels choose"),
-            false if self.manner.terms != Terms::default() => Err(
+            false if self.context.terms != Terms::default() => Err(
                 "acks and restart-grace are for one server and its replicas, and the members decide together",
             ),
             false => Ok(self),

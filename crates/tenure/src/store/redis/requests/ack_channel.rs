@@ -97,7 +97,7 @@ impl There {
 struct Pending {
     id: u64,
     op: Op,
-    manner: RequestContext,
+    context: RequestContext,
     deadline: Moment,
     answer: oneshot::Sender<Result<Value, Failure>>,
     /// It was held back by others: from here on no request overtakes it.
@@ -105,8 +105,8 @@ struct Pending {
 }
 
 /// Whether a request counts only when it is confirmed.
-pub(crate) fn is_for(op: &Op, manner: RequestContext) -> bool {
-    manner.terms.acks > 0 && matches!(op.verb, Verb::Acquire { .. } | Verb::Renew { .. })
+pub(crate) fn is_for(op: &Op, context: RequestContext) -> bool {
+    context.terms.acks > 0 && matches!(op.verb, Verb::Acquire { .. } | Verb::Renew { .. })
 }
 
 impl AckChannel {
@@ -137,7 +137,7 @@ impl AckChannel {
     pub(crate) async fn ask(
         self: &Arc<Self>,
         op: &Op,
-        manner: RequestContext,
+        context: RequestContext,
         deadline: Moment,
     ) -> Result<Value, Failure> {
         if !self.used.swap(true, Ordering::AcqRel) {
@@ -147,7 +147,7 @@ impl AckChannel {
         let id = {
             let mut state = self.state();
             let id = state.number();
-            state.queue.push(Pending { id, op: op.clone(), manner, deadline, answer, is_due: false });
+            state.queue.push(Pending { id, op: op.clone(), context, deadline, answer, is_due: false });
             id
         };
         let queued = Queued { ack_channel: self, id };
@@ -365,7 +365,7 @@ impl AckChannel {
             }
             let in_full = again || pipeline.brings_script();
             let now = self.runtime.now();
-            let acks = batch.iter().map(|pending| pending.manner.terms.acks).max().unwrap_or(1);
+            let acks = batch.iter().map(|pending| pending.context.terms.acks).max().unwrap_or(1);
             let longest = batch.iter().map(|pending| pending.deadline.since(now)).max().unwrap_or(WAIT_MAX);
             // So that there is time left to say how many have.
             let patience = (longest - longest / 8).clamp(Duration::from_millis(1), WAIT_MAX);
@@ -402,7 +402,7 @@ impl AckChannel {
                 }
             };
             for (pending, reply) in sorted.granted {
-                let acks = pending.manner.terms.acks;
+                let acks = pending.context.terms.acks;
                 let answer = if confirmed >= i64::from(acks) {
                     self.state().short = None;
                     Ok(reply)
@@ -427,7 +427,7 @@ impl AckChannel {
         let mut replies = replies.into_iter();
         let mark = replies.next();
         for pending in batch {
-            let reply = replies.nth(usize::from(pending.manner.asking));
+            let reply = replies.nth(usize::from(pending.context.asking));
             match reply {
                 Some(Value::ServerError(error)) if failure::is_no_script(&error) => {
                     sorted.unknown.push(pending);
@@ -553,9 +553,9 @@ impl Drop for Queued<'_> {
 
 impl Pending {
     fn commands(&self, in_full: bool) -> Vec<Cmd> {
-        let request = Request::new(&self.op, self.manner.space).guarded(self.manner.terms);
-        let asking = self.manner.asking.then(|| command(&["ASKING"]));
-        let script = if in_full || self.manner.asking { request.in_full() } else { request.by_name() };
+        let request = Request::new(&self.op, self.context.space).guarded(self.context.terms);
+        let asking = self.context.asking.then(|| command(&["ASKING"]));
+        let script = if in_full || self.context.asking { request.in_full() } else { request.by_name() };
         asking.into_iter().chain([script]).collect()
     }
 }

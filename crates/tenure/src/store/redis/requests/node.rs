@@ -9,7 +9,7 @@ use crate::events::{event, text};
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Found, Holding, Kind, LockSpec, Op, QueueSpec, Verb, ours};
+use crate::protocol::{Answer, Found, Holding, Kind, LockSpec, Op, QueueSpec, Verb, parse_value};
 use crate::runtime::Runtime;
 use crate::store::redis::command::command;
 use crate::store::redis::connection::Connector;
@@ -58,17 +58,17 @@ impl Node {
         &self,
         pipeline: &Pipeline,
         op: &Op,
-        manner: RequestContext,
+        context: RequestContext,
         deadline: Moment,
     ) -> Result<Answer, Failure> {
         if let Some(plain) = pipeline.plain.get() {
-            return plain.ask(&self.exclusive, pipeline, op, manner, deadline).boxed().await;
+            return plain.ask(&self.exclusive, pipeline, op, context, deadline).boxed().await;
         }
-        let value = if ack_channel::is_for(op, manner) {
-            self.ack_channel.ask(op, manner, deadline).boxed().await
+        let value = if ack_channel::is_for(op, context) {
+            self.ack_channel.ask(op, context, deadline).boxed().await
         } else {
             let in_flight = self.ack_channel.beside(&op.name, deadline).await?;
-            let value = run(pipeline, op, manner, deadline).await;
+            let value = run(pipeline, op, context, deadline).await;
             if let (Some(in_flight), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) =
                 (in_flight, &value)
             {
@@ -79,7 +79,7 @@ impl Node {
         let value = match value {
             Err(failure) if failure::forbids_scripts(&failure) => {
                 let plain = Scriptless::look(pipeline, failure, deadline).boxed().await?;
-                return plain.ask(&self.exclusive, pipeline, op, manner, deadline).boxed().await;
+                return plain.ask(&self.exclusive, pipeline, op, context, deadline).boxed().await;
             }
             value => value?,
         };
@@ -112,7 +112,7 @@ impl Node {
         &self,
         prefix: &str,
         from: &Cursor,
-        manner: RequestContext,
+        context: RequestContext,
         deadline: Moment,
     ) -> Result<Page, Failure> {
         let pipeline = self.link.pipeline(deadline).await?;
@@ -133,9 +133,9 @@ impl Node {
             (next, _) => Some(Cursor(format!("{kind} {next}"))),
         };
         let mut page = Page { locks: Vec::new(), next };
-        let looks = names.iter().map(|name| self.look(&pipeline, name, rule, manner, deadline));
+        let looks = names.iter().map(|name| self.look(&pipeline, name, rule, context, deadline));
         for (name, found) in names.iter().zip(join_all(looks).await) {
-            let is_ours = |holding: &Holding| ours(&holding.value).is_some();
+            let is_ours = |holding: &Holding| parse_value(&holding.value).is_some();
             let found = match found {
                 // Its slot has moved on.
                 Err(failure) if failure::said_in(&failure).is_some_and(slots::redirects) => None,
@@ -156,7 +156,7 @@ impl Node {
         pipeline: &Pipeline,
         name: &LockName,
         rule: LockSpec,
-        manner: RequestContext,
+        context: RequestContext,
         deadline: Moment,
     ) -> Result<Option<Found>, Failure> {
         if rule == LockSpec::Mutex {
@@ -164,7 +164,7 @@ impl Node {
         }
         let owner = Owner::fresh("", &*self.runtime);
         let op = Op { name: name.clone(), rule, owner, request: 0, verb: Verb::Inspect };
-        let value = match run(pipeline, &op, manner, deadline).await {
+        let value = match run(pipeline, &op, context, deadline).await {
             // Then no lock of this kind is kept here.
             Err(failure) if failure::forbids_scripts(&failure) => return Ok(None),
             value => value?,
@@ -196,11 +196,11 @@ impl Drop for Node {
 async fn run(
     pipeline: &Pipeline,
     op: &Op,
-    manner: RequestContext,
+    context: RequestContext,
     deadline: Moment,
 ) -> Result<Value, Failure> {
-    let request = Request::new(op, manner.space).guarded(manner.terms);
-    if manner.asking {
+    let request = Request::new(op, context.space).guarded(context.terms);
+    if context.asking {
         // Rare, and it must not take a third round trip.
         return answered(pipeline, pipeline.ask_for_slot(&request.in_full(), deadline).boxed().await?);
     }

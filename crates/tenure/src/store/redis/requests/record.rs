@@ -24,16 +24,16 @@ pub(crate) async fn ask(
     runtime: &dyn Runtime,
     pipeline: &Pipeline,
     op: &RecordOp,
-    manner: RequestContext,
+    context: RequestContext,
     deadline: Moment,
 ) -> Result<RecordAnswer, Failure> {
     let answer = match &op.verb {
-        RecordVerb::Read => read(runtime, pipeline, op, manner, deadline).await?,
+        RecordVerb::Read => read(runtime, pipeline, op, context, deadline).await?,
         RecordVerb::Put(put) => {
-            let value = run(pipeline, op, manner, deadline).await?;
+            let value = run(pipeline, op, context, deadline).await?;
             written(&value, put.owner.as_str(), op)
         }
-        RecordVerb::Void => written(&run(pipeline, op, manner, deadline).await?, "", op),
+        RecordVerb::Void => written(&run(pipeline, op, context, deadline).await?, "", op),
     };
     answer.ok_or_else(|| {
         // From here on replies cannot be matched with requests.
@@ -47,17 +47,17 @@ async fn read(
     runtime: &dyn Runtime,
     pipeline: &Pipeline,
     op: &RecordOp,
-    manner: RequestContext,
+    context: RequestContext,
     deadline: Moment,
 ) -> Result<Option<RecordAnswer>, Failure> {
     let sent = runtime.now();
     let get = command(&["GET", &record::key(&op.lock)]);
     let known = pipeline.clock().and_then(|clock| clock.read(sent));
     let (value, now_us) = match known {
-        Some(_) => (send(pipeline, &get, manner, deadline).await?, known),
+        Some(_) => (send(pipeline, &get, context, deadline).await?, known),
         None => {
             let time = command(&["TIME"]);
-            let asked = join(send(pipeline, &get, manner, deadline), pipeline.ask(&time, deadline));
+            let asked = join(send(pipeline, &get, context, deadline), pipeline.ask(&time, deadline));
             let (value, time) = asked.await;
             let (value, time) = (value?, time_of(&answered(pipeline, time?)?));
             let clock = time.map(|unix_us| ServerClock { at: sent + runtime.now().since(sent) / 2, unix_us });
@@ -77,10 +77,10 @@ async fn read(
 async fn send(
     pipeline: &Pipeline,
     command: &Cmd,
-    manner: RequestContext,
+    context: RequestContext,
     deadline: Moment,
 ) -> Result<Value, Failure> {
-    match manner.asking {
+    match context.asking {
         true => pipeline.ask_for_slot(command, deadline).await,
         false => pipeline.ask(command, deadline).await,
     }
@@ -103,15 +103,15 @@ fn stored(text: &[u8]) -> Option<Record> {
 async fn run(
     pipeline: &Pipeline,
     op: &RecordOp,
-    manner: RequestContext,
+    context: RequestContext,
     deadline: Moment,
 ) -> Result<Value, Failure> {
-    let by_name = !manner.asking && !pipeline.brings_script();
-    let mut value = send(pipeline, &script(op, manner, by_name), manner, deadline).await?;
+    let by_name = !context.asking && !pipeline.brings_script();
+    let mut value = send(pipeline, &script(op, context, by_name), context, deadline).await?;
     if let Value::ServerError(error) = &value
         && failure::is_no_script(error)
     {
-        value = send(pipeline, &script(op, manner, false), manner, deadline).await?;
+        value = send(pipeline, &script(op, context, false), context, deadline).await?;
     }
     answered(pipeline, value).map_err(|failure| match failure::forbids_scripts(&failure) {
         true => Failure::impossible(format!("it forbids scripts, and a record is written by one: {failure}")),
@@ -119,11 +119,11 @@ async fn run(
     })
 }
 
-fn script(op: &RecordOp, manner: RequestContext, by_name: bool) -> Cmd {
+fn script(op: &RecordOp, context: RequestContext, by_name: bool) -> Cmd {
     let (verb, text) = if by_name { ("EVALSHA", RECORD.sha) } else { ("EVAL", RECORD.text) };
     let mut command = command(&[verb, text, "2", op.lock.as_str(), &record::key(&op.lock)]);
-    let channel = keys::channel(manner.space.db, LockSpec::Mutex, op.lock.as_str());
-    let publish = manner.space.publish.command();
+    let channel = keys::channel(context.space.db, LockSpec::Mutex, op.lock.as_str());
+    let publish = context.space.publish.command();
     match &op.verb {
         RecordVerb::Put(Put { owner, window, keep_ms, then, value }) => {
             command.arg("put").arg(owner.as_str());

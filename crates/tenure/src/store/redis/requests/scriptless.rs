@@ -16,7 +16,9 @@ use tokio::sync::Mutex;
 
 use crate::moment::Moment;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Fence, Found, Holding, Kind, LockSpec, Op, ReleaseScope, Verb, ours, shown};
+use crate::protocol::{
+    Answer, Fence, Found, Holding, Kind, LockSpec, Op, ReleaseScope, Verb, parse_value, shown,
+};
 use crate::runtime::Runtime;
 use crate::store::Failure;
 use crate::store::redis::command::command;
@@ -93,17 +95,17 @@ impl Scriptless {
         exclusive: &ExclusiveConnection,
         pipeline: &Pipeline,
         op: &Op,
-        manner: RequestContext,
+        context: RequestContext,
         deadline: Moment,
     ) -> Result<Answer, Failure> {
-        self.allows(op, manner)?;
+        self.allows(op, context)?;
         let ask = |pipeline, delete| Ask {
             plain: self,
             delete,
             pipeline,
             op,
-            publish: manner.space.publish,
-            db: manner.space.db,
+            publish: context.space.publish,
+            db: context.space.db,
             deadline,
         };
         // A value of another client may not be a text, so the commands that compare values cannot
@@ -138,7 +140,7 @@ impl Scriptless {
     }
 
     /// Whether it can be done without scripts, and may.
-    fn allows(&self, op: &Op, manner: RequestContext) -> Result<(), Failure> {
+    fn allows(&self, op: &Op, context: RequestContext) -> Result<(), Failure> {
         let (Failure::NotSent(why) | Failure::Unknown(why) | Failure::Refused(why)) = &self.why;
         let cannot = |what: &str| Err(Failure::impossible(format!("it forbids scripts ({why}), and {what}")));
         match (&op.verb, op.rule) {
@@ -152,11 +154,11 @@ impl Scriptless {
             (Verb::Acquire { fence: Fence::Assign, .. }, _) => cannot(
                 "without them a mutex has no fencing token; allow EVAL and EVALSHA, or take it without one by Options::unfenced",
             ),
-            (Verb::Acquire { .. } | Verb::Renew { .. }, _) if manner.terms != Terms::default() => {
+            (Verb::Acquire { .. } | Verb::Renew { .. }, _) if context.terms != Terms::default() => {
                 cannot("without them neither acks nor restart-grace can be had")
             }
             // A request to a server that is about to get a slot has to be one command.
-            _ if manner.asking => Err(Failure::NotSent(Failure::cause(
+            _ if context.asking => Err(Failure::NotSent(Failure::cause(
                 "it forbids scripts, and the lock's slot is being moved",
             ))),
             _ => Ok(()),
@@ -282,7 +284,7 @@ impl Ask<'_> {
     /// The token of a hold of the asker's own; one that was granted by a script has one.
     fn mine(&self, value: &[u8]) -> Option<u64> {
         let owner: &Owner = &self.op.owner;
-        ours(value).filter(|(holder, _)| holder == owner).map(|(_, fence)| fence)
+        parse_value(value).filter(|(holder, _)| holder == owner).map(|(_, fence)| fence)
     }
 
     /// Renews the lease of the caller's hold. No request ever shortens one.
@@ -337,13 +339,13 @@ impl Ask<'_> {
                     return Ok((Answer::Busy { holder: shown(&value), left_ms }, None));
                 }
                 ReleaseScope::Own => Answer::Released { left: 0 },
-                ReleaseScope::Any if ours(&value).is_none() => {
+                ReleaseScope::Any if parse_value(&value).is_none() => {
                     return Ok((Answer::Busy { holder: shown(&value), left_ms }, None));
                 }
                 ReleaseScope::Any | ReleaseScope::Foreign => found(value.clone(), left_ms),
             };
             let value = shown(&value);
-            let by = ours(&value).map_or(value.clone(), |(owner, _)| owner.as_str().to_owned());
+            let by = parse_value(&value).map_or(value.clone(), |(owner, _)| owner.as_str().to_owned());
             let key = self.key();
             let delete: &[&str] = match self.delete {
                 Some(Delete::DelIfEq) => &["DELIFEQ", key, &value],
