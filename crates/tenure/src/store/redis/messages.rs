@@ -63,13 +63,13 @@ struct Channel {
     listeners: BTreeMap<u64, (LockSpec, Publisher)>,
     /// When the last listener left.
     left: Option<Moment>,
-    standing: Standing,
+    state: ChannelState,
     /// Whether a connection before this one had confirmed it: then messages may have been missed.
     was_heard: bool,
 }
 
 /// How a channel stands with the server.
-enum Standing {
+enum ChannelState {
     New,
     Confirmed,
     Refused(Failure),
@@ -101,10 +101,10 @@ impl Notifications {
             loop {
                 let mut told = pin!(self.told.notified());
                 told.as_mut().enable();
-                match self.state().channels.get(&name).map(|channel| &channel.standing) {
-                    Some(Standing::Confirmed) => return Ok(()),
-                    Some(Standing::Refused(failure)) => return Err(failure.clone()),
-                    Some(Standing::New) => {}
+                match self.state().channels.get(&name).map(|channel| &channel.state) {
+                    Some(ChannelState::Confirmed) => return Ok(()),
+                    Some(ChannelState::Refused(failure)) => return Err(failure.clone()),
+                    Some(ChannelState::New) => {}
                     None => return Err(unconfirmed()),
                 }
                 told.await;
@@ -132,15 +132,15 @@ impl Notifications {
             publish,
             listeners: BTreeMap::new(),
             left: None,
-            standing: Standing::New,
+            state: ChannelState::New,
             was_heard: false,
         });
         channel.listeners.insert(id, (rule, publisher));
         channel.left = None;
-        if let Standing::Refused(_) = channel.standing {
-            channel.standing = Standing::New;
+        if let ChannelState::Refused(_) = channel.state {
+            channel.state = ChannelState::New;
         }
-        let new = matches!(channel.standing, Standing::New);
+        let new = matches!(channel.state, ChannelState::New);
         if !state.runs && !state.closed {
             state.runs = true;
             self.connector.runtime.spawn(Arc::clone(self).serve().boxed());
@@ -225,8 +225,8 @@ impl Notifications {
         let now = self.connector.runtime.now();
         let mut state = self.state();
         for channel in state.channels.values_mut() {
-            channel.was_heard |= matches!(channel.standing, Standing::Confirmed);
-            channel.standing = Standing::New;
+            channel.was_heard |= matches!(channel.state, ChannelState::Confirmed);
+            channel.state = ChannelState::New;
         }
         state.channels.retain(|_, channel| channel.left.is_none_or(|left| left + KEPT > now));
         state.spoiled = false;
@@ -246,7 +246,7 @@ impl Notifications {
         }
         if let Failure::Refused(_) = failure {
             for channel in state.channels.values_mut() {
-                channel.standing = Standing::Refused(failure.clone());
+                channel.state = ChannelState::Refused(failure.clone());
             }
         }
         state.failure = Some(failure);
@@ -311,16 +311,16 @@ impl Notifications {
         let mut state = self.state();
         let mut todo = Todo { spoiled: state.spoiled, ..Todo::default() };
         state.channels.retain(|name, channel| {
-            match (channel.left, &channel.standing) {
-                (Some(left), Standing::Confirmed) if left + KEPT > now => {
+            match (channel.left, &channel.state) {
+                (Some(left), ChannelState::Confirmed) if left + KEPT > now => {
                     todo.next = Some(todo.next.map_or(left + KEPT, |next| next.min(left + KEPT)));
                 }
-                (Some(_), Standing::Confirmed) => {
+                (Some(_), ChannelState::Confirmed) => {
                     todo.leave.push((name.clone(), channel.publish));
                     return false;
                 }
                 (Some(_), _) => return false,
-                (None, Standing::New) => todo.join.push((name.clone(), channel.publish)),
+                (None, ChannelState::New) => todo.join.push((name.clone(), channel.publish)),
                 (None, _) => {}
             }
             true
@@ -344,12 +344,12 @@ impl Notifications {
             }
             let Some(channel) = state.channels.get_mut(*name) else { continue };
             if let Value::ServerError(error) = answer {
-                channel.standing = Standing::Refused(failure::of(error).0);
+                channel.state = ChannelState::Refused(failure::of(error).0);
                 // Those who had listened so far hear nothing any more, and are told that.
                 channel.listeners.clear();
                 continue;
             }
-            channel.standing = Standing::Confirmed;
+            channel.state = ChannelState::Confirmed;
             if std::mem::take(&mut channel.was_heard) {
                 tell(channel, |_| Notification::Reconnected);
             }
