@@ -37,8 +37,8 @@ impl Tokens {
         self.at.fetch_max(now.0, Ordering::AcqRel);
     }
 
-    /// The counter was incremented to this. Whether it is a token: a lower one than before says that
-    /// the counter was lost.
+    /// The counter was incremented to this. Whether it is a token: a number that is not above the
+    /// newest says that the counter was lost.
     pub(crate) fn accepts(&self, token: u64, newest: u64, now: Moment) -> bool {
         let is_good = token > newest && token < newest.saturating_add(AHEAD_US);
         let is_raised = self.newest.load(Ordering::Acquire) > 0 || planted(Bug::PairUnraised);
