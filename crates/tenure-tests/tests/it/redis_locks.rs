@@ -483,3 +483,16 @@ fn a_login_comes_from_the_url_or_from_a_provider() {
         let _locks = Locks::open_with_credentials(url, provider).expect("a store");
     }
 }
+
+#[test]
+fn a_lock_that_is_kept_for_a_time_is_taken_until_then() {
+    let server = Server::start();
+    let locks = locks(&server.url()).with(|options| options.ttl(ms(300))).expect("options");
+    let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
+    let from = std::time::Instant::now();
+    block_on(guard.keep_for(ms(1_500))).expect("an answer");
+    let next = block_on(locks.mutex("x").expect("a name").lock()).expect("a grant");
+    assert!(from.elapsed() >= ms(1_400), "{:?}", from.elapsed());
+    assert!(block_on(next.keep_for(ms(1))).expect_err("too short").is_invalid());
+    assert!(block_on(locks.inspect("x")).expect("an answer").is_none(), "the error gave it back");
+}
