@@ -162,7 +162,7 @@ fn a_crew_moves_from_each_library_to_ours_one_by_one_and_is_never_inside_togethe
     });
 }
 
-/// Redisson's `RLock` is a hash: it excludes all kinds, and a reentrant mutex is what it understands.
+/// Redisson's `RLock` is a hash: it excludes all kinds, and understands a reentrant mutex.
 #[test]
 fn redissons_lock_excludes_each_kind_and_fails_at_what_is_no_reentrant_mutex() {
     const HOLDER: &str = "550e8400-e29b-41d4-a716-446655440000:51";

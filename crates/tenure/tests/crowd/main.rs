@@ -13,7 +13,9 @@ use std::time::Instant;
 mod killed;
 mod log;
 mod member;
+mod stampede;
 mod ten_thousand;
+mod windows;
 
 #[derive(Clone, Copy)]
 struct Test {
@@ -47,16 +49,26 @@ const HALVES: [&[Test]; 2] = [
     ],
 ];
 
-/// By itself: it counts what a hand-over costs.
-const ALONE: &[Test] = &[Test {
-    name: "ten_thousand_who_wait_for_a_fair_mutex_get_it_in_order_for_two_scripts_a_turn",
-    run: ten_thousand::drain,
-}];
+/// One after the other: they count what a hand-over costs, and how long readers wait.
+const ALONE: &[Test] = &[
+    Test {
+        name: "ten_thousand_who_wait_for_a_fair_mutex_get_it_in_order_for_two_scripts_a_turn",
+        run: ten_thousand::drain,
+    },
+    Test { name: "a_thousand_readers_compute_a_value_once_at_each_expiry", run: stampede::crowd },
+    Test { name: "a_job_runs_once_in_a_window_though_runners_are_killed_and_paused", run: windows::crowd },
+];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    if args.first().is_some_and(|first| first == member::MARK) {
-        member::run(&args[1..]);
+    let is_process = match args.first().map(String::as_str) {
+        Some(member::MARK) => Some(member::run as fn(&[String])),
+        Some(stampede::MARK) => Some(stampede::read as fn(&[String])),
+        Some(windows::MARK) => Some(windows::run as fn(&[String])),
+        _ => None,
+    };
+    if let Some(run) = is_process {
+        run(&args[1..]);
         return ExitCode::SUCCESS;
     }
     let parts: Vec<&str> = args.iter().map(String::as_str).filter(|arg| !arg.starts_with('-')).collect();
