@@ -195,3 +195,8 @@ pub mod internals {
         WriteGuard::new(guard)
     }
 }
+
+/// The programs of the cookbook run as examples do.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/cookbook.md")]
+struct Cookbook;

@@ -21,7 +21,8 @@ pub(crate) const MARK: &str = "--runner-of-a-job";
 const PROCESSES: i64 = 20;
 const WINDOW: Duration = Duration::from_secs(1);
 const JOB: Duration = Duration::from_millis(250);
-const TTL: Duration = Duration::from_millis(1_200);
+/// Longer than two windows: what a killed runner leaves behind costs some.
+const TTL: Duration = Duration::from_millis(2_500);
 /// The first clock is so far behind, the last so far ahead.
 const APART_MS: i64 = 400;
 
@@ -136,7 +137,7 @@ pub(crate) fn crowd() {
                 paused = Some((process, now + pause));
                 harmed.push((pid, now, now + pause + us(TTL)));
             }
-            next_fault = now + 400_000 + (random >> 24) % 1_600_000;
+            next_fault = now + 1_000_000 + (random >> 24) % 3_000_000;
         }
         thread::sleep(Duration::from_millis(15));
     }
