@@ -196,7 +196,8 @@ pub mod internals {
     }
 }
 
-/// The programs of the cookbook run as examples do.
+/// The programs of these pages run as examples do.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/cookbook.md")]
-struct Cookbook;
+#[doc = include_str!("../../../docs/migrating.md")]
+struct Pages;

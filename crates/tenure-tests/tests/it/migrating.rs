@@ -2,11 +2,12 @@
 //! them to tenure while it works. On one server, and on a quorum.
 #![expect(clippy::disallowed_methods, reason = "tests against real servers take real time")]
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{scope, sleep};
 use std::time::Duration;
 
-use tenure::{Locks, Owner, block_on};
+use tenure::{Locks, Multi, Owner, block_on};
 use tenure_testkit::servers::{Client, Server, Value};
 
 use super::quorum::nodes::Nodes;
@@ -194,4 +195,51 @@ fn redissons_lock_excludes_each_kind_and_fails_at_what_is_no_reentrant_mutex() {
         guard.release().await
     })
     .expect("answers");
+}
+
+#[test]
+fn a_crew_moves_to_another_name_on_other_servers_through_a_version_that_holds_both() {
+    const TURNS: u32 = 24;
+    let (server, nodes) = (Server::start(), Nodes::new(3));
+    let old = Locks::open(&server.url()).and_then(|locks| locks.mutex("old")).expect("a mutex");
+    let new = Locks::open(&nodes.url()).and_then(|locks| locks.mutex("new")).expect("a mutex");
+    let both = Multi::new([old.clone().into(), new.clone().into()]).expect("two names");
+    let inside = AtomicBool::new(false);
+    // All are at least in the second version before the first is in the third.
+    let (second, third) = (Barrier::new(4), AtomicU32::new(0));
+    scope(|scope| {
+        for member in 0..4 {
+            let (old, new, both, inside, second, third) = (&old, &new, &both, &inside, &second, &third);
+            scope.spawn(move || {
+                for turn in 0..TURNS {
+                    let work = || {
+                        assert!(!inside.swap(true, Ordering::SeqCst), "member {member} is not alone");
+                        sleep(Duration::from_millis(1));
+                        inside.store(false, Ordering::SeqCst);
+                    };
+                    if turn == 8 {
+                        second.wait();
+                    }
+                    let waited = block_on(async {
+                        if turn < 2 + member * 2 {
+                            let guard = old.try_lock_for(SOON).await?.expect("a turn");
+                            work();
+                            guard.release().await
+                        } else if turn < 10 + member * 2 {
+                            let guards = both.try_lock_for(SOON).await?.expect("a turn");
+                            work();
+                            guards.release().await
+                        } else {
+                            third.fetch_add(1, Ordering::SeqCst);
+                            let guard = new.try_lock_for(SOON).await?.expect("a turn");
+                            work();
+                            guard.release().await
+                        }
+                    });
+                    waited.expect("an answer");
+                }
+            });
+        }
+    });
+    assert!(third.into_inner() > 20, "all came to the third version");
 }
