@@ -98,7 +98,10 @@ pub(crate) fn crowd() {
     let (mut killed, mut stopped) = (0, 0);
     let (begun, mut next_fault) = (micros(SystemTime::now()), 0);
     while micros(SystemTime::now()) < begun + us(total) {
-        let last = block_on(job.last()).expect("an answer");
+        let last = match block_on(job.last()) {
+            Err(error) if error.is_unreachable() || error.is_unknown() => continue, // a starved machine
+            last => last.expect("an answer"),
+        };
         if let Some(last) = &last {
             let of = Told { pid: last.owner.pid(), is_done: last.outcome == Outcome::Done };
             told.insert(micros(last.window.start), of);
