@@ -138,7 +138,7 @@ impl Drop for Crowd {
 /// A crowd of readers for 15 s, or as many as `TENURE_STAMPEDE` says.
 pub(crate) fn crowd() {
     let total = Duration::from_secs(setting("TENURE_STAMPEDE").unwrap_or(15));
-    let outage = (total / 15).min(Duration::from_secs(5));
+    let outage = (total / 12).min(Duration::from_secs(5));
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut crowd = Crowd { server: Server::start(), dir, processes: Vec::new(), killed: Vec::new() };
     for _ in 0..PROCESSES {
@@ -196,8 +196,8 @@ fn judge(crowd: &Crowd, stopped: u64, answers: u64, took: Duration) {
     }
     for process in crowd.processes.iter().map(Child::id) {
         let own: Vec<_> = excused.iter().filter(|one| one.pid == process).collect();
-        let apart = own.windows(2).all(|pair| pair[0].ended.is_some_and(|ended| pair[1].begun >= ended));
-        assert!(apart, "two at once in one process during the outage: {own:?}");
+        let in_turn = own.windows(2).all(|pair| pair[0].ended.is_some_and(|ended| pair[1].begun >= ended));
+        assert!(in_turn, "two at once in one process during the outage: {own:?}");
     }
     let noticed = all.windows(2).filter(|pair| is_excused(&pair[1]) && pair[0].ended > Some(pair[1].begun));
     let noticed = noticed.last().map_or(0.0, |pair| since(pair[1].begun));
