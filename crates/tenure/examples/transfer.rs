@@ -1,7 +1,7 @@
 //! Transfers between two accounts that no common transaction covers: each is a file.
 //!
 //! ```text
-//! cargo run -p tenure --example transfer -- file:/tmp/locks /tmp/accounts    # in several terminals
+//! cargo run -p tenure --example transfer -- file:/tmp/locks /tmp/accounts  # several
 //! ```
 //! Each process moves money to and fro. `Multi` holds both locks or none, and takes them in one
 //! order everywhere, so that two transfers in opposite directions cannot wait for each other.
