@@ -49,15 +49,17 @@ const HALVES: [&[Test]; 2] = [
     ],
 ];
 
-/// One after the other: they count what a hand-over costs, and how long readers wait.
-const ALONE: &[Test] = &[
-    Test {
-        name: "ten_thousand_who_wait_for_a_fair_mutex_get_it_in_order_for_two_scripts_a_turn",
-        run: ten_thousand::drain,
-    },
-    Test { name: "a_thousand_readers_compute_a_value_once_at_each_expiry", run: stampede::crowd },
-    Test { name: "a_job_runs_once_in_a_window_though_runners_are_killed_and_paused", run: windows::crowd },
+/// Side by side: both mostly wait.
+const USES: [&[Test]; 2] = [
+    &[Test { name: "a_thousand_readers_compute_a_value_once_at_each_expiry", run: stampede::crowd }],
+    &[Test { name: "a_job_runs_once_in_a_window_though_runners_are_killed_and_paused", run: windows::crowd }],
 ];
+
+/// By itself: it counts what a hand-over costs.
+const ALONE: &[Test] = &[Test {
+    name: "ten_thousand_who_wait_for_a_fair_mutex_get_it_in_order_for_two_scripts_a_turn",
+    run: ten_thousand::drain,
+}];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -75,11 +77,15 @@ fn main() -> ExitCode {
     let is_meant = |name: &str| parts.is_empty() || parts.iter().any(|part| name.contains(part));
     let failed = |tests: &[Test]| tests.iter().filter(|test| is_meant(test.name) && !passes(test)).count();
     let begun = Instant::now();
-    let failures = thread::scope(|scope| {
-        let halves = HALVES.map(|half| scope.spawn(move || failed(half)));
-        halves.map(|half| half.join().expect("a panic of a test is caught")).iter().sum::<usize>()
-    }) + failed(ALONE);
-    let meant = HALVES.into_iter().flatten().chain(ALONE).filter(|test| is_meant(test.name)).count();
+    let side_by_side = |halves: [&'static [Test]; 2]| {
+        thread::scope(|scope| {
+            let halves = halves.map(|half| scope.spawn(move || failed(half)));
+            halves.map(|half| half.join().expect("a panic of a test is caught")).iter().sum::<usize>()
+        })
+    };
+    let failures = side_by_side(HALVES) + side_by_side(USES) + failed(ALONE);
+    let meant =
+        HALVES.into_iter().chain(USES).flatten().chain(ALONE).filter(|test| is_meant(test.name)).count();
     let (verdict, passed) = (if failures == 0 { "ok" } else { "FAILED" }, meant - failures);
     let took = begun.elapsed().as_secs_f64();
     println!("test result: {verdict}. {passed} passed; {failures} failed; finished in {took:.2}s");

@@ -111,14 +111,16 @@ impl Crowd {
 
     /// Kills the process that computes, at once, and starts another.
     fn kill_the_computing(&mut self) {
-        let mut found = None;
+        let mut computing = None;
         eventually("one computes", LIMIT, || {
-            let last = self.computations().last().copied();
-            found = last.filter(|last| last.ended.is_none());
-            found.is_some()
+            let last = self.computations().last().copied().filter(|last| last.ended.is_none());
+            // Not one that was killed already, while its lease lasts.
+            let process = |last: Computation| self.processes.iter().position(|one| one.id() == last.pid);
+            computing = last.and_then(process);
+            computing.is_some()
         });
-        let pid = found.expect("waited for").pid;
-        let at = self.processes.iter().position(|process| process.id() == pid).expect("one of these");
+        let at = computing.expect("waited for");
+        let pid = self.processes[at].id();
         self.killed.push((pid, now()));
         let mut process = self.processes.swap_remove(at);
         process.kill().and_then(|()| process.wait()).expect("a killed process");
@@ -150,11 +152,11 @@ pub(crate) fn crowd() {
         let until = begun + ns(part);
         thread::sleep(Duration::from_nanos(until.saturating_sub(now())));
     };
-    for part in [total / 15, total * 4 / 15] {
+    for part in [total / 15, total / 3] {
         sleep_until(part);
         crowd.kill_the_computing();
     }
-    sleep_until(total * 7 / 15);
+    sleep_until(total * 3 / 5);
     let stopped = now();
     crowd.server.stop();
     thread::sleep(outage);
