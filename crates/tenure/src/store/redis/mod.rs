@@ -25,7 +25,7 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 use redis::Value;
 
 pub use cluster::Cluster;
-pub use connection::{Dial, Stream};
+pub use connection::{Dial, Dialled, Stream};
 pub use console::{Console, Reply, ballot_key, fence_key, keys_with, wake_channel};
 pub use requests::scripted;
 pub use topology::{Access, Address, Sentinels, Target, Terms, Topology};
@@ -115,6 +115,12 @@ impl Redis {
         let Access { db, terms, .. } = target.access;
         let url = target.shown();
         Self::with(Connector::only(Arc::clone(&runtime), dial, target), db, terms, url, runtime)
+    }
+
+    /// The same store, where each request is a script, as behind a proxy.
+    pub fn scripts_only(self) -> Self {
+        self.node.pairs.turn_off();
+        self
     }
 
     fn with(connector: Connector, db: u32, terms: Terms, url: Arc<str>, runtime: Arc<dyn Runtime>) -> Self {

@@ -13,13 +13,13 @@ pub(crate) struct Script {
 /// The mutex machine.
 pub(crate) static MUTEX: Script = Script {
     text: include_str!("../../../protocol/mutex.lua"),
-    sha: "c7556ab0cc18965299780d2f4a5d8b51c9b641ba",
+    sha: "885a649fcd84079050795d6aa37ab748123e752e",
     guarded: Some(&GUARDED_MUTEX),
 };
 
 static GUARDED_MUTEX: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/mutex.lua")),
-    sha: "7848519bdb3c5dba6e29e15592429c14b34fc3d6",
+    sha: "290ff9c72a9065be5afce69224b37b4ac91649ea",
     guarded: None,
 };
 
@@ -52,6 +52,13 @@ static GUARDED_QUEUE: Script = Script {
     guarded: None,
 };
 
+/// The release of a mutex by its holder.
+pub(crate) static RELEASE: Script = Script {
+    text: include_str!("../../../protocol/release.lua"),
+    sha: "0c5aa2b2d44871882f85f15a77277b923e5d102f",
+    guarded: None,
+};
+
 /// The record machine.
 pub(crate) static RECORD: Script = Script {
     text: include_str!("../../../protocol/record.lua"),
@@ -70,7 +77,9 @@ mod tests {
             let guarded = script.guarded.expect("each has one");
             assert_eq!(guarded.sha, sha1(guarded.text.as_bytes()));
         }
-        assert_eq!(RECORD.sha, sha1(RECORD.text.as_bytes()));
+        for script in [&RELEASE, &RECORD] {
+            assert_eq!(script.sha, sha1(script.text.as_bytes()));
+        }
         assert_eq!(sha1(b"abc"), "a9993e364706816aba3e25717850c26c9cd0d89d");
     }
 
