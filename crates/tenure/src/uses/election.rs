@@ -93,7 +93,7 @@ impl Election {
     /// scripts.
     pub async fn campaign(&self) -> Result<Term> {
         loop {
-            let term =
+            let mut term =
                 Term::new(self.record.lock.lock().await?, self.record.clone(), Arc::clone(&self.payload));
             match term.write(Word::Elected, &self.payload).await {
                 Ok(()) if term.is_current() => return Ok(term),
