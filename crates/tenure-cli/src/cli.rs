@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -77,6 +78,11 @@ pub(crate) enum Command {
     /// It asks each server for its settings, state, clock and latency, tries the rights of this
     /// user, and takes and releases one lock with a new random name. It changes nothing else.
     Doctor(Doctor),
+    /// Measures what locks cost on a store, beside the bare commands in the same run.
+    ///
+    /// It takes and releases locks with a new random name, alone, against each other, and from hand
+    /// to hand, and extends a lease. What it leaves on the store is deleted at the end.
+    Bench(Bench),
     /// Tests a store: many processes use locks, some are killed, and the answers are judged.
     Stress(Stress),
     /// Prints what a database needs to refuse the writes of a lock's former holders.
@@ -529,6 +535,38 @@ pub(crate) struct Doctor {
     /// Print a JSON object.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_long_help = BENCH_MANUAL)]
+pub(crate) struct Bench {
+    #[command(flatten)]
+    pub(crate) store: Store,
+
+    /// How long all of it takes. INT and TERM end it sooner, with what was measured so far.
+    #[arg(long = "for", value_name = "DURATION", default_value = "10s", value_parser = some_time, allow_hyphen_values = true)]
+    pub(crate) length: Duration,
+
+    /// How many clients take turns. Each has a connection of its own.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64), allow_negative_numbers = true)]
+    pub(crate) clients: u32,
+
+    /// The lease of each lock.
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) ttl: Duration,
+
+    /// What the names of the locks begin with. A name that is in use, or was within the last hour,
+    /// is refused. Default: a new random name.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+
+    /// Print a JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Also write a page with plots to this file. It needs no network.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

@@ -4,6 +4,7 @@
 mod acquire;
 mod ancestors;
 mod asked;
+mod bench;
 mod child;
 mod cli;
 mod clock;
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
         Ok(Cli { command: Command::List(args) }) => asked::once(list::list(&args)),
         Ok(Cli { command: Command::Release(args) }) => asked::once(release::release(&args)),
         Ok(Cli { command: Command::Doctor(args) }) => asked::once(doctor::doctor(&args)),
+        Ok(Cli { command: Command::Bench(args) }) => bench::bench(&args),
         Ok(Cli { command: Command::Stress(args) }) => stress::stress(&args),
         Ok(Cli { command: Command::Fence(args) }) => fence::fence(&args),
         Ok(Cli { command: Command::Completions(args) }) => pages::completions(&args),

@@ -62,6 +62,28 @@ Examples:
   tenure doctor --store redis://db1 --prefix app:
   tenure doctor --store redis-sentinel://s1,s2,s3/locks?acks=2 --ttl 30s --json";
 
+pub(crate) const BENCH_MANUAL: &str = "\
+It measures four things, each in turn with the bare commands that one would write without tenure:
+a free lock that is taken and released, clients that take turns at one lock, the hand-over from one
+client to one that waits, and the renewal of a lease. The bare commands are SET NX PX with a script
+that compares and deletes, asked again every 5 ms where the lock is busy, and PEXPIRE; on a quorum
+they go to all members at once; on a directory they are flock and a file that is written and
+renamed. They wait for no replicas, see no loss, and have no token.
+
+The clients are connections of this one process. The bars of the histograms are logarithmic.
+
+Exit status:
+    0  it was measured
+   64  usage: a flag, duration or URL that cannot be right
+   69  the store did not answer, or refused
+   75  the names are in use, or the store grants nothing
+  125  tenure itself failed
+  128 + N  signal N ended it; what was measured so far is printed
+
+Examples:
+  tenure bench --store redis://db1 --html locks.html
+  tenure bench --store file:/var/lib/locks --for 5s --json";
+
 pub(crate) const STRESS_MANUAL: &str = "\
 Processes of this program take turns at a few locks, in every way: waiting, asking once, giving
 up, dropping the request at any moment, holding for less than a millisecond or longer than a
