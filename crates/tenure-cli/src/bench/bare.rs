@@ -156,6 +156,8 @@ impl Bare {
     pub(super) async fn clear_away(&mut self, names: &[String]) {
         match self {
             Self::Servers(Servers { clients, key, .. }) => {
+                // What a client was asking when it was interrupted comes before this.
+                join_all(clients.iter_mut().map(|client| client.release(key))).await;
                 for key in names.iter().map(|name| fence_key(name)).chain([key.clone()]) {
                     let _ = clients[0].ask(&["DEL", &key]).await;
                 }

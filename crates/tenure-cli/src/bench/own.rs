@@ -51,7 +51,7 @@ impl Own {
             let (mutex, mut waits) = (self.mutex(client, Part::Contended)?, Vec::new());
             while !until.is_over() {
                 let asked = clock::now();
-                let Some(guard) = mutex.try_lock_for(until.left()).await? else { break };
+                let guard = taken(&mutex).await?;
                 waits.push(clock::now() - asked);
                 guard.release().await?;
             }

@@ -139,7 +139,8 @@ fn bars(histograms: &[(&str, Vec<Bar>)]) -> String {
             let length = (part / most * BAR).ceil() as usize;
             let shown = if at == 0 { limit.as_str() } else { "" };
             let fill = if at == 0 { "█" } else { "▒" };
-            let _ = writeln!(text, "  {shown:>12}  {side:6} {:5.1} % {}", part * 100.0, fill.repeat(length));
+            let line = format!("  {shown:>12}  {side:6} {:5.1} % {}", part * 100.0, fill.repeat(length));
+            let _ = writeln!(text, "{}", line.trim_end());
         }
     }
     text

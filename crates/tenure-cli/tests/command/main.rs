@@ -6,6 +6,7 @@
     reason = "tests wait for real processes"
 )]
 
+mod bench;
 mod doctor;
 mod env;
 mod exits;
