@@ -7,19 +7,26 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use rustix::process::Signal;
 use tenure_history::line::Sort;
 
 use crate::duration::{duration, some_time};
 use crate::manual::*;
 use crate::output::Voice;
-use crate::{exit, output};
+use crate::{config, exit, output};
+
+/// The verb that `acquire --hold` starts.
+pub(crate) const KEEP: &str = "__keep";
 
 /// Runs a program under a distributed lock, and shows locks and their holders.
 #[derive(Debug, Parser)]
 #[command(name = "tenure", version, after_help = "`tenure run --help` has the manual.")]
 pub(crate) struct Cli {
+    /// Read this configuration file in place of ~/.config/tenure.toml and /etc/tenure.toml.
+    #[arg(long, value_name = "FILE", global = true, display_order = 900)]
+    pub(crate) config: Option<PathBuf>,
+
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -71,7 +78,7 @@ pub(crate) enum Command {
     /// fencing tokens distinguish the two. It prints what was ended, as `tenure status` does, and
     /// how long the old CMD may run.
     Release(Release),
-    #[command(name = "__keep", hide = true)]
+    #[command(name = KEEP, hide = true)]
     Keep(Keep),
     /// Looks for what would cost locks in the set-up of a store, and says what to do about it.
     ///
@@ -91,6 +98,10 @@ pub(crate) enum Command {
     /// passes with the lock's token: the variable TENURE_FENCE of CMD, or `Guard::fence` in Rust.
     /// docs/fencing.md has the details.
     Fence(Fence),
+    /// Prints what the configuration files and the environment set, and where each value is from.
+    ///
+    /// A password is never printed. `tenure config --help` has the keys of a file.
+    Config(Config),
     /// Prints what completes this command's words in a shell.
     ///
     /// Example: tenure completions bash > /etc/bash_completion.d/tenure
@@ -102,13 +113,18 @@ pub(crate) enum Command {
 }
 
 /// The store of the locks.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 pub(crate) struct Store {
-    /// The store: `file:DIR` for the processes of one machine, or the URL of a server. Default: the
-    /// directory `tenure` in $XDG_STATE_HOME, or else in $HOME/.local/state. An empty one is
-    /// refused.
-    #[arg(long = "store", value_name = "URL", env = "TENURE_STORE", hide_env_values = true)]
+    /// The store: `file:DIR` for the processes of one machine, or the URL of a server. Default:
+    /// $TENURE_STORE, then a configuration file, then the directory `tenure` in $XDG_STATE_HOME, or
+    /// else in $HOME/.local/state. An empty one is refused.
+    #[arg(long = "store", value_name = "URL", conflicts_with = "file")]
     pub(crate) url: Option<String>,
+
+    /// A file that has the store's URL, so that neither arguments nor the environment show a
+    /// password. Default: $TENURE_STORE_FILE.
+    #[arg(id = "file", long = "store-file", value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
 
     /// Put before each name to make the store's key.
     #[arg(
@@ -657,6 +673,14 @@ pub(crate) enum Database {
 }
 
 #[derive(Args, Debug)]
+#[command(after_long_help = CONFIG_MANUAL)]
+pub(crate) struct Config {
+    /// Print a JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct Completions {
     /// The shell that reads them.
     pub(crate) shell: clap_complete::Shell,
@@ -678,7 +702,26 @@ impl Cli {
     /// Reads the command line. What is wrong with it is said in one line, which is followed by the
     /// code to exit with.
     pub(crate) fn read() -> Result<Self, u8> {
-        Self::try_parse().map_err(|error| match error.kind() {
+        let words: Vec<_> = std::env::args_os().collect();
+        let definition = Self::command();
+        let parsed = definition.clone().try_get_matches_from(&words).and_then(|matches| {
+            // What needs no store works with any configuration file, and the keeper has its own
+            // arguments.
+            let verb = matches.subcommand_name().unwrap_or_default();
+            if [KEEP, "completions", "man", "fence"].contains(&verb) {
+                return Self::from_arg_matches(&matches);
+            }
+            let file = matches.get_one::<PathBuf>("config").map(PathBuf::as_path);
+            config::read(file, &definition)
+                .map_err(|failure| clap::Error::raw(ErrorKind::Io, failure.message))?;
+            let matches = config::with_defaults(definition).try_get_matches_from(&words)?;
+            Self::from_arg_matches(&matches)
+        });
+        parsed.map_err(|error| match error.kind() {
+            ErrorKind::Io => {
+                output::complain(error.to_string().trim_start_matches("error: ").trim_end());
+                exit::USAGE
+            }
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
                 let text = error.render();
                 let text =
@@ -775,7 +818,7 @@ mod tests {
     fn run(words: &[&str]) -> Result<Run, String> {
         let words: Vec<OsString> = ["tenure", "run"].iter().chain(words).map(OsString::from).collect();
         match Cli::try_parse_from(&words) {
-            Ok(Cli { command: Command::Run(run) }) => Ok(run),
+            Ok(Cli { command: Command::Run(run), .. }) => Ok(run),
             Ok(other) => panic!("{other:?}"),
             Err(error) => Err(one_line(&error, &words)),
         }

@@ -8,6 +8,7 @@ mod bench;
 mod child;
 mod cli;
 mod clock;
+mod config;
 mod doctor;
 mod duration;
 mod elect;
@@ -50,26 +51,29 @@ fn main() -> ExitCode {
         return code.into();
     }
     limits::or_panic_in_one_line(|| match Cli::read() {
-        Ok(Cli { command: Command::Run(args) }) => run::run(&args),
-        Ok(Cli { command: Command::Acquire(args) }) => acquire::acquire(&args),
-        Ok(Cli { command: Command::Renew(args) }) => asked::once(acquire::renew(&args)),
-        Ok(Cli { command: Command::Verify(args) }) => asked::once(acquire::verify(&args)),
-        Ok(Cli { command: Command::Elect(args) }) => {
+        Ok(Cli { command: Command::Run(args), .. }) => run::run(&args),
+        Ok(Cli { command: Command::Acquire(args), .. }) => acquire::acquire(&args),
+        Ok(Cli { command: Command::Renew(args), .. }) => asked::once(acquire::renew(&args)),
+        Ok(Cli { command: Command::Verify(args), .. }) => asked::once(acquire::verify(&args)),
+        Ok(Cli { command: Command::Elect(args), .. }) => {
             let voice = Voice { quiet: args.quiet, verbose: args.verbose };
             asked::with_timers(voice, elect::elect(&args, voice))
         }
-        Ok(Cli { command: Command::Leader(args) }) => asked::with_timers(Voice::LOUD, elect::leader(&args)),
-        Ok(Cli { command: Command::Wait(args) }) => asked::with_timers(Voice::LOUD, wait::wait(&args)),
-        Ok(Cli { command: Command::Keep(args) }) => keep::keep(&args),
-        Ok(Cli { command: Command::Status(args) }) => asked::once(status::status(&args)),
-        Ok(Cli { command: Command::List(args) }) => asked::once(list::list(&args)),
-        Ok(Cli { command: Command::Release(args) }) => asked::once(release::release(&args)),
-        Ok(Cli { command: Command::Doctor(args) }) => asked::once(doctor::doctor(&args)),
-        Ok(Cli { command: Command::Bench(args) }) => bench::bench(&args),
-        Ok(Cli { command: Command::Stress(args) }) => stress::stress(&args),
-        Ok(Cli { command: Command::Fence(args) }) => fence::fence(&args),
-        Ok(Cli { command: Command::Completions(args) }) => pages::completions(&args),
-        Ok(Cli { command: Command::Man(args) }) => pages::man(&args),
+        Ok(Cli { command: Command::Leader(args), .. }) => {
+            asked::with_timers(Voice::LOUD, elect::leader(&args))
+        }
+        Ok(Cli { command: Command::Wait(args), .. }) => asked::with_timers(Voice::LOUD, wait::wait(&args)),
+        Ok(Cli { command: Command::Keep(args), .. }) => keep::keep(&args),
+        Ok(Cli { command: Command::Status(args), .. }) => asked::once(status::status(&args)),
+        Ok(Cli { command: Command::List(args), .. }) => asked::once(list::list(&args)),
+        Ok(Cli { command: Command::Release(args), .. }) => asked::once(release::release(&args)),
+        Ok(Cli { command: Command::Doctor(args), .. }) => asked::once(doctor::doctor(&args)),
+        Ok(Cli { command: Command::Bench(args), .. }) => bench::bench(&args),
+        Ok(Cli { command: Command::Stress(args), .. }) => stress::stress(&args),
+        Ok(Cli { command: Command::Fence(args), .. }) => fence::fence(&args),
+        Ok(Cli { command: Command::Config(args), .. }) => config::show(&args),
+        Ok(Cli { command: Command::Completions(args), .. }) => pages::completions(&args),
+        Ok(Cli { command: Command::Man(args), .. }) => pages::man(&args),
         Err(code) => code,
     })
     .into()

@@ -84,6 +84,32 @@ Examples:
   tenure bench --store redis://db1 --html locks.html
   tenure bench --store file:/var/lib/locks --for 5s --json";
 
+pub(crate) const CONFIG_MANUAL: &str = "\
+A flag wins over the environment, the environment over ~/.config/tenure.toml ($XDG_CONFIG_HOME),
+and that over /etc/tenure.toml. --config FILE is read in place of both. A key that is not known is
+an error.
+
+Before the tables: store, store-file, prefix, ttl. In the tables [run], [acquire], [renew],
+[elect], [doctor] and [bench]: those of ttl, grace, on-lost, kill-after, wait, busy-code, max-hold,
+splay, acks, restart-grace and verbose that are flags of the verb.
+
+  store = \"redis://locks@db1?password-file=/etc/tenure/password\"
+  prefix = \"app:\"
+  ttl = \"30s\"
+
+  [run]
+  wait = \"5m\"
+  kill-after = \"10s\"
+
+Environment:
+  TENURE_STORE       the store's URL; CMD gets it without a password
+  TENURE_STORE_FILE  a file that has the store's URL
+
+Exit status:
+    0  it was printed
+   64  usage: a file that is wrong or missing, with the line, or an environment that contradicts
+  125  tenure itself failed";
+
 pub(crate) const STRESS_MANUAL: &str = "\
 Processes of this program take turns at a few locks, in every way: waiting, asking once, giving
 up, dropping the request at any moment, holding for less than a millisecond or longer than a

@@ -23,7 +23,7 @@ use crate::output::{Voice, chain};
 use crate::signals::{FORWARDED, Signals};
 use crate::terminal::Terminal;
 use crate::watch::{End, Watch};
-use crate::{ancestors, clock, launch, printer};
+use crate::{ancestors, clock, launch, printer, store};
 
 /// What is to be run, and for what.
 pub(crate) struct Work<'a> {
@@ -68,6 +68,11 @@ impl Work<'_> {
             .env("TENURE_OWNER", owner.to_string())
             .env("TENURE_FENCE", fence.to_string())
             .env("TENURE_TTL_MS", self.ttl.as_millis().to_string());
+        // A run inside CMD then refuses its store, and does not use another one.
+        if let Some(url) = std::env::var(store::STORE_URL).ok().and_then(|url| store::without_password(&url))
+        {
+            command.env(store::STORE_URL, url);
+        }
         let (above, owners) = ancestors::held(held.owners().into_iter());
         command.env(above, owners);
 
