@@ -7,6 +7,7 @@
 )]
 
 mod bench;
+mod config;
 mod doctor;
 mod env;
 mod exits;
