@@ -110,6 +110,21 @@ Exit status:
    64  usage: a file that is wrong or missing, with the line, or an environment that contradicts
   125  tenure itself failed";
 
+pub(crate) const TOP_MANUAL: &str = "\
+A hand-off is counted when a lock has another holder than at the last look, so several between two
+looks count once. A bar shows what is left of the longest lease that this holder was seen with. The
+history of a lock begins with the first look.
+
+On a server each look walks over all keys with SCAN and asks about each lock. It never uses KEYS or
+PSUBSCRIBE. Without colours: NO_COLOR=1.
+
+Exit status:
+    0  q was pressed
+   64  usage: a flag or URL that cannot be right, or no terminal
+   69  the store did not answer at the start, or refused; later it is asked again
+  125  tenure itself failed
+  128 + N  signal N ended it";
+
 pub(crate) const STRESS_MANUAL: &str = "\
 Processes of this program take turns at a few locks, in every way: waiting, asking once, giving
 up, dropping the request at any moment, holding for less than a millisecond or longer than a

@@ -181,7 +181,11 @@ pub(crate) fn named(args: &Store) -> Result<Named, Failure> {
             Err(_) => Err(usage("TENURE_STORE is not UTF-8")),
         },
         (None, Some(file)) => Ok(Named::new(Is::File(file.into()), "environment, TENURE_STORE_FILE")),
-        (None, None) => Ok(config::config().store().unwrap_or(Named::new(Is::Default, "default"))),
+        (None, None) => Ok(match config::config().store() {
+            Some(said) if said.is_file => Named::new(Is::File(said.value.into()), &said.origin),
+            Some(said) => Named::new(Is::Url(said.value), &said.origin),
+            None => Named::new(Is::Default, "default"),
+        }),
     }
 }
 
