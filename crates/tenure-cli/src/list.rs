@@ -78,7 +78,8 @@ async fn redraw(locks: &Locks, args: &List, every: Duration, first: Found) -> Re
         sleep(pause(every, took)).await;
         let asked = clock::now();
         now = found(locks, args).await;
-        took = clock::now() - asked;
+        // How long it took until an error says nothing of what a walk costs.
+        took = if now.is_ok() { clock::now() - asked } else { Duration::ZERO };
     }
 }
 
@@ -111,7 +112,8 @@ async fn tell_changes(locks: &Locks, args: &List, every: Duration, first: Found)
         sleep(pause(every, took)).await;
         let asked = clock::now();
         now = found(locks, args).await;
-        took = clock::now() - asked;
+        // How long it took until an error says nothing of what a walk costs.
+        took = if now.is_ok() { clock::now() - asked } else { Duration::ZERO };
     }
 }
 
@@ -149,7 +151,7 @@ fn table(found: &Found, redrawn_of: Option<&Locks>) -> String {
     }
     let mut line = |cells: [&str; 5]| {
         let [first, kind, used, waiting, holders] = cells;
-        let left = columns.saturating_sub(name + 33);
+        let left = columns.saturating_sub(name + 35);
         let line = format!(
             "{}  {}  {}  {}  {}",
             fitted(first, name),

@@ -214,8 +214,8 @@ impl App {
         if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
             return Some(Action::Interrupt);
         }
-        let mode = self.mode.clone();
-        match (mode, key.code) {
+        self.news = None;
+        match (self.mode.clone(), key.code) {
             (Mode::Filter, KeyCode::Enter) => self.mode = Mode::Table,
             (Mode::Filter, KeyCode::Esc) => {
                 self.filter.clear();

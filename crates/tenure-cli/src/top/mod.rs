@@ -129,7 +129,9 @@ async fn run(
             Event::NoTerminal => return Ok(of_signal(Signal::HUP)),
             Event::Looked(rows) => {
                 let took = clock::now() - asked;
-                next = clock::now() + pause(args.every, took);
+                // How long it took until an error says nothing of what a walk costs.
+                let cost = if rows.is_ok() { took } else { Duration::ZERO };
+                next = clock::now() + pause(args.every, cost);
                 app.looked(rows, clock::unix(), took);
             }
             Event::Forced(told) => {

@@ -72,14 +72,14 @@ fn draw_table(frame: &mut Frame<'_>, app: &App, now: Duration, area: Rect) {
     let rows = app.shown();
     let width = usize::from(area.width);
     let longest = rows.iter().map(|row| Line(&row.name).to_string().chars().count()).max().unwrap_or(0);
-    let name = longest.clamp(12, width / 3);
+    let name = longest.clamp(12, (width / 3).max(12));
     let columns = [
         Constraint::Length(name as u16),
         Constraint::Length(9),
         Constraint::Length(7),
         Constraint::Length(4),
         Constraint::Length(7),
-        Constraint::Length(BAR as u16 + 7),
+        Constraint::Length(BAR as u16 + 8),
         Constraint::Min(10),
     ];
     let header = TableRow::new(["NAME", "KIND", "PERMITS", "WAIT", "FOR", "LEASE", "HELD BY"]);
