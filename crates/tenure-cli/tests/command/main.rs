@@ -7,6 +7,7 @@
 )]
 
 mod bench;
+mod clocks;
 mod config;
 mod doctor;
 mod env;
@@ -19,6 +20,7 @@ mod kinds;
 mod limits;
 mod list;
 mod loss;
+mod matrix;
 mod output;
 mod pages;
 mod redis;
