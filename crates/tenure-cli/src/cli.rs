@@ -94,6 +94,9 @@ pub(crate) enum Command {
     /// It takes and releases locks with a new random name, alone, against each other, and from hand
     /// to hand, and extends a lease. What it leaves on the store is deleted at the end.
     Bench(Bench),
+    /// Shows the locks of a store by HTTP, to read only: metrics, JSON and a page.
+    #[cfg(feature = "serve")]
+    Serve(Serve),
     /// Tests a store: many processes use locks, some are killed, and the answers are judged.
     Stress(Stress),
     /// Prints what a database needs to refuse the writes of a lock's former holders.
@@ -581,6 +584,31 @@ pub(crate) struct Top {
     /// takes 2 % of the time at most.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = some_time)]
     pub(crate) every: Duration,
+
+    /// Only names that begin so.
+    #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
+    pub(crate) names: String,
+}
+
+#[cfg(feature = "serve")]
+#[derive(Args, Debug)]
+#[command(after_long_help = SERVE_MANUAL)]
+pub(crate) struct Serve {
+    #[command(flatten)]
+    pub(crate) store: Store,
+
+    /// The address and the port. Names of locks and holders are for all who can connect.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9797")]
+    pub(crate) listen: std::net::SocketAddr,
+
+    /// How often the store is asked. A store that takes longer to list is asked less often: listing
+    /// takes 2 % of the time at most.
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = some_time)]
+    pub(crate) every: Duration,
+
+    /// How many locks have metrics of their own.
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    pub(crate) series: usize,
 
     /// Only names that begin so.
     #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]

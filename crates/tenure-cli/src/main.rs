@@ -24,11 +24,14 @@ mod launch;
 mod limits;
 mod list;
 mod manual;
+mod observed;
 mod output;
 mod pages;
 mod printer;
 mod release;
 mod run;
+#[cfg(feature = "serve")]
+mod serve;
 mod settings;
 mod signals;
 mod stages;
@@ -74,6 +77,8 @@ fn main() -> ExitCode {
         Ok(Cli { command: Command::Release(args), .. }) => asked::once(release::release(&args)),
         Ok(Cli { command: Command::Doctor(args), .. }) => asked::once(doctor::doctor(&args)),
         Ok(Cli { command: Command::Bench(args), .. }) => bench::bench(&args),
+        #[cfg(feature = "serve")]
+        Ok(Cli { command: Command::Serve(args), .. }) => asked::with_timers(Voice::LOUD, serve::serve(&args)),
         Ok(Cli { command: Command::Stress(args), .. }) => stress::stress(&args),
         Ok(Cli { command: Command::Fence(args), .. }) => fence::fence(&args),
         Ok(Cli { command: Command::Config(args), .. }) => settings::show(&args),

@@ -125,6 +125,21 @@ Exit status:
   125  tenure itself failed
   128 + N  signal N ended it";
 
+#[cfg(feature = "serve")]
+pub(crate) const SERVE_MANUAL: &str = "\
+  /            a page with a table of the locks and the history of one
+  /metrics     for Prometheus
+  /locks.json  what the page shows
+
+Nothing can be changed by it, and it has no login. At a loopback address it answers only requests
+for localhost or such an address. A hand-off is counted when a lock has another holder than at the
+last look, so several between two looks count once.
+
+Exit status:
+   64  usage: a flag or URL that cannot be right
+  125  tenure itself failed, or cannot listen there
+  128 + N  signal N ended it";
+
 pub(crate) const STRESS_MANUAL: &str = "\
 Processes of this program take turns at a few locks, in every way: waiting, asking once, giving
 up, dropping the request at any moment, holding for less than a millisecond or longer than a

@@ -43,9 +43,9 @@ fn style(app: &App, colour: Color) -> Style {
 fn draw_head(frame: &mut Frame<'_>, app: &App, area: Rect) {
     let counts = format!(
         "{}, {} waiting, {:.1} hand-offs/s",
-        plural(app.count() as u64, "lock"),
-        app.waiting(),
-        app.handoffs_per_second()
+        plural(app.seen.count() as u64, "lock"),
+        app.seen.waiting(),
+        app.seen.handoffs_per_second()
     );
     let room = usize::from(area.width).saturating_sub(counts.len() + 1);
     let store = fitted(&format!("tenure top  {}", app.store), room);
@@ -54,13 +54,13 @@ fn draw_head(frame: &mut Frame<'_>, app: &App, area: Rect) {
 }
 
 fn draw_state(frame: &mut Frame<'_>, app: &App, now: Duration, area: Rect) {
-    let age = now.saturating_sub(app.looked_at);
-    let (text, colour) = match &app.trouble {
+    let age = now.saturating_sub(app.seen.looked_at);
+    let (text, colour) = match &app.seen.trouble {
         Some(why) => (format!("{} old: {why}", Span(age)), Some(URGENT)),
         None if app.is_paused() => (format!("paused, {} old", Span(age)), Some(URGENT)),
         None => {
-            let took = app.took.as_secs_f64() * 1_000.0;
-            let every = crate::list::pause(app.every, app.took);
+            let took = app.seen.took.as_secs_f64() * 1_000.0;
+            let every = crate::list::pause(app.every, app.seen.took);
             (format!("asked every {}, in {took:.1} ms, sorted by {}", Span(every), app.sort.name()), None)
         }
     };
@@ -119,7 +119,7 @@ fn short_kind(kind: &str) -> String {
 
 /// A bar of what is left, and the time.
 fn lease(app: &App, row: &Row, now: Duration) -> Cell<'static> {
-    let Some((left, whole)) = app.lease(row, now) else { return Cell::new("no end") };
+    let Some((left, whole)) = app.seen.lease(row, now) else { return Cell::new("no end") };
     let part = left.as_secs_f64() / whole.as_secs_f64().max(1e-9);
     let full = ((part * BAR as f64).ceil() as usize).min(BAR);
     // A third of it is left when it should have been renewed twice.
@@ -135,13 +135,13 @@ fn draw_lock(frame: &mut Frame<'_>, app: &App, name: &str, now: Duration, area: 
         let since =
             one.since.map_or(String::new(), |since| format!(", for {}", Span(now.saturating_sub(since))));
         let left = one.left.map_or(", without end".into(), |left| {
-            format!(", {} left", Span(left.saturating_sub(now.saturating_sub(app.looked_at))))
+            format!(", {} left", Span(left.saturating_sub(now.saturating_sub(app.seen.looked_at))))
         });
         let token = if one.token > 0 { format!(", token {}", one.token) } else { String::new() };
         format!("{}{since}{left}{token}", one.who())
     };
     let mut lines = Vec::new();
-    match app.row(name) {
+    match app.seen.row(name) {
         None => lines.push(format!("{}: free", Line(name))),
         Some(row) => {
             let kind = &row.kind;
@@ -165,7 +165,7 @@ fn draw_lock(frame: &mut Frame<'_>, app: &App, name: &str, now: Duration, area: 
     }
     lines.push(String::new());
     lines.push("history".into());
-    for change in app.history(name) {
+    for change in app.seen.history(name) {
         let seconds = change.at.as_secs();
         let (hour, minute, second) = (seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60);
         lines.push(format!("  {hour:02}:{minute:02}:{second:02} UTC  {}", Line(&change.what)));

@@ -24,6 +24,7 @@ mod matrix;
 mod output;
 mod pages;
 mod redis;
+mod serve;
 mod signals;
 mod split;
 mod terminal;
