@@ -12,12 +12,12 @@ use tenure_testkit::servers::{Cluster, Config, Sentinels, Server, eventually};
 use crate::env::TestEnv;
 
 /// What a server for locks is set to.
-fn good() -> Config {
+pub(crate) fn good() -> Config {
     Config::new().set("appendonly", "yes").set("appendfsync", "always")
 }
 
 /// The object that is printed, and the code that belongs to it.
-fn told(env: &TestEnv, url: &str, more: &[&str]) -> Value {
+pub(crate) fn told(env: &TestEnv, url: &str, more: &[&str]) -> Value {
     let said = env.run(env.tenure([&["doctor", "--json", "--store", url], more].concat()));
     let told: Value = serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{error}: {said:?}"));
     let has_findings = told["findings"].as_array().is_some_and(|findings| !findings.is_empty());
@@ -26,7 +26,7 @@ fn told(env: &TestEnv, url: &str, more: &[&str]) -> Value {
 }
 
 /// The checks that found something; each has something to say in every part.
-fn found(env: &TestEnv, url: &str, more: &[&str]) -> BTreeSet<String> {
+pub(crate) fn found(env: &TestEnv, url: &str, more: &[&str]) -> BTreeSet<String> {
     let told = told(env, url, more);
     println!("{told}"); // shown where the test fails
     let findings = told["findings"].as_array().expect("findings").iter();
@@ -40,7 +40,7 @@ fn found(env: &TestEnv, url: &str, more: &[&str]) -> BTreeSet<String> {
         .collect()
 }
 
-fn checks<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
+pub(crate) fn checks<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
     names.map(str::to_owned).into()
 }
 

@@ -9,6 +9,7 @@
 mod bench;
 mod clocks;
 mod config;
+mod cookbook;
 mod doctor;
 mod env;
 mod exits;
@@ -23,6 +24,7 @@ mod loss;
 mod matrix;
 mod output;
 mod pages;
+mod planted_setups;
 mod redis;
 mod serve;
 mod signals;
