@@ -174,8 +174,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "PERIOD", value_parser = duration, allow_hyphen_values = true, conflicts_with_all = ["kind", "also", "wait", "unfenced", "min_hold"])]
     pub(crate) once_per: Option<Duration>,
 
-    /// When the lock is lost and CMD was stopped for it: wait for the lock again, as long as -w says
-    /// each time, and run CMD again. Not after a signal that asked for the end.
+    /// When the lock is lost and CMD was stopped for it: wait for the lock again, each time as long
+    /// as -w says, and run CMD again. Not after a signal that asked for the end.
     #[arg(long, conflicts_with = "once_per")]
     pub(crate) retry_lost: bool,
 
@@ -202,8 +202,8 @@ pub(crate) struct Job {
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) kill_after: Option<Duration>,
 
-    /// Leave CMD in the process group of this program, as `timeout --foreground` does: it reads from
-    /// the terminal and gets its keys itself. Signals then go to CMD alone, and what it started may
+    /// Leave CMD in the process group of this program, as `timeout --foreground` does: it reads
+    /// from the terminal and gets its keys itself. Signals then go to CMD alone, and what it started may
     /// outlive it and the lease. INT and QUIT that come while the group has the terminal are taken
     /// for keys, and are not passed on.
     #[arg(long)]

@@ -66,7 +66,7 @@ pub(crate) fn pause(every: Duration, took: Duration) -> Duration {
     every.max(took * IDLE_SHARE)
 }
 
-/// The table anew after each pause, as much as the screen has room for.
+/// Draws the table again after each pause, as much of it as fits on the screen.
 async fn redraw(locks: &Locks, args: &List, every: Duration, first: Found) -> Result<(), Failure> {
     let (mut now, mut took) = (Ok(first), Duration::ZERO);
     loop {
@@ -142,12 +142,12 @@ fn table(found: &Found, redrawn_of: Option<&Locks>) -> String {
     let longest = found.iter().map(|(row, _)| row.name.chars().count()).max().unwrap_or(0);
     let name = longest.clamp(4, columns / 3);
     let mut text = String::new();
-    let mut room = found.len();
+    let mut most = found.len();
     if let Some(locks) = redrawn_of {
         let count = plural(found.len() as u64, "lock");
         let _ =
             writeln!(text, "{}", fitted(&format!("{count} held in {}", locks.url()), columns - 1).trim_end());
-        room = rows - 3;
+        most = rows - 3;
     }
     let mut line = |cells: [&str; 5]| {
         let [first, kind, used, waiting, holders] = cells;
@@ -163,11 +163,11 @@ fn table(found: &Found, redrawn_of: Option<&Locks>) -> String {
         let _ = writeln!(text, "{}", line.trim_end());
     };
     line(["NAME", "KIND", "PERMITS", "WAIT", "HOLDERS"]);
-    for (row, status) in found.iter().take(room) {
+    for (row, status) in found.iter().take(most) {
         line([&row.name, &row.kind, &row.used(), &row.waiting().to_string(), &status::holders(status)]);
     }
-    if found.len() > room {
-        let _ = writeln!(text, "and {} more", found.len() - room);
+    if found.len() > most {
+        let _ = writeln!(text, "and {} more", found.len() - most);
     }
     text
 }

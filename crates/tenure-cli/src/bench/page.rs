@@ -6,7 +6,7 @@ use super::report::{Measured, QUANTILES, Report, Short};
 use super::samples::Bar;
 use crate::output::Line;
 
-/// Colours that people tell apart who see no red or no green.
+/// Colours for readers who cannot see red or green.
 const COLOURS: [&str; 2] = ["#0072b2", "#e69f00"];
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}\
 table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:right}\

@@ -14,7 +14,7 @@ use crate::table::{Party, Row, fitted};
 
 /// Columns of the bar of a lease.
 const BAR: usize = 10;
-/// Blue and orange are told apart by people who see no red or no green.
+/// Blue and orange, for readers who cannot see red or green.
 const CALM: Color = Color::Indexed(32);
 const URGENT: Color = Color::Indexed(214);
 
@@ -47,8 +47,8 @@ fn draw_head(frame: &mut Frame<'_>, app: &App, area: Rect) {
         app.seen.waiting(),
         app.seen.handoffs_per_second()
     );
-    let room = usize::from(area.width).saturating_sub(counts.len() + 1);
-    let store = fitted(&format!("tenure top  {}", app.store), room);
+    let most = usize::from(area.width).saturating_sub(counts.len() + 1);
+    let store = fitted(&format!("tenure top  {}", app.store), most);
     let line = format!("{store} {counts}");
     frame.render_widget(Paragraph::new(line).style(Style::new().add_modifier(Modifier::BOLD)), area);
 }
@@ -86,9 +86,9 @@ fn draw_table(frame: &mut Frame<'_>, app: &App, now: Duration, area: Rect) {
     let header = header.style(Style::new().add_modifier(Modifier::UNDERLINED));
     let selected = app.selected().map(|(at, _)| at);
     // Cells are made of the rows that fit alone: there may be many thousands.
-    let room = usize::from(area.height.saturating_sub(1));
-    let first = selected.map_or(0, |at| at.saturating_sub(room.saturating_sub(1)));
-    let shown = rows.iter().skip(first).take(room);
+    let most = usize::from(area.height.saturating_sub(1));
+    let first = selected.map_or(0, |at| at.saturating_sub(most.saturating_sub(1)));
+    let shown = rows.iter().skip(first).take(most);
     let cells = shown.map(|row| {
         let held_for = row.since().map_or("-".into(), |since| Span(now.saturating_sub(since)).to_string());
         TableRow::new([
@@ -157,10 +157,10 @@ fn draw_lock(frame: &mut Frame<'_>, app: &App, name: &str, now: Duration, area: 
         }
     }
     // The history must be seen beside a long queue.
-    let room = usize::from(area.height / 2).max(3);
-    if lines.len() > room {
-        let more = lines.len() - room + 1;
-        lines.truncate(room - 1);
+    let most = usize::from(area.height / 2).max(3);
+    if lines.len() > most {
+        let more = lines.len() - most + 1;
+        lines.truncate(most - 1);
         lines.push(format!("  and {more} more lines"));
     }
     lines.push(String::new());

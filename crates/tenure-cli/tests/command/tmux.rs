@@ -13,8 +13,7 @@ pub(crate) struct Tmux<'a> {
 }
 
 impl<'a> Tmux<'a> {
-    /// Runs `tenure` with these words by a shell on a screen of this size. `$TENURE` is the program,
-    /// and what comes after it in the script is run afterwards.
+    /// Runs a script of the shell on a screen of this size. `$TENURE` is the program.
     pub(crate) fn start(env: &'a TestEnv, columns: u32, rows: u32, script: &str) -> Self {
         // A server that is being killed still has its socket.
         let socket = env.path(&format!("tmux-{:x}", random(u64::MAX))).display().to_string();

@@ -81,7 +81,7 @@ fn the_screen_of_top_fits_its_terminal_and_follows_its_size() {
     let is_small =
         |screen: &[String]| screen.len() == 24 && screen[23] == FOOT && screen[5].starts_with("render");
     assert_screen(&terminal.until("it has the old size", is_small), 80, 24);
-    // Not a panic where there is no room.
+    // A terminal that is too small for the table is no panic.
     terminal.resize(20, 3);
     terminal.until("it is small", |screen| screen.len() == 3);
     terminal.resize(80, 24);
