@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tenure::internals::protocol::{
-    self, Answer, Data, Fence, Holding, Liveness, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb,
+    self, Answer, Data, Entry, Fence, Holding, Liveness, LockSpec, Notification, Now, Op, ReleaseScope,
+    State, Verb,
 };
 use tenure::{LockName, Owner};
 
@@ -45,9 +46,12 @@ pub(crate) struct Guarded {
     pub(crate) database: u32,
 }
 
+/// A server's sessions, and what it keeps.
 #[derive(Default)]
-pub(crate) struct Server {
+#[expect(missing_debug_implementations, reason = "it holds closures")]
+pub struct Server {
     locks: BTreeMap<String, State>,
+    counter: u64,
     sessions: u64,
     knows_script: bool,
     replies: usize,
@@ -58,8 +62,12 @@ pub(crate) struct Server {
     pub(crate) scripts: Option<Scripts>,
     pub(crate) looks: Vec<Look>,
     pub(crate) player: Option<Player>,
+    pub(crate) before: Option<(&'static str, Before)>,
     pub(crate) executed: Vec<Executed>,
 }
+
+/// What happens before a command.
+pub(crate) type Before = Box<dyn FnMut(&mut Server) + Send>;
 
 /// Answers in the server's place, or lets it.
 pub(crate) type Player = Box<dyn FnMut(&[&str]) -> Option<String> + Send>;
@@ -103,6 +111,18 @@ impl Server {
         found.holders.first().map(|holder| protocol::shown(&holder.value))
     }
 
+    /// The counter of tokens is lost.
+    pub(crate) fn lose_counter(&mut self) {
+        self.counter = 0;
+    }
+
+    /// Ends the hold at a name, and another owner holds for ever.
+    pub fn take_over(&mut self, key: &str, by: &Owner) {
+        let value = Data::Text(format!("{by}#{}", u64::MAX >> 12));
+        let lock = Some(Entry { value, expires_ms: None });
+        self.locks.insert(key.to_owned(), State { lock, ballot: None });
+    }
+
     /// Notes what is kept now.
     pub(crate) fn look(&mut self, at: TrueTime) {
         let locks = self.locks.iter().filter_map(|(key, state)| {
@@ -133,7 +153,7 @@ impl Server {
             session.heard.drain(..length);
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             let mut reply = self.carry_out(session, &words, now, &mut said);
-            if words[0].starts_with("EVAL") {
+            if words[0].starts_with("EVAL") || matches!(words[0], "SET" | "INCR") {
                 if let Some((nth, spoil)) = spoiler
                     && *nth == self.replies
                 {
@@ -156,6 +176,12 @@ impl Server {
     ) -> Vec<u8> {
         if let Some(reply) = self.player.as_mut().and_then(|answer| answer(words)) {
             return reply.into_bytes();
+        }
+        if let Some((verb, mut before)) = self.before.take() {
+            if words[0] == verb {
+                before(self);
+            }
+            self.before = Some((verb, before));
         }
         match words {
             ["HELLO", "3", "AUTH", user, password] => {
@@ -189,6 +215,31 @@ impl Server {
                 format!(">3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:{count}\r\n", channel.len())
                     .into_bytes()
             }
+            ["SET", key, owner, "NX", "PX", ttl_ms] => {
+                self.mirror(words, now);
+                let now = clock(now);
+                let lock = &mut self.locks.entry((*key).to_owned()).or_default().lock;
+                lock.take_if(|lock| lock.is_over(now));
+                if lock.is_some() {
+                    return b"_\r\n".to_vec();
+                }
+                let expires_ms = Some(now.ms + ttl_ms.parse::<u64>().expect("a number"));
+                *lock = Some(Entry { value: Data::Text((*owner).to_owned()), expires_ms });
+                b"+OK\r\n".to_vec()
+            }
+            ["INCR", "tenure:fence"] => {
+                self.mirror(words, now);
+                self.counter += 1;
+                format!(":{}\r\n", self.counter).into_bytes()
+            }
+            ["GET", key] => match self.holder(key, now) {
+                Some(value) => format!("${}\r\n{value}\r\n", value.len()).into_bytes(),
+                None => b"_\r\n".to_vec(),
+            },
+            ["COMMAND", "INFO", names @ ..] => {
+                let none: String = names.iter().map(|_| "_\r\n").collect();
+                format!("*{}\r\n{none}", names.len()).into_bytes()
+            }
             ["EVALSHA", ..] if !self.knows_script => b"-NOSCRIPT No matching script.\r\n".to_vec(),
             ["EVALSHA" | "EVAL", _, keys, rest @ ..] => {
                 self.knows_script = true;
@@ -201,10 +252,22 @@ impl Server {
         }
     }
 
+    /// The same on the keys of the scripts.
+    fn mirror(&self, words: &[&str], now: TrueTime) {
+        if let Some(scripts) = &self.scripts {
+            scripts.command(clock(now), words);
+        }
+    }
+
     fn script(&mut self, keys: &[&str], args: &[&str], now: TrueTime, said: &mut Said) -> Vec<u8> {
-        let op = op(keys, args);
+        // The short release begins with its owner.
+        let is_short = args[0].contains('@');
+        let (op, channel) = match is_short {
+            true => (release(keys[0], args[0], args[1]), args.get(2)),
+            false => (op(keys, args), args.get(5)),
+        };
         let state = self.locks.entry(keys[0].to_owned()).or_default();
-        let (answer, wake) = protocol::apply(state, clock(now), &op);
+        let (answer, wake) = protocol::apply(state, &mut self.counter, clock(now), &op);
         if let Some(scripts) = &self.scripts {
             let same = scripts.compare(clock(now), &op, &(answer.clone(), wake.clone()));
             assert_eq!(same, Ok(()), "the script and its twin");
@@ -212,7 +275,7 @@ impl Server {
         if let Some(lock) = &state.lock {
             assert!(lock.expires_ms.is_some() && matches!(lock.value, Data::Text(_)), "a key without a TTL");
         }
-        if let (Some(Notification::Free { by }), Some(channel)) = (wake, args.get(5)) {
+        if let (Some(Notification::Free { by }), Some(channel)) = (wake, channel) {
             let by = by.map_or(String::new(), |owner| owner.to_string());
             let message = format!(
                 ">3\r\n$7\r\nmessage\r\n${}\r\n{channel}\r\n${}\r\n{by}\r\n",
@@ -221,7 +284,11 @@ impl Server {
             );
             said.published.push(((*channel).to_owned(), message.into_bytes()));
         }
-        let reply = reply(&op, &answer);
+        let reply = match answer {
+            Answer::Released { .. } => reply(&op, &answer),
+            _ if is_short => b"_\r\n".to_vec(),
+            _ => reply(&op, &answer),
+        };
         self.executed.push(Executed { at: now, op, answer });
         reply
     }
@@ -243,6 +310,17 @@ fn command(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
         at = from + length + 2;
     }
     Some((words, at))
+}
+
+/// What the short release asks.
+fn release(name: &str, owner: &str, request: &str) -> Op {
+    Op {
+        name: LockName::new(name).expect("a name"),
+        rule: LockSpec::Mutex,
+        owner: owner.parse().expect("an owner"),
+        request: request.parse().expect("a number"),
+        verb: Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own },
+    }
 }
 
 /// What a script's arguments ask, as docs/protocol.md has them.

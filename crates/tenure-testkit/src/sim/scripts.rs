@@ -53,6 +53,12 @@ impl Scripts {
         Err(format!("{op:?}: in Rust {said:?}, as a script {answer:?} ({value:?}) and {messages:?}"))
     }
 
+    /// A command beside the scripts.
+    pub fn command(&self, now: Now, words: &[&str]) {
+        self.0.set_clock(now.unix_us);
+        self.0.command(&words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>());
+    }
+
     /// What is kept, with what is left of it in ms, −1 if it has no end.
     pub fn keys(&self, now: Now) -> Vec<(String, i64)> {
         self.0.set_clock(now.unix_us);
@@ -64,9 +70,10 @@ impl Scripts {
         self.0.command(&[b"DEL", name.as_str().as_bytes()]);
     }
 
-    /// The counter of a lock's tokens is evicted.
+    /// The counter of tokens is evicted, and the ballot of a lock.
     pub fn evict_counter(&self, name: &LockName) {
-        self.0.command(&[b"DEL", format!("tenure:fence:{{{}}}", name.as_str()).as_bytes()]);
+        let ballot = format!("tenure:ballot:{{{}}}", name.as_str());
+        self.0.command(&[b"DEL", b"tenure:fence", ballot.as_bytes()]);
     }
 
     /// Starts again with nothing.

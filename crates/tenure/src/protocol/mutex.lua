@@ -1,18 +1,19 @@
 -- The mutex machine: one string, owner#token, with a TTL. Twin of mutex.rs: its functions in the
 -- same order, as sections, because on the server to define a function costs as much as to call a
--- command.
+-- command. Who was granted by plain commands has written the owner alone.
 --
--- KEYS   1 the lock   2 its counter: for acquire, and for release with a ballot
+-- KEYS   1 the lock   2 for acquire and detach, the counter of tokens; with a ballot, also for release, the highest ballot seen
 -- ARGV   acquire owner request ttl_ms ballot         ballot: '' lets the server assign the token
---        renew   owner request ttl_ms
+--        renew   owner request ttl_ms detach      detach: the hold gets a token where it has none
 --        release owner request ballot whose channel publish
 --                whose: mine | anyone | foreign      publish: PUBLISH, or SPUBLISH on a cluster that has it
 --        inspect owner request
 -- Reply  { owner, request, answer, ... }, and held and released as one string, with spaces, because a list takes longer;
 --        where the answer is one of
---        held token            busy holder left_ms     free       released [unheard]
+--        held token [new]      busy holder left_ms     free       released [unheard]
 --        found mutex holder left_ms unheard            mismatch kind [capacity]
 --        behind ballot         ahead
+--        new:     its token was counted for this request
 --        left_ms: -1 where there is no TTL
 --        holder:  the value, its first 1024 bytes; of a hash its only field; of anything else the type, as (list)
 --        unheard: '', or why those who wait could not be told; only where a hold has ended
@@ -58,22 +59,21 @@ if value and not held and not theirs then
   theirs = { owner, request, 'busy', value, redis.call('PTTL', lock) }
 end
 
-if verb == 'acquire' then
+if verb == 'acquire' or held == '0' and ARGV[5] == 'detach' then
   if theirs then
     return theirs
   end
-  local ttl_ms, ballot, token = ARGV[4], ARGV[5], held
-  if ballot == '' and not held then
-    -- assign: above the last token and not below the clock. Written before the lock itself, and put
-    -- together from digits, because to format a number of this size takes longer than to read a
-    -- key.
+  local ttl_ms, ballot, token = ARGV[4], verb == 'acquire' and ARGV[5] or '', held
+  if ballot == '' and (not held or held == '0') then
+    -- assign: above the last token and not below the clock. Written before the lock itself. Also
+    -- where its owner holds without a token: by plain commands, whose answer was lost.
     local time = redis.call('TIME')
-    token = time[1] .. string.sub('00000' .. time[2], -6)
-    local last = redis.call('SET', counter, token, 'PX', '3600000', 'GET')
-    if last and (tonumber(last) or 0) >= tonumber(token) then
-      token = string.format('%.0f', last + 1)
-      redis.call('SET', counter, token, 'PX', '3600000')
+    local now, last = time[1] * 1000000 + time[2], tonumber(redis.call('GET', counter) or '0')
+    if not last or last > now + 31536000000000 then
+      return redis.error_reply('ERR the counter of tokens at ' .. counter .. ' is no number, or a year ahead of the clock; delete it')
     end
+    token = string.format('%.0f', math.max(last + 1, now))
+    redis.call('SET', counter, token)
   elseif ballot ~= '' and not (held and tonumber(ballot) <= tonumber(held)) then
     -- accept: a ballot above all this node has seen. One that has seen none, or forgot, answers
     -- from its clock.
@@ -90,10 +90,10 @@ if verb == 'acquire' then
     token = ballot
   end
   if token ~= held then
-    -- A ballot that its holder raises must not shorten the lease either.
+    -- A hold that gets another token must not have its lease shortened either.
     local left = held and redis.call('PTTL', lock) or 0
     redis.call('SET', lock, owner .. '#' .. token, 'PX', left > tonumber(ttl_ms) and left or ttl_ms)
-    return owner .. ' ' .. request .. ' held ' .. token
+    return owner .. ' ' .. request .. ' held ' .. token .. (ballot == '' and ' new' or '')
   end
   -- The same grant again.
   verb = 'renew'

@@ -164,8 +164,7 @@ impl Election {
             return Ok(None);
         };
         let holders = self.record.holders().await?;
-        let leads =
-            holders.iter().any(|(owner, fence)| *owner == last.leader.owner && *fence == last.leader.fence);
+        let leads = holders.iter().any(|(owner, _)| *owner == last.leader.owner);
         Ok(leads.then(|| last.leader.clone()))
     }
 

@@ -25,8 +25,8 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 use redis::Value;
 
 pub use cluster::Cluster;
-pub use connection::{Dial, Stream};
-pub use console::{Console, Reply, fence_key, keys_with, wake_channel};
+pub use connection::{Dial, Dialled, Stream};
+pub use console::{Console, Reply, ballot_key, fence_key, keys_with, wake_channel};
 pub use requests::scripted;
 pub use topology::{Access, Address, Sentinels, Target, Terms, Topology};
 
@@ -117,8 +117,14 @@ impl Redis {
         Self::with(Connector::only(Arc::clone(&runtime), dial, target), db, terms, url, runtime)
     }
 
+    /// The same store, where each request is a script, as behind a proxy.
+    pub fn scripts_only(self) -> Self {
+        self.node.pairs.turn_off();
+        self
+    }
+
     fn with(connector: Connector, db: u32, terms: Terms, url: Arc<str>, runtime: Arc<dyn Runtime>) -> Self {
-        let space = Keyspace { db, publish: Publish::Plain };
+        let space = Keyspace { db, publish: Publish::Plain, has_slots: false };
         let node = Arc::new(Node::new(connector, Arc::clone(&url)));
         let context = RequestContext { space, asking: false, terms };
         Self { runtime, node, context, is_led: false, url }
