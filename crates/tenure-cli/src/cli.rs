@@ -648,8 +648,8 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) ttl: Duration,
 
-    /// What the names of the locks begin with. A name that is in use, or was within the last hour,
-    /// is refused. Default: a new random name.
+    /// What the names of the locks begin with. A name that is in use, or that a quorum knows from
+    /// before, is refused. Default: a new random name.
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
 

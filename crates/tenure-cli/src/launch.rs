@@ -28,8 +28,8 @@ pub(crate) fn again() -> Command {
     command
 }
 
-/// The command, by way of the first stage. It `leads` a new process group, or shares ours. Must be spawned from a thread that lives as long as the
-/// command may.
+/// The command, by way of the first stage. It `leads` a new process group, or shares ours. Must be
+/// spawned from a thread that lives as long as the command may.
 pub(crate) fn command(words: &[OsString], voice: Voice, with_terminal: bool, leads: bool) -> Command {
     let mut command = again();
     command.arg(LAUNCH).arg(getpid().to_string());

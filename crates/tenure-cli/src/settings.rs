@@ -103,7 +103,9 @@ mod tests {
     use super::*;
     use crate::config::{Config, ConfigFile, KEYS, settings};
 
-    fn parsed(text: &str) -> Result<Vec<(Option<String>, String, String, usize)>, String> {
+    type Parsed = (Option<String>, String, String, usize);
+
+    fn parsed(text: &str) -> Result<Vec<Parsed>, String> {
         let all = settings(text, &Cli::command())?;
         Ok(all.into_iter().map(|one| (one.verb, one.key, one.value, one.line)).collect())
     }

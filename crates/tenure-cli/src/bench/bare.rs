@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use rustix::fs::{FlockOperation, flock};
-use tenure::diagnosis::{Console, Reply, Target, Topology, fence_key};
+use tenure::diagnosis::{Console, Reply, Target, Topology, ballot_key};
 use tokio::time::sleep;
 
 use super::samples::Times;
@@ -56,7 +56,7 @@ impl Bare {
         let start = clock::now();
         match self {
             Self::Servers(servers) => {
-                let Servers { clients, key, ttl_ms } = servers;
+                let Servers { clients, key, ttl_ms, .. } = servers;
                 if clients[0].acquire(key, ttl_ms).await? {
                     clients[0].release(key).await?;
                 }
@@ -70,7 +70,7 @@ impl Bare {
     pub(super) async fn contended(&mut self, until: Until, times: &mut Times) -> Result<(), Missing> {
         let start = clock::now();
         let waits: Result<Vec<Vec<Duration>>, Missing> = match self {
-            Self::Servers(Servers { clients, key, ttl_ms }) => {
+            Self::Servers(Servers { clients, key, ttl_ms, .. }) => {
                 let each = clients.iter_mut().map(|client| client.take_turns(key, ttl_ms, until));
                 join_all(each).await.into_iter().collect()
             }
@@ -82,7 +82,7 @@ impl Bare {
 
     pub(super) async fn handover(&mut self, times: &mut Times) -> Result<(), Missing> {
         let (released, granted) = match self {
-            Self::Servers(Servers { clients, key, ttl_ms }) => {
+            Self::Servers(Servers { clients, key, ttl_ms, .. }) => {
                 let [first, second, ..] = &mut clients[..] else { unreachable!("there are two clients") };
                 if !first.acquire(key, ttl_ms).await? {
                     return Ok(());
@@ -112,7 +112,7 @@ impl Bare {
     /// Takes what [`renew`](Self::renew) extends.
     pub(super) async fn hold(&mut self) -> Result<(), Missing> {
         match self {
-            Self::Servers(Servers { clients, key, ttl_ms }) => {
+            Self::Servers(Servers { clients, key, ttl_ms, .. }) => {
                 clients[0].acquire(key, ttl_ms).await.map(|_| ())
             }
             Self::Directory(directory) => directory.write().map_err(told),
@@ -122,7 +122,7 @@ impl Bare {
     pub(super) async fn renew(&mut self, times: &mut Times) -> Result<(), Missing> {
         let start = clock::now();
         match self {
-            Self::Servers(Servers { clients, key, ttl_ms }) => {
+            Self::Servers(Servers { clients, key, ttl_ms, .. }) => {
                 clients[0].ask(&["PEXPIRE", key, ttl_ms]).await?;
             }
             Self::Directory(directory) => directory.renew().map_err(told)?,
@@ -139,26 +139,27 @@ impl Bare {
         }
     }
 
-    /// Whether one of these names was used before: its token counter, or the bare key, is there.
+    /// Whether the bare key is there, or a quorum knows ballots of these names.
     pub(super) async fn has_used(&mut self, names: &[String]) -> Result<bool, Missing> {
-        let Self::Servers(Servers { clients, key, .. }) = self else { return Ok(false) };
-        let keys = names.iter().map(|name| fence_key(name)).chain([key.clone()]);
-        for key in keys {
-            let replies = clients[0].ask(&["EXISTS", &key]).await?;
-            if replies.iter().any(|reply| *reply == Reply::Int(1)) {
+        let Self::Servers(servers) = self else { return Ok(false) };
+        for key in servers.kept(names) {
+            if servers.clients[0].ask(&["EXISTS", &key]).await?.contains(&Reply::Int(1)) {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// Deletes what was left of these names, and its own.
+    /// Deletes what was left of these names, and its own. The counter of tokens stays: other locks
+    /// have theirs from it.
     pub(super) async fn clear_away(&mut self, names: &[String]) {
         match self {
-            Self::Servers(Servers { clients, key, .. }) => {
+            Self::Servers(servers) => {
+                let kept = servers.kept(names);
                 // What a client was asking when it was interrupted comes before this.
+                let Servers { clients, key, .. } = servers;
                 join_all(clients.iter_mut().map(|client| client.release(key))).await;
-                for key in names.iter().map(|name| fence_key(name)).chain([key.clone()]) {
+                for key in kept {
                     let _ = clients[0].ask(&["DEL", &key]).await;
                 }
             }
@@ -176,6 +177,7 @@ pub(super) struct Servers {
     clients: Vec<Client>,
     key: String,
     ttl_ms: String,
+    is_quorum: bool,
 }
 
 /// A connection to each server.
@@ -203,7 +205,16 @@ impl Servers {
             }
             all.push(Client { value: format!("{key}/{number}"), consoles });
         }
-        Ok(Self { clients: all, key, ttl_ms: ttl.as_millis().to_string() })
+        let is_quorum = matches!(topology, Topology::Quorum(_));
+        Ok(Self { clients: all, key, ttl_ms: ttl.as_millis().to_string(), is_quorum })
+    }
+}
+
+impl Servers {
+    /// What these names and the bare key leave, and no other lock needs.
+    fn kept(&self, names: &[String]) -> Vec<String> {
+        let ballots = names.iter().filter(|_| self.is_quorum).map(|name| ballot_key(name));
+        ballots.chain([self.key.clone()]).collect()
     }
 }
 

@@ -131,14 +131,14 @@ async fn measured(args: &Bench) -> Result<u8, Failure> {
         && bare.has_used(&full).await.is_ok_and(|used| used)
     {
         let message =
-            format!("locks named {:?} were in use within the last hour: choose another --name", own.name);
+            format!("the store has keys of an earlier use of {:?}: choose another --name", own.name);
         return Err(Failure { code: BUSY, message });
     }
 
     let mut report = Report::new(own.clients[0].url(), args);
     let run = all_parts(&own, &mut bare, args.length, &mut report);
     let ended = signals.or_end(run).await;
-    // Releases first: the counters that are deleted below are those of free locks.
+    // Releases first: what is deleted below belongs to free locks.
     for client in own.clients {
         let _ = client.shutdown().await;
     }
