@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tenure_testkit::servers::{Cluster, Sentinels, Server};
 
+use crate::doctor::left;
 use crate::env::TestEnv;
 
 const PARTS: [&str; 4] = ["uncontended", "contended", "hand-over", "renewal"];
@@ -33,14 +34,6 @@ fn measured(env: &TestEnv, url: &str) -> Value {
     told
 }
 
-/// But the counter of tokens, which all locks share.
-#[track_caller]
-fn assert_nothing_left(server: &Server) {
-    let keys = server.command(&["KEYS", "*"]);
-    let is_counter = |key: &str| key == "tenure:fence" || key.starts_with("tenure:fence:{");
-    assert!(keys.items().iter().all(|key| is_counter(key.text())), "{keys:?}");
-}
-
 #[test]
 fn a_bench_measures_each_part_beside_the_bare_commands_and_leaves_nothing() {
     let env = TestEnv::new();
@@ -51,12 +44,12 @@ fn a_bench_measures_each_part_beside_the_bare_commands_and_leaves_nothing() {
     let servers: [Server; 3] = Server::several();
     let told = measured(&env, &servers[0].url());
     assert_eq!((&told["clients"], &told["for_ms"]), (&4.into(), &1_000.into()));
-    assert_nothing_left(&servers[0]);
+    assert_eq!(left(&servers[0]), [""; 0]);
     let sentinels = Sentinels::start();
     measured(&env, &sentinels.url());
     let cluster = Cluster::start();
     measured(&env, &cluster.url());
-    cluster.masters().iter().for_each(assert_nothing_left);
+    assert!(cluster.masters().iter().all(|master| left(master).is_empty()));
 }
 
 #[test]
@@ -91,7 +84,7 @@ fn a_bench_refuses_names_that_are_in_use() {
     assert_eq!(server.command(&["GET", "b:bare"]).text(), "data");
     server.command(&["DEL", "b:bare"]);
     bench().exits_with(0).says_nothing();
-    assert_nothing_left(&server);
+    assert_eq!(left(&server), [""; 0]);
 }
 
 #[test]
@@ -102,7 +95,7 @@ fn a_signal_ends_a_bench_with_what_was_measured_and_nothing_left() {
     bench.signal(Signal::INT);
     let said = bench.wait().exits_with(130).says_nothing();
     serde_json::from_str::<Value>(&said.stdout).expect("JSON");
-    assert_nothing_left(&server);
+    assert_eq!(left(&server), [""; 0]);
 }
 
 #[test]
