@@ -203,9 +203,9 @@ pub(crate) struct Job {
     pub(crate) kill_after: Option<Duration>,
 
     /// Leave CMD in the process group of this program, as `timeout --foreground` does: it reads
-    /// from the terminal and gets its keys itself. Signals then go to CMD alone, and what it started may
-    /// outlive it and the lease. INT and QUIT that come while the group has the terminal are taken
-    /// for keys, and are not passed on.
+    /// from the terminal and gets its keys itself. Signals then go to CMD alone, and what it
+    /// started may outlive it and the lease. INT and QUIT that come while the group has the
+    /// terminal are taken for keys, and are not passed on.
     #[arg(long)]
     pub(crate) foreground: bool,
 

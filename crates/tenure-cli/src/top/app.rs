@@ -203,7 +203,7 @@ mod tests {
         }
         let foreign = Row { foreign: Some("a string".into()), ..row("a", &[0]) };
         let mut app = app(&[foreign]);
-        assert_eq!(press(&mut app, "fyY"), None);
+        assert_eq!((press(&mut app, "f"), &app.mode), (None, &Mode::Table));
         assert!(app.news.is_some_and(|news| news.contains("--foreign")));
     }
 
