@@ -16,8 +16,8 @@ pub(crate) fn read() -> Result<Cli, u8> {
     let words: Vec<_> = std::env::args_os().collect();
     let definition = Cli::command();
     let parsed = definition.clone().try_get_matches_from(&words).and_then(|matches| {
-        // What needs no store works with any configuration file, and the process that keeps a lock has its own
-        // arguments.
+        // What needs no store works with any configuration file, and the process that keeps a lock
+        // is told everything.
         let verb = matches.subcommand_name().unwrap_or_default();
         if [KEEP, "completions", "man", "fence"].contains(&verb) {
             return Cli::from_arg_matches(&matches);

@@ -54,11 +54,11 @@ pub(crate) async fn list(args: &List) -> Result<u8, Failure> {
 type Found = Vec<(Row, Status)>;
 
 async fn found(locks: &Locks, args: &List) -> Result<Found, Failure> {
-    let found = table::walk(locks, &args.names, &args.filter).await?;
-    Ok(match args.sort {
-        Some(sort) => table::sorted(found, sort),
-        None => found,
-    })
+    let mut found = table::walk(locks, &args.names, &args.filter).await?;
+    if let Some(sort) = args.sort {
+        found.sort_by(|(a, _), (b, _)| sort.compare(a, b));
+    }
+    Ok(found)
 }
 
 /// The pause after a walk that took so long.

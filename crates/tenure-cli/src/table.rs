@@ -1,5 +1,6 @@
 //! The locks of a store as rows: what `list` and `top` show, sort and filter.
 
+use std::cmp::Ordering;
 use std::fmt::Write;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -70,19 +71,17 @@ impl Sort {
         }
     }
 
-    /// Sorts rows; equal ones by name.
-    pub(crate) fn apply(self, rows: &mut [Row]) {
-        rows.sort_by(|a, b| {
-            let order = match self {
-                Self::Name => a.name.cmp(&b.name),
-                Self::Kind => a.kind.cmp(&b.kind),
-                Self::Waiters => b.waiting().cmp(&a.waiting()),
-                // Without a token there is no time: last.
-                Self::Age => (a.since().is_none(), a.since()).cmp(&(b.since().is_none(), b.since())),
-                Self::Left => (a.left().is_none(), a.left()).cmp(&(b.left().is_none(), b.left())),
-            };
-            order.then_with(|| a.name.cmp(&b.name))
-        });
+    /// Which of two comes first; of equal ones by name.
+    pub(crate) fn compare(self, a: &Row, b: &Row) -> Ordering {
+        let order = match self {
+            Self::Name => Ordering::Equal,
+            Self::Kind => a.kind.cmp(&b.kind),
+            Self::Waiters => b.waiting().cmp(&a.waiting()),
+            // Without a token there is no time: last.
+            Self::Age => (a.since().is_none(), a.since()).cmp(&(b.since().is_none(), b.since())),
+            Self::Left => (a.left().is_none(), a.left()).cmp(&(b.left().is_none(), b.left())),
+        };
+        order.then_with(|| a.name.cmp(&b.name))
     }
 }
 
@@ -216,17 +215,6 @@ pub(crate) async fn walk(
     Ok(rows)
 }
 
-/// Sorts rows with what belongs to them.
-pub(crate) fn sorted<T>(all: Vec<(Row, T)>, sort: Sort) -> Vec<(Row, T)> {
-    let (mut rows, mut rest) = (Vec::new(), std::collections::BTreeMap::new());
-    for (row, of) in all {
-        rest.insert(row.name.clone(), of);
-        rows.push(row);
-    }
-    sort.apply(&mut rows);
-    rows.into_iter().filter_map(|row| rest.remove(&row.name).map(|of| (row, of))).collect()
-}
-
 /// The text of one cell, in so many columns.
 pub(crate) fn fitted(text: &str, columns: usize) -> String {
     let text = Line(text).to_string();
@@ -284,7 +272,7 @@ mod tests {
             (Sort::Left, "bca"),
         ] {
             let mut rows = rows.to_vec();
-            sort.apply(&mut rows);
+            rows.sort_by(|a, b| sort.compare(a, b));
             assert_eq!(rows.iter().map(|row| row.name.as_str()).collect::<String>(), expected, "{sort:?}");
         }
     }

@@ -1,6 +1,5 @@
 //! What the screen shows, and what keys do: no terminal and no store.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -52,6 +51,8 @@ pub(super) struct App {
     /// The name of the lock that is selected.
     selected: Option<String>,
     paused: bool,
+    /// Which of the rows are shown, in which order.
+    order: Vec<usize>,
 }
 
 impl App {
@@ -67,6 +68,7 @@ impl App {
             news: None,
             selected: None,
             paused: false,
+            order: Vec::new(),
         }
     }
 
@@ -78,14 +80,22 @@ impl App {
         self.news = Some(told.unwrap_or_else(|failure| failure.message));
     }
 
+    /// Takes in what a look found, at this time since 1970.
+    pub(super) fn looked(&mut self, rows: Result<Vec<Row>, Failure>, at: Duration, took: Duration) {
+        self.seen.looked(rows, at, took);
+        self.arrange();
+    }
+
+    /// Filters and sorts once for many drawings: there may be many thousands of locks.
+    fn arrange(&mut self) {
+        let (filter, rows) = (Filter::Name(self.filter.clone()), &self.seen.rows);
+        self.order = (0..rows.len()).filter(|at| filter.keeps(&rows[*at])).collect();
+        self.order.sort_by(|a, b| self.sort.compare(&rows[*a], &rows[*b]));
+    }
+
     /// Those that are shown, in their order.
     pub(super) fn shown(&self) -> Vec<&Row> {
-        let filter = Filter::Name(self.filter.clone());
-        let mut rows: Vec<Row> = self.seen.rows.iter().filter(|row| filter.keeps(row)).cloned().collect();
-        self.sort.apply(&mut rows);
-        let by_name: BTreeMap<&str, &Row> =
-            self.seen.rows.iter().map(|row| (row.name.as_str(), row)).collect();
-        rows.iter().filter_map(|row| by_name.get(row.name.as_str()).copied()).collect()
+        self.order.iter().map(|at| &self.seen.rows[*at]).collect()
     }
 
     /// Which of the shown rows is selected, and its lock.
@@ -143,6 +153,7 @@ impl App {
             (Mode::Table, KeyCode::End) => self.select(isize::MAX / 2),
             _ => {}
         }
+        self.arrange();
         None
     }
 
@@ -178,7 +189,7 @@ mod tests {
 
     fn app(rows: &[Row]) -> App {
         let mut app = App::new("file:x", Duration::from_secs(2), false);
-        app.seen.looked(Ok(rows.to_vec()), Duration::from_secs(100), Duration::ZERO);
+        app.looked(Ok(rows.to_vec()), Duration::from_secs(100), Duration::ZERO);
         app
     }
 
@@ -211,7 +222,7 @@ mod tests {
     fn what_is_ended_is_what_was_shown_when_it_was_asked() {
         let mut app = app(&[row("a", &[1])]);
         press(&mut app, "f");
-        app.seen.looked(Ok(vec![row("a", &[2])]), Duration::from_secs(102), Duration::ZERO);
+        app.looked(Ok(vec![row("a", &[2])]), Duration::from_secs(102), Duration::ZERO);
         assert_eq!(press(&mut app, "yY"), Some(Action::Force { name: "a".into(), tokens: vec![1] }));
     }
 
@@ -220,7 +231,7 @@ mod tests {
         let mut app = app(&[row("a", &[1]), row("b", &[5])]);
         assert_eq!(app.seen.handoffs_per_second(), 0.0);
         for (second, rows) in [(102, vec![row("a", &[2])]), (104, vec![row("a", &[3]), row("b", &[6])])] {
-            app.seen.looked(Ok(rows), Duration::from_secs(second), Duration::ZERO);
+            app.looked(Ok(rows), Duration::from_secs(second), Duration::ZERO);
         }
         assert_eq!(app.seen.handoffs_per_second(), 3.0 / 4.0);
         let told = |name| app.seen.history(name).map(|change| change.what.clone()).collect::<Vec<_>>();
@@ -232,9 +243,9 @@ mod tests {
     fn a_store_that_is_silent_leaves_what_was_seen_and_says_so() {
         let mut app = app(&[row("a", &[1])]);
         let failure = Failure { code: 69, message: "no answer".into() };
-        app.seen.looked(Err(failure), Duration::from_secs(102), Duration::ZERO);
+        app.looked(Err(failure), Duration::from_secs(102), Duration::ZERO);
         assert_eq!((app.seen.trouble.as_deref(), app.shown().len()), (Some("no answer"), 1));
-        app.seen.looked(Ok(vec![]), Duration::from_secs(104), Duration::ZERO);
+        app.looked(Ok(vec![]), Duration::from_secs(104), Duration::ZERO);
         assert_eq!((app.seen.trouble.as_deref(), app.shown().len()), (None, 0));
     }
 
@@ -247,7 +258,7 @@ mod tests {
         assert_eq!(app.shown().len(), 2);
         assert_eq!(app.selected(), Some((1, "b".into())));
         press(&mut app, "\n");
-        app.seen.looked(Ok(vec![]), Duration::from_secs(102), Duration::ZERO);
+        app.looked(Ok(vec![]), Duration::from_secs(102), Duration::ZERO);
         assert_eq!((&app.mode, app.selected()), (&Mode::Lock, Some((0, "b".into()))));
         assert_eq!(press(&mut app, "\x1bq"), Some(Action::Quit));
     }
@@ -257,7 +268,7 @@ mod tests {
         let mut app = app(&[row("a", &[1])]);
         let mut shorter = row("a", &[1]);
         shorter.holders[0].left = Some(Duration::from_secs(4));
-        app.seen.looked(Ok(vec![shorter]), Duration::from_secs(106), Duration::ZERO);
+        app.looked(Ok(vec![shorter]), Duration::from_secs(106), Duration::ZERO);
         let lease = app.seen.lease(&app.seen.rows[0], Duration::from_secs(107));
         assert_eq!(lease, Some((Duration::from_secs(3), Duration::from_secs(10))));
     }

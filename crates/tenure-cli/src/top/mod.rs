@@ -39,7 +39,7 @@ pub(crate) async fn top(args: &Top) -> Result<u8, Failure> {
         App::new(locks.url(), args.every, std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty()));
     // A store that is not there at all is told before the screen is taken.
     let rows = rows(&locks, &args.names).await?;
-    app.seen.looked(Ok(rows), clock::unix(), clock::now() - asked);
+    app.looked(Ok(rows), clock::unix(), clock::now() - asked);
     let own = |error| Failure::own("cannot use the terminal", &error);
     let mut screen = Screen::open().map_err(own)?;
     let ended = run(&mut app, &locks, args, &mut signals, &mut screen.0).await;
@@ -132,7 +132,7 @@ async fn run(
                 // How long it took until an error says nothing of what a walk costs.
                 let cost = if rows.is_ok() { took } else { Duration::ZERO };
                 next = clock::now() + pause(args.every, cost);
-                app.seen.looked(rows, clock::unix(), took);
+                app.looked(rows, clock::unix(), took);
             }
             Event::Forced(told) => {
                 app.forced(told);
