@@ -25,6 +25,9 @@ pub(crate) fn read() -> Result<Cli, u8> {
         let file = matches.get_one::<PathBuf>("config").map(PathBuf::as_path);
         config::read(file, &definition)
             .map_err(|failure| clap::Error::raw(ErrorKind::Io, failure.message))?;
+        if config::config().is_empty() {
+            return Cli::from_arg_matches(&matches);
+        }
         let matches = config::with_defaults(definition).try_get_matches_from(&words)?;
         Cli::from_arg_matches(&matches)
     });

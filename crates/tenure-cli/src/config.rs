@@ -101,6 +101,11 @@ pub(crate) fn with_defaults(definition: Command) -> Command {
 }
 
 impl Config {
+    /// Whether there is nothing that could be the default of a flag.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.files.iter().all(|file| file.settings.as_ref().is_none_or(Vec::is_empty))
+    }
+
     /// What is set for a flag of a verb, and in which file.
     pub(crate) fn flag(&self, verb: &str, key: &str) -> Option<(&Setting, &Path)> {
         let has_table = VERBS.contains(&verb) && KEYS.contains(&key);

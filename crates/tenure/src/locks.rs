@@ -721,8 +721,8 @@ impl Locks {
         self.force_hold(checked(name)?, is_meant, true).await
     }
 
-    /// Ends the hold of this owner, and no other. Says whose hold it was, or which owner has the lock
-    /// instead.
+    /// Ends the hold of this owner, and no other. Says whose hold it was, or which owner has the
+    /// lock instead.
     ///
     /// ```
     /// # tenure::block_on(async {

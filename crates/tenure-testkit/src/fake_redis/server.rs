@@ -90,6 +90,7 @@ pub(crate) struct Said {
     pub(crate) killed: Vec<u64>,
 }
 
+const NULL: &[u8] = b"_\r\n";
 const HELLO: &[u8] = b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n";
 
 /// The server's clock begins here, in ms.
@@ -112,14 +113,14 @@ impl Server {
     }
 
     /// The counter of tokens is lost.
-    pub(crate) fn lose_counter(&mut self) {
+    pub fn lose_counter(&mut self) {
         self.counter = 0;
     }
 
-    /// Ends the hold at a name, and another owner holds for ever.
+    /// Ends the hold at a name, and another owner holds for a day.
     pub fn take_over(&mut self, key: &str, by: &Owner) {
         let value = Data::Text(format!("{by}#{}", u64::MAX >> 12));
-        let lock = Some(Entry { value, expires_ms: None });
+        let lock = Some(Entry { value, expires_ms: Some(EPOCH_MS + 86_400_000) });
         self.locks.insert(key.to_owned(), State { lock, ballot: None });
     }
 
@@ -221,7 +222,7 @@ impl Server {
                 let lock = &mut self.locks.entry((*key).to_owned()).or_default().lock;
                 lock.take_if(|lock| lock.is_over(now));
                 if lock.is_some() {
-                    return b"_\r\n".to_vec();
+                    return NULL.to_vec();
                 }
                 let expires_ms = Some(now.ms + ttl_ms.parse::<u64>().expect("a number"));
                 *lock = Some(Entry { value: Data::Text((*owner).to_owned()), expires_ms });
@@ -234,7 +235,7 @@ impl Server {
             }
             ["GET", key] => match self.holder(key, now) {
                 Some(value) => format!("${}\r\n{value}\r\n", value.len()).into_bytes(),
-                None => b"_\r\n".to_vec(),
+                None => NULL.to_vec(),
             },
             ["COMMAND", "INFO", names @ ..] => {
                 let none: String = names.iter().map(|_| "_\r\n").collect();
@@ -267,7 +268,9 @@ impl Server {
             false => (op(keys, args), args.get(5)),
         };
         let state = self.locks.entry(keys[0].to_owned()).or_default();
+        let counter = self.counter;
         let (answer, wake) = protocol::apply(state, &mut self.counter, clock(now), &op);
+        let is_new = self.counter != counter;
         if let Some(scripts) = &self.scripts {
             let same = scripts.compare(clock(now), &op, &(answer.clone(), wake.clone()));
             assert_eq!(same, Ok(()), "the script and its twin");
@@ -285,11 +288,14 @@ impl Server {
             said.published.push(((*channel).to_owned(), message.into_bytes()));
         }
         let reply = match answer {
-            Answer::Released { .. } => reply(&op, &answer),
-            _ if is_short => b"_\r\n".to_vec(),
-            _ => reply(&op, &answer),
+            Answer::Released { .. } => reply(&op, &answer, is_new),
+            // It has done nothing: the long script decides.
+            _ if is_short => NULL.to_vec(),
+            _ => reply(&op, &answer, is_new),
         };
-        self.executed.push(Executed { at: now, op, answer });
+        if reply != NULL {
+            self.executed.push(Executed { at: now, op, answer });
+        }
         reply
     }
 }
@@ -361,11 +367,12 @@ fn op(keys: &[&str], args: &[&str]) -> Op {
     }
 }
 
-fn reply(op: &Op, answer: &Answer) -> Vec<u8> {
+fn reply(op: &Op, answer: &Answer, is_new: bool) -> Vec<u8> {
     let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
     let left = |left_ms: Option<u64>| format!(":{}\r\n", left_ms.map_or(-1, |left_ms| left_ms as i64));
     let line = |rest: &str| bulk(&format!("{} {} {rest}", op.owner, op.request)).into_bytes();
     let rest = match answer {
+        Answer::Held { fence } if is_new => return line(&format!("held {fence} new")),
         Answer::Held { fence } => return line(&format!("held {fence}")),
         Answer::Released { .. } => return line("released"),
         Answer::Busy { holder, left_ms } => vec![bulk("busy"), bulk(holder), left(*left_ms)],

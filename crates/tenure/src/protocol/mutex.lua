@@ -2,7 +2,8 @@
 -- same order, as sections, because on the server to define a function costs as much as to call a
 -- command. Who was granted by plain commands has written the owner alone.
 --
--- KEYS   1 the lock   2 for acquire and detach, the counter of tokens; with a ballot, also for release, the highest ballot seen
+-- KEYS   1 the lock
+--        2 for acquire and detach, the counter of tokens; with a ballot, the highest ballot seen
 -- ARGV   acquire owner request ttl_ms ballot         ballot: '' lets the server assign the token
 --        renew   owner request ttl_ms detach      detach: the hold gets a token where it has none
 --        release owner request ballot whose channel publish

@@ -1,5 +1,5 @@
--- The release of a mutex by its holder, as most are: section release of mutex.lua, and no more. What
--- it does not find, mutex.lua decides.
+-- The release of a mutex by its holder: the section of mutex.lua, and no more. Where the owner does
+-- not hold, mutex.lua decides.
 --
 -- KEYS   1 the lock
 -- ARGV   owner request channel publish      publish: PUBLISH, or SPUBLISH on a cluster that has it

@@ -13,13 +13,13 @@ pub(crate) struct Script {
 /// The mutex machine.
 pub(crate) static MUTEX: Script = Script {
     text: include_str!("../../../protocol/mutex.lua"),
-    sha: "885a649fcd84079050795d6aa37ab748123e752e",
+    sha: "070328c3a07b5c964e7e0854b0cf13e5b8fe53df",
     guarded: Some(&GUARDED_MUTEX),
 };
 
 static GUARDED_MUTEX: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/mutex.lua")),
-    sha: "290ff9c72a9065be5afce69224b37b4ac91649ea",
+    sha: "4a1bb4acc11dfcfddd84ee6bc1760c122389c0b6",
     guarded: None,
 };
 
@@ -42,20 +42,20 @@ static GUARDED_REENTRANT: Script = Script {
 /// The queue machine.
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../../../protocol/queue.lua"),
-    sha: "b078ccafecbde5f63850826b849e97574c2071bb",
+    sha: "68df5890ec7dc64302d15c83e9d2b4da1135d9c2",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/queue.lua")),
-    sha: "923fcc441ea30f82934f3dd2d781e494851ea300",
+    sha: "79fac0254e1ea71c2070740a282d11f9b2c116fc",
     guarded: None,
 };
 
 /// The release of a mutex by its holder.
 pub(crate) static RELEASE: Script = Script {
     text: include_str!("../../../protocol/release.lua"),
-    sha: "0c5aa2b2d44871882f85f15a77277b923e5d102f",
+    sha: "8b597ab1313d898281aca460bc0b1f5936dd0b9b",
     guarded: None,
 };
 
