@@ -89,7 +89,8 @@ fn start_keeper(args: &Acquire, owner: &Owner) -> Result<(), Failure> {
     renewing.args(args.while_pid.map(|pid| format!("--while-pid={pid}")));
     renewing.args(["--", &request.name]);
     // Not an argument, which every user of the machine can read: it may have a password.
-    renewing.env("TENURE_STORE", store::url_with(&request.store, take::terms(request))?);
+    renewing.env(store::STORE_URL, store::url_with(&request.store, take::terms(request))?);
+    renewing.env_remove(store::STORE_FILE);
     renewing.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let own = |error| Failure::own("cannot start the process that keeps the lock", &error);
     let mut renewing = renewing.spawn().map_err(own)?;

@@ -17,16 +17,18 @@ pub(crate) struct Child {
     group: Pid,
     reaped: bool,
     killer: Killer,
+    /// Whether it leads a process group of its own.
+    leads: bool,
 }
 
 impl Child {
-    /// Starts the command, which must ask for a new process group.
-    pub(crate) fn start(command: &mut Command) -> io::Result<Self> {
+    /// Starts the command. `leads` is whether it asks for a new process group.
+    pub(crate) fn start(command: &mut Command, leads: bool) -> io::Result<Self> {
         let mut killer = Killer::start()?;
         let process = command.spawn().inspect_err(|_| killer.stand_down())?;
         let group = Pid::from_child(&process);
         killer.watch(group);
-        Ok(Self { process, group, reaped: false, killer })
+        Ok(Self { process, group, reaped: false, killer, leads })
     }
 
     pub(crate) fn group(&self) -> Pid {
@@ -35,7 +37,7 @@ impl Child {
 
     /// Sends a signal to the whole group, and to the command itself if it has left that.
     pub(crate) fn signal(&self, signal: Signal) {
-        let told = kill_process_group(self.group, signal).is_ok();
+        let told = self.leads && kill_process_group(self.group, signal).is_ok();
         let is_in_group = told && getpgid(Some(self.group)) == Ok(self.group);
         if !is_in_group && !self.reaped {
             let _ = kill_process(self.group, signal);
@@ -64,6 +66,6 @@ impl Child {
 
     /// Whether its group is empty. Only after [`status`](Self::status): a zombie counts.
     pub(crate) fn group_is_empty(&self) -> bool {
-        test_kill_process_group(self.group) == Err(Errno::SRCH)
+        !self.leads || test_kill_process_group(self.group) == Err(Errno::SRCH)
     }
 }

@@ -1,24 +1,31 @@
 //! The command line: every flag once. The help text is the manual.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use rustix::process::Signal;
 use tenure_history::line::Sort;
 
 use crate::duration::{duration, some_time};
+use crate::exit;
 use crate::manual::*;
 use crate::output::Voice;
-use crate::{exit, output};
+use crate::table::{Filter, Sort as Sorting};
+
+/// The verb that `acquire --hold` starts.
+pub(crate) const KEEP: &str = "__keep";
 
 /// Runs a program under a distributed lock, and shows locks and their holders.
 #[derive(Debug, Parser)]
 #[command(name = "tenure", version, after_help = "`tenure run --help` has the manual.")]
 pub(crate) struct Cli {
+    /// Read this configuration file in place of ~/.config/tenure.toml and /etc/tenure.toml.
+    #[arg(long, value_name = "FILE", global = true, display_order = 900)]
+    pub(crate) config: Option<PathBuf>,
+
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -60,6 +67,11 @@ pub(crate) enum Command {
     Status(Status),
     /// Lists the locks that are held.
     List(List),
+    /// Shows the locks of a store on a full screen, as they change hands.
+    ///
+    /// Keys: q quits, the arrows select, Enter shows one lock with its history, s sorts, / filters
+    /// by name, space pauses, f ends the holds of a lock after it has asked twice.
+    Top(Top),
     /// Releases a lock that was acquired, by its --owner; or ends the holds of a lock by --force.
     ///
     /// Exits with 0 if it was held. With --owner alone it prints nothing.
@@ -70,13 +82,21 @@ pub(crate) enum Command {
     /// fencing tokens distinguish the two. It prints what was ended, as `tenure status` does, and
     /// how long the old CMD may run.
     Release(Release),
-    #[command(name = "__keep", hide = true)]
+    #[command(name = KEEP, hide = true)]
     Keep(Keep),
     /// Looks for what would cost locks in the set-up of a store, and says what to do about it.
     ///
     /// It asks each server for its settings, state, clock and latency, tries the rights of this
     /// user, and takes and releases one lock with a new random name. It changes nothing else.
     Doctor(Doctor),
+    /// Measures what locks cost on a store, beside the bare commands in the same run.
+    ///
+    /// It takes and releases locks with a new random name, alone, against each other, and from hand
+    /// to hand, and extends a lease. What it leaves on the store is deleted at the end.
+    Bench(Bench),
+    /// Shows the locks of a store by HTTP, to read only: metrics, JSON and a page.
+    #[cfg(feature = "serve")]
+    Serve(Serve),
     /// Tests a store: many processes use locks, some are killed, and the answers are judged.
     Stress(Stress),
     /// Prints what a database needs to refuse the writes of a lock's former holders.
@@ -85,6 +105,10 @@ pub(crate) enum Command {
     /// passes with the lock's token: the variable TENURE_FENCE of CMD, or `Guard::fence` in Rust.
     /// docs/fencing.md has the details.
     Fence(Fence),
+    /// Prints what the configuration files and the environment set, and where each value is from.
+    ///
+    /// A password is never printed. `tenure config --help` has the keys of a file.
+    Config(Config),
     /// Prints what completes this command's words in a shell.
     ///
     /// Example: tenure completions bash > /etc/bash_completion.d/tenure
@@ -96,13 +120,18 @@ pub(crate) enum Command {
 }
 
 /// The store of the locks.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 pub(crate) struct Store {
-    /// The store: `file:DIR` for the processes of one machine, or the URL of a server. Default: the
-    /// directory `tenure` in $XDG_STATE_HOME, or else in $HOME/.local/state. An empty one is
-    /// refused.
-    #[arg(long = "store", value_name = "URL", env = "TENURE_STORE", hide_env_values = true)]
+    /// The store: `file:DIR` for the processes of one machine, or the URL of a server. Default:
+    /// $TENURE_STORE, then a configuration file, then the directory `tenure` in $XDG_STATE_HOME, or
+    /// else in $HOME/.local/state. An empty one is refused.
+    #[arg(long = "store", value_name = "URL", conflicts_with = "file")]
     pub(crate) url: Option<String>,
+
+    /// A file that has the store's URL, so that neither arguments nor the environment show a
+    /// password. Default: $TENURE_STORE_FILE.
+    #[arg(id = "file", long = "store-file", value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
 
     /// Put before each name to make the store's key.
     #[arg(
@@ -145,6 +174,11 @@ pub(crate) struct Run {
     #[arg(long, value_name = "PERIOD", value_parser = duration, allow_hyphen_values = true, conflicts_with_all = ["kind", "also", "wait", "unfenced", "min_hold"])]
     pub(crate) once_per: Option<Duration>,
 
+    /// When the lock is lost and CMD was stopped for it: wait for the lock again, each time as long
+    /// as -w says, and run CMD again. Not after a signal that asked for the end.
+    #[arg(long, conflicts_with = "once_per")]
+    pub(crate) retry_lost: bool,
+
     #[command(flatten)]
     pub(crate) job: Job,
 }
@@ -167,6 +201,13 @@ pub(crate) struct Job {
     /// passed on to it.
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) kill_after: Option<Duration>,
+
+    /// Leave CMD in the process group of this program, as `timeout --foreground` does: it reads
+    /// from the terminal and gets its keys itself. Signals then go to CMD alone, and what it
+    /// started may outlive it and the lease. INT and QUIT that come while the group has the
+    /// terminal are taken for keys, and are not passed on.
+    #[arg(long)]
+    pub(crate) foreground: bool,
 
     /// Run this by `sh -c` in place of CMD.
     #[arg(short = 'c', value_name = "STRING", conflicts_with = "command", allow_hyphen_values = true)]
@@ -510,8 +551,66 @@ pub(crate) struct List {
     #[arg(long)]
     pub(crate) json: bool,
 
+    /// Sort the lines: by name, kind, waiters (most first), age (longest first) or left (the lease
+    /// that ends first). Default: as they are found.
+    #[arg(long, value_name = "KEY", hide_possible_values = true)]
+    pub(crate) sort: Option<Sorting>,
+
+    /// Only locks with this: name=TEXT, kind=KIND, label=TEXT, host=TEXT or pid=N (a holder or
+    /// waiter), waiting (locks that are waited for), foreign (of another program). TEXT may be a
+    /// part. Several must all be so.
+    #[arg(long, value_name = "WHAT", value_parser = Filter::read)]
+    pub(crate) filter: Vec<Filter>,
+
+    /// Go on until a signal: on a terminal, show the list anew every so often (2s), elsewhere print
+    /// a line for each lock that changed hands, and `free` for one that became free. A store that
+    /// takes longer to list is asked less often: listing takes 2 % of the time at most.
+    #[arg(long, value_name = "EVERY", value_parser = some_time, num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
+    pub(crate) watch: Option<Duration>,
+
     /// Only names that begin so. On a server every listing walks all keys; without a PREFIX, locks
     /// of other programs are left out.
+    #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
+    pub(crate) names: String,
+}
+
+#[derive(Args, Debug)]
+#[command(after_long_help = TOP_MANUAL)]
+pub(crate) struct Top {
+    #[command(flatten)]
+    pub(crate) store: Store,
+
+    /// How often the store is asked. A store that takes longer to list is asked less often: listing
+    /// takes 2 % of the time at most.
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = some_time)]
+    pub(crate) every: Duration,
+
+    /// Only names that begin so.
+    #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
+    pub(crate) names: String,
+}
+
+#[cfg(feature = "serve")]
+#[derive(Args, Debug)]
+#[command(after_long_help = SERVE_MANUAL)]
+pub(crate) struct Serve {
+    #[command(flatten)]
+    pub(crate) store: Store,
+
+    /// The address and the port. Names of locks and holders are for all who can connect.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9797")]
+    pub(crate) listen: std::net::SocketAddr,
+
+    /// How often the store is asked. A store that takes longer to list is asked less often: listing
+    /// takes 2 % of the time at most.
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = some_time)]
+    pub(crate) every: Duration,
+
+    /// How many locks have metrics of their own.
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    pub(crate) series: usize,
+
+    /// Only names that begin so.
     #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
     pub(crate) names: String,
 }
@@ -529,6 +628,38 @@ pub(crate) struct Doctor {
     /// Print a JSON object.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_long_help = BENCH_MANUAL)]
+pub(crate) struct Bench {
+    #[command(flatten)]
+    pub(crate) store: Store,
+
+    /// How long all of it takes. INT and TERM end it sooner, with what was measured so far.
+    #[arg(long = "for", value_name = "DURATION", default_value = "10s", value_parser = some_time, allow_hyphen_values = true)]
+    pub(crate) length: Duration,
+
+    /// How many clients take turns. Each has a connection of its own.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64), allow_negative_numbers = true)]
+    pub(crate) clients: u32,
+
+    /// The lease of each lock.
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
+    pub(crate) ttl: Duration,
+
+    /// What the names of the locks begin with. A name that is in use, or that a quorum knows from
+    /// before, is refused. Default: a new random name.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+
+    /// Print a JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Also write a page with plots to this file. It needs no network.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
@@ -619,6 +750,14 @@ pub(crate) enum Database {
 }
 
 #[derive(Args, Debug)]
+#[command(after_long_help = CONFIG_MANUAL)]
+pub(crate) struct Config {
+    /// Print a JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct Completions {
     /// The shell that reads them.
     pub(crate) shell: clap_complete::Shell,
@@ -634,172 +773,4 @@ pub(crate) struct Man {
 fn kind() -> impl TypedValueParser<Value = Sort> {
     PossibleValuesParser::new(Sort::ALL.map(Sort::name))
         .map(|name| Sort::named(&name).expect("one of these names"))
-}
-
-impl Cli {
-    /// Reads the command line. What is wrong with it is said in one line, which is followed by the
-    /// code to exit with.
-    pub(crate) fn read() -> Result<Self, u8> {
-        Self::try_parse().map_err(|error| match error.kind() {
-            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-                let text = error.render();
-                let text =
-                    if io::stdout().is_terminal() { text.ansi().to_string() } else { text.to_string() };
-                let _ = output::print(wrapped(&text));
-                0
-            }
-            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-                let _ = io::stderr().write_all(wrapped(&error.render().to_string()).as_bytes());
-                exit::USAGE
-            }
-            _ => {
-                output::complain(one_line(&error, &std::env::args_os().collect::<Vec<_>>()));
-                exit::USAGE
-            }
-        })
-    }
-}
-
-/// Columns of the help.
-const COLUMNS: usize = 100;
-
-/// The help in lines of so many columns. A line that goes on is indented as its last column of
-/// text.
-fn wrapped(text: &str) -> String {
-    let mut lines = String::with_capacity(text.len());
-    for line in text.split_inclusive('\n') {
-        let mut at = 0;
-        let indent = indent(line);
-        for word in line.split_inclusive(' ') {
-            let word_width = width(word.trim_end());
-            if at > indent && word_width > 0 && at + word_width > COLUMNS {
-                lines.truncate(lines.trim_end_matches(' ').len());
-                lines.push('\n');
-                lines.push_str(&" ".repeat(indent));
-                at = indent;
-            }
-            lines.push_str(word);
-            at += width(word.trim_end_matches('\n'));
-        }
-    }
-    lines
-}
-
-/// Where the text of a line begins: behind its first gap, as in a list of options, or where it
-/// starts.
-fn indent(line: &str) -> usize {
-    let margin = line.len() - line.trim_start_matches(' ').len();
-    let gap = line[margin..].find("  ").filter(|_| margin > 0).map(|gap| margin + gap);
-    let text = gap.map_or(margin, |gap| line.len() - line[gap..].trim_start_matches(' ').len());
-    let indent = width(&line[..text]);
-    if indent < COLUMNS / 2 { indent } else { margin }
-}
-
-/// How many columns a text takes, without the sequences that colour it.
-fn width(text: &str) -> usize {
-    let mut is_colour = false;
-    let visible = text.chars().filter(|char| {
-        let was_colour = is_colour;
-        is_colour = *char == '\u{1b}' || is_colour && *char != 'm';
-        !is_colour && !was_colour
-    });
-    visible.count()
-}
-
-/// The first paragraph of an error of clap's: what is wrong, and what was probably meant.
-fn one_line(error: &clap::Error, words_given: &[OsString]) -> String {
-    let text = error.to_string();
-    let first = text.strip_prefix("error: ").unwrap_or(&text);
-    let words: Vec<&str> = first.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-    // Of what was meant, if that is known.
-    let command = Cli::command();
-    let meant = words_given.get(1).and_then(|word| command.find_subcommand(word));
-    let meant = meant.map_or_else(String::new, |command| format!(" {}", command.get_name()));
-    let similar = similar(error);
-    format!("{}{similar}; `tenure{meant} --help` says more", words.join(" "))
-}
-
-/// The flag, verb or value that one was probably mistaken for.
-fn similar(error: &clap::Error) -> String {
-    let kinds = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
-    let meant = kinds.into_iter().find_map(|kind| match error.get(kind)? {
-        ContextValue::String(word) => Some(word),
-        ContextValue::Strings(words) => words.first(),
-        _ => None,
-    });
-    meant.map_or_else(String::new, |meant| format!("; did you mean '{meant}'?"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn run(words: &[&str]) -> Result<Run, String> {
-        let words: Vec<OsString> = ["tenure", "run"].iter().chain(words).map(OsString::from).collect();
-        match Cli::try_parse_from(&words) {
-            Ok(Cli { command: Command::Run(run) }) => Ok(run),
-            Ok(other) => panic!("{other:?}"),
-            Err(error) => Err(one_line(&error, &words)),
-        }
-    }
-
-    #[test]
-    fn the_definition_is_sound() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn help_is_wrapped_at_a_hundred_columns_behind_the_gap() {
-        let text = format!("  -x, --long  {}\n", "word ".repeat(40).trim_end());
-        let lines = wrapped(&text);
-        assert!(lines.lines().all(|line| line.len() <= COLUMNS), "{lines}");
-        assert!(lines.lines().skip(1).all(|line| line.starts_with("              word")), "{lines}");
-        assert_eq!(lines.split_whitespace().collect::<Vec<_>>(), text.split_whitespace().collect::<Vec<_>>());
-        assert_eq!(width("\u{1b}[1mbold\u{1b}[0m"), 4);
-        assert_eq!(wrapped("short\n\n  two\n"), "short\n\n  two\n");
-    }
-
-    #[test]
-    fn options_end_at_the_command() {
-        let args = run(&["--ttl", "5m", "nightly", "-w", "0.5", "ls", "-n", "--ttl", "x", "--", "-q"])
-            .expect("a run");
-        assert_eq!((args.request.name.as_str(), args.request.ttl.as_secs()), ("nightly", 300));
-        assert_eq!(args.request.wait, Some(Duration::from_millis(500)));
-        assert_eq!(args.job.command, ["ls", "-n", "--ttl", "x", "--", "-q"]);
-        assert!(!args.request.no_wait && !args.request.quiet);
-    }
-
-    #[test]
-    fn two_hyphens_before_the_command_are_not_part_of_it() {
-        assert_eq!(run(&["x", "--", "ls", "-l"]).expect("a run").job.command, ["ls", "-l"]);
-        assert_eq!(run(&["x", "--", "-odd"]).expect("a run").job.command, ["-odd"]);
-        assert_eq!(run(&["--", "-x", "ls", "-l"]).expect("a run").job.command, ["ls", "-l"]);
-    }
-
-    #[test]
-    fn what_is_wrong_is_said_in_one_line() {
-        let wrong: [(&[&str], &str); 16] = [
-            (&[], "<NAME>"),
-            (&["x"], "<CMD>"),
-            (&["--ttl", "x", "x", "ls"], "30s"),
-            (&["--ttl", "-1", "x", "ls"], "30s"),
-            (&["--ttl", "NaN", "x", "ls"], "30s"),
-            (&["--ttl", "9e99s", "x", "ls"], "30s"),
-            (&["--grace", "-5s", "x", "ls"], "30s"),
-            (&["-w", "-1", "x", "ls"], "seconds"),
-            (&["-w", "NaN", "x", "ls"], "seconds"),
-            (&["-E", "256", "x", "ls"], "255"),
-            (&["-E", "-1", "x", "ls"], "-1"),
-            (&["-n", "-w", "1", "x", "ls"], "--no-wait"),
-            (&["--frobnicate", "x", "ls"], "--frobnicate"),
-            (&["x", "-odd"], "-o"),
-            (&["--tll", "5s", "x", "ls"], "; did you mean '--ttl'?;"),
-            (&["--no-wiat", "x", "ls"], "; did you mean '--no-wait'?;"),
-        ];
-        for (words, said) in wrong {
-            let line = run(words).expect_err("no run");
-            assert!(line.contains(said) && !line.contains('\n'), "{words:?}: {line}");
-            assert!(line.ends_with("; `tenure run --help` says more"), "{line}");
-        }
-    }
 }

@@ -28,14 +28,17 @@ pub(crate) fn again() -> Command {
     command
 }
 
-/// The command, by way of the first stage. Must be spawned from a thread that lives as long as the
-/// command may.
-pub(crate) fn command(words: &[OsString], voice: Voice, with_terminal: bool) -> Command {
+/// The command, by way of the first stage. It `leads` a new process group, or shares ours. Must be
+/// spawned from a thread that lives as long as the command may.
+pub(crate) fn command(words: &[OsString], voice: Voice, with_terminal: bool, leads: bool) -> Command {
     let mut command = again();
     command.arg(LAUNCH).arg(getpid().to_string());
     command.arg(if voice.quiet { "quiet" } else { "loud" });
     command.arg(if with_terminal { "foreground" } else { "background" });
-    command.args(words).process_group(0);
+    command.args(words);
+    if leads {
+        command.process_group(0);
+    }
     command
 }
 

@@ -1,21 +1,173 @@
 //! `tenure list`: the locks that are held.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a timer of this command's own; the clock of leases is the library's"
+)]
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::io::{self, IsTerminal};
+use std::time::Duration;
+
+use rustix::termios::tcgetwinsize;
+use tenure::{Locks, Status};
+use tokio::time::sleep;
 
 use crate::cli::List;
-use crate::exit::Failure;
-use crate::output::{self, Line};
-use crate::{json, status, store};
+use crate::exit::{Failure, of_signal};
+use crate::output::{self, Line, plural};
+use crate::signals::{END_THE_WAIT, Signals};
+use crate::table::{self, Row, fitted};
+use crate::{clock, json, status, store};
 
-/// Prints a line for each lock: its name, its kind and its holders, with tabs between. Returns the
-/// code to exit with.
+/// At most this part of the time is spent on walks over a store: 1 in so many.
+pub(crate) const IDLE_SHARE: u32 = 50;
+/// Homes the cursor and erases what is below it.
+const ERASE: &str = "\x1b[H\x1b[J";
+
+/// Prints a line for each lock. On a terminal it is a table with a header; elsewhere name, kind,
+/// holders, waiters and permits stand with tabs between. Returns the code to exit with.
 pub(crate) async fn list(args: &List) -> Result<u8, Failure> {
     let locks = store::open_existing(&args.store)?;
-    let mut listing = locks.list(&args.names)?;
-    while let Some(found) = listing.next().await? {
-        let line = match args.json {
-            true => json::lock(&locks, found.name.as_str(), Some(&found)),
-            false => format!("{}\t{}\t{}\n", Line(found.name.as_str()), found.kind, status::holders(&found)),
-        };
-        output::print(line).map_err(|error| Failure::own("cannot print", &error))?;
+    let found = found(&locks, args).await?;
+    let is_terminal = io::stdout().is_terminal();
+    let Some(every) = args.watch else {
+        say(&if is_terminal && !args.json { table(&found, None) } else { lines(&locks, args, &found) })?;
+        return Ok(0);
+    };
+    let mut signals =
+        Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
+    let shows_table = is_terminal && !args.json;
+    let watched = async {
+        if shows_table {
+            redraw(&locks, args, every, found).await
+        } else {
+            tell_changes(&locks, args, every, found).await
+        }
+    };
+    match signals.or_end(watched).await {
+        Ok(result) => result.map(|()| 0),
+        Err(signal) => Ok(of_signal(signal)),
     }
-    Ok(0)
+}
+
+type Found = Vec<(Row, Status)>;
+
+async fn found(locks: &Locks, args: &List) -> Result<Found, Failure> {
+    let mut found = table::walk(locks, &args.names, &args.filter).await?;
+    if let Some(sort) = args.sort {
+        found.sort_by(|(a, _), (b, _)| sort.compare(a, b));
+    }
+    Ok(found)
+}
+
+/// The pause after a walk that took so long.
+pub(crate) fn pause(every: Duration, took: Duration) -> Duration {
+    every.max(took * IDLE_SHARE)
+}
+
+/// Draws the table again after each pause, as much of it as fits on the screen.
+async fn redraw(locks: &Locks, args: &List, every: Duration, first: Found) -> Result<(), Failure> {
+    let (mut now, mut took) = (Ok(first), Duration::ZERO);
+    loop {
+        let text = match &now {
+            Ok(found) => table(found, Some(locks)),
+            Err(Failure { message, .. }) => format!("{}\n", Line(message)),
+        };
+        say(&format!("{ERASE}{text}"))?;
+        sleep(pause(every, took)).await;
+        let asked = clock::now();
+        now = found(locks, args).await;
+        // How long it took until an error says nothing of what a walk costs.
+        took = if now.is_ok() { clock::now() - asked } else { Duration::ZERO };
+    }
+}
+
+/// A line for each lock whose holders changed, and for each that became free.
+async fn tell_changes(locks: &Locks, args: &List, every: Duration, first: Found) -> Result<(), Failure> {
+    let (mut now, mut took) = (Ok(first), Duration::ZERO);
+    let mut held: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    loop {
+        match now {
+            Ok(found) => {
+                let before = std::mem::take(&mut held);
+                let tokens = |row: &Row| row.holders.iter().map(|holder| holder.token).collect::<Vec<_>>();
+                let changed: Vec<_> = found
+                    .iter()
+                    .filter(|(row, _)| before.get(&row.name) != Some(&tokens(row)))
+                    .cloned()
+                    .collect();
+                held.extend(found.iter().map(|(row, _)| (row.name.clone(), tokens(row))));
+                let mut text = lines(locks, args, &changed);
+                for name in before.keys().filter(|name| !held.contains_key(*name)) {
+                    match args.json {
+                        true => text.push_str(&json::lock(locks, name, None)),
+                        false => _ = writeln!(text, "{}\tfree", Line(name)),
+                    }
+                }
+                say(&text)?;
+            }
+            Err(Failure { message, .. }) => output::complain(message),
+        }
+        sleep(pause(every, took)).await;
+        let asked = clock::now();
+        now = found(locks, args).await;
+        // How long it took until an error says nothing of what a walk costs.
+        took = if now.is_ok() { clock::now() - asked } else { Duration::ZERO };
+    }
+}
+
+fn say(text: &str) -> Result<(), Failure> {
+    output::print(text).map_err(|error| Failure::own("cannot print", &error))
+}
+
+fn lines(locks: &Locks, args: &List, found: &Found) -> String {
+    let mut text = String::new();
+    for (row, status) in found {
+        if args.json {
+            text.push_str(&json::lock(locks, &row.name, Some(status)));
+        } else {
+            let (name, holders) = (Line(&row.name), status::holders(status));
+            let _ = writeln!(text, "{name}\t{}\t{holders}\t{}\t{}", row.kind, row.waiting(), row.used());
+        }
+    }
+    text
+}
+
+/// A header and columns. Of a screen that is redrawn, no more than fits.
+fn table(found: &Found, redrawn_of: Option<&Locks>) -> String {
+    let size = tcgetwinsize(io::stdout()).ok();
+    let columns = size.map_or(100, |size| usize::from(size.ws_col)).max(40);
+    let rows = size.map_or(24, |size| usize::from(size.ws_row)).max(4);
+    let longest = found.iter().map(|(row, _)| row.name.chars().count()).max().unwrap_or(0);
+    let name = longest.clamp(4, columns / 3);
+    let mut text = String::new();
+    let mut most = found.len();
+    if let Some(locks) = redrawn_of {
+        let count = plural(found.len() as u64, "lock");
+        let _ =
+            writeln!(text, "{}", fitted(&format!("{count} held in {}", locks.url()), columns - 1).trim_end());
+        most = rows - 3;
+    }
+    let mut line = |cells: [&str; 5]| {
+        let [first, kind, used, waiting, holders] = cells;
+        let left = columns.saturating_sub(name + 35);
+        let line = format!(
+            "{}  {}  {}  {}  {}",
+            fitted(first, name),
+            fitted(kind, 15),
+            fitted(used, 7),
+            fitted(waiting, 4),
+            fitted(holders, left)
+        );
+        let _ = writeln!(text, "{}", line.trim_end());
+    };
+    line(["NAME", "KIND", "PERMITS", "WAIT", "HOLDERS"]);
+    for (row, status) in found.iter().take(most) {
+        line([&row.name, &row.kind, &row.used(), &row.waiting().to_string(), &status::holders(status)]);
+    }
+    if found.len() > most {
+        let _ = writeln!(text, "and {} more", found.len() - most);
+    }
+    text
 }

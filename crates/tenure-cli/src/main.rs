@@ -4,9 +4,12 @@
 mod acquire;
 mod ancestors;
 mod asked;
+mod bench;
 mod child;
 mod cli;
 mod clock;
+mod command_line;
+mod config;
 mod doctor;
 mod duration;
 mod elect;
@@ -21,18 +24,24 @@ mod launch;
 mod limits;
 mod list;
 mod manual;
+mod observed;
 mod output;
 mod pages;
 mod printer;
 mod release;
 mod run;
+#[cfg(feature = "serve")]
+mod serve;
+mod settings;
 mod signals;
 mod stages;
 mod status;
 mod store;
 mod stress;
+mod table;
 mod take;
 mod terminal;
+mod top;
 mod wait;
 mod wanted;
 mod warnings;
@@ -48,26 +57,33 @@ fn main() -> ExitCode {
     if let Some(code) = stages::stage(std::env::args_os()) {
         return code.into();
     }
-    limits::or_panic_in_one_line(|| match Cli::read() {
-        Ok(Cli { command: Command::Run(args) }) => run::run(&args),
-        Ok(Cli { command: Command::Acquire(args) }) => acquire::acquire(&args),
-        Ok(Cli { command: Command::Renew(args) }) => asked::once(acquire::renew(&args)),
-        Ok(Cli { command: Command::Verify(args) }) => asked::once(acquire::verify(&args)),
-        Ok(Cli { command: Command::Elect(args) }) => {
+    limits::or_panic_in_one_line(|| match command_line::read() {
+        Ok(Cli { command: Command::Run(args), .. }) => run::run(&args),
+        Ok(Cli { command: Command::Acquire(args), .. }) => acquire::acquire(&args),
+        Ok(Cli { command: Command::Renew(args), .. }) => asked::once(acquire::renew(&args)),
+        Ok(Cli { command: Command::Verify(args), .. }) => asked::once(acquire::verify(&args)),
+        Ok(Cli { command: Command::Elect(args), .. }) => {
             let voice = Voice { quiet: args.quiet, verbose: args.verbose };
             asked::with_timers(voice, elect::elect(&args, voice))
         }
-        Ok(Cli { command: Command::Leader(args) }) => asked::with_timers(Voice::LOUD, elect::leader(&args)),
-        Ok(Cli { command: Command::Wait(args) }) => asked::with_timers(Voice::LOUD, wait::wait(&args)),
-        Ok(Cli { command: Command::Keep(args) }) => keep::keep(&args),
-        Ok(Cli { command: Command::Status(args) }) => asked::once(status::status(&args)),
-        Ok(Cli { command: Command::List(args) }) => asked::once(list::list(&args)),
-        Ok(Cli { command: Command::Release(args) }) => asked::once(release::release(&args)),
-        Ok(Cli { command: Command::Doctor(args) }) => asked::once(doctor::doctor(&args)),
-        Ok(Cli { command: Command::Stress(args) }) => stress::stress(&args),
-        Ok(Cli { command: Command::Fence(args) }) => fence::fence(&args),
-        Ok(Cli { command: Command::Completions(args) }) => pages::completions(&args),
-        Ok(Cli { command: Command::Man(args) }) => pages::man(&args),
+        Ok(Cli { command: Command::Leader(args), .. }) => {
+            asked::with_timers(Voice::LOUD, elect::leader(&args))
+        }
+        Ok(Cli { command: Command::Wait(args), .. }) => asked::with_timers(Voice::LOUD, wait::wait(&args)),
+        Ok(Cli { command: Command::Keep(args), .. }) => keep::keep(&args),
+        Ok(Cli { command: Command::Status(args), .. }) => asked::once(status::status(&args)),
+        Ok(Cli { command: Command::List(args), .. }) => asked::with_timers(Voice::LOUD, list::list(&args)),
+        Ok(Cli { command: Command::Top(args), .. }) => asked::with_timers(Voice::LOUD, top::top(&args)),
+        Ok(Cli { command: Command::Release(args), .. }) => asked::once(release::release(&args)),
+        Ok(Cli { command: Command::Doctor(args), .. }) => asked::once(doctor::doctor(&args)),
+        Ok(Cli { command: Command::Bench(args), .. }) => bench::bench(&args),
+        #[cfg(feature = "serve")]
+        Ok(Cli { command: Command::Serve(args), .. }) => asked::with_timers(Voice::LOUD, serve::serve(&args)),
+        Ok(Cli { command: Command::Stress(args), .. }) => stress::stress(&args),
+        Ok(Cli { command: Command::Fence(args), .. }) => fence::fence(&args),
+        Ok(Cli { command: Command::Config(args), .. }) => settings::show(&args),
+        Ok(Cli { command: Command::Completions(args), .. }) => pages::completions(&args),
+        Ok(Cli { command: Command::Man(args), .. }) => pages::man(&args),
         Err(code) => code,
     })
     .into()

@@ -62,6 +62,84 @@ Examples:
   tenure doctor --store redis://db1 --prefix app:
   tenure doctor --store redis-sentinel://s1,s2,s3/locks?acks=2 --ttl 30s --json";
 
+pub(crate) const BENCH_MANUAL: &str = "\
+It measures four things, each in turn with the bare commands that one would write without tenure:
+a free lock that is taken and released, clients that take turns at one lock, the hand-over from one
+client to one that waits, and the renewal of a lease. The bare commands are SET NX PX with a script
+that compares and deletes, asked again every 5 ms where the lock is busy, and PEXPIRE; on a quorum
+they go to all members at once; on a directory they are flock and a file that is written and
+renamed. They wait for no replicas, see no loss, and have no token.
+
+The clients are connections of this one process. The bars of the histograms are logarithmic.
+
+Exit status:
+    0  it was measured
+   64  usage: a flag, duration or URL that cannot be right
+   69  the store did not answer, or refused
+   75  the names are in use, or the store grants nothing
+  125  tenure itself failed
+  128 + N  signal N ended it; what was measured so far is printed
+
+Examples:
+  tenure bench --store redis://db1 --html locks.html
+  tenure bench --store file:/var/lib/locks --for 5s --json";
+
+pub(crate) const CONFIG_MANUAL: &str = "\
+A flag wins over the environment, the environment over ~/.config/tenure.toml ($XDG_CONFIG_HOME),
+and that over /etc/tenure.toml. --config FILE is read in place of both. A key that is not known is
+an error.
+
+Before the tables: store, store-file, prefix, ttl. In the tables [run], [acquire], [renew],
+[elect], [doctor] and [bench]: those of ttl, grace, on-lost, kill-after, wait, busy-code, max-hold,
+splay, acks, restart-grace and verbose that are flags of the verb.
+
+  store = \"redis://locks@db1?password-file=/etc/tenure/password\"
+  prefix = \"app:\"
+  ttl = \"30s\"
+
+  [run]
+  wait = \"5m\"
+  kill-after = \"10s\"
+
+Environment:
+  TENURE_STORE       the store's URL; CMD gets it without a password
+  TENURE_STORE_FILE  a file that has the store's URL
+
+Exit status:
+    0  it was printed
+   64  usage: a file that is wrong or missing, with the line, or an environment that contradicts
+  125  tenure itself failed";
+
+pub(crate) const TOP_MANUAL: &str = "\
+A hand-off is counted when a lock has another holder than at the last look, so several between two
+looks count once. A bar shows what is left of the longest lease that this holder was seen with. The
+history of a lock begins with the first look.
+
+On a server each look walks over all keys with SCAN and asks about each lock. It never uses KEYS or
+PSUBSCRIBE. Without colours: NO_COLOR=1.
+
+Exit status:
+    0  q was pressed
+   64  usage: a flag or URL that cannot be right, or no terminal
+   69  the store did not answer at the start, or refused; later it is asked again
+  125  tenure itself failed
+  128 + N  signal N ended it";
+
+#[cfg(feature = "serve")]
+pub(crate) const SERVE_MANUAL: &str = "\
+  /            a page with a table of the locks and the history of one
+  /metrics     for Prometheus
+  /locks.json  what the page shows
+
+Nothing can be changed by it, and it has no login. At a loopback address it answers only requests
+for localhost or such an address. A hand-off is counted when a lock has another holder than at the
+last look, so several between two looks count once.
+
+Exit status:
+   64  usage: a flag or URL that cannot be right
+  125  tenure itself failed, or cannot listen there
+  128 + N  signal N ended it";
+
 pub(crate) const STRESS_MANUAL: &str = "\
 Processes of this program take turns at a few locks, in every way: waiting, asking once, giving
 up, dropping the request at any moment, holding for less than a millisecond or longer than a

@@ -20,7 +20,11 @@ fn for_people() -> Command {
     let all = Cli::command();
     let shown: Vec<_> = all.get_subcommands().filter(|verb| !verb.is_hide_set()).cloned().collect();
     let about = all.get_about().cloned().unwrap_or_default();
-    Command::new("tenure").version(env!("CARGO_PKG_VERSION")).about(about).subcommands(shown)
+    Command::new("tenure")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about(about)
+        .args(all.get_arguments().cloned())
+        .subcommands(shown)
 }
 
 /// Prints a manual page; returns the code to exit with.

@@ -16,7 +16,7 @@ use crate::held::Held;
 use crate::output::{Span, Voice};
 use crate::signals::Signals;
 use crate::wanted::Wanted;
-use crate::work::{self, Work};
+use crate::work::{self, Ended, Work};
 use crate::{asked, clock, store, take};
 
 /// Runs a command under a lock; returns the code to exit with.
@@ -43,20 +43,23 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
     {
         return Ok(of_signal(signal));
     }
-    let held = match args.once_per {
-        Some(period) => begin(args, &locks, period, &mut signals, voice).await?,
-        None => {
-            let wanted = Wanted { request, also: &args.also, locks: &locks, voice };
-            wanted.take(&mut signals).await?.map(Held::Locks)
-        }
-    };
     let (min_hold, job) = (args.min_hold, &args.job);
-    match held {
-        Ok(held) => {
-            let work = Work { name: &request.name, ttl: request.ttl, grace, min_hold, job, voice };
-            work.under(held, &mut signals).await
+    loop {
+        let held = match args.once_per {
+            Some(period) => begin(args, &locks, period, &mut signals, voice).await?,
+            None => {
+                let wanted = Wanted { request, also: &args.also, locks: &locks, voice };
+                wanted.take(&mut signals).await?.map(Held::Locks)
+            }
+        };
+        let work = Work { name: &request.name, ttl: request.ttl, grace, min_hold, job, voice };
+        match held {
+            Err(code) => return Ok(code),
+            Ok(held) => match work.once(held, &mut signals).await? {
+                Ended::Lost if args.retry_lost => voice.say("waiting for the lock again (--retry-lost)"),
+                ended => return Ok(ended.code()),
+            },
         }
-        Err(code) => Ok(code),
     }
 }
 

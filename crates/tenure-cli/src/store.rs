@@ -1,13 +1,16 @@
 //! Which store a command line means.
 
 use std::ffi::OsString;
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tenure::diagnosis::Topology;
 use tenure::{Locks, Options};
 
 use crate::cli::Store;
+use crate::config;
 use crate::duration::duration;
 use crate::exit::{Failure, OWN, STORE, USAGE, of_error};
 use crate::output::chain;
@@ -43,7 +46,10 @@ pub(crate) fn open_existing_with(
     terms: Terms,
     change: impl FnOnce(Options) -> Options,
 ) -> Result<Locks, Failure> {
-    if let Some(path) = args.url.as_deref().and_then(|url| url.strip_prefix("file:")) {
+    let named = named(args)?;
+    if let Some(path) =
+        named.is_said().then(|| named.url()).transpose()?.as_deref().and_then(|url| url.strip_prefix("file:"))
+    {
         let directory = Path::new(path.strip_prefix("//").unwrap_or(path));
         // Nothing to see, and no rights to see it, are different; the store tells the latter.
         if directory.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
@@ -113,23 +119,126 @@ fn with_part(
     }
 }
 
+/// Which store is meant, and who says so.
+#[derive(Debug)]
+pub(crate) struct Named {
+    pub(crate) is: Is,
+    /// For people: a flag, a variable, or a line of a file.
+    pub(crate) origin: String,
+}
+
+#[derive(Debug)]
+pub(crate) enum Is {
+    Url(String),
+    /// This file has the URL.
+    File(PathBuf),
+    /// The directory in the user's state directory.
+    Default,
+}
+
+impl Named {
+    fn new(is: Is, origin: &str) -> Self {
+        Self { is, origin: origin.to_owned() }
+    }
+
+    /// Whether it was said which store is meant.
+    fn is_said(&self) -> bool {
+        !matches!(self.is, Is::Default)
+    }
+
+    pub(crate) fn url(&self) -> Result<String, Failure> {
+        match &self.is {
+            Is::Url(url) => Ok(url.clone()),
+            Is::File(path) => match fs::read_to_string(path) {
+                Ok(text) => Ok(text.trim().to_owned()),
+                Err(error) => {
+                    let message = format!(
+                        "cannot read the store's URL in {} ({}): {error}",
+                        path.display(),
+                        self.origin
+                    );
+                    Err(Failure { code: USAGE, message })
+                }
+            },
+            Is::Default => default(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME")),
+        }
+    }
+}
+
+/// Flags come before the environment, and that before the configuration files.
+pub(crate) fn named(args: &Store) -> Result<Named, Failure> {
+    if let Some(url) = &args.url {
+        return Ok(Named::new(Is::Url(url.clone()), "--store"));
+    }
+    if let Some(file) = &args.file {
+        return Ok(Named::new(Is::File(file.clone()), "--store-file"));
+    }
+    let usage = |message: &str| Failure { code: USAGE, message: message.into() };
+    match (std::env::var_os(STORE_URL), std::env::var_os(STORE_FILE)) {
+        (Some(_), Some(_)) => Err(usage("TENURE_STORE and TENURE_STORE_FILE are both set: unset one")),
+        (Some(url), None) => match url.into_string() {
+            Ok(url) => Ok(Named::new(Is::Url(url), "environment, TENURE_STORE")),
+            Err(_) => Err(usage("TENURE_STORE is not UTF-8")),
+        },
+        (None, Some(file)) => Ok(Named::new(Is::File(file.into()), "environment, TENURE_STORE_FILE")),
+        (None, None) => Ok(match config::config().store() {
+            Some(said) if said.is_file => Named::new(Is::File(said.value.into()), &said.origin),
+            Some(said) => Named::new(Is::Url(said.value), &said.origin),
+            None => Named::new(Is::Default, "default"),
+        }),
+    }
+}
+
+/// The environment variable that names the store.
+pub(crate) const STORE_URL: &str = "TENURE_STORE";
+/// The environment variable that names a file with the store's URL.
+pub(crate) const STORE_FILE: &str = "TENURE_STORE_FILE";
+
+/// The URL without a password, for people.
+pub(crate) fn shown(url: &str) -> String {
+    let known = url.split_once("://").is_some_and(|(scheme, _)| Topology::knows(scheme));
+    if !known {
+        return if url.starts_with("file:") { url.to_owned() } else { "(a URL that cannot be used)".into() };
+    }
+    Topology::parse(url).map_or_else(|_| "(a URL that cannot be used)".into(), |url| url.shown().to_string())
+}
+
+/// The URL without user and passwords, if it has a password: what a command under a lock may know.
+pub(crate) fn without_password(url: &str) -> Option<String> {
+    let (scheme, rest) = url.split_once("://").filter(|(scheme, _)| Topology::knows(scheme))?;
+    let (place, query) = rest.split_once('?').map_or((rest, None), |(place, query)| (place, Some(query)));
+    let (authority, path) = place.find('/').map_or((place, ""), |at| place.split_at(at));
+    let (login, hosts) =
+        authority.rsplit_once('@').map_or((None, authority), |(login, at)| (Some(login), at));
+    let secret = ["user=", "password=", "pass=", "sentinel-user=", "sentinel-password="];
+    let is_secret = |part: &&str| secret.iter().any(|key| part.starts_with(key));
+    let (hidden, kept): (Vec<_>, Vec<_>) =
+        query.into_iter().flat_map(|query| query.split('&')).partition(is_secret);
+    if !login.is_some_and(|login| login.contains(':')) && !hidden.iter().any(|part| part.contains("pass")) {
+        return None;
+    }
+    let query = if kept.is_empty() { String::new() } else { format!("?{}", kept.join("&")) };
+    Some(format!("{scheme}://{hosts}{path}{query}"))
+}
+
 /// Its URL.
 pub(crate) fn url(args: &Store) -> Result<String, Failure> {
-    match args.url.as_deref() {
-        Some("") => {
-            let message = "the store is empty: write --store file:DIR or --store redis://HOST, or leave \
-                           out --store and unset TENURE_STORE for the default"
-                .into();
-            Err(Failure { code: USAGE, message })
-        }
-        Some(url) if url.starts_with("memory:") => {
-            let message =
-                "a memory: store is not shared between processes; use --store file:DIR or a server".into();
-            Err(Failure { code: USAGE, message })
-        }
-        Some(url) => Ok(url.to_owned()),
-        None => default(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME")),
+    let named = named(args)?;
+    let url = named.url()?;
+    if url.is_empty() {
+        let message = format!(
+            "the store is empty ({}): write --store file:DIR or --store redis://HOST, or leave out --store \
+             and unset TENURE_STORE for the default",
+            named.origin
+        );
+        return Err(Failure { code: USAGE, message });
     }
+    if url.starts_with("memory:") {
+        let message =
+            "a memory: store is not shared between processes; use --store file:DIR or a server".into();
+        return Err(Failure { code: USAGE, message });
+    }
+    Ok(url)
 }
 
 /// The store in the user's state directory, as the XDG base directory specification finds it.
@@ -197,6 +306,22 @@ mod tests {
                 failure.code == USAGE && says.iter().all(|says| failure.message.contains(says)),
                 "{failure:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_url_without_its_password_keeps_all_else() {
+        for (url, expected) in [
+            ("redis://:hush@h:1/2?acks=1", Some("redis://h:1/2?acks=1")),
+            ("rediss://ann:hush@h?ca=f&acks=1", Some("rediss://h?ca=f&acks=1")),
+            ("redis-quorum://:hush@a,b,c/1", Some("redis-quorum://a,b,c/1")),
+            ("redis+unix:///s?db=1&user=a&password=hush", Some("redis+unix:///s?db=1")),
+            ("redis-sentinel://a/s?sentinel-password=hush", Some("redis-sentinel://a/s")),
+            ("redis://h", None),
+            ("redis://ann@h?password-file=f", None),
+            ("file:a:b@c", None),
+        ] {
+            assert_eq!(without_password(url).as_deref(), expected, "{url}");
         }
     }
 

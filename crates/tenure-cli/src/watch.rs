@@ -35,6 +35,8 @@ pub(crate) struct Watch<'a> {
     /// When to kill the command that was told to end by another.
     pub(crate) kill_after: Option<Duration>,
     pub(crate) terminal: Option<Terminal>,
+    /// The terminal of a command that shares our group: its keys reach the command without us.
+    pub(crate) keys: Option<Terminal>,
     /// The terminal told us to stop, and so all of our group.
     pub(crate) told_to_stop: bool,
     /// A signal that asks for the end was passed on.
@@ -88,7 +90,11 @@ impl Watch<'_> {
                 }
                 Event::Signal(signal) => {
                     self.told_to_stop |= signal == Signal::TSTP;
-                    self.child.signal(signal);
+                    let is_key = [Signal::INT, Signal::QUIT].contains(&signal)
+                        && self.keys.as_ref().is_some_and(Terminal::is_ours);
+                    if !is_key {
+                        self.child.signal(signal);
+                    }
                     let ends = END_THE_WAIT.contains(&signal);
                     self.told_to_end |= ends;
                     if let Some(after) = self.kill_after.filter(|_| ends) {

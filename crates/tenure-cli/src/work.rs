@@ -23,7 +23,7 @@ use crate::output::{Voice, chain};
 use crate::signals::{FORWARDED, Signals};
 use crate::terminal::Terminal;
 use crate::watch::{End, Watch};
-use crate::{ancestors, clock, launch, printer};
+use crate::{ancestors, clock, launch, printer, store};
 
 /// What is to be run, and for what.
 pub(crate) struct Work<'a> {
@@ -55,19 +55,47 @@ fn words(job: &Job) -> Cow<'_, [OsString]> {
     }
 }
 
+/// How it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Code(u8),
+    /// The lease was lost, and the command was stopped or not started.
+    Lost,
+}
+
+impl Ended {
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Code(code) => code,
+            Self::Lost => exit::LOST,
+        }
+    }
+}
+
 impl Work<'_> {
     /// Runs the command, and gives back what is held; returns the code to exit with.
     pub(crate) async fn under(&self, held: Held, signals: &mut Signals) -> Result<u8, Failure> {
+        self.once(held, signals).await.map(Ended::code)
+    }
+
+    /// The same, and tells a loss from a command that exits with its code.
+    pub(crate) async fn once(&self, held: Held, signals: &mut Signals) -> Result<Ended, Failure> {
         let (granted, job, voice) = (clock::now(), self.job, self.voice);
         let (owner, fence) = held.grant();
-        let terminal = Terminal::open();
+        let leads = !job.foreground;
+        let (terminal, keys) = if leads { (Terminal::open(), None) } else { (None, Terminal::open()) };
         let with_terminal = terminal.as_ref().is_some_and(Terminal::is_all_ours);
-        let mut command = launch::command(&words(job), voice, with_terminal);
+        let mut command = launch::command(&words(job), voice, with_terminal, leads);
         command
             .env("TENURE_NAME", self.name)
             .env("TENURE_OWNER", owner.to_string())
             .env("TENURE_FENCE", fence.to_string())
             .env("TENURE_TTL_MS", self.ttl.as_millis().to_string());
+        // A run inside CMD then refuses its store, and does not use another one.
+        if let Some(url) = std::env::var(store::STORE_URL).ok().and_then(|url| store::without_password(&url))
+        {
+            command.env(store::STORE_URL, url);
+        }
         let (above, owners) = ancestors::held(held.owners().into_iter());
         command.env(above, owners);
 
@@ -83,11 +111,11 @@ impl Work<'_> {
             let why = held.lost().await;
             drop(held);
             voice.say(format_args!("{why}; the command was not started"));
-            return Ok(exit::LOST);
+            return Ok(Ended::Lost);
         }
-        let child = match Child::start(&mut command) {
+        let child = match Child::start(&mut command, leads) {
             Ok(child) => child,
-            Err(error) => return refuse(held, &error).await,
+            Err(error) => return refuse(held, &error).await.map(Ended::Code),
         };
         let mut watch = Watch {
             child,
@@ -98,10 +126,12 @@ impl Work<'_> {
             on_lost: job.on_lost,
             kill_after: job.kill_after,
             terminal,
+            keys,
             told_to_stop: false,
             told_to_end: false,
         };
         let ended = watch.until_it_ends().await;
+        let told_to_end = watch.told_to_end;
         let status = match ended
             .map_err(|error| Failure::own("cannot read the exit status of the command", &error))?
         {
@@ -109,15 +139,15 @@ impl Work<'_> {
             End::Ignored(status, why) => {
                 drop(held);
                 voice.say(format_args!("{}; the command ran on without the lock", chain(&why)));
-                return Ok(of_status(status));
+                return Ok(Ended::Code(of_status(status)));
             }
             End::Lost(why) => {
                 drop(held);
                 voice.say(format_args!("{}; the command was stopped", chain(&why)));
-                return Ok(exit::LOST);
+                // A signal that asks for the end is no reason to begin again.
+                return Ok(if told_to_end { Ended::Code(exit::LOST) } else { Ended::Lost });
             }
         };
-        let told_to_end = watch.told_to_end;
         let least = self.min_hold.filter(|_| !told_to_end).unwrap_or_default();
         let rest = least.saturating_sub(clock::now() - granted);
         if !rest.is_zero() {
@@ -128,21 +158,21 @@ impl Work<'_> {
                 if let Some(why) = end.into_error() {
                     voice.say(format_args!("{}; the command had ended before", chain(&why)));
                 }
-                return Ok(of_status(status));
+                return Ok(Ended::Code(of_status(status)));
             }
         }
         match held.end(status).await {
-            Ok(()) => Ok(of_status(status)),
+            Ok(()) => Ok(Ended::Code(of_status(status))),
             Err(error) if error.is_lost() => {
                 voice.say(format_args!("{}; the command may have ended without the lock", chain(&error)));
-                Ok(exit::LOST)
+                Ok(Ended::Code(exit::LOST))
             }
             Err(error) => {
                 voice.say(format_args!(
                     "lock not released; others wait until its lease ends: {}",
                     chain(&error)
                 ));
-                Ok(of_status(status))
+                Ok(Ended::Code(of_status(status)))
             }
         }
     }

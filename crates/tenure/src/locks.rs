@@ -85,6 +85,9 @@ impl Locks {
     /// a server that restarted or was promoted grant nothing for that long. Both are explained
     /// [below](#terms-of-a-store).
     ///
+    /// `?password-file=FILE` has the password in the one line of a file, and `USER@` then stands
+    /// without it. The file is read at each dial, so a changed password needs no restart.
+    ///
     /// Sentinels have a login of their own, `?sentinel-user=…&sentinel-password=…`, and port 26379
     /// unless another is given. They are asked at each dial, and the server that they name must say
     /// itself that it is a master.

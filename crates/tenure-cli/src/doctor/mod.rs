@@ -23,6 +23,7 @@ use crate::exit::{FINDINGS, Failure};
 use crate::output;
 use crate::store::{self, Terms};
 use report::Report;
+pub(crate) use sentinel::master;
 use server::Server;
 
 /// What the checks of servers have to know of the store.
@@ -134,7 +135,7 @@ async fn try_a_lock(locks: &Locks, name: &str, report: &mut Report) {
 }
 
 /// An address of TCP, as a server tells it; where it tells no host, that of the one that was asked.
-fn address(host: &str, port: i64, asked: &Target) -> Option<Address> {
+pub(crate) fn address(host: &str, port: i64, asked: &Target) -> Option<Address> {
     let port = u16::try_from(port).ok().filter(|port| *port != 0)?;
     match (host, &asked.address) {
         ("" | "?", Address::Tcp(host, _)) => Some(Address::Tcp(host.clone(), port)),

@@ -55,6 +55,35 @@ pub(super) async fn check(sentinels: &Sentinels, setup: &Setup, report: &mut Rep
     Ok(())
 }
 
+/// The master that the first sentinel names which answers.
+pub(crate) async fn master(sentinels: &Sentinels) -> Result<Target, Failure> {
+    let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &sentinels.service];
+    let mut failure = None;
+    for target in &sentinels.at {
+        let told = match Console::open(target).await {
+            Ok(mut console) => console.ask(&words).await,
+            Err(error) => Err(error),
+        };
+        match told {
+            Ok(told) => {
+                if let Some(master) = named(&told, target, sentinels) {
+                    return Ok(master);
+                }
+            }
+            Err(error) => failure = Some(error.into()),
+        }
+    }
+    let message = format!("no sentinel names a master of the service {:?}", sentinels.service);
+    Err(failure.unwrap_or(Failure { code: STORE, message }))
+}
+
+/// The master that a sentinel named.
+fn named(reply: &Reply, asked: &Target, sentinels: &Sentinels) -> Option<Target> {
+    let Reply::Items(parts) = reply else { return None };
+    let [Reply::Text(host), Reply::Text(port)] = &parts[..] else { return None };
+    address(host, port.parse().unwrap_or(0), asked).map(|address| sentinels.server(address))
+}
+
 /// Looks at one sentinel; returns the master that it names.
 async fn ask(
     target: &Target,
@@ -65,12 +94,7 @@ async fn ask(
     let (at, service) = (target.address.to_string(), sentinels.service.as_str());
     let mut console = Console::open(target).await?;
     let named = match console.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service]).await? {
-        Reply::Items(parts) => match &parts[..] {
-            [Reply::Text(host), Reply::Text(port)] => {
-                address(host, port.parse().unwrap_or(0), target).map(|address| sentinels.server(address))
-            }
-            _ => None,
-        },
+        told @ Reply::Items(_) => named(&told, target, sentinels),
         Reply::Error(error) => {
             report.find(
                 "rights",

@@ -6,6 +6,10 @@
     reason = "tests wait for real processes"
 )]
 
+mod bench;
+mod clocks;
+mod config;
+mod cookbook;
 mod doctor;
 mod env;
 mod exits;
@@ -15,11 +19,17 @@ mod inputs;
 mod killed;
 mod kinds;
 mod limits;
+mod list;
 mod loss;
+mod matrix;
 mod output;
 mod pages;
+mod planted_setups;
 mod redis;
+mod serve;
 mod signals;
 mod split;
 mod terminal;
+mod tmux;
+mod top;
 mod uses;

@@ -15,7 +15,7 @@ const CTRL_C: &str = "\x03";
 const CTRL_Z: &str = "\x1a";
 
 /// A program that leads a session on a new terminal.
-struct Session {
+pub(crate) struct Session {
     child: Child,
     keys: OwnedFd,
     screen: String,
@@ -24,7 +24,7 @@ struct Session {
 }
 
 impl Session {
-    fn start(env: &TestEnv, args: &[&str]) -> Self {
+    pub(crate) fn start(env: &TestEnv, args: &[&str]) -> Self {
         let keys = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&keys).unwrap();
         unlockpt(&keys).unwrap();
@@ -38,15 +38,15 @@ impl Session {
         Self { child: command.spawn().unwrap(), keys, screen: String::new(), read: 0 }
     }
 
-    fn script(env: &TestEnv, script: &str) -> Self {
+    pub(crate) fn script(env: &TestEnv, script: &str) -> Self {
         Self::start(env, &["sh", "-c", script])
     }
 
-    fn keys(&self, keys: &str) {
+    pub(crate) fn keys(&self, keys: &str) {
         assert_eq!(rustix::io::write(&self.keys, keys.as_bytes()), Ok(keys.len()));
     }
 
-    fn look(&mut self) {
+    pub(crate) fn look(&mut self) {
         let mut bytes = [0; 4096];
         while let Ok(length @ 1..) = rustix::io::read(&self.keys, &mut bytes) {
             self.screen.push_str(&String::from_utf8_lossy(&bytes[..length]));
@@ -55,7 +55,7 @@ impl Session {
 
     /// Waits for this text to appear after what was expected before.
     #[track_caller]
-    fn expect(&mut self, text: &str) {
+    pub(crate) fn expect(&mut self, text: &str) {
         let end = now() + LIMIT;
         loop {
             self.look();
@@ -69,7 +69,7 @@ impl Session {
     }
 
     #[track_caller]
-    fn wait(mut self) -> (ExitStatus, String) {
+    pub(crate) fn wait(mut self) -> (ExitStatus, String) {
         let end = now() + LIMIT;
         loop {
             self.look();
@@ -83,7 +83,7 @@ impl Session {
     }
 
     #[track_caller]
-    fn exits_with(self, code: i32) -> String {
+    pub(crate) fn exits_with(self, code: i32) -> String {
         let (status, screen) = self.wait();
         assert_eq!(status.code(), Some(code), "{screen}");
         screen

@@ -471,6 +471,30 @@ fn the_login_is_asked_for_at_each_dial() {
     block_on(guard.release()).expect("a release");
 }
 
+/// So a password that is changed needs no restart, and holds go on.
+#[test]
+fn a_password_file_is_read_at_each_dial() {
+    let (server, file) = (Server::start(), tempfile::NamedTempFile::new().expect("a file"));
+    let set = |password: &str| {
+        std::fs::write(file.path(), format!("{password}\n")).expect("written");
+        let rule = format!(">{password}");
+        server.command(&["ACL", "SETUSER", "locks", "on", "resetpass", &rule, "~*", "&*", "+@all"]);
+    };
+    set("old");
+    let at = server.url().replace("redis://", "redis://locks@");
+    let locks = Locks::open(&format!("{at}?password-file={}", file.path().display())).expect("a store");
+    let locks = locks.with(|options| options.ttl(ms(3_000))).expect("options");
+    let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
+    set("new");
+    server.command(&["CLIENT", "KILL", "USER", "locks"]);
+    eventually("the new password is used", Duration::from_secs(10), || block_on(locks.ping()).is_ok());
+    block_on(guard.verify()).expect("still held");
+    block_on(guard.release()).expect("a release");
+    let missing = Locks::open(&format!("{at}?password-file=/no/such/file")).expect("a store");
+    let error = block_on(missing.ping()).expect_err("no password").to_string();
+    assert!(error.contains("/no/such/file"), "{error}");
+}
+
 #[test]
 fn a_login_comes_from_the_url_or_from_a_provider() {
     let provider = || Ok(Credentials::of_default_user("pw"));

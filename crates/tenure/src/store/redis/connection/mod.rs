@@ -10,9 +10,11 @@ pub(crate) mod tokens;
 
 use std::error::Error;
 use std::fmt;
+use std::fs;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -460,9 +462,13 @@ fn login(access: &Access) -> Result<RedisConnectionInfo, Failure> {
         RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP3).set_skip_set_lib_name();
     let told = access.provider.as_ref().map(|provider| (provider.0)()).transpose();
     let told = told.map_err(Failure::NotSent)?;
+    let from_file = match &access.password_file {
+        Some(file) if told.is_none() => Some(password_in(file)?),
+        _ => None,
+    };
     let (user, password) = match &told {
         Some(Credentials { user, password }) => (user, Some(password)),
-        None => (&access.user, access.password.as_ref()),
+        None => (&access.user, from_file.as_ref().or(access.password.as_ref())),
     };
     if let Some(user) = user {
         info = info.set_username(user);
@@ -471,6 +477,16 @@ fn login(access: &Access) -> Result<RedisConnectionInfo, Failure> {
         info = info.set_password(password);
     }
     Ok(info)
+}
+
+/// The text of a file, without the end of its line.
+fn password_in(file: &Path) -> Result<String, Failure> {
+    let text = fs::read_to_string(file).map_err(|error| {
+        let message = format!("cannot read the password file {}: {error}", file.display());
+        Failure::NotSent(Failure::cause(message))
+    })?;
+    let line = text.strip_suffix('\n').unwrap_or(&text);
+    Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
 }
 
 /// What a server told of itself, and of a connection.

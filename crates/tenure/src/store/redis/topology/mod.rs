@@ -52,7 +52,9 @@ pub struct Access {
     /// Who logs in; the server's default user if none.
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
-    /// Asked at each dial, in place of the two above.
+    /// Has the password; read at each dial, so a password that is changed needs no restart.
+    pub(crate) password_file: Option<PathBuf>,
+    /// Asked at each dial, in place of the three above.
     pub(crate) provider: Option<Provider>,
     /// Spoken in the clear if none.
     pub(crate) tls: Option<Tls>,
@@ -102,7 +104,7 @@ impl Topology {
         };
         accesses.iter_mut().all(|access| {
             access.provider = Some(provider.clone());
-            access.user.is_none() && access.password.is_none()
+            access.user.is_none() && access.password.is_none() && access.password_file.is_none()
         })
     }
 

@@ -10,11 +10,14 @@
 //!
 //! `valkey` in place of `redis` means the same. With `rediss` or `valkeys` the talk is encrypted,
 //! and the query may have `ca`, `cert` and `key`, the paths of files in PEM form. User, password,
-//! service, paths and the values of a query may be percent-encoded.
+//! service, paths and the values of a query may be percent-encoded. `password-file` and
+//! `sentinel-password-file` in the query name a file that has the password: then `user@` stands
+//! without one.
 //!
 //! Where one server or its replicas keep a lock, the query may say on what terms: `acks=N` for
 //! servers with replicas, `restart-grace=30s` for one server or sentinels.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -101,11 +104,14 @@ impl Topology {
         }
         let (authority, path) = split(rest, '/');
         let (user, password, places) = login(authority)?;
+        let password_file = query.file("password-file")?;
+        check_login(&user, &password, &password_file, "password-file")?;
         let files = if tls { Some(query.tls()?) } else { None };
         let terms = query.terms(form)?;
         let access = |path: Option<&str>| {
             let db = path.filter(|path| !path.is_empty()).map_or(Ok(0), database)?;
-            Ok::<_, Error>(Access { db, user, password, tls: files, terms, ..Access::default() })
+            let (tls, provider) = (files, None);
+            Ok::<_, Error>(Access { db, user, password, password_file, provider, tls, terms })
         };
         let topology = match form {
             Form::Server | Form::Unix => {
@@ -121,9 +127,10 @@ impl Topology {
                 let service = some(decoded(service, "service")?)
                     .ok_or_else(|| wrong("its service is missing: redis-sentinel://HOST,HOST/SERVICE"))?;
                 let master = access(path)?;
-                let (user, password) = query.login("sentinel-user", "sentinel-password")?;
+                let (user, password, password_file) =
+                    query.login("sentinel-user", "sentinel-password", "sentinel-password-file")?;
                 let tls = master.tls.clone();
-                let access = Access { user, password, tls, ..Access::default() };
+                let access = Access { user, password, password_file, tls, ..Access::default() };
                 Self::Sentinel(Sentinels { at: targets(&places, SENTINEL_PORT, &access)?, service, master })
             }
             Form::Cluster => {
@@ -153,7 +160,26 @@ impl Target {
     }
 }
 
+/// User, password, and the file that has the password.
+type LoginParts = (Option<String>, Option<String>, Option<PathBuf>);
+
 type Login<'a> = (Option<String>, Option<String>, Vec<&'a str>);
+
+/// A user needs a password, or a file that has it, and not both.
+fn check_login(
+    user: &Option<String>,
+    password: &Option<String>,
+    file: &Option<PathBuf>,
+    key: &str,
+) -> Result<()> {
+    match (user, password, file) {
+        (_, Some(_), Some(_)) => Err(wrong(&format!("it has a password and a `{key}`"))),
+        (Some(_), None, None) => {
+            Err(wrong("it has a user but no password: USER:PASSWORD@, :PASSWORD@, or `password-file=FILE`"))
+        }
+        _ => Ok(()),
+    }
+}
 
 /// User, password, and the hosts after them.
 fn login(authority: &str) -> Result<Login<'_>> {
@@ -170,12 +196,14 @@ fn login(authority: &str) -> Result<Login<'_>> {
                 "it has an @ after its first host: user and password stand once, before all hosts, and in a password @ is %40",
             ));
         }
-        Some((_, None)) => return Err(wrong("it has a user but no password: USER:PASSWORD@, or :PASSWORD@")),
-        Some((user, Some(password))) => (some(decoded(user, "user")?), some(decoded(password, "password")?)),
+        Some((user, password)) => {
+            let user = some(decoded(user, "user")?);
+            if user.is_some() && password == Some("") {
+                return Err(wrong("it has a user, and its password is empty"));
+            }
+            (user, password.map_or(Ok(None), |password| decoded(password, "password").map(some))?)
+        }
     };
-    if user.is_some() && password.is_none() {
-        return Err(wrong("it has a user, and its password is empty"));
-    }
     Ok((user, password, places))
 }
 
@@ -232,10 +260,10 @@ fn unix(path: &str, mut query: Query) -> Result<Target> {
     }
     let path = decoded(path, "path")?;
     let db = query.take("db").map_or(Ok(0), |db| database(&db))?;
-    let (user, password) = query.login("user", "password")?;
+    let (user, password, password_file) = query.login("user", "password", "password-file")?;
     let terms = query.terms(Form::Unix)?;
     query.end("redis+unix")?;
-    let access = Access { db, user, password, terms, ..Access::default() };
+    let access = Access { db, user, password, password_file, terms, ..Access::default() };
     Ok(Target { address: Address::Unix(path.into()), access })
 }
 
@@ -245,12 +273,14 @@ struct Query(Vec<(&'static str, String)>);
 impl Query {
     /// All that any URL may have. What is not among them is not shown: it may be the rest of a
     /// password.
-    const KEYS: [&str; 10] = [
+    const KEYS: [&str; 12] = [
         "db",
         "user",
         "password",
+        "password-file",
         "sentinel-user",
         "sentinel-password",
+        "sentinel-password-file",
         "ca",
         "cert",
         "key",
@@ -285,29 +315,36 @@ impl Query {
         Some(self.0.swap_remove(at).1)
     }
 
-    fn login(&mut self, user: &str, password: &str) -> Result<(Option<String>, Option<String>)> {
-        let login = (self.take(user).and_then(some), self.take(password).and_then(some));
+    fn login(&mut self, user: &str, password: &str, file: &str) -> Result<LoginParts> {
+        let login = (self.take(user).and_then(some), self.take(password).and_then(some), self.file(file)?);
         match login {
-            (Some(_), None) => Err(wrong(&format!("its query has `{user}` but no `{password}`"))),
+            (Some(_), None, None) => {
+                Err(wrong(&format!("its query has `{user}` but neither `{password}` nor `{file}`")))
+            }
+            (_, Some(_), Some(_)) => Err(wrong(&format!("its query has `{password}` and `{file}`"))),
             login => Ok(login),
         }
     }
 
-    fn tls(&mut self) -> Result<Tls> {
-        let mut path = |key: &str| match self.take(key) {
+    /// The path of a file.
+    fn file(&mut self, key: &str) -> Result<Option<PathBuf>> {
+        match self.take(key) {
             Some(path) if path.is_empty() => {
                 Err(wrong(&format!("its query has `{key}` without the path of a file")))
             }
-            path => Ok(path),
-        };
-        let (ca, cert, key) = (path("ca")?, path("cert")?, path("key")?);
+            path => Ok(path.map(Into::into)),
+        }
+    }
+
+    fn tls(&mut self) -> Result<Tls> {
+        let (ca, cert, key) = (self.file("ca")?, self.file("cert")?, self.file("key")?);
         let identity = match (cert, key) {
-            (Some(cert), Some(key)) => Some((cert.into(), key.into())),
+            (Some(cert), Some(key)) => Some((cert, key)),
             (None, None) => None,
             (Some(_), None) => return Err(wrong("its query has `cert` but no `key`")),
             (None, Some(_)) => return Err(wrong("its query has `key` but no `cert`")),
         };
-        Ok(Tls { ca: ca.map(Into::into), identity })
+        Ok(Tls { ca, identity })
     }
 
     /// On what terms the servers grant, where they can keep them.
@@ -477,6 +514,25 @@ mod tests {
     }
 
     #[test]
+    fn a_password_may_be_in_a_file() {
+        for url in
+            ["redis://ann@h?password-file=/run/p%20w", "redis+unix:///s?user=ann&password-file=/run/p%20w"]
+        {
+            let access = parsed(url).access;
+            assert_eq!(login(&access), (0, Some("ann"), None), "{url}");
+            assert_eq!(access.password_file.as_deref(), Some("/run/p w".as_ref()), "{url}");
+        }
+        let Topology::Sentinel(sentinels) =
+            several("rediss-sentinel://a/s?password-file=m&sentinel-password-file=s")
+        else {
+            panic!("no sentinels")
+        };
+        assert_eq!(sentinels.master.password_file.as_deref(), Some("m".as_ref()));
+        assert_eq!(sentinels.at[0].access.password_file.as_deref(), Some("s".as_ref()));
+        assert_eq!(&*parsed("redis://h?password-file=x").shown(), "redis://h:6379/0");
+    }
+
+    #[test]
     fn certificates_are_named_where_the_talk_is_encrypted() {
         assert_eq!(parsed("redis://h").access.tls, None);
         let tls = Tls::default();
@@ -561,6 +617,9 @@ mod tests {
             ("redis://ann@h", "password"),
             ("redis://ann:@h", "password"),
             ("redis://:%4@h", "password"),
+            ("redis://:x@h?password-file=f", "`password-file`"),
+            ("redis://h?password-file=", "`password-file`"),
+            ("redis+unix:///s?password=x&password-file=f", "`password-file`"),
             ("redis://%ff:x@h", "user"),
             ("redis+unix://run/redis.sock", "path"),
             ("redis+unix:///s?database=1", "query"),

@@ -1,0 +1,211 @@
+//! `tenure bench`: what locks cost on the user's own store, beside the bare commands.
+//!
+//! Each measurement alternates with that of the bare commands, so that both meet the same load. All
+//! of it ends after the time that was asked for, and what it leaves behind is deleted.
+
+mod bare;
+mod own;
+mod page;
+mod report;
+mod samples;
+
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tenure::diagnosis::Topology;
+use tenure::{LockName, Locks};
+
+use crate::cli::Bench;
+use crate::exit::{BUSY, Failure, OWN, of_signal};
+use crate::output::{self, Voice};
+use crate::signals::{END_THE_WAIT, Signals};
+use crate::store::{self, Terms};
+use crate::{asked, clock, status};
+use bare::{Bare, Directory, Missing, Servers};
+use own::Own;
+use report::{Measured, Report};
+use samples::Times;
+
+/// How long a waiter waits before the lock is released to it.
+const HEAD_START: Duration = Duration::from_millis(10);
+/// How often two measurements beside each other take turns.
+const TURNS: u32 = 6;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Uncontended,
+    Contended,
+    Handover,
+    Renewal,
+}
+
+impl Part {
+    const ALL: [Self; 4] = [Self::Uncontended, Self::Contended, Self::Handover, Self::Renewal];
+
+    /// What it is called, in reports and in the names of its locks.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Uncontended => "uncontended",
+            Self::Contended => "contended",
+            Self::Handover => "hand-over",
+            Self::Renewal => "renewal",
+        }
+    }
+
+    fn title(self, clients: usize) -> String {
+        match self {
+            Self::Uncontended => "a free lock is taken and released".into(),
+            Self::Contended => format!("{clients} clients take turns: from the question to the grant"),
+            Self::Handover => "from the release by one client to the grant to one that waits".into(),
+            Self::Renewal => "a lease is extended".into(),
+        }
+    }
+}
+
+/// The end of a measurement.
+#[derive(Clone, Copy, Debug)]
+struct Until(Duration);
+
+impl Until {
+    fn after(time: Duration) -> Self {
+        Self(clock::now() + time)
+    }
+
+    fn left(self) -> Duration {
+        self.0.saturating_sub(clock::now())
+    }
+
+    fn is_over(self) -> bool {
+        self.left().is_zero()
+    }
+}
+
+/// Measures, and prints the report; returns the code to exit with.
+pub(crate) fn bench(args: &Bench) -> u8 {
+    asked::with_timers(Voice::LOUD, measured(args))
+}
+
+async fn measured(args: &Bench) -> Result<u8, Failure> {
+    let mut signals =
+        Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
+    let url = store::url(&args.store)?;
+    let topology = if url.starts_with("file:") { None } else { Some(Topology::parse(&url)?) };
+    let name = args.name.clone().unwrap_or_else(|| format!("bench-{:016x}", RandomState::new().hash_one(0)));
+    // On a cluster all of them are on one node, as the bare key is.
+    let is_cluster = matches!(topology, Some(Topology::Cluster(_)));
+    let name = if is_cluster && !name.contains('{') { format!("{{{name}}}") } else { name };
+    let bare_name = LockName::new(&format!("{}{name}:bare", args.store.prefix))?;
+    let open = || store::open_existing_with(&args.store, Terms::default(), |options| options.ttl(args.ttl));
+    let clients: Result<Vec<_>, Failure> = (0..args.clients).map(|_| open()).collect();
+    let own = Own { clients: clients?, name };
+    for ready in join_all(own.clients.iter().map(Locks::ping)).await {
+        ready?;
+    }
+
+    let names = Part::ALL.map(|part| own.name_of(part));
+    for name in &names {
+        if let Some(found) = own.clients[0].inspect(name.as_str()).await? {
+            let (name, holders) = (&found.name, status::holders(&found));
+            let message = format!("lock {name:?} is in use, by {holders}: choose another --name");
+            return Err(Failure { code: BUSY, message });
+        }
+    }
+    let count = own.clients.len();
+    let mut bare = match &topology {
+        Some(topology) => {
+            let key = bare_name.as_str().to_owned();
+            Ok(Bare::Servers(Servers::open(topology, key, args.ttl, count).await?))
+        }
+        None => {
+            let path = url.trim_start_matches("file:");
+            let path = Path::new(path.strip_prefix("//").unwrap_or(path));
+            Directory::make(path, bare_name.as_str(), count).map(Bare::Directory)
+        }
+    };
+    let full: Vec<_> = names.iter().map(|name| format!("{}{name}", args.store.prefix)).collect();
+    if let Ok(bare) = &mut bare
+        && bare.has_used(&full).await.is_ok_and(|used| used)
+    {
+        let message =
+            format!("the store has keys of an earlier use of {:?}: choose another --name", own.name);
+        return Err(Failure { code: BUSY, message });
+    }
+
+    let mut report = Report::new(own.clients[0].url(), args);
+    let run = all_parts(&own, &mut bare, args.length, &mut report);
+    let ended = signals.or_end(run).await;
+    // Releases first: what is deleted below belongs to free locks.
+    for client in own.clients {
+        let _ = client.shutdown().await;
+    }
+    if let Ok(bare) = &mut bare {
+        bare.clear_away(&full).await;
+    }
+    if let Ok(Err(failure)) = ended {
+        return Err(failure);
+    }
+    if let Some(path) = &args.html {
+        fs::write(path, page::page(&report)).map_err(|error| {
+            let message = format!("cannot write {}: {error}", path.display());
+            Failure { code: OWN, message }
+        })?;
+    }
+    let told = if args.json { report.json() } else { report.text() };
+    output::print(told).map_err(|error| Failure::own("cannot print", &error))?;
+    Ok(ended.map_or_else(of_signal, |_| 0))
+}
+
+/// Measures one part after the other. What was measured until a signal came is in the report.
+async fn all_parts(
+    own: &Own,
+    bare: &mut Result<Bare, Missing>,
+    length: Duration,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    let time = length / Part::ALL.len() as u32;
+    for part in Part::ALL {
+        let (mut ours, mut theirs) = (Times::default(), Times::default());
+        let until = Until::after(time);
+        let owner = if part == Part::Renewal { Some(own.hold().await?) } else { None };
+        let (what, mut missing) = match bare {
+            Ok(bare) if part == Part::Renewal => (bare.what(part), bare.hold().await.err()),
+            Ok(bare) => (bare.what(part), None),
+            Err(why) => ("bare commands".to_owned(), Some(why.clone())),
+        };
+        while !until.is_over() {
+            // Both sides meet the same load when they alternate.
+            let turn = || Until::after((time / TURNS / 2).min(until.left()));
+            match (part, &owner) {
+                (Part::Uncontended, _) => own.pair(&mut ours).await?,
+                (Part::Contended, _) => own.contended(turn(), &mut ours).await?,
+                (Part::Handover, _) => own.handover(&mut ours).await?,
+                (Part::Renewal, owner) => own.renew(owner.as_ref(), &mut ours).await?,
+            }
+            let (Ok(bare), None) = (&mut *bare, &missing) else { continue };
+            let done = match part {
+                Part::Uncontended => bare.pair(&mut theirs).await,
+                Part::Contended => bare.contended(turn(), &mut theirs).await,
+                Part::Handover => bare.handover(&mut theirs).await,
+                Part::Renewal => bare.renew(&mut theirs).await,
+            };
+            missing = done.err();
+        }
+        if let Some(owner) = &owner {
+            own.give_up(owner).await?;
+            if let Ok(bare) = bare {
+                let _ = bare.let_go().await;
+            }
+        }
+        let bare = match missing {
+            None => theirs.sorted().ok_or_else(|| "there was no time".to_owned()),
+            Some(why) => Err(why),
+        };
+        let title = part.title(own.clients.len());
+        report.add(Measured { part: part.name(), title, own: ours.sorted(), what, bare });
+    }
+    Ok(())
+}

@@ -1,0 +1,203 @@
+//! Reads the command line, after the configuration files, and says what is wrong with it.
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, FromArgMatches};
+
+use crate::cli::{Cli, KEEP};
+use crate::{config, exit, output};
+
+/// Reads the command line. What is wrong with it is said in one line, which is followed by the code
+/// to exit with.
+pub(crate) fn read() -> Result<Cli, u8> {
+    let words: Vec<_> = std::env::args_os().collect();
+    let definition = Cli::command();
+    let parsed = definition.clone().try_get_matches_from(&words).and_then(|matches| {
+        // What needs no store works with any configuration file, and the process that keeps a lock
+        // is told everything.
+        let verb = matches.subcommand_name().unwrap_or_default();
+        if [KEEP, "completions", "man", "fence"].contains(&verb) {
+            return Cli::from_arg_matches(&matches);
+        }
+        let file = matches.get_one::<PathBuf>("config").map(PathBuf::as_path);
+        config::read(file, &definition)
+            .map_err(|failure| clap::Error::raw(ErrorKind::Io, failure.message))?;
+        if config::config().is_empty() {
+            return Cli::from_arg_matches(&matches);
+        }
+        let matches = config::with_defaults(definition).try_get_matches_from(&words)?;
+        Cli::from_arg_matches(&matches)
+    });
+    parsed.map_err(|error| match error.kind() {
+        ErrorKind::Io => {
+            output::complain(error.to_string().trim_start_matches("error: ").trim_end());
+            exit::USAGE
+        }
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let text = error.render();
+            let text = if io::stdout().is_terminal() { text.ansi().to_string() } else { text.to_string() };
+            let _ = output::print(wrapped(&text));
+            0
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = io::stderr().write_all(wrapped(&error.render().to_string()).as_bytes());
+            exit::USAGE
+        }
+        _ => {
+            output::complain(one_line(&error, &std::env::args_os().collect::<Vec<_>>()));
+            exit::USAGE
+        }
+    })
+}
+
+/// Columns of the help.
+const COLUMNS: usize = 100;
+
+/// The help in lines of so many columns. A line that goes on is indented as its last column of
+/// text.
+fn wrapped(text: &str) -> String {
+    let mut lines = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        let mut at = 0;
+        let indent = indent(line);
+        for word in line.split_inclusive(' ') {
+            let word_width = width(word.trim_end());
+            if at > indent && word_width > 0 && at + word_width > COLUMNS {
+                lines.truncate(lines.trim_end_matches(' ').len());
+                lines.push('\n');
+                lines.push_str(&" ".repeat(indent));
+                at = indent;
+            }
+            lines.push_str(word);
+            at += width(word.trim_end_matches('\n'));
+        }
+    }
+    lines
+}
+
+/// Where the text of a line begins: behind its first gap, as in a list of options, or where it
+/// starts.
+fn indent(line: &str) -> usize {
+    let margin = line.len() - line.trim_start_matches(' ').len();
+    let gap = line[margin..].find("  ").filter(|_| margin > 0).map(|gap| margin + gap);
+    let text = gap.map_or(margin, |gap| line.len() - line[gap..].trim_start_matches(' ').len());
+    let indent = width(&line[..text]);
+    if indent < COLUMNS / 2 { indent } else { margin }
+}
+
+/// How many columns a text takes, without the sequences that colour it.
+fn width(text: &str) -> usize {
+    let mut is_colour = false;
+    let visible = text.chars().filter(|char| {
+        let was_colour = is_colour;
+        is_colour = *char == '\u{1b}' || is_colour && *char != 'm';
+        !is_colour && !was_colour
+    });
+    visible.count()
+}
+
+/// The first paragraph of an error of clap's: what is wrong, and what was probably meant.
+fn one_line(error: &clap::Error, words_given: &[OsString]) -> String {
+    let text = error.to_string();
+    let first = text.strip_prefix("error: ").unwrap_or(&text);
+    let words: Vec<&str> = first.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    // Of what was meant, if that is known.
+    let command = Cli::command();
+    let meant = words_given.get(1).and_then(|word| command.find_subcommand(word));
+    let meant = meant.map_or_else(String::new, |command| format!(" {}", command.get_name()));
+    let similar = similar(error);
+    format!("{}{similar}; `tenure{meant} --help` says more", words.join(" "))
+}
+
+/// The flag, verb or value that one was probably mistaken for.
+fn similar(error: &clap::Error) -> String {
+    let kinds = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
+    let meant = kinds.into_iter().find_map(|kind| match error.get(kind)? {
+        ContextValue::String(word) => Some(word),
+        ContextValue::Strings(words) => words.first(),
+        _ => None,
+    });
+    meant.map_or_else(String::new, |meant| format!("; did you mean '{meant}'?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Command, Run};
+
+    fn run(words: &[&str]) -> Result<Run, String> {
+        let words: Vec<OsString> = ["tenure", "run"].iter().chain(words).map(OsString::from).collect();
+        match Cli::try_parse_from(&words) {
+            Ok(Cli { command: Command::Run(run), .. }) => Ok(run),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(one_line(&error, &words)),
+        }
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn help_is_wrapped_at_a_hundred_columns_behind_the_gap() {
+        let text = format!("  -x, --long  {}\n", "word ".repeat(40).trim_end());
+        let lines = wrapped(&text);
+        assert!(lines.lines().all(|line| line.len() <= COLUMNS), "{lines}");
+        assert!(lines.lines().skip(1).all(|line| line.starts_with("              word")), "{lines}");
+        assert_eq!(lines.split_whitespace().collect::<Vec<_>>(), text.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(width("\u{1b}[1mbold\u{1b}[0m"), 4);
+        assert_eq!(wrapped("short\n\n  two\n"), "short\n\n  two\n");
+    }
+
+    #[test]
+    fn options_end_at_the_command() {
+        let args = run(&["--ttl", "5m", "nightly", "-w", "0.5", "ls", "-n", "--ttl", "x", "--", "-q"])
+            .expect("a run");
+        assert_eq!((args.request.name.as_str(), args.request.ttl.as_secs()), ("nightly", 300));
+        assert_eq!(args.request.wait, Some(Duration::from_millis(500)));
+        assert_eq!(args.job.command, ["ls", "-n", "--ttl", "x", "--", "-q"]);
+        assert!(!args.request.no_wait && !args.request.quiet);
+    }
+
+    #[test]
+    fn two_hyphens_before_the_command_are_not_part_of_it() {
+        assert_eq!(run(&["x", "--", "ls", "-l"]).expect("a run").job.command, ["ls", "-l"]);
+        assert_eq!(run(&["x", "--", "-odd"]).expect("a run").job.command, ["-odd"]);
+        assert_eq!(run(&["--", "-x", "ls", "-l"]).expect("a run").job.command, ["ls", "-l"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_one_line() {
+        let wrong: [(&[&str], &str); 16] = [
+            (&[], "<NAME>"),
+            (&["x"], "<CMD>"),
+            (&["--ttl", "x", "x", "ls"], "30s"),
+            (&["--ttl", "-1", "x", "ls"], "30s"),
+            (&["--ttl", "NaN", "x", "ls"], "30s"),
+            (&["--ttl", "9e99s", "x", "ls"], "30s"),
+            (&["--grace", "-5s", "x", "ls"], "30s"),
+            (&["-w", "-1", "x", "ls"], "seconds"),
+            (&["-w", "NaN", "x", "ls"], "seconds"),
+            (&["-E", "256", "x", "ls"], "255"),
+            (&["-E", "-1", "x", "ls"], "-1"),
+            (&["-n", "-w", "1", "x", "ls"], "--no-wait"),
+            (&["--frobnicate", "x", "ls"], "--frobnicate"),
+            (&["x", "-odd"], "-o"),
+            (&["--tll", "5s", "x", "ls"], "; did you mean '--ttl'?;"),
+            (&["--no-wiat", "x", "ls"], "; did you mean '--no-wait'?;"),
+        ];
+        for (words, said) in wrong {
+            let line = run(words).expect_err("no run");
+            assert!(line.contains(said) && !line.contains('\n'), "{words:?}: {line}");
+            assert!(line.ends_with("; `tenure run --help` says more"), "{line}");
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! `tenure.toml`: what the command line need not say. It is read before the command line, whose
+//! flags and the environment win.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use clap::{Arg, Command};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::exit::{Failure, USAGE};
+use crate::output::Line;
+
+/// Where every user's settings are.
+const SYSTEM: &str = "/etc/tenure.toml";
+/// What stands before the tables.
+const TOP: [&str; 4] = ["store", "store-file", "prefix", "ttl"];
+/// The verbs that have a table.
+pub(crate) const VERBS: [&str; 6] = ["run", "acquire", "renew", "elect", "doctor", "bench"];
+/// What a table may have, if its verb has a flag of this name.
+pub(crate) const KEYS: [&str; 11] = [
+    "ttl",
+    "grace",
+    "on-lost",
+    "kill-after",
+    "wait",
+    "busy-code",
+    "max-hold",
+    "splay",
+    "acks",
+    "restart-grace",
+    "verbose",
+];
+
+/// What the files say, that of the user first.
+#[derive(Debug, Default)]
+pub(crate) struct Config {
+    pub(crate) files: Vec<ConfigFile>,
+}
+
+#[derive(Debug)]
+pub(crate) struct ConfigFile {
+    pub(crate) path: PathBuf,
+    /// `None` if there is no such file.
+    pub(crate) settings: Option<Vec<Setting>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Setting {
+    pub(crate) verb: Option<String>,
+    pub(crate) key: String,
+    pub(crate) value: String,
+    pub(crate) line: usize,
+}
+
+static CONFIG: OnceLock<Config> = OnceLock::new();
+
+/// What was read at the start.
+pub(crate) fn config() -> &'static Config {
+    CONFIG.get_or_init(Config::default)
+}
+
+/// Reads the files: this one, or those of the user and of the system.
+pub(crate) fn read(given: Option<&Path>, definition: &Command) -> Result<(), Failure> {
+    let config = match given {
+        Some(path) => Config { files: vec![ConfigFile::read(path, definition, true)?] },
+        None => {
+            let files = user_file(env::var_os("XDG_CONFIG_HOME"), env::var_os("HOME")).into_iter();
+            let files = files.chain([PathBuf::from(SYSTEM)]);
+            let files: Result<_, Failure> =
+                files.map(|path| ConfigFile::read(&path, definition, false)).collect();
+            Config { files: files? }
+        }
+    };
+    let _ = CONFIG.set(config);
+    Ok(())
+}
+
+/// As the XDG base directory specification finds it.
+fn user_file(config: Option<std::ffi::OsString>, home: Option<std::ffi::OsString>) -> Option<PathBuf> {
+    let absolute = |path: std::ffi::OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
+    let directory = config.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(".config")))?;
+    Some(directory.join("tenure.toml"))
+}
+
+/// The definition of the command line, with what the files say as its defaults.
+pub(crate) fn with_defaults(definition: Command) -> Command {
+    let config = config();
+    let verbs: Vec<String> = definition.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
+    verbs.iter().filter(|verb| !verb.starts_with("__")).fold(definition, |definition, verb| {
+        definition.mut_subcommand(verb, |command| {
+            command.mut_args(|arg| match arg.get_long().and_then(|key| config.flag(verb, key)) {
+                Some((setting, _)) => arg.default_value(setting.value.clone()),
+                None => arg,
+            })
+        })
+    })
+}
+
+impl Config {
+    /// Whether there is nothing that could be the default of a flag.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.files.iter().all(|file| file.settings.as_ref().is_none_or(Vec::is_empty))
+    }
+
+    /// What is set for a flag of a verb, and in which file.
+    pub(crate) fn flag(&self, verb: &str, key: &str) -> Option<(&Setting, &Path)> {
+        let has_table = VERBS.contains(&verb) && KEYS.contains(&key);
+        let at_top = key == "prefix" || key == "ttl" && has_table;
+        self.files.iter().find_map(|file| {
+            let own = if has_table { file.get(Some(verb), key) } else { None };
+            let found = own.or_else(|| if at_top { file.get(None, key) } else { None })?;
+            Some((found, file.path.as_path()))
+        })
+    }
+
+    /// The store: what stands at `store` or `store-file`, and where.
+    pub(crate) fn store(&self) -> Option<StoreSetting> {
+        self.files.iter().find_map(|file| {
+            let url = file.get(None, "store").map(|url| (url, false));
+            let (setting, is_file) = url.or_else(|| Some((file.get(None, "store-file")?, true)))?;
+            let origin = Line(&origin(&file.path, setting.line)).to_string();
+            Some(StoreSetting { value: setting.value.clone(), is_file, origin })
+        })
+    }
+}
+
+/// The store that a file names.
+#[derive(Debug)]
+pub(crate) struct StoreSetting {
+    pub(crate) value: String,
+    /// The value is the path of a file that has the URL.
+    pub(crate) is_file: bool,
+    pub(crate) origin: String,
+}
+
+/// Where a value is from, for people.
+pub(crate) fn origin(path: &Path, line: usize) -> String {
+    format!("{}, line {line}", path.display())
+}
+
+impl ConfigFile {
+    fn read(path: &Path, definition: &Command, must_exist: bool) -> Result<Self, Failure> {
+        let wrong = |why: String| Failure {
+            code: USAGE,
+            message: format!("configuration file {}: {why}", path.display()),
+        };
+        let text = match fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !must_exist => {
+                return Ok(Self { path: path.to_owned(), settings: None });
+            }
+            Err(error) => return Err(wrong(error.to_string())),
+        };
+        let settings = settings(&text, definition).map_err(wrong)?;
+        Ok(Self { path: path.to_owned(), settings: Some(settings) })
+    }
+
+    fn get(&self, verb: Option<&str>, key: &str) -> Option<&Setting> {
+        let settings = self.settings.iter().flatten();
+        settings.into_iter().find(|setting| setting.verb.as_deref() == verb && setting.key == key)
+    }
+}
+
+/// Reads a file. An error names the line.
+pub(crate) fn settings(text: &str, definition: &Command) -> Result<Vec<Setting>, String> {
+    let line = |at: usize| text[..at.min(text.len())].matches('\n').count() + 1;
+    let table = DeTable::parse(text).map_err(|error| {
+        let at = error.span().map_or(0, |span| span.start);
+        format!("line {}: {}", line(at), error.message().replace('\n', ", "))
+    })?;
+    let mut settings = Vec::new();
+    for (key, value) in table.get_ref() {
+        let at = line(key.span().start);
+        match value.get_ref() {
+            DeValue::Table(table) if VERBS.contains(&key.get_ref().as_ref()) => {
+                let verb = key.get_ref().as_ref();
+                let flags = flags(definition, verb);
+                for (key, value) in table {
+                    let known: Vec<_> = flags.iter().filter_map(|flag| flag.get_long()).collect();
+                    let at = line(key.span().start);
+                    let setting = setting(Some(verb), key, value, &known, at)?;
+                    let flag = flags.iter().find(|flag| flag.get_long() == Some(&setting.key));
+                    check(flag.copied(), &setting)?;
+                    settings.push(setting);
+                }
+            }
+            _ => {
+                let known: Vec<_> = TOP.into_iter().chain(VERBS).collect();
+                let setting = setting(None, key, value, &known, at)?;
+                let flag = flags(definition, "run").into_iter();
+                check(flag.into_iter().find(|flag| flag.get_long() == Some(&setting.key)), &setting)?;
+                settings.push(setting);
+            }
+        }
+    }
+    let has = |key: &str| settings.iter().find(|setting| setting.verb.is_none() && setting.key == key);
+    match (has("store"), has("store-file")) {
+        (Some(_), Some(file)) => Err(format!("line {}: `store` and `store-file` are both set", file.line)),
+        _ => Ok(settings),
+    }
+}
+
+/// Those of its flags that a file may set.
+pub(crate) fn flags<'a>(definition: &'a Command, verb: &str) -> Vec<&'a Arg> {
+    let verb = definition.find_subcommand(verb).into_iter();
+    let can = |flag: &&Arg| flag.get_long().is_some_and(|long| KEYS.contains(&long));
+    verb.flat_map(Command::get_arguments).filter(can).collect()
+}
+
+fn setting(
+    verb: Option<&str>,
+    key: &Spanned<std::borrow::Cow<'_, str>>,
+    value: &Spanned<DeValue<'_>>,
+    known: &[&str],
+    line: usize,
+) -> Result<Setting, String> {
+    let key = key.get_ref().as_ref();
+    if !known.contains(&key) {
+        let closeness = |one: &&str| (strsim::jaro_winkler(key, one) * 1_000.0) as u32;
+        let closest = known.iter().copied().max_by_key(closeness).filter(|one| closeness(one) > 700);
+        let meant = closest.map_or_else(
+            || format!("; there are {}", known.join(", ")),
+            |closest| format!("; did you mean `{closest}`?"),
+        );
+        let place = verb.map_or_else(String::new, |verb| format!(" in [{verb}]"));
+        return Err(format!("line {line}: unknown key `{}`{place}{meant}", Line(key)));
+    }
+    let value = match value.get_ref() {
+        DeValue::String(text) => text.to_string(),
+        DeValue::Integer(number) => number.as_str().to_owned(),
+        DeValue::Float(number) => number.as_str().to_owned(),
+        DeValue::Boolean(truth) => truth.to_string(),
+        _ => return Err(format!("line {line}: `{key}` must be a text, a number, true or false")),
+    };
+    Ok(Setting { verb: verb.map(str::to_owned), key: key.to_owned(), value, line })
+}
+
+/// Whether the flag of this name takes the value. It says why not as the command line does.
+fn check(flag: Option<&Arg>, setting: &Setting) -> Result<(), String> {
+    let Some(flag) = flag else { return Ok(()) };
+    let key = &setting.key;
+    let alone = Arg::new("value").long("value").value_parser(flag.get_value_parser().clone());
+    let alone = Command::new("tenure").arg(alone.num_args(1).allow_hyphen_values(true));
+    match alone.try_get_matches_from(["tenure", "--value", &setting.value]) {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            let text = error.to_string();
+            let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+            let why = first.replace(" for '--value <value>'", "");
+            Err(format!("line {}: `{key}`: {why}", setting.line))
+        }
+    }
+}

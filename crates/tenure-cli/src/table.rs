@@ -1,0 +1,315 @@
+//! The locks of a store as rows: what `list` and `top` show, sort and filter.
+
+use std::cmp::Ordering;
+use std::fmt::Write;
+use std::time::{Duration, UNIX_EPOCH};
+
+use clap::ValueEnum;
+use tenure::{Holder, Locks, Share, Status};
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+use crate::exit::Failure;
+use crate::output::Line;
+
+/// One lock that is held.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) kind: String,
+    pub(crate) holders: Vec<Party>,
+    pub(crate) waiters: Vec<Party>,
+    /// How many hold or wait beside these.
+    pub(crate) unlisted: u64,
+    /// How many permits of a semaphore are in use, and how many there are.
+    pub(crate) permits: Option<(u32, u32)>,
+    /// What another program keeps there.
+    pub(crate) foreign: Option<String>,
+}
+
+/// A holder or a waiter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Party {
+    pub(crate) label: String,
+    pub(crate) host: String,
+    pub(crate) pid: u32,
+    /// Since 1970.
+    pub(crate) since: Option<Duration>,
+    /// Of its lease; `None` without an end.
+    pub(crate) left: Option<Duration>,
+    /// 0 if it has none.
+    pub(crate) token: u64,
+}
+
+/// By what rows are sorted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Sort {
+    Name,
+    Kind,
+    /// The most waiters first.
+    Waiters,
+    /// The longest hold first.
+    Age,
+    /// The lease that ends first.
+    Left,
+}
+
+impl Sort {
+    const ALL: [Self; 5] = [Self::Name, Self::Kind, Self::Waiters, Self::Age, Self::Left];
+
+    pub(crate) fn next(self) -> Self {
+        let at = Self::ALL.iter().position(|one| *one == self).unwrap_or_default();
+        Self::ALL[(at + 1) % Self::ALL.len()]
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Name => "name",
+            Self::Kind => "kind",
+            Self::Waiters => "waiters",
+            Self::Age => "age",
+            Self::Left => "left",
+        }
+    }
+
+    /// Which of two comes first; of equal ones by name.
+    pub(crate) fn compare(self, a: &Row, b: &Row) -> Ordering {
+        let order = match self {
+            Self::Name => Ordering::Equal,
+            Self::Kind => a.kind.cmp(&b.kind),
+            Self::Waiters => b.waiting().cmp(&a.waiting()),
+            // Without a token there is no time: last.
+            Self::Age => (a.since().is_none(), a.since()).cmp(&(b.since().is_none(), b.since())),
+            Self::Left => (a.left().is_none(), a.left()).cmp(&(b.left().is_none(), b.left())),
+        };
+        order.then_with(|| a.name.cmp(&b.name))
+    }
+}
+
+/// What a row must have to be shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Filter {
+    Name(String),
+    Kind(String),
+    Label(String),
+    Host(String),
+    Pid(u32),
+    Waiting,
+    Foreign,
+}
+
+impl Filter {
+    /// Reads `KEY=TEXT`, `waiting` or `foreign`.
+    pub(crate) fn read(text: &str) -> Result<Self, String> {
+        let valid = "write name=TEXT, kind=KIND, label=TEXT, host=TEXT, pid=N, waiting or foreign";
+        match text.split_once('=') {
+            None if text == "waiting" => Ok(Self::Waiting),
+            None if text == "foreign" => Ok(Self::Foreign),
+            Some(("name", value)) => Ok(Self::Name(value.into())),
+            Some(("kind", value)) => Ok(Self::Kind(value.into())),
+            Some(("label", value)) => Ok(Self::Label(value.into())),
+            Some(("host", value)) => Ok(Self::Host(value.into())),
+            Some(("pid", value)) => value.parse().map(Self::Pid).map_err(|_| valid.into()),
+            _ => Err(valid.into()),
+        }
+    }
+
+    pub(crate) fn keeps(&self, row: &Row) -> bool {
+        let mut parties = row.holders.iter().chain(&row.waiters);
+        match self {
+            Self::Name(part) => row.name.contains(part),
+            Self::Kind(part) => row.kind.contains(part),
+            Self::Label(part) => parties.any(|one| one.label.contains(part)),
+            Self::Host(part) => parties.any(|one| one.host.contains(part)),
+            Self::Pid(pid) => parties.any(|one| one.pid == *pid),
+            Self::Waiting => row.waiting() > 0,
+            Self::Foreign => row.foreign.is_some(),
+        }
+    }
+}
+
+impl Row {
+    pub(crate) fn of(status: &Status) -> Self {
+        let weight = |share| match share {
+            Share::Permits(permits) => permits,
+            _ => 0,
+        };
+        let used = status.holders.iter().map(|holder| weight(holder.share)).sum();
+        Self {
+            name: status.name.as_str().to_owned(),
+            kind: status.kind.to_string(),
+            holders: status.holders.iter().map(Party::of).collect(),
+            waiters: status.waiters.iter().map(Party::of).collect(),
+            unlisted: status.unlisted,
+            permits: status.permits.map(|all| (used, all)),
+            foreign: status.foreign(),
+        }
+    }
+
+    /// How many are known to wait.
+    pub(crate) fn waiting(&self) -> u64 {
+        self.waiters.len() as u64 + self.unlisted
+    }
+
+    pub(crate) fn since(&self) -> Option<Duration> {
+        self.holders.iter().filter_map(|holder| holder.since).min()
+    }
+
+    pub(crate) fn left(&self) -> Option<Duration> {
+        self.holders.iter().filter_map(|holder| holder.left).min()
+    }
+
+    /// How many permits are in use of how many.
+    pub(crate) fn used(&self) -> String {
+        self.permits.map_or_else(|| "-".into(), |(used, all)| format!("{used}/{all}"))
+    }
+
+    /// The first holder, and how many there are beside it.
+    pub(crate) fn who(&self) -> String {
+        if let Some(what) = &self.foreign {
+            return format!("another program, {what}");
+        }
+        let first = self.holders.first().map(Party::who).unwrap_or_default();
+        match self.holders.len() {
+            0 | 1 => first,
+            count => format!("{first} and {} more", count - 1),
+        }
+    }
+}
+
+impl Party {
+    fn of(holder: &Holder) -> Self {
+        let owner = holder.owner.as_ref();
+        Self {
+            label: owner.map(|owner| owner.label().to_owned()).unwrap_or_default(),
+            host: owner.map(|owner| owner.host().to_owned()).unwrap_or_default(),
+            pid: owner.map(|owner| owner.pid()).unwrap_or_default(),
+            since: holder.since().and_then(|since| since.duration_since(UNIX_EPOCH).ok()),
+            left: holder.remaining,
+            token: holder.fence,
+        }
+    }
+
+    /// Where it runs.
+    pub(crate) fn who(&self) -> String {
+        match (self.host.as_str(), self.label.as_str()) {
+            ("", _) => "another program".into(),
+            (host, "") => format!("{host} pid {}", self.pid),
+            (host, label) => format!("{label}@{host} pid {}", self.pid),
+        }
+    }
+}
+
+/// All locks with this prefix that every filter keeps.
+pub(crate) async fn walk(
+    locks: &Locks,
+    prefix: &str,
+    filters: &[Filter],
+) -> Result<Vec<(Row, Status)>, Failure> {
+    let (mut listing, mut rows) = (locks.list(prefix)?, Vec::new());
+    while let Some(status) = listing.next().await? {
+        let row = Row::of(&status);
+        if filters.iter().all(|filter| filter.keeps(&row)) {
+            rows.push((row, status));
+        }
+    }
+    Ok(rows)
+}
+
+/// The text of one cell, in so many columns.
+pub(crate) fn fitted(text: &str, columns: usize) -> String {
+    let text = Line(text).to_string();
+    let width = text.width();
+    if width <= columns {
+        return format!("{text}{}", " ".repeat(columns - width));
+    }
+    let (mut short, mut used) = (String::new(), 0);
+    for char in text.chars() {
+        let width = char.width().unwrap_or(0);
+        if used + width >= columns {
+            break;
+        }
+        short.push(char);
+        used += width;
+    }
+    let _ = write!(
+        short,
+        "{}{}",
+        if columns > 0 { "…" } else { "" },
+        " ".repeat(columns.saturating_sub(used + 1))
+    );
+    short
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: &str, kind: &str, waiters: usize, left: Option<u64>, since: Option<u64>) -> Row {
+        let holder = Party {
+            label: format!("job-{name}"),
+            host: "db1".into(),
+            pid: 7,
+            since: since.map(Duration::from_secs),
+            left: left.map(Duration::from_secs),
+            token: 1,
+        };
+        let waiters = vec![Party::default(); waiters];
+        Row { name: name.into(), kind: kind.into(), holders: vec![holder], waiters, ..Row::default() }
+    }
+
+    #[test]
+    fn rows_are_sorted_and_equal_ones_by_name() {
+        let rows = [
+            row("c", "mutex", 0, Some(9), Some(100)),
+            row("a", "semaphore", 2, None, None),
+            row("b", "mutex", 2, Some(3), Some(50)),
+        ];
+        for (sort, expected) in [
+            (Sort::Name, "abc"),
+            (Sort::Kind, "bca"),
+            (Sort::Waiters, "abc"),
+            (Sort::Age, "bca"),
+            (Sort::Left, "bca"),
+        ] {
+            let mut rows = rows.to_vec();
+            rows.sort_by(|a, b| sort.compare(a, b));
+            assert_eq!(rows.iter().map(|row| row.name.as_str()).collect::<String>(), expected, "{sort:?}");
+        }
+    }
+
+    #[test]
+    fn a_filter_keeps_what_it_names() {
+        let rows = [row("app:a", "mutex", 0, None, None), row("b", "fair mutex", 1, None, None)];
+        for (filter, expected) in [
+            ("name=app:", "app:a"),
+            ("kind=fair", "b"),
+            ("kind=mutex", "app:ab"),
+            ("label=job-b", "b"),
+            ("host=db", "app:ab"),
+            ("pid=8", ""),
+            ("waiting", "b"),
+            ("foreign", ""),
+        ] {
+            let filter = Filter::read(filter).expect(filter);
+            let kept: String =
+                rows.iter().filter(|row| filter.keeps(row)).map(|row| row.name.as_str()).collect();
+            assert_eq!(kept, expected, "{filter:?}");
+        }
+        for wrong in ["", "held", "pid=x", "owner=1"] {
+            assert!(Filter::read(wrong).expect_err(wrong).contains("host=TEXT"));
+        }
+    }
+
+    #[test]
+    fn a_cell_has_exactly_its_columns() {
+        for (text, columns, expected) in [
+            ("ab", 4, "ab  "),
+            ("abcdef", 4, "abc…"),
+            ("錠錠錠", 4, "錠… "),
+            ("a\nb", 4, "a\\nb"),
+            ("x", 0, ""),
+        ] {
+            assert_eq!(fitted(text, columns), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! `tenure top`: the locks of a store on a full screen.
+
+mod app;
+mod screen;
+
+use std::future::{Future, poll_fn};
+use std::io::{self, IsTerminal};
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use crossterm::event::{Event as TerminalEvent, EventStream, KeyEventKind};
+use futures_util::future::Fuse;
+use futures_util::{FutureExt, StreamExt};
+use ratatui::DefaultTerminal;
+use rustix::process::Signal;
+use tenure::Locks;
+use tokio::time::{Interval, interval};
+
+use crate::cli::Top;
+use crate::exit::{Failure, USAGE, of_signal};
+use crate::list::pause;
+use crate::signals::{END_THE_WAIT, Signals};
+use crate::table::{Row, walk};
+use crate::{clock, store};
+use app::{Action, App};
+
+/// Shows them until a key or a signal ends it; returns the code to exit with.
+pub(crate) async fn top(args: &Top) -> Result<u8, Failure> {
+    if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+        let message = "top needs a terminal; elsewhere use `tenure list --watch`".into();
+        return Err(Failure { code: USAGE, message });
+    }
+    let mut signals =
+        Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
+    let locks = store::open_existing(&args.store)?;
+    let asked = clock::now();
+    let mut app =
+        App::new(locks.url(), args.every, std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty()));
+    // A store that is not there at all is told before the screen is taken.
+    let rows = rows(&locks, &args.names).await?;
+    app.looked(Ok(rows), clock::unix(), clock::now() - asked);
+    let own = |error| Failure::own("cannot use the terminal", &error);
+    let mut screen = Screen::open().map_err(own)?;
+    let ended = run(&mut app, &locks, args, &mut signals, &mut screen.0).await;
+    drop(screen);
+    ended.map_err(own)
+}
+
+/// The terminal, which is as it was before when this is dropped.
+struct Screen(DefaultTerminal);
+
+impl Screen {
+    fn open() -> io::Result<Self> {
+        ratatui::try_init().map(Self).inspect_err(|_| drop(ratatui::try_restore()))
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        let _ = self.0.show_cursor();
+        let _ = ratatui::try_restore();
+    }
+}
+
+type Pending<T> = Fuse<Pin<Box<dyn Future<Output = T>>>>;
+
+enum Event {
+    Terminal(TerminalEvent),
+    /// The terminal is gone.
+    NoTerminal,
+    Signal(Signal),
+    Looked(Result<Vec<Row>, Failure>),
+    Forced(Result<String, Failure>),
+    Tick,
+}
+
+/// What is waited for.
+struct Sources<'a> {
+    signals: &'a mut Signals,
+    keys: EventStream,
+    look: Pending<Result<Vec<Row>, Failure>>,
+    force: Pending<Result<String, Failure>>,
+    ticks: Interval,
+}
+
+impl Sources<'_> {
+    async fn next(&mut self) -> Event {
+        poll_fn(|context| {
+            if let Poll::Ready(signal) = self.signals.poll(context) {
+                return Poll::Ready(Event::Signal(signal));
+            }
+            if let Poll::Ready(event) = self.keys.poll_next_unpin(context) {
+                let event = event.and_then(Result::ok);
+                return Poll::Ready(event.map_or(Event::NoTerminal, Event::Terminal));
+            }
+            if let Poll::Ready(looked) = self.look.poll_unpin(context) {
+                return Poll::Ready(Event::Looked(looked));
+            }
+            if let Poll::Ready(forced) = self.force.poll_unpin(context) {
+                return Poll::Ready(Event::Forced(forced));
+            }
+            self.ticks.poll_tick(context).map(|_| Event::Tick)
+        })
+        .await
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a timer of this command's own")]
+async fn run(
+    app: &mut App,
+    locks: &Locks,
+    args: &Top,
+    signals: &mut Signals,
+    screen: &mut DefaultTerminal,
+) -> io::Result<u8> {
+    let mut events = Sources {
+        signals,
+        keys: EventStream::new(),
+        look: Fuse::terminated(),
+        force: Fuse::terminated(),
+        ticks: interval(Duration::from_millis(250)),
+    };
+    let (mut asked, mut next) = (clock::now(), clock::now() + args.every);
+    loop {
+        screen.draw(|frame| screen::draw(frame, app, clock::unix()))?;
+        match events.next().await {
+            Event::Signal(signal) => return Ok(of_signal(signal)),
+            Event::NoTerminal => return Ok(of_signal(Signal::HUP)),
+            Event::Looked(rows) => {
+                let took = clock::now() - asked;
+                // How long it took until an error says nothing of what a walk costs.
+                let cost = if rows.is_ok() { took } else { Duration::ZERO };
+                next = clock::now() + pause(args.every, cost);
+                app.looked(rows, clock::unix(), took);
+            }
+            Event::Forced(told) => {
+                app.forced(told);
+                next = clock::now();
+            }
+            Event::Terminal(TerminalEvent::Key(key)) if key.kind != KeyEventKind::Release => {
+                match app.key(key) {
+                    Some(Action::Quit) => return Ok(0),
+                    Some(Action::Interrupt) => return Ok(of_signal(Signal::INT)),
+                    Some(Action::Force { name, tokens }) => {
+                        let end: Pin<Box<dyn Future<Output = _>>> =
+                            Box::pin(force(locks.clone(), name, tokens));
+                        events.force = end.fuse();
+                    }
+                    None => {}
+                }
+            }
+            // Also a resize: the next drawing sees the new size.
+            Event::Terminal(_) | Event::Tick => {}
+        }
+        let is_looking = !futures_util::future::FusedFuture::is_terminated(&events.look);
+        if !app.is_paused() && !is_looking && clock::now() >= next {
+            asked = clock::now();
+            let (locks, names) = (locks.clone(), args.names.clone());
+            let look: Pin<Box<dyn Future<Output = _>>> = Box::pin(async move { rows(&locks, &names).await });
+            events.look = look.fuse();
+        }
+    }
+}
+
+async fn rows(locks: &Locks, prefix: &str) -> Result<Vec<Row>, Failure> {
+    let found = walk(locks, prefix, &[]).await?;
+    Ok(found.into_iter().map(|(row, _)| row).collect())
+}
+
+/// Ends the holds that the screen showed, and no later ones.
+async fn force(locks: Locks, name: String, tokens: Vec<u64>) -> Result<String, Failure> {
+    let mut ended = 0_u64;
+    for token in tokens {
+        if let tenure::ForcedRelease::Ended(_) = locks.force_release_token(name.as_str(), token).await? {
+            ended += 1;
+        }
+    }
+    Ok(match ended {
+        0 => format!("{name}: these holds had ended before"),
+        _ => format!("{name}: {} ended", crate::output::plural(ended, "hold")),
+    })
+}

@@ -1,0 +1,197 @@
+//! Draws the screen.
+
+use std::time::Duration;
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line as TextLine, Span as TextSpan};
+use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState};
+
+use super::app::{App, Mode};
+use crate::output::{Line, Span, plural};
+use crate::table::{Party, Row, fitted};
+
+/// Columns of the bar of a lease.
+const BAR: usize = 10;
+/// Blue and orange, for readers who cannot see red or green.
+const CALM: Color = Color::Indexed(32);
+const URGENT: Color = Color::Indexed(214);
+
+/// Draws all of it, as it is at this time since 1970.
+pub(super) fn draw(frame: &mut Frame<'_>, app: &App, now: Duration) {
+    let [head, state, body, foot] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(1),
+        Constraint::Min(1),
+        Constraint::Length(1),
+    ])
+    .areas(frame.area());
+    draw_head(frame, app, head);
+    draw_state(frame, app, now, state);
+    match (&app.mode, app.selected()) {
+        (Mode::Lock, Some((_, name))) => draw_lock(frame, app, &name, now, body),
+        _ => draw_table(frame, app, now, body),
+    }
+    draw_foot(frame, app, foot);
+}
+
+fn style(app: &App, colour: Color) -> Style {
+    if app.without_colour { Style::new().add_modifier(Modifier::BOLD) } else { Style::new().fg(colour) }
+}
+
+fn draw_head(frame: &mut Frame<'_>, app: &App, area: Rect) {
+    let counts = format!(
+        "{}, {} waiting, {:.1} hand-offs/s",
+        plural(app.seen.count() as u64, "lock"),
+        app.seen.waiting(),
+        app.seen.handoffs_per_second()
+    );
+    let most = usize::from(area.width).saturating_sub(counts.len() + 1);
+    let store = fitted(&format!("tenure top  {}", app.store), most);
+    let line = format!("{store} {counts}");
+    frame.render_widget(Paragraph::new(line).style(Style::new().add_modifier(Modifier::BOLD)), area);
+}
+
+fn draw_state(frame: &mut Frame<'_>, app: &App, now: Duration, area: Rect) {
+    let age = now.saturating_sub(app.seen.looked_at);
+    let (text, colour) = match &app.seen.trouble {
+        Some(why) => (format!("{} old: {why}", Span(age)), Some(URGENT)),
+        None if app.is_paused() => (format!("paused, {} old", Span(age)), Some(URGENT)),
+        None => {
+            let took = app.seen.took.as_secs_f64() * 1_000.0;
+            let every = crate::list::pause(app.every, app.seen.took);
+            (format!("asked every {}, in {took:.1} ms, sorted by {}", Span(every), app.sort.name()), None)
+        }
+    };
+    let style = colour.map_or(Style::new(), |colour| style(app, colour));
+    frame.render_widget(Paragraph::new(fitted(&text, area.width.into())).style(style), area);
+}
+
+fn draw_table(frame: &mut Frame<'_>, app: &App, now: Duration, area: Rect) {
+    let rows = app.shown();
+    let width = usize::from(area.width);
+    let longest = rows.iter().map(|row| Line(&row.name).to_string().chars().count()).max().unwrap_or(0);
+    let name = longest.clamp(12, (width / 3).max(12));
+    let columns = [
+        Constraint::Length(name as u16),
+        Constraint::Length(9),
+        Constraint::Length(7),
+        Constraint::Length(4),
+        Constraint::Length(7),
+        Constraint::Length(BAR as u16 + 8),
+        Constraint::Min(10),
+    ];
+    let header = TableRow::new(["NAME", "KIND", "PERMITS", "WAIT", "FOR", "LEASE", "HELD BY"]);
+    let header = header.style(Style::new().add_modifier(Modifier::UNDERLINED));
+    let selected = app.selected().map(|(at, _)| at);
+    // Cells are made of the rows that fit alone: there may be many thousands.
+    let most = usize::from(area.height.saturating_sub(1));
+    let first = selected.map_or(0, |at| at.saturating_sub(most.saturating_sub(1)));
+    let shown = rows.iter().skip(first).take(most);
+    let cells = shown.map(|row| {
+        let held_for = row.since().map_or("-".into(), |since| Span(now.saturating_sub(since)).to_string());
+        TableRow::new([
+            Cell::new(fitted(&row.name, name)),
+            Cell::new(short_kind(&row.kind)),
+            Cell::new(row.used()),
+            Cell::new(row.waiting().to_string()),
+            Cell::new(held_for),
+            lease(app, row, now),
+            Cell::new(Line(&row.who()).to_string()),
+        ])
+    });
+    let table = Table::new(cells, columns).header(header).column_spacing(1);
+    let table = table.row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    let mut state = TableState::new().with_selected(selected.map(|at| at - first));
+    frame.render_stateful_widget(table, area, &mut state);
+}
+
+fn short_kind(kind: &str) -> String {
+    match kind {
+        "reentrant mutex" => "reentrant",
+        "read-write lock" => "rwlock",
+        "fair mutex" => "fair",
+        kind => kind,
+    }
+    .to_owned()
+}
+
+/// A bar of what is left, and the time.
+fn lease(app: &App, row: &Row, now: Duration) -> Cell<'static> {
+    let Some((left, whole)) = app.seen.lease(row, now) else { return Cell::new("no end") };
+    let part = left.as_secs_f64() / whole.as_secs_f64().max(1e-9);
+    let full = ((part * BAR as f64).ceil() as usize).min(BAR);
+    // A third of it is left when it should have been renewed twice.
+    let colour = if part < 1.0 / 3.0 { URGENT } else { CALM };
+    let bar = format!("{}{}", "█".repeat(full), "░".repeat(BAR - full));
+    let bar = TextSpan::styled(bar, style(app, colour));
+    Cell::new(TextLine::from(vec![bar, TextSpan::raw(format!(" {}", Span(left)))]))
+}
+
+/// One lock: its holders, its waiters and its history.
+fn draw_lock(frame: &mut Frame<'_>, app: &App, name: &str, now: Duration, area: Rect) {
+    let party = |one: &Party| {
+        let since =
+            one.since.map_or(String::new(), |since| format!(", for {}", Span(now.saturating_sub(since))));
+        let left = one.left.map_or(", without end".into(), |left| {
+            format!(", {} left", Span(left.saturating_sub(now.saturating_sub(app.seen.looked_at))))
+        });
+        let token = if one.token > 0 { format!(", token {}", one.token) } else { String::new() };
+        format!("{}{since}{left}{token}", one.who())
+    };
+    let mut lines = Vec::new();
+    match app.seen.row(name) {
+        None => lines.push(format!("{}: free", Line(name))),
+        Some(row) => {
+            let kind = &row.kind;
+            let permits = row.permits.map_or(String::new(), |_| format!(", permits {}", row.used()));
+            lines.push(format!("{}: {kind}{permits}", Line(name)));
+            lines.extend(row.foreign.iter().map(|what| format!("  another program, {what}")));
+            let ours = row.holders.iter().filter(|_| row.foreign.is_none());
+            lines.extend(ours.map(|one| format!("  holder  {}", Line(&party(one)))));
+            lines.extend(row.waiters.iter().map(|one| format!("  waiter  {}", Line(&party(one)))));
+            if row.unlisted > 0 {
+                lines.push(format!("  and {} more", row.unlisted));
+            }
+        }
+    }
+    // The history must be seen beside a long queue.
+    let most = usize::from(area.height / 2).max(3);
+    if lines.len() > most {
+        let more = lines.len() - most + 1;
+        lines.truncate(most - 1);
+        lines.push(format!("  and {more} more lines"));
+    }
+    lines.push(String::new());
+    lines.push("history".into());
+    for change in app.seen.history(name) {
+        let seconds = change.at.as_secs();
+        let (hour, minute, second) = (seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60);
+        lines.push(format!("  {hour:02}:{minute:02}:{second:02} UTC  {}", Line(&change.what)));
+    }
+    let lines: Vec<_> = lines.into_iter().map(TextLine::from).collect();
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+fn draw_foot(frame: &mut Frame<'_>, app: &App, area: Rect) {
+    let (text, is_urgent) = match (&app.mode, &app.news) {
+        (Mode::Force { name, tokens, asked_twice: false }, _) => {
+            let holds = plural(tokens.len() as u64, "hold");
+            (format!("End {holds} of {name}? The next waiter is let in. y yes, any other key no"), true)
+        }
+        (Mode::Force { name, .. }, _) => (
+            format!("The command of {name} may run on beside the next. Really? Y yes, any other key no"),
+            true,
+        ),
+        (Mode::Filter, _) => (format!("names with: {}_", app.filter), false),
+        (Mode::Lock, _) => ("q quit  esc back  f force  space pause".into(), false),
+        (Mode::Table, Some(news)) => (news.clone(), false),
+        (Mode::Table, None) => {
+            let filter = if app.filter.is_empty() { String::new() } else { format!(" ({})", app.filter) };
+            (format!("q quit  ↑↓ select  enter look  s sort  / filter{filter}  f force  space pause"), false)
+        }
+    };
+    let style = if is_urgent { style(app, URGENT) } else { Style::new() };
+    frame.render_widget(Paragraph::new(fitted(&text, area.width.into())).style(style), area);
+}

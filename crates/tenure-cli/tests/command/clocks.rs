@@ -1,0 +1,97 @@
+//! `--once-per` on hosts whose clocks differ.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tenure_testkit::servers::{Server, eventually};
+
+use crate::env::{Running, TestEnv, random};
+
+/// Moves the wall clock of a program by as many seconds as a variable says.
+const SHIM: &str = r#"
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+int clock_gettime(clockid_t clock, struct timespec *time) {
+    int result = (int)syscall(SYS_clock_gettime, clock, time);
+    const char *offset = getenv("CLOCK_OFFSET");
+    if (clock == CLOCK_REALTIME && offset) time->tv_sec += atoi(offset);
+    return result;
+}
+"#;
+
+fn shim(env: &TestEnv) -> PathBuf {
+    let (source, library) = (env.path("clock.c"), env.path("clock.so"));
+    fs::write(&source, SHIM).expect("a file");
+    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
+    assert!(compiled.expect("cc").success());
+    library
+}
+
+/// As on a host whose clock is off by so many seconds.
+fn with_offset(library: &PathBuf, mut command: Command, seconds: i64) -> Command {
+    command.env("LD_PRELOAD", library).env("CLOCK_OFFSET", seconds.to_string());
+    command
+}
+
+#[test]
+fn fifty_hosts_whose_clocks_differ_run_a_job_at_most_once_in_each_period() {
+    const PERIOD: u64 = 3;
+    let (env, server) = (TestEnv::new(), Server::start());
+    let library = shim(&env);
+    // The shim works: tokens of a directory are made from this machine's clock.
+    let token = |seconds| {
+        let command = env.tenure_run_command(["-q", "token", "-c", "echo $TENURE_FENCE"]);
+        let said = env.run(with_offset(&library, command, seconds)).exits_with(0);
+        said.stdout.trim().parse::<u64>().expect("a token")
+    };
+    let before = token(0);
+    assert!(token(1_000) > before + 900_000_000);
+
+    // The server's time tells in which period a run began.
+    let port = server.address().port().to_string();
+    let script = format!("redis-cli -p {port} TIME | head -1 >> runs");
+    let period = format!("{PERIOD}s");
+    let started = server.command(&["TIME"]).items()[0].text().parse::<u64>().expect("a time");
+    for _ in 0..4 {
+        let mut hosts: Vec<Running> = (0..50)
+            .map(|host| {
+                let url = server.url();
+                let options = ["-q", "-E", "0", "--store", &url, "--once-per", &period, "job", "-c", &script];
+                env.start(with_offset(&library, env.tenure_run_command(options), host % 11 - 5))
+            })
+            .collect();
+        for _ in 0..10 {
+            let host = random(hosts.len() as u64) as usize;
+            if !hosts[host].has_ended() {
+                hosts[host].signal(Signal::KILL);
+            }
+            sleep(Duration::from_millis(random(20)));
+        }
+        for host in hosts.drain(..) {
+            let said = host.wait();
+            assert!(matches!(said.code(), Some(0) | None), "{said:?}");
+        }
+        sleep(Duration::from_millis(random(1_000)));
+    }
+    let mut runs: BTreeMap<u64, u32> = BTreeMap::new();
+    for line in env.read("runs").lines() {
+        *runs.entry(line.parse::<u64>().expect("a time") / PERIOD).or_default() += 1;
+    }
+    assert!(runs.values().all(|count| *count == 1), "{runs:?}");
+    assert!(!runs.is_empty() && *runs.keys().next().expect("a run") >= started / PERIOD, "{runs:?}");
+    // It goes on in a later period, whatever the last runner came to.
+    eventually("another run", Duration::from_secs(10), || {
+        let url = server.url();
+        env.tenure_run(["-q", "-E", "0", "--store", &url, "--once-per", &period, "job", "-c", "touch again"])
+            .exits_with(0);
+        env.path("again").exists()
+    });
+}

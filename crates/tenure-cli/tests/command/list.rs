@@ -1,0 +1,96 @@
+//! `tenure list` with a header, sorted, filtered and watched.
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::env::{Running, TestEnv};
+use crate::tmux::Tmux;
+
+fn hold(env: &TestEnv, options: &[&str], name: &str) -> Running {
+    env.start_script(options, name, "READY; exec sleep 100")
+}
+
+/// The names that are listed, in their order.
+fn names(env: &TestEnv, args: &[&str]) -> Vec<String> {
+    let said = env.run(env.tenure([&["list"], args].concat())).exits_with(0).says_nothing();
+    said.stdout.lines().map(|line| line.split('\t').next().expect("a name").to_owned()).collect()
+}
+
+#[test]
+fn a_list_is_sorted_and_filtered() {
+    let env = TestEnv::new();
+    let held = [
+        hold(&env, &["--fair", "--ttl", "1h"], "b:queue"),
+        hold(&env, &["--slots", "3", "--take", "2", "--ttl", "3h"], "a:render"),
+        hold(&env, &["--ttl", "2h"], "c:deploy"),
+    ];
+    let waiter = env.start(env.tenure_run_command(["--fair", "b:queue", "--", "true"]));
+    waiter.eventually("it waits", || names(&env, &["--filter", "waiting"]) == ["b:queue"]);
+    for (args, expected) in [
+        (&["--sort", "name"][..], &["a:render", "b:queue", "c:deploy"][..]),
+        (&["--sort", "waiters"], &["b:queue", "a:render", "c:deploy"]),
+        (&["--sort", "age"], &["b:queue", "a:render", "c:deploy"]),
+        (&["--sort", "left"], &["b:queue", "c:deploy", "a:render"]),
+        (&["--filter", "kind=semaphore"], &["a:render"]),
+        (&["--filter", "name=:q"], &["b:queue"]),
+        (&["--filter", "label=c-deploy"], &["c:deploy"]),
+        (&["--filter", "foreign"], &[]),
+        (&["--filter", "host=no-such-host"], &[]),
+    ] {
+        assert_eq!(names(&env, args), expected, "{args:?}");
+    }
+    let pid = format!("pid={}", held[1].pid().as_raw_nonzero());
+    assert_eq!(names(&env, &["--filter", &pid, "--filter", "name=a"]), ["a:render"]);
+    let said = env.run(env.tenure(["list", "a:"])).exits_with(0).stdout;
+    assert!(said.ends_with("\t0\t2/3\n"), "{said}");
+    env.run(env.tenure(["list", "--filter", "held"])).exits_with(64).says("host=TEXT");
+    env.run(env.tenure(["list", "--sort", "nmae"])).exits_with(64).says("did you mean 'name'?");
+}
+
+#[test]
+fn a_list_on_a_terminal_has_a_header_and_no_line_is_wrapped() {
+    let env = TestEnv::new();
+    let _held = [hold(&env, &[], "deploy"), hold(&env, &[], &"long".repeat(60))];
+    let terminal = Tmux::start(&env, 80, 24, "$TENURE list --sort name; echo end");
+    let screen = terminal.expect("end");
+    assert!(
+        screen[0].starts_with("NAME  ") && screen[0].ends_with("KIND             PERMITS  WAIT  HOLDERS")
+    );
+    assert!(screen[1].starts_with("deploy  ") && screen[2].starts_with("longlong"), "{screen:?}");
+    assert_eq!(screen[3], "end", "{screen:?}");
+    drop(terminal);
+    let terminal = Tmux::start(&env, 80, 24, "trap : INT; $TENURE list --watch=100ms; echo code $?");
+    let two = terminal.expect("2 locks held in file:");
+    assert!(two[0].starts_with("2 locks"), "{two:?}");
+    let more = hold(&env, &[], "more");
+    terminal.expect("3 locks held");
+    drop(more);
+    terminal.expect("2 locks held");
+    terminal.keys(&["C-c"]);
+    terminal.expect("code 130");
+}
+
+#[test]
+fn a_watched_list_tells_what_changes_hands_and_what_becomes_free() {
+    let env = TestEnv::new();
+    let _other = hold(&env, &[], "other");
+    let lines = env.start(env.tenure(["list", "--watch=50ms", "x"]));
+    let objects = env.start(env.tenure(["list", "--watch=50ms", "--json", "x"]));
+    for turn in 1..=2 {
+        let held = hold(&env, &[], "x");
+        lines.eventually("it is told", || lines.stdout().matches("x\tmutex\t").count() == turn);
+        objects.eventually("it is told", || objects.stdout().matches("\"held\":true").count() == turn);
+        held.signal(Signal::TERM);
+        held.wait().exits_with(143);
+        lines.eventually("its end is told", || lines.stdout().matches("x\tfree\n").count() == turn);
+        objects.eventually("its end is told", || objects.stdout().matches("\"held\":false").count() == turn);
+    }
+    assert!(!lines.stdout().contains("other"));
+    for running in [lines, objects] {
+        running.signal(Signal::INT);
+        let said = running.wait().exits_with(130).says_nothing();
+        assert_eq!(said.stdout.lines().count(), 4, "{said:?}");
+        let is_json = said.stdout.starts_with('{');
+        assert!(!is_json || said.stdout.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()));
+    }
+}

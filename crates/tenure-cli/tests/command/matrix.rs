@@ -1,0 +1,211 @@
+//! How a run ends: each fate of the lock, each way in which a command takes a signal, with a
+//! terminal and without.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tenure::{Locks, block_on};
+
+use crate::env::{LIMIT, TestEnv, is_alive, now};
+use crate::terminal::Session;
+
+/// What the command does with signals, and whether it has a child that ignores them.
+#[derive(Clone, Copy, Debug)]
+enum Child {
+    Obeys,
+    Ignores,
+    Forks,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    /// The command ends by itself with this code.
+    Exits(i32),
+    /// The lock is kept, and this signal reaches `tenure run`.
+    Signalled(Signal),
+    Lost,
+    ServerGone,
+}
+
+const LINES: usize = 200;
+
+impl Child {
+    /// Writes its lines and a file `up`, and ends with the code in the file `end`.
+    fn script(self) -> String {
+        let lines = format!("i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); echo line $i; done; ");
+        let wait = "while [ ! -e end ]; do sleep 0.02; done; exit $(cat end)";
+        let grandchild = r#"sh -c 'trap "" TERM INT HUP; echo $$ > grandchild; while [ ! -e end ]; do sleep 0.02; done' & "#;
+        let before = match self {
+            Self::Obeys => "",
+            Self::Ignores => "trap '' TERM INT HUP; ",
+            Self::Forks => grandchild,
+        };
+        let up =
+            if matches!(self, Self::Forks) { "while [ ! -s grandchild ]; do sleep 0.01; done; " } else { "" };
+        format!("{before}{lines}{up}echo $$ > up.new; mv up.new up; {wait}")
+    }
+}
+
+/// The code that is documented for it.
+fn code(child: Child, fate: Fate) -> i32 {
+    match (fate, child) {
+        (Fate::Exits(code), _) => code,
+        // --kill-after
+        (Fate::Signalled(_), Child::Ignores) => 128 + Signal::KILL.as_raw(),
+        (Fate::Signalled(signal), _) => 128 + signal.as_raw(),
+        (Fate::Lost | Fate::ServerGone, _) => 79,
+    }
+}
+
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = now() + LIMIT;
+    while !is_so() {
+        assert!(now() < end, "not so: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Runs one case, and says how it differs from what is documented.
+fn check(on_terminal: bool, child: Child, fate: Fate) {
+    let env = TestEnv::new();
+    let case = format!("terminal {on_terminal}, {child:?}, {fate:?}");
+    let ttl = if matches!(fate, Fate::ServerGone) { "1500ms" } else { "900ms" };
+    fs::write(env.path("script"), child.script()).expect("a file");
+    let words = format!("run --ttl {ttl} --kill-after 300ms x -- sh script");
+    let mut session = None;
+    let mut running = None;
+    if on_terminal {
+        session = Some(Session::script(&env, &format!("echo $$ > wrapper; exec \"$TENURE\" {words}")));
+    } else {
+        let script = format!("echo $$ > wrapper; exec \"$0\" {words}");
+        let mut command = env.program("sh");
+        command.args(["-c", &script, crate::env::BINARY]);
+        running = Some(env.start(command));
+    }
+    wait_for(&format!("it is up: {case}"), || {
+        session.iter_mut().for_each(Session::look);
+        env.path("up").exists()
+    });
+    let (wrapper, command) = (env.pid("wrapper"), env.pid("up"));
+    match fate {
+        Fate::Exits(code) => fs::write(env.path("end"), code.to_string()).expect("a file"),
+        Fate::Signalled(signal) => kill_process(wrapper, signal).expect("it runs"),
+        Fate::Lost => {
+            let locks = block_on(Locks::connect(&env.url())).expect("the store");
+            assert!(block_on(locks.force_release("x")).expect("an answer").is_some(), "{case}");
+        }
+        Fate::ServerGone => {
+            fs::rename(env.store(), env.path("away")).expect("a directory");
+            fs::write(env.store(), "no directory").expect("a file");
+        }
+    }
+    let (ended, output) = match (session, running) {
+        (Some(session), _) => {
+            let (status, screen) = session.wait();
+            (status.code(), screen.replace("\r\n", "\n"))
+        }
+        (None, Some(running)) => {
+            let said = running.wait();
+            (said.code(), format!("{}{}", said.stdout, said.stderr))
+        }
+        (None, None) => unreachable!("one of them was started"),
+    };
+    assert_eq!(ended, Some(code(child, fate)), "{case}\n{output}");
+    let lines: String = (1..=LINES).map(|number| format!("line {number}\n")).collect();
+    assert!(output.starts_with(&lines), "{case}: output is missing\n{output}");
+    let said = output[lines.len()..].lines().filter(|line| line.starts_with("tenure: ")).count();
+    assert_eq!(said, usize::from(ended == Some(79)), "{case}\n{output}");
+    assert!(!is_alive(command), "{case}: the command is left over");
+    if matches!(child, Child::Forks) {
+        let grandchild: Pid = env.pid("grandchild");
+        // A child that ignores the signal of a lock that is kept is the command's own affair.
+        if matches!(fate, Fate::Signalled(_)) {
+            fs::write(env.path("end"), "0").expect("a file");
+        }
+        wait_for(&format!("the grandchild has ended: {case}"), || !is_alive(grandchild));
+    }
+    if !matches!(fate, Fate::ServerGone) {
+        env.tenure_run(["-n", "x", "--", "true"]).exits_with(0);
+    }
+}
+
+#[test]
+fn every_end_of_a_run_has_its_code_keeps_all_output_and_leaves_no_process() {
+    let fates = [
+        Fate::Exits(0),
+        Fate::Exits(7),
+        Fate::Signalled(Signal::TERM),
+        Fate::Signalled(Signal::INT),
+        Fate::Signalled(Signal::HUP),
+        Fate::Lost,
+        Fate::ServerGone,
+    ];
+    let children = [Child::Obeys, Child::Ignores, Child::Forks];
+    let cases: Vec<_> = [false, true]
+        .into_iter()
+        .flat_map(|terminal| children.into_iter().map(move |child| (terminal, child)))
+        .flat_map(|(terminal, child)| fates.into_iter().map(move |fate| (terminal, child, fate)))
+        .collect();
+    assert_eq!(cases.len(), 42);
+    thread::scope(|scope| {
+        for part in cases.chunks(11) {
+            scope.spawn(move || {
+                part.iter().for_each(|(terminal, child, fate)| check(*terminal, *child, *fate))
+            });
+        }
+    });
+}
+
+#[test]
+fn a_lost_run_is_begun_again_with_retry_lost_and_a_signal_ends_it() {
+    let env = TestEnv::new();
+    let script = "echo $TENURE_FENCE >> turns; READY; while [ ! -e end ]; do sleep 0.02; done; exit 3";
+    let running = env.start_script(&["--ttl", "900ms", "--retry-lost"], "x", script);
+    let turns = || env.read("turns").lines().count();
+    let locks = block_on(Locks::connect(&env.url())).expect("the store");
+    for turn in 1..=2 {
+        running.eventually("it runs", || turns() == turn);
+        assert!(block_on(locks.force_release("x")).expect("an answer").is_some());
+    }
+    running.eventually("it runs again", || turns() == 3);
+    let turns: Vec<u64> = env.read("turns").lines().map(|line| line.parse().expect("a token")).collect();
+    assert!(turns.is_sorted_by(|a, b| a < b), "{turns:?}");
+    fs::write(env.path("end"), "").expect("a file");
+    let said = running.wait().exits_with(3);
+    assert_eq!(said.stderr.matches("waiting for the lock again").count(), 2, "{said:?}");
+
+    fs::remove_file(env.path("end")).expect("a file");
+    let running = env.start_script(&["--ttl", "900ms", "--retry-lost"], "x", script);
+    running.signal(Signal::TERM);
+    running.wait().exits_with(143);
+    env.tenure_run(["--retry-lost", "--once-per", "1h", "x", "true"]).exits_with(64).says("--once-per");
+}
+
+#[test]
+fn a_command_in_the_foreground_shares_the_group_the_keys_and_the_terminal() {
+    let env = TestEnv::new();
+    let same = "test $(ps -o pgid= $$) = $(ps -o pgid= $PPID)";
+    env.tenure_run(["--foreground", "x", "-c", same]).exits_with(0);
+    env.tenure_run(["x", "-c", same]).exits_with(1);
+    // A key reaches it once, and it reads.
+    let script = r#"trap 'echo got' INT; echo ready; read line; echo "line $line"; exit 4"#;
+    fs::write(env.path("script"), script).expect("a file");
+    let mut session = Session::script(&env, r#"trap : INT; "$TENURE" run --foreground x -- bash script"#);
+    session.expect("ready");
+    session.keys("\x03");
+    session.expect("got");
+    session.keys("text\n");
+    session.expect("line text");
+    let screen = session.exits_with(4);
+    assert_eq!(screen.matches("got").count(), 1, "{screen}");
+    // A signal reaches the command alone, and a loss stops it.
+    let running = env.start_script(&["--foreground"], "x", "READY; exec sleep 30");
+    running.signal(Signal::INT);
+    running.wait().exits_with(130);
+    let running = env.start_script(&["--foreground", "--ttl", "900ms"], "x", "READY; exec sleep 30");
+    let locks = block_on(Locks::connect(&env.url())).expect("the store");
+    assert!(block_on(locks.force_release("x")).expect("an answer").is_some());
+    running.wait().exits_with(79).says("lost");
+}

@@ -1,0 +1,129 @@
+//! `tenure doctor` on set-ups that take more than a setting: each is made on real servers, and
+//! found.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use tenure_testkit::servers::{Cluster, Server, eventually};
+
+use crate::doctor::{checks, found, good, told};
+use crate::env::TestEnv;
+
+const SOON: Duration = Duration::from_secs(20);
+
+#[test]
+fn a_save_that_failed_is_found() {
+    let (env, server) = (TestEnv::new(), Server::start_with(good().set("enable-protected-configs", "yes")));
+    let directory = env.path("data");
+    std::fs::create_dir(&directory).expect("a directory");
+    let set =
+        |name: &str, value: &str| assert_eq!(server.command(&["CONFIG", "SET", name, value]), "OK", "{name}");
+    set("dir", &directory.display().to_string());
+    std::fs::remove_dir(&directory).expect("it is empty");
+    server.command(&["SET", "x", "1", "PX", "600000"]);
+    server.command(&["BGSAVE"]);
+    eventually("the save has failed", SOON, || server.info("persistence")["rdb_last_bgsave_status"] == "err");
+    assert!(found(&env, &server.url(), &[]).contains("save"));
+    // It is no finding any more when a later one succeeds.
+    set("dir", &env.path(".").display().to_string());
+    server.command(&["BGSAVE"]);
+    eventually("the save is done", SOON, || server.info("persistence")["rdb_last_bgsave_status"] == "ok");
+    assert_eq!(found(&env, &server.url(), &[]), checks([]));
+}
+
+#[test]
+fn keys_that_were_evicted_are_found_after_the_policy_was_mended() {
+    let (env, server) = (TestEnv::new(), Server::start_with(good()));
+    let set =
+        |name: &str, value: &str| assert_eq!(server.command(&["CONFIG", "SET", name, value]), "OK", "{name}");
+    set("maxmemory-policy", "allkeys-lru");
+    let used: u64 = server.info("memory")["used_memory"].parse().expect("a number");
+    set("maxmemory", &(used + 200_000).to_string());
+    let value = "x".repeat(10_000);
+    for number in 0..60 {
+        server.command(&["SET", &format!("cache:{number}"), &value, "PX", "600000"]);
+    }
+    set("maxmemory", "0");
+    set("maxmemory-policy", "noeviction");
+    assert_eq!(found(&env, &server.url(), &[]), checks(["evicted"]));
+    server.command(&["CONFIG", "RESETSTAT"]);
+    assert_eq!(found(&env, &server.url(), &[]), checks([]));
+}
+
+/// Passes bytes on to a server, and says another version than the server's in its answers.
+fn with_version(server: &Server, from: String, to: String) -> u16 {
+    assert_eq!(from.len(), to.len(), "lengths stand before texts");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let at = server.address();
+    thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let server = TcpStream::connect(at).expect("the server");
+            let (mut asks, mut answers) =
+                (client.try_clone().expect("a socket"), server.try_clone().expect("a socket"));
+            let (mut to_server, mut to_client) = (server, client);
+            thread::spawn(move || {
+                let _ = std::io::copy(&mut asks, &mut to_server);
+                let _ = to_server.shutdown(Shutdown::Write);
+            });
+            let (from, to) = (from.clone(), to.clone());
+            thread::spawn(move || {
+                let mut bytes = vec![0; 1 << 18];
+                while let Ok(length @ 1..) = answers.read(&mut bytes) {
+                    let text = String::from_utf8_lossy(&bytes[..length]).replace(&from, &to);
+                    if to_client.write_all(text.as_bytes()).is_err() {
+                        break;
+                    }
+                }
+                let _ = to_client.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    port
+}
+
+#[test]
+fn an_old_version_is_found() {
+    let (env, server) = (TestEnv::new(), Server::start_with(good()));
+    let info = server.info("server");
+    let field = if info.contains_key("valkey_version") { "valkey_version" } else { "redis_version" };
+    let version = &info[field];
+    // The same length, and older than any that is tested.
+    let old: String = version.chars().map(|char| if char.is_ascii_digit() { '1' } else { char }).collect();
+    let port = with_version(&server, format!("{field}:{version}"), format!("{field}:{old}"));
+    assert_eq!(found(&env, &format!("redis://127.0.0.1:{port}"), &[]), checks(["version"]));
+    assert_eq!(found(&env, &server.url(), &[]), checks([]));
+}
+
+#[test]
+fn a_server_that_is_named_twice_in_a_quorum_is_found() {
+    let env = TestEnv::new();
+    let servers: [Server; 2] = Server::several();
+    let [first, second] = [&servers[0], &servers[1]].map(Server::address);
+    let url = format!("redis-quorum://{first},localhost:{},{second}", first.port());
+    let told = told(&env, &url, &[]);
+    let findings = told["findings"].as_array().expect("findings");
+    let is_it = |finding: &serde_json::Value| {
+        finding["check"] == "members"
+            && finding["what"].as_str().is_some_and(|what| what.contains("same server"))
+    };
+    assert!(findings.iter().any(is_it), "{told}");
+}
+
+#[test]
+fn slots_without_a_node_and_masters_without_a_replica_are_found() {
+    let env = TestEnv::new();
+    let cluster = Cluster::start_with(&good().set("min-replicas-to-write", "1"));
+    assert_eq!(found(&env, &cluster.url(), &[]), checks([]));
+    let slot = cluster.slot("x").to_string();
+    for node in cluster.nodes() {
+        let _ = node.try_command(&["CLUSTER", "DELSLOTS", &slot]);
+    }
+    assert!(found(&env, &cluster.url(), &[]).contains("coverage"));
+
+    let alone = Cluster::without_replicas();
+    let findings = found(&env, &alone.url(), &[]);
+    assert!(findings.contains("replicas"), "{findings:?}");
+}
