@@ -27,3 +27,4 @@ mod sentinel;
 mod tls;
 mod twins;
 mod uses;
+mod watching;
