@@ -188,6 +188,12 @@ pub mod internals {
         Locks::on(store, runtime, None).with(|_| options)
     }
 
+    /// A further client of the store of `tenure::testing`, and the runtime of all.
+    #[cfg(feature = "testing")]
+    pub fn testing_client(control: &crate::testing::Control) -> (Locks, Arc<dyn Runtime>) {
+        control.client()
+    }
+
     /// A guard of a read-write lock as a writer's, also if it is a reader's: for tests that ask a
     /// reader to become one.
     pub fn write_guard(guard: Guard) -> WriteGuard {

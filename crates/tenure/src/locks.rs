@@ -229,7 +229,8 @@ impl Locks {
     /// Under tokio's paused clock its leases still run in real time: they are kept by a thread that
     /// the pause does not reach. And that clock leaps ahead while tokio waits for us, so a
     /// `tokio::time::timeout` around a wait ends at once there: use
-    /// [`try_lock_for`](Mutex::try_lock_for).
+    /// [`try_lock_for`](Mutex::try_lock_for), or the store of the feature `testing`, whose leases
+    /// follow that clock.
     ///
     /// ```
     /// # tenure::block_on(async {

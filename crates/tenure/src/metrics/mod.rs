@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::name::LockName;
 use crate::protocol::record::{RecordVerb, USE};
-use crate::protocol::{LockSpec, Verb};
+use crate::protocol::{Kind, LockSpec, Verb};
 
 use groups::Names;
 
@@ -235,14 +235,19 @@ impl Metrics {
     /// Where a lock is counted: `name` as the caller gave it, `full` as the store has it.
     pub(crate) fn meter(&self, groups: &Groups, name: &LockName, full: &LockName, rule: LockSpec) -> Meter {
         let kind = match full.as_str().strip_prefix(USE).and_then(|rest| rest.split_once(':')) {
-            Some(("cache", _)) => "cache",
-            Some(("fill", _)) => "fill",
-            Some(("once", _)) => "once",
-            Some(("elect", _)) => "election",
-            _ => rule.kind().as_str(),
+            Some(("cache", _)) => 5,
+            Some(("fill", _)) => 6,
+            Some(("once", _)) => 7,
+            Some(("elect", _)) => 8,
+            _ => match rule.kind() {
+                Kind::Mutex => 0,
+                Kind::Reentrant => 1,
+                Kind::Fair => 2,
+                Kind::RwLock => 3,
+                Kind::Semaphore => 4,
+            },
         };
-        let kind = KINDS.iter().position(|known| *known == kind).expect("every kind is in the list");
-        Meter { group: self.names.slot(groups, name), kind: kind as u8 }
+        Meter { group: self.names.slot(groups, name), kind }
     }
 
     fn of(&self, meter: Meter) -> &Counters {
@@ -318,5 +323,37 @@ impl Metrics {
         self.facade().request(verb, result, interruptions());
         #[cfg(not(feature = "metrics"))]
         drop(interruptions);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::QueueSpec;
+    use crate::protocol::record::lock_name;
+
+    #[test]
+    fn a_lock_is_counted_as_its_kind_or_as_what_it_is_for() {
+        let (metrics, groups) = (Metrics::new(&"memory:".into()), Groups::none());
+        let name = LockName::new("x").expect("a name");
+        let queues = [QueueSpec::FAIR, QueueSpec::WRITER, QueueSpec::permits(5, 1)].map(LockSpec::Queue);
+        for rule in [LockSpec::Mutex, LockSpec::Reentrant].into_iter().chain(queues) {
+            assert_eq!(metrics.meter(&groups, &name, &name, rule).kind(), rule.kind().as_str());
+        }
+        for (kind, shown) in [("cache", "cache"), ("fill", "fill"), ("once", "once"), ("elect", "election")] {
+            let full = lock_name(kind, &name);
+            assert_eq!(metrics.meter(&groups, &name, &full, LockSpec::Mutex).kind(), shown);
+        }
+    }
+
+    #[test]
+    fn a_duration_is_in_the_bucket_whose_bound_it_does_not_exceed() {
+        let durations = Durations::default();
+        for us in [0, 100, 101, 3_600_000_000, 3_600_000_001] {
+            durations.add(Duration::from_micros(us));
+        }
+        let histogram = Histogram::from(&durations);
+        let counts: Vec<_> = histogram.buckets.iter().map(|(_, count)| *count).collect();
+        assert_eq!((counts[0], counts[1], counts[13], histogram.count), (2, 3, 4, 5));
     }
 }

@@ -8,7 +8,7 @@ use super::{
 /// [`Locks::metrics`](crate::Locks::metrics).
 ///
 /// Each number is exact, and none goes back. They are read one after the other, so two of them may
-/// be apart by what happened meanwhile.
+/// differ by what has happened between.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Snapshot {

@@ -37,7 +37,7 @@ use crate::guard::Guard;
 use crate::locks::Locks;
 use crate::name::LockName;
 use crate::protocol::record::lock_name;
-use crate::runtime::Callers;
+use crate::runtime::{Callers, Runtime};
 use crate::store::memory::Memory;
 
 use faulty::Faulty;
@@ -66,9 +66,9 @@ pub fn store() -> (Locks, Control) {
     let runtime = Callers::current().expect("`tenure::testing::store` needs a tokio runtime around it");
     let memory = Memory::new(Arc::new(runtime.clone()), "testing:");
     let faulty = Arc::new(Faulty::new(memory.clone(), runtime.clone()));
-    let locks = Locks::on(Arc::clone(&faulty) as _, Arc::new(runtime.clone()), None);
     let elsewhere = Locks::on(Arc::new(memory), Arc::new(runtime.clone()), None);
-    (locks, Control { faulty, elsewhere, runtime })
+    let control = Control { faulty, elsewhere, runtime };
+    (control.client().0, control)
 }
 
 /// What a test does to the store of [`store`]. Clones control the same store.
@@ -260,6 +260,14 @@ impl Control {
     /// ```
     pub fn forget_requests(&self) {
         self.faulty.forget_requests();
+    }
+}
+
+impl Control {
+    /// A further client, which the faults concern too, and the runtime of all.
+    pub(crate) fn client(&self) -> (Locks, Arc<dyn Runtime>) {
+        let runtime: Arc<dyn Runtime> = Arc::new(self.runtime.clone());
+        (Locks::on(Arc::clone(&self.faulty) as _, Arc::clone(&runtime), None), runtime)
     }
 }
 
