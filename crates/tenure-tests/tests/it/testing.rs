@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use tenure::testing::store;
-use tenure::{Change, Result};
+use tenure::{Change, Guard, Result};
 use tokio::time::Instant;
 
 const S: Duration = Duration::from_secs(1);
@@ -175,6 +175,31 @@ async fn a_leader_that_loses_its_lock_is_followed_by_the_next_candidate() -> Res
     assert!(term.lost().await.is_lost());
     assert!(next.await.expect("no panic")?.is_current());
     assert!(matches!(observer.next().await?, Change::Elected(leader) if leader.payload == "host-2"));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn jobs_caches_and_fills_lose_their_lock_by_their_own_name() -> Result<()> {
+    let (locks, control) = store();
+    let turn = locks.once_per("job", 60 * S)?.try_begin().await?.expect("a free window");
+    assert!(control.lose("job"));
+    assert!(turn.lost().await.is_lost());
+
+    let user = locks.cache("user")?;
+    let compute = async || {
+        assert!(control.lose("user"));
+        Ok::<_, Infallible>("old".to_owned())
+    };
+    assert_eq!(user.get_or_compute(60 * S, compute).await?, Ok("old".to_owned()));
+    assert_eq!(user.get::<String>().await?, None, "what a lost lock computed is not kept");
+
+    let get = || async { Ok::<_, Infallible>(None::<String>) };
+    let compute = async |guard: Option<&Guard>| {
+        assert!(control.lose("page"));
+        let lost = guard.expect("the store answers").lost().await;
+        Ok(if lost.is_lost() { "lost" } else { "released" }.to_owned())
+    };
+    assert_eq!(locks.fill("page")?.run(get, compute).await?, Ok("lost".to_owned()));
     Ok(())
 }
 

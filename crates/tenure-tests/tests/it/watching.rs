@@ -1,5 +1,4 @@
 //! What a `Locks` tells of itself: the tables of docs/watching.md, the dashboard, and the numbers.
-#![expect(clippy::disallowed_types, reason = "these tests compare sets of names")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
