@@ -150,7 +150,7 @@ pub mod diagnosis {
     pub use crate::store::file::shared_file_system;
     #[cfg(feature = "redis")]
     pub use crate::store::redis::{
-        Address, Console, Reply, Sentinels, Target, Topology, fence_key, keys_with, wake_channel,
+        Address, Console, Reply, Sentinels, Target, Topology, ballot_key, fence_key, keys_with, wake_channel,
     };
 }
 

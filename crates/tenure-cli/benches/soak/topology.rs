@@ -194,7 +194,7 @@ impl Topology {
         let Self::Single { server, .. } = self else { return None };
         sleep(Duration::from_secs(2));
         let keys = server.command(&["KEYS", "*"]);
-        Some(keys.items().iter().filter(|key| !key.text().starts_with("tenure:fence:")).count())
+        Some(keys.items().iter().filter(|key| !key.text().starts_with("tenure:fence")).count())
     }
 }
 

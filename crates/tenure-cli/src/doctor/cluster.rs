@@ -14,11 +14,7 @@ use crate::exit::{Failure, STORE};
 const SLOTS: i64 = 16_384;
 
 /// Asks the first node that answers for the others, and looks at each master.
-pub(super) async fn check(
-    seeds: &[Target],
-    setup: &Setup,
-    report: &mut Report,
-) -> Result<Vec<Server>, Failure> {
+pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) -> Result<(), Failure> {
     let mut reached = None;
     let mut failure = None;
     for seed in seeds {
@@ -76,7 +72,6 @@ pub(super) async fn check(
             "assign the slots: redis-cli --cluster fix",
         );
     }
-    let mut servers = Vec::new();
     for address in masters {
         let (at, target) = (address.to_string(), seed.at(address));
         let mut server = match examine(&target, setup, report).await {
@@ -103,9 +98,8 @@ pub(super) async fn check(
             );
         }
         settings(&mut server, setup, report).await?;
-        servers.push(server);
     }
-    Ok(servers)
+    Ok(())
 }
 
 /// What each master has by itself.

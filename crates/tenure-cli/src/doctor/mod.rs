@@ -83,18 +83,15 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
             },
         };
         settings::of_the_url(&setup, locks.url(), &mut report);
-        let mut servers = match &topology {
-            Topology::Server(target) => vec![examine(target, &setup, &mut report).await?],
-            Topology::Sentinel(sentinels) => vec![sentinel::check(sentinels, &setup, &mut report).await?],
+        match &topology {
+            Topology::Server(target) => drop(examine(target, &setup, &mut report).await?),
+            Topology::Sentinel(sentinels) => sentinel::check(sentinels, &setup, &mut report).await?,
             Topology::Cluster(seeds) => cluster::check(seeds, &setup, &mut report).await?,
             Topology::Quorum(members) => quorum::check(members, &setup, &mut report).await?,
-        };
+        }
         // Why it would fail is known already.
         if !report.has(&["role", "scripts", "rights"]) {
             try_a_lock(&locks, &name, &mut report).await;
-        }
-        for server in &mut servers {
-            server.clear_away(&setup).await?;
         }
         locks
     };

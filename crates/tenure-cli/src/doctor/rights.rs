@@ -1,7 +1,7 @@
 //! What this user may do: each right is tried with a name that no lock has, and no try writes.
 
 use tenure::Error;
-use tenure::diagnosis::{Reply, fence_key, wake_channel};
+use tenure::diagnosis::{Reply, ballot_key, fence_key, wake_channel};
 
 use super::report::Report;
 use super::server::Server;
@@ -117,7 +117,7 @@ const SENTINEL: Line = Line {
 const QUORUM: Line = Line {
     name: "quorum",
     costs: Some("without them the server never votes"),
-    tries: &[("+info", "INFO server")],
+    tries: &[("+info", "INFO server"), ("ballot", "GET B")],
 };
 const CLUSTER: Line = Line {
     name: "cluster",
@@ -216,7 +216,7 @@ async fn missing(line: &Line, server: &mut Server, setup: &Setup) -> Result<Vec<
         let rule = if refuses_the_command(&error) {
             match *right {
                 "key" => "+pttl",
-                "fence" | "epoch" => "+get",
+                "fence" | "ballot" | "epoch" => "+get",
                 right => right,
             }
             .to_owned()
@@ -232,7 +232,9 @@ async fn missing(line: &Line, server: &mut Server, setup: &Setup) -> Result<Vec<
             }
         } else {
             match *right {
-                "fence" => format!("~tenure:fence:?{prefix}*"),
+                "fence" if server.is_in_cluster() => "~tenure:fence:*".to_owned(),
+                "fence" => "~tenure:fence".to_owned(),
+                "ballot" => format!("~tenure:ballot:?{prefix}*"),
                 "epoch" => "~tenure:epoch".to_owned(),
                 _ => format!("~{prefix}*"),
             }
@@ -253,7 +255,8 @@ fn refuses_the_command(error: &str) -> bool {
 async fn attempt(server: &mut Server, command: &str, setup: &Setup) -> Result<Reply, Error> {
     let words = command.split(' ').map(|word| match word {
         "K" => setup.trial.clone(),
-        "F" => fence_key(&setup.trial),
+        "F" => fence_key(&setup.trial, server.is_in_cluster()),
+        "B" => ballot_key(&setup.trial),
         "R" => format!("{REDISSON}{{{}}}", setup.trial),
         "C" => wake_channel(server.db, &setup.trial),
         word => word.to_owned(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tenure::diagnosis::{Console, Reply, Sentinels, Target};
 
 use super::report::Report;
-use super::server::{Server, text};
+use super::server::text;
 use super::{Setup, address, examine};
 use crate::exit::{Failure, STORE};
 
@@ -14,11 +14,7 @@ use crate::exit::{Failure, STORE};
 pub(super) const ELECTION: Duration = Duration::from_secs(3);
 
 /// Looks at each sentinel of the URL, then at the master that they name.
-pub(super) async fn check(
-    sentinels: &Sentinels,
-    setup: &Setup,
-    report: &mut Report,
-) -> Result<Server, Failure> {
+pub(super) async fn check(sentinels: &Sentinels, setup: &Setup, report: &mut Report) -> Result<(), Failure> {
     let mut masters = Vec::new();
     let mut silent = Vec::new();
     for target in &sentinels.at {
@@ -55,7 +51,8 @@ pub(super) async fn check(
             "wait for the end of the failover; if it lasts, SENTINEL RESET the one that is wrong",
         );
     }
-    Ok(examine(master, setup, report).await?)
+    examine(master, setup, report).await?;
+    Ok(())
 }
 
 /// Looks at one sentinel; returns the master that it names.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tenure::Error;
-use tenure::diagnosis::{Console, Reply, Target, fence_key, keys_with};
+use tenure::diagnosis::{Console, Reply, Target, keys_with};
 
 use super::report::Report;
 use super::{Layout, Setup};
@@ -44,6 +44,11 @@ impl Server {
 
     pub(super) async fn ask(&mut self, words: &[&str]) -> Result<Reply, Error> {
         self.console.ask(words).await
+    }
+
+    /// Whether it is a node of a cluster, as far as this user may know.
+    pub(super) fn is_in_cluster(&self) -> bool {
+        self.info("cluster_enabled") == Some("1")
     }
 
     /// A field of INFO.
@@ -389,11 +394,6 @@ impl Server {
                 format!("upgrade to {name} {major}.{minor} or later"),
             );
         }
-    }
-
-    /// Deletes what the trial left: the counter of its tokens.
-    pub(super) async fn clear_away(&mut self, setup: &Setup) -> Result<(), Error> {
-        self.ask(&["DEL", &fence_key(&setup.trial)]).await.map(|_| ())
     }
 }
 

@@ -48,6 +48,7 @@ pub(crate) struct Guarded {
 #[derive(Default)]
 pub(crate) struct Server {
     locks: BTreeMap<String, State>,
+    counter: u64,
     sessions: u64,
     knows_script: bool,
     replies: usize,
@@ -204,7 +205,7 @@ impl Server {
     fn script(&mut self, keys: &[&str], args: &[&str], now: TrueTime, said: &mut Said) -> Vec<u8> {
         let op = op(keys, args);
         let state = self.locks.entry(keys[0].to_owned()).or_default();
-        let (answer, wake) = protocol::apply(state, clock(now), &op);
+        let (answer, wake) = protocol::apply(state, &mut self.counter, clock(now), &op);
         if let Some(scripts) = &self.scripts {
             let same = scripts.compare(clock(now), &op, &(answer.clone(), wake.clone()));
             assert_eq!(same, Ok(()), "the script and its twin");

@@ -64,9 +64,10 @@ impl Scripts {
         self.0.command(&[b"DEL", name.as_str().as_bytes()]);
     }
 
-    /// The counter of a lock's tokens is evicted.
+    /// The counter of tokens is evicted, and the ballot of a lock.
     pub fn evict_counter(&self, name: &LockName) {
-        self.0.command(&[b"DEL", format!("tenure:fence:{{{}}}", name.as_str()).as_bytes()]);
+        let ballot = format!("tenure:ballot:{{{}}}", name.as_str());
+        self.0.command(&[b"DEL", b"tenure:fence", ballot.as_bytes()]);
     }
 
     /// Starts again with nothing.

@@ -16,6 +16,8 @@ const EPOCH_US: u64 = 1_700_000_000_000_000;
 pub struct Server {
     clock: Clock,
     locks: BTreeMap<LockName, State>,
+    /// The last token given, for any lock.
+    counter: u64,
     /// The same, kept by the scripts themselves.
     scripts: Option<Scripts>,
     /// Where the two first differed.
@@ -33,6 +35,7 @@ struct Past {
     now: Now,
     op: Op,
     before: State,
+    counter: u64,
 }
 
 /// What stands at a lock's key.
@@ -133,9 +136,9 @@ impl Server {
             None => self.locks.entry(op.name.clone()).or_default(),
         };
         if let Some(past) = &mut self.past {
-            past.push(Past { at, now, op: op.clone(), before: state.clone() });
+            past.push(Past { at, now, op: op.clone(), before: state.clone(), counter: self.counter });
         }
-        let answer = protocol::apply(state, now, op);
+        let answer = protocol::apply(state, &mut self.counter, now, op);
         if let Some(scripts) = &self.scripts {
             self.difference = scripts.compare(now, op, &answer).err();
         }
@@ -164,19 +167,20 @@ impl Server {
         }
     }
 
-    /// The counter of a lock's tokens is evicted; the lock stays.
+    /// The counter of tokens is evicted, and with it what a lock knows of ballots; the lock stays.
     pub fn evict_counter(&mut self, name: &LockName) {
+        self.counter = 0;
         if let Some(state) = self.locks.get_mut(name) {
-            state.fence = None;
+            state.ballot = None;
         }
         if let Some(scripts) = &self.scripts {
             scripts.evict_counter(name);
         }
     }
 
-    /// Whether a lock's counter of tokens is there.
+    /// Whether there is a counter of tokens, or a ballot of this lock.
     pub fn has_counter(&self, name: &LockName) -> bool {
-        self.locks.get(name).is_some_and(|state| state.fence.is_some())
+        self.counter > 0 || self.locks.get(name).is_some_and(|state| state.ballot.is_some())
     }
 
     /// Remembers from now on what it was.
@@ -190,6 +194,7 @@ impl Server {
         let Some(past) = &mut self.past else { return };
         while let Some(lost) = past.pop_if(|lost| lost.at > to) {
             self.locks.insert(lost.op.name, lost.before);
+            self.counter = lost.counter;
         }
         if let Some(scripts) = &self.scripts {
             scripts.forget();
@@ -214,6 +219,7 @@ impl Server {
     /// Starts again with nothing.
     pub fn forget(&mut self) {
         self.locks.clear();
+        self.counter = 0;
         if let Some(scripts) = &self.scripts {
             scripts.forget();
         }

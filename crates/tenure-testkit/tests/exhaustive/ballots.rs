@@ -160,8 +160,8 @@ impl Quorum {
             value: Data::Text(format!("{}#{}", owner(who), EPOCH + u64::from(ballot))),
             expires_ms: Some(far),
         });
-        let fence = Entry { value: EPOCH + u64::from(kept.stored), expires_ms: Some(far) };
-        let mut state = State { lock: held, fence: Some(fence) };
+        let ballot = Entry { value: EPOCH + u64::from(kept.stored), expires_ms: Some(far) };
+        let mut state = State { lock: held, ballot: Some(ballot) };
         let fence = Fence::Ballot(EPOCH + u64::from(letter.ballot));
         let verb = match letter.request {
             Request::Acquire => {
@@ -171,8 +171,8 @@ impl Quorum {
         };
         let name = LockName::new("x").expect("a name");
         let op = Op { name, rule: LockSpec::Mutex, owner: owner(letter.who), request: 0, verb };
-        let (answer, _) = apply(&mut state, NOW, &op);
-        kept.stored = (state.fence.expect("a ballot is kept").value - EPOCH) as u8;
+        let (answer, _) = apply(&mut state, &mut 0, NOW, &op);
+        kept.stored = (state.ballot.expect("a ballot is kept").value - EPOCH) as u8;
         kept.held = state.lock.map(|lock| match lock.value {
             Data::Text(value) => {
                 let (owner, token) = parse_value(&value).expect("a value of tenure");

@@ -57,6 +57,7 @@ struct Wire {
 #[derive(Default)]
 struct Server {
     lock: State,
+    counter: u64,
     listeners: Vec<(u64, Publisher)>,
     next: u64,
 }
@@ -92,7 +93,8 @@ impl Wire {
     fn arrive(&self, op: &Op, fate: Fate) -> Answer {
         let at = self.sim.now() + SECOND;
         let mut server = server(&self.server);
-        let (answer, wake) = apply(&mut server.lock, Now { ms: at / MS, unix_us: at / 1_000 }, op);
+        let Server { lock, counter, .. } = &mut *server;
+        let (answer, wake) = apply(lock, counter, Now { ms: at / MS, unix_us: at / 1_000 }, op);
         if let Some(wake) = wake.filter(|_| fate != Fate::WakeLost) {
             for (_, listener) in &server.listeners {
                 listener.say(wake.clone());

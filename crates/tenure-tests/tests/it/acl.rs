@@ -128,7 +128,7 @@ fn locks_of_each_kind_need_no_other_right() {
         use_kind(kind, &url(&server)).unwrap_or_else(|error| panic!("{kind}: {error:?}"));
         assert_eq!(denied(&server), [""; 0], "{kind}");
         // In other names and other people's keys there is nothing to do.
-        for name in ["other", "tenure:fence:{other}"] {
+        for name in ["other", "tenure:ballot:{other}"] {
             let mut client = server.client().expect("a connection");
             client.command(&["AUTH", "app", "pw"]).expect("a reply");
             let reply = client.command(&["EVAL", "return 1", "1", name]).expect("a reply");

@@ -108,7 +108,7 @@ impl Stores {
         let keys = keys.items().iter().map(|key| key.text().to_owned());
         let files = fs::read_dir(self.dir.path()).expect("a directory");
         let files = files.map(|file| file.expect("a file").file_name().to_string_lossy().into_owned());
-        let is_counter = |key: &String| key.starts_with("tenure:fence:");
+        let is_counter = |key: &String| key.starts_with("tenure:fence");
         keys.filter(|key| !is_counter(key)).chain(files.filter(|file| file.starts_with("lock-"))).collect()
     }
 }

@@ -45,7 +45,7 @@ fn the_record_machine_in_lua_answers_as_the_one_in_rust() {
     let owners: Vec<_> = (0..3).map(|_| Owner::new("twin").expect("an owner")).collect();
     let names = KEYS.map(|(name, _)| record::lock_name("kind", &LockName::new(name).expect("a name")));
     let mut kept: [(State, Option<Entry<Record>>); 4] = Default::default();
-    let mut seen = BTreeSet::new();
+    let (mut seen, mut counter) = (BTreeSet::new(), 0);
     for request in 0..OPERATIONS {
         now_us += [0, 900, 40_000, 700_000, 3_000_000][random.below(5) as usize];
         server.clock().freeze_us(now_us);
@@ -56,7 +56,6 @@ fn the_record_machine_in_lua_answers_as_the_one_in_rust() {
         let (state, record) = &mut kept[key];
         // What has lapsed is gone on the server whenever it is looked at.
         state.lock.take_if(|lock| lock.is_over(now));
-        state.fence.take_if(|fence| fence.is_over(now));
         let verb = match random.below(10) {
             0..3 => {
                 let wait_ms = matches!(rule, LockSpec::Queue(_)).then_some(1_000);
@@ -89,7 +88,7 @@ fn the_record_machine_in_lua_answers_as_the_one_in_rust() {
         match verb {
             Err(verb) => {
                 let op = Op { name: lock.clone(), rule, owner, request, verb };
-                let (answer, _) = protocol::apply(state, now, &op);
+                let (answer, _) = protocol::apply(state, &mut counter, now, &op);
                 assert_eq!(block_on(store.call(op, WITHIN)).expect("an answer"), answer);
             }
             Ok(verb) => {

@@ -279,7 +279,7 @@ fn what_is_no_string_is_a_foreign_holder_and_at_the_counter_an_error() {
         assert_eq!(asker.release(create[1]).expect("an answer"), busy);
         assert_eq!(server.command(&["EXISTS", create[1]]).int(), 1);
     }
-    server.command(&["RPUSH", "tenure:fence:{x}", "a"]);
+    server.command(&["RPUSH", "tenure:fence", "a"]);
     let why = refusal(asker.acquire("x"));
     assert!(why.contains("WRONGTYPE") && why.contains("counter"), "{why}");
     assert_eq!(server.command(&["EXISTS", "x"]).int(), 0);

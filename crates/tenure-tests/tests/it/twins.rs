@@ -77,6 +77,7 @@ struct Bench {
     subject: Subject,
     owners: Vec<Owner>,
     states: Vec<State>,
+    counter: u64,
     requests: u64,
     /// The kinds of answers so far.
     seen: BTreeSet<String>,
@@ -107,6 +108,7 @@ impl Bench {
             subject,
             owners,
             states,
+            counter: 0,
             requests: 0,
             seen: BTreeSet::new(),
         };
@@ -248,8 +250,8 @@ impl Bench {
                 self.states[key].lock = None;
             }
             10 => {
-                self.eye.command(&["DEL", &side("tenure:fence:", name)]).expect("a reply");
-                self.states[key].fence = None;
+                self.eye.command(&["DEL", "tenure:fence", &side("tenure:ballot:", name)]).expect("a reply");
+                (self.states[key].ballot, self.counter) = (None, 0);
             }
             _ => {}
         }
@@ -354,7 +356,7 @@ impl Bench {
         let now = self.now();
         for ((key, op), reply) in ops.iter().zip(replies) {
             let before = self.states[*key].clone();
-            let (answer, wake) = protocol::apply(&mut self.states[*key], now, op);
+            let (answer, wake) = protocol::apply(&mut self.states[*key], &mut self.counter, now, op);
             let reply = reply.expect("an answer");
             assert_eq!(reply, answer, "{op:?} at {now:?} on {before:?}");
             self.note(*key, &answer, wake.as_ref());
@@ -408,7 +410,7 @@ impl Bench {
     /// What is left at the keys is what the machine in Rust has, to the millisecond.
     fn compare(&mut self) {
         for key in KEYS {
-            let side = side("tenure:fence:", key);
+            let side = side("tenure:ballot:", key);
             for command in [&["TYPE", key][..], &["PTTL", key], &["GET", &side], &["PTTL", &side]] {
                 self.eye.send(command).expect("a connection");
             }
@@ -419,17 +421,21 @@ impl Bench {
             // The server deletes what has lapsed when it is looked at, so a clock that steps back
             // does not revive it.
             state.lock.take_if(|lock| lock.expires_ms.is_some_and(|end| end < now.ms));
-            state.fence.take_if(|fence| fence.expires_ms.is_some_and(|end| end < now.ms));
-            let [kind, left, fence, fence_left] = [(); 4].map(|()| self.eye.receive().expect("a reply"));
+            state.ballot.take_if(|ballot| ballot.expires_ms.is_some_and(|end| end < now.ms));
+            let [kind, left, known, known_left] = [(); 4].map(|()| self.eye.receive().expect("a reply"));
             types.push(kind.text().to_owned());
             let lock = state.lock.as_ref();
             assert_eq!(left.int(), lock.map_or(-2, |lock| left_ms(lock.expires_ms, now)), "{key}: {lock:?}");
-            let counter = state.fence.as_ref();
-            assert_eq!(fence_left.int(), counter.map_or(-2, |fence| left_ms(fence.expires_ms, now)), "{key}");
-            if let Some(counter) = counter {
-                assert_eq!(fence.text(), counter.value.to_string(), "{key}");
+            let ballot = state.ballot.as_ref();
+            assert_eq!(
+                known_left.int(),
+                ballot.map_or(-2, |ballot| left_ms(ballot.expires_ms, now)),
+                "{key}"
+            );
+            if let Some(ballot) = ballot {
+                assert_eq!(known.text(), ballot.value.to_string(), "{key}");
                 assert!(
-                    fence_left.int() > 0 && fence_left.int() <= lease::BALLOT_MS as i64 + 100_000,
+                    known_left.int() > 0 && known_left.int() <= lease::BALLOT_MS as i64 + 100_000,
                     "{key}"
                 );
             }

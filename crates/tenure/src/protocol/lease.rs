@@ -10,8 +10,6 @@ use crate::planted::{Bug, planted};
 pub const TTL_MIN: Duration = Duration::from_millis(50);
 /// The longest lease.
 pub const TTL_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-/// How long the token counter outlives the last grant.
-pub const FENCE_MS: u64 = 60 * 60 * 1_000;
 /// How long a node of a quorum keeps a ballot.
 pub const BALLOT_MS: u64 = 30 * 24 * 60 * 60 * 1_000;
 /// A node without a ballot answers as if it had seen one this far below its clock.

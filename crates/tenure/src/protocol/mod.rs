@@ -422,8 +422,9 @@ pub struct Now {
 pub struct State {
     /// What stands at the lock's key.
     pub lock: Option<Entry<Data>>,
-    /// The last token given or ballot seen. It outlives the lock by [`lease::FENCE_MS`].
-    pub fence: Option<Entry<u64>>,
+    /// The highest ballot seen, where the store is a member of a quorum. It outlives the lock by
+    /// [`lease::BALLOT_MS`].
+    pub ballot: Option<Entry<u64>>,
 }
 
 /// A value with an end.
@@ -484,7 +485,7 @@ impl State {
     /// Whether nothing is left of it.
     pub fn is_over(&self, now: Now) -> bool {
         self.lock.as_ref().is_none_or(|lock| lock.is_over(now))
-            && self.fence.as_ref().is_none_or(|fence| fence.is_over(now))
+            && self.ballot.as_ref().is_none_or(|ballot| ballot.is_over(now))
     }
 }
 
@@ -566,19 +567,20 @@ fn other_kind(lock: &Entry<Data>, now: Now) -> Answer {
 /// Runs one request against one lock.
 ///
 /// What has lapsed is gone before anything else happens, also in its owner's own request, so a
-/// lapsed hold is never revived. Returns the answer and, where the change may let another client
-/// in, the message to those who wait.
-pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Notification>) {
+/// lapsed hold is never revived. `counter` is the last token that the store has given for any lock.
+/// Returns the answer and, where the change may let another client in, the message to those who
+/// wait.
+pub fn apply(state: &mut State, counter: &mut u64, now: Now, op: &Op) -> (Answer, Option<Notification>) {
     if state.lock.as_ref().is_some_and(|lock| lock.is_over(now)) {
         state.lock = None;
     }
-    if state.fence.as_ref().is_some_and(|fence| fence.is_over(now)) {
-        state.fence = None;
+    if state.ballot.as_ref().is_some_and(|ballot| ballot.is_over(now)) {
+        state.ballot = None;
     }
     match op.rule {
-        LockSpec::Mutex => mutex::apply(state, now, op),
-        LockSpec::Reentrant => reentrant::apply(state, now, op),
-        LockSpec::Queue(seat) => queue::apply(state, now, op, seat),
+        LockSpec::Mutex => mutex::apply(state, counter, now, op),
+        LockSpec::Reentrant => reentrant::apply(state, counter, now, op),
+        LockSpec::Queue(seat) => queue::apply(state, counter, now, op, seat),
     }
 }
 

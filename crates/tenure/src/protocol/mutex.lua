@@ -1,8 +1,8 @@
 -- The mutex machine: one string, owner#token, with a TTL. Twin of mutex.rs: its functions in the
 -- same order, as sections, because on the server to define a function costs as much as to call a
--- command.
+-- command. Who was granted by plain commands has written the owner alone.
 --
--- KEYS   1 the lock   2 its counter: for acquire, and for release with a ballot
+-- KEYS   1 the lock   2 for acquire, the counter of tokens; with a ballot, also for release, the highest ballot seen
 -- ARGV   acquire owner request ttl_ms ballot         ballot: '' lets the server assign the token
 --        renew   owner request ttl_ms
 --        release owner request ballot whose channel publish
@@ -63,17 +63,16 @@ if verb == 'acquire' then
     return theirs
   end
   local ttl_ms, ballot, token = ARGV[4], ARGV[5], held
-  if ballot == '' and not held then
-    -- assign: above the last token and not below the clock. Written before the lock itself, and put
-    -- together from digits, because to format a number of this size takes longer than to read a
-    -- key.
+  if ballot == '' and (not held or held == '0') then
+    -- assign: above the last token and not below the clock. Written before the lock itself. Also
+    -- where its owner holds without a token: by plain commands, whose answer was lost.
     local time = redis.call('TIME')
-    token = time[1] .. string.sub('00000' .. time[2], -6)
-    local last = redis.call('SET', counter, token, 'PX', '3600000', 'GET')
-    if last and (tonumber(last) or 0) >= tonumber(token) then
-      token = string.format('%.0f', last + 1)
-      redis.call('SET', counter, token, 'PX', '3600000')
+    local now, last = time[1] * 1000000 + time[2], tonumber(redis.call('GET', counter) or '0')
+    if not last or last > now + 31536000000000 then
+      return redis.error_reply('ERR the counter of tokens at ' .. counter .. ' is no number, or a year ahead of the clock; delete it')
     end
+    token = string.format('%.0f', math.max(last + 1, now))
+    redis.call('SET', counter, token)
   elseif ballot ~= '' and not (held and tonumber(ballot) <= tonumber(held)) then
     -- accept: a ballot above all this node has seen. One that has seen none, or forgot, answers
     -- from its clock.
@@ -90,7 +89,7 @@ if verb == 'acquire' then
     token = ballot
   end
   if token ~= held then
-    -- A ballot that its holder raises must not shorten the lease either.
+    -- A hold that gets another token must not have its lease shortened either.
     local left = held and redis.call('PTTL', lock) or 0
     redis.call('SET', lock, owner .. '#' .. token, 'PX', left > tonumber(ttl_ms) and left or ttl_ms)
     return owner .. ' ' .. request .. ' held ' .. token

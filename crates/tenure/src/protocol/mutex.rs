@@ -4,7 +4,7 @@
 //! The value carries owner, token and lease in one write, so renew, release and inspect touch one
 //! key, and a repeated acquire finds its token also if the counter beside it is lost.
 
-use super::lease::{BALLOT_AHEAD_US, BALLOT_BEHIND_US, BALLOT_MS, FENCE_MS};
+use super::lease::{BALLOT_AHEAD_US, BALLOT_BEHIND_US, BALLOT_MS};
 use super::{
     Answer, Data, Entry, Fence, Notification, Now, Op, ReleaseScope, State, Verb, force, inspect, other_kind,
     parse_value,
@@ -13,10 +13,10 @@ use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 
 /// Runs one request.
-pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Notification>) {
+pub fn apply(state: &mut State, counter: &mut u64, now: Now, op: &Op) -> (Answer, Option<Notification>) {
     match op.verb {
-        Verb::Acquire { ttl_ms, fence, .. } => (acquire(state, now, &op.owner, ttl_ms, fence), None),
-        Verb::Renew { ttl_ms, .. } => (renew(state, now, &op.owner, ttl_ms), None),
+        Verb::Acquire { ttl_ms, fence, .. } => (acquire(state, counter, now, &op.owner, ttl_ms, fence), None),
+        Verb::Renew { ttl_ms, .. } => (renew(state, counter, now, &op.owner, ttl_ms), None),
         Verb::Release { fence, whose, .. } => release(state, now, &op.owner, fence, whose),
         Verb::Refresh { .. } | Verb::Inspect => (inspect(state, now, is_own), None),
     }
@@ -41,15 +41,23 @@ fn ownership(state: &State, now: Now, owner: &Owner) -> Ownership {
     }
 }
 
-fn acquire(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, fence: Fence) -> Answer {
+fn acquire(
+    state: &mut State,
+    counter: &mut u64,
+    now: Now,
+    owner: &Owner,
+    ttl_ms: u64,
+    fence: Fence,
+) -> Answer {
     let held = match ownership(state, now, owner) {
         Ownership::Foreign(answer) => return answer,
         Ownership::Own { fence } => Some(fence),
         Ownership::Free => None,
     };
     let fence = match (fence, held) {
-        (Fence::Assign | Fence::Optional, Some(held)) => held,
-        (Fence::Assign | Fence::Optional, None) => assign(state, now),
+        (Fence::Assign | Fence::Optional, Some(held)) if held > 0 => held,
+        // Also where its owner holds without a token: by plain commands, whose answer was lost.
+        (Fence::Assign | Fence::Optional, _) => assign(counter, now),
         (Fence::Ballot(ballot), Some(held)) if ballot <= held => held,
         (Fence::Ballot(ballot), _) => match accept(state, now, ballot) {
             Ok(()) => ballot,
@@ -59,7 +67,7 @@ fn acquire(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, fence: Fence
     if held == Some(fence) {
         extend(state, now, ttl_ms);
     } else {
-        // A ballot accepted again by its own holder must not shorten the lease either.
+        // A hold that gets another token must not have its lease shortened either.
         let left = state.lock.as_ref().and_then(|lock| lock.left_ms(now)).unwrap_or(0);
         let expires_ms = Some(now.ms.saturating_add(ttl_ms.max(left)));
         state.lock = Some(Entry { value: Data::Text(format!("{owner}#{fence}")), expires_ms });
@@ -69,16 +77,16 @@ fn acquire(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, fence: Fence
 
 /// The next token. It grows while the counter lives, for any clock. Without the counter it grows
 /// while the clock does not step back past the last grant. Written before the lock itself.
-pub(super) fn assign(state: &mut State, now: Now) -> u64 {
-    assign_above(state, now, 0)
+pub(super) fn assign(counter: &mut u64, now: Now) -> u64 {
+    assign_above(counter, now, 0)
 }
 
 /// The next token, above one that is known to be in use.
-pub(super) fn assign_above(state: &mut State, now: Now, above: u64) -> u64 {
-    let last = state.fence.as_ref().map_or(0, |fence| fence.value).max(above);
-    let next = now.unix_us.max(last + 1);
-    let kept_ms = if planted(Bug::CounterForgotten) { 0 } else { FENCE_MS };
-    state.fence = Some(Entry { value: next, expires_ms: Some(now.ms + kept_ms) });
+pub(super) fn assign_above(counter: &mut u64, now: Now, above: u64) -> u64 {
+    let next = now.unix_us.max(above.max(*counter) + 1);
+    if !planted(Bug::CounterForgotten) {
+        *counter = next;
+    }
     next
 }
 
@@ -86,14 +94,14 @@ pub(super) fn assign_above(state: &mut State, now: Now, above: u64) -> u64 {
 /// answers from its clock.
 fn accept(state: &mut State, now: Now, ballot: u64) -> Result<(), Answer> {
     let stored =
-        state.fence.as_ref().map_or(now.unix_us.saturating_sub(ballot_behind_us()), |fence| fence.value);
+        state.ballot.as_ref().map_or(now.unix_us.saturating_sub(ballot_behind_us()), |ballot| ballot.value);
     if ballot <= stored {
         return Err(Answer::Behind { ballot: stored });
     }
     if ballot > now.unix_us.saturating_add(ballot_ahead_us()) {
         return Err(Answer::Ahead);
     }
-    state.fence = Some(Entry { value: ballot, expires_ms: Some(now.ms + ballot_ms()) });
+    state.ballot = Some(Entry { value: ballot, expires_ms: Some(now.ms + ballot_ms()) });
     Ok(())
 }
 
@@ -101,7 +109,7 @@ fn accept(state: &mut State, now: Now, ballot: u64) -> Result<(), Answer> {
 /// be on its way. What would be refused anyhow is not noted: a number that is far ahead would spend
 /// those of all, and one that is old would stand for all that a node has seen that forgot.
 fn raise(state: &mut State, now: Now, ballot: u64) {
-    if let (Err(Answer::Behind { .. }), Some(stored)) = (accept(state, now, ballot), &mut state.fence) {
+    if let (Err(Answer::Behind { .. }), Some(stored)) = (accept(state, now, ballot), &mut state.ballot) {
         stored.expires_ms = Some(now.ms + ballot_ms());
     }
 }
@@ -118,14 +126,14 @@ fn ballot_ms() -> u64 {
     if planted(Bug::BallotForgotten) { 0 } else { BALLOT_MS }
 }
 
-fn renew(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64) -> Answer {
+fn renew(state: &mut State, counter: &mut u64, now: Now, owner: &Owner, ttl_ms: u64) -> Answer {
     match ownership(state, now, owner) {
         Ownership::Own { fence } => {
             extend(state, now, ttl_ms);
             Answer::Held { fence }
         }
         Ownership::Free if planted(Bug::RenewalRecreates) => {
-            acquire(state, now, owner, ttl_ms, Fence::Assign)
+            acquire(state, counter, now, owner, ttl_ms, Fence::Assign)
         }
         Ownership::Free => Answer::Free,
         Ownership::Foreign(answer) => answer,
@@ -205,12 +213,13 @@ mod tests {
     /// One lock and a clock that a test moves.
     struct Bench {
         state: State,
+        counter: u64,
         now: Now,
     }
 
     impl Bench {
         fn new() -> Self {
-            Self { state: State::default(), now: Now { ms: 1_000, unix_us: 1_000_000_000_000 } }
+            Self { state: State::default(), counter: 0, now: Now { ms: 1_000, unix_us: 1_000_000_000_000 } }
         }
 
         fn after_ms(&mut self, ms: u64) -> &mut Self {
@@ -223,6 +232,7 @@ mod tests {
             let name = LockName::new("x").expect("a name");
             apply(
                 &mut self.state,
+                &mut self.counter,
                 self.now,
                 &Op { name, rule: LockSpec::Mutex, owner: owner.clone(), request: 0, verb },
             )
@@ -314,7 +324,7 @@ mod tests {
         bench.now.unix_us -= 500_000;
         let second = fence(bench.acquire(&b, 100));
         assert_eq!(second, first + 1);
-        bench.state = State::default();
+        (bench.state, bench.counter) = (State::default(), 0);
         bench.now.unix_us = second + 1;
         assert!(fence(bench.acquire(&a, 100)) > second);
     }

@@ -10,7 +10,7 @@
 --   from 1e14  OWNER: the number of its ticket. It holds if that is at or below the mark
 --   from 8e15  +OWNER: 8e15 and the weight of its ticket, where that is not 1
 --
--- KEYS   1 the lock   2 its counter: for acquire
+-- KEYS   1 the lock   2 the counter of tokens: for acquire
 -- ARGV   acquire owner request header capacity channel publish ttl_ms weight wait_ms   wait_ms: '' asks once
 --        renew   owner request header capacity channel publish ttl_ms weight           weight: '' leaves it
 --        refresh owner request header capacity channel publish wait_ms owner...
@@ -309,21 +309,16 @@ if verb == 'acquire' and not number then
   end
   local lets_in = not waits and used + weight <= capacity
   if lets_in or wait_ms then
-    -- assign: above the last token, which is above each number here while it is kept, and not below
-    -- the clock. Written before the ticket, and put together from digits, because to format a
-    -- number of this size takes long.
-    local ticket = now_us
-    number = time[1] .. string.sub('00000' .. time[2], -6)
-    local last = tonumber(call('SET', counter, number, 'PX', '3600000', 'GET') or '')
-    if not last and not is_new then
-      last = tonumber(call('ZRANGE', lock, '(8e15', '1e14', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')[2])
+    -- assign: above the last token and each number here, because the counter may have been lost, and
+    -- not below the clock. Written before the ticket.
+    local last = tonumber(call('GET', counter) or '0')
+    if not last or last > now_us + 31536000000000 then
+      return redis.error_reply('ERR the counter of tokens at ' .. counter .. ' is no number, or a year ahead of the clock; delete it')
     end
-    last = math.max(last or 0, mark)
-    if last >= ticket then
-      ticket = last + 1
-      number = string.format('%.0f', ticket)
-      call('SET', counter, number, 'PX', '3600000')
-    end
+    local newest = waits and call('ZRANGE', lock, '(8e15', '1e14', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')[2]
+    local ticket = math.max(last + 1, mark + 1, (tonumber(newest or '0')) + 1, now_us)
+    number = string.format('%.0f', ticket)
+    call('SET', counter, number)
     due = now + (lets_in and lease_ms or wait_ms)
     if lets_in then
       mark, used = ticket, used + weight

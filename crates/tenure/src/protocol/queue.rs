@@ -65,14 +65,21 @@ pub struct Ticket {
 }
 
 /// Runs one request.
-pub fn apply(state: &mut State, now: Now, op: &Op, seat: QueueSpec) -> (Answer, Option<Notification>) {
+pub fn apply(
+    state: &mut State,
+    counter: &mut u64,
+    now: Now,
+    op: &Op,
+    seat: QueueSpec,
+) -> (Answer, Option<Notification>) {
     if let Some(answer) = mismatch(state, now, seat, &op.verb) {
         return (answer, None);
     }
     let mut done = Done::default();
     let answer = match &op.verb {
         Verb::Acquire { ttl_ms, wait_ms, .. } => {
-            acquire(state, now, &op.owner, seat, *ttl_ms, *wait_ms, &mut done)
+            let asked = Asked { owner: &op.owner, seat, ttl_ms: *ttl_ms, wait_ms: *wait_ms };
+            acquire(state, counter, now, asked, &mut done)
         }
         Verb::Renew { ttl_ms, weight, .. } => renew(state, now, &op.owner, *ttl_ms, *weight, &mut done),
         Verb::Refresh { owners, wait_ms } => refresh(state, now, owners, *wait_ms, &mut done),
@@ -114,15 +121,16 @@ fn mismatch(state: &mut State, now: Now, seat: QueueSpec, verb: &Verb) -> Option
     }
 }
 
-fn acquire(
-    state: &mut State,
-    now: Now,
-    owner: &Owner,
+/// What an acquisition asks for.
+struct Asked<'a> {
+    owner: &'a Owner,
     seat: QueueSpec,
     ttl_ms: u64,
     wait_ms: Option<u64>,
-    done: &mut Done,
-) -> Answer {
+}
+
+fn acquire(state: &mut State, counter: &mut u64, now: Now, asked: Asked<'_>, done: &mut Done) -> Answer {
+    let Asked { owner, seat, ttl_ms, wait_ms } = asked;
     let mut fits = seat.weight <= seat.capacity;
     let mut mine = None;
     if let Some(queue) = queue_of(state) {
@@ -136,7 +144,7 @@ fn acquire(
         None if wait_ms.is_none() && !fits => return busy(state, now),
         None => {
             let above = queue_of(state).map_or(0, |queue| queue.last());
-            let number = assign_above(state, now, above);
+            let number = assign_above(counter, now, above);
             let queue = queue_or_new(state, seat);
             // Its lease is set below, once it is known whether it holds or waits: no request could
             // shorten it then.

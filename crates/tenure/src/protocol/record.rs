@@ -193,5 +193,5 @@ pub fn release(lock: &LockName, owner: &Owner) -> Op {
 }
 
 fn end(state: &mut State, now: Now, op: &RecordOp, owner: &Owner) -> Option<Notification> {
-    super::apply(state, now, &release(&op.lock, owner)).1
+    super::apply(state, &mut 0, now, &release(&op.lock, owner)).1
 }

@@ -5,7 +5,7 @@
 -- #HOLD, a hold that is counted; #0, how many holds are detached. It is never left with fields of
 -- tenure alone.
 --
--- KEYS   1 the lock   2 its counter: for acquire
+-- KEYS   1 the lock   2 the counter of tokens: for acquire
 -- ARGV   acquire owner request hold ttl_ms
 --        renew   owner request hold ttl_ms bind      bind: detach | resume | ''
 --        release owner request hold whose channel publish
@@ -88,16 +88,14 @@ if verb == 'acquire' then
   if theirs then
     return theirs
   elseif not count then
-    -- assign: above the last token and not below the clock. Written before the lock itself, and put
-    -- together from digits, because to format a number of this size takes longer than to read a
-    -- key.
+    -- assign: above the last token and not below the clock. Written before the lock itself.
     local time = call('TIME')
-    fence = time[1] .. string.sub('00000' .. time[2], -6)
-    local last = call('SET', counter, fence, 'PX', '3600000', 'GET')
-    if last and (tonumber(last) or 0) >= tonumber(fence) then
-      fence = string.format('%.0f', last + 1)
-      call('SET', counter, fence, 'PX', '3600000')
+    local now, last = time[1] * 1000000 + time[2], tonumber(call('GET', counter) or '0')
+    if not last or last > now + 31536000000000 then
+      return redis.error_reply('ERR the counter of tokens at ' .. counter .. ' is no number, or a year ahead of the clock; delete it')
     end
+    fence = string.format('%.0f', math.max(last + 1, now))
+    call('SET', counter, fence)
     call('HSET', lock, owner, '1', hold, '1', '#fence', fence)
     -- By pcall: no key is left without an end.
     local set = redis.pcall('PEXPIRE', lock, ARGV[5])

@@ -25,9 +25,9 @@ const FENCE: &str = "#fence";
 const DETACHED: &str = "#0";
 
 /// Runs one request.
-pub fn apply(state: &mut State, now: Now, op: &Op) -> (Answer, Option<Notification>) {
+pub fn apply(state: &mut State, counter: &mut u64, now: Now, op: &Op) -> (Answer, Option<Notification>) {
     match &op.verb {
-        Verb::Acquire { ttl_ms, hold, .. } => (acquire(state, now, &op.owner, *ttl_ms, *hold), None),
+        Verb::Acquire { ttl_ms, hold, .. } => (acquire(state, counter, now, &op.owner, *ttl_ms, *hold), None),
         Verb::Renew { ttl_ms, hold, bind, .. } => (renew(state, now, &op.owner, *ttl_ms, *hold, *bind), None),
         Verb::Release { hold, whose, .. } => release(state, now, &op.owner, *hold, *whose),
         Verb::Refresh { .. } | Verb::Inspect => (inspect(state, now, is_own), None),
@@ -52,19 +52,19 @@ fn ownership(state: &State, now: Now, owner: &Owner) -> Ownership {
     }
 }
 
-fn acquire(state: &mut State, now: Now, owner: &Owner, ttl_ms: u64, hold: u64) -> Answer {
+fn acquire(state: &mut State, counter: &mut u64, now: Now, owner: &Owner, ttl_ms: u64, hold: u64) -> Answer {
     match ownership(state, now, owner) {
         Ownership::Foreign(answer) => return answer,
         Ownership::Own => {}
         Ownership::Free => {
-            let fence = assign(state, now);
+            let fence = assign(counter, now);
             let hash = Hash::from([(owner.to_string(), "0".into()), (FENCE.into(), fence.to_string())]);
             state.lock =
                 Some(Entry { value: Data::Hash(hash), expires_ms: Some(now.ms.saturating_add(ttl_ms)) });
         }
     }
     if planted(Bug::ReentryBumpsToken) {
-        let fence = assign(state, now);
+        let fence = assign(counter, now);
         if let Some(hash) = hash_of(state) {
             hash.insert(FENCE.into(), fence.to_string());
         }

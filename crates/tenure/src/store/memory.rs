@@ -29,6 +29,8 @@ pub struct Memory {
 #[derive(Default)]
 struct Inner {
     locks: BTreeMap<LockName, State>,
+    /// The last token given, for any lock.
+    counter: u64,
     /// By the names of their locks.
     records: BTreeMap<LockName, Entry<Record>>,
     listeners: BTreeMap<(LockName, u64), Publisher>,
@@ -73,9 +75,10 @@ impl Memory {
         let now = self.now();
         let mut inner = self.inner();
         inner.sweep(now);
-        let state = inner.locks.entry(op.name.clone()).or_default();
-        let (answer, wake) = protocol::apply(state, now, op);
-        if state.lock.is_none() && state.fence.is_none() {
+        let Inner { locks, counter, .. } = &mut *inner;
+        let state = locks.entry(op.name.clone()).or_default();
+        let (answer, wake) = protocol::apply(state, counter, now, op);
+        if state.lock.is_none() && state.ballot.is_none() {
             inner.locks.remove(&op.name);
         }
         if let Some(wake) = wake {
@@ -105,7 +108,7 @@ impl Memory {
 }
 
 impl Inner {
-    /// Forgets lapsed locks and counters now and then, so that names used once do not stay for
+    /// Forgets lapsed locks and ballots now and then, so that names used once do not stay for
     /// ever.
     fn sweep(&mut self, now: Now) {
         const EVERY_MS: u64 = 60_000;

@@ -20,7 +20,6 @@ use tenure_testkit::sim_transport::{Cut, Direction, SimTransport, Then};
 const WITHIN: Duration = Duration::from_millis(300);
 /// What is asked for here, in ms, and how long the counter outlives it.
 const TTL_MS: i64 = 30_000;
-const FENCE_MS: i64 = 60 * 60 * 1_000;
 
 /// One life of a client: it takes a lock, renews it and gives it back, and then another owner does.
 struct Incarnation {
@@ -103,12 +102,15 @@ impl Incarnation {
         }
     }
 
-    /// After each script and each cut: all keys end, and the holder is the last that asked. A
+    /// After each request and each cut: all locks end, and the holder is the last that asked. A
     /// client that was answered that all is given back holds nothing.
     fn check_what_was_kept(&self, calls: &[Call]) -> Result<(), String> {
         for look in self.network.looks() {
-            let most = |key: &str| if key == "x" { TTL_MS } else { FENCE_MS };
-            if let Some((key, left)) = look.keys.iter().find(|(key, left)| !(0..=most(key)).contains(left)) {
+            let lasts = |(key, left): &&(String, i64)| match &**key {
+                "tenure:fence" => *left != -1,
+                _ => !(0..=TTL_MS).contains(left),
+            };
+            if let Some((key, left)) = look.keys.iter().find(lasts) {
                 return Err(format!("{key} has {left} ms left at {}", look.at));
             }
             if look.keys.iter().any(|(key, _)| key == "x") != look.holders.contains_key("x") {

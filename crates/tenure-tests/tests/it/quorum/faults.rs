@@ -134,7 +134,7 @@ fn the_clock_of_one_node_is_no_measure_for_the_others() {
         let soon = SystemTime::now() + HOUR;
         let soon = soon.duration_since(UNIX_EPOCH).expect("a clock after 1970").as_micros() as u64;
         for node in &nodes[..2] {
-            let counter = node.command(&["GET", "tenure:fence:{x}"]).text().parse::<u64>();
+            let counter = node.command(&["GET", "tenure:ballot:{x}"]).text().parse::<u64>();
             assert!(counter.expect("a number") < soon, "{ahead:?}");
         }
         drop(held(&locks, "x").expect("a free lock"));
@@ -190,7 +190,7 @@ fn a_node_does_not_keep_a_token_below_the_one_that_was_granted() {
     let ahead = SystemTime::now() + Duration::from_secs(5);
     let ahead = ahead.duration_since(UNIX_EPOCH).expect("a clock after 1970").as_micros().to_string();
     for node in &nodes[..2] {
-        node.command(&["SET", "tenure:fence:{x}", &ahead]);
+        node.command(&["SET", "tenure:ballot:{x}", &ahead]);
     }
     let locks = locks(&nodes.url(), Options::new().ttl(ms(30_000)));
     block_on(held(&locks, "warm").expect("a free lock").release()).expect("a release");

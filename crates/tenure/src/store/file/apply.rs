@@ -10,8 +10,7 @@ use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::queue::Queue;
 use crate::protocol::{
-    self, Answer, Data, Entry, Liveness, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb,
-    parse_value,
+    self, Answer, Data, Liveness, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb, parse_value,
 };
 use crate::runtime::Runtime;
 use crate::store::{Cursor, Failure, Page, SETUP};
@@ -74,11 +73,10 @@ pub(super) fn apply(
         Some(record) => (Some(record.lock), record.bindings),
         None => (None, Bindings::default()),
     };
-    let fence =
-        Some(inside.fence()).filter(|fence| *fence > 0).map(|value| Entry { value, expires_ms: None });
-    let mut state = State { lock, fence };
+    let mut state = State { lock, ballot: None };
+    let mut counter = inside.fence();
     let is_dead = |number| bindings.holder_of(number).is_some_and(|holder| is_dead(inside, holders, holder));
-    let (answer, wake) = run(&mut state, now, op, is_dead);
+    let (answer, wake) = run(&mut state, &mut counter, now, op, is_dead);
     let answer = match answer {
         Answer::More(_) => answer,
         answer if is_bounded => answer.and_more(),
@@ -96,8 +94,7 @@ pub(super) fn apply(
         bindings.retain(|number| lock.value.has(number));
         Record { name: op.name.clone(), boot: inside.boot().to_owned(), bindings, lock }
     });
-    let fence = state.fence.map_or(0, |fence| fence.value);
-    let written = store(inside, id, text.as_deref(), after.as_ref(), fence, op);
+    let written = store(inside, id, text.as_deref(), after.as_ref(), counter, op);
     let removed = text.is_some() && after.is_none();
     let wake = wake.or(removed.then_some(Notification::Free { by: None }));
     if written.is_ok() {
@@ -134,13 +131,14 @@ pub(super) fn apply(
 /// one that has come to the front and keeps out those behind it: then the next is let in.
 fn run(
     state: &mut State,
+    counter: &mut u64,
     now: Now,
     op: &Op,
     is_dead: impl Fn(u64) -> bool,
 ) -> (Answer, Option<Notification>) {
     let first = |state: &State| state.lock.as_ref().and_then(|lock| front(&lock.value)[0]);
     let mut alive = first(state);
-    let (mut answer, mut wake) = protocol::apply(state, now, op);
+    let (mut answer, mut wake) = protocol::apply(state, counter, now, op);
     let mut granted = Vec::new();
     for _ in 0..DEAD {
         let mut dead = Vec::new();
@@ -161,7 +159,7 @@ fn run(
         }
         dead.iter().for_each(|number| protocol::end(state, *number));
         // The same request again changes nothing but who is let in.
-        let (again, next) = protocol::apply(state, now, op);
+        let (again, next) = protocol::apply(state, counter, now, op);
         if !matches!(op.verb, Verb::Release { .. }) {
             answer = again;
         }
@@ -392,7 +390,7 @@ pub(super) fn page(directory: &Directory, now: Now, prefix: &str, from: &Cursor)
             continue;
         }
         let Some(record) = living(directory, &Holders::default(), record)? else { continue };
-        let state = State { lock: Some(record.lock), fence: None };
+        let state = State { lock: Some(record.lock), ballot: None };
         page.locks.extend(protocol::found(&state, now).map(|found| (record.name, found)));
     }
     if start + PAGE < records.len() {

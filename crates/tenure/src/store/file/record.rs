@@ -113,7 +113,7 @@ impl Record {
         if numbers.is_empty() {
             return Some(self);
         }
-        let mut state = State { lock: Some(self.lock), fence: None };
+        let mut state = State { lock: Some(self.lock), ballot: None };
         numbers.iter().for_each(|number| protocol::end(&mut state, *number));
         self.lock = state.lock?;
         self.bindings.retain(|number| self.lock.value.has(number));

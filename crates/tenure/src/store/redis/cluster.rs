@@ -617,7 +617,7 @@ impl Inner {
 
 impl Map {
     fn space(&self) -> Keyspace {
-        Keyspace { db: 0, publish: self.publish.unwrap_or(Publish::Plain) }
+        Keyspace { db: 0, publish: self.publish.unwrap_or(Publish::Plain), has_slots: true }
     }
 
     fn owner(&self, slot: u16) -> Option<(Arc<Member>, Keyspace)> {

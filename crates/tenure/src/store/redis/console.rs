@@ -157,9 +157,14 @@ impl Topology {
     }
 }
 
-/// The key of a lock's token counter.
-pub fn fence_key(name: &str) -> String {
-    keys::fence(name)
+/// The key of the counter of tokens, on a server or for this lock on a cluster.
+pub fn fence_key(name: &str, in_cluster: bool) -> String {
+    if in_cluster { keys::counter_in_slot(name) } else { keys::COUNTER.to_owned() }
+}
+
+/// The key of a lock's highest ballot, on a member of a quorum.
+pub fn ballot_key(name: &str) -> String {
+    keys::ballot(name)
 }
 
 /// The channel of the mutex of this name.

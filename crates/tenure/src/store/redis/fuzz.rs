@@ -13,7 +13,7 @@ use crate::store::redis::messages::meant;
 use crate::store::redis::replies;
 use crate::store::redis::replies::failure;
 use crate::store::redis::replies::frame::Scan;
-use crate::store::redis::requests::keys::{channel, fence, share_a_slot, slot};
+use crate::store::redis::requests::keys::{ballot, channel, share_a_slot, slot};
 use crate::store::redis::topology::sentinel::SentinelResolver;
 use crate::store::redis::topology::slots::{Redirect, View};
 use crate::store::redis::topology::{Access, Address, Sentinels, Target, Terms, Topology};
@@ -254,7 +254,10 @@ fn whatever_a_lock_is_called_its_side_keys_are_in_its_slot() {
         let name = String::from_utf8_lossy(bytes);
         for rule in RULES {
             if !name.is_empty() && share_a_slot(rule, &name) {
-                assert_eq!((slot(&fence(&name)), slot(&channel(3, rule, &name))), (slot(&name), slot(&name)));
+                assert_eq!(
+                    (slot(&ballot(&name)), slot(&channel(3, rule, &name))),
+                    (slot(&name), slot(&name))
+                );
             }
         }
         match LockName::new(&name) {

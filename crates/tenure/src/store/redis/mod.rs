@@ -26,7 +26,7 @@ use redis::Value;
 
 pub use cluster::Cluster;
 pub use connection::{Dial, Stream};
-pub use console::{Console, Reply, fence_key, keys_with, wake_channel};
+pub use console::{Console, Reply, ballot_key, fence_key, keys_with, wake_channel};
 pub use requests::scripted;
 pub use topology::{Access, Address, Sentinels, Target, Terms, Topology};
 
@@ -118,7 +118,7 @@ impl Redis {
     }
 
     fn with(connector: Connector, db: u32, terms: Terms, url: Arc<str>, runtime: Arc<dyn Runtime>) -> Self {
-        let space = Keyspace { db, publish: Publish::Plain };
+        let space = Keyspace { db, publish: Publish::Plain, has_slots: false };
         let node = Arc::new(Node::new(connector, Arc::clone(&url)));
         let context = RequestContext { space, asking: false, terms };
         Self { runtime, node, context, is_led: false, url }

@@ -1,8 +1,11 @@
-//! What is kept beside a lock: its counter's key and its channel, named after it.
+//! What is kept beside locks: the counter of their tokens, and for each its channel and ballot,
+//! named after it.
 //!
 //! Two names never share a side key, and on a cluster a lock and its side key share a slot. Neither
 //! wrapping nor appending alone does that: `x` and `{x}` would share `{x}:fence`, and `a}b` would
 //! be torn from its own.
+
+use std::sync::LazyLock;
 
 use crate::protocol::LockSpec;
 use crate::protocol::record::{beside, tag};
@@ -11,10 +14,34 @@ use crate::store::redis::topology::slots::SLOTS;
 /// The key of a server's epoch: which start of which server it is, and since when.
 pub(crate) const EPOCH: &str = "tenure:epoch";
 
-/// The key of a lock's token counter.
-pub(crate) fn fence(key: &str) -> String {
-    beside("tenure:fence:", key)
+/// The key of the counter of tokens: one for all locks of a database.
+pub(crate) const COUNTER: &str = "tenure:fence";
+
+/// The same on a cluster, where each slot has one: a number that is hashed to the slot of the lock.
+pub(crate) fn counter_in_slot(key: &str) -> String {
+    format!("{COUNTER}:{{{}}}", NUMBERS[usize::from(slot(key))])
 }
+
+/// The key of the highest ballot that a member of a quorum has seen for a lock.
+pub(crate) fn ballot(key: &str) -> String {
+    beside("tenure:ballot:", key)
+}
+
+/// For each slot the least number whose digits are hashed to it.
+static NUMBERS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
+    let mut numbers = vec![None; usize::from(SLOTS)];
+    let mut missing = numbers.len();
+    for number in 0_u32.. {
+        let known = &mut numbers[usize::from(slot(&number.to_string()))];
+        if known.is_none() {
+            (*known, missing) = (Some(number), missing - 1);
+        }
+        if missing == 0 {
+            break;
+        }
+    }
+    numbers.into_iter().flatten().collect()
+});
 
 /// The channel on which a lock's end is said. Channels are common to all databases of a server, so
 /// it names the database; that of the reentrant kind is named by Redisson's own rule.
@@ -55,7 +82,7 @@ const CRC16: [u16; 256] = {
     table
 };
 
-/// Whether a lock, its counter and its channel share a slot.
+/// Whether a lock and its channel share a slot.
 pub(crate) fn share_a_slot(rule: LockSpec, key: &str) -> bool {
     match rule {
         LockSpec::Reentrant if key.contains('{') => has_tag(key),
@@ -101,7 +128,7 @@ mod tests {
     fn two_names_never_share_a_side_key() {
         let all: BTreeSet<_> = ODD
             .iter()
-            .flat_map(|key| [fence(key), channel(0, LockSpec::Mutex, key), channel(1, LockSpec::Mutex, key)])
+            .flat_map(|key| [ballot(key), channel(0, LockSpec::Mutex, key), channel(1, LockSpec::Mutex, key)])
             .collect();
         assert_eq!(all.len(), 3 * ODD.len());
     }
@@ -109,12 +136,12 @@ mod tests {
     #[test]
     fn a_side_key_shares_the_slot_of_its_lock_unless_it_is_marked() {
         for key in ODD {
-            let side = fence(key);
-            if !side.starts_with("tenure:fence:~") {
+            let side = ballot(key);
+            if !side.starts_with("tenure:ballot:~") {
                 assert_eq!(hashed(&side), hashed(key), "{key}");
             }
         }
-        assert_eq!(fence("orders"), "tenure:fence:{orders}");
+        assert_eq!(ballot("orders"), "tenure:ballot:{orders}");
         assert_eq!(channel(3, LockSpec::Mutex, "{shop}:orders"), "tenure:wake:3:={shop}:orders");
         assert_eq!(channel(3, LockSpec::Reentrant, "{shop}:orders"), "redisson_lock__channel:{shop}:orders");
         assert_eq!(channel(3, LockSpec::Reentrant, "orders"), "redisson_lock__channel:{orders}");
@@ -140,10 +167,19 @@ mod tests {
     fn what_shares_a_slot_is_known_without_hashing() {
         for key in ODD {
             for rule in [LockSpec::Mutex, LockSpec::Reentrant, LockSpec::Queue(QueueSpec::FAIR)] {
-                let together = [fence(key), channel(0, rule, key)].iter().all(|side| slot(side) == slot(key));
+                let together =
+                    [ballot(key), channel(0, rule, key)].iter().all(|side| slot(side) == slot(key));
                 assert_eq!(share_a_slot(rule, key), together, "{rule:?} {key}");
             }
         }
+    }
+
+    #[test]
+    fn a_counter_shares_the_slot_of_each_lock_that_it_counts_for() {
+        for key in ODD {
+            assert_eq!(slot(&counter_in_slot(key)), slot(key), "{key}");
+        }
+        assert_eq!(counter_in_slot("orders"), counter_in_slot("{orders}:1"));
     }
 
     #[test]

@@ -59,6 +59,8 @@ impl Publish {
 pub(crate) struct Keyspace {
     pub(crate) db: u32,
     pub(crate) publish: Publish,
+    /// Each slot has a counter of tokens: a script can reach no other.
+    pub(crate) has_slots: bool,
 }
 
 /// How a request is made.
@@ -73,7 +75,7 @@ pub(crate) struct RequestContext {
 /// A script with its arguments.
 pub(crate) struct Request<'a> {
     pub(crate) script: &'static Script,
-    pub(crate) keys: (&'a str, Option<String>),
+    pub(crate) keys: (&'a str, Option<Cow<'static, str>>),
     pub(crate) args: Vec<Cow<'a, str>>,
     epoch: Option<&'static str>,
 }
@@ -122,7 +124,10 @@ impl<'a> Request<'a> {
     fn mutex(&mut self, op: &'a Op, space: Keyspace) {
         match &op.verb {
             Verb::Acquire { ttl_ms, fence, .. } => {
-                self.with_counter();
+                match fence {
+                    Fence::Assign | Fence::Optional => self.with_counter(space),
+                    Fence::Ballot(_) => self.with_ballot(),
+                }
                 self.number(*ttl_ms).ballot(*fence);
             }
             Verb::Renew { ttl_ms, .. } => {
@@ -130,7 +135,7 @@ impl<'a> Request<'a> {
             }
             Verb::Release { fence, whose, .. } => {
                 if let Fence::Ballot(_) = fence {
-                    self.with_counter();
+                    self.with_ballot();
                 }
                 self.ballot(*fence).text(match whose {
                     ReleaseScope::Own => "mine",
@@ -146,7 +151,7 @@ impl<'a> Request<'a> {
     fn reentrant(&mut self, op: &'a Op, space: Keyspace) {
         match &op.verb {
             Verb::Acquire { ttl_ms, hold, .. } => {
-                self.with_counter();
+                self.with_counter(space);
                 self.hold(*hold).number(*ttl_ms);
             }
             Verb::Renew { ttl_ms, hold, bind, .. } => {
@@ -169,7 +174,7 @@ impl<'a> Request<'a> {
             .channel(op.rule, space);
         match &op.verb {
             Verb::Acquire { ttl_ms, wait_ms, .. } => {
-                self.with_counter();
+                self.with_counter(space);
                 self.number(*ttl_ms).number(seat.weight).maybe(*wait_ms);
             }
             Verb::Renew { ttl_ms, weight, .. } => {
@@ -188,8 +193,15 @@ impl<'a> Request<'a> {
 
     /// The counter is named only where it is needed: a request about one key is never torn by a
     /// slot that moves.
-    fn with_counter(&mut self) {
-        self.keys.1 = Some(keys::fence(self.keys.0));
+    fn with_counter(&mut self, space: Keyspace) {
+        self.keys.1 = Some(match space.has_slots {
+            true => Cow::Owned(keys::counter_in_slot(self.keys.0)),
+            false => Cow::Borrowed(keys::COUNTER),
+        });
+    }
+
+    fn with_ballot(&mut self) {
+        self.keys.1 = Some(Cow::Owned(keys::ballot(self.keys.0)));
     }
 
     fn text(&mut self, text: &'a str) -> &mut Self {

@@ -13,22 +13,20 @@ pub(crate) struct Script {
 /// The mutex machine.
 pub(crate) static MUTEX: Script = Script {
     text: include_str!("../../../protocol/mutex.lua"),
-    // Changed so that a forced release leaves what is no lock of this library.
-    sha: "1d8a951daaf2907512b3b000dc1a13ae9269834d",
+    sha: "c7556ab0cc18965299780d2f4a5d8b51c9b641ba",
     guarded: Some(&GUARDED_MUTEX),
 };
 
 static GUARDED_MUTEX: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/mutex.lua")),
-    sha: "a00b779494a4fdcfa5941cc83827070c396d0866",
+    sha: "7848519bdb3c5dba6e29e15592429c14b34fc3d6",
     guarded: None,
 };
 
 /// The reentrant machine.
 pub(crate) static REENTRANT: Script = Script {
     text: include_str!("../../../protocol/reentrant.lua"),
-    // Changed so that a forced release leaves what is no lock of this library.
-    sha: "2c0cae87d8b349947238d5a686cf39f39a45374a",
+    sha: "b1079ec18e4130ed11831b4b6b845aefb89ef5f5",
     guarded: Some(&GUARDED_REENTRANT),
 };
 
@@ -37,20 +35,20 @@ static GUARDED_REENTRANT: Script = Script {
         include_str!("../../../protocol/grace.lua"),
         include_str!("../../../protocol/reentrant.lua")
     ),
-    sha: "30b467f2dbcbe594ec591105626c6a02e9e41466",
+    sha: "60fe605a888036bac0eeba2d5319579c560747c2",
     guarded: None,
 };
 
 /// The queue machine.
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../../../protocol/queue.lua"),
-    sha: "dbf307fa316de8928978d36e87b96bd6a7cdd34a",
+    sha: "b078ccafecbde5f63850826b849e97574c2071bb",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/queue.lua")),
-    sha: "8351d6d48a274ddb7ce5c5c29e3fca6252e02370",
+    sha: "923fcc441ea30f82934f3dd2d781e494851ea300",
     guarded: None,
 };
 

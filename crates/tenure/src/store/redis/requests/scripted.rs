@@ -22,8 +22,8 @@ pub struct Scripted {
 impl Scripted {
     /// What a server in database 0 is asked.
     pub fn new(op: &Op) -> Self {
-        let request = Request::new(op, Keyspace { db: 0, publish: Publish::Plain });
-        let (lock, counter) = (request.keys.0.to_owned(), request.keys.1);
+        let request = Request::new(op, Keyspace { db: 0, publish: Publish::Plain, has_slots: false });
+        let (lock, counter) = (request.keys.0.to_owned(), request.keys.1.map(Into::into));
         let keys = [Some(lock), counter].into_iter().flatten().collect();
         let args = request.args.into_iter().map(Into::into).collect();
         Self { text: request.script.text, keys, args }
