@@ -32,25 +32,21 @@ pub(crate) async fn release(args: &Release) -> Result<u8, Failure> {
 
 /// Ends the hold of this owner only. What holds the lock instead is told.
 async fn of_owner(locks: &Locks, name: &str, owner: &Owner) -> Result<Option<Status>, Failure> {
-    let Some(status) = locks.inspect(name).await? else { return Ok(None) };
-    match status.holders.iter().find(|holder| holder.owner.as_ref() == Some(owner)) {
-        Some(holder) => with_token(locks, name, holder.fence).await,
-        None => {
-            let (name, holders) = (LockName::new(name)?, status::holders(&status));
-            let message = format!("lock {name} is not held by {owner}; it is held by {holders}");
-            Err(Failure { code: BUSY, message })
-        }
-    }
+    ended(name, &format!("by {owner}"), locks.force_release_owner(name, owner).await?)
 }
 
 /// Ends the hold with this token only. What holds the lock instead is told.
 async fn with_token(locks: &Locks, name: &str, token: u64) -> Result<Option<Status>, Failure> {
-    match locks.force_release_token(name, token).await? {
+    ended(name, &format!("with token {token}"), locks.force_release_token(name, token).await?)
+}
+
+fn ended(name: &str, aim: &str, came_to: ForcedRelease) -> Result<Option<Status>, Failure> {
+    match came_to {
         ForcedRelease::Free => Ok(None),
         ForcedRelease::Ended(status) => Ok(Some(status)),
         ForcedRelease::Other(status) => {
             let (name, holders) = (LockName::new(name)?, status::holders(&status));
-            let message = format!("lock {name} is not held with token {token}; it is held by {holders}");
+            let message = format!("lock {name} is not held {aim}; it is held by {holders}");
             Err(Failure { code: BUSY, message })
         }
         other => unreachable!("all that a release can find: {other:?}"),

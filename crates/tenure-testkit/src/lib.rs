@@ -11,6 +11,7 @@ pub mod proxy;
 pub mod servers;
 pub mod sim;
 pub mod sim_transport;
+pub mod skewed;
 
 use tenure::internals::planted::Bug;
 

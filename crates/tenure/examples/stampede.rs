@@ -1,9 +1,12 @@
-//! A hundred readers of a value that takes half a second to compute, and lasts for two.
+//! 250 readers of a value that takes half a second to compute, and lasts for one. They read for
+//! four seconds.
 //!
 //! ```text
-//! cargo run -p tenure --example stampede -- redis://127.0.0.1    # in several terminals
+//! cargo run -p tenure --example stampede -- redis://127.0.0.1            # in several terminals
+//! cargo run -p tenure --example stampede -- redis://127.0.0.1 unguarded  # the same without tenure
 //! ```
-//! Without a URL: `memory:`.
+//! Without a URL: `memory:`. Unguarded, each process keeps the value, and each reader that finds it
+//! too old computes it.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -11,34 +14,46 @@
 )]
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tenure::Locks;
+use tenure::{Cache, Locks};
+
+const LASTS: Duration = Duration::from_secs(1);
+
+/// The value and the counts of one process.
+#[derive(Default)]
+struct Report {
+    kept: Mutex<Option<(Instant, String)>>,
+    reads: AtomicU64,
+    queries: AtomicU64,
+}
 
 #[tokio::main]
 async fn main() -> tenure::Result<()> {
-    let url = std::env::args().nth(1).unwrap_or_else(|| "memory:".to_owned());
-    let report = Locks::connect(&url).await?.cache("example:report")?.stale(Duration::from_secs(1));
-    let (reads, computed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-    let until = Instant::now() + Duration::from_secs(10);
-    let readers: Vec<_> = (0..100)
+    let mut arguments = std::env::args().skip(1);
+    let url = arguments.next().unwrap_or_else(|| "memory:".to_owned());
+    let is_guarded = arguments.next().as_deref() != Some("unguarded");
+    let guard = Locks::connect(&url).await?.cache("example:report")?;
+    let report = Arc::new(Report::default());
+    let until = Instant::now() + Duration::from_secs(4);
+    let readers: Vec<_> = (0..250)
         .map(|_| {
-            let (report, reads, computed) = (report.clone(), Arc::clone(&reads), Arc::clone(&computed));
+            let (guard, report) = (guard.clone(), Arc::clone(&report));
             tokio::spawn(async move {
                 while Instant::now() < until {
-                    let slow_query = async || {
-                        computed.fetch_add(1, Ordering::Relaxed);
-                        tokio::time::sleep(Duration::from_millis(500)).await;
-                        Ok::<_, io::Error>("42 orders".to_owned())
+                    let read = if is_guarded {
+                        guarded(&guard, &report).await
+                    } else {
+                        Ok(unguarded(&report).await)
                     };
-                    match report.get_or_compute(Duration::from_secs(2), slow_query).await {
-                        Ok(Ok(_)) => reads.fetch_add(1, Ordering::Relaxed),
+                    match read {
+                        Ok(Ok(_)) => report.reads.fetch_add(1, Ordering::Relaxed),
                         Ok(Err(error)) => return eprintln!("the query failed: {error}"),
                         Err(error) => return eprintln!("{error}"),
                     };
-                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             })
         })
@@ -46,6 +61,33 @@ async fn main() -> tenure::Result<()> {
     for reader in readers {
         reader.await.expect("no reader panics");
     }
-    println!("{} reads, {} slow queries", reads.load(Ordering::Relaxed), computed.load(Ordering::Relaxed));
+    let (reads, queries) = (report.reads.load(Ordering::Relaxed), report.queries.load(Ordering::Relaxed));
+    println!("{reads} reads, {queries} slow queries");
     Ok(())
+}
+
+impl Report {
+    async fn slow_query(&self) -> io::Result<String> {
+        self.queries.fetch_add(1, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        Ok("42 orders".to_owned())
+    }
+}
+
+/// One reader of all processes computes.
+async fn guarded(guard: &Cache, report: &Report) -> tenure::Result<io::Result<String>> {
+    guard.get_or_compute(LASTS, async || report.slow_query().await).await
+}
+
+/// Each reader that finds no fresh value computes.
+async fn unguarded(report: &Report) -> io::Result<String> {
+    let kept = report.kept.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    if let Some((since, value)) = kept
+        && since.elapsed() < LASTS
+    {
+        return Ok(value);
+    }
+    let value = report.slow_query().await?;
+    *report.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), value.clone()));
+    Ok(value)
 }

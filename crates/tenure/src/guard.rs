@@ -12,7 +12,7 @@ use crate::engine::lease::{HoldEnd, Lease, Lost};
 use crate::error::{Error, Result, RunError};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Liveness, Verb};
+use crate::protocol::{Answer, Liveness, Verb, lease};
 
 /// A lock that is held: what `lock`, `acquire` and their like give.
 ///
@@ -331,6 +331,47 @@ impl Guard {
             held.disarm();
         }
         Ok(owner)
+    }
+
+    /// Lets go of the lock, which stays taken for this long and is then free by itself: so that what
+    /// was done is not done again at once.
+    ///
+    /// `time` is from 50 ms to 365 days. A lease is never shortened: if more is left of it, the lock
+    /// stays taken until that is over.
+    ///
+    /// # Cancel safety
+    /// Dropped, the lock is released, as when the guard is dropped.
+    ///
+    /// # Errors
+    /// As [`renew`](Self::renew); `is_invalid` when `time` is out of range, or longer than the
+    /// `restart-grace` of the store. The lock is then released.
+    ///
+    /// # Examples
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use std::time::Duration;
+    /// let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("report")?.lock().await?;
+    /// // … send the report …
+    /// guard.keep_for(Duration::from_secs(3_600)).await?;
+    /// assert!(locks.mutex("report")?.try_lock().await?.is_none());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub async fn keep_for(mut self, time: Duration) -> Result<()> {
+        let store = &self.home.engine.store;
+        let grace = store.capabilities().restart_grace.unwrap_or(lease::TTL_MAX);
+        if !(lease::TTL_MIN..=grace).contains(&time) {
+            let (least, most) = (lease::TTL_MIN, grace);
+            return Err(Error::invalid(format!("a lock is kept for {least:?} to {most:?}, got {time:?}")));
+        }
+        store.declare_ttl(time);
+        self.lease().detaches();
+        self.ask(self.lease().renewal(time, Some(Liveness::Lease), None)).await?;
+        self.still()?;
+        if let Some(held) = self.held.take() {
+            held.disarm();
+        }
+        Ok(())
     }
 
     /// Does `work` under the lock, and releases it. The work is an async closure that gets the

@@ -200,3 +200,9 @@ pub mod internals {
         WriteGuard::new(guard)
     }
 }
+
+/// The programs of these pages run as examples do.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/cookbook.md")]
+#[doc = include_str!("../../../docs/migrating.md")]
+struct Pages;

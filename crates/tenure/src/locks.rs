@@ -20,7 +20,7 @@ use crate::reentrant::ReentrantMutex;
 use crate::runtime::{Driver, Runtime};
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
-use crate::status::{ForcedRelease, Listing, Status, foreign};
+use crate::status::{ForcedRelease, Holder, Listing, Status, foreign};
 use crate::store::open::open;
 use crate::store::quorum::Quorum;
 use crate::store::{Opening, Store};
@@ -707,30 +707,77 @@ impl Locks {
     /// Ends the hold that has this token, and no other: for when someone else may have got the lock
     /// meanwhile. Says whose hold it was, or which owner has the lock instead.
     ///
+    /// A Redis server keeps no token of a mutex that a busy client has acquired within a second of
+    /// another.
+    ///
     /// # Cancel safety
     /// The request may still be carried out.
     ///
     /// # Errors
-    /// As [`force_release`](Self::force_release).
+    /// As [`force_release`](Self::force_release); `is_unsupported` when the store keeps no token of
+    /// the hold.
     pub async fn force_release_token(
         &self,
         name: impl TryInto<LockName, Error: Into<Error>>,
         token: u64,
     ) -> Result<ForcedRelease> {
-        let name = checked(name)?;
+        let is_meant = |holder: &Holder| token > 0 && holder.fence == token;
+        self.force_hold(checked(name)?, is_meant, true).await
+    }
+
+    /// Ends the hold of this owner, and no other. Says whose hold it was, or which owner has the
+    /// lock instead.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::ForcedRelease;
+    /// # let locks = tenure::Locks::memory();
+    /// let stuck = locks.mutex("nightly")?.lock().await?;
+    /// let ended = locks.force_release_owner("nightly", stuck.owner()).await?;
+    /// assert!(matches!(ended, ForcedRelease::Ended(_)));
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// The request may still be carried out.
+    ///
+    /// # Errors
+    /// As [`force_release`](Self::force_release).
+    pub async fn force_release_owner(
+        &self,
+        name: impl TryInto<LockName, Error: Into<Error>>,
+        owner: &Owner,
+    ) -> Result<ForcedRelease> {
+        self.force_hold(checked(name)?, |holder| holder.owner.as_ref() == Some(owner), false).await
+    }
+
+    /// Ends the hold that is meant, which may be named `by_token`.
+    async fn force_hold(
+        &self,
+        name: LockName,
+        is_meant: impl Fn(&Holder) -> bool,
+        by_token: bool,
+    ) -> Result<ForcedRelease> {
         let Some(mut status) = self.inspect(&name).await? else { return Ok(ForcedRelease::Free) };
         if let Some(what) = status.foreign() {
             return Err(self.no_lock(&status.name, &what));
         }
-        let Some(at) = status.holders.iter().position(|holder| token > 0 && holder.fence == token) else {
-            return Ok(ForcedRelease::Other(status));
+        let Some(at) = status.holders.iter().position(is_meant) else {
+            let untold = status.holders.iter().find(|holder| by_token && holder.fence == 0);
+            return match untold.and_then(|holder| holder.owner.as_ref()) {
+                Some(owner) => Err(Error::unsupported(
+                    self.home.engine.store.url(),
+                    format!("the token of lock {name} is not kept at the store; aim at its owner, {owner}"),
+                )),
+                None => Ok(ForcedRelease::Other(status)),
+            };
         };
         let holder = status.holders.swap_remove(at);
         let ended = match &holder.owner {
             // An owner has one grant of the other kinds, so to release it as its owner ends no
             // other.
             Some(owner) if status.kind != Kind::Reentrant => self.release_as(&status, owner).await?,
-            _ => self.force_reentrant(&name, token).await?,
+            _ => self.force_reentrant(&name, holder.fence).await?,
         };
         if ended {
             (status.holders, status.waiters, status.unlisted) = (vec![holder], Vec::new(), 0);

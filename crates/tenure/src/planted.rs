@@ -76,6 +76,14 @@ pub enum Bug {
     BallotForgotten,
     /// A counter of tokens is kept for no time at all.
     CounterForgotten,
+    /// A pair of plain commands takes a number for a token that is not above all that were known.
+    PairUncounted,
+    /// It does not read who holds.
+    PairUnread,
+    /// It comes before a script has raised the counter.
+    PairUnraised,
+    /// What the script refuses after it is not given back.
+    PairLeftBehind,
     /// No allowance for stores that count whole milliseconds.
     NoRounding,
     /// The loss of a lease is not announced early.
@@ -199,7 +207,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 87] = [
+    pub const ALL: [Self; 91] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -232,6 +240,10 @@ impl Bug {
         Self::UndoneOnce,
         Self::BallotForgotten,
         Self::CounterForgotten,
+        Self::PairUncounted,
+        Self::PairUnread,
+        Self::PairUnraised,
+        Self::PairLeftBehind,
         Self::NoRounding,
         Self::NoGrace,
         Self::CalledWithTooLittle,

@@ -56,6 +56,13 @@ impl Database {
             ("GET", [key]) => self.text(key).map(|text| text.map_or(Value::Nil, Value::BulkString)),
             ("GETRANGE", [key, from, to]) => self.range_of_text(key, from, to),
             ("SET", [key, value, options @ ..]) => self.set(key, value, options),
+            ("INCR", [key]) => self.text(key).and_then(|text| {
+                let next = text.map_or(Ok(0), |text| integer(&text))?.checked_add(1).ok_or(NO_INTEGER)?;
+                let expires_ms = self.entry(key).and_then(|entry| entry.expires_ms);
+                let data = Data::Text(next.to_string().into_bytes());
+                self.keys.insert(key.to_vec(), Entry { data, expires_ms });
+                Ok(Value::Int(next))
+            }),
             (verb, [key, rest @ ..]) if verb.starts_with('H') => self.hash(verb, key, rest),
             (verb, [key, rest @ ..]) if verb.starts_with('Z') => self.sorted(verb, key, rest),
             (verb, _) => return error(&format!("ERR unknown command '{verb}'")),

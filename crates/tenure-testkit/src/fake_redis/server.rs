@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tenure::internals::protocol::{
-    self, Answer, Data, Fence, Holding, Liveness, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb,
+    self, Answer, Data, Entry, Fence, Holding, Liveness, LockSpec, Notification, Now, Op, ReleaseScope,
+    State, Verb,
 };
 use tenure::{LockName, Owner};
 
@@ -45,8 +46,10 @@ pub(crate) struct Guarded {
     pub(crate) database: u32,
 }
 
+/// A server's sessions, and what it keeps.
 #[derive(Default)]
-pub(crate) struct Server {
+#[expect(missing_debug_implementations, reason = "it holds closures")]
+pub struct Server {
     locks: BTreeMap<String, State>,
     counter: u64,
     sessions: u64,
@@ -59,8 +62,12 @@ pub(crate) struct Server {
     pub(crate) scripts: Option<Scripts>,
     pub(crate) looks: Vec<Look>,
     pub(crate) player: Option<Player>,
+    pub(crate) before: Option<(&'static str, Before)>,
     pub(crate) executed: Vec<Executed>,
 }
+
+/// What happens before a command.
+pub(crate) type Before = Box<dyn FnMut(&mut Server) + Send>;
 
 /// Answers in the server's place, or lets it.
 pub(crate) type Player = Box<dyn FnMut(&[&str]) -> Option<String> + Send>;
@@ -83,6 +90,7 @@ pub(crate) struct Said {
     pub(crate) killed: Vec<u64>,
 }
 
+const NULL: &[u8] = b"_\r\n";
 const HELLO: &[u8] = b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n";
 
 /// The server's clock begins here, in ms.
@@ -102,6 +110,18 @@ impl Server {
     pub(crate) fn holder(&self, key: &str, now: TrueTime) -> Option<String> {
         let found = protocol::found(self.locks.get(key)?, clock(now))?;
         found.holders.first().map(|holder| protocol::shown(&holder.value))
+    }
+
+    /// The counter of tokens is lost.
+    pub fn lose_counter(&mut self) {
+        self.counter = 0;
+    }
+
+    /// Ends the hold at a name, and another owner holds for a day.
+    pub fn take_over(&mut self, key: &str, by: &Owner) {
+        let value = Data::Text(format!("{by}#{}", u64::MAX >> 12));
+        let lock = Some(Entry { value, expires_ms: Some(EPOCH_MS + 86_400_000) });
+        self.locks.insert(key.to_owned(), State { lock, ballot: None });
     }
 
     /// Notes what is kept now.
@@ -134,7 +154,7 @@ impl Server {
             session.heard.drain(..length);
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             let mut reply = self.carry_out(session, &words, now, &mut said);
-            if words[0].starts_with("EVAL") {
+            if words[0].starts_with("EVAL") || matches!(words[0], "SET" | "INCR") {
                 if let Some((nth, spoil)) = spoiler
                     && *nth == self.replies
                 {
@@ -157,6 +177,12 @@ impl Server {
     ) -> Vec<u8> {
         if let Some(reply) = self.player.as_mut().and_then(|answer| answer(words)) {
             return reply.into_bytes();
+        }
+        if let Some((verb, mut before)) = self.before.take() {
+            if words[0] == verb {
+                before(self);
+            }
+            self.before = Some((verb, before));
         }
         match words {
             ["HELLO", "3", "AUTH", user, password] => {
@@ -190,6 +216,31 @@ impl Server {
                 format!(">3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:{count}\r\n", channel.len())
                     .into_bytes()
             }
+            ["SET", key, owner, "NX", "PX", ttl_ms] => {
+                self.mirror(words, now);
+                let now = clock(now);
+                let lock = &mut self.locks.entry((*key).to_owned()).or_default().lock;
+                lock.take_if(|lock| lock.is_over(now));
+                if lock.is_some() {
+                    return NULL.to_vec();
+                }
+                let expires_ms = Some(now.ms + ttl_ms.parse::<u64>().expect("a number"));
+                *lock = Some(Entry { value: Data::Text((*owner).to_owned()), expires_ms });
+                b"+OK\r\n".to_vec()
+            }
+            ["INCR", "tenure:fence"] => {
+                self.mirror(words, now);
+                self.counter += 1;
+                format!(":{}\r\n", self.counter).into_bytes()
+            }
+            ["GET", key] => match self.holder(key, now) {
+                Some(value) => format!("${}\r\n{value}\r\n", value.len()).into_bytes(),
+                None => NULL.to_vec(),
+            },
+            ["COMMAND", "INFO", names @ ..] => {
+                let none: String = names.iter().map(|_| "_\r\n").collect();
+                format!("*{}\r\n{none}", names.len()).into_bytes()
+            }
             ["EVALSHA", ..] if !self.knows_script => b"-NOSCRIPT No matching script.\r\n".to_vec(),
             ["EVALSHA" | "EVAL", _, keys, rest @ ..] => {
                 self.knows_script = true;
@@ -202,10 +253,24 @@ impl Server {
         }
     }
 
+    /// The same on the keys of the scripts.
+    fn mirror(&self, words: &[&str], now: TrueTime) {
+        if let Some(scripts) = &self.scripts {
+            scripts.command(clock(now), words);
+        }
+    }
+
     fn script(&mut self, keys: &[&str], args: &[&str], now: TrueTime, said: &mut Said) -> Vec<u8> {
-        let op = op(keys, args);
+        // The short release begins with its owner.
+        let is_short = args[0].contains('@');
+        let (op, channel) = match is_short {
+            true => (release(keys[0], args[0], args[1]), args.get(2)),
+            false => (op(keys, args), args.get(5)),
+        };
         let state = self.locks.entry(keys[0].to_owned()).or_default();
+        let counter = self.counter;
         let (answer, wake) = protocol::apply(state, &mut self.counter, clock(now), &op);
+        let is_new = self.counter != counter;
         if let Some(scripts) = &self.scripts {
             let same = scripts.compare(clock(now), &op, &(answer.clone(), wake.clone()));
             assert_eq!(same, Ok(()), "the script and its twin");
@@ -213,7 +278,7 @@ impl Server {
         if let Some(lock) = &state.lock {
             assert!(lock.expires_ms.is_some() && matches!(lock.value, Data::Text(_)), "a key without a TTL");
         }
-        if let (Some(Notification::Free { by }), Some(channel)) = (wake, args.get(5)) {
+        if let (Some(Notification::Free { by }), Some(channel)) = (wake, channel) {
             let by = by.map_or(String::new(), |owner| owner.to_string());
             let message = format!(
                 ">3\r\n$7\r\nmessage\r\n${}\r\n{channel}\r\n${}\r\n{by}\r\n",
@@ -222,8 +287,15 @@ impl Server {
             );
             said.published.push(((*channel).to_owned(), message.into_bytes()));
         }
-        let reply = reply(&op, &answer);
-        self.executed.push(Executed { at: now, op, answer });
+        let reply = match answer {
+            Answer::Released { .. } => reply(&op, &answer, is_new),
+            // It has done nothing: the long script decides.
+            _ if is_short => NULL.to_vec(),
+            _ => reply(&op, &answer, is_new),
+        };
+        if reply != NULL {
+            self.executed.push(Executed { at: now, op, answer });
+        }
         reply
     }
 }
@@ -244,6 +316,17 @@ fn command(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
         at = from + length + 2;
     }
     Some((words, at))
+}
+
+/// What the short release asks.
+fn release(name: &str, owner: &str, request: &str) -> Op {
+    Op {
+        name: LockName::new(name).expect("a name"),
+        rule: LockSpec::Mutex,
+        owner: owner.parse().expect("an owner"),
+        request: request.parse().expect("a number"),
+        verb: Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own },
+    }
 }
 
 /// What a script's arguments ask, as docs/protocol.md has them.
@@ -284,11 +367,12 @@ fn op(keys: &[&str], args: &[&str]) -> Op {
     }
 }
 
-fn reply(op: &Op, answer: &Answer) -> Vec<u8> {
+fn reply(op: &Op, answer: &Answer, is_new: bool) -> Vec<u8> {
     let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
     let left = |left_ms: Option<u64>| format!(":{}\r\n", left_ms.map_or(-1, |left_ms| left_ms as i64));
     let line = |rest: &str| bulk(&format!("{} {} {rest}", op.owner, op.request)).into_bytes();
     let rest = match answer {
+        Answer::Held { fence } if is_new => return line(&format!("held {fence} new")),
         Answer::Held { fence } => return line(&format!("held {fence}")),
         Answer::Released { .. } => return line("released"),
         Answer::Busy { holder, left_ms } => vec![bulk("busy"), bulk(holder), left(*left_ms)],

@@ -36,11 +36,8 @@ impl Postgres {
         let dir = tempfile::Builder::new().prefix("tenure-").tempdir().expect("a temporary directory");
         let data = dir.path().join("data");
         fs::create_dir(&data).expect("a writable temporary directory");
-        if geteuid().is_root() {
-            chown(&data, Some(NOBODY), Some(NOBODY)).expect("root may give files away");
-            chown(dir.path(), Some(NOBODY), Some(NOBODY)).expect("root may give files away");
-            fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("our directory");
-        }
+        give_to_nobody(&data); // initdb makes it private
+        give_to_nobody(dir.path());
         let path = |path: &Path| path.to_str().expect("a temporary directory in UTF-8").to_owned();
         let (data, socket) = (path(&data), path(dir.path()));
 
@@ -67,6 +64,11 @@ impl Postgres {
         server
     }
 
+    /// Where it is, in the form that libpq and `tokio_postgres` read: `host=DIR user=postgres`.
+    pub fn config(&self) -> String {
+        format!("host={} user=postgres dbname=postgres", self.dir.path().display())
+    }
+
     /// The client `psql`: bare values, and of an error its SQLSTATE.
     pub fn psql(&self) -> Command {
         let mut psql = Command::new(self.programs.join("psql"));
@@ -89,9 +91,17 @@ impl Drop for Postgres {
     }
 }
 
-/// The words of a command as a user that PostgreSQL accepts. A server must end with its test, and a
+/// Where the test is root, the directory becomes that of the user as whom the server runs.
+pub(super) fn give_to_nobody(dir: &Path) {
+    if geteuid().is_root() {
+        chown(dir, Some(NOBODY), Some(NOBODY)).expect("root may give files away");
+        fs::set_permissions(dir, Permissions::from_mode(0o755)).expect("our directory");
+    }
+}
+
+/// The words of a command as a user that databases accept. A server must end with its test, and a
 /// change of user undoes the first `setpriv` of [`Process::start`]: so there is another.
-fn as_nobody(program: &str, arguments: &[&str]) -> Vec<String> {
+pub(super) fn as_nobody(program: &str, arguments: &[&str]) -> Vec<String> {
     let id = NOBODY.to_string();
     let user = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--"];
     let bound = ["setpriv", "--pdeathsig", "QUIT", "--", program];

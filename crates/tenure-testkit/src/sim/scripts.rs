@@ -53,6 +53,12 @@ impl Scripts {
         Err(format!("{op:?}: in Rust {said:?}, as a script {answer:?} ({value:?}) and {messages:?}"))
     }
 
+    /// A command beside the scripts.
+    pub fn command(&self, now: Now, words: &[&str]) {
+        self.0.set_clock(now.unix_us);
+        self.0.command(&words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>());
+    }
+
     /// What is kept, with what is left of it in ms, −1 if it has no end.
     pub fn keys(&self, now: Now) -> Vec<(String, i64)> {
         self.0.set_clock(now.unix_us);

@@ -8,15 +8,14 @@ mod stream;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use futures_util::future::{BoxFuture, FutureExt};
-use tenure::internals::store::redis::{Address, Dial, Stream};
+use tenure::internals::store::redis::{Address, Dial, Dialled};
 
-pub use crate::fake_redis::server::{Executed, Look};
-use crate::fake_redis::server::{Guarded, Server, Session, Spoiler};
+pub use crate::fake_redis::server::{Executed, Look, Server};
+use crate::fake_redis::server::{Guarded, Session, Spoiler};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::Sim;
 use crate::sim::scripts::Scripts;
@@ -39,6 +38,7 @@ struct Inner {
     spoiler: Option<(usize, Spoiler)>,
     /// Nothing passes.
     swallows: bool,
+    is_direct: bool,
 }
 
 /// How a connection fails.
@@ -104,8 +104,16 @@ impl SimTransport {
             cuts: BTreeMap::new(),
             spoiler: None,
             swallows: false,
+            is_direct: false,
         };
         Self(Arc::new(Shared { sim: sim.clone(), shaken, inner: Mutex::new(inner) }))
+    }
+
+    /// The server sees each end as it sees itself, as where no proxy is in between.
+    #[must_use]
+    pub fn direct(self) -> Self {
+        self.inner().is_direct = true;
+        self
     }
 
     /// Makes a connection fail; they are counted from 0.
@@ -122,6 +130,16 @@ impl SimTransport {
     /// server can be played so.
     pub fn answer(&self, with: impl FnMut(&[&str]) -> Option<String> + Send + 'static) {
         self.inner().server.player = Some(Box::new(with));
+    }
+
+    /// Does this before each such command.
+    pub fn before(&self, verb: &'static str, what: impl FnMut(&mut Server) + Send + 'static) {
+        self.inner().server.before = Some((verb, Box::new(what)));
+    }
+
+    /// The server's counter of tokens is lost.
+    pub fn lose_counter(&self) {
+        self.inner().server.lose_counter();
     }
 
     /// The server refuses to end connections, as one does to a user without the right to.
@@ -220,6 +238,13 @@ impl SimTransport {
             left: false,
         });
         id
+    }
+
+    /// What the end of a connection calls itself.
+    fn local(&self, id: usize) -> Option<String> {
+        let inner = self.inner();
+        let session = inner.connections[id].session.id;
+        inner.is_direct.then(|| format!("127.0.0.1:{session}"))
     }
 
     /// Sends bytes one way. What is beyond a cut goes the way of the cut.
@@ -382,11 +407,12 @@ impl Connection {
 }
 
 impl Dial for SimTransport {
-    fn dial(&self, _to: &Address) -> BoxFuture<'static, io::Result<Pin<Box<dyn Stream>>>> {
+    fn dial(&self, _to: &Address) -> BoxFuture<'static, io::Result<Dialled>> {
         let wire = self.clone();
         async move {
             let id = wire.open();
-            Ok(Box::pin(stream::End { wire, id }) as Pin<Box<dyn Stream>>)
+            let local = wire.local(id);
+            Ok(Dialled { stream: Box::pin(stream::End { wire, id }), local })
         }
         .boxed()
     }

@@ -124,7 +124,7 @@ const KINDS: [&str; 3] = ["mutex", "reentrant", "queue"];
 fn locks_of_each_kind_need_no_other_right() {
     for kind in KINDS {
         let server = Server::start();
-        allow(&server, &rights(&["always", kind, "wake", "old", "quorum"]));
+        allow(&server, &rights(&["always", "fast", kind, "wake", "old", "quorum"]));
         use_kind(kind, &url(&server)).unwrap_or_else(|error| panic!("{kind}: {error:?}"));
         assert_eq!(denied(&server), [""; 0], "{kind}");
         // In other names and other people's keys there is nothing to do.
@@ -257,13 +257,16 @@ fn to_meet_others_and_to_list_take_rights_of_their_own() {
 fn without_the_rights_to_publish_and_to_kill_connections_locks_work() {
     let server = Server::start();
     let url = url(&server);
-    let all = rights(&["always", "mutex", "reentrant", "wake", "old", "quorum"]);
-    for line in ["wake", "old", "quorum"] {
+    let all = rights(&["always", "fast", "mutex", "reentrant", "wake", "old", "quorum"]);
+    for line in ["wake", "old", "quorum", "fast"] {
         for missing in rights(&[line]) {
             let rest: Vec<_> = all.iter().filter(|right| **right != missing).copied().collect();
             allow(&server, &rest);
             let locks = locks(&url).expect("a store");
             let owner = Owner::new("me").expect("an owner");
+            // The first grant of a connection is by script, and the next by plain commands.
+            let first = block_on(locks.mutex("m").expect("a name").lock()).expect("a lock");
+            block_on(first.release()).expect("released");
             let held = block_on(locks.mutex("m").expect("a name").lock()).expect("a lock");
             let hash = block_on(locks.reentrant_mutex("r", &owner).expect("a name").lock()).expect("a lock");
             // A client waits, and the connection is lost while it does.
@@ -362,7 +365,7 @@ fn conforms(kind: &str, flavours: &[Flavour]) {
         |fixture| Box::pin(guard::a_detached_hold_is_resumed_with_its_token(fixture)),
         |fixture| Box::pin(guard::a_released_lock_is_free_and_its_signal_says_released(fixture)),
     ];
-    let rights = rights(&["always", "mutex", kind, "others", "wake", "old", "quorum"]);
+    let rights = rights(&["always", "fast", "mutex", kind, "others", "wake", "old", "quorum"]);
     let rights =
         rights.iter().filter(|right| !right.starts_with("~tenure:")).map(|right| right.replace("app:", ""));
     let rights: Vec<_> = rights.collect(); // a pattern for all keys has no other beside it

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use tenure::{Locks, block_on, fence};
-use tenure_testkit::servers::{Postgres, Server, Value, eventually};
+use tenure_testkit::servers::{MariaDb, Postgres, Server, Value, eventually};
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// Names that would end a string, or be two for a database that folds case or blanks.
@@ -220,6 +220,118 @@ fn in_postgres_tokens_of_racing_writers_are_written_in_order() {
     let mut observer = psql(&server);
     assert_eq!(observer.run(FELL), "0");
     assert_eq!(observer.run("SELECT max(token) FROM draw;"), "80", "the newest is never refused");
+}
+
+/// A server with the text, and with a table to write to.
+fn mariadb() -> MariaDb {
+    let server = MariaDb::start();
+    let mut session = mariadb_session(&server);
+    session.passes(fence::MYSQL);
+    session.passes("CREATE TABLE draw (n BIGINT PRIMARY KEY AUTO_INCREMENT, token BIGINT) ENGINE = InnoDB;");
+    server
+}
+
+fn mariadb_session(server: &MariaDb) -> Session {
+    let mut client = server.client();
+    client.arg("--force");
+    Session::start(client, "SELECT 'done';")
+}
+
+/// In strings of MariaDB a backslash is an escape.
+fn call(name: &str, token: &str) -> String {
+    format!("CALL tenure_pass({}, {token});", quoted(&name.replace('\\', "\\\\")))
+}
+
+#[test]
+fn mariadb_refuses_an_old_token_and_accepts_an_equal_and_a_newer_one() {
+    let server = mariadb();
+    let mut session = mariadb_session(&server);
+    for name in NAMES {
+        for token in ["5", "5", "7", "9223372036854775807"] {
+            session.passes(&call(name, token));
+        }
+        for token in ["6", "1"] {
+            session.fails(&call(name, token), "(45000)");
+            session.fails(&call(name, token), "tenure: old token");
+        }
+    }
+    for wrong in ["0", "-1", "NULL"] {
+        session.fails(&call("new", wrong), "want a name and a token above 0");
+        session.fails(&call("draw", wrong), "want a name and a token above 0");
+    }
+    session.fails("CALL tenure_pass(NULL, 5);", "want a name");
+    session.fails(&call("draw", "9223372036854775808"), "(22003)");
+    let longest = "x".repeat(1_024);
+    session.passes(&call(&longest, "5"));
+    session.fails(&call(&format!("{longest}x"), "5"), "(22001)");
+    assert_eq!(session.run("SELECT count(*) FROM tenure_fence;"), (NAMES.len() + 1).to_string());
+}
+
+#[test]
+fn mariadb_keeps_a_refused_transaction_open_for_its_rollback() {
+    let server = mariadb();
+    let mut session = mariadb_session(&server);
+    session.passes(&call("draw", "7"));
+    session.passes("START TRANSACTION;");
+    session.fails(&call("draw", "6"), "tenure: old token");
+    session.passes("INSERT INTO draw (token) VALUES (6);");
+    assert_eq!(session.run("SELECT @@in_transaction;"), "1");
+    session.passes("ROLLBACK;");
+    assert_eq!(session.run("SELECT count(*) FROM draw;"), "0");
+}
+
+#[test]
+fn mariadb_judges_a_token_after_the_transaction_before_it_has_ended() {
+    let server = mariadb();
+    let race = |isolation: &str, name: &str, first: &str, end: &str, second: &str| {
+        let (mut one, mut other) = (mariadb_session(&server), mariadb_session(&server));
+        for session in [&mut one, &mut other] {
+            session.passes(&format!("SET SESSION TRANSACTION ISOLATION LEVEL {isolation};"));
+            session.passes("START TRANSACTION;");
+        }
+        one.passes(&call(name, first));
+        other.send(&call(name, second));
+        let mut observer = mariadb_session(&server);
+        // InnoDB shows this table as it was until it has not been looked at for 100 ms.
+        let waits = "DO SLEEP(0.15);
+            SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT';";
+        eventually("the second waits for the first", LIMIT, || observer.run(waits) == "1");
+        one.passes(end);
+        other.answer()
+    };
+    for isolation in ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"] {
+        let name = quoted(isolation);
+        let refused = race(isolation, &name, "8", "COMMIT;", "7");
+        assert!(refused.contains("old token"), "{isolation}: {refused}, the name's first tokens");
+        assert_eq!(race(isolation, &name, "9", "COMMIT;", "10"), "", "{isolation}");
+        let refused = race(isolation, &name, "12", "COMMIT;", "11");
+        assert!(refused.contains("old token"), "{isolation}: {refused}");
+        assert_eq!(race(isolation, &name, "14", "ROLLBACK;", "13"), "", "{isolation}: 14 wrote nothing");
+    }
+}
+
+#[test]
+fn in_mariadb_tokens_of_racing_writers_are_written_in_order() {
+    let server = mariadb();
+    for round in 0..10 {
+        let start = |at: u64| {
+            let token = (round * 4 + (at * 3 + round) % 4 + 1).to_string();
+            let write = format!("INSERT INTO draw (token) VALUES ({token});");
+            let mut client = server.client();
+            // The client ends at a refusal, which rolls back.
+            client.args(["-e", &format!("START TRANSACTION; {} {write} COMMIT;", call("race", &token))]);
+            client.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the client mariadb")
+        };
+        let writers: Vec<_> = (0..4).map(start).collect();
+        for writer in writers {
+            let ended = writer.wait_with_output().expect("its output");
+            let said = String::from_utf8_lossy(&ended.stderr);
+            assert!(ended.status.success() || said.contains("old token"), "{said}");
+        }
+    }
+    let mut observer = mariadb_session(&server);
+    assert_eq!(observer.run(FELL), "0");
+    assert_eq!(observer.run("SELECT max(token) FROM draw;"), "40", "the newest is never refused");
 }
 
 /// A file of SQLite with the text, and with a table to write to.

@@ -39,7 +39,8 @@ fn the_record_machine_in_lua_answers_as_the_one_in_rust() {
     let server = Server::with_clock();
     let mut now_us = 1_800_000_000_000_000;
     server.clock().freeze_us(now_us);
-    let store = Redis::open(&server.url(), Driver::start().expect("a thread")).expect("a store");
+    let store =
+        Redis::open(&server.url(), Driver::start().expect("a thread")).expect("a store").scripts_only();
     let mut eye = server.client().expect("a connection");
     let mut random = Random(5);
     let owners: Vec<_> = (0..3).map(|_| Owner::new("twin").expect("an owner")).collect();

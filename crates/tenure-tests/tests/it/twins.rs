@@ -88,7 +88,8 @@ impl Bench {
         let server = Server::with_clock();
         let now_us = 1_800_000_000_000_000;
         server.clock().freeze_us(now_us);
-        let store = Redis::open(&server.url(), Driver::start().expect("a thread")).expect("a store");
+        let store =
+            Redis::open(&server.url(), Driver::start().expect("a thread")).expect("a store").scripts_only();
         let mut listener = server.client().expect("a connection");
         for key in KEYS {
             for rule in [LockSpec::Mutex, LockSpec::Reentrant] {

@@ -25,6 +25,7 @@ mod confirmed;
 mod keep;
 mod pairs;
 mod queue;
+mod reads;
 mod turns;
 mod wake;
 
@@ -34,7 +35,7 @@ const ROUND: Duration = Duration::from_millis(700);
 /// What is measured, how it is called, and how good it is meant to be.
 type Row = (&'static str, fn(&str, &Server));
 
-const ROWS: [Row; 12] = [
+const ROWS: [Row; 16] = [
     ("uncontended pairs/s, one task", |what, at| pairs::pairs(what, at, "mutex", 1, 0.95)),
     ("uncontended pairs/s, 64 tasks", |what, at| pairs::pairs(what, at, "mutex", 64, 0.8)),
     ("uncontended pairs/s, 64 tasks, reentrant", |what, at| pairs::pairs(what, at, "reentrant", 64, 0.5)),
@@ -44,8 +45,12 @@ const ROWS: [Row; 12] = [
     ("turns of 1 ms, 16 tasks, fair: the same", |what, at| turns::turns(what, at, "fair", 1, 16, 0.85)),
     ("release to return in another process, µs", wake::mutex),
     ("release to return in another process, fair, µs", wake::fair),
+    ("resign to lead in another process, µs", wake::election),
     ("server time of an acquire of a queue, µs", queue::server_time),
     ("waiting and holding", keep::keep),
+    ("reads/s of a fresh value, one task", |what, at| reads::reads(what, at, 1, false)),
+    ("reads/s of a fresh value, 64 tasks", |what, at| reads::reads(what, at, 64, false)),
+    ("reads/s of a stale value, 64 tasks", |what, at| reads::reads(what, at, 64, true)),
     ("pairs/s, 64 tasks, acks=1, beside a WAIT for each", |what, _| confirmed::pairs(what, 64, 4.0)),
 ];
 
@@ -56,6 +61,7 @@ fn main() {
             return turns::process(url, kind, tasks.parse().expect("a number"));
         }
         [_, "waiter", url, kind] => return wake::waiter(url, kind),
+        [_, "candidate", url] => return wake::candidate(url),
         [_, "hop", url, then] => return wake::hop(url, then),
         _ => {}
     }

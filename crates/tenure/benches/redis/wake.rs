@@ -56,6 +56,17 @@ pub(crate) fn waiter(url: &str, kind: &str) {
     }
 }
 
+/// Leads each time it is told to, and says when it did.
+pub(crate) fn candidate(url: &str) {
+    let election = Locks::open(url).expect("a store").election("wake", "peer").expect("a name");
+    for _ in std::io::stdin().lines() {
+        let term = block_on(election.campaign()).expect("a term");
+        let led = now();
+        block_on(term.resign()).expect("it led");
+        println!("{led}");
+    }
+}
+
 /// The bare hop: hears a message, sends one command if it is to ask, and says when it had what it
 /// wanted.
 pub(crate) fn hop(url: &str, then: &str) {
@@ -80,6 +91,16 @@ pub(crate) fn hop(url: &str, then: &str) {
     });
 }
 
+/// From a leader's resignation to the next leader, beside a message alone.
+pub(crate) fn election(what: &str, server: &Server) {
+    let url = server.url();
+    let election = Locks::open(&url).expect("a store").election("wake", "this").expect("a name");
+    let lead = || block_on(election.campaign()).expect("a term");
+    wake_up_by(what, &url, &["candidate", &url], "go on", 3.0, lead, |term| {
+        block_on(term.resign()).expect("it led");
+    });
+}
+
 /// The waiter is told and asks; so does the bare one.
 pub(crate) fn mutex(what: &str, server: &Server) {
     wake_up(what, &server.url(), "mutex", "ask");
@@ -91,20 +112,43 @@ pub(crate) fn fair(what: &str, server: &Server) {
 }
 
 fn wake_up(what: &str, url: &str, kind: &str, then: &str) {
-    const TIMES: usize = 300;
     let locks = Locks::open(url).expect("a store");
     let lock = Lock::new(&locks, kind, "wake");
-    let mut peer = Peer::start(&["waiter", url, kind]);
+    wake_up_by(
+        what,
+        url,
+        &["waiter", url, kind],
+        then,
+        1.5,
+        || block_on(lock.lock()),
+        |guard| {
+            block_on(guard.release()).expect("a release");
+        },
+    );
+}
+
+/// The medians of a hand-over to a peer and of a message to the bare one, in turns.
+fn wake_up_by<T>(
+    what: &str,
+    url: &str,
+    peer: &[&str],
+    then: &str,
+    reach: f64,
+    take: impl Fn() -> T,
+    give: impl Fn(T),
+) {
+    const TIMES: usize = 300;
+    let mut peer = Peer::start(peer);
     let mut bare_peer = Peer::start(&["hop", url, then]);
     let mut connection = bare(url);
     bare_peer.hear();
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..TIMES {
-        let guard = block_on(lock.lock());
+        let taken = take();
         peer.say("wait");
         thread::sleep(Duration::from_millis(4));
         let began = now();
-        block_on(guard.release()).expect("a release");
+        give(taken);
         ours.push((peer.hear().saturating_sub(began)) as f64 / 1e3);
         thread::sleep(Duration::from_millis(4));
         let began = now();
@@ -113,5 +157,5 @@ fn wake_up(what: &str, url: &str, kind: &str, then: &str) {
         theirs.push((bare_peer.hear().saturating_sub(began)) as f64 / 1e3);
     }
     let (ours, theirs) = (median(ours), median(theirs));
-    row(what, ours, theirs, ours / theirs, "<= 1.5");
+    row(what, ours, theirs, ours / theirs, &format!("<= {reach}"));
 }

@@ -2,17 +2,19 @@
 -- same order, as sections, because on the server to define a function costs as much as to call a
 -- command. Who was granted by plain commands has written the owner alone.
 --
--- KEYS   1 the lock   2 for acquire, the counter of tokens; with a ballot, also for release, the highest ballot seen
+-- KEYS   1 the lock
+--        2 for acquire and detach, the counter of tokens; with a ballot, the highest ballot seen
 -- ARGV   acquire owner request ttl_ms ballot         ballot: '' lets the server assign the token
---        renew   owner request ttl_ms
+--        renew   owner request ttl_ms detach      detach: the hold gets a token where it has none
 --        release owner request ballot whose channel publish
 --                whose: mine | anyone | foreign      publish: PUBLISH, or SPUBLISH on a cluster that has it
 --        inspect owner request
 -- Reply  { owner, request, answer, ... }, and held and released as one string, with spaces, because a list takes longer;
 --        where the answer is one of
---        held token            busy holder left_ms     free       released [unheard]
+--        held token [new]      busy holder left_ms     free       released [unheard]
 --        found mutex holder left_ms unheard            mismatch kind [capacity]
 --        behind ballot         ahead
+--        new:     its token was counted for this request
 --        left_ms: -1 where there is no TTL
 --        holder:  the value, its first 1024 bytes; of a hash its only field; of anything else the type, as (list)
 --        unheard: '', or why those who wait could not be told; only where a hold has ended
@@ -58,11 +60,11 @@ if value and not held and not theirs then
   theirs = { owner, request, 'busy', value, redis.call('PTTL', lock) }
 end
 
-if verb == 'acquire' then
+if verb == 'acquire' or held == '0' and ARGV[5] == 'detach' then
   if theirs then
     return theirs
   end
-  local ttl_ms, ballot, token = ARGV[4], ARGV[5], held
+  local ttl_ms, ballot, token = ARGV[4], verb == 'acquire' and ARGV[5] or '', held
   if ballot == '' and (not held or held == '0') then
     -- assign: above the last token and not below the clock. Written before the lock itself. Also
     -- where its owner holds without a token: by plain commands, whose answer was lost.
@@ -92,7 +94,7 @@ if verb == 'acquire' then
     -- A hold that gets another token must not have its lease shortened either.
     local left = held and redis.call('PTTL', lock) or 0
     redis.call('SET', lock, owner .. '#' .. token, 'PX', left > tonumber(ttl_ms) and left or ttl_ms)
-    return owner .. ' ' .. request .. ' held ' .. token
+    return owner .. ' ' .. request .. ' held ' .. token .. (ballot == '' and ' new' or '')
   end
   -- The same grant again.
   verb = 'renew'

@@ -6,8 +6,8 @@
 
 use super::lease::{BALLOT_AHEAD_US, BALLOT_BEHIND_US, BALLOT_MS};
 use super::{
-    Answer, Data, Entry, Fence, Notification, Now, Op, ReleaseScope, State, Verb, force, inspect, other_kind,
-    parse_value,
+    Answer, Data, Entry, Fence, Liveness, Notification, Now, Op, ReleaseScope, State, Verb, force, inspect,
+    other_kind, parse_value,
 };
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -16,7 +16,9 @@ use crate::planted::{Bug, planted};
 pub fn apply(state: &mut State, counter: &mut u64, now: Now, op: &Op) -> (Answer, Option<Notification>) {
     match op.verb {
         Verb::Acquire { ttl_ms, fence, .. } => (acquire(state, counter, now, &op.owner, ttl_ms, fence), None),
-        Verb::Renew { ttl_ms, .. } => (renew(state, counter, now, &op.owner, ttl_ms), None),
+        Verb::Renew { ttl_ms, bind, .. } => {
+            (renew(state, counter, now, &op.owner, ttl_ms, bind == Some(Liveness::Lease)), None)
+        }
         Verb::Release { fence, whose, .. } => release(state, now, &op.owner, fence, whose),
         Verb::Refresh { .. } | Verb::Inspect => (inspect(state, now, is_own), None),
     }
@@ -126,8 +128,17 @@ fn ballot_ms() -> u64 {
     if planted(Bug::BallotForgotten) { 0 } else { BALLOT_MS }
 }
 
-fn renew(state: &mut State, counter: &mut u64, now: Now, owner: &Owner, ttl_ms: u64) -> Answer {
+fn renew(
+    state: &mut State,
+    counter: &mut u64,
+    now: Now,
+    owner: &Owner,
+    ttl_ms: u64,
+    detaches: bool,
+) -> Answer {
     match ownership(state, now, owner) {
+        // The client that resumes it is to have a token too.
+        Ownership::Own { fence: 0 } if detaches => acquire(state, counter, now, owner, ttl_ms, Fence::Assign),
         Ownership::Own { fence } => {
             extend(state, now, ttl_ms);
             Answer::Held { fence }
@@ -208,7 +219,7 @@ mod tests {
     use super::*;
     use crate::name::LockName;
     use crate::protocol::queue::Queue;
-    use crate::protocol::{Kind, Liveness, LockSpec, apply, end};
+    use crate::protocol::{Kind, LockSpec, apply, end};
 
     /// One lock and a clock that a test moves.
     struct Bench {

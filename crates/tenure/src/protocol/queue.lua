@@ -309,8 +309,8 @@ if verb == 'acquire' and not number then
   end
   local lets_in = not waits and used + weight <= capacity
   if lets_in or wait_ms then
-    -- assign: above the last token and each number here, because the counter may have been lost, and
-    -- not below the clock. Written before the ticket.
+    -- assign: not below the clock, and above the last token and each number here, because the
+    -- counter may have been lost. Written before the ticket.
     local last = tonumber(call('GET', counter) or '0')
     if not last or last > now_us + 31536000000000 then
       return redis.error_reply('ERR the counter of tokens at ' .. counter .. ' is no number, or a year ahead of the clock; delete it')

@@ -559,7 +559,9 @@ impl Cache {
                 Boarding::Late => return Err(Error::overdue(self.name(), engine.store.url())),
                 Boarding::Turn(turn) => turn,
             };
-            if !lock.home.flights.may_ask(engine.now()) {
+            // Only a caller that goes on to ask may take the turn to ask a silent store. One that
+            // computes alone would take it each second, and the store would never be asked.
+            if matches!(how, How::WithStore) && !lock.home.flights.may_ask(engine.now()) {
                 how = self.without(Error::silent_lately(self.name(), engine.store.url()))?;
             }
             if let How::Alone = how {

@@ -93,7 +93,7 @@ impl Election {
     /// scripts.
     pub async fn campaign(&self) -> Result<Term> {
         loop {
-            let term =
+            let mut term =
                 Term::new(self.record.lock.lock().await?, self.record.clone(), Arc::clone(&self.payload));
             match term.write(Word::Elected, &self.payload).await {
                 Ok(()) if term.is_current() => return Ok(term),
@@ -164,8 +164,7 @@ impl Election {
             return Ok(None);
         };
         let holders = self.record.holders().await?;
-        let leads =
-            holders.iter().any(|(owner, fence)| *owner == last.leader.owner && *fence == last.leader.fence);
+        let leads = holders.iter().any(|(owner, _)| *owner == last.leader.owner);
         Ok(leads.then(|| last.leader.clone()))
     }
 

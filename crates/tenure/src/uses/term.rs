@@ -10,7 +10,7 @@ use crate::engine::lease::Lost;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::owner::Owner;
-use crate::protocol::record::{RecordAnswer, Then};
+use crate::protocol::record::{Record, RecordAnswer, Then};
 
 /// The time for which a candidate leads: see [`Election`](crate::Election).
 ///
@@ -29,11 +29,14 @@ pub struct Term {
     guard: Guard,
     record: RecordHandle,
     payload: Arc<str>,
+    /// The log as this term has written it last. Nothing else writes it while the term lasts, so a
+    /// resignation need not read it first.
+    written: Option<Record>,
 }
 
 impl Term {
     pub(super) fn new(guard: Guard, record: RecordHandle, payload: Arc<str>) -> Self {
-        Self { guard, record, payload }
+        Self { guard, record, payload, written: None }
     }
 
     /// The term as a fencing token: greater than that of every earlier term. See
@@ -128,11 +131,13 @@ impl Term {
     /// # Errors
     /// As [`Guard::release`].
     pub async fn resign(self) -> Result<()> {
-        let Self { guard, record, payload } = self;
-        let read = record.read().await;
+        let Self { guard, record, payload, written } = self;
         let (owner, fence) = (guard.owner().clone(), guard.fence());
-        let log =
-            read.ok().and_then(|seen| append(seen.record.as_ref(), Word::Resigned, fence, &owner, &payload));
+        let append = |log: Option<&Record>| append(log, Word::Resigned, fence, &owner, &payload);
+        let log = match &written {
+            Some(log) => append(Some(log)),
+            None => record.read().await.ok().and_then(|seen| append(seen.record.as_ref())),
+        };
         match log {
             // In one write: the lock is free right after.
             Some(log) => {
@@ -144,15 +149,20 @@ impl Term {
         }
     }
 
-    pub(super) async fn write(&self, word: Word, payload: &str) -> Result<()> {
+    pub(super) async fn write(&mut self, word: Word, payload: &str) -> Result<()> {
+        self.written = None; // unknown until the write is answered
         let seen = self.record.read().await?;
         let (owner, fence) = (self.guard.owner(), self.fence());
         let log = append(seen.record.as_ref(), word, fence, owner, payload);
         let log = log.ok_or_else(|| unreadable(&self.record))?;
         let mut put = put(owner, Duration::MAX, log);
         put.then = Then::Tell;
+        let value = Arc::clone(&put.value);
         match self.record.put(put).await? {
-            RecordAnswer::Stored { .. } => Ok(()),
+            RecordAnswer::Stored { at_us } => {
+                self.written = Some(Record { at_us, value });
+                Ok(())
+            }
             _ => {
                 let (name, store) = (&self.record.lock.name, self.record.engine().store.url());
                 Err(Error::lost(name, store, "another candidate may lead"))

@@ -13,7 +13,9 @@ use std::time::Instant;
 mod killed;
 mod log;
 mod member;
+mod stampede;
 mod ten_thousand;
+mod windows;
 
 #[derive(Clone, Copy)]
 struct Test {
@@ -47,6 +49,12 @@ const HALVES: [&[Test]; 2] = [
     ],
 ];
 
+/// Side by side: both mostly wait.
+const USES: [&[Test]; 2] = [
+    &[Test { name: "a_thousand_readers_compute_a_value_once_at_each_expiry", run: stampede::crowd }],
+    &[Test { name: "a_job_runs_once_in_a_window_though_runners_are_killed_and_paused", run: windows::crowd }],
+];
+
 /// By itself: it counts what a hand-over costs.
 const ALONE: &[Test] = &[Test {
     name: "ten_thousand_who_wait_for_a_fair_mutex_get_it_in_order_for_two_scripts_a_turn",
@@ -55,19 +63,29 @@ const ALONE: &[Test] = &[Test {
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    if args.first().is_some_and(|first| first == member::MARK) {
-        member::run(&args[1..]);
+    let is_process = match args.first().map(String::as_str) {
+        Some(member::MARK) => Some(member::run as fn(&[String])),
+        Some(stampede::MARK) => Some(stampede::read as fn(&[String])),
+        Some(windows::MARK) => Some(windows::run as fn(&[String])),
+        _ => None,
+    };
+    if let Some(run) = is_process {
+        run(&args[1..]);
         return ExitCode::SUCCESS;
     }
     let parts: Vec<&str> = args.iter().map(String::as_str).filter(|arg| !arg.starts_with('-')).collect();
     let is_meant = |name: &str| parts.is_empty() || parts.iter().any(|part| name.contains(part));
     let failed = |tests: &[Test]| tests.iter().filter(|test| is_meant(test.name) && !passes(test)).count();
     let begun = Instant::now();
-    let failures = thread::scope(|scope| {
-        let halves = HALVES.map(|half| scope.spawn(move || failed(half)));
-        halves.map(|half| half.join().expect("a panic of a test is caught")).iter().sum::<usize>()
-    }) + failed(ALONE);
-    let meant = HALVES.into_iter().flatten().chain(ALONE).filter(|test| is_meant(test.name)).count();
+    let side_by_side = |halves: [&'static [Test]; 2]| {
+        thread::scope(|scope| {
+            let halves = halves.map(|half| scope.spawn(move || failed(half)));
+            halves.map(|half| half.join().expect("a panic of a test is caught")).iter().sum::<usize>()
+        })
+    };
+    let failures = side_by_side(HALVES) + side_by_side(USES) + failed(ALONE);
+    let meant =
+        HALVES.into_iter().chain(USES).flatten().chain(ALONE).filter(|test| is_meant(test.name)).count();
     let (verdict, passed) = (if failures == 0 { "ok" } else { "FAILED" }, meant - failures);
     let took = begun.elapsed().as_secs_f64();
     println!("test result: {verdict}. {passed} passed; {failures} failed; finished in {took:.2}s");

@@ -4,6 +4,7 @@
 #[cfg(tenure_planted)]
 mod directory;
 mod one_server;
+mod pair_bytes;
 #[cfg(tenure_planted)]
 mod planted;
 mod quorum;

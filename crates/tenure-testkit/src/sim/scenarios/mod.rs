@@ -2,6 +2,7 @@
 //! minute, or a future that is not polled when its answer comes. Each fails with its planted bug,
 //! and goes well without.
 
+mod pairs;
 mod uses;
 
 use std::future::{Future, poll_fn};
@@ -25,12 +26,16 @@ use crate::sim::regime::Faults;
 pub type Outcome = Result<(), String>;
 
 /// Each scenario, and the bug with which it fails.
-pub const ALL: [(Bug, fn() -> Outcome); 8] = [
+pub const ALL: [(Bug, fn() -> Outcome); 12] = [
     (Bug::GrantUnverified, a_grant_that_is_handed_out_after_a_restart_is_verified),
     (Bug::RetriesByTtl, a_hold_that_was_handed_on_survives_a_refusing_server),
     (Bug::DetachedTakenForLost, a_renewal_beside_a_detach_costs_nothing),
     (Bug::SweepStops, a_dead_crowd_keeps_nobody_waiting),
     (Bug::LettingInStops, a_crowd_of_readers_is_let_in_at_once),
+    (Bug::PairUnraised, pairs::a_connection_begins_with_a_token_above_the_clock),
+    (Bug::PairUncounted, pairs::a_lost_counter_is_noticed),
+    (Bug::PairUnread, pairs::a_lock_that_is_taken_meanwhile_is_not_held),
+    (Bug::PairLeftBehind, pairs::a_refusal_leaves_nothing_behind),
     (Bug::RecordOfAnyone, uses::a_value_from_before_an_invalidation_is_not_kept),
     (Bug::WindowFromClient, uses::hosts_whose_clocks_differ_run_a_job_once_in_a_window),
     (Bug::TermSkipped, uses::an_observer_is_told_of_every_term),

@@ -86,6 +86,8 @@ fn the_rights_that_a_cluster_asks_for_are_enough_and_each_is_needed() {
         allow(&cluster, &less);
         // Some are missed by a call, all by the server.
         let _ = hand_over_while_it_moves(&cluster, &name);
-        assert!(denied(&cluster).contains(&right[1..].to_owned()), "{right}: {:?}", denied(&cluster));
+        let begin = right[1..].trim_end_matches('*');
+        let is_missed = denied(&cluster).iter().any(|denied| denied.starts_with(begin));
+        assert!(is_missed, "{right}: {:?}", denied(&cluster));
     }
 }

@@ -90,16 +90,21 @@ pub(crate) fn first_arguments() -> Vec<&'static str> {
     said.split([',', ' ']).filter(|word| ["verb", "owner", "request"].contains(word)).collect()
 }
 
-/// The key of a lock with the counter and the channel that belong to it, by the page's own examples
+/// The key of a lock with the ballot and the channel that belong to it, by the page's own examples
 /// of each sort of name.
 pub(crate) fn side_keys() -> Vec<[&'static str; 3]> {
-    let rows = table("| the lock's key | its counter |").into_iter();
+    let rows = table("| the lock's key | its ballot |").into_iter();
     rows.map(|row| [0, 1, 2].map(|cell| *quoted(row[cell]).last().expect("an example"))).collect()
 }
 
-/// The counter of a lock whose name is as plain as the page's plainest.
-pub(crate) fn counter(name: &str) -> String {
-    plain_row()[1].replace(plain_row()[0], name)
+/// The counter of tokens of a database.
+pub(crate) fn counter() -> &'static str {
+    quoted_after("All locks of a database have one counter of tokens,")
+}
+
+/// What stands behind a token that was counted for the request.
+pub(crate) fn counted() -> &'static str {
+    quoted_after("Behind the token of a mutex stands")
 }
 
 /// Where the end of its holds is told.

@@ -3,4 +3,4 @@
 mod conformance;
 mod faults;
 mod masks;
-mod nodes;
+pub(crate) mod nodes;

@@ -337,6 +337,46 @@ fn without_its_store_a_cache_computes_or_fails_and_returns_without_a_stampede() 
 }
 
 #[test]
+fn processes_whose_readers_never_rest_notice_that_their_store_is_back() {
+    let server = Server::start();
+    on(async {
+        let (work, is_over) = (Work::default(), Arc::new(AtomicU64::new(0)));
+        let readers = (0..4).flat_map(|_| {
+            let locks = Locks::open(&server.url()).expect("a URL");
+            let (work, is_over) = (work.clone(), Arc::clone(&is_over));
+            (0..50).map(move |_| {
+                let cache = locks.cache("back").expect("a name").jitter(0.0).early(0.0);
+                let (work, is_over) = (work.clone(), Arc::clone(&is_over));
+                tokio::spawn(async move {
+                    // A fifth of the time for which a silent store is left alone.
+                    while is_over.load(Ordering::SeqCst) == 0 {
+                        let value = cache.get_or_compute(ms(1_000), async || work.take(ms(200)).await).await;
+                        assert!(!value.is_err_and(|error| !error.is_overdue()), "an outage is no error");
+                        tokio::time::sleep(ms(150)).await;
+                    }
+                })
+            })
+        });
+        let readers = readers.collect::<Vec<_>>();
+        eventually("a value", || async { work.begun() > 0 }).await;
+        server.stop();
+        tokio::time::sleep(ms(5_000)).await;
+        server.cont();
+        // Two seconds have two values with the store, and ten of each client without it.
+        let settles = || async {
+            let before = work.begun();
+            tokio::time::sleep(ms(2_000)).await;
+            work.begun() - before <= 4
+        };
+        eventually("one computation at each expiry", settles).await;
+        is_over.store(1, Ordering::SeqCst);
+        for reader in join_all(readers).await {
+            reader.expect("no panic");
+        }
+    });
+}
+
+#[test]
 fn what_cannot_keep_records_refuses_caches_with_the_reason() {
     on(async {
         let quorum = Locks::quorum([Locks::memory(), Locks::memory(), Locks::memory()]).expect("members");

@@ -6,11 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, join_all, pending, select};
-use tenure::internals::store::redis::Redis;
-use tenure::internals::{Driver, Moment, Runtime, locks};
+use futures_util::future::{join_all, pending, select};
 use tenure::{Frees, Locks, Options, Outcome, Period};
 use tenure_testkit::servers::Server;
+use tenure_testkit::skewed;
 use tokio::sync::Notify;
 
 use super::{everywhere, on};
@@ -61,43 +60,10 @@ fn a_job_runs_once_in_each_window_whoever_asks() {
     });
 }
 
-/// A client whose wall clock is wrong.
-#[derive(Debug)]
-struct Skewed {
-    driver: Arc<Driver>,
-    by_us: i64,
-}
-
-impl Runtime for Skewed {
-    fn now(&self) -> Moment {
-        self.driver.now()
-    }
-
-    fn unix_micros(&self) -> u64 {
-        self.driver.unix_micros().saturating_add_signed(self.by_us)
-    }
-
-    fn random(&self) -> u64 {
-        self.driver.random()
-    }
-
-    fn sleep_until(&self, at: Moment) -> BoxFuture<'static, ()> {
-        self.driver.sleep_until(at)
-    }
-
-    fn spawn(&self, task: BoxFuture<'static, ()>) {
-        self.driver.spawn(task);
-    }
-}
-
 #[test]
 fn clocks_that_differ_do_not_run_a_job_twice_in_a_window() {
     let server = Server::start();
-    let clients = [-400, -250, 0, 130, 400].map(|skew_ms| {
-        let runtime = Arc::new(Skewed { driver: Driver::start().expect("a thread"), by_us: skew_ms * 1_000 });
-        let store = Redis::open(&server.url(), Arc::clone(&runtime) as _).expect("a store");
-        locks(Arc::new(store), runtime, Options::new()).expect("options")
-    });
+    let clients = [-400, -250, 0, 130, 400].map(|by_ms| skewed::client(&server.url(), by_ms, Options::new()));
     let runs = on(ask_all(clients.to_vec(), ms(300), ms(3_000)));
     assert!(runs.values().all(|count| *count == 1), "{runs:?}");
     assert!(runs.len() >= 8, "{} windows of 10", runs.len());

@@ -1,8 +1,8 @@
 //! Locks on Redis or Valkey: on one server here, on a cluster of them by [`Cluster`].
 //!
 //! A request is one script, named by its SHA-1, on a connection that all callers share; the script
-//! runs the machine of `protocol` on the server, by the server's clock. This
-//! module maps requests to scripts and replies back to answers. Its neighbours keep the connection,
+//! runs the machine of `protocol` on the server, by the server's clock. A mutex that no client waits
+//! for takes plain commands instead: `requests/pair.rs`. This module maps requests to scripts and replies back to answers. Its neighbours keep the connection,
 //! read what comes over it, and receive notifications.
 
 mod cluster;
@@ -25,7 +25,7 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 use redis::Value;
 
 pub use cluster::Cluster;
-pub use connection::{Dial, Stream};
+pub use connection::{Dial, Dialled, Stream};
 pub use console::{Console, Reply, ballot_key, fence_key, keys_with, wake_channel};
 pub use requests::scripted;
 pub use topology::{Access, Address, Sentinels, Target, Terms, Topology};
@@ -115,6 +115,12 @@ impl Redis {
         let Access { db, terms, .. } = target.access;
         let url = target.shown();
         Self::with(Connector::only(Arc::clone(&runtime), dial, target), db, terms, url, runtime)
+    }
+
+    /// The same store, where each request is a script, as behind a proxy.
+    pub fn scripts_only(self) -> Self {
+        self.node.pairs.turn_off();
+        self
     }
 
     fn with(connector: Connector, db: u32, terms: Terms, url: Arc<str>, runtime: Arc<dyn Runtime>) -> Self {

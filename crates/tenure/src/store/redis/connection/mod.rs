@@ -6,6 +6,7 @@ pub(crate) mod server_clock;
 pub(crate) mod supervisor;
 #[cfg(feature = "tls")]
 mod tls;
+pub(crate) mod tokens;
 
 use std::error::Error;
 use std::fmt;
@@ -44,7 +45,21 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 /// Access to the network: a simulation provides its streams here.
 pub trait Dial: fmt::Debug + Send + Sync + 'static {
     /// Opens a stream. The future is polled by a task of the runtime.
-    fn dial(&self, to: &Address) -> BoxFuture<'static, io::Result<Pin<Box<dyn Stream>>>>;
+    fn dial(&self, to: &Address) -> BoxFuture<'static, io::Result<Dialled>>;
+}
+
+/// An open stream.
+pub struct Dialled {
+    /// The stream.
+    pub stream: Pin<Box<dyn Stream>>,
+    /// This end of it, as a server shows it that is at the other end.
+    pub local: Option<String>,
+}
+
+impl fmt::Debug for Dialled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dialled").field("local", &self.local).finish_non_exhaustive()
+    }
 }
 
 /// The system's network.
@@ -58,7 +73,7 @@ impl Network {
 }
 
 impl Dial for Network {
-    fn dial(&self, to: &Address) -> BoxFuture<'static, io::Result<Pin<Box<dyn Stream>>>> {
+    fn dial(&self, to: &Address) -> BoxFuture<'static, io::Result<Dialled>> {
         let (to, runtime) = (to.clone(), Arc::clone(&self.0));
         async move {
             Ok(match to {
@@ -67,9 +82,14 @@ impl Dial for Network {
                     let stream = first_of(addresses, &*runtime).await?;
                     // A request is one small write that wants to leave at once.
                     stream.set_nodelay(true)?;
-                    Box::pin(stream) as Pin<Box<dyn Stream>>
+                    let local = stream.local_addr().ok().map(|local| local.to_string());
+                    Dialled { stream: Box::pin(stream), local }
                 }
-                Address::Unix(path) => Box::pin(UnixStream::connect(path).await?),
+                Address::Unix(path) => {
+                    let stream = UnixStream::connect(&path).await?;
+                    let local = path.to_str().map(|path| format!("{path}:0"));
+                    Dialled { stream: Box::pin(stream), local }
+                }
             })
         }
         .boxed()
@@ -140,6 +160,10 @@ pub(crate) struct Connection {
     pub(crate) to: Address,
     /// What the server calls it, if it told.
     pub(crate) peer: Option<Peer>,
+    /// This end of it, as its server would show it if nothing were in between.
+    local: Option<String>,
+    /// It does show it so.
+    pub(crate) is_direct: bool,
     /// Which start of the server it is, and since when it has been up, if it told.
     pub(crate) life: Incarnation,
     /// How many replies and messages came in.
@@ -296,7 +320,8 @@ impl Connector {
         if requests && peer.is_none() {
             self.warn_of_late_requests(target, "it does not tell which connection this is");
         }
-        Ok(Connection { peer, life, ..connection })
+        let is_direct = peer.as_ref().is_some_and(|peer| connection.local.as_ref() == Some(&peer.addr));
+        Ok(Connection { peer, is_direct, life, ..connection })
     }
 
     /// A connection on which nothing is made ready for locks. What is published is passed over.
@@ -319,7 +344,7 @@ impl Connector {
         };
         stage("has not been reached");
         let dialled = self.by(deadline, self.dial.dial(&target.address)).await?;
-        let stream = dialled.map_err(|error| Failure::NotSent(Arc::new(error)))?;
+        let Dialled { stream, local } = dialled.map_err(|error| Failure::NotSent(Arc::new(error)))?;
         #[cfg(feature = "tls")]
         let stream = match (&target.access.tls, &target.address) {
             (Some(tls), Address::Tcp(host, _)) => {
@@ -372,7 +397,7 @@ impl Connector {
             .boxed(),
         );
         let (to, life) = (target.address.clone(), Incarnation::Unknown);
-        Ok(Connection { pipe, to, peer: None, life, heard, hangup, over })
+        Ok(Connection { pipe, to, peer: None, local, is_direct: false, life, heard, hangup, over })
     }
 
     async fn by<F: Future>(&self, deadline: Moment, work: F) -> Result<F::Output, Failure> {

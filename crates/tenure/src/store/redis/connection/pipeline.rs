@@ -20,8 +20,9 @@ use crate::events::{event, text};
 use crate::moment::Moment;
 use crate::runtime::Runtime;
 use crate::store::Failure;
-use crate::store::redis::connection::scriptless::Scriptless;
+use crate::store::redis::connection::scriptless::{Delete, Scriptless};
 use crate::store::redis::connection::server_clock::ServerClock;
+use crate::store::redis::connection::tokens::Tokens;
 use crate::store::redis::connection::{Connection, Peer};
 use crate::store::redis::topology::Address;
 
@@ -43,6 +44,12 @@ pub(crate) struct Pipeline {
     flights: Mutex<Flights>,
     /// Tells the watch to look again.
     look: Notify,
+    /// What is known of the server's counter of tokens.
+    pub(crate) tokens: Tokens,
+    /// The server sees this machine's own address: no proxy could put another server in its place.
+    pub(crate) is_direct: bool,
+    /// The command that deletes a key with a certain value, once the server was asked.
+    pub(crate) delete: OnceLock<Option<Delete>>,
     /// The commands in place of scripts, once the server was found to forbid scripts.
     pub(crate) plain: OnceLock<Scriptless>,
     /// The server's clock, once it was asked for it.
@@ -78,7 +85,7 @@ impl Pipeline {
         again: bool,
         runtime: Arc<dyn Runtime>,
     ) -> (Arc<Self>, oneshot::Receiver<()>) {
-        let Connection { pipe, to, peer, heard, hangup, over, .. } = connection;
+        let Connection { pipe, to, peer, is_direct, heard, hangup, over, .. } = connection;
         let greeted = heard.load(Ordering::Relaxed);
         let pipeline = Arc::new(Self {
             pipe,
@@ -89,6 +96,9 @@ impl Pipeline {
             runtime,
             flights: Mutex::default(),
             look: Notify::new(),
+            tokens: Tokens::default(),
+            is_direct,
+            delete: OnceLock::new(),
             plain: OnceLock::new(),
             clock: Mutex::default(),
             brings_script: AtomicBool::new(again),
@@ -321,7 +331,17 @@ mod tests {
         let (pipe, driver) = opened.expect("a connection");
         let ((hangup, hung), (done, over)) = (oneshot::channel(), oneshot::channel());
         let (to, life) = (Address::Tcp("h".into(), 1), crate::store::Incarnation::Unknown);
-        let connection = Connection { pipe, to, peer: None, life, heard: Arc::default(), hangup, over };
+        let connection = Connection {
+            pipe,
+            to,
+            peer: None,
+            local: None,
+            is_direct: false,
+            life,
+            heard: Arc::default(),
+            hangup,
+            over,
+        };
         let (pipeline, over) = Pipeline::new(connection, false, Arc::clone(runtime) as Arc<dyn Runtime>);
         (pipeline, (theirs, driver, hung, done, over))
     }

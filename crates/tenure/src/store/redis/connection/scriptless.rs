@@ -2,7 +2,10 @@
 
 use std::sync::atomic::AtomicBool;
 
+use redis::{Cmd, Value};
+
 use crate::store::Failure;
+use crate::store::redis::command::command;
 
 /// The commands in place of scripts.
 pub(crate) struct Scriptless {
@@ -14,6 +17,9 @@ pub(crate) struct Scriptless {
     pub(crate) sets: AtomicBool,
 }
 
+/// The question which of them a server has.
+pub(crate) const HAS_DELETE: [&str; 4] = ["COMMAND", "INFO", "DELIFEQ", "DELEX"];
+
 /// The command for that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Delete {
@@ -21,4 +27,25 @@ pub(crate) enum Delete {
     DelIfEq,
     /// Redis 8.4.
     DelEx,
+}
+
+impl Delete {
+    /// What the answer to [`HAS_DELETE`] says. A server that does not say has neither.
+    pub(crate) fn read(said: &Value) -> Option<Self> {
+        let Value::Array(commands) = said else { return None };
+        let known = |at: usize| matches!(commands.get(at), Some(Value::Array(_) | Value::Set(_)));
+        match (known(0), known(1)) {
+            (true, _) => Some(Self::DelIfEq),
+            (_, true) => Some(Self::DelEx),
+            _ => None,
+        }
+    }
+
+    /// Deletes this key if it has this value.
+    pub(crate) fn of(self, key: &str, value: &str) -> Cmd {
+        match self {
+            Self::DelIfEq => command(&["DELIFEQ", key, value]),
+            Self::DelEx => command(&["DELEX", key, "IFEQ", value]),
+        }
+    }
 }

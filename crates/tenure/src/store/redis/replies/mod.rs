@@ -14,6 +14,8 @@ pub(crate) struct Read {
     pub(crate) answer: Answer,
     /// Why those who wait could not be told that it is free.
     pub(crate) unheard: Option<String>,
+    /// The token was counted for this request: the counter is at least at the server's clock.
+    pub(crate) is_counted: bool,
 }
 
 /// Reads the reply to `op`; the error says what is wrong with it.
@@ -55,7 +57,12 @@ fn read_line(line: &[u8], op: &Op) -> Result<Read, &'static str> {
     let mut words = line.split(' ');
     is_for(op, words.next().map(str::as_bytes), words.next().and_then(digits))?;
     let word = words.next().ok_or("a reply without an answer")?;
-    let answer = match (op.rule, word, [words.next(), words.next(), words.next()]) {
+    let rest = [words.next(), words.next(), words.next()];
+    let is_counted = op.rule == LockSpec::Mutex && matches!(rest, [Some(_), Some("new"), None]);
+    let answer = match (op.rule, word, rest) {
+        (_, "held", [Some(token), Some(_), None]) if is_counted => {
+            digits(token).map(|fence| Answer::Held { fence })
+        }
         (_, "held", [Some(token), None, None]) => digits(token).map(|fence| Answer::Held { fence }),
         (LockSpec::Queue(_), "waiting", [Some(ticket), Some(retry_in_ms), None]) => {
             let retry_in_ms = if retry_in_ms == "-1" { Some(None) } else { digits(retry_in_ms).map(Some) };
@@ -70,7 +77,8 @@ fn read_line(line: &[u8], op: &Op) -> Result<Read, &'static str> {
         _ => None,
     };
     let answer = answer.ok_or("a malformed answer")?;
-    Ok(Read { answer: if is_bounded { answer.and_more() } else { answer }, unheard: None })
+    let answer = if is_bounded { answer.and_more() } else { answer };
+    Ok(Read { answer, unheard: None, is_counted })
 }
 
 /// What the mutex and the reentrant machine answer.
@@ -94,7 +102,7 @@ fn read_answer(answer: &[u8], rest: &[Value]) -> Option<Read> {
         }
         (answer, rest) => (read_common(answer, rest)?, None),
     };
-    Some(Read { answer, unheard: unheard.filter(|why| !why.is_empty()) })
+    Some(Read { answer, unheard: unheard.filter(|why| !why.is_empty()), is_counted: false })
 }
 
 /// What the queue answers. Each request may stop at its bound, which is said behind
@@ -137,7 +145,8 @@ fn read_queue(answer: &[u8], rest: &[Value], op: &Op) -> Option<Read> {
         }
         (answer, rest) => read_common(answer, rest)?,
     };
-    Some(Read { answer: if is_bounded { answer.and_more() } else { answer }, unheard })
+    let answer = if is_bounded { answer.and_more() } else { answer };
+    Some(Read { answer, unheard, is_counted: false })
 }
 
 /// What all machines answer.
@@ -271,7 +280,7 @@ mod tests {
             (vec![bulk("behind"), bulk("9")], Answer::Behind { ballot: 9 }),
             (vec![bulk("ahead")], Answer::Ahead),
         ] {
-            assert_eq!(read(&reply(&op, &rest), &op), Ok(Read { answer, unheard: None }));
+            assert_eq!(read(&reply(&op, &rest), &op), Ok(Read { answer, unheard: None, is_counted: false }));
         }
         let unheard = read(&reply(&op, &[bulk("released"), bulk("NOPERM")]), &op).expect("a reply").unheard;
         assert_eq!(unheard.as_deref(), Some("NOPERM"));
@@ -284,6 +293,7 @@ mod tests {
         let line = |op: &Op, rest: &str| read(&bulk(&format!("{} {} {rest}", op.owner, op.request)), op);
         for (op, rest, answer) in [
             (op(), "held 17", Answer::Held { fence: 17 }),
+            (op(), "held 17 new", Answer::Held { fence: 17 }),
             (op(), "released", Answer::Released { left: 0 }),
             (reentrant(), "held 17", Answer::Held { fence: 17 }),
             (reentrant(), "released 2", Answer::Released { left: 2 }),
@@ -294,7 +304,8 @@ mod tests {
             (queue(), "released more", Answer::Released { left: 0 }.and_more()),
             (queue(), "waiting 18 -1 more", Answer::Waiting { ticket: 18, retry_in_ms: None }.and_more()),
         ] {
-            assert_eq!(line(&op, rest), Ok(Read { answer, unheard: None }));
+            let is_counted = rest.ends_with(" new");
+            assert_eq!(line(&op, rest), Ok(Read { answer, unheard: None, is_counted }));
             let Op { owner, request, .. } = &op;
             for other in [format!("{owner}x {request} {rest}"), format!("{owner} {request}0 {rest}")] {
                 assert!(read(&bulk(&other), &op).is_err(), "{other}");
@@ -307,6 +318,8 @@ mod tests {
             (op(), ""),
             (op(), "held"),
             (op(), "held +17"),
+            (op(), "held 17 old"),
+            (queue(), "held 17 new"),
             (op(), "held 18446744073709551616"),
             (op(), "waiting 18 30"),
             (op(), "released 2"),

@@ -4,6 +4,7 @@
 pub(crate) mod ack_channel;
 pub(crate) mod keys;
 pub(crate) mod node;
+pub(crate) mod pair;
 pub(crate) mod record;
 pub(crate) mod script;
 pub mod scripted;
@@ -130,8 +131,12 @@ impl<'a> Request<'a> {
                 }
                 self.number(*ttl_ms).ballot(*fence);
             }
-            Verb::Renew { ttl_ms, .. } => {
+            Verb::Renew { ttl_ms, bind, .. } => {
                 self.number(*ttl_ms);
+                if let Some(Liveness::Lease) = bind {
+                    self.with_counter(space);
+                    self.text("detach");
+                }
             }
             Verb::Release { fence, whose, .. } => {
                 if let Fence::Ballot(_) = fence {

@@ -9,7 +9,10 @@ use crate::events::{event, text};
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Found, Holding, Kind, LockSpec, Op, QueueSpec, Verb, parse_value};
+use crate::planted::{Bug, planted};
+use crate::protocol::{
+    Answer, Fence, Found, Holding, Kind, LockSpec, Op, QueueSpec, ReleaseScope, Verb, parse_value,
+};
 use crate::runtime::Runtime;
 use crate::store::redis::command::command;
 use crate::store::redis::connection::Connector;
@@ -21,6 +24,7 @@ use crate::store::redis::replies;
 use crate::store::redis::replies::failure;
 use crate::store::redis::requests::ack_channel::{self, AckChannel};
 use crate::store::redis::requests::keys;
+use crate::store::redis::requests::pair::{self, Pairs, Tried};
 use crate::store::redis::requests::scriptless::ExclusiveConnection;
 use crate::store::redis::requests::{Request, RequestContext, answered, warn_unheard};
 use crate::store::redis::topology::slots;
@@ -34,6 +38,8 @@ pub(crate) struct Node {
     pub(crate) notifications: Arc<Notifications>,
     /// For what replicas have to confirm.
     pub(crate) ack_channel: Arc<AckChannel>,
+    /// For mutexes that no client waits for.
+    pub(crate) pairs: Pairs,
     /// For what needs a connection to itself.
     pub(crate) exclusive: ExclusiveConnection,
     /// For messages.
@@ -49,7 +55,15 @@ impl Node {
             ExclusiveConnection::new(Arc::clone(&connector), Arc::clone(&url)),
         );
         let ack_channel = AckChannel::new(Arc::clone(&connector), Arc::clone(&link));
-        Self { runtime, link, notifications: Notifications::new(connector), ack_channel, exclusive, url }
+        Self {
+            runtime,
+            link,
+            notifications: Notifications::new(connector),
+            ack_channel,
+            pairs: Pairs::default(),
+            exclusive,
+            url,
+        }
     }
 
     /// Carries out a request on this pipeline. What is rare is in a box: it would make the future
@@ -64,17 +78,16 @@ impl Node {
         if let Some(plain) = pipeline.plain.get() {
             return plain.ask(&self.exclusive, pipeline, op, context, deadline).boxed().await;
         }
-        let value = if ack_channel::is_for(op, context) {
-            self.ack_channel.ask(op, context, deadline).boxed().await
-        } else {
-            let in_flight = self.ack_channel.beside(&op.name, deadline).await?;
-            let value = run(pipeline, op, context, deadline).await;
-            if let (Some(in_flight), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) =
-                (in_flight, &value)
-            {
-                in_flight.answered();
-            }
-            value
+        let tried = match pair::is_for(op, context) {
+            true => self.pairs.ask(&*self.runtime, &self.url, pipeline, op, context, deadline).await,
+            false => Ok(Tried::NOT),
+        };
+        let value = match tried {
+            Ok(Tried::Answered(answer)) => return Ok(answer),
+            Ok(Tried::Said(value)) => Ok(value),
+            Ok(Tried::Undecided { may_hold: true }) => settled(pipeline, op, context, deadline).boxed().await,
+            Ok(Tried::Undecided { may_hold: false }) => self.by_script(pipeline, op, context, deadline).await,
+            Err(failure) => Err(failure),
         };
         let value = match value {
             Err(failure) if failure::forbids_scripts(&failure) => {
@@ -84,7 +97,10 @@ impl Node {
             value => value?,
         };
         match replies::read(&value, op) {
-            Ok(replies::Read { answer, unheard }) => {
+            Ok(replies::Read { answer, unheard, is_counted }) => {
+                if let (true, Answer::Held { fence }) = (is_counted, &answer) {
+                    pipeline.tokens.raised(*fence, self.runtime.now());
+                }
                 if let Some(why) = unheard {
                     warn_unheard(&self.url, op, &why);
                 }
@@ -106,6 +122,25 @@ impl Node {
                 Err(Failure::Unknown(Failure::cause(what)))
             }
         }
+    }
+
+    async fn by_script(
+        &self,
+        pipeline: &Pipeline,
+        op: &Op,
+        context: RequestContext,
+        deadline: Moment,
+    ) -> Result<Value, Failure> {
+        if ack_channel::is_for(op, context) {
+            return self.ack_channel.ask(op, context, deadline).boxed().await;
+        }
+        let in_flight = self.ack_channel.beside(&op.name, deadline).await?;
+        let value = run(pipeline, op, context, deadline).await;
+        if let (Some(in_flight), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) = (in_flight, &value)
+        {
+            in_flight.answered();
+        }
+        value
     }
 
     /// A part of its locks.
@@ -216,6 +251,27 @@ async fn run(
         value = pipeline.ask(&request.in_full(), deadline).await?;
     }
     answered(pipeline, value)
+}
+
+/// The script's answer after plain commands that may have taken the lock. What it refuses then is
+/// given back first: a refusal says that nothing is held.
+async fn settled(
+    pipeline: &Pipeline,
+    op: &Op,
+    context: RequestContext,
+    deadline: Moment,
+) -> Result<Value, Failure> {
+    let value = run(pipeline, op, context, deadline).await;
+    let Err(Failure::Refused(cause)) = value else { return value };
+    if planted(Bug::PairLeftBehind) {
+        return Err(Failure::Refused(cause));
+    }
+    let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own };
+    let back = Op { verb, ..op.clone() };
+    Err(match run(pipeline, &back, context, deadline).await {
+        Ok(_) => Failure::Refused(cause),
+        Err(_) => Failure::Unknown(cause),
+    })
 }
 
 /// The types of the keys at which locks stand.

@@ -13,13 +13,13 @@ pub(crate) struct Script {
 /// The mutex machine.
 pub(crate) static MUTEX: Script = Script {
     text: include_str!("../../../protocol/mutex.lua"),
-    sha: "c7556ab0cc18965299780d2f4a5d8b51c9b641ba",
+    sha: "070328c3a07b5c964e7e0854b0cf13e5b8fe53df",
     guarded: Some(&GUARDED_MUTEX),
 };
 
 static GUARDED_MUTEX: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/mutex.lua")),
-    sha: "7848519bdb3c5dba6e29e15592429c14b34fc3d6",
+    sha: "4a1bb4acc11dfcfddd84ee6bc1760c122389c0b6",
     guarded: None,
 };
 
@@ -42,13 +42,20 @@ static GUARDED_REENTRANT: Script = Script {
 /// The queue machine.
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../../../protocol/queue.lua"),
-    sha: "b078ccafecbde5f63850826b849e97574c2071bb",
+    sha: "68df5890ec7dc64302d15c83e9d2b4da1135d9c2",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/queue.lua")),
-    sha: "923fcc441ea30f82934f3dd2d781e494851ea300",
+    sha: "79fac0254e1ea71c2070740a282d11f9b2c116fc",
+    guarded: None,
+};
+
+/// The release of a mutex by its holder.
+pub(crate) static RELEASE: Script = Script {
+    text: include_str!("../../../protocol/release.lua"),
+    sha: "8b597ab1313d898281aca460bc0b1f5936dd0b9b",
     guarded: None,
 };
 
@@ -70,7 +77,9 @@ mod tests {
             let guarded = script.guarded.expect("each has one");
             assert_eq!(guarded.sha, sha1(guarded.text.as_bytes()));
         }
-        assert_eq!(RECORD.sha, sha1(RECORD.text.as_bytes()));
+        for script in [&RELEASE, &RECORD] {
+            assert_eq!(script.sha, sha1(script.text.as_bytes()));
+        }
         assert_eq!(sha1(b"abc"), "a9993e364706816aba3e25717850c26c9cd0d89d");
     }
 

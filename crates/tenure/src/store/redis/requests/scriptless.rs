@@ -23,7 +23,7 @@ use crate::runtime::Runtime;
 use crate::store::Failure;
 use crate::store::redis::command::command;
 use crate::store::redis::connection::pipeline::Pipeline;
-use crate::store::redis::connection::scriptless::{Delete, Scriptless};
+use crate::store::redis::connection::scriptless::{Delete, HAS_DELETE, Scriptless};
 use crate::store::redis::connection::supervisor::Supervisor;
 use crate::store::redis::connection::{Connector, by};
 use crate::store::redis::replies::{self, bytes};
@@ -57,17 +57,7 @@ impl ExclusiveConnection {
 impl Scriptless {
     /// Finds out what the server has, and keeps it with the connection.
     pub(crate) async fn look(pipeline: &Pipeline, why: Failure, deadline: Moment) -> Result<&Self, Failure> {
-        let said = pipeline.ask(&command(&["COMMAND", "INFO", "DELIFEQ", "DELEX"]), deadline).await?;
-        // A server that does not say has neither.
-        let known = |at: usize| match &said {
-            Value::Array(commands) => matches!(commands.get(at), Some(Value::Array(_) | Value::Set(_))),
-            _ => false,
-        };
-        let delete = match (known(0), known(1)) {
-            (true, _) => Some(Delete::DelIfEq),
-            (_, true) => Some(Delete::DelEx),
-            _ => None,
-        };
+        let delete = Delete::read(&pipeline.ask(&command(&HAS_DELETE), deadline).await?);
         if delete.is_none() {
             Self::may_compare(pipeline, &why, deadline).await?;
         }

@@ -1,0 +1,152 @@
+//! Schedules of mutexes by plain commands, on a server byte by byte.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, ReleaseScope, Verb};
+use tenure::internals::store::redis::{Redis, Target};
+use tenure::internals::store::{Failure, Store};
+use tenure::{LockName, Owner};
+
+use super::Outcome;
+use crate::sim::chooser::Chooser;
+use crate::sim::clock::{Clock, SECOND};
+use crate::sim::executor::Sim;
+use crate::sim_transport::SimTransport;
+
+/// The server's clock at its start, in microseconds since 1970.
+const EPOCH_US: u64 = 1_800_000_000_000_000;
+
+struct Scene {
+    store: Redis,
+    network: SimTransport,
+}
+
+impl Scene {
+    async fn ask(&self, owner: &Owner, verb: Verb) -> Result<Answer, Failure> {
+        let name = LockName::new("x").expect("a name");
+        let op = Op { name, rule: LockSpec::Mutex, owner: owner.clone(), request: 1, verb };
+        self.store.call(op, Duration::from_secs(1)).await
+    }
+
+    async fn acquire(&self, owner: &Owner) -> Result<u64, String> {
+        let (fence, bind) = (Fence::Assign, Liveness::Process);
+        let verb = Verb::Acquire { ttl_ms: 30_000, hold: 1, fence, wait_ms: None, bind };
+        match self.ask(owner, verb).await {
+            Ok(Answer::Held { fence }) => Ok(fence),
+            other => Err(format!("{other:?}")),
+        }
+    }
+
+    async fn release(&self, owner: &Owner) -> Result<(), String> {
+        let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own };
+        match self.ask(owner, verb).await {
+            Ok(Answer::Released { .. }) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    }
+
+    /// A hold by script and one by plain commands; the token of the second.
+    async fn warm(&self) -> Result<u64, String> {
+        let mut token = 0;
+        for _ in 0..2 {
+            let owner = owner();
+            token = self.acquire(&owner).await?;
+            self.release(&owner).await?;
+        }
+        Ok(token)
+    }
+}
+
+fn owner() -> Owner {
+    Owner::new("x").expect("an owner")
+}
+
+fn play(scenario: impl FnOnce(Scene) -> BoxFuture<'static, Outcome>) -> Outcome {
+    let sim = Sim::new(Chooser::replay(Vec::new()));
+    let network = SimTransport::new(&sim, false).direct();
+    let process = sim.process(Clock { offset: 1_000 * SECOND, ppm: 0 }, 1);
+    let target = Target::parse("redis://network").expect("a URL");
+    let store = Redis::over(target, Arc::new(network.clone()), Arc::clone(&process) as _);
+    let outcome = Arc::new(Mutex::new(Err("it has not ended".to_owned())));
+    let (told, ended) = (Arc::clone(&outcome), sim.clone());
+    let scenario = scenario(Scene { store, network });
+    let played = async move {
+        let came_to = scenario.await;
+        *told.lock().expect("one thread") = came_to;
+        ended.halt();
+    };
+    sim.spawn(process.id(), played.boxed());
+    sim.run(60 * SECOND, 1_000_000);
+    sim.end();
+    outcome.lock().expect("one thread").clone()
+}
+
+/// A replica that took over has an older counter than the tokens that were given.
+pub(super) fn a_connection_begins_with_a_token_above_the_clock() -> Outcome {
+    play(|scene| {
+        async move {
+            match scene.acquire(&owner()).await? {
+                EPOCH_US.. => Ok(()),
+                token => Err(format!("{token} is below what others may have been given")),
+            }
+        }
+        .boxed()
+    })
+}
+
+pub(super) fn a_lost_counter_is_noticed() -> Outcome {
+    play(|scene| {
+        async move {
+            let before = scene.warm().await?;
+            scene.network.lose_counter();
+            match scene.acquire(&owner()).await? {
+                token if token > before => Ok(()),
+                token => Err(format!("{token} follows {before}")),
+            }
+        }
+        .boxed()
+    })
+}
+
+/// An operator ends the hold between its first command and its last, and another client holds.
+pub(super) fn a_lock_that_is_taken_meanwhile_is_not_held() -> Outcome {
+    play(|scene| {
+        async move {
+            scene.warm().await?;
+            let (network, other) = (scene.network.clone(), owner());
+            let first = AtomicBool::new(true);
+            scene.network.before("INCR", move |server| {
+                if first.swap(false, Ordering::Relaxed) {
+                    server.take_over("x", &other);
+                }
+            });
+            match scene.acquire(&owner()).await {
+                Err(busy) if busy.contains("Busy") => Ok(()),
+                told => Err(format!("{told:?} beside {:?}", network.holder("x"))),
+            }
+        }
+        .boxed()
+    })
+}
+
+/// The server is full when the counter is asked for, and still when the script asks.
+pub(super) fn a_refusal_leaves_nothing_behind() -> Outcome {
+    play(|scene| {
+        async move {
+            scene.warm().await?;
+            scene.network.answer(|words| {
+                let is_full = words[0] == "INCR" || words.contains(&"acquire");
+                is_full.then(|| "-OOM command not allowed when used memory > 'maxmemory'.\r\n".to_owned())
+            });
+            let told = scene.acquire(&owner()).await;
+            match scene.network.holder("x") {
+                None if told.is_err() => Ok(()),
+                holder => Err(format!("{told:?}, and {holder:?} holds")),
+            }
+        }
+        .boxed()
+    })
+}

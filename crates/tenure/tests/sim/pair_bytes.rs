@@ -1,0 +1,124 @@
+//! Mutexes by plain commands, byte by byte: two clients on a network that splits, delays and cuts,
+//! and a server that loses its counter of tokens.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tenure::internals::Runtime;
+use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, ReleaseScope, Verb};
+use tenure::internals::store::Store;
+use tenure::internals::store::redis::{Redis, Target};
+use tenure::{LockName, Owner};
+use tenure_testkit::sim::chooser::Chooser;
+use tenure_testkit::sim::clock::{Clock, MS, SECOND, TrueTime};
+use tenure_testkit::sim::executor::{Process, Sim, Stop};
+use tenure_testkit::sim_transport::{Cut, Direction, SimTransport, Then};
+
+const WITHIN: Duration = Duration::from_millis(300);
+const TURNS: u32 = 40;
+
+/// A grant, and for how long its client relied on it.
+#[derive(Clone, Copy, Debug)]
+struct Grant {
+    token: u64,
+    asked: TrueTime,
+    answered: TrueTime,
+    given_back: TrueTime,
+}
+
+struct Client {
+    store: Redis,
+    sim: Sim,
+    process: Arc<Process>,
+    grants: Arc<Mutex<Vec<Grant>>>,
+}
+
+impl Client {
+    async fn ask(&self, owner: &Owner, request: u64, verb: Verb) -> Option<Answer> {
+        let name = LockName::new("x").expect("a name");
+        let op = Op { name, rule: LockSpec::Mutex, owner: owner.clone(), request, verb };
+        self.store.call(op, WITHIN).await.ok()
+    }
+
+    async fn live(self) {
+        for turn in 0..TURNS {
+            let owner = Owner::new("pair").expect("an owner");
+            let (fence, bind) = (Fence::Assign, Liveness::Process);
+            let verb = Verb::Acquire { ttl_ms: 30_000, hold: 1, fence, wait_ms: None, bind };
+            let asked = self.sim.now();
+            let answer = self.ask(&owner, u64::from(2 * turn), verb).await;
+            let answered = self.sim.now();
+            self.sleep(u64::from(self.sim.choose(3)) * MS).await;
+            if let Some(Answer::Held { fence: token }) = answer {
+                let given_back = self.sim.now();
+                self.grants.lock().expect("one thread").push(Grant { token, asked, answered, given_back });
+            }
+            // Also what was not answered is given back.
+            loop {
+                let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own };
+                if self.ask(&owner, u64::from(2 * turn + 1), verb).await.is_some() {
+                    break;
+                }
+            }
+            // Now and then for longer than the counter is trusted.
+            let pause = if self.sim.choose(8) == 0 { 1_100 } else { u64::from(self.sim.choose(300)) };
+            self.sleep(pause * MS).await;
+        }
+    }
+
+    async fn sleep(&self, time: u64) {
+        self.process.sleep_until(self.process.now() + Duration::from_nanos(time)).await;
+    }
+}
+
+/// Plays a schedule: which grants there were, and how many commands took the place of scripts.
+fn play(seed: u64) -> (Vec<Grant>, bool) {
+    let sim = Sim::new(Chooser::seeded(seed));
+    let network = SimTransport::new(&sim, true).direct();
+    let grants = Arc::new(Mutex::new(Vec::new()));
+    for number in 0..2 {
+        let process = sim.process(Clock::default(), seed + number);
+        let target = Target::parse("redis://network").expect("a URL");
+        let runtime = Arc::clone(&process) as Arc<dyn Runtime>;
+        let store = Redis::over(target, Arc::new(network.clone()), runtime);
+        let (sim, grants) = (sim.clone(), Arc::clone(&grants));
+        let client = Client { store, sim, process: Arc::clone(&process), grants };
+        process.spawn(Box::pin(client.live()));
+    }
+    for connection in 0..6 {
+        let direction = [Direction::ToServer, Direction::ToClient][sim.choose(2) as usize];
+        let then = [Then::Reset, Then::Silence][sim.choose(2) as usize];
+        network.cut(connection, Cut { direction, after: 200 + u64::from(sim.choose(8_000)), then });
+    }
+    let (counted, pairs) = (network.clone(), Arc::new(Mutex::new(0)));
+    let (loses, seen) = (1 + sim.choose(8), Arc::clone(&pairs));
+    network.before("INCR", move |server| {
+        let mut seen = seen.lock().expect("one thread");
+        *seen += 1;
+        if *seen == loses {
+            server.lose_counter();
+        }
+    });
+    assert!(sim.run(600 * SECOND, 4_000_000) != Stop::Steps, "it turns in circles");
+    sim.end();
+    assert_eq!(counted.holder("x"), None, "seed {seed}: a lock that no client has");
+    let (grants, pairs) = (grants.lock().expect("one thread").clone(), *pairs.lock().expect("one thread"));
+    (grants, pairs >= loses)
+}
+
+#[test]
+fn grants_by_plain_commands_exclude_each_other_and_their_tokens_rise() {
+    let (mut granted, mut lost) = (0, 0);
+    for seed in 0..400 {
+        let (grants, has_lost) = play(seed);
+        (granted, lost) = (granted + grants.len(), lost + usize::from(has_lost));
+        for first in &grants {
+            for next in grants.iter().filter(|next| next.answered > first.answered) {
+                assert!(next.answered >= first.given_back, "seed {seed}: {first:?} beside {next:?}");
+                let is_later = next.asked >= first.answered;
+                assert!(!is_later || next.token > first.token, "seed {seed}: {first:?}, then {next:?}");
+            }
+        }
+    }
+    assert!(granted > 5_000 && lost > 100, "{granted} grants, {lost} lost counters: this shows little");
+}
