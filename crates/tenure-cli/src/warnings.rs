@@ -75,6 +75,7 @@ impl Visit for Words {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         let _ = match field.name() {
             "message" => write!(self.message, "{value:?}"),
+            "event" => Ok(()), // the name for programs
             name => {
                 let comma = if self.rest.is_empty() { "" } else { ", " };
                 write!(self.rest, "{comma}{name} {value:?}")
@@ -108,7 +109,7 @@ mod tests {
 
     fn warn() {
         tracing::warn!(target: "tenure::setup", members = 2, store = %"redis://a", why = "because", "even");
-        tracing::warn!(target: "tenure", "alone");
+        tracing::warn!(target: "tenure", event = "alone", "alone");
         tracing::info!(target: "tenure", "no warning");
         tracing::warn!(target: "another", "not ours");
     }

@@ -4,10 +4,17 @@
 //! shows.
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "a benchmark reads the clock")]
 
+#[path = "../tests/common/subscriber.rs"]
+mod subscriber;
+
 use std::fs;
+use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
+use subscriber::Hears;
 use tenure::{Locks, block_on};
+use tracing::subscriber::{NoSubscriber, with_default};
 
 const ROUNDS: usize = 7;
 const ROUND: Duration = Duration::from_millis(700);
@@ -21,6 +28,37 @@ fn main() {
     println!("{:<58} {bytes:>10.0}", "memory: bytes per held guard, 10,000 held");
     report("memory: uncontended pairs/s, one task", || pairs_per_s(&Locks::memory()));
     report("file: uncontended pairs/s, one task", || pairs_per_s(&file));
+    report("memory: CPU of a pair in ns, no subscriber", || cpu_of_pair(&Locks::memory()));
+    grouped();
+    with_default(NoSubscriber::default(), || {
+        report("the same, a subscriber that wants no event", || cpu_of_pair(&Locks::memory()));
+    });
+    with_default(Hears(|said| drop(black_box(said))), || {
+        report("the same, a subscriber that takes all of them", || cpu_of_pair(&Locks::memory()));
+    });
+}
+
+/// With numbers for each group of names.
+fn grouped() {
+    let by_prefix = |options: tenure::Options| options.groups(tenure::metrics::Groups::by_prefix('i'));
+    let locks = Locks::memory().with(by_prefix).expect("options");
+    report("the same, counted by a rule of groups", || cpu_of_pair(&locks));
+}
+
+/// What the thread computes for one acquire and release, in nanoseconds. What other programs do
+/// counts less than in the time of day.
+fn cpu_of_pair(locks: &Locks) -> f64 {
+    const PAIRS: u32 = 200_000;
+    let mutex = locks.mutex("pairs").expect("a name");
+    let computed = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("a time");
+    let before = computed();
+    block_on(async {
+        for _ in 0..PAIRS {
+            let guard = mutex.lock().await.expect("a free lock");
+            guard.release().await.expect("a release");
+        }
+    });
+    (computed() - before).as_secs_f64() * 1e9 / f64::from(PAIRS)
 }
 
 fn report(what: &str, mut measure: impl FnMut() -> f64) {

@@ -15,6 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tracing::Span;
 use tracing::dispatcher::{self, Dispatch};
 use tracing::field::{self, DisplayValue};
 use tracing::subscriber::NoSubscriber;
@@ -24,21 +25,39 @@ const QUEUE: usize = 4_096;
 /// How long `shutdown` and the drop of the last handle wait for the subscriber.
 pub(crate) const FLUSH: Duration = Duration::from_secs(1);
 
-/// Emits an event with its level, target, message and fields. The fields' values are owned, and
-/// built only if a subscriber wants the event.
+/// Emits an event with its level, target, name, message and fields. The name is the field `event`,
+/// which stays as it is between versions, while the message is for people. The fields' values are
+/// owned, and built only if a subscriber wants the event.
 macro_rules! event {
-    ($level:ident, target: $target:expr, $message:literal $(, $field:ident = $value:expr)* $(,)?) => {
+    (
+        $level:ident, target: $target:expr, $name:literal, $message:literal
+        $(, $field:ident = $value:expr)* $(,)?
+    ) => {
         if $crate::events::is_enabled(|| {
-            tracing::event_enabled!(target: $target, tracing::Level::$level $(, $field)*)
+            tracing::event_enabled!(target: $target, tracing::Level::$level, event $(, $field)*)
         }) {
             let ($($field,)*) = ($($value,)*);
             $crate::events::emit(move || {
-                tracing::event!(target: $target, tracing::Level::$level, $($field = $field,)* $message)
+                tracing::event!(
+                    target: $target, tracing::Level::$level, event = $name, $($field = $field,)* $message
+                )
             });
         }
     };
 }
 pub(crate) use event;
+
+/// A span for work on a caller's thread. On the thread of a driver there is none: no subscriber is
+/// called there.
+pub(crate) fn span(makes: impl FnOnce() -> Span) -> Span {
+    let is_drivers = QUEUED.try_with(|events| events.get().is_some()).unwrap_or(true);
+    if is_drivers { Span::none() } else { makes() }
+}
+
+/// Milliseconds, as fields have them.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
 
 /// A field as its text.
 pub(crate) fn text(value: impl fmt::Display) -> DisplayValue<String> {
@@ -174,7 +193,12 @@ impl Progress {
             let dropped = self.dropped.swap(0, Ordering::Relaxed);
             if dropped > 0 {
                 call(move || {
-                    tracing::warn!(target: "tenure", dropped, "the subscriber is slow: events were dropped");
+                    tracing::warn!(
+                        target: "tenure",
+                        event = "events_dropped",
+                        dropped,
+                        "the subscriber is slow: events were dropped"
+                    );
                 });
             }
             self.counts().done += 1;
@@ -256,7 +280,7 @@ mod tests {
         let (done, is_done) = channel();
         driver.spawn(Box::pin(async move {
             for number in numbers {
-                event!(DEBUG, target: "tenure", "said", number = number);
+                event!(DEBUG, target: "tenure", "said", "said", number = number);
             }
             done.send(()).expect("the test waits");
         }));
@@ -334,7 +358,7 @@ mod tests {
         let kept = Arc::clone(&heard);
         let keep = move |_| kept.lock().expect("no panic").push(thread::current().id());
         subscriber::with_default(Numbers(keep), || {
-            event!(DEBUG, target: "tenure", "said", number = 1_u64);
+            event!(DEBUG, target: "tenure", "said", "said", number = 1_u64);
         });
         assert_eq!(*heard.lock().expect("no panic"), [thread::current().id()]);
     }

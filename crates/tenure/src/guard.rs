@@ -258,8 +258,8 @@ impl Guard {
         let changes = matches!(verb, Verb::Renew { .. });
         match engine.call(&lease.name, lease.rule, &lease.owner, verb, within).await {
             Ok(answer) => match lease.refusal(&answer) {
-                Some(reason) => {
-                    lease.lose(engine, reason);
+                Some(loss) => {
+                    lease.lose(engine, &loss);
                     Err(self.outcome().expect("a lease that was just lost has an outcome"))
                 }
                 None => Ok(answer),

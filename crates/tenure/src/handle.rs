@@ -92,13 +92,9 @@ impl LockHandle {
     }
 
     pub(crate) async fn acquire(&self, wait: Wait) -> Result<Option<Guard>> {
-        let ask = Acquisition::new(
-            &self.home.engine,
-            self.full.clone(),
-            self.rule,
-            self.owner.clone(),
-            &self.options,
-        );
+        let (engine, options) = (&self.home.engine, &self.options);
+        let meter = engine.metrics.meter(&options.groups, &self.name, &self.full, self.rule);
+        let ask = Acquisition::new(engine, self.full.clone(), self.rule, self.owner.clone(), options, meter);
         let held = acquire(ask, wait).await?;
         Ok(held.map(|held| Guard::new(&self.home, &self.name, held)))
     }

@@ -59,27 +59,23 @@
 //! | `redis` | yes | all stores on Redis and Valkey servers; without it `memory:` and `file:` remain, and the crate `redis` is not built |
 //! | `tls` | yes | `rediss://` and its like, with rustls and ring; it brings `redis` along |
 //! | `serde` | no | `Json`: values of serde in a [`Cache`] |
+//! | `metrics` | no | the numbers of [`Locks::metrics`] through the crate `metrics` too |
+//! | `testing` | no | `tenure::testing`: a store for tests, whose faults they choose, on tokio's clock |
 //!
 //! A URL that needs a feature which is off is [unsupported](Error::is_unsupported).
 //!
 //! # What it says about itself
 //!
-//! Events of [`tracing`](https://docs.rs/tracing) with the target `tenure`. A subscriber that
-//! blocks costs no lease: events of the thread of the `Locks` wait for it in a queue. They go to
-//! the subscriber of the thread that opened the `Locks`, or else to that of the process.
+//! [`Locks::metrics`] has numbers: acquisitions, waits, holds, renewals, losses, requests.
 //!
-//! | event | level | fields |
-//! |---|---|---|
-//! | `acquired` | debug | `lock owner fence waited_ms` |
-//! | `waiting` | debug | `lock holder left_ms`: of a [`Mutex`] and a [`ReentrantMutex`], which wait for their holder; in a queue one waits for one's turn |
-//! | `released` | debug | `lock owner left`: the holds that its owner has left, absent where nothing was found to release |
-//! | `renewal failed` | warn | `lock owner failure left_ms` |
-//! | `lost` | warn | `lock owner fence reason` |
-//! | `release refused` | warn | `lock owner cause` |
-//! | `the store is silent: its connection is given up` | warn | `server` |
-//! | `the connection is given up` | warn | `lock store what` |
-//! | `the directory was replaced: its locks are gone` | warn | `directory` |
-//! | `the subscriber is slow: events were dropped` | warn | `dropped`: how many |
+//! Events and spans of [`tracing`](https://docs.rs/tracing) have the target `tenure`. The field
+//! `event` is the name of an event, which does not change between versions: `lock_acquired`,
+//! `lock_busy`, `lock_timed_out`, `lock_cancelled`, `lock_failed`, `lock_released`, `lock_lost`,
+//! `renewal_failed` and others. `docs/watching.md` has them all with their fields.
+//!
+//! A subscriber that blocks costs no lease: events of the thread of the `Locks` wait for it in a
+//! queue. They go to the subscriber of the thread that opened the `Locks`, or else to that of the
+//! process.
 //!
 //! Warnings about what an operator should change have the target `tenure::setup`: a directory on a
 //! network file system, a right that is missing, a quorum of an even number.
@@ -94,6 +90,7 @@ pub mod fence;
 mod guard;
 mod handle;
 mod locks;
+pub mod metrics;
 mod moment;
 mod multi;
 mod mutex;
@@ -110,6 +107,8 @@ mod rwlock;
 mod semaphore;
 mod status;
 mod store;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod uses;
 
 #[cfg(feature = "redis")]
@@ -187,6 +186,12 @@ pub mod internals {
     /// As [`Locks::with`].
     pub fn locks(store: Arc<dyn Store>, runtime: Arc<dyn Runtime>, options: Options) -> Result<Locks> {
         Locks::on(store, runtime, None).with(|_| options)
+    }
+
+    /// A further client of the store of `tenure::testing`, and the runtime of all.
+    #[cfg(feature = "testing")]
+    pub fn testing_client(control: &crate::testing::Control) -> (Locks, Arc<dyn Runtime>) {
+        control.client()
     }
 
     /// A guard of a read-write lock as a writer's, also if it is a reader's: for tests that ask a

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::fair::FairMutex;
 use crate::guard::Guard;
 use crate::handle::{LockHandle, changed};
+use crate::metrics::Snapshot;
 use crate::mutex::Mutex;
 use crate::name::LockName;
 use crate::options::Options;
@@ -231,7 +232,8 @@ impl Locks {
     /// Under tokio's paused clock its leases still run in real time: they are kept by a thread that
     /// the pause does not reach. And that clock leaps ahead while tokio waits for us, so a
     /// `tokio::time::timeout` around a wait ends at once there: use
-    /// [`try_lock_for`](Mutex::try_lock_for).
+    /// [`try_lock_for`](Mutex::try_lock_for), or the store of the feature `testing`, whose leases
+    /// follow that clock.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -546,7 +548,9 @@ impl Locks {
                 // An earlier call may still have to let go what it had taken over unheard.
                 engine.flushed_within(self.options.op_timeout).await?;
             }
-            let ask = Acquisition::new(engine, full.clone(), rule, Some(owner.clone()), &self.options);
+            let meter = engine.metrics.meter(&self.options.groups, &name, &full, rule);
+            let owner = Some(owner.clone());
+            let ask = Acquisition::new(engine, full.clone(), rule, owner, &self.options, meter);
             match ask.resume().await? {
                 Resumed::Held(held) => return Ok(Some(Guard::new(&self.home, &name, held))),
                 Resumed::Over => return Ok(None),
@@ -582,11 +586,14 @@ impl Locks {
         name: impl TryInto<LockName, Error: Into<Error>>,
         owner: &Owner,
     ) -> Result<Option<Duration>> {
-        let full = self.options.full_name(&checked(name)?)?;
+        let name = checked(name)?;
+        let full = self.options.full_name(&name)?;
         let mut rule = LockSpec::Mutex;
         loop {
             let engine = &self.home.engine;
-            let ask = Acquisition::new(engine, full.clone(), rule, Some(owner.clone()), &self.options);
+            let meter = engine.metrics.meter(&self.options.groups, &name, &full, rule);
+            let owner = Some(owner.clone());
+            let ask = Acquisition::new(engine, full.clone(), rule, owner, &self.options, meter);
             match ask.renew_detached().await? {
                 Resumed::Held(left) => return Ok(Some(left)),
                 Resumed::Over => return Ok(None),
@@ -848,6 +855,31 @@ impl Locks {
                 Err(failure) => return Err(engine.failed(&full, failure)),
             }
         }
+    }
+
+    /// What this `Locks` has counted since it was opened, with all its clones: acquisitions by kind
+    /// and result, waits and holds, renewals, losses, requests. Does no I/O.
+    ///
+    /// The numbers are always there, whether or not anything reads them. [`Options::groups`] says
+    /// which locks have numbers of their own.
+    ///
+    /// # Guarantees
+    /// The loss of a lock is counted before its guard says so, or [`Lost`](crate::Lost) resolves.
+    ///
+    /// # Examples
+    /// ```
+    /// # tenure::block_on(async {
+    /// let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("nightly")?.lock().await?;
+    /// assert!(locks.mutex("nightly")?.try_lock().await?.is_none());
+    /// let total = locks.metrics().total();
+    /// assert_eq!((total.acquired, total.busy, total.held), (1, 1, 1));
+    /// # drop(guard);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn metrics(&self) -> Snapshot {
+        let engine = &self.home.engine;
+        engine.metrics.snapshot(engine.store.interruptions())
     }
 
     /// Waits until the releases in the background are done, at most

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::metrics::Groups;
 use crate::name::{LockName, Quoted};
 use crate::owner::check_label;
 use crate::protocol::lease::{TTL_MAX, TTL_MIN, margin};
@@ -65,6 +66,9 @@ pub struct Options {
     /// nothing then protects a resource from a holder that was paused for longer than its lease.
     /// Other kinds of locks, and quorums, are refused there in any case.
     pub unfenced: bool,
+    /// Which locks have numbers of their own in [`Locks::metrics`](crate::Locks::metrics). One group
+    /// for all unless set.
+    pub groups: Groups,
 }
 
 /// Whether a lease is renewed while its guard lives.
@@ -240,6 +244,21 @@ impl Options {
         Self { unfenced, ..self }
     }
 
+    /// Sets [`groups`](Self::groups).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use tenure::metrics::Groups;
+    ///
+    /// let locks = locks.with(|options| options.groups(Groups::by_prefix(':')))?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn groups(self, groups: Groups) -> Self {
+        Self { groups, ..self }
+    }
+
     /// Says what cannot be right, before anything depends on it.
     pub(crate) fn check(&self) -> Result<()> {
         let wrong = |what: String| Err(Error::invalid(what));
@@ -305,6 +324,7 @@ impl Default for Options {
             label: String::new(),
             prefix: String::new(),
             unfenced: false,
+            groups: Groups::none(),
         }
     }
 }

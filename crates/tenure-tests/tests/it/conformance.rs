@@ -2,11 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use tenure::internals::locks;
 use tenure::internals::store::memory::Memory;
+use tenure::internals::{locks, testing_client};
 use tenure::{Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Fixture, Flavour, in_virtual_time};
 use tenure_testkit::servers::{Cluster, Server};
+use tokio::runtime::Builder;
 
 /// Each client is another `Locks`, with a thread, descriptors and a holder file as another
 /// process would have them; `file_store` has what takes real processes.
@@ -66,6 +67,23 @@ mod cluster {
     }
 
     tenure_testkit::conformance!(crate::conformance::cluster::run);
+}
+
+/// The store for users' tests, on tokio's paused clock.
+mod testing {
+    use super::*;
+
+    fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
+        let paused = Builder::new_current_thread().enable_time().start_paused(true).build();
+        paused.expect("a runtime").block_on(async {
+            let (_, control) = tenure::testing::store();
+            let (_, runtime) = testing_client(&control);
+            let fixture = Fixture::new(runtime, move || testing_client(&control).0).with(flavour);
+            case(&fixture).await;
+        });
+    }
+
+    tenure_testkit::conformance!(crate::conformance::testing::run);
 }
 
 /// In real time.

@@ -16,11 +16,23 @@ const LAYERS: [&[&str]; 9] = [
     &["error", "runtime"],
     &["credentials", "owner", "parse"],
     &["protocol"],
-    &["store"],
+    &["metrics", "store"],
     &["options"],
     &["engine"],
     &["guard", "rwguard"],
-    &["fair", "handle", "locks", "multi", "mutex", "reentrant", "rwlock", "semaphore", "status", "uses"],
+    &[
+        "fair",
+        "handle",
+        "locks",
+        "multi",
+        "mutex",
+        "reentrant",
+        "rwlock",
+        "semaphore",
+        "status",
+        "testing",
+        "uses",
+    ],
 ];
 
 /// A module by its path, without the `crate` in front.

@@ -26,6 +26,8 @@ mod redis_loss;
 mod redis_replication;
 mod runtime;
 mod sentinel;
+mod testing;
 mod tls;
 mod twins;
 mod uses;
+mod watching;

@@ -10,6 +10,7 @@ use super::hold::Hold;
 use super::lease::{Grant, Lease, bind};
 use super::release::Release;
 use crate::error::{Error, Result};
+use crate::metrics::Meter;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::options::Options;
@@ -30,6 +31,8 @@ pub(crate) struct Acquisition {
     pub(super) owner: Owner,
     pub(super) hold: u64,
     pub(super) options: Arc<Options>,
+    /// What it is counted in.
+    pub(super) meter: Meter,
     pub(super) since: Moment,
     /// How often the store had been interrupted before anything was asked.
     interruptions: u64,
@@ -79,6 +82,7 @@ impl Acquisition {
         rule: LockSpec,
         owner: Option<Owner>,
         options: &Arc<Options>,
+        meter: Meter,
     ) -> Self {
         let is_fresh = owner.is_none();
         let owner = owner.unwrap_or_else(|| Owner::fresh(&options.label, &*engine.runtime));
@@ -86,7 +90,7 @@ impl Acquisition {
         engine.store.declare_ttl(options.ttl);
         let interruptions = engine.store.interruptions();
         let (engine, options, maybe) = (Arc::clone(engine), Arc::clone(options), AtomicBool::new(false));
-        Self { engine, name, rule, owner, hold, options, since, interruptions, is_fresh, maybe }
+        Self { engine, name, rule, owner, hold, options, meter, since, interruptions, is_fresh, maybe }
     }
 
     /// The same acquisition under another owner, or at least another hold. One whose hold has
@@ -95,7 +99,8 @@ impl Acquisition {
     pub(super) fn anew(&self) -> Self {
         let is_kept = !self.is_fresh || planted(Bug::AskedForAsReleased);
         let owner = is_kept.then(|| self.owner.clone());
-        let mut anew = Self::new(&self.engine, self.name.clone(), self.rule, owner, &self.options);
+        let (name, meter) = (self.name.clone(), self.meter);
+        let mut anew = Self::new(&self.engine, name, self.rule, owner, &self.options, meter);
         anew.since = self.since;
         anew
     }
@@ -178,6 +183,7 @@ impl Acquisition {
             let held = self.granted(fence, sent, sent, ttl);
             // The answer took longer than the lease: a guard that is already lost is not returned.
             if held.is_live() {
+                engine.metrics.resumed(self.meter);
                 held.keep();
                 Resumed::Held(held)
             } else {
@@ -217,9 +223,9 @@ impl Acquisition {
     /// What the store has granted: its lease was set to `first` by a request that was sent at
     /// `sent`, and is known now. It has been of use since `begun`.
     pub(super) fn granted(&self, fence: u64, begun: Moment, sent: Moment, first: Duration) -> Hold {
-        let Self { engine, name, rule, owner, hold, options, interruptions, .. } = self;
-        let (rule, hold, interruptions) = (*rule, *hold, *interruptions);
-        let grant = Grant { name, rule, owner, fence, hold, begun, interruptions, options };
+        let Self { engine, name, rule, owner, hold, options, meter, interruptions, .. } = self;
+        let (rule, hold, meter, interruptions) = (*rule, *hold, *meter, *interruptions);
+        let grant = Grant { name, rule, owner, fence, hold, meter, begun, interruptions, options };
         let held = Hold::new(Arc::clone(engine), Arc::new(Lease::granted(grant, sent, engine.now(), first)));
         self.maybe.store(false, Ordering::Release);
         held

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::lease::{HoldEnd, Lease};
 use super::release::Release;
 use super::{Engine, backoff};
-use crate::error::{Cause, Error, Result};
+use crate::error::{Cause, Result};
 use crate::planted::{Bug, planted};
 use crate::protocol::Answer;
 use crate::store::Failure;
@@ -33,6 +33,7 @@ impl Hold {
     /// From now on it is renewed, and its loss announced: it is in the caller's hands.
     pub(crate) fn keep(&self) {
         let (engine, lease) = (&self.engine, &self.lease);
+        lease.kept(engine.now());
         engine.renewer.keep(engine, lease);
         // In the schedule first: an interruption is noticed there from then on, and here if it came
         // before.
@@ -68,7 +69,7 @@ impl Hold {
                         );
                         return Err(engine.failed(&lease.name, Failure::Unknown(cause)));
                     }
-                    Some(reason) => return Err(Error::lost(&lease.name, engine.store.url(), reason)),
+                    Some(loss) => return Err(lease.found_lost(&engine, &loss)),
                     None => return Err(engine.nonsense(&lease.name, &answer)),
                 },
                 Err(failure) => failure,
@@ -98,7 +99,7 @@ impl Hold {
 
     fn settle(&self) {
         self.engine.renewer.forget(&self.lease);
-        self.lease.settle(HoldEnd::Released);
+        self.lease.settle(&self.engine, HoldEnd::Released, None);
     }
 }
 

@@ -1,5 +1,6 @@
 //! One grant: until when it is good, and the news of its end.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::future::Future;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -11,7 +12,8 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::error::Error;
-use crate::events::{event, text};
+use crate::events::{event, millis, text};
+use crate::metrics::{LossReason, Meter};
 use crate::moment::Moment;
 use crate::name::{LockName, Quoted};
 use crate::options::{Options, Renewal};
@@ -27,6 +29,8 @@ pub(crate) struct Lease {
     pub(crate) owner: Owner,
     pub(crate) fence: u64,
     pub(crate) hold: u64,
+    /// What it is counted in.
+    pub(super) meter: Meter,
     pub(crate) op_timeout: Duration,
     ttl: Duration,
     grace: Duration,
@@ -49,6 +53,8 @@ pub(crate) struct Lease {
     deadline: AtomicU64,
     /// Where it stands in the renewer's schedule; 0 if it does not.
     pub(super) due: AtomicU64,
+    /// When it came into the caller's hands; unset if it never did.
+    kept: AtomicU64,
     outcome: OnceLock<HoldEnd>,
     listeners: Mutex<Vec<(u64, Waker)>>,
     next_ear: AtomicU64,
@@ -58,7 +64,7 @@ impl Lease {
     /// A grant whose lease was last set, to `first`, by a request that was sent at `sent` and
     /// answered at `answered`. A first lease that is shorter than it should be is renewed soon.
     pub(super) fn granted(grant: Grant<'_>, sent: Moment, answered: Moment, first: Duration) -> Self {
-        let Grant { name, rule, owner, fence, hold, begun, interruptions, options } = grant;
+        let Grant { name, rule, owner, fence, hold, meter, begun, interruptions, options } = grant;
         let is_whole = first >= options.lease();
         Self {
             name: name.clone(),
@@ -66,6 +72,7 @@ impl Lease {
             owner: owner.clone(),
             fence,
             hold,
+            meter,
             op_timeout: options.op_timeout,
             ttl: options.ttl,
             grace: options.grace,
@@ -79,10 +86,23 @@ impl Lease {
             whole_at: lease::whole_at(answered, options.ttl),
             deadline: AtomicU64::new(lease::deadline(sent, answered, first).0),
             due: AtomicU64::new(0),
+            kept: AtomicU64::new(UNSET.0),
             outcome: OnceLock::new(),
             listeners: Mutex::default(),
             next_ear: AtomicU64::new(0),
         }
+    }
+
+    /// It comes into the caller's hands.
+    pub(super) fn kept(&self, now: Moment) {
+        // 0 means "never".
+        self.kept.store(now.0.max(1), Ordering::Release);
+    }
+
+    /// For how long it has been in the caller's hands; `None` if it never was.
+    pub(super) fn held_for(&self, now: Moment) -> Option<Duration> {
+        let kept = Moment(self.kept.load(Ordering::Acquire));
+        (kept != UNSET).then(|| now.since(kept))
     }
 
     /// Moves the deadline after a renewal that was sent at `sent` for `ttl`. It never moves back.
@@ -196,57 +216,74 @@ impl Lease {
 
     /// Its time is over on this side, even if the store still keeps it.
     pub(super) fn expire(&self, engine: &Engine) {
-        let reason = match self.end {
+        let (reason, text) = match self.end {
             Some(end) if Moment(self.deadline.load(Ordering::Acquire)) + lease::margin(self.ttl) >= end => {
-                "it was held for max_hold"
+                (LossReason::MaxHold, "it was held for max_hold")
             }
-            _ => "its lease expired before it could be renewed",
+            _ => (LossReason::Expired, "its lease expired before it could be renewed"),
         };
-        self.lose(engine, reason);
+        self.lose(engine, &Loss::new(reason, text));
     }
 
     /// Ends it as lost: final, and all listeners are told.
-    pub(crate) fn lose(&self, engine: &Engine, reason: impl fmt::Display) {
-        if self.settle(HoldEnd::Lost(Error::lost(&self.name, engine.store.url(), &reason))) {
+    pub(crate) fn lose(&self, engine: &Engine, loss: &Loss) {
+        let error = Error::lost(&self.name, engine.store.url(), &loss.text);
+        if self.settle(engine, HoldEnd::Lost(error), Some(loss.reason)) {
             engine.renewer.forget(self);
             engine.local_queues.ask_soon(&self.name, None);
-            event!(
-                WARN,
-                target: "tenure",
-                "lost",
-                lock = text(&self.name),
-                owner = text(&self.owner),
-                fence = self.fence,
-                reason = text(&reason),
-            );
+            self.tell_loss(engine, loss);
         }
     }
 
+    /// Its release found that it was lost before.
+    pub(super) fn found_lost(&self, engine: &Engine, loss: &Loss) -> Error {
+        engine.metrics.lost(self.meter, loss.reason);
+        self.tell_loss(engine, loss);
+        Error::lost(&self.name, engine.store.url(), &loss.text)
+    }
+
+    fn tell_loss(&self, engine: &Engine, loss: &Loss) {
+        event!(
+            WARN,
+            target: "tenure",
+            "lock_lost",
+            "lost",
+            lock = text(&self.name),
+            kind = self.meter.kind(),
+            store = text(engine.store.url()),
+            owner = text(&self.owner),
+            fence = self.fence,
+            held_ms = self.held_for(engine.now()).map(millis),
+            cause = loss.reason.as_str(),
+            reason = text(&loss.text),
+        );
+    }
+
     /// Why an answer to this hold's own request means that it is lost; `None` while it is held.
-    pub(crate) fn refusal(&self, answer: &Answer) -> Option<String> {
+    pub(crate) fn refusal(&self, answer: &Answer) -> Option<Loss> {
+        let other_kind =
+            |kind| Some(Loss::new(LossReason::Taken, format!("its name is now in use as a {kind}")));
+        let gone = || Some(Loss::new(LossReason::Gone, GONE));
         let value = match answer {
             Answer::Found(found) if found.holders.iter().any(|holder| self.wrote(&holder.value)) => {
                 return None;
             }
             Answer::Found(found) => match found.holders.first() {
                 Some(holder) => &*holder.value,
-                None => return Some(format!("its name is now in use as a {}", found.kind)),
+                None => return other_kind(found.kind),
             },
             Answer::Busy { holder, .. } => holder.as_bytes(),
-            Answer::Free => {
-                return Some(GONE.into());
-            }
-            Answer::Mismatch { kind, .. } => return Some(format!("its name is now in use as a {kind}")),
-            Answer::Places { places, .. } if !matches!(places[..], [Place::Held { .. }]) => {
-                return Some(GONE.into());
-            }
-            Answer::Waiting { .. } => return Some(GONE.into()),
+            Answer::Free => return gone(),
+            Answer::Mismatch { kind, .. } => return other_kind(*kind),
+            Answer::Places { places, .. } if !matches!(places[..], [Place::Held { .. }]) => return gone(),
+            Answer::Waiting { .. } => return gone(),
             _ => return None,
         };
-        Some(match parse_value(value) {
+        let text = match parse_value(value) {
             Some((owner, fence)) => format!("it was taken by {owner} with token {fence}"),
             None => format!("it was taken by a foreign client that wrote {}", Quoted(&shown(value))),
-        })
+        };
+        Some(Loss::new(LossReason::Taken, text))
     }
 
     /// A reentrant owner may have lost this hold and have another, with another token. Members of a
@@ -257,9 +294,19 @@ impl Lease {
         parse_value(value).is_some_and(|(owner, fence)| owner == self.owner && is_same(fence))
     }
 
-    /// Sets the outcome, once.
-    pub(super) fn settle(&self, outcome: HoldEnd) -> bool {
-        let first = self.outcome.set(outcome).is_ok();
+    /// Sets the outcome, once. It is counted before anyone can be told.
+    pub(super) fn settle(&self, engine: &Engine, outcome: HoldEnd, loss: Option<LossReason>) -> bool {
+        let mut first = false;
+        self.outcome.get_or_init(|| {
+            first = true;
+            if let Some(held) = self.held_for(engine.now()) {
+                engine.metrics.ended(self.meter, held);
+                if let Some(reason) = loss {
+                    engine.metrics.lost(self.meter, reason);
+                }
+            }
+            outcome
+        });
         if first {
             // Not under the lock: a woken task may drop a listener.
             let listeners = std::mem::take(&mut *self.listeners());
@@ -285,6 +332,19 @@ const UNSET: Moment = Moment(0);
 /// What a store's silence about a hold means.
 const GONE: &str = "it is gone from the store: expired, forced open, flushed or evicted";
 
+/// Why a hold is lost.
+#[derive(Debug)]
+pub(crate) struct Loss {
+    reason: LossReason,
+    text: Cow<'static, str>,
+}
+
+impl Loss {
+    pub(super) fn new(reason: LossReason, text: impl Into<Cow<'static, str>>) -> Self {
+        Self { reason, text: text.into() }
+    }
+}
+
 /// Whose grant a lease is.
 pub(super) struct Grant<'a> {
     pub(super) name: &'a LockName,
@@ -292,6 +352,7 @@ pub(super) struct Grant<'a> {
     pub(super) owner: &'a Owner,
     pub(super) fence: u64,
     pub(super) hold: u64,
+    pub(super) meter: Meter,
     /// From when `max_hold` counts.
     pub(super) begun: Moment,
     /// As the store counted them before the first request.
@@ -499,15 +560,17 @@ impl Drop for LossListener {
 }
 
 /// Says that a lock was acquired, for those who watch.
-pub(super) fn announce(lease: &Lease, waited: Duration) {
-    let waited_ms = waited.as_millis() as u64;
+pub(super) fn announce(engine: &Engine, lease: &Lease, waited: Duration) {
     event!(
         DEBUG,
         target: "tenure",
+        "lock_acquired",
         "acquired",
         lock = text(&lease.name),
+        kind = lease.meter.kind(),
+        store = text(engine.store.url()),
         owner = text(&lease.owner),
         fence = lease.fence,
-        waited_ms = waited_ms,
+        waited_ms = millis(waited),
     );
 }

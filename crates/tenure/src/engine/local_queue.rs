@@ -248,8 +248,10 @@ impl LocalQueue {
         event!(
             DEBUG,
             target: "tenure",
+            "store_unanswered",
             "no answer",
             lock = text(self.name()),
+            store = text(engine.store.url()),
             failure = text(failure),
             given_up = given_up,
         );
@@ -421,8 +423,11 @@ impl Server {
             event!(
                 DEBUG,
                 target: "tenure",
+                "lock_waiting",
                 "waiting",
                 lock = text(&ask.name),
+                kind = ask.meter.kind(),
+                store = text(self.engine.store.url()),
                 holder = holder.to_owned(),
                 left_ms = left_ms,
             );
@@ -471,8 +476,10 @@ impl Server {
             event!(
                 DEBUG,
                 target: "tenure",
+                "lock_not_subscribed",
                 "not subscribed",
                 lock = text(self.line.name()),
+                store = text(self.engine.store.url()),
                 failure = text(&failure),
             );
         }
@@ -580,7 +587,9 @@ mod tests {
         let (line, _) = lines.enter((name.clone(), Kind::Mutex), |_| (), |_| ());
         let mut places = Vec::new();
         for id in 0..u64::from(waiters + TURNS) {
-            let ask = Arc::new(Acquisition::new(engine, name.clone(), LockSpec::Mutex, None, &options));
+            let meter = engine.metrics.meter(&options.groups, &name, &name, LockSpec::Mutex);
+            let ask = Acquisition::new(engine, name.clone(), LockSpec::Mutex, None, &options, meter);
+            let ask = Arc::new(ask);
             let (grant, receiver) = oneshot::channel();
             line.queue().join(id, Waiter { ask, grant });
             places.push(Place { line: Arc::clone(&line), id, silence: None, receiver });

@@ -38,11 +38,13 @@ use futures_util::future::{Either, FutureExt, select};
 
 use crate::error::{Error, Result};
 use crate::events;
+use crate::metrics::{Metrics, RequestResult, RequestVerb};
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::queue::FORCED;
+use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, Kind, LockSpec, Op, Verb};
 use crate::runtime::{Driver, Runtime};
 use crate::store::{Failure, Store};
@@ -57,6 +59,7 @@ use ticket_queue::TicketQueues;
 pub(crate) struct Engine {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) metrics: Metrics,
     local_queues: LocalQueues,
     ticket_queues: TicketQueues,
     renewer: Renewer,
@@ -75,9 +78,11 @@ impl Engine {
         let (local_queues, ticket_queues) = (LocalQueues::default(), TicketQueues::default());
         let (renewer, pending_releases) = (Renewer::default(), PendingReleases::default());
         let unfinished = Mutex::default();
+        let metrics = Metrics::new(store.url());
         Arc::new(Self {
             store,
             runtime,
+            metrics,
             local_queues,
             ticket_queues,
             renewer,
@@ -131,8 +136,29 @@ impl Engine {
         verb: Verb,
         within: Duration,
     ) -> Result<Answer, Failure> {
+        let asked = RequestVerb::of(&verb);
         let op = Op { name: name.clone(), rule, owner: owner.clone(), request: self.id(), verb };
-        self.store.call(op, within).await
+        let answer = self.store.call(op, within).await;
+        self.count(asked, &answer);
+        answer
+    }
+
+    /// Sends one request about the record beside a lock.
+    pub(crate) async fn record(&self, op: RecordOp, within: Duration) -> Result<RecordAnswer, Failure> {
+        let asked = RequestVerb::of_record(&op.verb);
+        let answer = self.store.record(op, within).await;
+        self.count(asked, &answer);
+        answer
+    }
+
+    fn count<T>(&self, asked: RequestVerb, answer: &Result<T, Failure>) {
+        let result = match answer {
+            Ok(_) => RequestResult::Answered,
+            Err(Failure::NotSent(_)) => RequestResult::NotSent,
+            Err(Failure::Unknown(_)) => RequestResult::Unknown,
+            Err(Failure::Refused(_)) => RequestResult::Refused,
+        };
+        self.metrics.request(asked, result, || self.store.interruptions());
     }
 
     /// A request about a queue stopped at its bound: asks, in the background, until one does not.

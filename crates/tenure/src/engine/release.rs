@@ -12,7 +12,8 @@ use tokio::sync::Notify;
 
 use super::lease::Lease;
 use super::{Engine, backoff};
-use crate::events::{event, text};
+use crate::events::{event, millis, text};
+use crate::metrics::Meter;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -35,6 +36,8 @@ pub(super) struct Release {
     hold: u64,
     /// When there is nothing left to release.
     over_at: Moment,
+    /// The hold that was in the caller's hands.
+    held: Option<(Meter, Duration)>,
     pub(super) attempts: u32,
     /// The hold may have been detached: it is taken back first, because only a hold that has its
     /// name can be released.
@@ -51,6 +54,7 @@ impl Release {
     pub(super) fn to(engine: &Arc<Engine>, lease: &Lease) -> Self {
         let mut pending =
             Self::new(engine, &lease.name, lease.rule, &lease.owner, lease.hold, lease.over_at());
+        pending.held = lease.held_for(engine.now()).map(|held| (lease.meter, held));
         pending.rebinds = lease.may_be_detached() && !planted(Bug::DetachLeaves);
         if planted(Bug::WakeBeforeWrite) {
             pending.ask_soon();
@@ -70,7 +74,8 @@ impl Release {
         let silence = if planted(Bug::ReleaseGivenUp) { Duration::ZERO } else { SILENCE };
         let over_at = over_at.max(engine.now() + silence);
         let (attempts, rebinds, detaches, unknown, done) = (0, false, false, false, false);
-        Self { engine, name, rule, owner, hold, over_at, attempts, rebinds, detaches, unknown, done }
+        let held = None;
+        Self { engine, name, rule, owner, hold, over_at, held, attempts, rebinds, detaches, unknown, done }
     }
 
     /// Lets a detached hold go that was asked to be taken over, unless it is
@@ -98,6 +103,10 @@ impl Release {
         let is_only = self.rule != LockSpec::Reentrant || planted(Bug::EndOfAnotherForgotten);
         let by = is_only.then_some(&self.owner);
         self.engine.local_queues.ask_soon(&self.name, by);
+    }
+
+    fn kind(&self) -> &'static str {
+        self.held.map_or_else(|| self.rule.kind().as_str(), |(meter, _)| meter.kind())
     }
 
     pub(super) fn was_repeated(&self) -> bool {
@@ -141,10 +150,14 @@ impl Release {
                 event!(
                     DEBUG,
                     target: "tenure",
+                    "lock_released",
                     "released",
                     lock = text(&self.name),
+                    kind = self.kind(),
+                    store = text(self.engine.store.url()),
                     owner = text(&self.owner),
                     left = left,
+                    held_ms = self.held.map(|(_, held)| millis(held)),
                 );
             }
             Err(Failure::Unknown(_)) => {}
@@ -164,10 +177,13 @@ impl Release {
                     event!(
                         WARN,
                         target: "tenure",
+                        "release_refused",
                         "release refused",
                         lock = text(&self.name),
+                        kind = self.kind(),
+                        store = text(self.engine.store.url()),
                         owner = text(&self.owner),
-                        cause = text(&cause),
+                        failure = text(&cause),
                     );
                     return;
                 }
@@ -192,6 +208,7 @@ impl Drop for Release {
         // the stack is full.
         (rest.attempts, rest.rebinds, rest.detaches, rest.done) =
             (self.attempts, self.rebinds, self.detaches, true);
+        rest.held = self.held;
         let pending = self.engine.pending_releases.add(&self.engine);
         self.engine.runtime.spawn(rest.persist(pending).boxed());
     }

@@ -21,9 +21,10 @@ use futures_util::stream::{FuturesUnordered, Stream, StreamExt};
 use tokio::sync::Notify;
 
 use super::Engine;
-use super::lease::Lease;
+use super::lease::{Lease, Loss};
 use super::window::{Place, Window};
-use crate::events::{event, text};
+use crate::events::{event, millis, text};
+use crate::metrics::LossReason;
 use crate::moment::Moment;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, lease};
@@ -325,6 +326,9 @@ impl Task {
         if !self.engine.renewer.schedule().take(&lease) {
             return; // released, detached or lost meanwhile
         }
+        if renews {
+            self.engine.metrics.renewed(lease.meter, answer.is_ok());
+        }
         let next = match &answer {
             Ok(answer) => {
                 match lease.refusal(answer) {
@@ -333,7 +337,7 @@ impl Task {
                     Some(_) if lease.may_be_detached() && !planted(Bug::DetachedTakenForLost) => {
                         lease.lost_at()
                     }
-                    Some(reason) if !planted(Bug::RefusalIgnored) => return lease.lose(&self.engine, reason),
+                    Some(loss) if !planted(Bug::RefusalIgnored) => return lease.lose(&self.engine, &loss),
                     refusal => {
                         if renews && refusal.is_none() {
                             lease.renewed(sent, now, ttl);
@@ -356,11 +360,14 @@ impl Task {
             event!(
                 WARN,
                 target: "tenure",
+                "renewal_failed",
                 "renewal failed",
                 lock = text(&lease.name),
+                kind = lease.meter.kind(),
+                store = text(self.engine.store.url()),
                 owner = text(&lease.owner),
                 failure = text(&failure),
-                left_ms = lease.lost_at().since(now).as_millis() as u64,
+                left_ms = millis(lease.lost_at().since(now)),
             );
         }
     }
@@ -384,7 +391,7 @@ impl Drop for Task {
         };
         for lease in orphans {
             lease.due.store(0, Ordering::Release);
-            lease.lose(&self.engine, "its renewal has ended");
+            lease.lose(&self.engine, &Loss::new(LossReason::Unrenewed, "its renewal has ended"));
         }
     }
 }

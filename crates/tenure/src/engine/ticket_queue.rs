@@ -288,8 +288,10 @@ impl Server {
             event!(
                 DEBUG,
                 target: "tenure",
+                "lock_not_subscribed",
                 "not subscribed",
                 lock = text(&self.ticket_queue.key),
+                store = text(self.engine.store.url()),
                 failure = text(&failure),
             );
         }
@@ -461,8 +463,10 @@ impl Server {
         event!(
             DEBUG,
             target: "tenure",
+            "store_unanswered",
             "no answer",
             lock = text(&self.ticket_queue.key),
+            store = text(self.engine.store.url()),
             failure = text(&failure),
             given_up = given_up,
         );

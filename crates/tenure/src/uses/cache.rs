@@ -377,8 +377,10 @@ impl Cache {
                         event!(
                             WARN,
                             target: "tenure",
+                            "value_not_refreshed",
                             "a value was not refreshed",
                             lock = text(cache.name()),
+                            store = text(cache.record.engine().store.url()),
                             failure = text(error),
                         );
                     }
@@ -649,8 +651,10 @@ impl Cache {
                 event!(
                     DEBUG,
                     target: "tenure",
+                    "value_refused",
                     "a value was refused: it was computed for too long, or invalidated",
                     lock = text(self.name()),
+                    store = text(self.record.engine().store.url()),
                 );
                 false
             }
@@ -658,8 +662,10 @@ impl Cache {
                 event!(
                     WARN,
                     target: "tenure",
+                    "value_not_kept",
                     "a value was not kept",
                     lock = text(self.name()),
+                    store = text(self.record.engine().store.url()),
                     failure = text(failure),
                 );
                 false

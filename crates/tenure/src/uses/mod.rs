@@ -121,7 +121,7 @@ impl RecordHandle {
 
     async fn ask(&self, verb: RecordVerb) -> Result<RecordAnswer, Failure> {
         let op = RecordOp { lock: self.lock.full.clone(), verb };
-        self.engine().store.record(op, self.lock.options.op_timeout).await
+        self.engine().record(op, self.lock.options.op_timeout).await
     }
 
     fn nonsense(&self, answer: &RecordAnswer) -> Error {

@@ -601,8 +601,10 @@ impl Turn {
                     event!(
                         WARN,
                         target: "tenure",
+                        "outcome_not_kept",
                         "the end of a job was not kept",
                         lock = text(&record.lock.name),
+                        store = text(record.engine().store.url()),
                         failure = text(failure),
                     );
                     Ok(())

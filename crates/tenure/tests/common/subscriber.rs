@@ -22,6 +22,10 @@ pub(crate) struct Hears<F>(pub(crate) F);
 struct Fields(BTreeMap<&'static str, String>);
 
 impl Visit for Fields {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name(), value.to_owned());
+    }
+
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         self.0.insert(field.name(), format!("{value:?}"));
     }
@@ -32,15 +36,21 @@ impl<F: Fn(Said) + Send + Sync + 'static> Subscriber for Hears<F> {
         metadata.target() == "tenure"
     }
 
+    /// A span is told as an event of its name, with all fields that it can have.
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        let metadata = span.metadata();
+        let mut fields: BTreeMap<_, _> =
+            metadata.fields().iter().map(|field| (field.name(), String::new())).collect();
+        fields.insert("event", metadata.name().to_owned());
+        (self.0)(Said { level: *metadata.level(), message: String::new(), fields });
+        Id::from_u64(1)
+    }
+
     fn event(&self, event: &Event<'_>) {
         let mut fields = Fields::default();
         event.record(&mut fields);
         let message = fields.0.remove("message").unwrap_or_default();
         (self.0)(Said { level: *event.metadata().level(), message, fields: fields.0 });
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
     }
 
     fn record(&self, _: &Id, _: &Record<'_>) {}

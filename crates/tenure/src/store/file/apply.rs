@@ -382,7 +382,7 @@ pub(super) fn page(directory: &Directory, now: Now, prefix: &str, from: &Cursor)
             Ok(None) => continue,
             Err(failure) => {
                 // The other locks are listed all the same.
-                event!(WARN, target: SETUP, "a lock is not listed", failure = text(failure));
+                event!(WARN, target: SETUP, "lock_not_listed", "a lock is not listed", failure = text(failure));
                 continue;
             }
         };

@@ -90,6 +90,7 @@ pub(super) fn warn_of_network(dir: &OwnedFd, path: &Path) {
         event!(
             WARN,
             target: SETUP,
+            "directory_shared",
             "locks in this directory hold on this machine only, although other machines may see it",
             directory = text(shown(path)),
             file_system = name,

@@ -616,6 +616,7 @@ impl Worker {
         event!(
             WARN,
             target: "tenure",
+            "directory_replaced",
             "the directory was replaced: its locks are gone",
             directory = text(shown(&self.path)),
         );
@@ -657,7 +658,7 @@ fn do_piece(
 }
 
 fn not_swept(failure: &Failure) {
-    event!(DEBUG, target: "tenure", "the directory was not swept", failure = text(failure));
+    event!(DEBUG, target: "tenure", "directory_not_swept", "the directory was not swept", failure = text(failure));
 }
 
 /// Has the directory watched, if the system can: otherwise the looks have to do.
@@ -666,12 +667,12 @@ fn listen(watch: &mut Option<Watch>, directory: &Directory) {
         *watch = new_watch();
     }
     if let Some(Err(errno)) = watch.as_mut().map(|watch| watch.begin(directory)) {
-        event!(DEBUG, target: "tenure", "the system does not watch the directory", errno = text(errno));
+        event!(DEBUG, target: "tenure", "directory_not_watched", "the system does not watch the directory", errno = text(errno));
     }
 }
 
 fn new_watch() -> Option<Watch> {
     Watch::new()
-        .inspect_err(|error| event!(DEBUG, target: "tenure", "the system gives no inotify object", error = text(error)))
+        .inspect_err(|error| event!(DEBUG, target: "tenure", "directory_not_watched", "the system gives no inotify object", errno = text(error)))
         .ok()
 }

@@ -101,6 +101,7 @@ impl Quorum {
             event!(
                 WARN,
                 target: SETUP,
+                "quorum_even",
                 "a quorum of an even number survives the loss of no more members than one fewer would",
                 members = urls.len(),
             );

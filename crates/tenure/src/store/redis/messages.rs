@@ -269,6 +269,7 @@ impl Notifications {
                 event!(
                     DEBUG,
                     target: "tenure",
+                    "message_unexpected",
                     "a message came that was not asked for: the connection for messages is made again"
                 );
                 return false;

@@ -449,6 +449,7 @@ impl Connector {
             event!(
                 WARN,
                 target: SETUP,
+                "connection_not_ended",
                 "an old connection cannot be ended: a request that was lost with it may still be carried out",
                 store = text(target.shown()),
                 error = error.to_owned(),

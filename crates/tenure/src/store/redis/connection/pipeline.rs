@@ -250,6 +250,7 @@ impl Pipeline {
                 event!(
                     WARN,
                     target: "tenure",
+                    "connection_silent",
                     "the store is silent: its connection is given up",
                     server = text(&self.to),
                 );

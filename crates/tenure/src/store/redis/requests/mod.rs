@@ -301,6 +301,7 @@ pub(crate) fn warn_unheard(store: &Arc<str>, op: &Op, why: &str) {
     event!(
         WARN,
         target: SETUP,
+        "wake_refused",
         "those who wait could not be woken",
         lock = text(&op.name),
         store = text(store),

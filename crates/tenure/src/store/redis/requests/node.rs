@@ -113,6 +113,7 @@ impl Node {
                 event!(
                     WARN,
                     target: "tenure",
+                    "connection_given_up",
                     "the connection is given up",
                     lock = text(&op.name),
                     store = text(&self.url),

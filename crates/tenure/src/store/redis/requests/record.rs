@@ -162,6 +162,7 @@ fn written(value: &Value, asker: &str, op: &RecordOp) -> Option<RecordAnswer> {
         event!(
             WARN,
             target: SETUP,
+            "wake_refused",
             "those who wait could not be woken",
             lock = text(&op.lock),
             why = String::from_utf8_lossy(why).into_owned(),

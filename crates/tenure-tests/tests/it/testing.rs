@@ -1,0 +1,210 @@
+//! The store of the feature `testing`: leases on tokio's clock, faults, and what was asked. The
+//! conformance suite runs over it too, and docs/testing-your-code.md has examples of each kind.
+#![expect(clippy::disallowed_methods, reason = "users' tests sleep and spawn as these do")]
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use tenure::testing::store;
+use tenure::{Change, Guard, Result};
+use tokio::time::Instant;
+
+const S: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn waits_and_leases_take_no_real_time_on_a_paused_clock() -> Result<()> {
+    let real = std::time::SystemTime::now();
+    let (locks, control) = store();
+    let other = control.hold_elsewhere("x");
+    let begun = Instant::now();
+    assert!(locks.mutex("x")?.try_lock_for(3_600 * S).await?.is_none());
+    let waited = begun.elapsed();
+    assert!(waited >= 3_600 * S && waited < 3_601 * S, "{waited:?}");
+    // The lease of another is over when its time has passed, on the same clock.
+    std::mem::forget(other);
+    let mine = locks.mutex("x")?;
+    assert!(tokio::time::timeout(60 * S, mine.lock()).await.is_err());
+    assert!(real.elapsed().expect("a clock") < 60 * S);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_is_renewed_for_days_and_suspended_it_is_lost() -> Result<()> {
+    let (locks, control) = store();
+    let guard = locks.mutex("x")?.lock().await?;
+    tokio::time::advance(10 * S).await;
+    control.advance(48 * 3_600 * S).await;
+    assert!(guard.is_held());
+    guard.verify().await?;
+    assert!(locks.metrics().total().renewals > 30_000);
+    control.suspend(16 * S);
+    assert!(!guard.is_held());
+    assert!(locks.mutex("x")?.try_lock().await?.is_some());
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_a_paused_clock_only_this_store_moves() -> Result<()> {
+    let (locks, control) = store();
+    let begun = Instant::now();
+    let (kept, unkept) = (locks.mutex("kept")?, locks.with(|options| options.max_hold(30 * S))?);
+    let (kept, unkept) = (kept.lock().await?, unkept.mutex("unkept")?.lock().await?);
+    control.advance(60 * S).await;
+    assert!(kept.is_held() && !unkept.is_held());
+    assert!(begun.elapsed() < 30 * S);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_serves_tasks_of_several_threads() -> Result<()> {
+    let (locks, control) = store();
+    let tasks = (0..8).map(|_| {
+        let locks = locks.clone();
+        tokio::spawn(async move {
+            for _ in 0..20 {
+                locks.mutex("x")?.lock().await?.release().await?;
+            }
+            Ok::<_, tenure::Error>(())
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.expect("no panic")?;
+    }
+    let held = control.requests().iter().filter(|asked| asked.answer == "held").count();
+    assert_eq!((held, locks.metrics().total().acquired), (160, 160));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_heard_at_once_by_each_holder_of_the_name() -> Result<()> {
+    let (locks, control) = store();
+    let (one, two) = (locks.rwlock("x")?.read().await?, locks.rwlock("x")?.read().await?);
+    let other = locks.mutex("y")?.lock().await?;
+    assert!(!control.lose("nothing"));
+    assert!(control.lose("x"));
+    let begun = Instant::now();
+    assert!(one.lost().await.is_lost() && two.lost().await.is_lost());
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    other.verify().await?;
+    assert_eq!(locks.metrics().total().losses[3], ("gone", 2));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_an_outage_nothing_is_carried_out_and_no_message_comes() -> Result<()> {
+    let (locks, control) = store();
+    for wait in ["mutex", "fair"] {
+        let holder = match wait {
+            "mutex" => control.elsewhere().mutex("x")?.lock().await?,
+            _ => control.elsewhere().fair_mutex("x")?.lock().await?,
+        };
+        let waiting = {
+            let locks = locks.clone();
+            tokio::spawn(async move {
+                match wait {
+                    "mutex" => locks.mutex("x")?.lock().await,
+                    _ => locks.fair_mutex("x")?.lock().await,
+                }
+            })
+        };
+        tokio::time::sleep(S).await;
+        let outages = (control.outage(), control.outage());
+        holder.release().await?;
+        tokio::time::sleep(5 * S).await;
+        drop(outages.0);
+        tokio::time::sleep(5 * S).await;
+        assert!(!waiting.is_finished(), "{wait}");
+        drop(outages.1);
+        let ended = Instant::now();
+        waiting.await.expect("no panic")?.release().await?;
+        // At once where places are verified after a reconnect, else after a pause between questions.
+        assert!(ended.elapsed() <= 6 * S, "{wait}: {:?}", ended.elapsed());
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_store_answers_late_or_leaves_the_outcome_unknown() -> Result<()> {
+    let (locks, control) = store();
+    control.slow(S / 2);
+    let begun = Instant::now();
+    let guard = locks.mutex("x")?.lock().await?;
+    guard.release().await?;
+    assert_eq!(begun.elapsed(), S);
+    control.slow(2 * S);
+    let error = locks.mutex("y")?.try_lock().await.expect_err("no answer in time");
+    assert!(error.is_unreachable() || error.is_unknown(), "{error}");
+    assert_eq!(control.requests()[2].answer, "unknown");
+    control.slow(Duration::ZERO);
+    tokio::time::sleep(5 * S).await;
+    assert!(control.elsewhere().inspect("y").await?.is_none(), "what was granted is given back");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_have_their_name_verb_answer_and_time() -> Result<()> {
+    let (locks, control) = store();
+    let locks = locks.with(|options| options.prefix("app:"))?;
+    let _other = control.hold_elsewhere("app:x");
+    control.advance(2 * S).await;
+    assert!(locks.mutex("x")?.try_lock().await?.is_none());
+    let outage = control.outage();
+    assert!(locks.mutex("x")?.try_lock().await.is_err());
+    drop(outage);
+    let requests = control.requests();
+    assert_eq!(requests[0].to_string(), "acquire app:x: busy");
+    assert_eq!((requests[0].at, requests[1].answer), (2 * S, "not_sent"));
+    control.forget_requests();
+    locks.cache("user")?.get_or_compute(60 * S, async || Ok::<_, Infallible>("value".to_owned())).await?.ok();
+    let verbs: Vec<_> = control.requests().iter().map(|asked| (asked.verb, asked.answer)).collect();
+    assert!(verbs.contains(&("read", "read")) && verbs.contains(&("put", "stored")), "{verbs:?}");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_loses_its_lock_is_followed_by_the_next_candidate() -> Result<()> {
+    let (locks, control) = store();
+    let mut observer = control.elsewhere().election("scheduler", "other")?.observe();
+    let term = locks.election("scheduler", "host-1")?.campaign().await?;
+    assert!(matches!(observer.next().await?, Change::Elected(leader) if leader.payload == "host-1"));
+    let next = control.elsewhere().election("scheduler", "host-2")?;
+    let next = tokio::spawn(async move { next.campaign().await });
+    tokio::time::sleep(60 * S).await;
+    assert!(term.is_current() && !next.is_finished());
+    assert!(control.lose("scheduler"));
+    assert!(term.lost().await.is_lost());
+    assert!(next.await.expect("no panic")?.is_current());
+    assert!(matches!(observer.next().await?, Change::Elected(leader) if leader.payload == "host-2"));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn jobs_caches_and_fills_lose_their_lock_by_their_own_name() -> Result<()> {
+    let (locks, control) = store();
+    let turn = locks.once_per("job", 60 * S)?.try_begin().await?.expect("a free window");
+    assert!(control.lose("job"));
+    assert!(turn.lost().await.is_lost());
+
+    let user = locks.cache("user")?;
+    let compute = async || {
+        assert!(control.lose("user"));
+        Ok::<_, Infallible>("old".to_owned())
+    };
+    assert_eq!(user.get_or_compute(60 * S, compute).await?, Ok("old".to_owned()));
+    assert_eq!(user.get::<String>().await?, None, "what a lost lock computed is not kept");
+
+    let get = || async { Ok::<_, Infallible>(None::<String>) };
+    let compute = async |guard: Option<&Guard>| {
+        assert!(control.lose("page"));
+        let lost = guard.expect("the store answers").lost().await;
+        Ok(if lost.is_lost() { "lost" } else { "released" }.to_owned())
+    };
+    assert_eq!(locks.fill("page")?.run(get, compute).await?, Ok("lost".to_owned()));
+    Ok(())
+}
+
+#[test]
+#[should_panic(expected = "needs a tokio runtime")]
+fn outside_of_a_runtime_it_says_what_is_missing() {
+    drop(store());
+}

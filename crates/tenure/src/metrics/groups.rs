@@ -1,0 +1,179 @@
+//! Which locks have numbers of their own. Groups are few, whatever the names.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::name::LockName;
+
+/// So many groups have numbers of their own; further ones share those of [`OTHER`].
+pub(super) const MOST: usize = 100;
+/// The groups that a rule names, the one of locks without a group, and that of further groups.
+pub(super) const SLOTS: usize = MOST + 2;
+
+/// The group of locks that no rule names.
+const UNGROUPED: &str = "";
+/// The group of groups above [`MOST`].
+const OTHER: &str = "other";
+/// A group's name is cut off here, in bytes.
+const LONGEST: usize = 128;
+
+type Rule = dyn for<'a> Fn(&'a str) -> Option<&'a str> + Send + Sync;
+
+/// Which locks have numbers of their own in [`Locks::metrics`](crate::Locks::metrics): a rule from
+/// the name of a lock, without the prefix, to the name of a group.
+///
+/// Without a rule all locks are in one group, whose name is empty. With one, the first 100 groups
+/// have their own numbers, and all further ones share those of the group `other`. So the numbers
+/// stay few, also if the rule makes a group of each name. A group's name is cut off after 128
+/// bytes.
+///
+/// ```
+/// use tenure::Locks;
+/// use tenure::metrics::Groups;
+///
+/// # tenure::block_on(async {
+/// let locks = Locks::memory().with(|options| options.groups(Groups::by_prefix(':')))?;
+/// locks.mutex("orders:42")?.lock().await?.release().await?;
+/// locks.mutex("orders:43")?.lock().await?.release().await?;
+/// assert_eq!(locks.metrics().group("orders").acquired, 2);
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Default)]
+pub struct Groups(Option<Arc<Rule>>);
+
+/// The rule is only called.
+impl UnwindSafe for Groups {}
+impl RefUnwindSafe for Groups {}
+
+impl Groups {
+    /// One group for all locks: the default.
+    ///
+    /// ```
+    /// assert_eq!(tenure::Options::new().groups, tenure::metrics::Groups::none());
+    /// ```
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// The group is what stands before the first `separator`. A name without one is in no group.
+    ///
+    /// ```
+    /// # use tenure::metrics::Groups;
+    /// let locks = tenure::Locks::memory().with(|options| options.groups(Groups::by_prefix('/')))?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn by_prefix(separator: char) -> Self {
+        Self::by(move |name| name.split_once(separator).map(|(group, _)| group))
+    }
+
+    /// The group is what this function returns for the name. It runs at each acquisition, on the
+    /// caller's thread.
+    ///
+    /// ```
+    /// # use tenure::metrics::Groups;
+    /// let groups = Groups::by(|name| name.starts_with("report-").then_some("reports"));
+    /// let locks = tenure::Locks::memory().with(|options| options.groups(groups))?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn by(rule: impl for<'a> Fn(&'a str) -> Option<&'a str> + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(rule)))
+    }
+}
+
+/// Two rules are equal if one is a clone of the other.
+impl PartialEq for Groups {
+    fn eq(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Some(rule), Some(other)) => Arc::ptr_eq(rule, other),
+            (rule, other) => rule.is_none() && other.is_none(),
+        }
+    }
+}
+
+impl Eq for Groups {}
+
+impl fmt::Debug for Groups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Groups::by(..)" } else { "Groups::none()" })
+    }
+}
+
+/// The groups that were met so far.
+#[derive(Default)]
+pub(super) struct Names(RwLock<BTreeMap<String, u8>>);
+
+impl Names {
+    /// The slot of a lock's group. Slot 0 is of locks without one, and the last of the group
+    /// `other`.
+    pub(super) fn slot(&self, groups: &Groups, name: &LockName) -> u8 {
+        let Some(group) = groups.0.as_ref().and_then(|rule| rule(name.as_str())) else { return 0 };
+        let end = (0..=LONGEST.min(group.len())).rev().find(|at| group.is_char_boundary(*at));
+        let group = &group[..end.unwrap_or(0)];
+        match group {
+            UNGROUPED => return 0,
+            OTHER => return LAST,
+            _ => {}
+        }
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        match known.get(group) {
+            Some(slot) => return *slot,
+            None if known.len() == MOST => return LAST,
+            None => drop(known),
+        }
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let next = known.len();
+        if next == MOST && !known.contains_key(group) {
+            return LAST;
+        }
+        *known.entry(group.to_owned()).or_insert(next as u8 + 1)
+    }
+
+    /// The groups by their slots.
+    pub(super) fn all(&self) -> Vec<(usize, String)> {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let named = known.iter().map(|(name, slot)| (usize::from(*slot), name.clone()));
+        let mut all = vec![(0, UNGROUPED.to_owned())];
+        all.extend(named);
+        all.push((usize::from(LAST), OTHER.to_owned()));
+        all
+    }
+
+    /// The group of a slot.
+    #[cfg(feature = "metrics")]
+    pub(super) fn of(&self, slot: u8) -> String {
+        let all = self.all().into_iter();
+        all.filter(|(at, _)| *at == usize::from(slot)).map(|(_, name)| name).next().unwrap_or_default()
+    }
+}
+
+const LAST: u8 = (SLOTS - 1) as u8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(names: &Names, groups: &Groups, name: &str) -> u8 {
+        names.slot(groups, &LockName::new(name).expect("a name"))
+    }
+
+    #[test]
+    fn a_hundred_groups_have_a_slot_and_further_ones_share_one() {
+        let (names, groups) = (Names::default(), Groups::by_prefix(':'));
+        for number in 0..100 {
+            assert_eq!(slot(&names, &groups, &format!("{number}:x")), number + 1);
+        }
+        assert_eq!(slot(&names, &groups, "100:x"), LAST);
+        assert_eq!(slot(&names, &groups, "7:y"), 8);
+        assert_eq!((slot(&names, &groups, "other:x"), slot(&names, &groups, "x")), (LAST, 0));
+        assert_eq!((names.all().len(), slot(&names, &Groups::none(), "7:y")), (102, 0));
+    }
+
+    #[test]
+    fn the_name_of_a_group_is_cut_off_between_characters() {
+        let (names, groups) = (Names::default(), Groups::by_prefix(':'));
+        slot(&names, &groups, &format!("{}:x", "é".repeat(100)));
+        assert_eq!(names.all()[1].1, "é".repeat(64));
+    }
+}

@@ -1,0 +1,359 @@
+//! What one `Locks` counts: acquisitions, waits, holds, renewals, losses and requests.
+//!
+//! Every number is an atomic that is raised where the thing happens, whether or not anything reads
+//! it. [`Snapshot`] is what they say at one moment. [`Groups`] says which locks have numbers of
+//! their own.
+
+#[cfg(feature = "metrics")]
+mod facade;
+mod groups;
+mod prometheus;
+mod snapshot;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use crate::name::LockName;
+use crate::protocol::record::{RecordVerb, USE};
+use crate::protocol::{Kind, LockSpec, Verb};
+
+use groups::Names;
+
+pub use groups::Groups;
+pub use snapshot::{Histogram, LockMetrics, RequestMetrics, Snapshot};
+
+/// What a lock is, by the name in its numbers and events: its kind, or what it is for.
+const KINDS: [&str; 9] = [
+    "mutex",
+    "reentrant mutex",
+    "fair mutex",
+    "read-write lock",
+    "semaphore",
+    "cache",
+    "fill",
+    "once",
+    "election",
+];
+
+/// The upper bounds of the buckets of waits and holds, in microseconds.
+const BOUNDS_US: [u64; 14] = [
+    100,
+    1_000,
+    5_000,
+    10_000,
+    50_000,
+    100_000,
+    500_000,
+    1_000_000,
+    5_000_000,
+    10_000_000,
+    30_000_000,
+    60_000_000,
+    300_000_000,
+    3_600_000_000,
+];
+
+/// Which numbers an acquisition and its hold count in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Meter {
+    group: u8,
+    kind: u8,
+}
+
+impl Meter {
+    /// The kind as numbers and events name it.
+    pub(crate) fn kind(self) -> &'static str {
+        KINDS[usize::from(self.kind)]
+    }
+}
+
+/// How an acquisition ended without a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ungranted {
+    Busy,
+    TimedOut,
+    Cancelled,
+    Failed,
+}
+
+impl Ungranted {
+    const NAMES: [&'static str; 4] = ["busy", "timed_out", "cancelled", "failed"];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+}
+
+/// Why a lock was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LossReason {
+    /// Its lease was over before it could be renewed.
+    Expired,
+    /// It was held for `max_hold`.
+    MaxHold,
+    /// Another client holds it.
+    Taken,
+    /// The store does not have it any more.
+    Gone,
+    /// Its renewal has ended, with the runtime or by a panic.
+    Unrenewed,
+}
+
+impl LossReason {
+    const NAMES: [&'static str; 5] = ["expired", "max_hold", "taken", "gone", "unrenewed"];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+}
+
+/// What a store was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RequestVerb {
+    Acquire,
+    Renew,
+    Refresh,
+    Release,
+    Inspect,
+    Read,
+    Put,
+    Void,
+}
+
+impl RequestVerb {
+    const NAMES: [&'static str; 8] =
+        ["acquire", "renew", "refresh", "release", "inspect", "read", "put", "void"];
+
+    pub(crate) fn of(verb: &Verb) -> Self {
+        match verb {
+            Verb::Acquire { .. } => Self::Acquire,
+            Verb::Renew { .. } => Self::Renew,
+            Verb::Refresh { .. } => Self::Refresh,
+            Verb::Release { .. } => Self::Release,
+            Verb::Inspect => Self::Inspect,
+        }
+    }
+
+    pub(crate) fn of_record(verb: &RecordVerb) -> Self {
+        match verb {
+            RecordVerb::Read => Self::Read,
+            RecordVerb::Put(_) => Self::Put,
+            RecordVerb::Void => Self::Void,
+        }
+    }
+
+    #[cfg(feature = "testing")]
+    pub(crate) fn as_str(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RequestResult {
+    Answered,
+    NotSent,
+    Unknown,
+    Refused,
+}
+
+impl RequestResult {
+    const NAMES: [&'static str; 4] = ["answered", "not_sent", "unknown", "refused"];
+}
+
+/// A number that only grows.
+#[derive(Default)]
+struct Count(AtomicU64);
+
+impl Count {
+    fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Durations, in buckets.
+#[derive(Default)]
+struct Durations {
+    buckets: [Count; BOUNDS_US.len() + 1],
+    sum_us: AtomicU64,
+}
+
+impl Durations {
+    fn add(&self, duration: Duration) {
+        let us = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+        self.buckets[BOUNDS_US.partition_point(|bound| *bound < us)].add();
+        self.sum_us.fetch_add(us, Ordering::Relaxed);
+    }
+}
+
+/// The numbers of one kind in one group.
+#[derive(Default)]
+struct Counters {
+    begun: Count,
+    /// Of acquisitions that were granted, from when they began: they are counted here only.
+    waits: Durations,
+    ungranted: [Count; Ungranted::NAMES.len()],
+    handovers: Count,
+    resumed: Count,
+    renewals: Count,
+    failed_renewals: Count,
+    losses: [Count; LossReason::NAMES.len()],
+    /// Of holds that have ended: they are counted here only.
+    holds: Durations,
+    #[cfg(feature = "metrics")]
+    facade: OnceLock<facade::LockCounters>,
+}
+
+/// All numbers of one client. Their number is bounded, however many names there are.
+pub(crate) struct Metrics {
+    store: Arc<str>,
+    names: Names,
+    /// By group and kind; made when one is first counted.
+    counters: Box<[[OnceLock<Box<Counters>>; KINDS.len()]]>,
+    requests: [[Count; RequestResult::NAMES.len()]; RequestVerb::NAMES.len()],
+    #[cfg(feature = "metrics")]
+    facade: OnceLock<facade::StoreCounters>,
+}
+
+impl Metrics {
+    pub(crate) fn new(store: &Arc<str>) -> Self {
+        Self {
+            store: Arc::clone(store),
+            names: Names::default(),
+            counters: (0..groups::SLOTS).map(|_| Default::default()).collect(),
+            requests: Default::default(),
+            #[cfg(feature = "metrics")]
+            facade: OnceLock::new(),
+        }
+    }
+
+    /// Where a lock is counted: `name` as the caller gave it, `full` as the store has it.
+    pub(crate) fn meter(&self, groups: &Groups, name: &LockName, full: &LockName, rule: LockSpec) -> Meter {
+        let kind = match full.as_str().strip_prefix(USE).and_then(|rest| rest.split_once(':')) {
+            Some(("cache", _)) => 5,
+            Some(("fill", _)) => 6,
+            Some(("once", _)) => 7,
+            Some(("elect", _)) => 8,
+            _ => match rule.kind() {
+                Kind::Mutex => 0,
+                Kind::Reentrant => 1,
+                Kind::Fair => 2,
+                Kind::RwLock => 3,
+                Kind::Semaphore => 4,
+            },
+        };
+        Meter { group: self.names.slot(groups, name), kind }
+    }
+
+    fn of(&self, meter: Meter) -> &Counters {
+        let slot = &self.counters[usize::from(meter.group)][usize::from(meter.kind)];
+        slot.get_or_init(Box::default)
+    }
+
+    /// An acquisition has begun.
+    pub(crate) fn begun(&self, meter: Meter) {
+        self.of(meter).begun.add();
+        #[cfg(feature = "metrics")]
+        self.facade_of(meter).waiting.increment(1.0);
+    }
+
+    /// It was granted. `handed_over`: it had to wait for another holder.
+    pub(crate) fn granted(&self, meter: Meter, waited: Duration, handed_over: bool) {
+        let counters = self.of(meter);
+        counters.waits.add(waited);
+        if handed_over {
+            counters.handovers.add();
+        }
+        #[cfg(feature = "metrics")]
+        self.facade_of(meter).granted(waited, handed_over);
+    }
+
+    /// It ended without a grant.
+    pub(crate) fn ungranted(&self, meter: Meter, how: Ungranted) {
+        self.of(meter).ungranted[how as usize].add();
+        #[cfg(feature = "metrics")]
+        self.facade_of(meter).ungranted(how);
+    }
+
+    /// A hold that was detached is in this process's hands.
+    pub(crate) fn resumed(&self, meter: Meter) {
+        self.of(meter).resumed.add();
+        #[cfg(feature = "metrics")]
+        self.facade_of(meter).resumed();
+    }
+
+    /// A hold has ended: released, detached or lost.
+    pub(crate) fn ended(&self, meter: Meter, held: Duration) {
+        self.of(meter).holds.add(held);
+        #[cfg(feature = "metrics")]
+        self.facade_of(meter).ended(held);
+    }
+
+    /// A hold was lost, or found lost when it was released.
+    pub(crate) fn lost(&self, meter: Meter, reason: LossReason) {
+        self.of(meter).losses[reason as usize].add();
+        #[cfg(feature = "metrics")]
+        self.facade_of(meter).losses[reason as usize].increment(1);
+    }
+
+    /// A renewal in the background was answered, or not.
+    pub(crate) fn renewed(&self, meter: Meter, is_answered: bool) {
+        let counters = self.of(meter);
+        let count = if is_answered { &counters.renewals } else { &counters.failed_renewals };
+        count.add();
+        #[cfg(feature = "metrics")]
+        self.facade_of(meter).renewals[usize::from(!is_answered)].increment(1);
+    }
+
+    /// A request to the store has ended. `interruptions`: how often its connections were made
+    /// again.
+    pub(crate) fn request(
+        &self,
+        verb: RequestVerb,
+        result: RequestResult,
+        interruptions: impl FnOnce() -> u64,
+    ) {
+        self.requests[verb as usize][result as usize].add();
+        #[cfg(feature = "metrics")]
+        self.facade().request(verb, result, interruptions());
+        #[cfg(not(feature = "metrics"))]
+        drop(interruptions);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::QueueSpec;
+    use crate::protocol::record::lock_name;
+
+    #[test]
+    fn a_lock_is_counted_as_its_kind_or_as_what_it_is_for() {
+        let (metrics, groups) = (Metrics::new(&"memory:".into()), Groups::none());
+        let name = LockName::new("x").expect("a name");
+        let queues = [QueueSpec::FAIR, QueueSpec::WRITER, QueueSpec::permits(5, 1)].map(LockSpec::Queue);
+        for rule in [LockSpec::Mutex, LockSpec::Reentrant].into_iter().chain(queues) {
+            assert_eq!(metrics.meter(&groups, &name, &name, rule).kind(), rule.kind().as_str());
+        }
+        for (kind, shown) in [("cache", "cache"), ("fill", "fill"), ("once", "once"), ("elect", "election")] {
+            let full = lock_name(kind, &name);
+            assert_eq!(metrics.meter(&groups, &name, &full, LockSpec::Mutex).kind(), shown);
+        }
+    }
+
+    #[test]
+    fn a_duration_is_in_the_bucket_whose_bound_it_does_not_exceed() {
+        let durations = Durations::default();
+        for us in [0, 100, 101, 3_600_000_000, 3_600_000_001] {
+            durations.add(Duration::from_micros(us));
+        }
+        let histogram = Histogram::from(&durations);
+        let counts: Vec<_> = histogram.buckets.iter().map(|(_, count)| *count).collect();
+        assert_eq!((counts[0], counts[1], counts[13], histogram.count), (2, 3, 4, 5));
+    }
+}

@@ -1,0 +1,112 @@
+//! A snapshot as Prometheus reads it.
+
+use std::fmt::{Display, Write};
+
+use super::snapshot::{Histogram, LockMetrics, Snapshot, results};
+
+/// The numbers of one lock, each with a further label.
+type Labelled = fn(&LockMetrics) -> Vec<(&'static str, u64)>;
+
+const LABELLED: [(&str, &str, &str, Labelled); 3] = [
+    ("tenure_acquisitions_total", "result", "Acquisitions that have ended, by result.", |locks| {
+        results(locks).to_vec()
+    }),
+    ("tenure_renewals_total", "result", "Renewals in the background, by result.", |locks| {
+        vec![("answered", locks.renewals), ("failed", locks.failed_renewals)]
+    }),
+    ("tenure_losses_total", "reason", "Holds that were lost, by reason.", |locks| locks.losses.clone()),
+];
+
+/// A number of one lock.
+type Number = fn(&LockMetrics) -> u64;
+
+const NUMBERS: [(&str, &str, &str, Number); 4] = [
+    ("tenure_handovers_total", "counter", "Grants after another client's hold.", |locks| locks.handovers),
+    ("tenure_resumed_total", "counter", "Detached holds that were taken over.", |locks| locks.resumed),
+    ("tenure_waiting", "gauge", "Acquisitions under way now.", |locks| locks.waiting),
+    ("tenure_held", "gauge", "Holds in this process now.", |locks| locks.held),
+];
+
+/// How long something took, of one lock.
+type Took = fn(&LockMetrics) -> &Histogram;
+
+const HISTOGRAMS: [(&str, &str, Took); 2] = [
+    ("tenure_wait_seconds", "From the call to the grant.", |locks| &locks.wait),
+    ("tenure_hold_seconds", "From the grant to the end of the hold.", |locks| &locks.hold),
+];
+
+impl Snapshot {
+    /// The text that Prometheus scrapes (text format 0.0.4; content type
+    /// `text/plain; version=0.0.4`).
+    ///
+    /// The names and labels are those of `docs/watching.md`. They do not change between versions;
+    /// new ones may come.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let locks = tenure::Locks::memory();
+    /// locks.mutex("nightly")?.lock().await?.release().await?;
+    /// let text = locks.metrics().to_prometheus();
+    /// let labels = r#"store="memory:",group="",kind="mutex",result="acquired""#;
+    /// assert!(text.contains(&format!("tenure_acquisitions_total{{{labels}}} 1\n")));
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn to_prometheus(&self) -> String {
+        let mut text = String::new();
+        let store = escaped(&self.store);
+        let labels = |locks: &LockMetrics| {
+            format!("store=\"{store}\",group=\"{}\",kind=\"{}\"", escaped(&locks.group), locks.kind)
+        };
+        for (name, label, help, numbers) in LABELLED {
+            head(&mut text, name, "counter", help);
+            for locks in &self.locks {
+                for (value, number) in numbers(locks) {
+                    let labels = format!("{},{label}=\"{value}\"", labels(locks));
+                    line(&mut text, name, &labels, number);
+                }
+            }
+        }
+        for (name, kind, help, number) in NUMBERS {
+            head(&mut text, name, kind, help);
+            self.locks.iter().for_each(|locks| line(&mut text, name, &labels(locks), number(locks)));
+        }
+        for (name, help, took) in HISTOGRAMS {
+            head(&mut text, name, "histogram", help);
+            for locks in &self.locks {
+                histogram(&mut text, name, &labels(locks), took(locks));
+            }
+        }
+        head(&mut text, "tenure_requests_total", "counter", "Requests to the store, by result.");
+        for request in &self.requests {
+            let labels = format!("store=\"{store}\",verb=\"{}\",result=\"{}\"", request.verb, request.result);
+            line(&mut text, "tenure_requests_total", &labels, request.count);
+        }
+        let name = "tenure_reconnects_total";
+        head(&mut text, name, "counter", "Connections to the store that were lost and made again.");
+        line(&mut text, name, &format!("store=\"{store}\""), self.reconnects);
+        text
+    }
+}
+
+fn head(text: &mut String, name: &str, kind: &str, help: &str) {
+    _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+}
+
+fn line(text: &mut String, name: &str, labels: &str, number: impl Display) {
+    _ = writeln!(text, "{name}{{{labels}}} {number}");
+}
+
+fn histogram(text: &mut String, name: &str, labels: &str, took: &Histogram) {
+    for (bound, count) in &took.buckets {
+        let labels = format!("{labels},le=\"{}\"", bound.as_secs_f64());
+        line(text, &format!("{name}_bucket"), &labels, count);
+    }
+    line(text, &format!("{name}_bucket"), &format!("{labels},le=\"+Inf\""), took.count);
+    line(text, &format!("{name}_sum"), labels, took.sum.as_secs_f64());
+    line(text, &format!("{name}_count"), labels, took.count);
+}
+
+/// The value of a label.
+fn escaped(value: &str) -> String {
+    value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n")
+}
