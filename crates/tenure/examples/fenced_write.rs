@@ -4,8 +4,8 @@
 //! cargo run -p tenure --example fenced_write -- redis://127.0.0.1 "host=db1 user=app"
 //! ```
 //! Start it in two terminals. Stop the first with Ctrl-Z while it computes. Wait until the second
-//! has written, and let the first go on with `fg`. With a third argument, `unfenced`, the first then
-//! writes again, without its token, and nothing refuses that.
+//! has written, and let the first go on with `fg`. With a third argument, `unfenced`, the first
+//! then writes again, without its token, and nothing refuses that.
 //! Without arguments: `memory:`, and a PostgreSQL of its own.
 #![expect(clippy::disallowed_methods, reason = "a program has its own time and tasks")]
 

@@ -333,11 +333,11 @@ impl Guard {
         Ok(owner)
     }
 
-    /// Lets go of the lock, which stays taken for this long and is then free by itself: so that what
-    /// was done is not done again at once.
+    /// Lets go of the lock, which stays taken for this long and is then free by itself: so that
+    /// what was done is not done again at once.
     ///
-    /// `time` is from 50 ms to 365 days. A lease is never shortened: if more is left of it, the lock
-    /// stays taken until that is over.
+    /// `time` is from 50 ms to 365 days. A lease is never shortened: if more is left of it, the
+    /// lock stays taken until that is over.
     ///
     /// # Cancel safety
     /// Dropped, the lock is released, as when the guard is dropped.

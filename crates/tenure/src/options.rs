@@ -66,8 +66,8 @@ pub struct Options {
     /// nothing then protects a resource from a holder that was paused for longer than its lease.
     /// Other kinds of locks, and quorums, are refused there in any case.
     pub unfenced: bool,
-    /// Which locks have numbers of their own in [`Locks::metrics`](crate::Locks::metrics). One group
-    /// for all unless set.
+    /// Which locks have numbers of their own in [`Locks::metrics`](crate::Locks::metrics). One
+    /// group for all unless set.
     pub groups: Groups,
 }
 

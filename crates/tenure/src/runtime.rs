@@ -3,7 +3,8 @@
 //! Everything in this crate that waits, spawns, reads a clock or draws a number does it through
 //! [`Runtime`]. In production that is a [`Driver`]: one thread with a separate tokio runtime, so
 //! that nothing the caller does to its own runtime can cost a lease. In the test kit it is a seeded
-//! executor in virtual time, and in `tenure::testing` the caller's own runtime. The lints of `clippy.toml` keep every other door shut.
+//! executor in virtual time, and in `tenure::testing` the caller's own runtime. The lints of
+//! `clippy.toml` keep every other door shut.
 #![expect(clippy::disallowed_methods, reason = "this file is the door")]
 
 #[cfg(feature = "testing")]

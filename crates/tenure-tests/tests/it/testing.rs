@@ -117,7 +117,7 @@ async fn in_an_outage_nothing_is_carried_out_and_no_message_comes() -> Result<()
         drop(outages.1);
         let ended = Instant::now();
         waiting.await.expect("no panic")?.release().await?;
-        // At once where places are verified after a reconnect, else after a pause between questions.
+        // At once where places are verified after a reconnect, else after a pause.
         assert!(ended.elapsed() <= 6 * S, "{wait}: {:?}", ended.elapsed());
     }
     Ok(())

@@ -1,9 +1,10 @@
 //! Locks on Redis or Valkey: on one server here, on a cluster of them by [`Cluster`].
 //!
 //! A request is one script, named by its SHA-1, on a connection that all callers share; the script
-//! runs the machine of `protocol` on the server, by the server's clock. A mutex that no client waits
-//! for takes plain commands instead: `requests/pair.rs`. This module maps requests to scripts and replies back to answers. Its neighbours keep the connection,
-//! read what comes over it, and receive notifications.
+//! runs the machine of `protocol` on the server, by the server's clock. A mutex that no client
+//! waits for takes plain commands instead: `requests/pair.rs`. This module maps requests to scripts
+//! and replies back to answers. Its neighbours keep the connection, read what comes over it, and
+//! receive notifications.
 
 mod cluster;
 mod command;
