@@ -22,6 +22,7 @@ mod redis_clock;
 mod redis_errors;
 mod redis_faults;
 mod redis_locks;
+mod redis_login;
 mod redis_loss;
 mod redis_replication;
 mod runtime;

@@ -27,7 +27,7 @@ use crate::store::redis::command::command;
 use crate::store::redis::connection::pipeline::Pipeline;
 use crate::store::redis::connection::{Connector, Dial, Network};
 use crate::store::redis::replies;
-use crate::store::redis::replies::failure;
+use crate::store::redis::replies::failure::{self, Undialled, is_of_dial};
 use crate::store::redis::requests::keys;
 use crate::store::redis::requests::node::Node;
 use crate::store::redis::requests::record;
@@ -216,12 +216,12 @@ impl Store for Cluster {
         let inner = Arc::clone(&self.0);
         async move {
             let deadline = inner.runtime.now() + within;
-            let masters = inner.known(deadline, |map| {
+            let masters = inner.known_by(deadline, true, |map| {
                 Some(map.table.masters().to_vec()).filter(|masters| !masters.is_empty())
             });
             let lines = masters.await?.into_iter().map(|member| {
                 let pipeline = async move {
-                    let pipeline = member.node.link.pipeline(deadline).await;
+                    let pipeline = member.node.link.line_at_once(deadline).await;
                     pipeline.map_err(|failure| at(&member.address, failure))
                 };
                 pipeline.boxed()
@@ -381,6 +381,16 @@ impl Inner {
 
     /// What is looked for in the map; waits until it is there.
     async fn known<T>(&self, deadline: Moment, look_for: impl Fn(&Map) -> Option<T>) -> Result<T, Failure> {
+        self.known_by(deadline, false, look_for).await
+    }
+
+    /// The same. `at_once`, it fails as soon as the system says that no node can be dialled.
+    async fn known_by<T>(
+        &self,
+        deadline: Moment,
+        at_once: bool,
+        look_for: impl Fn(&Map) -> Option<T>,
+    ) -> Result<T, Failure> {
         let before = self.map().failures;
         loop {
             let mut changed = pin!(self.changed.notified());
@@ -394,9 +404,12 @@ impl Inner {
             }
             // Wrong credentials do not become right by waiting. But what was said before we asked
             // does not count.
-            let is_refused = is_new && matches!(failure, Some(Failure::Refused(_)));
+            let is_final = is_new
+                && failure.as_ref().is_some_and(|failure| {
+                    matches!(failure, Failure::Refused(_)) || at_once && is_of_dial(failure)
+                });
             let now = self.runtime.now();
-            if is_refused || now >= deadline {
+            if is_final || now >= deadline {
                 return Err(failure.unwrap_or_else(unserved));
             }
             self.trouble.notify_one();
@@ -561,7 +574,7 @@ impl Inner {
     async fn ask_for_view(&self, member: &Member) -> Result<(View, Publish), Failure> {
         let Member { address, node } = member;
         let deadline = self.runtime.now() + ANSWER;
-        let pipeline = node.link.pipeline(deadline).await.map_err(|failure| at(address, failure))?;
+        let pipeline = node.link.line_at_once(deadline).await.map_err(|failure| at(address, failure))?;
         let (health, slots) = (command(&["CLUSTER", "INFO"]), command(&["CLUSTER", "SLOTS"]));
         // What Redisson asks, and those who share a lock must come to the same conclusion.
         let sharded = command(&["PUBSUB", "SHARDNUMSUB"]);
@@ -691,6 +704,11 @@ fn unserved() -> Failure {
 
 /// The same failure, with the node that it is about.
 fn at(address: &Address, failure: Failure) -> Failure {
+    if is_of_dial(&failure)
+        && let Failure::NotSent(cause) = failure
+    {
+        return Failure::NotSent(Arc::new(Undialled(format!("{address}: {cause}"))));
+    }
     let cause = |cause| Failure::cause(format!("{address}: {cause}"));
     match failure {
         Failure::NotSent(why) => Failure::NotSent(cause(why)),

@@ -1,6 +1,5 @@
 //! Keeps one connection to the server open: the supervisor.
 
-use std::io;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,6 +10,7 @@ use tokio::sync::Notify;
 use crate::moment::Moment;
 use crate::store::redis::connection::pipeline::Pipeline;
 use crate::store::redis::connection::{Connector, by};
+use crate::store::redis::replies::failure::is_of_dial;
 use crate::store::{Failure, Incarnation};
 
 /// The connection for requests, dialled at the first of them and again whenever it is lost.
@@ -271,11 +271,6 @@ impl Pace {
     pub(crate) fn tries(&self) -> Option<u32> {
         (self.tries > 0).then_some(self.tries)
     }
-}
-
-/// Whether the system could not dial: nothing listens there, or the name has no address.
-fn is_of_dial(failure: &Failure) -> bool {
-    matches!(failure, Failure::NotSent(cause) if cause.is::<io::Error>())
 }
 
 /// A connection that lasted this long was a good one, whether or not it was used.

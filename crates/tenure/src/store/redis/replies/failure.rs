@@ -5,8 +5,8 @@
 //! left to decide is whether asking again can help, and whether to ask on another connection.
 
 use std::error::Error;
-use std::fmt;
 use std::sync::Arc;
+use std::{fmt, io};
 
 use redis::{RedisError, ServerError};
 
@@ -171,6 +171,23 @@ pub(crate) fn said(error: &RedisError) -> Option<ServerError> {
 pub(crate) fn is_no_script(error: &ServerError) -> bool {
     error.code() == "NOSCRIPT"
 }
+
+/// Whether the system could not dial: nothing listens there, or the name has no address.
+pub(crate) fn is_of_dial(failure: &Failure) -> bool {
+    matches!(failure, Failure::NotSent(cause) if cause.is::<io::Error>() || cause.is::<Undialled>())
+}
+
+/// The same of all servers that were to be dialled, as text.
+#[derive(Debug)]
+pub(crate) struct Undialled(pub(crate) String);
+
+impl fmt::Display for Undialled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for Undialled {}
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,6 @@
 //! What sentinels are asked, and what they say.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redis::{Cmd, Value};
 
@@ -8,7 +8,7 @@ use crate::name::Quoted;
 use crate::store::Failure;
 use crate::store::redis::command::command;
 use crate::store::redis::replies::bytes;
-use crate::store::redis::replies::failure;
+use crate::store::redis::replies::failure::{self, Undialled, is_of_dial};
 use crate::store::redis::topology::{Access, Address, Sentinels, Target};
 
 /// Who knows the way to the master of one service.
@@ -71,11 +71,12 @@ impl SentinelResolver {
     /// Why no master was found. Only what all of them refuse will be refused again.
     pub(crate) fn failure(&self, said: &[(Address, Failure)]) -> Failure {
         let each: Vec<_> = said.iter().map(|(who, failure)| format!("{who}: {failure}")).collect();
-        let cause = Failure::cause(format!(
-            "no master of the service {} was found ({})",
-            Quoted(&self.service),
-            each.join("; ")
-        ));
+        let text =
+            format!("no master of the service {} was found ({})", Quoted(&self.service), each.join("; "));
+        if said.iter().all(|(_, failure)| is_of_dial(failure)) {
+            return Failure::NotSent(Arc::new(Undialled(text)));
+        }
+        let cause = Failure::cause(text);
         match said.iter().all(|(_, failure)| matches!(failure, Failure::Refused(_))) {
             true => Failure::Refused(cause),
             false => Failure::NotSent(cause),
