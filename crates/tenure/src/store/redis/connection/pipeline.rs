@@ -135,13 +135,18 @@ impl Pipeline {
     }
 
     /// Sends several commands in one piece, with no other between them, and waits for all replies.
-    pub(crate) async fn ask_all(&self, commands: &[Cmd], deadline: Moment) -> Result<Vec<Value>, Failure> {
+    pub(crate) async fn ask_all(
+        &self,
+        commands: impl IntoIterator<Item = Cmd>,
+        deadline: Moment,
+    ) -> Result<Vec<Value>, Failure> {
         let mut pipe = self.pipe.clone();
-        let mut all = redis::pipe();
+        let (mut all, mut count) = (redis::pipe(), 0);
         for command in commands {
-            all.add_command(command.clone());
+            all.add_command(command);
+            count += 1;
         }
-        self.reply(pin!(pipe.send_packed_commands(&all, 0, commands.len())), deadline).await
+        self.reply(pin!(pipe.send_packed_commands(&all, 0, count)), deadline).await
     }
 
     async fn reply<T>(

@@ -375,7 +375,7 @@ impl AckChannel {
                 .chain(batch.iter().flat_map(|pending| pending.commands(in_full)))
                 .collect();
             let replies = async {
-                match pipeline.ask_all(&commands, until).await {
+                match pipeline.ask_all(commands, until).await {
                     Ok(replies) => Some(self.sort(pipeline, batch, replies)),
                     Err(failure) => {
                         for pending in batch {

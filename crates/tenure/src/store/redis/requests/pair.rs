@@ -136,7 +136,7 @@ impl Pairs {
         if asks {
             all.push(command(&HAS_DELETE));
         }
-        let mut replies = pipeline.ask_all(&all, deadline).await?;
+        let mut replies = pipeline.ask_all(all, deadline).await?;
         if asks && let Some(said) = replies.pop() {
             pipeline.delete.get_or_init(|| Delete::read(&said));
         }
@@ -181,7 +181,7 @@ impl Pairs {
         let is_bare = self.recent().bare.remove(&op.owner);
         if let Some(Some(delete)) = pipeline.delete.get().filter(|_| is_bare) {
             let all = [delete.of(name, owner), command(&[publish, &channel, owner])];
-            let replies = pipeline.ask_all(&all, deadline).await?;
+            let replies = pipeline.ask_all(all, deadline).await?;
             if let [Value::Int(1), told] = &replies[..] {
                 if let Value::ServerError(error) = told {
                     warn_unheard(store, op, &error.to_string());

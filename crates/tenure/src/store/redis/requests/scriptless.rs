@@ -67,7 +67,7 @@ impl Scriptless {
     /// Whether there are transactions. Where MULTI alone is refused, what was meant to come between
     /// it and EXEC would be done with any value at the key.
     async fn may_compare(pipeline: &Pipeline, why: &Failure, deadline: Moment) -> Result<(), Failure> {
-        for reply in pipeline.ask_all(&[command(&["MULTI"]), command(&["EXEC"])], deadline).await? {
+        for reply in pipeline.ask_all([command(&["MULTI"]), command(&["EXEC"])], deadline).await? {
             if let Value::ServerError(error) = reply {
                 // It may be within MULTI for ever.
                 pipeline.hang_up();
@@ -248,7 +248,7 @@ impl Ask<'_> {
             [&["UNWATCH"], &["WATCH", key], &["GETRANGE", key, "0", "1023"], &["PTTL", key]];
         let watches = self.delete.is_none() && !matches!(self.op.verb, Verb::Inspect);
         let look: Vec<_> = look[if watches { 0 } else { 2 }..].iter().map(|words| command(words)).collect();
-        let mut replies = self.pipeline.ask_all(&look, self.deadline).await?;
+        let mut replies = self.pipeline.ask_all(look, self.deadline).await?;
         let (Some(left), Some(value)) = (replies.pop(), replies.pop()) else { return Err(self.nonsense()) };
         for reply in replies {
             answered(self.pipeline, reply)?;
@@ -373,14 +373,14 @@ impl Ask<'_> {
         if self.delete.is_some() {
             // Each compares for itself.
             let commands: Vec<Cmd> = commands.iter().copied().map(command).collect();
-            return self.pipeline.ask_all(&commands, self.deadline).await;
+            return self.pipeline.ask_all(commands, self.deadline).await;
         }
         let all: Vec<Cmd> = std::iter::once(&["MULTI"][..])
             .chain(commands.iter().copied())
             .chain(std::iter::once(&["EXEC"][..]))
             .map(command)
             .collect();
-        let mut replies = self.pipeline.ask_all(&all, self.deadline).await?;
+        let mut replies = self.pipeline.ask_all(all, self.deadline).await?;
         let done = replies.pop();
         if let Some(Value::ServerError(error)) = &done
             && error.code() != "EXECABORT"
