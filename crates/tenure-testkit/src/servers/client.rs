@@ -117,14 +117,18 @@ struct Until<'a> {
 
 impl Until<'_> {
     fn read_in_time(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        self.stream.limit(left)?;
-        match self.stream.read(buffer).map_err(as_timeout)? {
-            0 => Err(ErrorKind::UnexpectedEof.into()),
-            length => Ok(length),
+        loop {
+            let left = self.until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            self.stream.limit(left)?;
+            match self.stream.read(buffer) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                // A signal that a test sends to itself or to its children.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                read => return read.map_err(as_timeout),
+            }
         }
     }
 }
