@@ -203,11 +203,13 @@ pub enum Bug {
     WindowFromClient,
     /// An observer is told of the newest change only.
     TermSkipped,
+    /// A leader is told that it leads until it resigns, also when its lease is over.
+    LeaderToldLate,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 91] = [
+    pub const ALL: [Self; 92] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -299,6 +301,7 @@ impl Bug {
         Self::RecordOfAnyone,
         Self::WindowFromClient,
         Self::TermSkipped,
+        Self::LeaderToldLate,
     ];
 }
 

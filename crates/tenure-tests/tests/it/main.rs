@@ -7,6 +7,7 @@ mod cluster;
 mod conformance;
 mod examples;
 mod fence;
+mod fence_s3;
 mod imports;
 mod interop;
 mod migrating;

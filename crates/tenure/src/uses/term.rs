@@ -10,6 +10,7 @@ use crate::engine::lease::Lost;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::owner::Owner;
+use crate::planted::{Bug, planted};
 use crate::protocol::record::{Record, RecordAnswer, Then};
 
 /// The time for which a candidate leads: see [`Election`](crate::Election).
@@ -78,7 +79,7 @@ impl Term {
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub fn is_current(&self) -> bool {
-        self.guard.is_held()
+        self.guard.is_held() || planted(Bug::LeaderToldLate)
     }
 
     /// How long [`is_current`](Self::is_current) holds if nothing is renewed any more.
@@ -88,7 +89,7 @@ impl Term {
 
     /// A future that resolves when it does not lead any more: see [`Guard::lost`].
     pub fn lost(&self) -> Lost {
-        self.guard.lost()
+        if planted(Bug::LeaderToldLate) { Lost::never() } else { self.guard.lost() }
     }
 
     /// Tells the observers another payload, of at most 4 KiB.

@@ -2,6 +2,7 @@
 //! between processes whose clocks differ.
 
 use std::fmt::Error as Failed;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// A process, and its locks.
 struct Host {
+    sim: Sim,
     process: Arc<Process>,
     locks: Locks,
 }
@@ -44,7 +46,7 @@ fn play(
     let hosts = ahead_ms.iter().zip(2..).map(|(ahead_ms, seed)| {
         let process = sim.process(clock(*ahead_ms), seed);
         let locks = locks(Arc::clone(&store) as _, Arc::clone(&process) as _, Options::new());
-        Host { process, locks: locks.expect("the options are right") }
+        Host { sim: sim.clone(), process, locks: locks.expect("the options are right") }
     });
     let outcome = Arc::new(Mutex::new(Err("it has not ended".to_owned())));
     let (told, ended) = (Arc::clone(&outcome), sim.clone());
@@ -151,6 +153,63 @@ pub(super) fn an_observer_is_told_of_every_term() -> Outcome {
             }
             told.dedup();
             if told == terms { Ok(()) } else { Err(format!("told of {told:?}, and led have {terms:?}")) }
+        }
+        .boxed()
+    })
+}
+
+/// Two leaders of one process, one that asks and one that works, are stopped for longer than their
+/// lease. The process goes on when others lead.
+pub(super) fn a_stopped_leader_does_not_say_that_it_leads() -> Outcome {
+    const STEP: Duration = Duration::from_millis(10);
+    play(&[0, 0], |hosts| {
+        async move {
+            let (stopped, next) = (&hosts[0], &hosts[1]);
+            let asked = Arc::new(AtomicU64::new(0));
+            let worked = Arc::new(AtomicU64::new(0));
+            let (election, process) =
+                (stopped.locks.election("asks", "").map_err(fails)?, Arc::clone(&stopped.process));
+            let steps = Arc::clone(&asked);
+            let asks = async move {
+                let Ok(term) = election.campaign().await else { return };
+                loop {
+                    if term.is_current() {
+                        steps.fetch_add(1, Ordering::Relaxed);
+                    }
+                    process.sleep_until(process.now() + STEP).await;
+                }
+            };
+            stopped.sim.spawn(stopped.process.id(), Box::pin(asks));
+            let (election, process) =
+                (stopped.locks.election("works", "").map_err(fails)?, Arc::clone(&stopped.process));
+            let steps = Arc::clone(&worked);
+            let works = async move {
+                let work = election.lead(async |_| {
+                    loop {
+                        steps.fetch_add(1, Ordering::Relaxed);
+                        process.sleep_until(process.now() + STEP).await;
+                    }
+                });
+                let _: tenure::Result<()> = work.await;
+            };
+            stopped.sim.spawn(stopped.process.id(), Box::pin(works));
+            next.sleep(Duration::from_secs(20)).await;
+            stopped.sim.pause(stopped.process.id());
+            let steps = || (asked.load(Ordering::Relaxed), worked.load(Ordering::Relaxed));
+            let before = steps();
+            if before.0 < 1_000 || before.1 < 1_000 {
+                return Err(format!("they led for {before:?} steps of 2,000"));
+            }
+            let asks = next.locks.election("asks", "").map_err(fails)?;
+            let works = next.locks.election("works", "").map_err(fails)?;
+            let (asks, works) = join(asks.campaign(), works.campaign()).await;
+            let _terms = (asks.map_err(fails)?, works.map_err(fails)?);
+            stopped.sim.resume(stopped.process.id());
+            next.sleep(Duration::from_secs(5)).await;
+            match steps() {
+                after if after == before => Ok(()),
+                after => Err(format!("{before:?} steps before another led, and {after:?} in all")),
+            }
         }
         .boxed()
     })
