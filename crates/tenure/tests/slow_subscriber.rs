@@ -101,7 +101,7 @@ fn a_subscriber_that_blocks_at_a_failed_renewal_costs_no_other_lease() {
     let (locks, blocks) = Blocks::at("renewal failed", BLOCK, open);
     let kept = lock(&locks, "kept");
     let _refused = lock(&locks, "refused");
-    assert_eq!(server.command(&["ACL", "SETUSER", "default", "resetkeys", "~*kept*"]), "OK");
+    assert_eq!(server.command(&["ACL", "SETUSER", "default", "resetkeys", "~*kept*", "~tenure:fence"]), "OK");
     blocks.begins();
     nothing_else_is_lost(&locks, &kept, &blocks);
 }

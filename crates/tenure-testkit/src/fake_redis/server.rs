@@ -56,6 +56,7 @@ pub struct Server {
     knows_script: bool,
     replies: usize,
     pub(crate) no_kill: bool,
+    pub(crate) has_delifeq: bool,
     pub(crate) guarded: Option<Guarded>,
     /// The scripts themselves, which have to say what the machine says; what is kept for how long
     /// is theirs.
@@ -238,9 +239,19 @@ impl Server {
                 None => NULL.to_vec(),
             },
             ["COMMAND", "INFO", names @ ..] => {
-                let none: String = names.iter().map(|_| "_\r\n").collect();
-                format!("*{}\r\n{none}", names.len()).into_bytes()
+                let has = |name: &str| self.has_delifeq && name == "DELIFEQ";
+                let each =
+                    names.iter().map(|name| if has(name) { "*1\r\n$7\r\ndelifeq\r\n" } else { "_\r\n" });
+                format!("*{}\r\n{}", names.len(), each.collect::<String>()).into_bytes()
             }
+            ["DELIFEQ", key, value] if self.has_delifeq => {
+                let is_it = self.holder(key, now).is_some_and(|holder| holder == *value);
+                if is_it {
+                    self.locks.entry((*key).to_owned()).or_default().lock = None;
+                }
+                format!(":{}\r\n", u8::from(is_it)).into_bytes()
+            }
+            ["PUBLISH", _, _] => b":0\r\n".to_vec(),
             ["EVALSHA", ..] if !self.knows_script => b"-NOSCRIPT No matching script.\r\n".to_vec(),
             ["EVALSHA" | "EVAL", _, keys, rest @ ..] => {
                 self.knows_script = true;

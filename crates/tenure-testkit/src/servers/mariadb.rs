@@ -21,6 +21,9 @@ pub struct MariaDb {
     dir: TempDir,
 }
 
+/// Several servers at once may ask the system for more of it than there is.
+const NO_AIO: &str = "--innodb-use-native-aio=0";
+
 impl MariaDb {
     /// A server with the superuser `root`, without a password, and the empty database `app`.
     ///
@@ -35,14 +38,15 @@ impl MariaDb {
 
         let install = path(&program("mariadb-install-db"));
         let wanted = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"];
-        let words = as_nobody(&install, &[&wanted[..], &["--skip-name-resolve", &data]].concat());
+        let words = as_nobody(&install, &[&wanted[..], &["--skip-name-resolve", NO_AIO, &data]].concat());
         let made = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output();
         let made = made.unwrap_or_else(|error| panic!("{}: {error}", words[0]));
-        assert!(made.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&made.stdout));
+        let said = [made.stdout, made.stderr].concat();
+        assert!(made.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&said));
 
         let server = path(&program("mariadbd"));
         let pid = format!("--pid-file={}", path(&dir.path().join("pid")));
-        let settings = ["--no-defaults", "--skip-networking", "--innodb-flush-log-at-trx-commit=0"];
+        let settings = ["--no-defaults", "--skip-networking", NO_AIO, "--innodb-flush-log-at-trx-commit=0"];
         let words = as_nobody(&server, &[&settings[..], &[&data, &socket, &pid]].concat());
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let log = dir.path().join("log");

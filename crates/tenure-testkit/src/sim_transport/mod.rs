@@ -116,6 +116,13 @@ impl SimTransport {
         self
     }
 
+    /// The server has `DELIFEQ`, as Valkey 9.
+    #[must_use]
+    pub fn with_delifeq(self) -> Self {
+        self.inner().server.has_delifeq = true;
+        self
+    }
+
     /// Makes a connection fail; they are counted from 0.
     pub fn cut(&self, connection: usize, cut: Cut) {
         self.inner().cuts.insert(connection, cut);

@@ -11,6 +11,8 @@ use tenure_testkit::asker::Asker;
 use tenure_testkit::conformance::{Case, Fixture, Flavour, exclusion, guard, lease};
 use tenure_testkit::servers::{Config, Sentinels, Server, eventually};
 
+use crate::no_scripts::knows;
+
 const SOON: Duration = Duration::from_secs(10);
 /// What a user has before anything is given.
 const NOTHING: &str = "on >pw resetkeys resetchannels -@all";
@@ -39,7 +41,11 @@ fn rights(lines: &[&str]) -> Vec<&'static str> {
 /// Lets the user `app` do this and nothing else, and forgets what was denied so far.
 fn allow(server: &Server, rights: &[&str]) {
     let set = ["ACL", "SETUSER", "app", "reset"].into_iter().chain(NOTHING.split(' '));
-    let set: Vec<_> = set.chain(rights.iter().copied()).collect();
+    // With the right to ask, a client uses what the server has.
+    let deletes = [("DELIFEQ", "+delifeq"), ("DELEX", "+delex")];
+    let asks = rights.contains(&"+command|info");
+    let deletes = deletes.into_iter().filter(|(command, _)| asks && knows(server, command));
+    let set: Vec<_> = set.chain(rights.iter().copied()).chain(deletes.map(|(_, right)| right)).collect();
     assert_eq!(server.command(&set), "OK", "{rights:?}");
     // Who it was has no part in who it is.
     server.command(&["CLIENT", "KILL", "USER", "app"]);

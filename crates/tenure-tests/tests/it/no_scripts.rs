@@ -100,7 +100,7 @@ fn server() -> Server {
     )
 }
 
-fn knows(server: &Server, command: &str) -> bool {
+pub(crate) fn knows(server: &Server, command: &str) -> bool {
     match server.command(&["COMMAND", "INFO", command]) {
         Value::Array(found) => matches!(&found[..], [Value::Array(_)]),
         other => panic!("{other:?}"),

@@ -38,6 +38,8 @@ const REMEMBERED: usize = 4_096;
 pub(crate) struct Pairs {
     recent: Mutex<Recent>,
     is_off: AtomicBool,
+    /// The user may not delete by comparison.
+    deletes_not: AtomicBool,
 }
 
 #[derive(Default)]
@@ -147,7 +149,7 @@ impl Pairs {
             && let Ok(token) = u64::try_from(*token)
             && (pipeline.tokens.accepts(token, newest, now) || planted(Bug::PairUncounted))
         {
-            if matches!(pipeline.delete.get(), Some(Some(_))) {
+            if matches!(pipeline.delete.get(), Some(Some(_))) && !self.deletes_not.load(Ordering::Relaxed) {
                 self.recent().granted(&op.owner);
             }
             return Ok(Tried::Answered(Answer::Held { fence: token }));
@@ -187,6 +189,9 @@ impl Pairs {
                     warn_unheard(store, op, &error.to_string());
                 }
                 return Ok(Tried::Answered(Answer::Released { left: 0 }));
+            }
+            if let Some(Value::ServerError(_)) = replies.first() {
+                self.deletes_not.store(true, Ordering::Relaxed);
             }
             return Ok(Tried::NOT);
         }
