@@ -23,6 +23,9 @@ pub struct MariaDb {
 
 /// Several servers at once may ask the system for more of it than there is.
 const NO_AIO: &str = "--innodb-use-native-aio=0";
+/// A server that starts removes the temporary tables that it finds in its temporary directory: one
+/// directory for each.
+const TEMPORARY: &str = "tmp";
 
 impl MariaDb {
     /// A server with the superuser `root`, without a password, and the empty database `app`.
@@ -34,11 +37,15 @@ impl MariaDb {
         give_to_nobody(dir.path());
         let path = |path: &Path| path.to_str().expect("a temporary directory in UTF-8").to_owned();
         let data = format!("--datadir={}", path(&dir.path().join("data")));
+        let temporary = dir.path().join(TEMPORARY);
+        fs::create_dir(&temporary).expect("a directory in a new one");
+        give_to_nobody(&temporary);
+        let temporary = format!("--tmpdir={}", path(&temporary));
         let socket = format!("--socket={}", path(&socket(dir.path())));
 
         let install = path(&program("mariadb-install-db"));
         let wanted = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"];
-        let words = as_nobody(&install, &[&wanted[..], &["--skip-name-resolve", NO_AIO, &data]].concat());
+        let words = as_nobody(&install, &[&wanted[..], &["--skip-name-resolve", NO_AIO, &data, &temporary]].concat());
         let made = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output();
         let made = made.unwrap_or_else(|error| panic!("{}: {error}", words[0]));
         let said = [made.stdout, made.stderr].concat();
@@ -47,7 +54,7 @@ impl MariaDb {
         let server = path(&program("mariadbd"));
         let pid = format!("--pid-file={}", path(&dir.path().join("pid")));
         let settings = ["--no-defaults", "--skip-networking", NO_AIO, "--innodb-flush-log-at-trx-commit=0"];
-        let words = as_nobody(&server, &[&settings[..], &[&data, &socket, &pid]].concat());
+        let words = as_nobody(&server, &[&settings[..], &[&data, &temporary, &socket, &pid]].concat());
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let log = dir.path().join("log");
         let mut process = Process::start(Path::new(words[0]), &words[1..], &[], &log).expect("setpriv");

@@ -75,7 +75,7 @@ impl Client {
 fn play(seed: u64) -> (Vec<Grant>, bool) {
     let sim = Sim::new(Chooser::seeded(seed));
     let network = SimTransport::new(&sim, true).direct();
-    let network = if seed % 2 == 0 { network } else { network.with_delifeq() };
+    let network = if seed.is_multiple_of(2) { network } else { network.with_delifeq() };
     let grants = Arc::new(Mutex::new(Vec::new()));
     for number in 0..2 {
         let process = sim.process(Clock::default(), seed + number);
