@@ -45,7 +45,8 @@ impl MariaDb {
 
         let install = path(&program("mariadb-install-db"));
         let wanted = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"];
-        let words = as_nobody(&install, &[&wanted[..], &["--skip-name-resolve", NO_AIO, &data, &temporary]].concat());
+        let words =
+            as_nobody(&install, &[&wanted[..], &["--skip-name-resolve", NO_AIO, &data, &temporary]].concat());
         let made = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output();
         let made = made.unwrap_or_else(|error| panic!("{}: {error}", words[0]));
         let said = [made.stdout, made.stderr].concat();
