@@ -235,6 +235,17 @@ pub(crate) struct Elect {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) payload: Option<String>,
 
+    /// What people read of this holder in `status`, `list` and `top`, beside its user, host and
+    /// process, such as the URL of a job: at most 256 bytes. Who sees the lock sees it.
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true,
+        allow_hyphen_values = true
+    )]
+    pub(crate) label: String,
+
     /// Print no messages; only the exit code tells.
     #[arg(short, long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
@@ -343,6 +354,17 @@ pub(crate) struct Request {
     /// the plain lock.
     #[arg(long, conflicts_with = "kind")]
     pub(crate) unfenced: bool,
+
+    /// What people read of this holder in `status`, `list` and `top`, beside its user, host and
+    /// process, such as the URL of a job: at most 256 bytes. Who sees the lock sees it.
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true,
+        allow_hyphen_values = true
+    )]
+    pub(crate) label: String,
 
     /// Print no messages; only the exit code tells.
     #[arg(short, long, conflicts_with = "verbose")]
@@ -556,9 +578,9 @@ pub(crate) struct List {
     #[arg(long, value_name = "KEY", hide_possible_values = true)]
     pub(crate) sort: Option<Sorting>,
 
-    /// Only locks with this: name=TEXT, kind=KIND, label=TEXT, host=TEXT or pid=N (a holder or
-    /// waiter), waiting (locks that are waited for), foreign (of another program). TEXT may be a
-    /// part. Several must all be so.
+    /// Only locks with this: name=TEXT, kind=KIND, user=TEXT, label=TEXT, host=TEXT or pid=N (a
+    /// holder or waiter), waiting (locks that are waited for), foreign (of another program). TEXT
+    /// may be a part. Several must all be so.
     #[arg(long, value_name = "WHAT", value_parser = Filter::read)]
     pub(crate) filter: Vec<Filter>,
 

@@ -11,7 +11,6 @@ use crate::held::Held;
 use crate::output::{self, Line, Voice};
 use crate::signals::{END_THE_WAIT, Signals};
 use crate::store::{self, Terms};
-use crate::take;
 use crate::work::{self, Work};
 
 /// Runs the command while this host leads; returns the code to exit with.
@@ -19,7 +18,7 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
     let (mut signals, _too_large) = work::signals()?;
     let grace = work::grace(&args.job, args.ttl);
     let locks = store::open(&args.store, Terms::default(), |options| {
-        options.ttl(args.ttl).grace(grace).label(take::label(&args.name)).inherit_liveness(true)
+        options.ttl(args.ttl).grace(grace).label(&args.label).inherit_liveness(true)
     })?;
     let payload = args.payload.clone().unwrap_or_else(who);
     let election = locks.election(&args.name, payload)?;

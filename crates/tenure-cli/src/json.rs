@@ -31,6 +31,7 @@ fn holder(holder: &Holder, foreign: Option<&str>) -> Value {
     json!({
         "owner": owner.map(|owner| owner.as_str()),
         "foreign": foreign,
+        "user": owner.map(|owner| owner.user()),
         "label": owner.map(|owner| owner.label()),
         "host": owner.map(|owner| owner.host()),
         "pid": owner.map(|owner| owner.pid()),

@@ -43,6 +43,7 @@ mod take;
 mod terminal;
 mod top;
 mod wait;
+mod waiting;
 mod wanted;
 mod warnings;
 mod watch;

@@ -3,9 +3,9 @@
 pub(crate) const STATUS_CODES: &str = "\
 With --json, one object on one line: `name`, `store`, `held`, `kind`, `permits` (of a semaphore),
 `holders` and, in their order, `waiters`; each with `owner`, `foreign` (of another program: what
-it keeps there, as \"a string of 36 bytes\"), `label`, `host`, `pid`, `since_ms` (Unix time),
-`remaining_ms` (of its lease), `fence` (its token) and `weight` (permits, or how often it is held;
-of a read-write lock, 1 reads). What is not known is null.
+it keeps there, as \"a string of 36 bytes\"), `user`, `host`, `pid`, `label` (of --label),
+`since_ms` (Unix time), `remaining_ms` (of its lease), `fence` (its token) and `weight` (permits, or
+how often it is held; of a read-write lock, 1 reads). What is not known is null.
 
 Exit status:
     0  it is held

@@ -1,12 +1,15 @@
 //! The thread that writes to standard error what this program says: one that may block for ever,
 //! which no thread of the library may.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
+
+use rustix::process::getpgrp;
+use rustix::termios::{tcgetpgrp, tcgetwinsize};
 
 /// Starts the thread. From here on renewals, signals and the command do not wait for the reader of
 /// standard error, which may have stopped reading. Without the thread, callers write their lines.
@@ -15,8 +18,8 @@ pub(crate) fn start() -> Printer {
     let thread = thread::Builder::new().name("printer".into()).spawn(move || {
         for said in printed {
             match said {
-                Said::Line(line) => {
-                    write(&line);
+                Said::Text { text, is_live } => {
+                    write(&text, is_live);
                     UNPRINTED.fetch_sub(1, Ordering::Release);
                 }
                 Said::All(told) => drop(told.send(())),
@@ -31,12 +34,44 @@ pub(crate) fn start() -> Printer {
 
 /// Writes a line, or hands it to the thread, which keeps the order.
 pub(crate) fn line(line: String) {
+    say(line, false);
+}
+
+fn say(text: String, is_live: bool) {
     match LINES.get() {
         Some(lines) => {
             UNPRINTED.fetch_add(1, Ordering::Relaxed);
-            let _ = lines.send(Said::Line(line));
+            let _ = lines.send(Said::Text { text, is_live });
         }
-        None => write(&line),
+        None => write(&text, is_live),
+    }
+}
+
+/// Whether a line may be written over: standard error is a terminal, and this process is in its
+/// foreground.
+pub(crate) fn has_live_line() -> bool {
+    io::stderr().is_terminal() && tcgetpgrp(io::stderr()) == Ok(getpgrp())
+}
+
+/// A line at the foot of the terminal that is written over and, when dropped, removed. What else is
+/// said goes above it.
+pub(crate) struct LiveLine;
+
+impl LiveLine {
+    /// Shows this, which must fit.
+    pub(crate) fn show(&self, text: &str) {
+        say(text.to_owned(), true);
+    }
+}
+
+/// How wide the terminal is.
+pub(crate) fn columns() -> usize {
+    tcgetwinsize(io::stderr()).map_or(80, |size| usize::from(size.ws_col))
+}
+
+impl Drop for LiveLine {
+    fn drop(&mut self) {
+        line(String::new());
     }
 }
 
@@ -63,7 +98,10 @@ impl Drop for Printer {
 }
 
 enum Said {
-    Line(String),
+    Text {
+        text: String,
+        is_live: bool,
+    },
     /// A caller that waits for the lines before this.
     All(Sender<()>),
 }
@@ -71,7 +109,11 @@ enum Said {
 /// To the thread, if there is one.
 static LINES: OnceLock<Sender<Said>> = OnceLock::new();
 static UNPRINTED: AtomicUsize = AtomicUsize::new(0);
+/// Whether the cursor stands behind a line that is written over.
+static IS_LIVE: AtomicBool = AtomicBool::new(false);
 
-fn write(line: &str) {
-    let _ = io::stderr().write_all(line.as_bytes());
+/// `\r` and `ESC [ K` erase the live line.
+fn write(text: &str, is_live: bool) {
+    let erase = if IS_LIVE.swap(is_live, Ordering::Relaxed) { "\r\u{1b}[K" } else { "" };
+    let _ = io::stderr().write_all(format!("{erase}{text}").as_bytes());
 }

@@ -9,6 +9,7 @@ use crate::cli::Status;
 use crate::clock;
 use crate::exit::{self, Failure};
 use crate::output::{self, Line, Span};
+use crate::table::Party;
 use crate::{json, store};
 
 /// Prints the holders of a lock; returns whether it is held, as the code to exit with.
@@ -65,15 +66,20 @@ fn share(share: Share) -> String {
     }
 }
 
-/// All holders, on one line.
+/// The holders, on one line: three at most, and how many there are beside them.
 pub(crate) fn holders(status: &tenure::Status) -> String {
-    status.holders.iter().map(|holder| describe(status, holder)).collect::<Vec<_>>().join("; ")
+    const SHOWN: usize = 3;
+    let mut shown: Vec<_> =
+        status.holders.iter().take(SHOWN).map(|holder| describe(status, holder)).collect();
+    if status.holders.len() > SHOWN {
+        shown.push(format!("and {} more", status.holders.len() - SHOWN));
+    }
+    shown.join("; ")
 }
 
 fn describe(status: &tenure::Status, holder: &Holder) -> String {
     let mut text = match &holder.owner {
-        Some(owner) if owner.label().is_empty() => format!("host {}, pid {}", owner.host(), owner.pid()),
-        Some(owner) => format!("{} on host {}, pid {}", owner.label(), owner.host(), owner.pid()),
+        Some(_) => Party::of(holder).who(),
         // Not what it wrote, which may be a secret.
         None => status.foreign().map_or_else(String::new, |what| format!("another program, {what}")),
     };

@@ -29,6 +29,7 @@ pub(crate) struct Row {
 /// A holder or a waiter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Party {
+    pub(crate) user: String,
     pub(crate) label: String,
     pub(crate) host: String,
     pub(crate) pid: u32,
@@ -77,7 +78,7 @@ impl Sort {
             Self::Name => Ordering::Equal,
             Self::Kind => a.kind.cmp(&b.kind),
             Self::Waiters => b.waiting().cmp(&a.waiting()),
-            // Without a token there is no time: last.
+            // Without a time: last.
             Self::Age => (a.since().is_none(), a.since()).cmp(&(b.since().is_none(), b.since())),
             Self::Left => (a.left().is_none(), a.left()).cmp(&(b.left().is_none(), b.left())),
         };
@@ -91,6 +92,7 @@ pub(crate) enum Filter {
     Name(String),
     Kind(String),
     Label(String),
+    User(String),
     Host(String),
     Pid(u32),
     Waiting,
@@ -100,13 +102,14 @@ pub(crate) enum Filter {
 impl Filter {
     /// Reads `KEY=TEXT`, `waiting` or `foreign`.
     pub(crate) fn read(text: &str) -> Result<Self, String> {
-        let valid = "write name=TEXT, kind=KIND, label=TEXT, host=TEXT, pid=N, waiting or foreign";
+        let valid = "write name=TEXT, kind=KIND, user=TEXT, label=TEXT, host=TEXT, pid=N, waiting or foreign";
         match text.split_once('=') {
             None if text == "waiting" => Ok(Self::Waiting),
             None if text == "foreign" => Ok(Self::Foreign),
             Some(("name", value)) => Ok(Self::Name(value.into())),
             Some(("kind", value)) => Ok(Self::Kind(value.into())),
             Some(("label", value)) => Ok(Self::Label(value.into())),
+            Some(("user", value)) => Ok(Self::User(value.into())),
             Some(("host", value)) => Ok(Self::Host(value.into())),
             Some(("pid", value)) => value.parse().map(Self::Pid).map_err(|_| valid.into()),
             _ => Err(valid.into()),
@@ -119,6 +122,7 @@ impl Filter {
             Self::Name(part) => row.name.contains(part),
             Self::Kind(part) => row.kind.contains(part),
             Self::Label(part) => parties.any(|one| one.label.contains(part)),
+            Self::User(part) => parties.any(|one| one.user.contains(part)),
             Self::Host(part) => parties.any(|one| one.host.contains(part)),
             Self::Pid(pid) => parties.any(|one| one.pid == *pid),
             Self::Waiting => row.waiting() > 0,
@@ -177,10 +181,11 @@ impl Row {
 }
 
 impl Party {
-    fn of(holder: &Holder) -> Self {
+    pub(crate) fn of(holder: &Holder) -> Self {
         let owner = holder.owner.as_ref();
         Self {
-            label: owner.map(|owner| owner.label().to_owned()).unwrap_or_default(),
+            user: owner.map(|owner| owner.user().to_owned()).unwrap_or_default(),
+            label: owner.map(|owner| owner.label().into_owned()).unwrap_or_default(),
             host: owner.map(|owner| owner.host().to_owned()).unwrap_or_default(),
             pid: owner.map(|owner| owner.pid()).unwrap_or_default(),
             since: holder.since().and_then(|since| since.duration_since(UNIX_EPOCH).ok()),
@@ -189,14 +194,19 @@ impl Party {
         }
     }
 
-    /// Where it runs.
+    /// The user, the host, the process, and what it says of itself.
     pub(crate) fn who(&self) -> String {
-        match (self.host.as_str(), self.label.as_str()) {
-            ("", _) => "another program".into(),
-            (host, "") => format!("{host} pid {}", self.pid),
-            (host, label) => format!("{label}@{host} pid {}", self.pid),
+        let Self { user, host, pid, label, .. } = self;
+        match (user.as_str(), host.as_str()) {
+            ("", "") => "another program".into(),
+            ("", host) => format!("{host} pid {pid}{}", quoted(label)),
+            (user, host) => format!("{user}@{host} pid {pid}{}", quoted(label)),
         }
     }
+}
+
+fn quoted(label: &str) -> String {
+    if label.is_empty() { String::new() } else { format!(" \"{label}\"") }
 }
 
 /// All locks with this prefix that every filter keeps.
@@ -246,6 +256,7 @@ mod tests {
 
     fn row(name: &str, kind: &str, waiters: usize, left: Option<u64>, since: Option<u64>) -> Row {
         let holder = Party {
+            user: "alice".into(),
             label: format!("job-{name}"),
             host: "db1".into(),
             pid: 7,
@@ -285,6 +296,7 @@ mod tests {
             ("kind=fair", "b"),
             ("kind=mutex", "app:ab"),
             ("label=job-b", "b"),
+            ("user=bob", ""),
             ("host=db", "app:ab"),
             ("pid=8", ""),
             ("waiting", "b"),

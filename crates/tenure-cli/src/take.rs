@@ -1,4 +1,4 @@
-//! Takes the locks that a command line asks for, and says what the wait is about.
+//! Takes the locks that a command line asks for.
 #![expect(
     clippy::disallowed_methods,
     reason = "a timer of this command's own; the clock of leases is the library's"
@@ -8,34 +8,27 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::{join, join_all};
-use tenure::{Holder, LockName, Multi, MultiGuard, Options, Owner, Status};
+use futures_util::future::join3;
+use tenure::{LockName, Multi, MultiGuard, Options};
 use tokio::time::{sleep, timeout};
 
 use crate::cli::Request;
 use crate::exit::{Failure, of_signal};
-use crate::output::{Span, chain};
+use crate::output::Span;
 use crate::signals::Signals;
 use crate::store::Terms;
+use crate::waiting::Awaited;
 use crate::wanted::Wanted;
 use crate::{ancestors, clock, kind, status};
 
-/// The options of a request. `label` is what the owner is called by, for people.
+/// The options of a request.
 pub(crate) fn options(request: &Request, options: Options) -> Options {
-    options.ttl(request.ttl).label(label(&request.name)).unfenced(request.unfenced)
+    options.ttl(request.ttl).label(&request.label).unfenced(request.unfenced)
 }
 
 /// What its flags say of the store.
 pub(crate) fn terms(request: &Request) -> Terms {
     Terms { acks: request.acks.replicas, restart_grace: request.restart_grace }
-}
-
-/// The name, as far as the label of an owner can say it.
-pub(crate) fn label(name: &str) -> String {
-    let fits = |char: char| char.is_ascii_alphanumeric() || matches!(char, '.' | '_' | '-');
-    let fitting = name.chars().map(|char| if fits(char) { char } else { '-' });
-    // One that begins with a hyphen would look like an option where an owner is an argument.
-    fitting.skip_while(|char| *char == '-').take(64).collect()
 }
 
 impl Wanted<'_> {
@@ -68,7 +61,7 @@ impl Wanted<'_> {
                 sleep(Duration::from_millis(50)).await;
                 self.waits_for_itself().await;
             }
-            join(self.say_who_holds(), self.say_of_silence()).await;
+            join3(self.say_who_holds(), self.show_who_holds(), self.say_of_silence()).await;
         };
         let guards = beside(aside, async {
             match request.wait {
@@ -109,103 +102,26 @@ impl Wanted<'_> {
         !held.is_empty()
     }
 
-    /// What a wait says that takes longer than a moment.
-    async fn say_who_holds(&self) {
-        let Self { locks, voice, .. } = *self;
-        if !voice.verbose {
-            return;
-        }
-        sleep(Duration::from_millis(100)).await;
-        for found in self.held_by_others().await {
-            match found {
-                Ok(status) if self.also.is_empty() => {
-                    let holders = status::holders(&status);
-                    voice.detail(format_args!("waiting for {holders}, in store {}", locks.url()));
-                }
-                Ok(status) => {
-                    let (name, holders) = (&status.name, status::holders(&status));
-                    voice.detail(format_args!(
-                        "waiting for lock {name:?}: {holders}, in store {}",
-                        locks.url()
-                    ));
-                }
-                Err(error) => voice.detail(format_args!("waiting: {}", chain(&error))),
-            }
-        }
-    }
-
-    /// Says when the store stops answering during a wait, once a minute while it does not, and when
-    /// it is back.
-    async fn say_of_silence(&self) {
-        let Self { request, locks, voice, .. } = *self;
-        let store = locks.url();
-        let (mut since, mut said_at) = (None, None);
-        loop {
-            sleep(LOOK).await;
-            let asked = clock::now();
-            match (locks.inspect(&request.name).await, since) {
-                (Ok(_), None) => {}
-                (Ok(_), Some(start)) => {
-                    let silence = Span(clock::now() - start);
-                    voice.say(format_args!("store {store} answers again, after {silence}; still waiting"));
-                    (since, said_at) = (None, None);
-                }
-                (Err(error), _) => {
-                    since.get_or_insert(asked);
-                    if said_at.is_none_or(|said_at| asked >= said_at + AGAIN) {
-                        said_at = Some(asked);
-                        voice.say(format_args!("{}; still waiting", chain(&error)));
-                    }
-                }
-            }
-        }
-    }
-
-    /// Which of the locks is busy, as far as that can be learnt in a moment.
+    /// Which of the locks is busy and who holds it, as far as that can be learnt in a moment.
     async fn busy(&self) -> Result<String, Failure> {
         let name = LockName::new(&self.request.name)?;
-        if self.also.is_empty() {
-            return Ok(format!("lock {name:?} is busy"));
-        }
-        let mut names = Vec::new();
+        let mut busy = Vec::new();
         if !self.voice.quiet
             && let Ok(found) = timeout(Duration::from_millis(500), self.held_by_others()).await
         {
-            names.extend(found.into_iter().flatten().map(|status| format!("lock {:?}", status.name)));
+            let said = |Awaited { status, .. }: Awaited| {
+                format!("lock {:?} is busy: {}", status.name, status::holders(&status))
+            };
+            busy.extend(found.into_iter().flatten().map(said));
         }
-        Ok(match &names[..] {
+        Ok(match &busy[..] {
             // It is free by now, or the store does not say.
+            [] if self.also.is_empty() => format!("lock {name:?} is busy"),
             [] => format!("lock {name:?}, or one of the others, is busy"),
-            [one] => format!("{one} is busy"),
-            several => format!("{} are busy", several.join(" and ")),
+            several => several.join("; and "),
         })
     }
-
-    /// Those of the wanted locks that others hold, so that this run cannot.
-    async fn held_by_others(&self) -> Vec<tenure::Result<Status>> {
-        let found = join_all(self.names().map(|name| self.locks.inspect(name))).await;
-        let mut held: Vec<_> = found.into_iter().filter_map(Result::transpose).collect();
-        // A run that waits for one of several locks holds those before it.
-        let this = Owner::new("").ok();
-        let is_ours = |owner: &Owner| {
-            let made_here =
-                this.as_ref().is_some_and(|this| (owner.host(), owner.pid()) == (this.host(), this.pid()));
-            made_here || self.request.kind.owner.as_ref().is_some_and(|ours| *ours == owner.to_string())
-        };
-        let is_anothers = |holder: &Holder| !holder.owner.as_ref().is_some_and(is_ours);
-        for status in held.iter_mut().flatten() {
-            status.holders.retain(is_anothers);
-            status.waiters.retain(is_anothers);
-        }
-        held.retain(|found| !matches!(found, Ok(status) if kind::has_room(&self.request.kind, status)));
-        held
-    }
 }
-
-/// How often a wait looks whether its store answers.
-const LOOK: Duration = Duration::from_secs(2);
-/// How often it says that the store does not.
-const AGAIN: Duration = Duration::from_secs(60);
 
 /// Does the work, and polls `aside` meanwhile without waiting for it.
 async fn beside<T>(aside: impl Future<Output = ()>, work: impl Future<Output = T>) -> T {

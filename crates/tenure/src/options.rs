@@ -51,8 +51,9 @@ pub struct Options {
     /// How long [`lock`](crate::Mutex::lock) goes on asking a store that does not answer at all. At
     /// most 1 year; 60 s unless set.
     pub patience: Duration,
-    /// A word for people about the holder: the first part of each owner. Up to 64 of
-    /// `A-Z a-z 0-9 . _ -`; empty unless set.
+    /// What people should read of the holder, beside its user, host and process: the URL of a job,
+    /// say. Everyone who can look at the lock sees it, so it is no place for a secret. Text of at most
+    /// 256 bytes without control characters; empty unless set.
     pub label: String,
     /// Put before each name to make the store's key. At most 32 KiB, and together with the name at
     /// most 64 KiB; it does not begin with `tenure:`. Empty unless set.
@@ -345,7 +346,7 @@ mod tests {
             Options::new().max_hold(ms(300)).grace(ms(101)),
             Options::new().op_timeout(Duration::ZERO),
             Options::new().patience(Duration::MAX),
-            Options::new().label("a b"),
+            Options::new().label("a\nb"),
             Options::new().prefix("tenure:x"),
         ];
         for options in wrong {

@@ -1,24 +1,33 @@
+use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 use std::sync::{Arc, LazyLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use crate::error::{Error, Result};
 use crate::name::Quoted;
 use crate::runtime::Runtime;
 
-/// The holder of a lock: `label@host:pid/random`, 128 bits of it random.
+/// The holder of a lock: `user/label@host:pid/id`.
 ///
 /// Make one for a [`ReentrantMutex`](crate::ReentrantMutex), and parse one to
 /// [resume](crate::Locks::resume) a hold. For the other kinds you need none.
 ///
 /// Every acquisition gets a fresh one. It is written at the lock's key, so an operator can read
-/// there which client holds. Only [`Locks::resume`](crate::Locks::resume) and the re-entrant kind
-/// take one from you.
+/// there who holds: the user, the host, the process, since when, and what you say with
+/// [`Options::label`](crate::Options::label). Only [`Locks::resume`](crate::Locks::resume) and the
+/// re-entrant kind take one from you.
+///
+/// The `id` is 32 hexadecimal digits: 12 of them the milliseconds since 1970 at which it was made,
+/// by the clock of its process, and the others random.
 ///
 /// ```
 /// use tenure::Owner;
-/// let owner = Owner::new("nightly")?;
-/// assert_eq!(owner.label(), "nightly");
+/// let owner = Owner::new("https://ci/job/7")?;
+/// assert_eq!(owner.label(), "https://ci/job/7");
 /// assert_eq!(owner.to_string().parse::<Owner>()?, owner);
 /// # Ok::<(), tenure::Error>(())
 /// ```
@@ -27,50 +36,65 @@ use crate::runtime::Runtime;
 pub struct Owner(Arc<str>);
 
 impl Owner {
-    /// A fresh owner with this label: up to 64 of the characters `A-Z a-z 0-9 . _ -`; it may be
-    /// empty.
+    /// A fresh owner with this label: text of at most 256 bytes, without control characters; it may
+    /// be empty.
     ///
     /// ```
-    /// assert_eq!(tenure::Owner::new("nightly")?.label(), "nightly");
+    /// assert_eq!(tenure::Owner::new("nightly report")?.label(), "nightly report");
     /// # Ok::<(), tenure::Error>(())
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` when the label has another character or is longer.
+    /// `is_invalid` when the label has a control character or is longer.
     pub fn new(label: &str) -> Result<Self> {
         check_label(label)?;
-        Ok(Self::with_random(label, crate::runtime::random_long()))
+        Ok(Self::made(label, crate::runtime::unix_micros(), crate::runtime::random_long()))
     }
 
     /// A fresh owner for one acquisition; the label was checked with the options.
     pub(crate) fn fresh(label: &str, runtime: &dyn Runtime) -> Self {
-        Self::with_random(label, runtime.random_long())
+        Self::made(label, runtime.unix_micros(), runtime.random_long())
     }
 
-    fn with_random(label: &str, random: u128) -> Self {
-        Self(format!("{label}@{}:{}/{random:032x}", *HOST, std::process::id()).into())
+    fn made(label: &str, unix_us: u64, random: u128) -> Self {
+        let id = u128::from(unix_us / 1_000) << RANDOM_BITS | random & ((1 << RANDOM_BITS) - 1);
+        let (user, separator) = (&*USER, if label.is_empty() { "" } else { "/" });
+        let label = utf8_percent_encode(label, ENCODED);
+        Self(format!("{user}{separator}{label}@{}:{}/{id:032x}", *HOST, std::process::id()).into())
     }
 
     /// The owner as text.
     ///
     /// ```
     /// # let owner = tenure::Owner::new("nightly")?;
-    /// assert!(owner.as_str().starts_with("nightly@"));
+    /// assert!(owner.as_str().contains("/nightly@"));
     /// # Ok::<(), tenure::Error>(())
     /// ```
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The part before `@`.
+    /// The user that its process runs as: what `LOGNAME` or `USER` says in its environment, or the
+    /// number of the user; of that, the characters `A-Z a-z 0-9 . _ -`, 64 at most.
+    ///
+    /// ```
+    /// # let owner = tenure::Owner::new("nightly")?;
+    /// println!("held by {}", owner.user());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn user(&self) -> &str {
+        self.who().0
+    }
+
+    /// What [`Options::label`](crate::Options::label) said, or [`new`](Self::new).
     ///
     /// ```
     /// # let owner = tenure::Owner::new("nightly")?;
     /// assert_eq!(owner.label(), "nightly");
     /// # Ok::<(), tenure::Error>(())
     /// ```
-    pub fn label(&self) -> &str {
-        self.0.split_once('@').map_or("", |(label, _)| label)
+    pub fn label(&self) -> Cow<'_, str> {
+        percent_decode_str(self.who().1).decode_utf8_lossy()
     }
 
     /// The host it was made on.
@@ -95,6 +119,25 @@ impl Owner {
         self.place().1.parse().unwrap_or(0)
     }
 
+    /// When it was made, in whole milliseconds by the clock of its process: as its acquisition
+    /// began. `None` where a client chose the id in another way.
+    ///
+    /// ```
+    /// # let owner = tenure::Owner::new("nightly")?;
+    /// assert!(owner.made_at().is_some());
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn made_at(&self) -> Option<SystemTime> {
+        let id = self.0.rsplit_once('/').map_or("", |(_, id)| id);
+        let ms = (u128::from_str_radix(id, 16).ok()? >> RANDOM_BITS) as u64;
+        PLAUSIBLE_MS.contains(&ms).then(|| UNIX_EPOCH + Duration::from_millis(ms))
+    }
+
+    fn who(&self) -> (&str, &str) {
+        let who = self.0.split_once('@').map_or("", |(who, _)| who);
+        who.split_once('/').unwrap_or((who, ""))
+    }
+
     fn place(&self) -> (&str, &str) {
         let place =
             self.0.split_once('@').and_then(|(_, rest)| rest.split_once('/')).map_or("", |(place, _)| place);
@@ -110,7 +153,7 @@ impl FromStr for Owner {
         match parts(text) {
             Some(()) => Ok(Self(text.into())),
             None => Err(Error::invalid(format!(
-                "an owner reads `label@host:pid/` and 32 hexadecimal digits, and this one reads {}",
+                "an owner reads `user/label@host:pid/` and 32 hexadecimal digits, and this one reads {}",
                 Quoted(text)
             ))),
         }
@@ -118,33 +161,42 @@ impl FromStr for Owner {
 }
 
 fn parts(text: &str) -> Option<()> {
-    let (label, rest) = text.split_once('@')?;
-    let (place, random) = rest.split_once('/')?;
+    let (who, rest) = text.split_once('@')?;
+    let (place, id) = rest.split_once('/')?;
     let (host, pid) = place.rsplit_once(':')?;
-    let fits = label.len() <= MAX_LABEL
-        && label.chars().all(in_label)
+    let fits = who.len() <= MAX_WHO
+        && who.chars().all(|char| in_host(char) || matches!(char, '%' | ':' | '/'))
         && host.len() <= MAX_HOST
-        && host.chars().all(in_label)
+        && host.chars().all(in_host)
         && pid.parse::<u32>().is_ok()
         && (pid == "0" || !pid.starts_with(['0', '+']))
-        && random.len() == 32
-        && random.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        && id.len() == 32
+        && id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     fits.then_some(())
 }
 
-const MAX_LABEL: usize = 64;
+const MAX_LABEL: usize = 256;
 const MAX_HOST: usize = 64;
+const MAX_USER: usize = 64;
+/// The user, a slash, and a label of which each byte takes three.
+const MAX_WHO: usize = MAX_USER + 1 + 3 * MAX_LABEL;
+const RANDOM_BITS: u32 = 80;
+/// From 2000 to 2100.
+const PLAUSIBLE_MS: Range<u64> = 946_684_800_000..4_102_444_800_000;
 
-fn in_label(char: char) -> bool {
+/// What does not stand for itself in a label.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'.').remove(b'_').remove(b'-').remove(b':').remove(b'/');
+
+fn in_host(char: char) -> bool {
     char.is_ascii_alphanumeric() || matches!(char, '.' | '_' | '-')
 }
 
 pub(crate) fn check_label(label: &str) -> Result<()> {
-    if label.len() <= MAX_LABEL && label.chars().all(in_label) {
+    if label.len() <= MAX_LABEL && !label.contains(char::is_control) {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "a label has at most {MAX_LABEL} of the characters A-Z a-z 0-9 . _ -, and this one is {}",
+        "a label has at most {MAX_LABEL} bytes and no control characters, and this one is {}",
         Quoted(label)
     )))
 }
@@ -152,8 +204,23 @@ pub(crate) fn check_label(label: &str) -> Result<()> {
 /// Of this machine, as far as an owner can say it.
 static HOST: LazyLock<String> = LazyLock::new(|| {
     let name = rustix::system::uname();
-    name.nodename().to_string_lossy().chars().filter(|char| in_label(*char)).take(MAX_HOST).collect()
+    name.nodename().to_string_lossy().chars().filter(|char| in_host(*char)).take(MAX_HOST).collect()
 });
+
+/// Who this process runs as. The environment says it at once; the system's directory of users may
+/// be across a network.
+static USER: LazyLock<String> = LazyLock::new(|| {
+    let said =
+        |name| std::env::var(name).ok().map(|user| fitting_user(&user)).filter(|user| !user.is_empty());
+    said("LOGNAME")
+        .or_else(|| said("USER"))
+        .unwrap_or_else(|| rustix::process::geteuid().as_raw().to_string())
+});
+
+/// It begins with no hyphen: an owner may be an argument of a command.
+fn fitting_user(user: &str) -> String {
+    user.trim_start_matches('-').chars().filter(|char| in_host(*char)).take(MAX_USER).collect()
+}
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -177,16 +244,36 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_says_where_it_was_made() {
-        let owner = Owner::new("nightly").expect("an owner");
-        assert_eq!((owner.label(), owner.pid()), ("nightly", std::process::id()));
-        assert_eq!(owner.to_string().parse::<Owner>().expect("its own text"), owner);
+    fn an_owner_says_who_and_where_and_when() {
+        for label in ["nightly", "", "https://ci.example/job/7?a=b#c", "a b", "/", "ä%20@x:1/2"] {
+            let before = crate::runtime::unix_micros() / 1_000;
+            let owner = Owner::new(label).expect("an owner");
+            assert_eq!((&*owner.label(), owner.pid()), (label, std::process::id()));
+            assert_eq!((owner.user(), owner.host()), (&**USER, &**HOST));
+            assert_eq!(owner.to_string().parse::<Owner>().expect("its own text"), owner);
+            let made = owner.made_at().expect("a time").duration_since(UNIX_EPOCH).expect("after 1970");
+            assert!(
+                made >= Duration::from_millis(before) && !owner.as_str().contains([' ', '#', '!']),
+                "{owner}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_user_has_what_an_owner_can_say() {
+        for (user, fits) in [("--alice", "alice"), ("DOMAIN\\bob", "DOMAINbob"), ("ä", ""), ("a b", "ab")] {
+            assert_eq!(fitting_user(user), fits);
+        }
+        assert_eq!(fitting_user(&"x".repeat(65)).len(), 64);
     }
 
     #[test]
     fn what_is_no_owner_is_refused() {
         let random = "0123456789abcdef0123456789abcdef";
-        assert!(format!("@h:1/{random}").parse::<Owner>().is_ok());
+        let owner: Owner = format!("@h:1/{random}").parse().expect("an owner");
+        assert_eq!((owner.user(), &*owner.label(), owner.made_at().is_some()), ("", "", true));
+        let longest = format!("{}/{}@h:1/{random}", "u".repeat(64), "%20".repeat(256));
+        assert_eq!(longest.parse::<Owner>().expect("the longest").label(), " ".repeat(256));
         for text in ["", "x", "a@h:1/xyz", "a b@h:1/0", "a@h/0"] {
             assert!(text.parse::<Owner>().expect_err("no owner").is_invalid());
         }
@@ -195,9 +282,10 @@ mod tests {
             format!("a@h:01/{random}"),
             format!("a@h:1/{random}#1"),
             format!("a@:h/{random}"),
+            format!("u{longest}"),
         ] {
             assert!(text.parse::<Owner>().is_err(), "{text}");
         }
-        assert!(Owner::new("a#b").is_err() && Owner::new(&"x".repeat(65)).is_err());
+        assert!(Owner::new("a\nb").is_err() && Owner::new(&"x".repeat(257)).is_err());
     }
 }

@@ -143,7 +143,7 @@ impl Runtime for Driver {
     }
 
     fn unix_micros(&self) -> u64 {
-        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
+        unix_micros()
     }
 
     fn random(&self) -> u64 {
@@ -200,6 +200,11 @@ impl fmt::Debug for Driver {
 fn boottime() -> Moment {
     let now = clock_gettime(ClockId::Boottime);
     Moment(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+}
+
+/// The wall clock in microseconds since 1970; 0 before.
+pub(crate) fn unix_micros() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
 }
 
 /// 128 bits from the system, by one call of it.

@@ -137,9 +137,10 @@ impl fmt::Debug for Holder {
 }
 
 impl Holder {
-    /// When it was granted, or, where the kind keeps a queue, when it took its place there, as a
-    /// waiter has too. By the clock that tokens are made from: the store's, and on a quorum that of
-    /// the process that asked. `None` without a token.
+    /// Since when it holds, for people: clocks may differ. A token tells the moment of the grant, or,
+    /// where the kind keeps a queue, of the place in it, as of a waiter; by the store's clock, and on
+    /// a quorum by that of the process that asked. What is kept without a token was granted at once,
+    /// so there it is when the owner was [made](Owner::made_at). `None` for another program.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -150,7 +151,10 @@ impl Holder {
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub fn since(&self) -> Option<SystemTime> {
-        (self.fence > 0).then(|| UNIX_EPOCH + Duration::from_micros(self.fence))
+        match self.fence {
+            0 => self.owner.as_ref()?.made_at(),
+            fence => Some(UNIX_EPOCH + Duration::from_micros(fence)),
+        }
     }
 }
 

@@ -52,7 +52,7 @@ impl TestEnv {
         command.arg("--default-signal=HUP,INT,QUIT,PIPE,TERM,USR1,USR2,TSTP,TTIN,TTOU,XFSZ");
         command.arg(program);
         command.current_dir(self.dir.path()).stdin(Stdio::null());
-        command.env_remove("TENURE_STORE").env_remove("TENURE_STORE_FILE");
+        command.env_remove("TENURE_STORE").env_remove("TENURE_STORE_FILE").env("LOGNAME", "alice");
         command.env("XDG_STATE_HOME", self.dir.path()).env("XDG_CONFIG_HOME", self.path("config"));
         command
     }

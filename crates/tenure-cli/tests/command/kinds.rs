@@ -195,7 +195,7 @@ fn what_is_no_kind_is_told_what_is_wrong() {
         (&["--slots", "2", "--take", "0"], "permits"),
         (&["--slots", "2", "--take", "3"], "permits"),
         (&["--owner", &owner], "--reentrant"),
-        (&["--reentrant", "--owner", "me"], "label@host:pid"),
+        (&["--reentrant", "--owner", "me"], "user/label@host:pid"),
         (&["--fair", "-s"], "--shared"),
         (&["-s", "-x"], "--exclusive"),
         (&["--slots", "2", "--reentrant"], "--reentrant"),
@@ -225,10 +225,10 @@ fn status_shows_the_kind_every_holder_and_the_waiters_in_order() {
     let pid = |running: &Running| format!("pid {},", running.pid().as_raw_nonzero());
     let expected = [
         (String::new(), "held as a semaphore of 5"),
-        (pid(&holders[0]), "holder: x on host"),
-        (pid(&holders[1]), "holder: x on host"),
-        (pid(&waiters[0]), "waiter: x on host"),
-        (pid(&waiters[1]), "waiter: x on host"),
+        (pid(&holders[0]), "holder: alice@"),
+        (pid(&holders[1]), "holder: alice@"),
+        (pid(&waiters[0]), "waiter: alice@"),
+        (pid(&waiters[1]), "waiter: alice@"),
     ];
     assert_eq!(lines.len(), expected.len(), "{lines:#?}");
     for ((pid, begin), line) in expected.iter().zip(&lines) {
@@ -267,7 +267,7 @@ fn an_owner_and_a_name_may_begin_with_a_hyphen() {
     command.env("BINARY", BINARY);
     let said = env.run(command).exits_with(0).says_nothing();
     let lines: Vec<&str> = said.stdout.lines().collect();
-    assert!(lines.len() == 2 && lines[0] == lines[1] && lines[0].starts_with("var-lock-x@"), "{said:?}");
+    assert!(lines.len() == 2 && lines[0] == lines[1] && lines[0].starts_with("alice@"), "{said:?}");
 
     let owner = format!("-{}", tenure::Owner::new("x").unwrap());
     env.tenure_run(["--reentrant", "--owner", &owner, "x", "--", "true"]).exits_with(0).says_nothing();
@@ -284,12 +284,15 @@ fn of_several_locks_those_that_others_hold_are_named() {
         env.tenure_run(&args)
     };
     run(&["-n"]).exits_with(75).says("lock `b` is busy");
-    run(&["-n", "--also", "d"]).exits_with(75).says("lock `d` and lock `b` are busy");
+    run(&["-n", "--also", "d"])
+        .exits_with(75)
+        .says("lock `d` is busy: alice@")
+        .says("; and lock `b` is busy: alice@");
     // It holds `a` meanwhile, and does not wait for itself.
     let said = run(&["-v", "-w", "0.5"]).exits_with(75);
     let lines: Vec<&str> = said.stderr.lines().collect();
     assert!(lines.len() == 2 && lines[1].contains("lock `b` is busy"), "{said:?}");
-    assert!(lines[0].contains("waiting for lock `b`: b on host") && lines[0].contains(&pid), "{said:?}");
+    assert!(lines[0].contains("waiting for lock `b`: alice@") && lines[0].contains(&pid), "{said:?}");
     env.end();
     holder.wait().exits_with(0);
 

@@ -22,7 +22,7 @@ fn a_list_is_sorted_and_filtered() {
     let held = [
         hold(&env, &["--fair", "--ttl", "1h"], "b:queue"),
         hold(&env, &["--slots", "3", "--take", "2", "--ttl", "3h"], "a:render"),
-        hold(&env, &["--ttl", "2h"], "c:deploy"),
+        hold(&env, &["--ttl", "2h", "--label", "https://ci/job/7"], "c:deploy"),
     ];
     let waiter = env.start(env.tenure_run_command(["--fair", "b:queue", "--", "true"]));
     waiter.eventually("it waits", || names(&env, &["--filter", "waiting"]) == ["b:queue"]);
@@ -33,7 +33,9 @@ fn a_list_is_sorted_and_filtered() {
         (&["--sort", "left"], &["b:queue", "c:deploy", "a:render"]),
         (&["--filter", "kind=semaphore"], &["a:render"]),
         (&["--filter", "name=:q"], &["b:queue"]),
-        (&["--filter", "label=c-deploy"], &["c:deploy"]),
+        (&["--filter", "label=//ci/"], &["c:deploy"]),
+        (&["--filter", "user=alice", "--filter", "kind=semaphore"], &["a:render"]),
+        (&["--filter", "user=bob"], &[]),
         (&["--filter", "foreign"], &[]),
         (&["--filter", "host=no-such-host"], &[]),
     ] {

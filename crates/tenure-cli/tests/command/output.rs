@@ -76,7 +76,7 @@ fn verbose_says_who_is_waited_for_how_long_and_the_token() {
     let lines: Vec<&str> = said.stderr.lines().collect();
     let held_by = format!("pid {}", holder.pid().as_raw_nonzero());
     assert!(lines.len() == 2 && lines.iter().all(|line| line.starts_with("tenure: ")), "{said:?}");
-    for word in ["waiting", "night-job", &held_by, "left", env.read("fence").trim(), &env.url()] {
+    for word in ["waiting", "alice@", &held_by, "left", env.read("fence").trim(), &env.url()] {
         assert!(lines[0].contains(word), "{word}: {said:?}");
     }
     assert!(lines[1].contains(&env.url()), "{said:?}");
@@ -95,7 +95,7 @@ fn status_tells_held_from_free() {
     let pid = format!("pid {}", holder.pid().as_raw_nonzero());
     let store = format!("\nstore: {}\n", env.url());
     for word in
-        ["mutex", "holder: x on host ", &pid, ", for 0.", "59m ", "left", env.read("fence").trim(), &store]
+        ["mutex", "holder: alice@", &pid, ", for 0.", "59m ", "left", env.read("fence").trim(), &store]
     {
         assert!(said.stdout.contains(word), "{word}: {said:?}");
     }
@@ -179,7 +179,7 @@ fn a_forced_release_says_whose_it_was_and_lets_the_next_in() {
     let holder = env.start_script(&["--ttl", "1s"], "x", "READY; exec sleep 30");
     let said = env.run(env.tenure(["release", "--force", "x"])).exits_with(0).says_nothing().stdout;
     let pid = format!("pid {}", holder.pid().as_raw_nonzero());
-    assert!(said.starts_with("was held as a mutex\nholder: x on host ") && said.contains(&pid), "{said}");
+    assert!(said.starts_with("was held as a mutex\nholder: alice@") && said.contains(&pid), "{said}");
     env.tenure_run(["-n", "x", "--", "true"]).exits_with(0);
     holder.wait().exits_with(79).says("lost");
     let holder = env.start_script(&["--fair", "--ttl", "1s"], "x", "READY; exec sleep 30");
@@ -188,6 +188,31 @@ fn a_forced_release_says_whose_it_was_and_lets_the_next_in() {
     assert_eq!(json(&env, 0, &["release", "--force", "--json", "x"])[0]["kind"], json!("fair mutex"));
     waiter.wait().exits_with(7);
     holder.wait().exits_with(79);
+}
+
+#[test]
+fn a_holder_is_told_by_user_host_process_and_label() {
+    let env = TestEnv::new();
+    let label = "https://ci/job/7?a=b#c d";
+    let holder = env.start_script(&["--fair", "--label", label], "x", "READY; exec sleep 30");
+    let pid = holder.pid().as_raw_nonzero().get();
+    let who =
+        format!("@{} pid {pid} \"{label}\", for ", rustix::system::uname().nodename().to_string_lossy());
+    env.tenure_run(["-n", "--fair", "x", "true"]).exits_with(75).says("lock `x` is busy: alice@").says(&who);
+    let waiter = env.start(env.tenure_run_command(["-v", "--fair", "x", "true"]));
+    waiter.eventually("it waits", || json(&env, 0, &["status", "--json", "x"])[0]["waiters"] != json!([]));
+    let told = &json(&env, 0, &["status", "--json", "x"])[0]["holders"][0];
+    assert_eq!((&told["user"], &told["label"], &told["pid"]), (&json!("alice"), &json!(label), &json!(pid)));
+    holder.signal(Signal::TERM);
+    holder.wait().exits_with(143);
+    waiter.wait().exits_with(0);
+    // The command's own words are told only by that.
+    let holder = env.start_script(&[], "x", ": secret; READY; exec sleep 30");
+    let told = env.run(env.tenure(["status", "--json", "x"])).exits_with(0).stdout;
+    assert!(!told.contains("secret") && told.contains(r#""label":"""#), "{told}");
+    drop(holder);
+    let long = "x".repeat(257);
+    env.tenure_run(["--label", &long, "x", "true"]).exits_with(64).says("256 bytes");
 }
 
 #[test]

@@ -216,7 +216,7 @@ fn status_and_list_show_holders_of_ours_and_of_others() {
     let ask = |args: &[&str]| env.run(env.tenure(args.iter().chain(&["--store", &url])));
     let pid = format!("pid {}", ours.pid().as_raw_nonzero());
     let said = ask(&["status", "app:ours"]).exits_with(0).says_nothing();
-    for word in ["mutex", "holder: ours on host ", &pid, "59m ", "left", env.read("fence").trim()] {
+    for word in ["mutex", "holder: alice@", &pid, "59m ", "left", env.read("fence").trim()] {
         assert!(said.stdout.contains(word), "{word}: {said:?}");
     }
     let said = ask(&["status", "app:foreign"]).exits_with(0).says_nothing();

@@ -224,7 +224,7 @@ fn what_cannot_be_right_is_refused_with_the_reason() {
     env.verb("status", &["x"]).exits_with(1);
     for verb in ["renew", "verify", "release"] {
         env.verb(verb, &["x"]).exits_with(64).says("--owner");
-        env.verb(verb, &["x", "--owner", "me"]).exits_with(64).says("label@host:pid/");
+        env.verb(verb, &["x", "--owner", "me"]).exits_with(64).says("user/label@host:pid/");
     }
     let owner = env.acquire(&["x"]);
     env.verb("renew", &["x", "--owner", &owner, "--ttl", "0"]).exits_with(64).says("50 ms");

@@ -157,6 +157,26 @@ fn ctrl_c_while_waiting_ends_the_wait() {
 }
 
 #[test]
+fn a_wait_shows_for_whom_on_one_line_that_goes_away() {
+    let env = TestEnv::new();
+    let holder = env.start_script(&["--fair", "--label", "job 7"], "x", "READY; exec sleep 30");
+    let waits = |env: &TestEnv| env.run(env.tenure(["status", "x"])).stdout.contains("waiter: ");
+    let first = env.start(env.tenure_run_command(["--fair", "x", "--", "true"]));
+    first.eventually("it waits", || waits(&env));
+    let script = r#"stty columns 250; exec "$TENURE" run --fair x -- echo done"#;
+    let mut session = Session::script(&env, script);
+    session.expect("tenure: waiting 1.0s for alice@");
+    session.expect(r#" "job 7", for "#);
+    session.expect("; place 2 in the queue");
+    session.expect("\r\u{1b}[Ktenure: waiting 3.0s for alice@");
+    holder.signal(rustix::process::Signal::TERM);
+    session.expect("\r\u{1b}[Kdone");
+    session.exits_with(0);
+    holder.wait().exits_with(143);
+    first.wait().exits_with(0);
+}
+
+#[test]
 fn the_command_has_the_terminal_and_gives_it_back() {
     let env = TestEnv::new();
     let script =

@@ -85,7 +85,7 @@ fn one_candidate_leads_and_the_next_when_it_ends() {
     let second = candidate("host-2:8080", &script("two"));
     let told = leader(&["--json"]).exits_with(0);
     assert!(told.stdout.contains("\"payload\":\"host-1:8080\""), "{told:?}");
-    assert!(told.stdout.contains("\"owner\":\"api@"), "{told:?}");
+    assert!(told.stdout.contains("\"owner\":\"alice@"), "{told:?}");
     assert!(!env.path("two").exists(), "two lead");
     fs::write(env.path("end-one"), "").expect("a file");
     first.wait().exits_with(7);

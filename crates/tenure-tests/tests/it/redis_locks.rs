@@ -45,6 +45,29 @@ fn an_uncontended_pair_costs_three_commands_and_a_short_script() {
 }
 
 #[test]
+fn since_when_a_holder_holds_is_told_with_and_without_a_token() {
+    let server = Server::start();
+    let (first, second) = (locks(&server.url()), locks(&server.url()));
+    let since = |wants_token| {
+        let status = block_on(first.inspect("x")).expect("an answer").expect("it is held");
+        assert_eq!(status.holders[0].fence > 0, wants_token);
+        status.holders[0].since().expect("a time").elapsed().unwrap_or_default()
+    };
+    drop(block_on(first.mutex("x").expect("a name").try_lock()).expect("an answer"));
+    let mutex = first.mutex("x").expect("a name");
+    let held = block_on(mutex.lock()).expect("a grant");
+    assert!(since(false) < ms(1_000), "by plain commands it is its owner alone");
+    // Who has waited holds from its grant on, and not since it began to wait.
+    let waiting = second.mutex("x").expect("a name");
+    let waiter = std::thread::spawn(move || block_on(waiting.lock()).expect("a grant"));
+    std::thread::sleep(ms(2_500));
+    block_on(held.release()).expect("a release");
+    let held = waiter.join().expect("no panic");
+    assert!(since(true) < ms(1_000));
+    drop(held);
+}
+
+#[test]
 fn however_many_wait_in_a_process_they_ask_at_most_twice_a_lease() {
     let mutex = |locks: &Locks, wait| {
         let mutex = locks.mutex("x").expect("a name");

@@ -224,7 +224,7 @@ impl Bench {
             6 | 7 => {
                 let fields: &[&str] = match self.below(4) {
                     0 | 1 if ttl_ms.is_multiple_of(3) => &["#fence", "1", mine.as_str(), "1"],
-                    0 | 1 if ttl_ms % 3 == 1 => &["#fence", "1", mine.as_str(), "1", "a", "1"],
+                    0 | 1 if ttl_ms % 3 == 1 => &["#fence", "1", mine.as_str(), "1", "!a", "1"],
                     0 => &["#fence", "1", "a", "1"],
                     1 => &["mode", "read", "550e8400-e29b-41d4-a716-446655440000:1", "1"],
                     2 => &["#odd", "1"],

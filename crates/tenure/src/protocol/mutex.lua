@@ -160,8 +160,8 @@ if not by then
   if verb == 'release' then
     -- is_lock: what another program wrote is left alone, unless it is a string and foreign ones are
     -- meant too.
-    local label, host, random, rest = string.match(value, '^([%w._-]*)@([%w._-]*):%d+/([0-9a-f]+)(.*)$')
-    local is_lock = label and #label <= 64 and #host <= 64 and #random == 32 and (rest == '' or string.match(rest, '^#%d+$'))
+    local who, host, id, rest = string.match(value, '^([%w._%%:/-]*)@([%w._-]*):%d+/([0-9a-f]+)(.*)$')
+    local is_lock = who and #who <= 833 and #host <= 64 and #id == 32 and (rest == '' or string.match(rest, '^#%d+$'))
     if not is_lock and not (is_text and ARGV[5] == 'foreign') then
       return { owner, request, 'busy', value, answer[6] }
     end

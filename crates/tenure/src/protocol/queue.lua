@@ -82,8 +82,8 @@ if top[1] ~= header and (top[1] or top.err) then
     end
   elseif type == 'string' then
     holder = call('GETRANGE', lock, 0, 1023)
-    local label, host, random, rest = string.match(holder, '^([%w._-]*)@([%w._-]*):%d+/([0-9a-f]+)(.*)$')
-    if label and #label <= 64 and #host <= 64 and #random == 32 and (rest == '' or string.match(rest, '^#%d+$')) then
+    local who, host, id, rest = string.match(holder, '^([%w._%%:/-]*)@([%w._-]*):%d+/([0-9a-f]+)(.*)$')
+    if who and #who <= 833 and #host <= 64 and #id == 32 and (rest == '' or string.match(rest, '^#%d+$')) then
       holder = nil
     end
   elseif type == 'hash' then

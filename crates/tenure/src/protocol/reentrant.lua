@@ -53,9 +53,9 @@ if not count or looks then
       for i = 1, #all, 2 do
         if string.sub(all[i], 1, 1) ~= '#' then
           holder, times = string.sub(all[i], 1, 1024), #all[i + 1] < 20 and string.match(all[i + 1], '^%d+$') or '1'
-          local label, host, random = string.match(holder, '^([%w._-]*)@([%w._-]*):%d+/([0-9a-f]+)$')
+          local who, host, id = string.match(holder, '^([%w._%%:/-]*)@([%w._-]*):%d+/([0-9a-f]+)$')
           holders = holders + 1
-          is_lock = ours and holders == 1 and label and #label <= 64 and #host <= 64 and #random == 32
+          is_lock = ours and holders == 1 and who and #who <= 833 and #host <= 64 and #id == 32
             and string.match(all[i + 1], '^%d+$')
         end
       end
@@ -72,8 +72,8 @@ if not count or looks then
       kind, holder = kind or 'mutex', not kind and holder
     elseif type == 'string' then
       holder = call('GETRANGE', lock, 0, 1023)
-      local label, host, random, rest = string.match(holder, '^([%w._-]*)@([%w._-]*):%d+/([0-9a-f]+)(.*)$')
-      if label and #label <= 64 and #host <= 64 and #random == 32 and (rest == '' or string.match(rest, '^#%d+$')) then
+      local who, host, id, rest = string.match(holder, '^([%w._%%:/-]*)@([%w._-]*):%d+/([0-9a-f]+)(.*)$')
+      if who and #who <= 833 and #host <= 64 and #id == 32 and (rest == '' or string.match(rest, '^#%d+$')) then
         holder = nil
       end
     end

@@ -285,7 +285,7 @@ impl ReferenceModel {
         let Some(votes) = members.owners.get(owner) else { return };
         let is_easy = self.plan.regime.is_calm() && self.plan.is_near;
         let again = votes.asked.values().any(|(_, again)| *again != 0);
-        if is_easy && again && members.disputed(owner.label(), 0) == 0 {
+        if is_easy && again && members.disputed(&owner.label(), 0) == 0 {
             let what = format!("{owner} had to ask with a second ballot, and no client was in its way");
             self.accuse(at, ONE_TRIP, what);
         }

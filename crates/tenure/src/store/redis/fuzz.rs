@@ -282,13 +282,15 @@ fn whatever_a_lock_is_called_its_side_keys_are_in_its_slot() {
 
 #[test]
 fn whatever_an_owner_says_it_reads_as_it_is_written() {
-    fuzz("owner", &[], &["@", ":", "/", "#", "-", "A"], |bytes| {
+    fuzz("owner", &[], &["@", ":", "/", "#", "%", "%4", "-", "A"], |bytes| {
         let text = String::from_utf8_lossy(bytes);
         match text.parse::<Owner>() {
             Ok(owner) => {
                 assert_eq!(owner.to_string(), text);
-                let place = format!("{}@{}:{}/", owner.label(), owner.host(), owner.pid());
-                assert!(text.starts_with(&place), "{text}: {place}");
+                let place = format!("@{}:{}/", owner.host(), owner.pid());
+                assert!(text.starts_with(owner.user()) && text.contains(&place), "{text}: {place}");
+                let label = owner.label();
+                assert!(label.is_empty() || text[owner.user().len()..].starts_with('/'), "{text}: {label}");
                 "an owner".into()
             }
             Err(error) => {

@@ -78,7 +78,8 @@ impl Node {
         if let Some(plain) = pipeline.plain.get() {
             return plain.ask(&self.exclusive, pipeline, op, context, deadline).boxed().await;
         }
-        let tried = match pair::is_for(op, context) {
+        let is_pair = pair::is_for(op, context);
+        let tried = match is_pair {
             true => self.pairs.ask(&*self.runtime, &self.url, pipeline, op, context, deadline).await,
             false => Ok(Tried::NOT),
         };
@@ -100,6 +101,9 @@ impl Node {
             Ok(replies::Read { answer, unheard, is_counted }) => {
                 if let (true, Answer::Held { fence }) = (is_counted, &answer) {
                     pipeline.tokens.raised(*fence, self.runtime.now());
+                }
+                if is_pair {
+                    self.pairs.learned(&op.name, &answer, self.runtime.now());
                 }
                 if let Some(why) = unheard {
                     warn_unheard(&self.url, op, &why);

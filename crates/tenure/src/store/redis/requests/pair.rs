@@ -28,8 +28,11 @@ use crate::store::redis::requests::script::RELEASE;
 use crate::store::redis::requests::{RequestContext, answered, keys, warn_unheard};
 use crate::store::redis::topology::Terms;
 
-/// For so long after a lock was busy the script asks for it: it says by whom, and writes nothing.
+/// While a lock is busy, and for this long at least, the script asks for it: it says by whom, writes
+/// nothing, and its token tells the moment of the grant to people who look.
 const BUSY: Duration = Duration::from_secs(1);
+/// No waiter sleeps longer.
+const LONGEST: Duration = Duration::from_secs(30);
 /// So many names and owners are remembered at most.
 const REMEMBERED: usize = 4_096;
 
@@ -163,10 +166,19 @@ impl Pairs {
                 }
             }
         }
-        if *set == Value::Nil {
-            self.recent().found_busy(&op.name, now);
-        }
         Ok(Tried::Undecided { may_hold: *set == Value::Okay })
+    }
+
+    /// Takes in what a script has said of a mutex.
+    pub(crate) fn learned(&self, name: &LockName, answer: &Answer, now: Moment) {
+        match answer {
+            Answer::Busy { left_ms, .. } => {
+                let left = left_ms.map_or(LONGEST, Duration::from_millis);
+                self.recent().found_busy(name, now + left.clamp(BUSY, LONGEST));
+            }
+            Answer::Held { .. } => self.recent().found_held(name, now + BUSY),
+            _ => {}
+        }
     }
 
     async fn release(
@@ -225,11 +237,18 @@ impl Recent {
     }
 
     /// What is forgotten costs a second question.
-    fn found_busy(&mut self, name: &LockName, now: Moment) {
+    fn found_busy(&mut self, name: &LockName, until: Moment) {
         if self.busy.len() >= REMEMBERED {
             self.busy.clear();
         }
-        self.busy.insert(name.clone(), now + BUSY);
+        self.busy.insert(name.clone(), until);
+    }
+
+    /// It was granted after it was busy: who waits for it asks again before long.
+    fn found_held(&mut self, name: &LockName, until: Moment) {
+        if let Some(busy) = self.busy.get_mut(name) {
+            *busy = until;
+        }
     }
 
     fn granted(&mut self, owner: &Owner) {

@@ -13,20 +13,20 @@ pub(crate) struct Script {
 /// The mutex machine.
 pub(crate) static MUTEX: Script = Script {
     text: include_str!("../../../protocol/mutex.lua"),
-    sha: "070328c3a07b5c964e7e0854b0cf13e5b8fe53df",
+    sha: "e09a85f0c66bdadd79e365a96d6ea9884ae9943c",
     guarded: Some(&GUARDED_MUTEX),
 };
 
 static GUARDED_MUTEX: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/mutex.lua")),
-    sha: "4a1bb4acc11dfcfddd84ee6bc1760c122389c0b6",
+    sha: "34cf6da8e5a9ac8ef2c5dbf806a414cdd27ff034",
     guarded: None,
 };
 
 /// The reentrant machine.
 pub(crate) static REENTRANT: Script = Script {
     text: include_str!("../../../protocol/reentrant.lua"),
-    sha: "b1079ec18e4130ed11831b4b6b845aefb89ef5f5",
+    sha: "18fa2b690a434c9ae473ee238c0e8cc5338c87d2",
     guarded: Some(&GUARDED_REENTRANT),
 };
 
@@ -35,20 +35,20 @@ static GUARDED_REENTRANT: Script = Script {
         include_str!("../../../protocol/grace.lua"),
         include_str!("../../../protocol/reentrant.lua")
     ),
-    sha: "60fe605a888036bac0eeba2d5319579c560747c2",
+    sha: "08af63aab660b366b21056199b9f8c910589b4de",
     guarded: None,
 };
 
 /// The queue machine.
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../../../protocol/queue.lua"),
-    sha: "68df5890ec7dc64302d15c83e9d2b4da1135d9c2",
+    sha: "299e58506d6f40265e6ab98ee90dfac111c4c6a3",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/queue.lua")),
-    sha: "79fac0254e1ea71c2070740a282d11f9b2c116fc",
+    sha: "e7c1ef75309fed42f6ccaf6516a5f437ca06737a",
     guarded: None,
 };
 

@@ -20,6 +20,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use percent_encoding::percent_decode_str;
+
 use crate::error::{Error, Result};
 use crate::name::Quoted;
 
@@ -419,21 +421,13 @@ fn some(text: String) -> Option<String> {
 }
 
 fn decoded(text: &str, part: &str) -> Result<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'%' => {
-                let mut digit = || rest.next().and_then(|byte| char::from(byte).to_digit(16));
-                match (digit(), digit()) {
-                    (Some(high), Some(low)) => (high * 16 + low) as u8,
-                    _ => return Err(wrong(&format!("its {part} has a % without two hexadecimal digits"))),
-                }
-            }
-            byte => byte,
-        });
+    let is_digit = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_hexdigit);
+    let mut behind = text.split('%').skip(1).map(str::as_bytes);
+    if behind.any(|digits| !is_digit(digits.first()) || !is_digit(digits.get(1))) {
+        return Err(wrong(&format!("its {part} has a % without two hexadecimal digits")));
     }
-    String::from_utf8(bytes).map_err(|_| wrong(&format!("its {part} is not UTF-8")))
+    let decoded = percent_decode_str(text).decode_utf8();
+    decoded.map(String::from).map_err(|_| wrong(&format!("its {part} is not UTF-8")))
 }
 
 fn wrong(what: &str) -> Error {

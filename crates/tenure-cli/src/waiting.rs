@@ -1,0 +1,132 @@
+//! What a wait says meanwhile: for whom, and whether the store answers.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a timer of this command's own; the clock of leases is the library's"
+)]
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tenure::{Holder, Owner, Status};
+use tokio::time::sleep;
+
+use crate::output::{Span, chain};
+use crate::table::fitted;
+use crate::wanted::Wanted;
+use crate::{clock, kind, printer, status};
+
+/// A lock that others hold.
+pub(crate) struct Awaited {
+    pub(crate) status: Status,
+    /// The place of this run in the queue, where the kind has one.
+    place: Option<usize>,
+}
+
+impl Wanted<'_> {
+    /// Says for whom a wait is that takes longer than a moment, and again each minute, to those who
+    /// asked.
+    pub(crate) async fn say_who_holds(&self) {
+        let Self { locks, voice, .. } = *self;
+        if !voice.verbose {
+            return;
+        }
+        sleep(Duration::from_millis(100)).await;
+        loop {
+            for found in self.held_by_others().await {
+                match found {
+                    Ok(awaited) => {
+                        let said = self.said(&awaited);
+                        voice.detail(format_args!("waiting for {said}, in store {}", locks.url()));
+                    }
+                    Err(error) => voice.detail(format_args!("waiting: {}", chain(&error))),
+                }
+            }
+            sleep(AGAIN).await;
+        }
+    }
+
+    /// Shows the same on one line of a terminal, for as long as the wait lasts.
+    pub(crate) async fn show_who_holds(&self) {
+        let start = clock::now();
+        if self.voice.quiet || !printer::has_live_line() {
+            return;
+        }
+        sleep(Duration::from_secs(1)).await;
+        let line = printer::LiveLine;
+        loop {
+            let found: Vec<_> = self.held_by_others().await.into_iter().flatten().collect();
+            let said: Vec<_> = found.iter().map(|awaited| self.said(awaited)).collect();
+            if !said.is_empty() {
+                let waited = Span(clock::now() - start);
+                let text = format!("tenure: waiting {waited} for {}", said.join("; "));
+                line.show(fitted(&text, printer::columns().saturating_sub(1)).trim_end());
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    fn said(&self, Awaited { status, place }: &Awaited) -> String {
+        let holders = status::holders(status);
+        let place = place.map_or(String::new(), |place| format!("; place {place} in the queue"));
+        if self.also.is_empty() {
+            format!("{holders}{place}")
+        } else {
+            format!("lock {:?}: {holders}{place}", status.name)
+        }
+    }
+
+    /// Says when the store stops answering during a wait, once a minute while it does not, and when
+    /// it is back.
+    pub(crate) async fn say_of_silence(&self) {
+        let Self { request, locks, voice, .. } = *self;
+        let store = locks.url();
+        let (mut since, mut said_at) = (None, None);
+        loop {
+            sleep(LOOK).await;
+            let asked = clock::now();
+            match (locks.inspect(&request.name).await, since) {
+                (Ok(_), None) => {}
+                (Ok(_), Some(start)) => {
+                    let silence = Span(clock::now() - start);
+                    voice.say(format_args!("store {store} answers again, after {silence}; still waiting"));
+                    (since, said_at) = (None, None);
+                }
+                (Err(error), _) => {
+                    since.get_or_insert(asked);
+                    if said_at.is_none_or(|said_at| asked >= said_at + AGAIN) {
+                        said_at = Some(asked);
+                        voice.say(format_args!("{}; still waiting", chain(&error)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Those of the wanted locks that others hold, so that this run cannot.
+    pub(crate) async fn held_by_others(&self) -> Vec<tenure::Result<Awaited>> {
+        let found = join_all(self.names().map(|name| self.locks.inspect(name))).await;
+        let held = found.into_iter().filter_map(Result::transpose);
+        // A run that waits for one of several locks holds those before it.
+        let this = Owner::new("").ok();
+        let is_ours = |owner: &Owner| {
+            let made_here =
+                this.as_ref().is_some_and(|this| (owner.host(), owner.pid()) == (this.host(), this.pid()));
+            made_here || self.request.kind.owner.as_ref().is_some_and(|ours| *ours == owner.to_string())
+        };
+        let is_anothers = |holder: &Holder| !holder.owner.as_ref().is_some_and(is_ours);
+        let awaited = |mut status: Status| {
+            let place = status.waiters.iter().position(|waiter| !is_anothers(waiter));
+            status.holders.retain(is_anothers);
+            status.waiters.retain(is_anothers);
+            Awaited { status, place: place.map(|before| before + 1) }
+        };
+        let held = held.map(|found| found.map(awaited));
+        let is_in_the_way = |found: &tenure::Result<Awaited>| !matches!(found, Ok(awaited) if kind::has_room(&self.request.kind, &awaited.status));
+        held.filter(is_in_the_way).collect()
+    }
+}
+
+/// How often a wait looks whether its store answers.
+const LOOK: Duration = Duration::from_secs(2);
+/// How often it says that the store does not.
+const AGAIN: Duration = Duration::from_secs(60);
