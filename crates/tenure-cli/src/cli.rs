@@ -82,6 +82,13 @@ pub(crate) enum Command {
     /// fencing tokens distinguish the two. It prints what was ended, as `tenure status` does, and
     /// how long the old CMD may run.
     Release(Release),
+    /// Asks the commands that run under a lock to end, and waits until they have.
+    ///
+    /// Each CMD of `tenure run` gets TERM within 2s, and its lock is released when it has ended. A
+    /// command that ignores it runs on, and keeps the lock: then `tenure release --force` is left.
+    /// What `tenure acquire --hold` keeps is released. Other holders are asked too, and may not
+    /// listen.
+    Stop(Stop),
     #[command(name = KEEP, hide = true)]
     Keep(Keep),
     /// Looks for what would cost locks in the set-up of a store, and says what to do about it.
@@ -511,6 +518,30 @@ pub(crate) struct Wait {
     /// Wait at most this long. Without it: until the lock is free.
     #[arg(short = 'w', long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) wait: Option<Duration>,
+
+    /// The lock's name.
+    pub(crate) name: String,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = STOP_CODES)]
+pub(crate) struct Stop {
+    #[command(flatten)]
+    pub(crate) store: Store,
+
+    /// Wait at most this long until those who hold the lock hold it no more; 0 only asks.
+    #[arg(short = 'w', long, value_name = "DURATION", default_value = "30s", value_parser = duration, allow_negative_numbers = true)]
+    pub(crate) wait: Duration,
+
+    /// Why, for people: `tenure run` prints it when its command has ended. At most 256 bytes.
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true,
+        allow_hyphen_values = true
+    )]
+    pub(crate) reason: String,
 
     /// The lock's name.
     pub(crate) name: String,

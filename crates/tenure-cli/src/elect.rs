@@ -30,7 +30,7 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
     };
     voice.detail(format_args!("leads {name:?}, term {}", term.fence()));
     let (name, job) = (&*args.name, &args.job);
-    let work = Work { name, ttl: args.ttl, grace, min_hold: None, job, voice };
+    let work = Work { locks: &locks, name, ttl: args.ttl, grace, min_hold: None, job, voice };
     work.under(Held::Term(term), &mut signals).await
 }
 

@@ -1,9 +1,11 @@
 //! What is held while a command runs: locks, the turn of a job, or the term of a leader.
 
+use std::future::pending;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use tenure::{Lost, MultiGuard, Owner, Result, Term, Turn};
+use futures_util::future::{FutureExt, select_all};
+use tenure::{Locks, Lost, MultiGuard, Owner, Result, StopRequest, Term, Turn};
 
 pub(crate) enum Held {
     /// NAME itself is the first: see `kind::all`.
@@ -54,6 +56,21 @@ impl Held {
             Self::Turn(turn) => turn.lost(),
             Self::Term(term) => term.lost(),
         }
+    }
+
+    /// Waits until a holder of one of the locks is asked to stop, where the store can tell.
+    pub(crate) async fn stop_requested(&self, locks: &Locks) -> StopRequest {
+        let Self::Locks(guards) = self else { return pending().await };
+        let requested = guards.iter().map(|guard| {
+            let requested = async move {
+                match locks.stop_requested(guard).await {
+                    Ok(request) => request,
+                    Err(_) => pending().await,
+                }
+            };
+            requested.boxed_local()
+        });
+        select_all(requested).await.0
     }
 
     /// The command has ended so. A job that failed may run again in its window.

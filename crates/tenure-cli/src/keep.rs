@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, setsid};
-use tenure::{Guard, Owner};
+use tenure::{Guard, Locks, Owner};
 use tokio::sync::oneshot;
 
 use crate::cli::Keep;
@@ -39,7 +39,7 @@ async fn until_over(args: &Keep) -> Result<(), Failure> {
         return Err(Failure { code: LOST, message: "the lease was over before it could be kept".into() });
     };
     say_kept();
-    release_at_the_end_of(process, guard).await;
+    release_at_the_end_of(process, &locks, guard).await;
     Ok(())
 }
 
@@ -50,9 +50,22 @@ fn say_kept() {
 }
 
 /// Returns when the lock was released or lost, or when it was released here because the process has
-/// ended.
-async fn release_at_the_end_of(process: Option<OwnedFd>, guard: Guard) {
-    let ended = async {
+/// ended or `tenure stop` asked for it.
+async fn release_at_the_end_of(process: Option<OwnedFd>, locks: &Locks, guard: Guard) {
+    if is_over(process, locks, &guard).await {
+        return;
+    }
+    let _ = guard.release().await;
+}
+
+/// Returns whether the lock was released or lost, or is to be released here.
+async fn is_over(process: Option<OwnedFd>, locks: &Locks, guard: &Guard) -> bool {
+    let stopped = pin!(async {
+        if locks.stop_requested(guard).await.is_err() {
+            pending().await
+        }
+    });
+    let ended = pin!(async {
         let told = match process.map(end_of) {
             Some(Ok(ended)) => ended.await.is_ok(),
             _ => false,
@@ -61,11 +74,8 @@ async fn release_at_the_end_of(process: Option<OwnedFd>, guard: Guard) {
         if !told {
             pending().await
         }
-    };
-    let is_over = matches!(select(guard.lost(), pin!(ended)).await, Either::Left(_));
-    if !is_over {
-        let _ = guard.release().await;
-    }
+    });
+    matches!(select(guard.lost(), select(ended, stopped)).await, Either::Left(_))
 }
 
 /// Resolves when the process has ended, or to an error where the system does not tell.

@@ -27,6 +27,16 @@ Exit status:
    79  with --owner alone: it is not held by that owner any more, and nothing was changed
   125  tenure itself failed";
 
+pub(crate) const STOP_CODES: &str = "\
+Exit status:
+    0  those who held it hold it no more, or with -w 0: they were asked
+    1  it was free
+   64  usage: a flag, name or URL that cannot be right, or a quorum, which keeps no requests
+   65  it is not a lock of tenure
+   69  the store did not answer, or refused
+   75  it is still held by one that was asked
+  125  tenure itself failed";
+
 pub(crate) const LIST_CODES: &str = "\
 Exit status:
     0  all that are held were listed

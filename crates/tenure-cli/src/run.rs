@@ -52,7 +52,7 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
                 wanted.take(&mut signals).await?.map(Held::Locks)
             }
         };
-        let work = Work { name: &request.name, ttl: request.ttl, grace, min_hold, job, voice };
+        let work = Work { locks: &locks, name: &request.name, ttl: request.ttl, grace, min_hold, job, voice };
         match held {
             Err(code) => return Ok(code),
             Ok(held) => match work.once(held, &mut signals).await? {

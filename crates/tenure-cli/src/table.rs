@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::time::{Duration, UNIX_EPOCH};
 
 use clap::ValueEnum;
-use tenure::{Holder, Locks, Share, Status};
+use tenure::{Holder, Locks, Owner, Share, Status};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::exit::Failure;
@@ -182,15 +182,21 @@ impl Row {
 
 impl Party {
     pub(crate) fn of(holder: &Holder) -> Self {
-        let owner = holder.owner.as_ref();
         Self {
-            user: owner.map(|owner| owner.user().to_owned()).unwrap_or_default(),
-            label: owner.map(|owner| owner.label().into_owned()).unwrap_or_default(),
-            host: owner.map(|owner| owner.host().to_owned()).unwrap_or_default(),
-            pid: owner.map(|owner| owner.pid()).unwrap_or_default(),
             since: holder.since().and_then(|since| since.duration_since(UNIX_EPOCH).ok()),
             left: holder.remaining,
             token: holder.fence,
+            ..holder.owner.as_ref().map(Self::named).unwrap_or_default()
+        }
+    }
+
+    fn named(owner: &Owner) -> Self {
+        Self {
+            user: owner.user().to_owned(),
+            label: owner.label().into_owned(),
+            host: owner.host().to_owned(),
+            pid: owner.pid(),
+            ..Self::default()
         }
     }
 
@@ -203,6 +209,11 @@ impl Party {
             (user, host) => format!("{user}@{host} pid {pid}{}", quoted(label)),
         }
     }
+}
+
+/// Who an owner is.
+pub(crate) fn who(owner: &Owner) -> String {
+    Party::named(owner).who()
 }
 
 fn quoted(label: &str) -> String {

@@ -7,13 +7,14 @@
 use std::future::{Future, poll_fn};
 use std::io;
 use std::os::unix::process::ExitStatusExt;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::process::ExitStatus;
 use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::future::{FusedFuture, FutureExt};
 use rustix::process::Signal;
-use tenure::{Error, HoldEnd, Lost};
+use tenure::{Error, HoldEnd, Lost, StopRequest};
 use tokio::signal::unix;
 use tokio::time::{Interval, interval};
 
@@ -41,6 +42,8 @@ pub(crate) struct Watch<'a> {
     pub(crate) told_to_stop: bool,
     /// A signal that asks for the end was passed on.
     pub(crate) told_to_end: bool,
+    /// Who asked this holder of the lock to stop.
+    pub(crate) stopped_by: Option<StopRequest>,
 }
 
 /// How it ended.
@@ -55,6 +58,7 @@ pub(crate) enum End {
 enum Event {
     Lost(Error),
     Signal(Signal),
+    Asked(StopRequest),
     /// Time to look after the child: it changed, or time has passed.
     Look,
 }
@@ -71,15 +75,19 @@ impl Watch<'_> {
     /// Passes signals on until the command has ended, or stops it when the lease is lost.
     ///
     /// Prints nothing meanwhile: a blocked standard error must not delay the kill.
-    pub(crate) async fn until_it_ends(&mut self) -> io::Result<End> {
+    pub(crate) async fn until_it_ends(
+        &mut self,
+        requested: impl Future<Output = StopRequest>,
+    ) -> io::Result<End> {
         let mut lost = Some(self.held.lost());
+        let mut requested = pin!(requested.fuse());
         let mut ticks = interval(tick(self.held.remaining()));
         // As last known: a machine that slept finds it in the past.
         let mut lease_end = Duration::MAX;
         let mut stopping: Option<Stopping> = None;
         let (mut kill_at, mut ignored) = (None, None);
         loop {
-            let event = self.event(&mut lost, &mut ticks).await;
+            let event = self.event(&mut lost, requested.as_mut(), &mut ticks).await;
             let now = clock::now();
             match event {
                 Event::Lost(why) if self.on_lost == OnLost::Ignore => ignored = Some(why),
@@ -97,10 +105,15 @@ impl Watch<'_> {
                     }
                     let ends = END_THE_WAIT.contains(&signal);
                     self.told_to_end |= ends;
-                    if let Some(after) = self.kill_after.filter(|_| ends) {
-                        kill_at.get_or_insert(now + after);
-                        ticks = interval(Duration::from_millis(10));
+                    if ends {
+                        self.kill_later(now, &mut kill_at, &mut ticks);
                     }
+                }
+                Event::Asked(request) => {
+                    self.child.signal(Signal::TERM);
+                    self.told_to_end = true;
+                    self.stopped_by = Some(request);
+                    self.kill_later(now, &mut kill_at, &mut ticks);
                 }
                 Event::Look => {
                     let remaining = self.held.remaining();
@@ -143,8 +156,21 @@ impl Watch<'_> {
         }
     }
 
+    /// The command was told to end by another: where that has a limit, it begins.
+    fn kill_later(&self, now: Duration, kill_at: &mut Option<Duration>, ticks: &mut Interval) {
+        if let Some(after) = self.kill_after {
+            kill_at.get_or_insert(now + after);
+            *ticks = interval(Duration::from_millis(10));
+        }
+    }
+
     /// The next event; a loss before all others.
-    async fn event(&mut self, lost: &mut Option<Lost>, ticks: &mut Interval) -> Event {
+    async fn event(
+        &mut self,
+        lost: &mut Option<Lost>,
+        mut requested: Pin<&mut impl FusedFuture<Output = StopRequest>>,
+        ticks: &mut Interval,
+    ) -> Event {
         poll_fn(|context| {
             if let Some(Poll::Ready(end)) = lost.as_mut().map(|lost| Pin::new(lost).poll(context)) {
                 *lost = None;
@@ -154,6 +180,11 @@ impl Watch<'_> {
             }
             if let Poll::Ready(signal) = self.signals.poll(context) {
                 return Poll::Ready(Event::Signal(signal));
+            }
+            if !requested.is_terminated()
+                && let Poll::Ready(request) = requested.as_mut().poll(context)
+            {
+                return Poll::Ready(Event::Asked(request));
             }
             if self.changes.poll_recv(context).is_ready() || ticks.poll_tick(context).is_ready() {
                 return Poll::Ready(Event::Look);

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use rustix::process::Signal;
+use tenure::{Locks, StopRequest};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 
@@ -23,10 +24,11 @@ use crate::output::{Voice, chain};
 use crate::signals::{FORWARDED, Signals};
 use crate::terminal::Terminal;
 use crate::watch::{End, Watch};
-use crate::{ancestors, clock, launch, printer, store};
+use crate::{ancestors, clock, launch, printer, store, table};
 
 /// What is to be run, and for what.
 pub(crate) struct Work<'a> {
+    pub(crate) locks: &'a Locks,
     pub(crate) name: &'a str,
     pub(crate) ttl: Duration,
     pub(crate) grace: Duration,
@@ -129,9 +131,14 @@ impl Work<'_> {
             keys,
             told_to_stop: false,
             told_to_end: false,
+            stopped_by: None,
         };
-        let ended = watch.until_it_ends().await;
+        let ended = watch.until_it_ends(held.stop_requested(self.locks)).await;
         let told_to_end = watch.told_to_end;
+        if let Some(StopRequest { by, reason, .. }) = watch.stopped_by.take() {
+            let separator = if reason.is_empty() { "" } else { ": " };
+            voice.say(format_args!("asked to stop by {}{separator}{reason}", table::who(&by)));
+        }
         let status = match ended
             .map_err(|error| Failure::own("cannot read the exit status of the command", &error))?
         {

@@ -138,6 +138,7 @@ pub use uses::log::Leader;
 pub use uses::observer::{Change, Observer};
 pub use uses::once::{Frees, LastRun, OncePer, Outcome, Turn};
 pub use uses::period::Period;
+pub use uses::stop::StopRequest;
 pub use uses::term::Term;
 pub use uses::value::CacheValue;
 #[cfg(feature = "serde")]

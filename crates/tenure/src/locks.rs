@@ -14,7 +14,7 @@ use crate::metrics::Snapshot;
 use crate::mutex::Mutex;
 use crate::name::LockName;
 use crate::options::Options;
-use crate::owner::Owner;
+use crate::owner::{Owner, check_text};
 use crate::protocol::{Answer, Fence, Found, Holding, Kind, LockSpec, QueueSpec, ReleaseScope, Verb};
 use crate::reentrant::ReentrantMutex;
 use crate::runtime::{Driver, Runtime};
@@ -29,6 +29,7 @@ use crate::uses::election::Election;
 use crate::uses::fill::Fill;
 use crate::uses::once::OncePer;
 use crate::uses::period::Period;
+use crate::uses::stop::{self, StopRequest};
 
 /// A store of locks, and the only handle that a program needs. Cheap to clone.
 ///
@@ -659,6 +660,71 @@ impl Locks {
             self.options.full_name(&LockName::new(prefix)?)?;
         }
         Ok(Listing::new(&self.home, &self.options, prefix))
+    }
+
+    /// Asks all who hold a lock to stop, and says who that is: `None` when the lock is free.
+    /// Nothing ends by that: a holder that waits for [`stop_requested`](Self::stop_requested) hears of it
+    /// within 2 s, and the command of `tenure run` gets TERM. Look with
+    /// [`inspect`](Self::inspect) whether they have stopped.
+    ///
+    /// The request names its holders, so it stops none that comes later. It is kept for an hour,
+    /// beside the lock, and replaces the one before. `reason` is for people: at most 256 bytes
+    /// without control characters.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("deploy")?.lock().await?;
+    /// let asked = locks.request_stop("deploy", "a hotfix waits").await?.expect("it is held");
+    /// assert_eq!(asked.holders[0].owner.as_ref(), Some(guard.owner()));
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// The request may still be made.
+    ///
+    /// # Errors
+    /// As [`cache`](Self::cache), [`inspect`](Self::inspect) and [`Mutex::lock`]; `is_invalid` when
+    /// the reason cannot be used; `is_mismatch` when what stands there is no lock of this library.
+    pub async fn request_stop(
+        &self,
+        name: impl TryInto<LockName, Error: Into<Error>>,
+        reason: &str,
+    ) -> Result<Option<Status>> {
+        check_text("a reason", reason)?;
+        let name = checked(name)?;
+        let record = stop::record(&self.home, &self.options, name.clone())?;
+        let Some(status) = self.inspect(name).await? else { return Ok(None) };
+        if let Some(what) = status.foreign() {
+            return Err(self.no_lock(&status.name, &what));
+        }
+        let holders: Vec<_> = status.holders.iter().filter_map(|holder| holder.owner.clone()).collect();
+        stop::request(&record, &holders, reason).await?;
+        Ok(Some(status))
+    }
+
+    /// Waits until the holder of this guard is [asked to stop](Self::request_stop). It looks at the
+    /// store every 2 s. `guard` is one of a lock of this `Locks`.
+    ///
+    /// ```no_run
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("deploy")?.lock().await?;
+    /// let request = locks.stop_requested(&guard).await?; // beside the work, in a `select!`
+    /// println!("{} asks to stop: {}", request.by, request.reason);
+    /// guard.release().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Nothing is lost: a request stays where it is.
+    ///
+    /// # Errors
+    /// As [`cache`](Self::cache); `is_refused` when the user may not read the record. A store that
+    /// does not answer is asked again.
+    pub async fn stop_requested(&self, guard: &Guard) -> Result<StopRequest> {
+        let record = stop::record(&self.home, &self.options, guard.name().clone())?;
+        stop::requested(&record, guard.owner()).await
     }
 
     /// Ends all holds of a lock, and says whose they were: `None` when the lock was free. The

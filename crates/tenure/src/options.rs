@@ -3,7 +3,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::metrics::Groups;
 use crate::name::{LockName, Quoted};
-use crate::owner::check_label;
+use crate::owner::check_text;
 use crate::protocol::lease::{TTL_MAX, TTL_MIN, margin};
 
 /// How locks are held; the defaults suit a service on a network.
@@ -52,8 +52,8 @@ pub struct Options {
     /// most 1 year; 60 s unless set.
     pub patience: Duration,
     /// What people should read of the holder, beside its user, host and process: the URL of a job,
-    /// say. Everyone who can look at the lock sees it, so it is no place for a secret. Text of at most
-    /// 256 bytes without control characters; empty unless set.
+    /// say. Everyone who can look at the lock sees it, so it is no place for a secret. At most 256
+    /// bytes without control characters; empty unless set.
     pub label: String,
     /// Put before each name to make the store's key. At most 32 KiB, and together with the name at
     /// most 64 KiB; it does not begin with `tenure:`. Empty unless set.
@@ -292,7 +292,7 @@ impl Options {
                 "a prefix has at most 32 KiB and does not begin with `tenure:`, and this one is {shown}"
             ));
         }
-        check_label(&self.label)?;
+        check_text("a label", &self.label)?;
         debug_assert!(margin(lease) + self.grace < lease, "the checks leave something of every lease");
         Ok(())
     }

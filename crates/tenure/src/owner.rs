@@ -47,7 +47,7 @@ impl Owner {
     /// # Errors
     /// `is_invalid` when the label has a control character or is longer.
     pub fn new(label: &str) -> Result<Self> {
-        check_label(label)?;
+        check_text("a label", label)?;
         Ok(Self::made(label, crate::runtime::unix_micros(), crate::runtime::random_long()))
     }
 
@@ -191,13 +191,14 @@ fn in_host(char: char) -> bool {
     char.is_ascii_alphanumeric() || matches!(char, '.' | '_' | '-')
 }
 
-pub(crate) fn check_label(label: &str) -> Result<()> {
-    if label.len() <= MAX_LABEL && !label.contains(char::is_control) {
+/// Checks what people are to read, which `what` names.
+pub(crate) fn check_text(what: &str, text: &str) -> Result<()> {
+    if text.len() <= MAX_LABEL && !text.contains(char::is_control) {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "a label has at most {MAX_LABEL} bytes and no control characters, and this one is {}",
-        Quoted(label)
+        "{what} has at most {MAX_LABEL} bytes and no control characters, and this one is {}",
+        Quoted(text)
     )))
 }
 

@@ -137,10 +137,11 @@ impl fmt::Debug for Holder {
 }
 
 impl Holder {
-    /// Since when it holds, for people: clocks may differ. A token tells the moment of the grant, or,
-    /// where the kind keeps a queue, of the place in it, as of a waiter; by the store's clock, and on
-    /// a quorum by that of the process that asked. What is kept without a token was granted at once,
-    /// so there it is when the owner was [made](Owner::made_at). `None` for another program.
+    /// Since when it holds, for people: clocks may differ. A token tells the moment of the grant,
+    /// or, where the kind keeps a queue, of the place in it, as of a waiter. It is by the store's
+    /// clock, and on a quorum by that of the process that asked. What is kept without a token was
+    /// granted at once: there it is when the owner was [made](Owner::made_at). `None` for another
+    /// program.
     ///
     /// ```
     /// # tenure::block_on(async {

@@ -29,6 +29,7 @@ mod redis;
 mod serve;
 mod signals;
 mod split;
+mod stop;
 mod terminal;
 mod tmux;
 mod top;

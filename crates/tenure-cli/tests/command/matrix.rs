@@ -189,7 +189,7 @@ fn a_command_in_the_foreground_shares_the_group_the_keys_and_the_terminal() {
     let same = "test $(ps -o pgid= $$) = $(ps -o pgid= $PPID)";
     env.tenure_run(["--foreground", "x", "-c", same]).exits_with(0);
     env.tenure_run(["x", "-c", same]).exits_with(1);
-    // A key reaches it once, and it reads. (A trap that comes just before `read` runs only after it.)
+    // A key reaches it once, and it reads. A trap just before `read` would run after it.
     let script = r#"trap 'echo got; on=1' INT; echo ready; until [ $on ]; do sleep 0.02; done
         read line; echo "line $line"; exit 4"#;
     fs::write(env.path("script"), script).expect("a file");

@@ -4,7 +4,8 @@
 //!   [`entry`] is how a value is kept, [`value`] how it becomes bytes;
 //! - [`once`] runs a job once in a [`period`];
 //! - [`election`] has a leader, with its [`term`], and those who [observe](observer); [`log`] is
-//!   what its record says.
+//!   what its record says;
+//! - [`stop`] asks the holders of a lock to let go of it.
 
 pub(crate) mod cache;
 pub(crate) mod election;
@@ -14,6 +15,7 @@ pub(crate) mod log;
 pub(crate) mod observer;
 pub(crate) mod once;
 pub(crate) mod period;
+pub(crate) mod stop;
 pub(crate) mod term;
 pub(crate) mod value;
 
@@ -124,7 +126,7 @@ impl RecordHandle {
         self.engine().record(op, self.lock.options.op_timeout).await
     }
 
-    fn nonsense(&self, answer: &RecordAnswer) -> Error {
+    pub(crate) fn nonsense(&self, answer: &RecordAnswer) -> Error {
         let cause = Failure::cause(format!("an answer that does not belong here: {answer:?}"));
         self.engine().failed(&self.lock.name, Failure::Refused(cause))
     }

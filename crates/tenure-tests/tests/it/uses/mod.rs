@@ -9,6 +9,7 @@ mod cache;
 mod election;
 mod fill;
 mod once;
+mod stop;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};

@@ -28,8 +28,8 @@ use crate::store::redis::requests::script::RELEASE;
 use crate::store::redis::requests::{RequestContext, answered, keys, warn_unheard};
 use crate::store::redis::topology::Terms;
 
-/// While a lock is busy, and for this long at least, the script asks for it: it says by whom, writes
-/// nothing, and its token tells the moment of the grant to people who look.
+/// While a lock is busy, and for this long at least, the script asks for it: it says by whom, and
+/// writes nothing. Its token tells people the moment of the grant.
 const BUSY: Duration = Duration::from_secs(1);
 /// No waiter sleeps longer.
 const LONGEST: Duration = Duration::from_secs(30);

@@ -1,0 +1,62 @@
+//! `tenure stop`.
+
+use std::fs;
+
+use tenure_testkit::servers::Server;
+
+use crate::env::TestEnv;
+
+#[test]
+fn a_stop_ends_the_commands_that_hold_and_says_who_asked() {
+    let env = TestEnv::new();
+    env.tenure_run(["x", "true"]).exits_with(0);
+    let server = Server::start();
+    for store in [env.url(), server.url()] {
+        let store = ["--store", &store];
+        let stop = |args: &[&str]| env.run(env.tenure([&["stop"], &store[..], args].concat()));
+        assert_eq!(stop(&["x"]).exits_with(1).says_nothing().stdout, "free\n");
+        let slots = [&store[..], &["--slots", "3", "--label", "job 7"]].concat();
+        let holders = [0, 1].map(|_| env.start_script(&slots, "x", "READY; exec sleep 30"));
+        let said = stop(&["--reason", "make room", "x"]).exits_with(0).says_nothing().stdout;
+        assert!(said.starts_with("stopped: alice@") && said.contains("\"job 7\""), "{said}");
+        for holder in holders {
+            holder.wait().exits_with(143).says("asked to stop by alice@").says(": make room");
+        }
+        // One that comes later is not meant.
+        let script = "READY; while [ ! -e end ]; do sleep 0.02; done";
+        let (later, start) = (env.start_script(&store, "x", script), crate::env::now());
+        later.eventually("it has looked twice", || (crate::env::now() - start).as_secs() >= 5);
+        fs::write(env.path("end"), "").expect("a file");
+        later.wait().exits_with(0).says_nothing();
+        fs::remove_file(env.path("end")).expect("a file");
+    }
+}
+
+#[test]
+fn a_command_that_does_not_stop_keeps_its_lock() {
+    let env = TestEnv::new();
+    let script = "trap '' TERM; READY; while [ ! -e end ]; do sleep 0.02; done";
+    let holder = env.start_script(&["--also", "y"], "x", script);
+    let said = env.run(env.tenure(["stop", "--wait", "3s", "y"])).exits_with(75);
+    said.says("lock `y` is still held by alice@").says("release --force");
+    assert!(env.run(env.tenure(["stop", "-w", "0", "x"])).exits_with(0).stdout.starts_with("asked: alice@"));
+    fs::write(env.path("end"), "").expect("a file");
+    holder.wait().exits_with(0).says("asked to stop by alice@");
+    // With --kill-after it is killed.
+    let holder = env.start_script(&["--kill-after", "100ms"], "x", "trap '' TERM; READY; sleep 30");
+    env.run(env.tenure(["stop", "x"])).exits_with(0);
+    holder.wait().exits_with(137);
+}
+
+#[test]
+fn what_cannot_be_asked_to_stop_is_refused() {
+    let env = TestEnv::new();
+    let servers = [Server::start(), Server::start(), Server::start()];
+    servers[0].command(&["SET", "x", "theirs"]);
+    let at = servers[0].url();
+    env.run(env.tenure(["stop", "--store", &at, "x"])).exits_with(65).says("not a lock");
+    let places = servers.each_ref().map(|server| server.url().replace("redis://", "")).join(",");
+    let quorum = format!("redis-quorum://{places}");
+    env.run(env.tenure(["stop", "--store", &quorum, "q"])).exits_with(64).says("keeps no record");
+    env.run(env.tenure(["stop", "--reason", "a\nb", "x"])).exits_with(64).says("control characters");
+}

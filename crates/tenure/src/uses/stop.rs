@@ -1,0 +1,92 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{RecordHandle, put};
+use crate::engine::Client;
+use crate::error::Result;
+use crate::name::LockName;
+use crate::options::Options;
+use crate::owner::Owner;
+use crate::protocol::LockSpec;
+use crate::protocol::record::{Record, RecordAnswer};
+
+/// What [`Locks::stop_requested`](crate::Locks::stop_requested) was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StopRequest {
+    /// Who asked.
+    pub by: Owner,
+    /// Why; it may be empty.
+    pub reason: String,
+}
+
+/// How often a holder looks.
+const LOOK: Duration = Duration::from_secs(2);
+/// How long a request is kept. It names the holders that it is for, so an old one stops no other.
+const KEPT: Duration = Duration::from_secs(3_600);
+
+/// What is kept beside a lock: where requests stand.
+pub(crate) fn record(home: &Arc<Client>, options: &Arc<Options>, name: LockName) -> Result<RecordHandle> {
+    RecordHandle::new(home, options, "stop", name, LockSpec::Mutex)
+}
+
+/// Asks these holders of a lock to stop.
+pub(crate) async fn request(record: &RecordHandle, holders: &[Owner], reason: &str) -> Result<()> {
+    loop {
+        let guard = record.lock.lock().await?;
+        let by = guard.owner();
+        let owners = holders.iter().map(Owner::as_str).collect::<Vec<_>>().join("\n");
+        let value = format!("1 {by} {reason}\n{owners}\n");
+        match record.put(put(by, KEPT, value.into_bytes())).await? {
+            RecordAnswer::Stored { .. } => return guard.release().await,
+            // Its lease was over before.
+            RecordAnswer::NotHeld => {}
+            answer => return Err(record.nonsense(&answer)),
+        }
+    }
+}
+
+/// Waits until this holder of a lock is asked to stop.
+pub(crate) async fn requested(record: &RecordHandle, owner: &Owner) -> Result<StopRequest> {
+    let engine = record.engine();
+    loop {
+        engine.runtime.sleep_until(engine.now() + LOOK).await;
+        match record.read().await {
+            Ok(seen) => {
+                if let Some(request) = seen.record.as_ref().and_then(|record| read(record, owner)) {
+                    return Ok(request);
+                }
+            }
+            // What answers nothing now may answer later.
+            Err(error) if error.is_unreachable() || error.is_unknown() => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The request, if it is for this holder.
+fn read(record: &Record, owner: &Owner) -> Option<StopRequest> {
+    let text = std::str::from_utf8(&record.value).ok()?;
+    let (head, owners) = text.strip_prefix("1 ")?.split_once('\n')?;
+    let (by, reason) = head.split_once(' ')?;
+    let is_for_it = owners.lines().any(|line| line == owner.as_str());
+    is_for_it.then_some(StopRequest { by: by.parse().ok()?, reason: reason.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_read_by_the_holders_that_it_names() {
+        let [by, one, two] = ["by", "one", "two"].map(|label| Owner::new(label).expect("an owner"));
+        let value = |text: String| Record { at_us: 1, value: text.into_bytes().into() };
+        let record = value(format!("1 {by} make room\n{one}\n"));
+        let told = StopRequest { by: by.clone(), reason: "make room".into() };
+        assert_eq!(read(&record, &one), Some(told));
+        assert_eq!(read(&record, &two), None);
+        for text in [String::new(), "1 ".into(), format!("2 {by} \n{one}\n"), format!("1 x \n{one}\n")] {
+            assert_eq!(read(&value(text), &one), None);
+        }
+    }
+}
