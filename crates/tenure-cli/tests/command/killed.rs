@@ -67,6 +67,7 @@ child = os.fork()
 if child == 0:
     os.setpgid(0, 0)
     time.sleep(20)
+    os._exit(0)
 while os.getpgid(child) != child:
     time.sleep(0.001)
 os.setpgid(0, child)
