@@ -8,6 +8,7 @@
 //! `Inspect`; detach and resume are `Renew` with the liveness changed; force_release is `Release`
 //! of anyone.
 
+pub mod codec;
 pub mod lease;
 pub mod mutex;
 pub mod queue;

@@ -44,7 +44,6 @@ pub mod observe;
 mod record;
 mod sweep;
 mod system;
-mod value;
 mod watch;
 mod worker;
 

@@ -10,12 +10,12 @@ use siphasher::sip::SipHasher13;
 
 use super::bindings::Bindings;
 use super::names::HolderId;
-use super::value::{self, number, word};
 use crate::name::LockName;
+use crate::protocol::codec::{self, number, word};
 use crate::protocol::record::USE;
 use crate::protocol::{self, Data, Entry, Kind, State};
 
-const FORMAT: &str = "1";
+const FORMAT: &str = codec::VERSION;
 const RECORD: &str = "tenure lock";
 const SUM: &str = "sum ";
 const LEDGER: &str = "tenure guard";
@@ -53,7 +53,7 @@ pub(super) enum Damage {
 
 impl Record {
     pub(super) fn encode(&self) -> String {
-        let (kind, value) = (value::kind(&self.lock.value), value::encode(&self.lock.value));
+        let (kind, value) = (codec::kind(&self.lock.value), codec::encode(&self.lock.value));
         let ends = self.lock.expires_ms.map_or("never".to_owned(), |end| end.to_string());
         let (boot, name, bindings) = (&self.boot, self.name.as_str(), self.bindings.by_holder());
         let mut text = format!("{RECORD} {FORMAT}\nboot {boot}\nends {ends}\nholders {}\n", bindings.len());
@@ -91,7 +91,7 @@ impl Record {
         let kind: Kind = field(&mut rest, "kind")?.parse().ok()?;
         let (name_bytes, value_bytes) = field(&mut rest, "bytes")?.split_once(' ')?;
         let name = take(&mut rest, number(name_bytes)?)?;
-        let value = value::decode(kind, take(&mut rest, number(value_bytes)?)?)?;
+        let value = codec::decode(kind, take(&mut rest, number(value_bytes)?)?)?;
         let name = match name.starts_with(USE) {
             true => LockName::in_store(name.to_owned()),
             false => LockName::new(name).ok()?,
@@ -451,7 +451,7 @@ mod tests {
             assert_eq!(record.encode().as_bytes(), sealed);
             let outcome = format!(
                 "{:?} {:?}",
-                record.clone().without(|_| true).map(|left| value::kind(&left.lock.value)),
+                record.clone().without(|_| true).map(|left| codec::kind(&left.lock.value)),
                 record
                     .clone()
                     .without(|holder| holder == HolderId(7))

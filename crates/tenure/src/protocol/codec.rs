@@ -1,16 +1,22 @@
-//! How what a lock's machine keeps is written as text, and read back. Pure, and exact: what no
-//! machine would write is refused.
+//! How stores that have no types of their own keep what a lock's machine keeps: as text, with a
+//! version. Pure, and exact: what no machine would write is refused.
+//!
+//! A store keeps the [version](VERSION), the [kind](kind) and the [value](encode) of a lock, each
+//! where it suits the store. What has another version is neither free nor held: it is an error.
 
 use std::fmt::Write;
 use std::str::FromStr;
 
+use super::queue::{Queue, Ticket};
+use super::reentrant::Hash;
+use super::{Data, Kind};
 use crate::owner::Owner;
-use crate::protocol::queue::{Queue, Ticket};
-use crate::protocol::reentrant::Hash;
-use crate::protocol::{Data, Kind};
 
-/// What the `kind` line says.
-pub(super) fn kind(data: &Data) -> Kind {
+/// The version of what is written here.
+pub const VERSION: &str = "1";
+
+/// The kind whose machine keeps this.
+pub fn kind(data: &Data) -> Kind {
     match data {
         Data::Text(_) => Kind::Mutex,
         Data::Hash(_) => Kind::Reentrant,
@@ -20,7 +26,7 @@ pub(super) fn kind(data: &Data) -> Kind {
 
 /// A mutex is its value; a reentrant mutex has a line for each field, `FIELD VALUE`; a queue one
 /// for its capacity and mark, and one for each ticket, `NUMBER WEIGHT DEADLINE OWNER`.
-pub(super) fn encode(data: &Data) -> String {
+pub fn encode(data: &Data) -> String {
     let mut text = String::new();
     match data {
         Data::Text(value) => text.push_str(value),
@@ -40,7 +46,7 @@ pub(super) fn encode(data: &Data) -> String {
 }
 
 /// What [`encode`] wrote.
-pub(super) fn decode(kind: Kind, text: &str) -> Option<Data> {
+pub fn decode(kind: Kind, text: &str) -> Option<Data> {
     match kind {
         Kind::Mutex => Some(Data::Text(text.to_owned())),
         Kind::Reentrant => hash(text).map(Data::Hash),
@@ -101,14 +107,14 @@ fn lines(text: &str) -> Option<std::str::Split<'_, char>> {
 }
 
 /// The next word of a line that goes on after it.
-pub(super) fn word<'a>(line: &mut &'a str) -> Option<&'a str> {
+pub fn word<'a>(line: &mut &'a str) -> Option<&'a str> {
     let (word, after) = line.split_once(' ')?;
     *line = after;
     Some(word)
 }
 
 /// A number as it is printed: no sign, no leading zero.
-pub(super) fn number<T: FromStr>(text: &str) -> Option<T> {
+pub fn number<T: FromStr>(text: &str) -> Option<T> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     if is_plain { text.parse().ok() } else { None }
 }
