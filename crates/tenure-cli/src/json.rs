@@ -47,6 +47,7 @@ fn weight(share: Share) -> u32 {
     match share {
         Share::Holds(count) | Share::Permits(count) => count,
         Share::Writer => 1 << 20,
+        Share::Upgradeable => (1 << 19) + 1,
         _ => 1,
     }
 }

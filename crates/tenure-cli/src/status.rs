@@ -58,6 +58,7 @@ fn held(how: &str, status: &tenure::Status) -> String {
 fn share(share: Share) -> String {
     match share {
         Share::Reader => ", to read".to_owned(),
+        Share::Upgradeable => ", to read and perhaps write".to_owned(),
         Share::Writer => ", to write".to_owned(),
         Share::Permits(1) => ", 1 permit".to_owned(),
         Share::Permits(permits) => format!(", {permits} permits"),

@@ -9,10 +9,11 @@ use std::time::Duration;
 use crate::engine::Client;
 use crate::engine::hold::Hold;
 use crate::engine::lease::{HoldEnd, Lease, Lost};
+use crate::engine::upgrade::upgrade;
 use crate::error::{Error, Result, RunError};
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::{Answer, Liveness, Verb, lease};
+use crate::protocol::{Answer, Liveness, LockSpec, QueueSpec, Verb, lease};
 
 /// A lock that is held: what `lock`, `acquire` and their like give.
 ///
@@ -240,6 +241,17 @@ impl Guard {
         self.ask(lease.renewal(ttl, bind, weight)).await?;
         lease.renewed(sent, engine.now(), ttl);
         self.still()
+    }
+
+    /// Whether it was acquired to read and perhaps to write.
+    pub(crate) fn is_upgradeable(&self) -> bool {
+        self.lease().rule == LockSpec::Queue(QueueSpec::UPGRADEABLE)
+    }
+
+    /// Makes a reader the writer: false if it is not at the limit.
+    pub(crate) async fn upgrade(&self, limit: Option<Duration>) -> Result<bool> {
+        let engine = &self.home.engine;
+        upgrade(engine, self.lease(), limit.map(|limit| engine.now() + limit)).await
     }
 
     /// An answer that was looked at too late is worth nothing: the loss was announced, or should

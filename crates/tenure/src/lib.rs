@@ -126,7 +126,7 @@ pub use owner::Owner;
 pub use protocol::Kind;
 pub use reentrant::ReentrantMutex;
 pub use runtime::block_on;
-pub use rwguard::{DowngradeError, ReadGuard, WriteGuard};
+pub use rwguard::{DowngradeError, ReadGuard, UpgradeError, UpgradeableGuard, WriteGuard};
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
 pub use status::{ForcedRelease, Holder, Listing, Share, Status};
@@ -164,7 +164,7 @@ pub mod internals {
     pub use crate::moment::Moment;
     pub use crate::runtime::{Driver, Runtime};
     pub use crate::store::Store;
-    use crate::{Guard, Locks, Options, Result, WriteGuard};
+    use crate::{Guard, Locks, Options, Result, UpgradeableGuard, WriteGuard};
 
     /// Known bugs that a test can switch on.
     pub mod planted {
@@ -193,6 +193,14 @@ pub mod internals {
     #[cfg(feature = "testing")]
     pub fn testing_client(control: &crate::testing::Control) -> (Locks, Arc<dyn Runtime>) {
         control.client()
+    }
+
+    /// A guard of a read-write lock that may become the writer's, if it is one; else the guard.
+    ///
+    /// # Errors
+    /// The guard.
+    pub fn upgradeable_guard(guard: Guard) -> std::result::Result<UpgradeableGuard, Guard> {
+        if guard.is_upgradeable() { Ok(UpgradeableGuard::new(guard)) } else { Err(guard) }
     }
 
     /// A guard of a read-write lock as a writer's, also if it is a reader's: for tests that ask a

@@ -19,7 +19,7 @@ use crate::protocol::{Answer, Fence, Found, Holding, Kind, LockSpec, QueueSpec, 
 use crate::reentrant::ReentrantMutex;
 use crate::runtime::{Driver, Runtime};
 use crate::rwlock::RwLock;
-use crate::semaphore::Semaphore;
+use crate::semaphore::{self, Semaphore};
 use crate::status::{ForcedRelease, Holder, Listing, Status, foreign};
 use crate::store::open::open;
 use crate::store::quorum::Quorum;
@@ -420,12 +420,7 @@ impl Locks {
         name: impl TryInto<LockName, Error: Into<Error>>,
         permits: u32,
     ) -> Result<Semaphore> {
-        if permits == 0 || permits > Semaphore::MAX_PERMITS {
-            let most = Semaphore::MAX_PERMITS;
-            return Err(Error::invalid(format!(
-                "a semaphore has 1 to {most} permits, and this one has {permits}"
-            )));
-        }
+        semaphore::check(permits)?;
         self.face(checked(name)?, LockSpec::Queue(QueueSpec::permits(permits, 1)), None)
             .map(|face| Semaphore::new(face, permits))
     }

@@ -46,6 +46,10 @@ pub enum Bug {
     WeightIgnored,
     /// A downgrade lets no client in.
     DowngradeWakesNobody,
+    /// A reader becomes a writer while others read.
+    UpgradeBesideReaders,
+    /// What fits once more may hold is not let in.
+    ResizeWakesNobody,
     /// A pushed grant counts from when it was received.
     PushFromReceipt,
     /// A pushed grant is believed by the client that waits, regardless of its number.
@@ -209,7 +213,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 92] = [
+    pub const ALL: [Self; 94] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -229,6 +233,8 @@ impl Bug {
         Self::LeaverPromotesNobody,
         Self::WeightIgnored,
         Self::DowngradeWakesNobody,
+        Self::UpgradeBesideReaders,
+        Self::ResizeWakesNobody,
         Self::PushFromReceipt,
         Self::PushOfAnotherLife,
         Self::WakeBeforeWrite,

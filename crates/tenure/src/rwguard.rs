@@ -1,5 +1,6 @@
 use std::fmt;
 use std::ops::Deref;
+use std::time::Duration;
 
 use crate::error::{Error, Result, RunError};
 use crate::guard::{Guard, settled, unless_lost};
@@ -45,6 +46,183 @@ pub struct ReadGuard(Guard);
 #[derive(Debug)]
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct WriteGuard(Guard);
+
+/// A read-write lock that is held to read, by the one reader that may become the writer: what
+/// [`RwLock::upgradeable_read`](crate::RwLock::upgradeable_read) gives.
+///
+/// It has all methods of [`Guard`], [`upgrade`](Self::upgrade) and [`downgrade`](Self::downgrade).
+/// `Guard::from` makes a [`Guard`] of it, for code that holds locks of any kind.
+///
+/// ```
+/// # tenure::block_on(async {
+/// let lock = tenure::Locks::memory().rwlock("config")?;
+/// let reader = lock.upgradeable_read().await?;
+/// let is_outdated = true; // read, beside other readers
+/// if is_outdated {
+///     let writer = reader.upgrade().await?; // no writer has come between
+///     writer.release().await?;
+/// }
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Debug)]
+#[must_use = "the lock is released when its guard is dropped"]
+pub struct UpgradeableGuard(Guard);
+
+impl UpgradeableGuard {
+    /// Waits until the other readers have left, then holds the lock alone, to write. No other
+    /// writer comes between, and no reader is let in meanwhile. The token stays: it is greater than
+    /// those of all writers before, and smaller than those of all after.
+    ///
+    /// Two never wait for each other, because one guard at a time may do this. A reader that waits
+    /// for this one in another way, by a message, would wait for ever.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let lock = tenure::Locks::memory().rwlock("config")?;
+    /// let writer = lock.upgradeable_read().await?.upgrade().await?;
+    /// assert!(lock.try_read().await?.is_none());
+    /// writer.release().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the guard is dropped with it, and the lock is released. To go on
+    /// as a reader after a while, use [`try_upgrade_for`](Self::try_upgrade_for).
+    ///
+    /// # Errors
+    /// As [`Guard::renew`], but for failures that pass within the lease. The error has the guard,
+    /// which reads on if it is not lost. After [`is_unknown`](Error::is_unknown) the store may keep
+    /// other readers out: upgrade again, downgrade, or release.
+    pub async fn upgrade(self) -> Result<WriteGuard, UpgradeError> {
+        match self.0.upgrade(None).await {
+            Ok(true) => Ok(WriteGuard(self.0)),
+            Ok(false) => unreachable!("a wait without a limit ends as a writer or with an error"),
+            Err(error) => Err(UpgradeError { error, guard: self }),
+        }
+    }
+
+    /// Asks once: the writer's guard, or in `Err` this one where others read.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let lock = tenure::Locks::memory().rwlock("config")?;
+    /// let other = lock.read().await?;
+    /// let reader = lock.upgradeable_read().await?.try_upgrade().await?.expect_err("another reads");
+    /// other.release().await?;
+    /// let writer = reader.try_upgrade().await?.expect("it is the only reader");
+    /// writer.release().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`upgrade`](Self::upgrade).
+    ///
+    /// # Errors
+    /// As [`upgrade`](Self::upgrade).
+    pub async fn try_upgrade(self) -> Result<Result<WriteGuard, Self>, UpgradeError> {
+        self.try_upgrade_for(Duration::ZERO).await
+    }
+
+    /// Waits at most this long: the writer's guard, or in `Err` this one where others still read.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// use std::time::Duration;
+    ///
+    /// let lock = tenure::Locks::memory().rwlock("config")?;
+    /// let reader = lock.upgradeable_read().await?;
+    /// match reader.try_upgrade_for(Duration::from_secs(2)).await? {
+    ///     Ok(writer) => writer.release().await?,
+    ///     Err(reader) => reader.release().await?,
+    /// }
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`upgrade`](Self::upgrade).
+    ///
+    /// # Errors
+    /// As [`upgrade`](Self::upgrade); `is_unreachable` or `is_unknown` too when the store is silent
+    /// at the limit.
+    pub async fn try_upgrade_for(self, limit: Duration) -> Result<Result<WriteGuard, Self>, UpgradeError> {
+        match self.0.upgrade(Some(limit)).await {
+            Ok(true) => Ok(Ok(WriteGuard(self.0))),
+            Ok(false) => Ok(Err(self)),
+            Err(error) => Err(UpgradeError { error, guard: self }),
+        }
+    }
+
+    /// Makes it a reader like the others: another guard may become upgradeable. The token stays.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let lock = tenure::Locks::memory().rwlock("config")?;
+    /// let reader = lock.upgradeable_read().await?.downgrade().await?;
+    /// assert!(lock.try_upgradeable_read().await?.is_some());
+    /// reader.release().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the guard is dropped with it, and the lock is released.
+    ///
+    /// # Errors
+    /// As [`Guard::renew`]. The error has the guard, which holds as before.
+    pub async fn downgrade(self) -> Result<ReadGuard, UpgradeError> {
+        match self.0.set_lease(None, Some(QueueSpec::READER.weight)).await {
+            Ok(()) => Ok(ReadGuard(self.0)),
+            Err(error) => Err(UpgradeError { error, guard: self }),
+        }
+    }
+}
+
+/// Why an [`UpgradeableGuard`] could not become a writer or a reader, with the guard.
+///
+/// `?` makes an [`Error`] of it and drops the guard, which releases the lock.
+///
+/// ```
+/// # tenure::block_on(async {
+/// use tenure::{Result, UpgradeableGuard, WriteGuard};
+///
+/// async fn insist(reader: UpgradeableGuard) -> Result<WriteGuard> {
+///     match reader.upgrade().await {
+///         Ok(writer) => Ok(writer),
+///         Err(failed) if failed.error.is_unknown() => Ok(failed.guard.upgrade().await?),
+///         Err(failed) => Err(failed.error),
+///     }
+/// }
+///
+/// let lock = tenure::Locks::memory().rwlock("config")?;
+/// let writer = insist(lock.upgradeable_read().await?).await?;
+/// # assert!(writer.is_held());
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct UpgradeError {
+    /// What went wrong.
+    pub error: Error,
+    /// The guard, which still reads on this side.
+    pub guard: UpgradeableGuard,
+}
+
+impl From<UpgradeError> for Error {
+    fn from(failed: UpgradeError) -> Self {
+        failed.error
+    }
+}
+
+impl fmt::Display for UpgradeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl std::error::Error for UpgradeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
 
 impl WriteGuard {
     /// Makes the writer a reader. No other writer can come between. Readers that wait next are let
@@ -216,4 +394,5 @@ macro_rules! guard {
 }
 
 guard!(ReadGuard, read);
+guard!(UpgradeableGuard, upgradeable_read);
 guard!(WriteGuard, write);

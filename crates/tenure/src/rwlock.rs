@@ -8,7 +8,7 @@ use crate::multi::Part;
 use crate::name::LockName;
 use crate::options::Options;
 use crate::protocol::{LockSpec, QueueSpec};
-use crate::rwguard::{ReadGuard, WriteGuard};
+use crate::rwguard::{ReadGuard, UpgradeableGuard, WriteGuard};
 
 /// Many readers or one writer.
 ///
@@ -18,7 +18,8 @@ use crate::rwguard::{ReadGuard, WriteGuard};
 /// lock.
 ///
 /// # Guarantees
-/// - *Exclusion*: a writer holds alone; readers hold together.
+/// - *Exclusion*: a writer holds alone; readers hold together, one of them at most
+///   [upgradeable](Self::upgradeable_read).
 /// - *Order*: first come, first served. A writer that waits stops readers that come after it, so
 ///   no client starves; readers that stand together in the queue are let in together.
 ///   [`try_read`](Self::try_read) and [`try_write`](Self::try_write) overtake no client.
@@ -79,6 +80,10 @@ impl RwLock {
 
     fn reader(&self) -> LockHandle {
         self.0.with(LockSpec::Queue(QueueSpec::READER))
+    }
+
+    fn upgradeable(&self) -> LockHandle {
+        self.0.with(LockSpec::Queue(QueueSpec::UPGRADEABLE))
     }
 
     fn writer(&self) -> LockHandle {
@@ -142,6 +147,75 @@ impl RwLock {
     /// As [`read`](Self::read); `is_unreachable` too when the store is silent at the limit.
     pub async fn try_read_for(&self, limit: Duration) -> Result<Option<ReadGuard>> {
         Ok(self.reader().acquire(Wait::For(limit)).await?.map(ReadGuard::new))
+    }
+
+    /// Waits until no writer and no other upgradeable guard holds it or came before, then reads
+    /// beside other readers, as the one that may [`upgrade`](UpgradeableGuard::upgrade).
+    ///
+    /// Use it to look first and to write only where something is to be changed, with no other
+    /// writer between. There is one such guard at a time, so a reader that never writes takes
+    /// [`read`](Self::read).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let lock = locks.rwlock("config")?;
+    /// let guard = lock.upgradeable_read().await?;
+    /// let reader = lock.read().await?;
+    /// assert!(lock.try_upgradeable_read().await?.is_none());
+    /// reader.release().await?;
+    /// let writer = guard.upgrade().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`read`](Self::read).
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub async fn upgradeable_read(&self) -> Result<UpgradeableGuard> {
+        self.upgradeable().lock().await.map(UpgradeableGuard::new)
+    }
+
+    /// Asks once for an upgradeable guard: `None` when a writer or another such guard holds it, or
+    /// any client waits.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let Some(guard) = locks.rwlock("config")?.try_upgradeable_read().await? else { return Ok(()) };
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`read`](Self::read).
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub async fn try_upgradeable_read(&self) -> Result<Option<UpgradeableGuard>> {
+        Ok(self.upgradeable().acquire(Wait::Once).await?.map(UpgradeableGuard::new))
+    }
+
+    /// Waits for this long for an upgradeable guard.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// use std::time::Duration;
+    ///
+    /// let lock = locks.rwlock("config")?;
+    /// let guard = lock.try_upgradeable_read_for(Duration::from_secs(2)).await?;
+    /// assert!(guard.is_some());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`read`](Self::read).
+    ///
+    /// # Errors
+    /// As [`try_read_for`](Self::try_read_for).
+    pub async fn try_upgradeable_read_for(&self, limit: Duration) -> Result<Option<UpgradeableGuard>> {
+        Ok(self.upgradeable().acquire(Wait::For(limit)).await?.map(UpgradeableGuard::new))
     }
 
     /// Waits until all who came before have gone, then holds it alone.

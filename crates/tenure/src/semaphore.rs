@@ -8,7 +8,9 @@ use crate::handle::LockHandle;
 use crate::multi::Part;
 use crate::name::LockName;
 use crate::options::Options;
-use crate::protocol::{LockSpec, QueueSpec};
+use crate::owner::Owner;
+use crate::protocol::{Answer, Kind, LockSpec, QueueSpec, Verb};
+use crate::status::foreign;
 
 /// A number of permits, of which each holder has some.
 ///
@@ -17,10 +19,12 @@ use crate::protocol::{LockSpec, QueueSpec};
 /// quorum has no semaphore.
 ///
 /// All who use the name must agree on the number; another number at a name that is held or waited
-/// for is an error that says which one is in force.
+/// for is an error that says which one is in force. [`set_permits`](Self::set_permits) changes it
+/// for all of them.
 ///
 /// # Guarantees
-/// - *At most so many*: the permits of those who hold never add up to more than there are.
+/// - *At most so many*: a permit is granted only if, with those that are held, it is not more than
+///   there are.
 /// - *Order*: first come, first served, for any number of permits: a request for many is not
 ///   overtaken by those who ask for few.
 /// - *A crash* costs the holder's own lease, and on the `file:` store nothing; the others go on.
@@ -80,7 +84,8 @@ impl Semaphore {
         Ok(Self { face: self.face.configured(change)?, permits: self.permits })
     }
 
-    /// How many permits there are.
+    /// How many permits it was opened with. [`set_permits`](Self::set_permits) does not change
+    /// what this returns.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -100,6 +105,57 @@ impl Semaphore {
             )));
         }
         Ok(self.face.with(LockSpec::Queue(QueueSpec::permits(self.permits, permits))))
+    }
+
+    /// Sets how many permits there are, while the semaphore is in use or free. No client needs to
+    /// be restarted: those that were opened with another number follow from the next request on.
+    ///
+    /// Where it raises the number, waiters that fit are let in at once. Where it lowers the number,
+    /// no guard is lost: clients are let in again once enough of them were released.
+    ///
+    /// # Guarantees
+    /// - *Kept*: the number is in force for 30 days at least, also while no client holds a permit,
+    ///   and then until the semaphore is free. A directory keeps it until the machine restarts.
+    ///   What makes a server forget locks makes it forget the number: see `guarantees.md`.
+    /// - *Clients that follow* ask for at most as many permits as they were opened with. A request
+    ///   for more than there are is an error that [`is_mismatch`](Error::is_mismatch). One that
+    ///   waits since before the number was lowered is served when no other client holds any.
+    ///
+    /// # Cancel safety
+    /// Dropped, it may still be carried out. It can be repeated.
+    ///
+    /// # Errors
+    /// `is_invalid` for 0 and for more than [`MAX_PERMITS`](Self::MAX_PERMITS); `is_unknown` when
+    /// no answer came within [`op_timeout`](Options::op_timeout); the others as of
+    /// [`acquire`](Self::acquire).
+    ///
+    /// # Examples
+    /// ```
+    /// # tenure::block_on(async {
+    /// let locks = tenure::Locks::memory();
+    /// let render = locks.semaphore("render", 5)?;
+    /// let five = render.acquire_many(5).await?;
+    /// render.set_permits(8).await?;
+    /// let three = render.try_acquire_many(3).await?;
+    /// assert!(three.is_some());
+    /// assert!(locks.semaphore("render", 8)?.try_acquire().await?.is_none());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub async fn set_permits(&self, permits: u32) -> Result<()> {
+        check(permits)?;
+        let LockHandle { home, options, name, full, .. } = &self.face;
+        let (engine, rule) = (&home.engine, LockSpec::Queue(QueueSpec::permits(permits, 1)));
+        let owner = Owner::fresh(&options.label, &*engine.runtime);
+        match engine.call(full, rule, &owner, Verb::Resize, options.op_timeout).await {
+            Ok(Answer::Resized) => Ok(()),
+            Ok(Answer::Mismatch { kind, capacity }) => Err(engine.mismatch(name, rule, kind, capacity)),
+            Ok(Answer::Busy { holder, .. }) => {
+                let what = foreign(Kind::Semaphore, holder.as_bytes());
+                Err(Error::no_lock(name, engine.store.url(), &what))
+            }
+            Ok(answer) => Err(engine.nonsense(name, &answer)),
+            Err(failure) => Err(engine.failed(name, failure)),
+        }
     }
 
     /// Waits until one permit is left, and all who came before have theirs.
@@ -246,6 +302,15 @@ impl Semaphore {
     /// `is_invalid` for 0 permits or more than there are.
     pub fn for_permits(&self, permits: u32) -> Result<Part> {
         self.of(permits).map(Part)
+    }
+}
+
+/// Whether there can be so many permits.
+pub(crate) fn check(permits: u32) -> Result<()> {
+    const MOST: u32 = Semaphore::MAX_PERMITS;
+    match permits {
+        1..=MOST => Ok(()),
+        _ => Err(Error::invalid(format!("a semaphore has 1 to {MOST} permits, and this one has {permits}"))),
     }
 }
 

@@ -106,7 +106,9 @@ pub enum Share {
     Holds(u32),
     /// A read-write lock, to read.
     Reader,
-    /// A read-write lock, to write.
+    /// A read-write lock, to read, as the one that may become the writer.
+    Upgradeable,
+    /// A read-write lock, to write; beside readers, as the one that waits for them to leave.
     Writer,
     /// So many permits of a semaphore.
     Permits(u32),
@@ -118,6 +120,7 @@ impl Share {
             Kind::Mutex | Kind::Fair => Self::Whole,
             Kind::Reentrant => Self::Holds(weight),
             Kind::RwLock if weight == QueueSpec::READER.weight => Self::Reader,
+            Kind::RwLock if weight == QueueSpec::UPGRADEABLE.weight => Self::Upgradeable,
             Kind::RwLock => Self::Writer,
             Kind::Semaphore => Self::Permits(weight),
         }

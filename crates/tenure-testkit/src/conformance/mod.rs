@@ -218,6 +218,10 @@ macro_rules! conformance {
             a_lapsed_reader_blocks_a_writer_no_longer_than_its_own_lease,
             a_downgrade_lets_readers_in_at_once,
             a_downgrade_touches_no_other_lock,
+            one_of_the_readers_may_become_the_writer,
+            an_upgrade_that_is_given_up_lets_readers_in,
+            an_upgrade_that_is_dropped_leaves_nothing,
+            an_upgrade_waits_for_a_dead_reader_no_longer_than_its_lease,
         );
         $crate::conformance_cases!($run, Mutex, semaphore, semaphore:
             permits_never_add_up_to_more_than_there_are,
@@ -225,6 +229,9 @@ macro_rules! conformance {
             all_who_are_let_in_at_once_come_in_at_once,
             another_number_is_a_mismatch_that_says_which_is_in_force,
             permits_that_cannot_be_are_refused,
+            a_number_that_is_set_is_in_force_for_all,
+            a_number_that_is_raised_lets_waiters_in_at_once,
+            a_number_is_set_of_a_semaphore_only,
         );
         $crate::conformance_cases!($run, Mutex, multi, multi:
             all_or_none_are_held,

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use tenure::internals::write_guard;
-use tenure::{Guard, Renewal};
+use tenure::{Guard, Renewal, Share};
 
 use super::{Fixture, TTL, options};
 
@@ -85,6 +85,84 @@ pub async fn a_downgrade_lets_readers_in_at_once(fixture: &Fixture) {
     let guard = write_guard(guard.into()).downgrade().await.expect("a reader stays one");
     guard.release().await.expect("a release");
     reader.release().await.expect("a release");
+}
+
+/// One at a time, beside readers; a writer waits for it.
+pub async fn one_of_the_readers_may_become_the_writer(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
+    let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
+    let upgradeable = a.upgradeable_read().await.expect("a free lock");
+    let reader = b.read().await.expect("a reader beside it");
+    assert!(b.try_upgradeable_read().await.expect("an answer").is_none());
+    assert!(b.try_upgradeable_read_for(TTL / 8).await.expect("an answer").is_none());
+    assert!(b.try_write().await.expect("an answer").is_none());
+    let status = theirs.inspect("x").await.expect("an answer").expect("two holders");
+    let shares: Vec<_> = status.holders.iter().map(|holder| holder.share).collect();
+    assert_eq!(shares, [Share::Upgradeable, Share::Reader]);
+    let fence = upgradeable.fence();
+    let mut upgrade = pin!(upgradeable.upgrade());
+    assert!(fixture.unless_late(TTL / 4, &mut upgrade).await.is_none(), "a writer beside a reader");
+    assert!(b.try_read().await.expect("an answer").is_none(), "a reader has overtaken the upgrade");
+    let mut late = pin!(b.read());
+    assert!(fixture.unless_late(TTL / 8, &mut late).await.is_none());
+    reader.release().await.expect("a release");
+    let writer = fixture.within(TTL, upgrade).await.expect("a writer");
+    assert_eq!(writer.fence(), fence);
+    writer.verify().await.expect("still held");
+    assert!(fixture.unless_late(TTL / 4, &mut late).await.is_none());
+    let reader = writer.downgrade().await.expect("a reader");
+    let late = fixture.within(TTL, late).await.expect("a grant");
+    late.release().await.expect("a release");
+    reader.release().await.expect("a release");
+    drop(b.try_write().await.expect("an answer").expect("a free lock"));
+}
+
+/// Where it reads on, others come in again.
+pub async fn an_upgrade_that_is_given_up_lets_readers_in(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
+    let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
+    let reader = b.read().await.expect("a free lock");
+    let upgradeable = a.upgradeable_read().await.expect("a reader beside it");
+    let upgradeable = upgradeable.try_upgrade().await.expect("an answer").expect_err("another reads");
+    let mut upgrade = pin!(upgradeable.try_upgrade_for(TTL / 2));
+    assert!(fixture.unless_late(TTL / 8, &mut upgrade).await.is_none());
+    let mut late = pin!(b.read());
+    assert!(fixture.unless_late(TTL / 8, &mut late).await.is_none());
+    let upgradeable = fixture.within(TTL, upgrade).await.expect("an answer").expect_err("another reads");
+    let late = fixture.within(TTL, late).await.expect("a grant");
+    upgradeable.verify().await.expect("still held");
+    let first = upgradeable.downgrade().await.expect("a reader");
+    let second = b.try_upgradeable_read().await.expect("an answer").expect("there is none any more");
+    for guard in [Guard::from(first), late.into(), reader.into()] {
+        guard.release().await.expect("a release");
+    }
+    let writer = second.try_upgrade().await.expect("an answer").expect("it is alone");
+    writer.release().await.expect("a release");
+}
+
+/// Also one that waits for readers.
+pub async fn an_upgrade_that_is_dropped_leaves_nothing(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
+    let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
+    let reader = b.read().await.expect("a free lock");
+    let mut upgrade = Box::pin(a.upgradeable_read().await.expect("a reader beside it").upgrade());
+    assert!(fixture.unless_late(TTL / 8, &mut upgrade).await.is_none());
+    drop(upgrade);
+    let late = fixture.within(TTL, b.read()).await.expect("a grant");
+    drop(fixture.within(TTL, b.upgradeable_read()).await.expect("a grant"));
+    late.release().await.expect("a release");
+    reader.release().await.expect("a release");
+}
+
+/// When its lease is over, if it is not renewed.
+pub async fn an_upgrade_waits_for_a_dead_reader_no_longer_than_its_lease(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client_with(options().renewal(Renewal::Off)));
+    let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
+    let lapses = b.read().await.expect("a free lock");
+    let upgradeable = a.upgradeable_read().await.expect("a reader beside it");
+    let writer = fixture.within(TTL + TTL / 2, upgradeable.upgrade()).await.expect("a writer");
+    assert!(!lapses.is_held());
+    writer.release().await.expect("a release");
 }
 
 /// Other kinds with the same name, or the same prefix and name together.

@@ -68,6 +68,71 @@ pub async fn another_number_is_a_mismatch_that_says_which_is_in_force(fixture: &
     drop(other.acquire_many(4).await.expect("a free lock"));
 }
 
+/// By clients that were opened with another number: they follow, and so does the next one when no
+/// client holds any.
+pub async fn a_number_that_is_set_is_in_force_for_all(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
+    let five = ours.semaphore("x", 5).expect("a name");
+    let held = five.acquire_many(4).await.expect("a free lock");
+    let three = theirs.semaphore("x", 3).expect("a name");
+    assert!(three.try_acquire().await.expect_err("another number").is_mismatch());
+    three.set_permits(3).await.expect("an answer");
+    assert!(three.try_acquire().await.expect("an answer").is_none(), "one more than there are");
+    let error = five.try_acquire_many(4).await.expect_err("more than there are");
+    assert!(error.is_mismatch() && error.to_string().contains("has 3 permits"), "{error}");
+    let status = theirs.inspect("x").await.expect("an answer").expect("a holder");
+    assert_eq!(status.permits, Some(3));
+    held.verify().await.expect("still held");
+    held.release().await.expect("a release");
+    assert!(theirs.inspect("x").await.expect("an answer").is_none());
+    let guards = [five.try_acquire_many(2).await, three.try_acquire().await];
+    let guards = guards.map(|guard| guard.expect("an answer").expect("a permit"));
+    assert!(five.try_acquire().await.expect("an answer").is_none());
+    for guard in guards {
+        guard.release().await.expect("a release");
+    }
+    assert!(ours.mutex("x").expect("a name").try_lock().await.expect_err("a semaphore").is_mismatch());
+}
+
+/// And those who fit when it is lowered are let in when enough was released.
+pub async fn a_number_that_is_raised_lets_waiters_in_at_once(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
+    let (a, b) = (ours.semaphore("x", 2).expect("a name"), theirs.semaphore("x", 2).expect("a name"));
+    let both = a.acquire_many(2).await.expect("a free lock");
+    let mut waits = pin!(b.acquire_many(2));
+    assert!(fixture.unless_late(TTL / 4, &mut waits).await.is_none());
+    a.set_permits(3).await.expect("an answer");
+    assert!(fixture.unless_late(TTL / 4, &mut waits).await.is_none(), "one too many");
+    a.set_permits(4).await.expect("an answer");
+    let waited = fixture.within(TTL, waits).await.expect("a grant");
+    let mut last = pin!(b.acquire_many(2));
+    assert!(fixture.unless_late(TTL / 4, &mut last).await.is_none());
+    b.set_permits(1).await.expect("an answer");
+    both.release().await.expect("a release");
+    assert!(fixture.unless_late(TTL / 4, &mut last).await.is_none(), "let in beside another");
+    waited.release().await.expect("a release");
+    // It came before the number was lowered.
+    let last = fixture.within(TTL, last).await.expect("a grant");
+    assert!(b.try_acquire().await.expect("an answer").is_none());
+    last.release().await.expect("a release");
+    drop(b.try_acquire().await.expect("an answer").expect("the only permit"));
+}
+
+/// Not of what is no semaphore.
+pub async fn a_number_is_set_of_a_semaphore_only(fixture: &Fixture) {
+    let locks = fixture.client();
+    let semaphore = locks.semaphore("x", 2).expect("a name");
+    for permits in [0, u32::MAX] {
+        assert!(semaphore.set_permits(permits).await.expect_err("no number").is_invalid());
+    }
+    let guard = locks.fair_mutex("x").expect("a name").lock().await.expect("a free lock");
+    assert!(semaphore.set_permits(3).await.expect_err("a fair mutex").is_mismatch());
+    guard.verify().await.expect("still held");
+    guard.release().await.expect("a release");
+    semaphore.set_permits(3).await.expect("an answer");
+    assert!(locks.fair_mutex("x").expect("a name").try_lock().await.expect_err("a semaphore").is_mismatch());
+}
+
 /// At once, without asking the store.
 pub async fn permits_that_cannot_be_are_refused(fixture: &Fixture) {
     let locks = fixture.client();

@@ -21,6 +21,8 @@ pub(super) enum LockRequest {
     Fair(FairMutex),
     /// To read.
     Read(RwLock),
+    /// To read, and perhaps to write.
+    Upgradeable(RwLock),
     /// To write.
     Write(RwLock),
     /// So many permits.
@@ -53,8 +55,11 @@ impl LockRequest {
         Ok(match sort {
             LockKind::Mutex => Self::Mutex(locks.mutex(name)?),
             LockKind::Fair => Self::Fair(locks.fair_mutex(name)?),
-            LockKind::RwLock if sim.choose(5) < 3 => Self::Read(locks.rwlock(name)?),
-            LockKind::RwLock => Self::Write(locks.rwlock(name)?),
+            LockKind::RwLock => match sim.choose(5) {
+                0 | 1 => Self::Read(locks.rwlock(name)?),
+                2 => Self::Upgradeable(locks.rwlock(name)?),
+                _ => Self::Write(locks.rwlock(name)?),
+            },
             LockKind::Semaphore(permits) => {
                 Self::Permits(locks.semaphore(name, permits)?, 1 + sim.choose(permits))
             }
@@ -75,7 +80,7 @@ impl LockRequest {
         match self {
             Self::Mutex(lock) => Ok(lock.into()),
             Self::Fair(lock) => Ok(lock.into()),
-            Self::Read(lock) => Ok(lock.for_read()),
+            Self::Read(lock) | Self::Upgradeable(lock) => Ok(lock.for_read()),
             Self::Write(lock) => Ok(lock.for_write()),
             Self::Permits(lock, permits) => lock.for_permits(permits),
             Self::Reentrant(lock) => Ok(lock.into()),
@@ -89,6 +94,7 @@ impl LockRequest {
             Self::Mutex(lock) => lock.lock().await?,
             Self::Fair(lock) => lock.lock().await?,
             Self::Read(lock) => lock.read().await?.into(),
+            Self::Upgradeable(lock) => lock.upgradeable_read().await?.into(),
             Self::Write(lock) => lock.write().await?.into(),
             Self::Permits(lock, permits) => lock.acquire_many(*permits).await?,
             Self::Reentrant(lock) => lock.lock().await?,
@@ -102,6 +108,7 @@ impl LockRequest {
             Self::Mutex(lock) => lock.try_lock().await?,
             Self::Fair(lock) => lock.try_lock().await?,
             Self::Read(lock) => lock.try_read().await?.map(Into::into),
+            Self::Upgradeable(lock) => lock.try_upgradeable_read().await?.map(Into::into),
             Self::Write(lock) => lock.try_write().await?.map(Into::into),
             Self::Permits(lock, permits) => lock.try_acquire_many(*permits).await?,
             Self::Reentrant(lock) => lock.try_lock().await?,
@@ -116,6 +123,7 @@ impl LockRequest {
             Self::Mutex(lock) => lock.try_lock_for(limit).await?,
             Self::Fair(lock) => lock.try_lock_for(limit).await?,
             Self::Read(lock) => lock.try_read_for(limit).await?.map(Into::into),
+            Self::Upgradeable(lock) => lock.try_upgradeable_read_for(limit).await?.map(Into::into),
             Self::Write(lock) => lock.try_write_for(limit).await?.map(Into::into),
             Self::Permits(lock, permits) => lock.try_acquire_many_for(*permits, limit).await?,
             Self::Reentrant(lock) => lock.try_lock_for(limit).await?,

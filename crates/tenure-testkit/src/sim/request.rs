@@ -114,6 +114,7 @@ impl fmt::Display for Shown<'_> {
             Verb::Refresh { owners, wait_ms } => {
                 write!(f, "refresh {name} by {} for {wait_ms} ms [{request}]", owners.len())
             }
+            Verb::Resize => write!(f, "resize {name} to {:?} [{request}]", self.0.rule.capacity()),
             Verb::Inspect => write!(f, "inspect {name} by …{owner} [{request}]"),
         }
     }

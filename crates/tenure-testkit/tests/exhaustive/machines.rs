@@ -22,6 +22,8 @@ const EPOCH: u64 = 1_000;
 struct Askers {
     askers: Vec<Asker>,
     capacity: u32,
+    /// What it may be set to.
+    sizes: &'static [u32],
     wait: u64,
     /// How long it goes on.
     horizon: u64,
@@ -45,6 +47,9 @@ struct World {
     counter: u64,
     now: u64,
     told: Vec<Told>,
+    /// How much may hold, and how much did before the last step.
+    capacity: u32,
+    used: u32,
     /// The highest token of all grants.
     last: u64,
     broken: Option<&'static str>,
@@ -57,6 +62,8 @@ struct Told {
     holds: Option<(u64, u64)>,
     /// What it weighs by now.
     weight: u32,
+    /// It has asked to become the writer, and others may read still.
+    grows: bool,
     /// Its place in the queue, and until when that is kept.
     place: Option<(u64, u64)>,
 }
@@ -67,10 +74,12 @@ enum Step {
     AskAndWait(usize),
     Renew(usize),
     Lighten(usize),
+    Grow(usize),
     Refresh(usize),
     RefreshAll,
     Release(usize),
     Force(usize),
+    Resize(u32),
     Pass,
 }
 
@@ -83,7 +92,7 @@ impl Askers {
             weight,
             ttl: if (owner, hold) == (0, 1) { 3 } else { 2 },
         });
-        Self { askers: askers.collect(), capacity, wait: 1, horizon, bug: None }
+        Self { askers: askers.collect(), capacity, sizes: &[], wait: 1, horizon, bug: None }
     }
 
     /// Each with its own owner.
@@ -110,25 +119,39 @@ impl Askers {
     fn ask(&self, world: &mut World, index: usize, verb: Verb) -> Answer {
         let asker = &self.askers[index];
         let (name, owner) = (LockName::new("x").expect("a name"), asker.owner.clone());
-        let op = Op { name, rule: asker.rule, owner, request: 0, verb };
+        let rule = match (asker.rule, &verb) {
+            (LockSpec::Queue(seat), Verb::Resize) => {
+                LockSpec::Queue(QueueSpec { capacity: world.capacity, ..seat })
+            }
+            (rule, _) => rule,
+        };
+        let op = Op { name, rule, owner, request: 0, verb };
         let now = Now { ms: EPOCH + world.now, unix_us: EPOCH + world.now };
         let (answer, wake) = apply(&mut world.lock, &mut world.counter, now, &op);
         let mut grants = Vec::new();
         if let Some(Notification::Granted { tickets }) = wake {
             for number in tickets {
-                let told =
-                    world.told.iter_mut().find(|told| told.place.is_some_and(|(place, _)| place == number));
-                match told {
+                let mut told = world.told.iter_mut().zip(&self.askers);
+                match told.find(|(told, _)| told.place.is_some_and(|(place, _)| place == number)) {
                     // Until when it holds it knows already.
-                    Some(told) => {
+                    Some((told, asker)) => {
                         let until = told.place.take().map_or(0, |(_, until)| until);
                         if until < world.now || told.holds.is_some() {
                             world.broken = Some("a message names who has no place");
                         }
-                        told.holds = Some((until, number));
+                        (told.holds, told.weight) = (Some((until, number)), asker.weight);
                         grants.push(number);
                     }
-                    None => world.broken = Some("a message names who has no place"),
+                    None => {
+                        // One that waits to become the writer, when no other holds. The asker may leave.
+                        let is_it =
+                            |told: &Told| told.grows && told.holds.is_some_and(|(_, token)| token == number);
+                        let is_other =
+                            |(at, told): (usize, &Told)| at != index && told.holds.is_some() && !is_it(told);
+                        if !world.told.iter().any(is_it) || world.told.iter().enumerate().any(is_other) {
+                            world.broken = Some("a message names who has no place");
+                        }
+                    }
                 }
             }
         }
@@ -159,6 +182,13 @@ impl Askers {
                     world.broken = Some("a renewal made a hold");
                 }
                 (Answer::Held { fence }, _) => self.held(world, index, *fence, until, &mut grants),
+                (Answer::Growing { fence, .. }, _) => {
+                    if world.told[index].holds.is_none() {
+                        world.broken = Some("a renewal made a hold");
+                    }
+                    self.held(world, index, *fence, until, &mut grants);
+                    world.told[index].grows = true;
+                }
                 (Answer::Waiting { ticket, .. }, Verb::Acquire { wait_ms, .. }) => {
                     waits(world, index, *ticket, wait_ms.map(|wait_ms| world.now + wait_ms));
                 }
@@ -216,9 +246,12 @@ impl Askers {
                 used = used.saturating_add(told.weight);
             }
         }
-        if used > self.capacity {
+        let holders = owners.len();
+        // What holds more than was set since goes on, and what came before may be alone.
+        if used > world.capacity.max(world.used) && holders > 1 {
             world.broken = Some("more hold than may");
         }
+        world.used = used;
         if let Some(lock) = &world.lock.lock {
             if lock.expires_ms.is_none() {
                 world.broken = Some("a key without an end");
@@ -262,7 +295,17 @@ impl Model for Askers {
 
     fn init_states(&self) -> Vec<World> {
         let told = vec![Told::default(); self.askers.len()];
-        vec![World { lock: State::default(), counter: 0, now: 0, told, last: 0, broken: None }]
+        let (capacity, used) = (self.capacity, 0);
+        vec![World {
+            lock: State::default(),
+            counter: 0,
+            now: 0,
+            told,
+            capacity,
+            used,
+            last: 0,
+            broken: None,
+        }]
     }
 
     fn actions(&self, world: &World, steps: &mut Vec<Step>) {
@@ -275,12 +318,18 @@ impl Model for Askers {
                 if told.holds.is_some() && told.weight > 1 {
                     steps.push(Step::Lighten(index));
                 }
+                if told.holds.is_some() && told.weight == QueueSpec::UPGRADEABLE.weight {
+                    steps.push(Step::Grow(index));
+                }
             }
         }
         steps.push(Step::Force(0));
         if self.is_queue() {
             steps.push(Step::RefreshAll);
         }
+        steps.extend(
+            self.sizes.iter().filter(|size| **size != world.capacity).map(|size| Step::Resize(*size)),
+        );
         if world.now < self.horizon {
             steps.push(Step::Pass);
         }
@@ -303,14 +352,18 @@ impl Model for Askers {
                     *until = next.now + self.wait;
                 }
             }
-            Step::Renew(index) | Step::Lighten(index) => {
-                let weight = matches!(step, Step::Lighten(_)).then_some(1);
+            Step::Renew(index) | Step::Lighten(index) | Step::Grow(index) => {
+                let weight = match step {
+                    Step::Lighten(_) => Some(1),
+                    Step::Grow(_) => Some(QueueSpec::WRITER.weight),
+                    _ => None,
+                };
                 let Asker { hold, ttl: ttl_ms, .. } = self.askers[index];
                 let verb = Verb::Renew { ttl_ms, hold, bind: None, weight };
                 if let Answer::Held { .. } = self.ask(&mut next, index, verb)
-                    && weight.is_some()
+                    && let Some(weight) = weight
                 {
-                    next.told[index].weight = 1;
+                    (next.told[index].weight, next.told[index].grows) = (weight, false);
                 }
             }
             Step::Refresh(_) | Step::RefreshAll => {
@@ -328,14 +381,19 @@ impl Model for Askers {
                 // The client that holds learns it later: it is told here, because nothing is
                 // promised to it any more.
                 for told in &mut next.told {
-                    told.holds = None;
+                    (told.holds, told.grows) = (None, false);
                 }
                 self.ask(&mut next, index, Verb::Release { hold: 0, fence, whose: ReleaseScope::Any });
+            }
+            Step::Resize(capacity) => {
+                next.capacity = capacity;
+                self.ask(&mut next, 0, Verb::Resize);
             }
             Step::Pass => {
                 next.now += 1;
                 for told in &mut next.told {
                     told.holds = told.holds.filter(|(until, _)| next.now <= *until);
+                    told.grows &= told.holds.is_some();
                     told.place = told.place.filter(|(_, until)| next.now <= *until);
                 }
             }
@@ -368,8 +426,19 @@ fn machines() -> Vec<(&'static str, Askers)> {
             Askers::queue(&[QueueSpec::READER, QueueSpec::WRITER, QueueSpec::READER], 3 + 2 * more),
         ),
         (
+            "read-write lock, two that may become writers and a reader",
+            Askers::queue(&[QueueSpec::UPGRADEABLE, QueueSpec::READER, QueueSpec::UPGRADEABLE], 2 + more),
+        ),
+        (
             "semaphore of three, permits 2, 2 and 1",
             Askers::queue(&[2, 2, 1].map(|weight| QueueSpec::permits(3, weight)), 3 + 2 * more),
+        ),
+        (
+            "semaphore of two that is set to one and three, permits 2, 1 and 1",
+            Askers {
+                sizes: &[1, 3],
+                ..Askers::queue(&[2, 1, 1].map(|weight| QueueSpec::permits(2, weight)), 2 + more)
+            },
         ),
     ]
 }
@@ -402,6 +471,8 @@ fn every_mistake_of_a_machine_is_found() {
         Bug::LeaverPromotesNobody,
         Bug::WeightIgnored,
         Bug::DowngradeWakesNobody,
+        Bug::ResizeWakesNobody,
+        Bug::UpgradeBesideReaders,
     ];
     for bug in bugs {
         let found = machines().into_iter().find_map(|(what, model)| {

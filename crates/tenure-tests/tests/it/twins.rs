@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tenure::internals::protocol::{
-    self, Answer, Data, Entry, Fence, Liveness, LockSpec, Notification, Now, Op, QueueSpec, ReleaseScope,
-    State, Verb, lease, parse_value, queue::Queue,
+    self, Answer, Data, Entry, Fence, Kind, Liveness, LockSpec, Notification, Now, Op, QueueSpec,
+    ReleaseScope, State, Verb, lease, parse_value, queue::Queue,
 };
 use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Store};
@@ -42,8 +42,10 @@ fn the_reentrant_machine_in_lua_answers_as_the_one_in_rust() {
 fn the_queue_in_lua_answers_as_the_one_in_rust() {
     let mut bench = Bench::new(Subject::Queue, 9, 13);
     bench.run();
-    let all = ["Busy", "Found", "Free", "Granted", "Held", "Mismatch", "Places", "Released", "Waiting"];
+    let all =
+        ["Busy", "Found", "Free", "Granted", "Held", "Mismatch", "Places", "Released", "Resized", "Waiting"];
     bench.has_seen(&all);
+    bench.has_seen(&["Growing", "Grown", "More asked than there is", "Set and free"]);
 }
 
 /// So many that what one request may sweep and let in is not all.
@@ -174,6 +176,7 @@ impl Bench {
                 LockSpec::Queue(match kind {
                     0 | 1 => QueueSpec::FAIR,
                     2 | 3 if self.below(if self.is_long() { 60 } else { 4 }) == 0 => QueueSpec::WRITER,
+                    2 | 3 if self.below(if self.is_long() { 60 } else { 4 }) == 0 => QueueSpec::UPGRADEABLE,
                     2 | 3 => QueueSpec::READER,
                     4 | 5 => QueueSpec::permits(5, 1 + self.below(3) as u32),
                     _ => QueueSpec::permits(3, 1 + self.below(5) as u32),
@@ -308,7 +311,12 @@ impl Bench {
                 Verb::Acquire { ttl_ms, hold, fence, wait_ms, bind: Liveness::Process }
             }
             5 | 6 => {
-                let weight = (is_queue && self.below(3) == 0).then(|| 1 + self.below(2) as u32);
+                let weight = (is_queue && self.below(3) == 0).then(|| {
+                    match self.below(if is_long { 60 } else { 3 }) {
+                        0 => QueueSpec::WRITER.weight,
+                        _ => 1 + self.below(4) as u32,
+                    }
+                });
                 let bind = match self.below(6) {
                     0 => Some(Liveness::Lease),
                     1 => Some(Liveness::Process),
@@ -342,8 +350,15 @@ impl Bench {
             .map(|_| {
                 let key = self.below(KEYS.len() as u64) as usize;
                 let owner = self.below(self.owners.len() as u64) as usize;
-                let rule = self.rule(key);
+                let mut rule = self.rule(key);
                 let mut verb = self.verb(rule);
+                if let LockSpec::Queue(seat) = &mut rule
+                    && seat.kind == Kind::Semaphore
+                    && self.below(40) == 0
+                {
+                    verb = Verb::Resize;
+                    *seat = QueueSpec::permits(1 + self.below(6) as u32, 1);
+                }
                 if let Verb::Release { whose: whose @ ReleaseScope::Foreign, .. } = &mut verb
                     && self.is_of_another_type(key)
                 {
@@ -358,11 +373,19 @@ impl Bench {
         for ((key, op), reply) in ops.iter().zip(replies) {
             let before = self.states[*key].clone();
             let (answer, wake) = protocol::apply(&mut self.states[*key], &mut self.counter, now, op);
+            if let (Answer::Mismatch { capacity: Some(capacity), .. }, LockSpec::Queue(seat)) =
+                (&answer, op.rule)
+                && seat.weight > *capacity
+            {
+                self.seen.insert("More asked than there is".to_owned());
+            }
             let reply = reply.expect("an answer");
             assert_eq!(reply, answer, "{op:?} at {now:?} on {before:?}");
             self.note(*key, &answer, wake.as_ref());
             let Some(wake) = wake else { continue };
-            let message = self.listener.receive().expect("a message");
+            let message = self.listener.receive();
+            let message =
+                message.unwrap_or_else(|error| panic!("{error:?} for {wake:?} of {op:?} on {before:?}"));
             let [_, heard, said] = message.items() else { panic!("not a message: {message:?}") };
             assert_eq!(heard.text(), channel(op.rule, KEYS[*key]));
             let Value::Bytes(said) = said else { panic!("not a message: {message:?}") };
@@ -395,6 +418,14 @@ impl Bench {
         self.seen.insert(kind.split([' ', '(']).next().unwrap_or_default().to_owned());
         if let Answer::Released { left: 1 } = answer {
             self.seen.insert("Released 1".to_owned());
+        }
+        if let (Some(Notification::Granted { tickets }), Some(Entry { value: Data::Queue(queue), .. })) =
+            (wake, &self.states[key].lock)
+            && let [number] = tickets[..]
+            && queue.tickets().any(|(at, ticket)| at == number && ticket.weight == QueueSpec::WRITER.weight)
+            && queue.holding().count() == 1
+        {
+            self.seen.insert("Grown".to_owned());
         }
         if let Some(Notification::Granted { tickets }) = wake {
             self.seen.insert("Granted".to_owned());
@@ -456,6 +487,9 @@ impl Bench {
                     assert_eq!(pairs(&all).into_iter().collect::<BTreeMap<_, _>>(), *hash, "{key}");
                 }
                 Data::Queue(queue) => {
+                    if queue.owners() == 0 {
+                        self.seen.insert("Set and free".to_owned());
+                    }
                     let all = self.eye.command(&["ZRANGE", key, "0", "-1", "WITHSCORES"]).expect("a reply");
                     compare_queue(&pairs(&all), queue);
                 }
@@ -482,7 +516,8 @@ fn compare_queue(all: &[(String, String)], queue: &Queue) {
             used += u64::from(ticket.weight);
         }
     }
-    expected.insert(format!("#1:{}:{}", queue.kind, queue.capacity), negative(queue.mark));
+    let set = if queue.is_set { "=" } else { "" };
+    expected.insert(format!("#1:{}:{set}{}", queue.kind, queue.capacity), negative(queue.mark));
     expected.insert("#used".to_owned(), negative(used));
     let found: BTreeMap<_, _> = all.iter().cloned().collect();
     assert_eq!(found, expected);

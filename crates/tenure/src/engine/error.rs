@@ -19,6 +19,14 @@ impl Error {
             (Kind::Semaphore, Some(permits)) => format!("{kind} of {permits}"),
             (kind, _) => format!("{kind}"),
         };
+        if let (LockSpec::Queue(seat), Kind::Semaphore, Some(capacity)) = (asked, kind, capacity)
+            && seat.kind == kind
+            && seat.weight > capacity
+        {
+            let (name, weight) = (lock.quoted(), seat.weight);
+            let message = format!("semaphore {name} has {capacity} permits now, and {weight} were asked for");
+            return Self::new(ErrorKind::Mismatch, Some(lock), Some(store), message, None);
+        }
         let (found, asked) = (of(kind, capacity), of(asked.kind(), asked.capacity()));
         let message = format!(
             "lock {} is in use as a {found} and cannot be used as a {asked} until it is free",

@@ -8,6 +8,7 @@
 //!   the store;
 //! - [`wait_queues`] keeps both, and [`subscription`] is what they hear;
 //! - [`hold`] is one grant, and [`lease`] its deadline and the news of its loss;
+//! - [`upgrade`] makes a reader the writer;
 //! - [`flight`] has one task of a process get for all what they need;
 //! - [`renew`] keeps all grants of one `Locks` alive, and [`window`] says how many renewals are
 //!   under way at once; [`release`] ends grants;
@@ -24,6 +25,7 @@ mod release;
 mod renew;
 mod subscription;
 mod ticket_queue;
+pub(crate) mod upgrade;
 mod wait_queues;
 mod window;
 

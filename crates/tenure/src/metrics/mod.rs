@@ -115,6 +115,7 @@ pub(crate) enum RequestVerb {
     Renew,
     Refresh,
     Release,
+    Resize,
     Inspect,
     Read,
     Put,
@@ -122,8 +123,8 @@ pub(crate) enum RequestVerb {
 }
 
 impl RequestVerb {
-    const NAMES: [&'static str; 8] =
-        ["acquire", "renew", "refresh", "release", "inspect", "read", "put", "void"];
+    const NAMES: [&'static str; 9] =
+        ["acquire", "renew", "refresh", "release", "resize", "inspect", "read", "put", "void"];
 
     pub(crate) fn of(verb: &Verb) -> Self {
         match verb {
@@ -131,6 +132,7 @@ impl RequestVerb {
             Verb::Renew { .. } => Self::Renew,
             Verb::Refresh { .. } => Self::Refresh,
             Verb::Release { .. } => Self::Release,
+            Verb::Resize => Self::Resize,
             Verb::Inspect => Self::Inspect,
         }
     }

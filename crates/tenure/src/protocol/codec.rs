@@ -25,7 +25,8 @@ pub fn kind(data: &Data) -> Kind {
 }
 
 /// A mutex is its value; a reentrant mutex has a line for each field, `FIELD VALUE`; a queue one
-/// for its capacity and mark, and one for each ticket, `NUMBER WEIGHT DEADLINE OWNER`.
+/// for its capacity and mark, and one for each ticket, `NUMBER WEIGHT DEADLINE OWNER`. Before a
+/// capacity that was set is a `=`.
 pub fn encode(data: &Data) -> String {
     let mut text = String::new();
     match data {
@@ -36,7 +37,8 @@ pub fn encode(data: &Data) -> String {
             }
         }
         Data::Queue(queue) => {
-            let _ = writeln!(text, "{} {}", queue.capacity, queue.mark);
+            let set = if queue.is_set { "=" } else { "" };
+            let _ = writeln!(text, "{set}{} {}", queue.capacity, queue.mark);
             for (number, Ticket { owner, weight, deadline_ms }) in queue.tickets() {
                 let _ = writeln!(text, "{number} {weight} {deadline_ms} {owner}");
             }
@@ -80,13 +82,18 @@ fn hash(text: &str) -> Option<Hash> {
     (count == Some(holds) && holds > 0 && hash.contains_key("#fence")).then_some(hash)
 }
 
-/// Tickets in their order, each of another owner; those at or below the mark fit together.
+/// Tickets in their order, each of another owner. Those at or below the mark fit together, unless
+/// less was set since they were let in, or one of them has taken more.
 fn queue(kind: Kind, text: &str) -> Option<Queue> {
     let mut lines = lines(text)?;
     let (capacity, mark) = lines.next()?.split_once(' ')?;
-    let (capacity, mark) = (number(capacity)?, number(mark)?);
+    let set = capacity.strip_prefix('=').filter(|_| kind == Kind::Semaphore);
+    let (capacity, mark): (u32, u64) = (number(set.unwrap_or(capacity))?, number(mark)?);
     let mut queue = Queue::new(kind, capacity);
-    queue.mark = mark;
+    (queue.mark, queue.is_set) = (mark, set.is_some());
+    // Less was set since they came, or a holder waits until what it has taken fits.
+    let heaviest = if queue.is_set { u32::MAX } else { capacity };
+    let most = if queue.is_set || kind == Kind::RwLock { u32::MAX } else { capacity };
     let (mut last, mut used, mut count) = (None, 0_u64, 0);
     for mut line in lines {
         let ticket: u64 = number(word(&mut line)?)?;
@@ -94,11 +101,11 @@ fn queue(kind: Kind, text: &str) -> Option<Queue> {
         let deadline_ms = number(word(&mut line)?)?;
         let owner: Owner = line.parse().ok()?;
         used += if ticket <= mark { u64::from(weight) } else { 0 };
-        let fits = last < Some(ticket) && (1..=capacity).contains(&weight) && used <= u64::from(capacity);
+        let fits = last < Some(ticket) && (1..=heaviest).contains(&weight) && used <= u64::from(most);
         fits.then(|| queue.insert(ticket, Ticket { owner, weight, deadline_ms }))?;
         (last, count) = (Some(ticket), count + 1);
     }
-    (count > 0 && queue.owners() == count).then_some(queue)
+    ((count > 0 || queue.is_set) && queue.owners() == count).then_some(queue)
 }
 
 /// The lines of a text that ends with a line's end.

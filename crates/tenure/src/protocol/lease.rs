@@ -12,6 +12,8 @@ pub const TTL_MIN: Duration = Duration::from_millis(50);
 pub const TTL_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// How long a node of a quorum keeps a ballot.
 pub const BALLOT_MS: u64 = 30 * 24 * 60 * 60 * 1_000;
+/// How long a capacity that was set is in force, however seldom its lock is used.
+pub const CAPACITY_MS: u64 = 30 * 24 * 60 * 60 * 1_000;
 /// A node without a ballot answers as if it had seen one this far below its clock.
 pub const BALLOT_BEHIND_US: u64 = 10 * 1_000_000;
 /// A ballot this far above a node's clock comes from a broken one, and would spend the numbers of

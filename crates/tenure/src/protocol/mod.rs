@@ -67,6 +67,8 @@ impl QueueSpec {
     pub const FAIR: Self = Self { kind: Kind::Fair, capacity: 1, weight: 1 };
     /// One of many readers.
     pub const READER: Self = Self { kind: Kind::RwLock, capacity: 1 << 20, weight: 1 };
+    /// The only one of many readers that may become the writer: two do not fit.
+    pub const UPGRADEABLE: Self = Self { kind: Kind::RwLock, capacity: 1 << 20, weight: (1 << 19) + 1 };
     /// The only writer.
     pub const WRITER: Self = Self { kind: Kind::RwLock, capacity: 1 << 20, weight: 1 << 20 };
 
@@ -158,7 +160,7 @@ impl FromStr for Kind {
     }
 }
 
-/// What can be asked of a lock: four things, and one of them for many at once.
+/// What can be asked of a lock: five things, and one of them for many at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Take it if it is free. Repeated by its owner: the same grant again.
@@ -185,7 +187,8 @@ pub enum Verb {
         /// `Some` binds the hold to something else: to the lease alone it is detached, back to a
         /// process it is resumed.
         bind: Option<Liveness>,
-        /// `Some` makes the hold lighter: a writer becomes a reader.
+        /// `Some` makes the hold lighter: a writer becomes a reader. One that takes more than half of
+        /// the capacity may become heavier: it is answered `Growing` until that fits beside the others.
         weight: Option<u32>,
     },
     /// Stay in the queue: `Acquire` repeated for many waiters of one process at once.
@@ -205,6 +208,9 @@ pub enum Verb {
         /// Whose hold may be ended.
         whose: ReleaseScope,
     },
+    /// From now on as much may hold at once as the rule says, whatever was in force. Kept for
+    /// [`lease::CAPACITY_MS`].
+    Resize,
     /// Report the holders.
     Inspect,
 }
@@ -271,6 +277,14 @@ pub enum Answer {
     },
     /// No client holds it, so there is nothing of the asker's either.
     Free,
+    /// The asker holds, and the weight that it has taken does not fit yet: no client is let in until
+    /// it does.
+    Growing {
+        /// The token of the hold.
+        fence: u64,
+        /// When to ask again if nothing is heard.
+        retry_in_ms: u64,
+    },
     /// The asker keeps a place in the queue.
     Waiting {
         /// Its number; its token once it holds.
@@ -283,6 +297,8 @@ pub enum Answer {
         /// How many holds its owner has left.
         left: u32,
     },
+    /// As much may hold at once as the rule of the request said.
+    Resized,
     /// What became of each place that was refreshed, in the order asked.
     Places {
         /// One for each owner.

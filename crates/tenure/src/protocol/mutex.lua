@@ -36,7 +36,7 @@ if type(value) == 'table' then
   local type, other, capacity = redis.call('TYPE', lock).ok, nil, nil
   value = '(' .. type .. ')'
   if type == 'zset' then
-    other, capacity = string.match(redis.call('ZRANGE', lock, 0, 0)[1], '^#1:([%a -]+):(%d+)$')
+    other, capacity = string.match(redis.call('ZRANGE', lock, 0, 0)[1], '^#1:([%a -]+):=?(%d+)$')
   elseif type == 'hash' then
     if verb == 'inspect' or verb == 'release' and ARGV[5] ~= 'mine' or (tonumber(redis.call('HGET', lock, '#fence') or '') or 0) > 0 then
       other = 'reentrant mutex'

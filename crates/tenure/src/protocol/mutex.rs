@@ -20,7 +20,7 @@ pub fn apply(state: &mut State, counter: &mut u64, now: Now, op: &Op) -> (Answer
             (renew(state, counter, now, &op.owner, ttl_ms, bind == Some(Liveness::Lease)), None)
         }
         Verb::Release { fence, whose, .. } => release(state, now, &op.owner, fence, whose),
-        Verb::Refresh { .. } | Verb::Inspect => (inspect(state, now, is_own), None),
+        Verb::Refresh { .. } | Verb::Resize | Verb::Inspect => (inspect(state, now, is_own), None),
     }
 }
 

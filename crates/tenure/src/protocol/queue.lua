@@ -5,25 +5,29 @@
 -- The set, by its scores. Nothing is read that grows with the queue, except by inspect and for a
 -- release of anyone.
 --   up to 0    with the sign turned: #1:KIND:CAPACITY, the mark; and #used, the weight of those that hold. So these two come
---              first, and behind them the ticket that lapses next
+--              first, and behind them the ticket that lapses next. #1:KIND:=CAPACITY where the capacity was set: then it is
+--              also that of clients which were opened with another, and the set is kept without a ticket
 --   from 1e10  !OWNER: until when its ticket lives, in milliseconds
 --   from 1e14  OWNER: the number of its ticket. It holds if that is at or below the mark
 --   from 8e15  +OWNER: 8e15 and the weight of its ticket, where that is not 1
 --
 -- KEYS   1 the lock   2 the counter of tokens: for acquire
 -- ARGV   acquire owner request header capacity channel publish ttl_ms weight wait_ms   wait_ms: '' asks once
---        renew   owner request header capacity channel publish ttl_ms weight           weight: '' leaves it
+--        renew   owner request header capacity channel publish ttl_ms weight           weight: '' leaves it; one that has more
+--                than half of a read-write lock may take more, and is growing while that does not fit beside the others
 --        refresh owner request header capacity channel publish wait_ms owner...
 --        release owner request header capacity channel publish whose                   whose: mine | anyone
+--        resize  owner request header capacity channel publish kept_ms                 header: with the =
 --        inspect owner request header capacity channel publish
 --        header: #1:KIND:CAPACITY, where KIND is fair mutex, read-write lock or semaphore
 --        publish: PUBLISH, or SPUBLISH on a cluster that has it
--- Reply  { owner, request, answer, ... }, and held, waiting and released as one string, with spaces, because a list takes
+-- Reply  { owner, request, answer, ... }, and held, waiting, growing and released as one string, with spaces, because a list takes
 --        longer; where the answer is one of
---        held token            waiting ticket retry_in_ms      busy holder left_ms        free        released
+--        held token            waiting ticket retry_in_ms      busy holder left_ms        free        released        resized
+--        growing token retry_in_ms
 --        places mark retry_in_ms ticket...                     mismatch kind [capacity]
 --        found kind capacity { holder, left_ms, weight ... } { waiter, left_ms, weight ... } unlisted
---        behind each of them but mismatch, and only if it is so: more, where the script stopped at its bound, so that it has to be
+--        behind each of them, and only if it is so: more, where the script stopped at its bound, so that it has to be
 --        asked again at once; and why those who hold now could not be told
 --        ticket:      '' where it is gone
 --        retry_in_ms: -1 for all but the first in line
@@ -33,6 +37,7 @@
 local lock, counter, call = KEYS[1], KEYS[2], redis.call
 local verb, owner, request, header, capacity = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local looks = verb == 'inspect' or ARGV[8] == 'anyone'
+local follows = verb == 'resize'
 local ends = '!' .. owner
 
 local time = call('TIME')
@@ -59,20 +64,21 @@ end
 local top = redis.pcall('ZRANGE', lock, '0', '2', 'WITHSCORES')
 
 -- mismatch: what stands at the name, if it is not a queue of this kind and capacity. Looking is
--- free to all.
+-- free to all, and a capacity that was set is followed.
 if top[1] ~= header and (top[1] or top.err) then
   if top.err and string.sub(top.err, 1, 9) ~= 'WRONGTYPE' then
     return top
   end
   local type, kind, holder = call('TYPE', lock).ok, 'mutex', nil
   if type == 'zset' then
-    local ours, of = string.match(top[1], '^#1:([%a -]+):(%d+)$')
+    local ours, set, of = string.match(top[1], '^#1:([%a -]+):(=?)(%d+)$')
+    local is_set = set == '='
     if not ours then
       holder = '(zset)'
-    elseif looks then
-      header, capacity = top[1], tonumber(of)
+    elseif looks or (is_set or follows) and ours == string.match(header, '^#1:(.+):') then
+      header, capacity, follows = top[1], tonumber(of), follows or is_set
     else
-      local longest = call('ZRANGE', lock, '(1e14', '1e10', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')
+      local longest = is_set and { '', now } or call('ZRANGE', lock, '(1e14', '1e10', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')
       if longest[2] and tonumber(longest[2]) >= now then
         return { owner, request, 'mismatch', ours, of }
       end
@@ -109,7 +115,7 @@ if not is_new then
   if verb == 'acquire' then
     number = call('ZSCORE', lock, owner)
     deadline = number and tonumber(call('ZSCORE', lock, ends))
-  elseif not looks and verb ~= 'refresh' then
+  elseif not looks and verb ~= 'refresh' and verb ~= 'resize' then
     own = own or call('ZMSCORE', lock, owner, ends)
     number, deadline = own[1], tonumber(own[2])
   end
@@ -141,7 +147,7 @@ if looks and not is_new then
     from = '(' .. page[#page]
   end
   if living > 0 then
-    local kind, of = string.match(header, '^#1:(.+):(%d+)$')
+    local kind, of = string.match(header, '^#1:(.+):=?(%d+)$')
     answer = { owner, request, 'found', kind, of, holders, waiters, living - listed }
   end
 end
@@ -151,7 +157,7 @@ end
 
 -- sweep: removes what has lapsed, 64 tickets at most. Then it answers more, and the next request
 -- removes the rest.
-local mark_was, used_was, thinned, more = mark, used, false, false
+local mark_was, used_was, thinned, more, was_over, told_only = mark, used, false, false, used > capacity and string.format('%.0f', mark), nil
 if first and first < now then
   local dead, names = call('ZRANGE', lock, '1e10', '(' .. now, 'BYSCORE', 'LIMIT', '0', '64'), {}
   for i = 1, #dead do
@@ -177,17 +183,17 @@ if first and first < now then
     number = nil
   end
   first = tonumber(call('ZRANGE', lock, '2', '2', 'WITHSCORES')[2])
-  if not first then
+  if not first and not follows then
     -- Swept empty, it has no kind; its numbers go on.
     call('DEL', lock)
     is_new, used = true, 0
   elseif used ~= used_was then
     -- At once: what comes below may fail where the user has no right to the counter.
-    call('ZADD', lock, -used, '#used')
+    call('ZADD', lock, 0 - used, '#used')
     used_was = used
   end
 end
-if is_new and verb ~= 'acquire' then
+if is_new and verb ~= 'acquire' and verb ~= 'resize' then
   if verb == 'refresh' then
     answer = { owner, request, 'places', '0', -1 }
     for i = 9, #ARGV do
@@ -203,18 +209,21 @@ end
 -- What frees permits: to be lighter, or to leave. Places are refreshed before a waiter is let in.
 -- A server without memory refuses ZADD, unless a write that needs none came before it. So one does
 -- wherever what is held or kept is prolonged: PEXPIREAT, or a ZREM of nothing.
-local lease_ms, due, mine, lasts, goes_on = tonumber(ARGV[8]), nil, nil, first or 0, false
+local lease_ms, due, mine, lasts, goes_on, weighs, grows = tonumber(ARGV[8]), nil, nil, first or 0, false, false, false
 if verb == 'renew' then
-  -- lighten
+  -- weigh
   local weight = ARGV[9] ~= '' and number and tonumber(number) <= mark and tonumber(ARGV[9])
   local old = weight and call('ZSCORE', lock, '+' .. owner)
-  old = old and old - 8e15 or 1
-  if weight and weight < old then
+  old, weighs = old and old - 8e15 or 1, weight
+  local half = string.sub(header, 4, 7) == 'read' and capacity / 2 or 8e15
+  grows = weight and old > half
+  if weight and (weight < old or grows and weight <= capacity) then
     used = used - (old - weight)
     call('ZREM', lock, '+' .. owner)
     if weight ~= 1 then
       call('ZADD', lock, weight + 8e15, '+' .. owner)
     end
+    grows = weight > half
   end
 elseif verb == 'refresh' then
   local names, longer, until_ms = {}, {}, now + lease_ms
@@ -265,12 +274,19 @@ elseif verb == 'release' and looks then
   end
   goes_on, thinned = #holders == 250, true
 elseif verb == 'release' and number then
-  local weight = capacity > 1 and call('ZSCORE', lock, '+' .. owner)
+  local weight = (capacity > 1 or follows) and call('ZSCORE', lock, '+' .. owner)
   call('ZREM', lock, owner, ends, '+' .. owner)
   if tonumber(number) <= mark then
     used = used - (weight and weight - 8e15 or 1)
   end
   answer[3] = 'released'
+elseif verb == 'resize' then
+  if not is_new then
+    call('ZREM', lock, header)
+  end
+  header, capacity, due, answer[3] = ARGV[4], tonumber(ARGV[5]), now + lease_ms, 'resized'
+  call('ZADD', lock, 0 - mark, header, 0 - used, '#used')
+  mark_was, used_was = mark, used
 end
 
 -- promote: lets in from the front while it fits, 64 at most. The first alone, since mostly no other
@@ -282,10 +298,11 @@ while vacant > 0 and not is_new do
   for i = 1, n do
     names[i] = '+' .. waiting[2 * i - 1]
   end
-  local weights = n > 0 and capacity > 1 and call('ZMSCORE', lock, unpack(names)) or {}
+  local weights = n > 0 and (capacity > 1 or follows) and call('ZMSCORE', lock, unpack(names)) or {}
   for i = 1, n do
     local weight = weights[i] and weights[i] - 8e15 or 1 -- of a capacity of 1 nobody asks for more
-    if used + weight > capacity then
+    -- What is more than all there is, because less was set since it came, is let in alone.
+    if used + math.min(weight, capacity) > capacity then
       break
     end
     used, mark, fits = used + weight, tonumber(waiting[2 * i]), i
@@ -301,14 +318,17 @@ local is_first, inserted = false, false
 if verb == 'acquire' and not number then
   local weight, wait_ms = tonumber(ARGV[9]), tonumber(ARGV[10])
   local waits = false
-  if capacity == 1 and not is_new then
+  if capacity == 1 and not follows and not is_new then
     -- Behind the header, two members are the holder's.
     waits = call('ZCARD', lock) > 4
   elseif not is_new then
     waits = call('ZCOUNT', lock, string.format('(%.0f', mark), '(8e15') > 0
   end
   local lets_in = not waits and used + weight <= capacity
-  if lets_in or wait_ms then
+  if weight > capacity then
+    -- It would wait for ever.
+    answer = { owner, request, 'mismatch', string.match(header, '^#1:(.+):'), string.format('%.0f', capacity) }
+  elseif lets_in or wait_ms then
     -- assign: not below the clock, and above the last token and each number here, because the
     -- counter may have been lost. Written before the ticket.
     local last = tonumber(call('GET', counter) or '0')
@@ -327,12 +347,12 @@ if verb == 'acquire' and not number then
       call('ZADD', lock, weight + 8e15, '+' .. owner)
     end
     if is_new or lets_in then
-      call('ZADD', lock, lets_in and '-' .. number or -mark, header, -used, '#used', number, owner, due, ends)
+      call('ZADD', lock, lets_in and '-' .. number or 0 - mark, header, 0 - used, '#used', number, owner, due, ends)
       mark_was, used_was = mark, used
     else
       call('ZADD', lock, number, owner, due, ends)
     end
-    if is_new or due < first then
+    if not first or due < first then
       first = due
     end
     is_first, inserted = not waits and not lets_in, true
@@ -358,7 +378,8 @@ elseif number and (verb == 'acquire' or verb == 'renew') then
     call('ZADD', lock, now + term_ms, ends)
   end
   is_first = not holds
-  answer[3], answer[4] = holds and 'held' or 'waiting', number
+  grows = grows and used > capacity
+  answer[3], answer[4] = not holds and 'waiting' or grows and 'growing' or 'held', number
 elseif mine then
   answer[4] = string.format('%.0f', mark)
   is_first = true
@@ -367,7 +388,7 @@ end
 -- settle: forgets an empty queue, and lets the key live as long as the ticket that meant to stay
 -- longest.
 local is_over = is_new and not due
-if not is_over and thinned and call('ZCARD', lock) == 2 then
+if not is_over and thinned and not follows and call('ZCARD', lock) == 2 then
   call('DEL', lock)
   is_over = true
 end
@@ -381,7 +402,7 @@ if mark ~= mark_was or used ~= used_was then
   if not inserted and answer[3] ~= 'released' then
     call('ZREM', lock, '')
   end
-  call('ZADD', lock, -mark, header, -used, '#used')
+  call('ZADD', lock, 0 - mark, header, 0 - used, '#used')
 end
 if is_new then
   -- By pcall: no key is left without an end.
@@ -400,7 +421,7 @@ if is_first and not inserted then
   local head = call('ZRANGE', lock, string.format('(%.0f', mark), '(8e15', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
   is_first = head[2] and (head[2] == number or mine and mine[head[2]])
 end
-if is_first then
+if is_first or grows then
   if not inserted then
     first = tonumber(call('ZRANGE', lock, '2', '2', 'WITHSCORES')[2])
   end
@@ -412,6 +433,14 @@ if more then
   answer[#answer + 1] = 'more'
 end
 
+-- upgraded: what a holder of a read-write lock has taken fits since this request. It is the only one.
+if was_over and used == capacity and string.sub(header, 4, 7) == 'read' then
+  local only = call('ZRANGE', lock, '1e14', was_over, 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')[2]
+  if only and not (weighs and only == number) then
+    granted, told_only = granted or {}, only
+  end
+end
+
 -- Those who hold now are told, but for the one who is answered. By pcall: what has happened stays
 -- so where the user has no right to the channel.
 if granted then
@@ -421,13 +450,14 @@ if granted then
       others[#others + 1] = granted[i]
     end
   end
+  others[#others + 1] = told_only
   local told = #others > 0 and redis.pcall(ARGV[7], ARGV[6], table.concat(others, ','))
   if type(told) == 'table' then
     answer[#answer + 1] = told.err
     return answer
   end
 end
-if answer[3] == 'held' or answer[3] == 'waiting' or answer[3] == 'released' then
+if answer[3] == 'held' or answer[3] == 'waiting' or answer[3] == 'released' or grows then
   return table.concat(answer, ' ')
 end
 return answer

@@ -3,13 +3,19 @@
 //!
 //! ```text
 //! fair mutex      capacity 1       weight 1
-//! read-write      capacity 2^20    a reader weighs 1, a writer all of it
+//! read-write      capacity 2^20    a reader weighs 1, a writer all of it, a reader that may become
+//!                                  a writer more than half
 //! semaphore(n)    capacity n       k permits weigh k
 //! ```
 //!
 //! A ticket's number is its token, and **a ticket holds when its number is at or below the mark**.
 //! The mark moves over the next ticket whenever its weight fits; nothing is ever inserted ahead, so
-//! order and freedom from starvation come for free.
+//! order and freedom from starvation come for free. A ticket that has come to weigh more than all
+//! there is, because less was set since, is let in alone.
+//!
+//! A holder of a read-write lock that weighs more than half may take more: there is one such holder
+//! at a time, so no two wait for each other. The weight counts at once and keeps newcomers out.
+//! Once the others have left, all that is held fits, and the holder is told by its number.
 //!
 //! A ticket has one lease, its own: short while it waits (refreshed by the client that waits), the
 //! full one once it holds. Every verb *sweeps* what has lapsed, *acts*, *promotes* from the front,
@@ -23,7 +29,7 @@ use std::sync::Arc;
 use super::mutex::assign_above;
 use super::{
     Answer, Data, Entry, Found, Holding, Kind, Notification, Now, Op, Place, QueueSpec, ReleaseScope, State,
-    Verb, inspect, other_kind,
+    Verb, inspect, lease, other_kind,
 };
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -44,6 +50,9 @@ pub struct Queue {
     pub kind: Kind,
     /// How much weight may hold at once.
     pub capacity: u32,
+    /// It was set: clients that were opened with another capacity follow, and the queue is kept
+    /// without a ticket until its key ends.
+    pub is_set: bool,
     /// The last ticket that was let in. Those at or below it hold.
     pub mark: u64,
     /// The weight of those that hold.
@@ -75,7 +84,8 @@ pub fn apply(
     if let Some(answer) = mismatch(state, now, seat, &op.verb) {
         return (answer, None);
     }
-    let mut done = Done::default();
+    let over = queue_of(state).filter(|queue| queue.is_over_full()).map(|queue| queue.mark);
+    let mut done = Done { over, ..Done::default() };
     let answer = match &op.verb {
         Verb::Acquire { ttl_ms, wait_ms, .. } => {
             let asked = Asked { owner: &op.owner, seat, ttl_ms: *ttl_ms, wait_ms: *wait_ms };
@@ -84,10 +94,14 @@ pub fn apply(
         Verb::Renew { ttl_ms, weight, .. } => renew(state, now, &op.owner, *ttl_ms, *weight, &mut done),
         Verb::Refresh { owners, wait_ms } => refresh(state, now, owners, *wait_ms, &mut done),
         Verb::Release { whose, .. } => release(state, now, &op.owner, *whose, &mut done),
+        Verb::Resize => resize(state, now, seat, &mut done),
         Verb::Inspect => inspect(state, now, |_| true),
     };
+    if let Some(number) = upgraded(state, &done) {
+        done.granted.push(number);
+    }
     settle(state);
-    let Done { granted, is_bounded } = done;
+    let Done { granted, is_bounded, .. } = done;
     let wake = (!granted.is_empty()).then_some(Notification::Granted { tickets: granted });
     (if is_bounded { answer.and_more() } else { answer }, wake)
 }
@@ -99,9 +113,23 @@ struct Done {
     granted: Vec<u64>,
     /// It stopped at its bound.
     is_bounded: bool,
+    /// The mark, if more was held than fits.
+    over: Option<u64>,
+    /// The asker that was told whether all that is held fits.
+    knows: Option<u64>,
 }
 
-/// What stands at the name, if it is not a queue of this kind and capacity. Looking is free to all.
+/// The holder of a read-write lock that has waited until its greater weight fits, if it does since
+/// this request.
+fn upgraded(state: &mut State, done: &Done) -> Option<u64> {
+    let queue = queue_of(state).filter(|queue| queue.kind == Kind::RwLock)?;
+    let (number, held) = (queue.first()?, done.over?);
+    let is_so = number <= held && queue.used == queue.capacity && done.knows != Some(number);
+    is_so.then_some(number)
+}
+
+/// What stands at the name, if it is not a queue of this kind and capacity. Looking is free to all,
+/// and a capacity that was set is followed.
 fn mismatch(state: &mut State, now: Now, seat: QueueSpec, verb: &Verb) -> Option<Answer> {
     let looks = match verb {
         Verb::Release { whose, .. } => whose.is_forced(),
@@ -109,7 +137,8 @@ fn mismatch(state: &mut State, now: Now, seat: QueueSpec, verb: &Verb) -> Option
     };
     let lock = state.lock.as_ref()?;
     match &lock.value {
-        Data::Queue(queue) if looks || (queue.kind == seat.kind && queue.capacity == seat.capacity) => None,
+        Data::Queue(_) if looks => None,
+        Data::Queue(queue) if queue.kind == seat.kind && follows(queue, seat, verb) => None,
         Data::Queue(queue) if queue.is_over(now) => {
             // All of it has lapsed: the newcomer's kind and capacity are in force.
             state.lock = None;
@@ -119,6 +148,10 @@ fn mismatch(state: &mut State, now: Now, seat: QueueSpec, verb: &Verb) -> Option
         other if looks => Some(other.mismatch()),
         _ => Some(other_kind(lock, now)),
     }
+}
+
+fn follows(queue: &Queue, seat: QueueSpec, verb: &Verb) -> bool {
+    queue.capacity == seat.capacity || queue.is_set || *verb == Verb::Resize
 }
 
 /// What an acquisition asks for.
@@ -131,16 +164,20 @@ struct Asked<'a> {
 
 fn acquire(state: &mut State, counter: &mut u64, now: Now, asked: Asked<'_>, done: &mut Done) -> Answer {
     let Asked { owner, seat, ttl_ms, wait_ms } = asked;
-    let mut fits = seat.weight <= seat.capacity;
+    let (mut fits, mut capacity) = (true, seat.capacity);
     let mut mine = None;
     if let Some(queue) = queue_of(state) {
         queue.sweep(now, done);
         mine = queue.number_of(owner, now);
         queue.promote(done);
-        fits = queue.lets_in(seat.weight);
+        (fits, capacity) = (queue.lets_in(seat.weight), queue.capacity_for(seat));
     }
     let number = match mine {
         Some(number) => number,
+        // It would wait for ever.
+        None if seat.weight > capacity => {
+            return Answer::Mismatch { kind: seat.kind, capacity: Some(capacity) };
+        }
         None if wait_ms.is_none() && !fits => return busy(state, now),
         None => {
             let above = queue_of(state).map_or(0, |queue| queue.last());
@@ -181,7 +218,8 @@ fn renew(
     if let (Some(number), Some(weight)) = (number, weight)
         && queue.holds(number)
     {
-        queue.lighten(number, weight);
+        queue.weigh(number, weight);
+        done.knows = Some(number);
     }
     if !(weight.is_some() && planted(Bug::DowngradeWakesNobody)) {
         queue.promote(done);
@@ -192,6 +230,13 @@ fn renew(
         return Answer::Waiting { ticket: number, retry_in_ms: queue.retry_in_ms(number, now) };
     }
     queue.extend(number, now.ms.saturating_add(ttl_ms));
+    if weight.is_some()
+        && queue.may_grow(number)
+        && queue.is_over_full()
+        && !planted(Bug::UpgradeBesideReaders)
+    {
+        return Answer::Growing { fence: number, retry_in_ms: queue.next_lapse_in_ms(now).unwrap_or(1) };
+    }
     Answer::Held { fence: number }
 }
 
@@ -254,6 +299,25 @@ fn release(state: &mut State, now: Now, owner: &Owner, whose: ReleaseScope, done
     if number.is_some() { Answer::Released { left: 0 } } else { Answer::Free }
 }
 
+/// The capacity becomes that of the asker's seat. What holds more goes on; what fits now is let in.
+fn resize(state: &mut State, now: Now, seat: QueueSpec, done: &mut Done) -> Answer {
+    if queue_of(state).is_none() {
+        state.lock =
+            Some(Entry { value: Data::Queue(Queue::new(seat.kind, seat.capacity)), expires_ms: None });
+    }
+    let Some(queue) = queue_of(state) else { return Answer::Free };
+    queue.sweep(now, done);
+    (queue.capacity, queue.is_set) = (seat.capacity, true);
+    if !planted(Bug::ResizeWakesNobody) {
+        queue.promote(done);
+    }
+    if let Some(lock) = &mut state.lock {
+        let end = now.ms.saturating_add(lease::CAPACITY_MS);
+        lock.expires_ms = Some(lock.expires_ms.map_or(end, |old| old.max(end)));
+    }
+    Answer::Resized
+}
+
 /// The first holder, as a mutex would show it.
 fn busy(state: &mut State, now: Now) -> Answer {
     let first = queue_of(state).and_then(|queue| {
@@ -266,7 +330,8 @@ fn busy(state: &mut State, now: Now) -> Answer {
     }
 }
 
-/// Forgets an empty queue, and lets the key live as long as the ticket that meant to stay longest.
+/// Forgets an empty queue, unless its capacity was set, and lets the key live as long as the ticket
+/// that meant to stay longest.
 fn settle(state: &mut State) {
     let Some(lock) = &mut state.lock else { return };
     if let Data::Queue(queue) = &lock.value {
@@ -276,6 +341,7 @@ fn settle(state: &mut State) {
         };
         match last {
             Some((end, _)) => lock.expires_ms = Some(lock.expires_ms.map_or(*end, |old| old.max(*end))),
+            None if queue.is_set => {}
             None => state.lock = None,
         }
     }
@@ -292,7 +358,7 @@ fn queue_or_new(state: &mut State, seat: QueueSpec) -> &mut Queue {
     let fresh = || Queue::new(seat.kind, seat.capacity);
     // An old queue that was swept empty is no client's: the newcomer's kind and capacity are in
     // force.
-    if queue_of(state).is_none_or(|queue| queue.tickets.is_empty()) {
+    if queue_of(state).is_none_or(|queue| queue.tickets.is_empty() && !queue.is_set) {
         state.lock = Some(Entry { value: Data::Queue(fresh()), expires_ms: None });
     }
     queue_of(state).expect("it was just put there")
@@ -302,7 +368,7 @@ impl Queue {
     /// A queue without tickets.
     pub fn new(kind: Kind, capacity: u32) -> Self {
         let (tickets, numbers, deadlines) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Self { kind, capacity, mark: 0, used: 0, tickets, numbers, deadlines }
+        Self { kind, capacity, is_set: false, mark: 0, used: 0, tickets, numbers, deadlines }
     }
 
     /// All tickets, by number.
@@ -331,10 +397,10 @@ impl Queue {
         self.tickets.contains_key(&number)
     }
 
-    /// Ends one place; returns whether it was the last.
+    /// Ends one place; returns whether nothing is left to keep.
     pub(super) fn end(&mut self, number: u64) -> bool {
         self.remove(number);
-        self.tickets.is_empty()
+        self.tickets.is_empty() && !self.is_set
     }
 
     /// The tickets that hold.
@@ -351,7 +417,19 @@ impl Queue {
     /// asked since.
     pub fn is_due(&self) -> bool {
         let next = self.tickets.range(self.mark + 1..).next();
-        next.is_some_and(|(_, ticket)| self.used.saturating_add(ticket.weight) <= self.capacity)
+        next.is_some_and(|(_, ticket)| self.fits(ticket.weight))
+    }
+
+    /// Whether it may be let in beside those that hold. One that is more than all there is, because
+    /// less was set since it came, may be alone.
+    fn fits(&self, weight: u32) -> bool {
+        self.used.saturating_add(weight.min(self.capacity)) <= self.capacity
+    }
+
+    /// How much a newcomer may ask for: all that there is. Swept empty, it is of the newcomer's
+    /// capacity, unless another was set.
+    fn capacity_for(&self, seat: QueueSpec) -> u32 {
+        if self.tickets.is_empty() && !self.is_set { seat.capacity } else { self.capacity }
     }
 
     fn remove(&mut self, number: u64) {
@@ -379,7 +457,7 @@ impl Queue {
         for _ in 0..BOUND {
             let Some((number, ticket)) = self.tickets.range(self.mark + 1..).next() else { return };
             let weight = if planted(Bug::WeightIgnored) { 1 } else { ticket.weight };
-            if self.used.saturating_add(weight) > self.capacity {
+            if !self.fits(weight) {
                 return;
             }
             let (number, weight) = (*number, ticket.weight);
@@ -390,7 +468,7 @@ impl Queue {
     }
 
     fn let_in(&mut self, number: u64, weight: u32) {
-        self.used += weight;
+        self.used = self.used.saturating_add(weight);
         self.mark = number;
     }
 
@@ -416,7 +494,7 @@ impl Queue {
     /// Whether a client who does not queue may hold at once: no client waits, and it fits.
     fn lets_in(&self, weight: u32) -> bool {
         let waits = self.tickets.last_key_value().is_some_and(|(last, _)| *last > self.mark);
-        !waits && self.used.saturating_add(weight) <= self.capacity
+        !waits && self.fits(weight)
     }
 
     /// No request ever shortens a lease.
@@ -430,21 +508,37 @@ impl Queue {
         }
     }
 
-    fn lighten(&mut self, number: u64, weight: u32) {
-        if let Some(ticket) = self.tickets.get_mut(&number)
-            && weight < ticket.weight
-        {
-            self.used -= ticket.weight - weight;
+    /// Makes a holder lighter, or the one that weighs more than half heavier.
+    fn weigh(&mut self, number: u64, weight: u32) {
+        let may_grow = weight <= self.capacity && self.may_grow(number);
+        let Some(ticket) = self.tickets.get_mut(&number) else { return };
+        if weight < ticket.weight || may_grow {
+            self.used = self.used.saturating_sub(ticket.weight).saturating_add(weight);
             ticket.weight = weight;
         }
+    }
+
+    /// Whether it weighs more than half of a read-write lock: no two such hold at once.
+    fn may_grow(&self, number: u64) -> bool {
+        let weight = self.tickets.get(&number).map_or(0, |ticket| ticket.weight);
+        self.kind == Kind::RwLock && weight > self.capacity / 2
+    }
+
+    /// Whether more is held than fits: a holder waits for the others to leave, or less was set.
+    fn is_over_full(&self) -> bool {
+        self.used > self.capacity
     }
 
     /// When the first in line should ask again if it hears nothing: when the next ticket lapses.
     /// Others need not.
     fn retry_in_ms(&self, number: u64, now: Now) -> Option<u64> {
         let first = self.tickets.range(self.mark + 1..).next().map(|(first, _)| *first);
+        self.next_lapse_in_ms(now).filter(|_| first == Some(number))
+    }
+
+    fn next_lapse_in_ms(&self, now: Now) -> Option<u64> {
         let (deadline_ms, _) = self.deadlines.first()?;
-        (first == Some(number)).then(|| deadline_ms.saturating_sub(now.ms) + 1)
+        Some(deadline_ms.saturating_sub(now.ms) + 1)
     }
 
     fn first(&self) -> Option<u64> {
@@ -464,7 +558,7 @@ impl Queue {
     }
 
     fn is_over(&self, now: Now) -> bool {
-        self.deadlines.last().is_none_or(|(deadline_ms, _)| now.ms > *deadline_ms)
+        !self.is_set && self.deadlines.last().is_none_or(|(deadline_ms, _)| now.ms > *deadline_ms)
     }
 
     /// Holders and waiters, without what has lapsed: some of them, and how many there are

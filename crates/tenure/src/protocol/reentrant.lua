@@ -68,7 +68,7 @@ if not count or looks then
     -- or ends it, asks again by its kind.
     local kind, capacity, holder = 'mutex', nil, '(' .. type .. ')'
     if type == 'zset' then
-      kind, capacity = string.match(call('ZRANGE', lock, 0, 0)[1], '^#1:([%a -]+):(%d+)$')
+      kind, capacity = string.match(call('ZRANGE', lock, 0, 0)[1], '^#1:([%a -]+):=?(%d+)$')
       kind, holder = kind or 'mutex', not kind and holder
     elseif type == 'string' then
       holder = call('GETRANGE', lock, 0, 1023)

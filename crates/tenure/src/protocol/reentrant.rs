@@ -30,7 +30,7 @@ pub fn apply(state: &mut State, counter: &mut u64, now: Now, op: &Op) -> (Answer
         Verb::Acquire { ttl_ms, hold, .. } => (acquire(state, counter, now, &op.owner, *ttl_ms, *hold), None),
         Verb::Renew { ttl_ms, hold, bind, .. } => (renew(state, now, &op.owner, *ttl_ms, *hold, *bind), None),
         Verb::Release { hold, whose, .. } => release(state, now, &op.owner, *hold, *whose),
-        Verb::Refresh { .. } | Verb::Inspect => (inspect(state, now, is_own), None),
+        Verb::Refresh { .. } | Verb::Resize | Verb::Inspect => (inspect(state, now, is_own), None),
     }
 }
 

@@ -13,11 +13,11 @@ pub struct Request {
     /// The lock, by its name in the store: with the prefix. The locks of caches, jobs and elections
     /// have names of their own, which contain those of the uses.
     pub name: LockName,
-    /// What was asked: `acquire`, `renew`, `refresh` (places in a queue), `release`, `inspect`; of
-    /// a record `read`, `put`, `void`.
+    /// What was asked: `acquire`, `renew`, `refresh` (places in a queue), `release`, `resize`,
+    /// `inspect`; of a record `read`, `put`, `void`.
     pub verb: &'static str,
-    /// What came back. `held`, `busy`, `waiting`, `free`, `released`, `places`, `found`,
-    /// `mismatch`. Of a record `read`, `stored`, `not_held`, `outside_window`, `voided`. Without an
+    /// What came back. `held`, `growing`, `busy`, `waiting`, `free`, `released`, `resized`, `places`,
+    /// `found`, `mismatch`. Of a record `read`, `stored`, `not_held`, `outside_window`, `voided`. Without an
     /// answer `not_sent` or `unknown`. `pending` while there is none, and for good if the caller
     /// has left.
     pub answer: &'static str,
@@ -38,6 +38,8 @@ pub(super) fn of_lock(answer: &Answer) -> &'static str {
         Answer::Free => "free",
         Answer::Waiting { .. } => "waiting",
         Answer::Released { .. } => "released",
+        Answer::Growing { .. } => "growing",
+        Answer::Resized => "resized",
         Answer::Places { .. } => "places",
         Answer::Found(_) => "found",
         Answer::Mismatch { .. } => "mismatch",

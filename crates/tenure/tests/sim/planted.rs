@@ -33,6 +33,8 @@ const CAUGHT: &[(Bug, &str, u64)] = &[
     (Bug::LeaverPromotesNobody, "a waiter that fits is let in", 1_000),
     (Bug::WeightIgnored, "exclusion within validity", 1_000),
     (Bug::DowngradeWakesNobody, "a waiter that fits is let in", 1_000),
+    (Bug::UpgradeBesideReaders, "exclusion within validity", 1_000),
+    (Bug::ResizeWakesNobody, "a waiter that fits is let in", 20_000),
     (Bug::PushFromReceipt, "exclusion within validity", 1_000),
     (Bug::PushOfAnotherLife, "exclusion within validity", 1_000),
     (Bug::WakeBeforeWrite, "progress", 1_000),

@@ -18,6 +18,7 @@ impl ReferenceModel {
     /// guards that say that they hold, that is not more than there is.
     pub(super) fn check_room(&mut self, at: TrueTime, name: &LockName, owner: &Owner, weight: u32) {
         let Some(lock) = self.locks.get(name) else { return };
+        // Who holds since before less was set goes on.
         let most = u64::from(lock.sort.capacity());
         let others = || {
             self.holds.iter().filter(|hold| {
@@ -46,11 +47,12 @@ impl ReferenceModel {
     /// token is above all that were given, and it was its turn.
     pub(super) fn check_granted(&mut self, at: TrueTime, name: &LockName, owner: &Owner, token: u64) {
         let Some(lock) = self.locks.get(name) else { return };
-        let (used, most) = (lock.used(), u64::from(lock.sort.capacity()));
+        let (used, most) = (lock.used(), u64::from(lock.capacity));
         let weight = lock.place(owner).map_or(1, |place| place.weight);
         // It had this number before, and others have had greater ones since.
         let is_back = self.owners.get(owner).is_some_and(|owned| owned.is_back);
-        if used > most {
+        let is_alone = lock.places.iter().filter(|place| place.holds).count() == 1;
+        if used > most && !is_alone {
             self.accuse(
                 at,
                 EXCLUSION,
@@ -62,6 +64,17 @@ impl ReferenceModel {
             self.check_grown(at, name, token);
         }
         self.check_turn(at, name, owner);
+    }
+
+    /// A holder was told that it has this much now.
+    pub(super) fn check_alone(&mut self, at: TrueTime, name: &LockName, owner: &Owner, weight: u32) {
+        let Some(lock) = self.locks.get(name) else { return };
+        let (used, most) = (lock.used(), u64::from(lock.capacity));
+        if used > most && u64::from(weight) > most / 2 {
+            let what = format!("{name}: {owner} has {weight}, and {used} of {most} are in use");
+            self.accuse(at, EXCLUSION, what);
+        }
+        self.check_room(at, name, owner, weight);
     }
 
     /// The guards that an owner's lease is for: not those of an earlier life, which was ended for

@@ -4,7 +4,7 @@ use tenure::internals::protocol::Verb;
 use tenure::{LockName, Owner};
 
 use super::Executed;
-use super::reference_model::ReferenceModel;
+use super::reference_model::{Lock, ReferenceModel};
 use crate::sim::clock::TrueTime;
 use crate::sim::regime::LockKind;
 
@@ -43,8 +43,17 @@ impl ReferenceModel {
         }
     }
 
-    /// A message named a client who does not wait.
+    /// A message named a client who does not wait: rightly if it is a reader that has waited to
+    /// become the writer, and is alone now.
     pub(super) fn check_told_number(&mut self, at: TrueTime, name: &LockName, number: u64) {
+        let is_writer = |lock: &Lock| {
+            lock.sort == LockKind::RwLock
+                && lock.used() == u64::from(lock.capacity)
+                && lock.places.iter().any(|place| place.holds && place.number == number)
+        };
+        if self.locks.get(name).is_some_and(is_writer) {
+            return;
+        }
         self.accuse(
             at,
             ORDER,
@@ -60,7 +69,7 @@ impl ReferenceModel {
             "{name}: {} waits for {} of {}, of which {} are in use",
             head.owner,
             head.weight,
-            lock.sort.capacity(),
+            lock.capacity,
             lock.used()
         );
         self.accuse(at, OPEN, what);

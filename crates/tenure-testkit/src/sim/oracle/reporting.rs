@@ -45,6 +45,8 @@ pub struct Told {
     pub grace: TrueTime,
     /// Whether it is renewed by itself for as long as it is held.
     pub is_renewed: bool,
+    /// How much its task takes it to have, if not what the server says.
+    pub weight: Option<u32>,
 }
 
 /// What clocks may differ by while a client asks, and what a poll takes.
@@ -179,7 +181,7 @@ impl Oracle {
         model.next_id += 1;
         let id = model.next_id;
         let place = model.locks.get(name).and_then(|lock| lock.place(owner));
-        let weight = place.map_or(1, |place| place.weight);
+        let weight = told.weight.unwrap_or(place.map_or(1, |place| place.weight));
         model.check_reported(at, name, owner, token, weight, told.is_resumed);
         if told.remaining.is_zero() {
             model.accuse(at, REPORTING, format!("{owner} was handed a guard that is lost already"));
@@ -350,16 +352,6 @@ impl Holding {
         model.history.looks(at, self.id);
         model.holds.push(hold);
         is_held
-    }
-
-    /// The task will be content with less from now on.
-    pub fn lighten(&self, weight: u32) {
-        let at = self.oracle.sim.now();
-        let mut model = lock(&self.oracle.model);
-        model.history.lets_go(at, self.id);
-        if let Some(hold) = model.holds.iter_mut().find(|hold| hold.id == self.id) {
-            hold.weight = hold.weight.min(weight);
-        }
     }
 
     /// A task waits for the guard's loss from now on, or no longer does.

@@ -76,7 +76,9 @@ impl ReferenceModel {
     fn check_risen(&mut self, at: TrueTime, name: &LockName, token: u64, weight: u32, again: bool) {
         let Some(lock) = self.locks.get_mut(name) else { return };
         let is_exclusive = weight == lock.sort.capacity();
-        let last = if is_exclusive { lock.last_reported } else { lock.last_exclusive };
+        // A reader that has become the writer has its token, and those who read beside it had
+        // others.
+        let last = if is_exclusive && !again { lock.last_reported } else { lock.last_exclusive };
         lock.last_reported = lock.last_reported.max(token);
         if is_exclusive {
             lock.last_exclusive = lock.last_exclusive.max(token);

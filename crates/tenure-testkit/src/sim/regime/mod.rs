@@ -260,6 +260,13 @@ impl Plan {
         lease + self.drift()
     }
 
+    /// Whether the permits of this lock are set while it is in use: where the server forgets nothing
+    /// of it.
+    pub fn resizes(&self, index: usize) -> bool {
+        let NodeFaults { forget, delete, rewind, evict, step, .. } = self.node_faults;
+        self.kinds[index] == LockKind::Semaphore(3) && forget + delete + rewind + evict + step == 0
+    }
+
     /// By how much two clocks may differ after a lease.
     pub fn drift(&self) -> TrueTime {
         self.ttl.as_nanos() as TrueTime / 1_000 * 2 * TrueTime::from(self.ppm) / 1_000

@@ -11,8 +11,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tenure::internals::protocol::lease;
-use tenure::internals::{Runtime, write_guard};
+use tenure::internals::protocol::{QueueSpec, lease};
+use tenure::internals::{Runtime, upgradeable_guard, write_guard};
 use tenure::{Error, Guard, LockName, Locks, Options, Owner, Renewal};
 
 use super::clock::{MS, TrueTime};
@@ -194,6 +194,12 @@ impl Task {
             // An operator's hand; whichever client held hears of it when it asks next.
             drop(self.cut_short(self.cut(), locks.force_release(name.as_str())).await);
         }
+        if let (LockKind::Semaphore(most), true) = (plan.kinds[index], plan.resizes(index))
+            && sim.chance(300)
+        {
+            let (semaphore, permits) = (locks.semaphore(name.as_str(), most)?, 1 + sim.choose(most));
+            drop(self.cut_short(self.cut(), semaphore.set_permits(permits)).await);
+        }
         let taken = self.take_over(name);
         if taken.is_some() && sim.chance(plan.last_moment) {
             self.wait_for_edge(name).await;
@@ -289,6 +295,7 @@ impl Task {
             fresh_if_called: (wait / 2).saturating_sub(margin),
             grace: grace.as_nanos() as TrueTime,
             is_renewed: options.renewal == Renewal::Automatic && options.max_hold.is_none(),
+            weight: None,
         }
     }
 
@@ -312,10 +319,10 @@ impl Task {
         let name = &self.workload.names[index];
         let guard = Arc::new(guard);
         let holding = self.granted(name, &guard, Arc::clone(&guard) as _, told);
-        let lightens = self.workload.plan.kinds[index] == LockKind::RwLock && self.sim().chance(400);
-        let (guard, holding) = match lightens {
+        let changes = self.workload.plan.kinds[index] == LockKind::RwLock && self.sim().chance(400);
+        let (guard, holding) = match changes {
             false => (guard, holding),
-            true => match self.downgrade(guard, holding, index, told).await {
+            true => match self.change(guard, holding, index, told).await {
                 Some(both) => both,
                 None => return,
             },
@@ -324,9 +331,9 @@ impl Task {
         self.part(guard, holding, index).await;
     }
 
-    /// Makes a writer a reader, sooner or later. The guard is not looked at meanwhile: a client
-    /// that changes it has it alone.
-    async fn downgrade(
+    /// Makes a writer a reader, or the reader that may become one the writer, sooner or later. The
+    /// guard is not looked at meanwhile: a client that changes it has it alone.
+    async fn change(
         &self,
         guard: Arc<Guard>,
         holding: Holding,
@@ -341,20 +348,36 @@ impl Task {
         let guard = Arc::into_inner(guard)?;
         let (since, left) = (self.sim().now(), guard.remaining());
         // Dropped, it takes the guard along.
-        let outcome = self.cut_short(self.cut(), write_guard(guard).downgrade()).await?;
-        let (guard, outcome): (Guard, _) = match outcome {
-            Ok(reader) => (reader.into(), Ok(())),
-            Err(failed) => (failed.guard.into(), Err(failed.error)),
+        let (guard, outcome, weight): (Guard, _, _) = match upgradeable_guard(guard) {
+            Err(guard) => match self.cut_short(self.cut(), write_guard(guard).downgrade()).await? {
+                Ok(reader) => (reader.into(), Ok(()), Some(1)),
+                // The request may yet be carried out.
+                Err(failed) => (failed.guard.into(), Err(failed.error), Some(1)),
+            },
+            Ok(guard) => {
+                let time = Duration::from_nanos(plan.span(self.sim(), plan.ttl.as_nanos() as TrueTime));
+                let upgrade = async {
+                    match self.sim().choose(3) {
+                        0 => guard.try_upgrade().await,
+                        1 => guard.try_upgrade_for(time).await,
+                        _ => guard.upgrade().await.map(Ok),
+                    }
+                };
+                let reads = Some(QueueSpec::UPGRADEABLE.weight);
+                match self.cut_short(self.cut(), upgrade).await? {
+                    Ok(Ok(writer)) => (writer.into(), Ok(()), None),
+                    Ok(Err(reader)) => (reader.into(), Ok(()), reads),
+                    Err(failed) => (failed.guard.into(), Err(failed.error), reads),
+                }
+            }
         };
         self.oracle().said_held(guard.owner(), since, left, said(&outcome));
         if !guard.is_held() {
             return None;
         }
         let guard = Arc::new(guard);
-        let told = Told { is_resumed: true, is_fresh: false, ..told };
+        let told = Told { is_resumed: true, is_fresh: false, weight, ..told };
         let holding = self.granted(name, &guard, Arc::clone(&guard) as _, told);
-        // The request may yet be carried out.
-        holding.lighten(1);
         Some((guard, holding))
     }
 
@@ -398,9 +421,18 @@ impl Task {
 
     /// An acquisition ended with an error: one that it may end with, and not where nothing fails.
     fn refuse(&self, error: &Error) {
+        if self.is_too_much(error) {
+            return;
+        }
         if !error.is_unreachable() || self.workload.plan.regime.is_calm() {
             self.accuse(format!("an acquisition ended with {error:?}"));
         }
+    }
+
+    /// Fewer permits were set than it asked for.
+    fn is_too_much(&self, error: &Error) -> bool {
+        let plan = &self.workload.plan;
+        error.is_mismatch() && (0..plan.names as usize).any(|index| plan.resizes(index))
     }
 
     fn accuse(&self, what: String) {

@@ -110,7 +110,8 @@ impl Task {
                 };
                 let Some(outcome) = self.cut_short(cut, lock).await else { return Ok(None) };
                 let patience = locks.options().patience;
-                let gave_up = outcome.as_ref().is_err_and(|error| !error.is_lost());
+                let gave_up =
+                    outcome.as_ref().is_err_and(|error| !error.is_lost() && !self.is_too_much(error));
                 if gave_up && self.process.now().since(begun) < patience {
                     self.accuse(format!("`lock` gave up before {patience:?}: {:?}", outcome.as_ref().err()));
                 }

@@ -90,6 +90,13 @@ pub(super) fn apply(
             holders.listen(inside, holder);
         }
     }
+    // So has a reader that waits to become the writer.
+    let told = if let Answer::More(answer) = &answer { answer } else { &answer };
+    if let Answer::Growing { fence, .. } = told
+        && let Some(holder) = bindings.holder_of(*fence)
+    {
+        holders.listen(inside, holder);
+    }
     let after = state.lock.map(|lock| {
         bindings.retain(|number| lock.value.has(number));
         Record { name: op.name.clone(), boot: inside.boot().to_owned(), bindings, lock }

@@ -124,7 +124,7 @@ impl Store for Quorum {
                 Verb::Renew { ttl_ms, bind, .. } => inner.renew(op, ttl_ms, bind, within).await,
                 Verb::Release { whose, .. } => inner.release(op, whose, within).await,
                 Verb::Inspect => inner.look(op, within).await,
-                Verb::Refresh { .. } => Err(Failure::Refused(Failure::cause(MUTEX_ONLY))),
+                Verb::Refresh { .. } | Verb::Resize => Err(Failure::Refused(Failure::cause(MUTEX_ONLY))),
             }
         }
         .boxed()

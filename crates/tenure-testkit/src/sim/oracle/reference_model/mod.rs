@@ -44,6 +44,8 @@ pub(super) struct ReferenceModel {
 /// The truth about one lock.
 pub(super) struct Lock {
     pub(super) sort: LockKind,
+    /// How much may hold now.
+    pub(super) capacity: u32,
     /// Holders and waiters, in the order in which they came.
     pub(super) places: Vec<Place>,
     /// While no client has a place: since when, which is also until when a client did.
@@ -152,6 +154,7 @@ impl ReferenceModel {
     pub(super) fn open(&mut self, name: &LockName, sort: LockKind) {
         let lock = Lock {
             sort,
+            capacity: sort.capacity(),
             places: Vec::new(),
             free_since: 0,
             known_since: 0,
@@ -290,7 +293,7 @@ impl ReferenceModel {
             Verb::Acquire { wait_ms: Some(wait_ms), .. } if owned.waits => wait_ms,
             Verb::Refresh { wait_ms, .. } => wait_ms,
             Verb::Acquire { ttl_ms, .. } | Verb::Renew { ttl_ms, .. } => ttl_ms,
-            Verb::Release { .. } | Verb::Inspect => return,
+            Verb::Release { .. } | Verb::Resize | Verb::Inspect => return,
         };
         // Less what the holdertakes off for clocks and rounding.
         let until = at + (told_ms * MS * 99 / 100).saturating_sub(2 * MS);

@@ -1,5 +1,7 @@
 //! What each request does to the model.
 
+use tenure::internals::protocol::LockSpec;
+
 use super::*;
 
 impl ReferenceModel {
@@ -14,6 +16,13 @@ impl ReferenceModel {
         let (name, owner) = (&executed.op.name, &executed.op.owner);
         match (&executed.op.verb, executed.answer) {
             (Verb::Acquire { .. } | Verb::Renew { .. }, Answer::Held { fence }) => {
+                self.held(at, executed, owner, *fence, sim, news);
+                if let Verb::Renew { weight: Some(weight), .. } = executed.op.verb {
+                    self.check_alone(at, name, owner, weight);
+                }
+            }
+            // It holds as before, and has taken more.
+            (Verb::Renew { .. }, Answer::Growing { fence, .. }) => {
                 self.held(at, executed, owner, *fence, sim, news);
             }
             (Verb::Acquire { .. }, Answer::Waiting { ticket, retry_in_ms }) => {
@@ -36,6 +45,7 @@ impl ReferenceModel {
             (Verb::Release { whose: ReleaseScope::Any, .. }, Answer::Found(_)) => {
                 self.force(at, name, |place| place.holds);
             }
+            (Verb::Resize, Answer::Resized) => self.resized(name, executed.op.rule),
             (Verb::Acquire { .. }, Answer::Busy { .. }) => self.check_refused(at, executed),
             (
                 Verb::Renew { .. } | Verb::Release { whose: ReleaseScope::Own, .. },
@@ -182,6 +192,13 @@ impl ReferenceModel {
             }
         }
         news.push(owner);
+    }
+
+    /// As much may hold now.
+    fn resized(&mut self, name: &LockName, rule: LockSpec) {
+        if let (Some(lock), Some(capacity)) = (self.locks.get_mut(name), rule.capacity()) {
+            lock.capacity = capacity;
+        }
     }
 
     pub(super) fn released(&mut self, at: TrueTime, executed: &Executed<'_>, left: u32) {

@@ -70,6 +70,9 @@ fn read_line(line: &[u8], op: &Op) -> Result<Read, &'static str> {
                 .zip(retry_in_ms)
                 .map(|(ticket, retry_in_ms)| Answer::Waiting { ticket, retry_in_ms })
         }
+        (LockSpec::Queue(_), "growing", [Some(token), Some(retry_in_ms), None]) => digits(token)
+            .zip(digits(retry_in_ms))
+            .map(|(fence, retry_in_ms)| Answer::Growing { fence, retry_in_ms }),
         (LockSpec::Reentrant, "released", [Some(left), None, None]) => {
             digits(left).and_then(|left| left.try_into().ok()).map(|left| Answer::Released { left })
         }
@@ -114,10 +117,10 @@ fn read_queue(answer: &[u8], rest: &[Value], op: &Op) -> Option<Read> {
     };
     let own = match answer {
         b"held" => 1,
-        b"waiting" | b"busy" => 2,
+        b"waiting" | b"growing" | b"busy" => 2,
         b"found" => 5,
         b"places" => 2 + places,
-        b"mismatch" => rest.len(),
+        b"mismatch" => rest.len().min(2),
         _ => 0,
     };
     let is_more = |word: &Value| bytes(word) == Some(b"more");
@@ -130,6 +133,10 @@ fn read_queue(answer: &[u8], rest: &[Value], op: &Op) -> Option<Read> {
     };
     let answer = match (answer, rest) {
         (b"released", []) => Answer::Released { left: 0 },
+        (b"resized", []) => Answer::Resized,
+        (b"growing", [token, retry_in_ms]) => {
+            Answer::Growing { fence: number(token)?, retry_in_ms: int(retry_in_ms)?.into() }
+        }
         (b"waiting", [ticket, retry_in_ms]) => {
             Answer::Waiting { ticket: number(ticket)?, retry_in_ms: left(retry_in_ms)? }
         }
@@ -301,6 +308,7 @@ mod tests {
             (queue(), "released", Answer::Released { left: 0 }),
             (queue(), "waiting 18 -1", Answer::Waiting { ticket: 18, retry_in_ms: None }),
             (queue(), "waiting 18 30", Answer::Waiting { ticket: 18, retry_in_ms: Some(30) }),
+            (queue(), "growing 18 30", Answer::Growing { fence: 18, retry_in_ms: 30 }),
             (queue(), "released more", Answer::Released { left: 0 }.and_more()),
             (queue(), "waiting 18 -1 more", Answer::Waiting { ticket: 18, retry_in_ms: None }.and_more()),
         ] {
@@ -329,6 +337,9 @@ mod tests {
             (reentrant(), "released 4294967296"),
             (queue(), "waiting 18"),
             (queue(), "waiting 18 -2"),
+            (queue(), "growing 18"),
+            (queue(), "growing 18 -1"),
+            (op(), "growing 18 30"),
             (queue(), "free"),
         ] {
             assert!(line(&op, rest).is_err(), "{rest}");

@@ -99,7 +99,8 @@ impl<'a> Request<'a> {
             Verb::Renew { .. } => "renew",
             Verb::Release { .. } => "release",
             Verb::Refresh { .. } if matches!(op.rule, LockSpec::Queue(_)) => "refresh",
-            Verb::Refresh { .. } | Verb::Inspect => "inspect",
+            Verb::Resize if matches!(op.rule, LockSpec::Queue(_)) => "resize",
+            Verb::Refresh { .. } | Verb::Resize | Verb::Inspect => "inspect",
         });
         request.text(op.owner.as_str()).number(op.request);
         match op.rule {
@@ -149,7 +150,7 @@ impl<'a> Request<'a> {
                 });
                 self.channel(op.rule, space);
             }
-            Verb::Refresh { .. } | Verb::Inspect => {}
+            Verb::Refresh { .. } | Verb::Resize | Verb::Inspect => {}
         }
     }
 
@@ -169,12 +170,13 @@ impl<'a> Request<'a> {
             Verb::Release { hold, whose, .. } => {
                 self.hold(*hold).whose(*whose).channel(op.rule, space);
             }
-            Verb::Refresh { .. } | Verb::Inspect => {}
+            Verb::Refresh { .. } | Verb::Resize | Verb::Inspect => {}
         }
     }
 
     fn queue(&mut self, op: &'a Op, seat: QueueSpec, space: Keyspace) {
-        self.owned(format!("#1:{}:{}", seat.kind, seat.capacity))
+        let set = if op.verb == Verb::Resize { "=" } else { "" };
+        self.owned(format!("#1:{}:{set}{}", seat.kind, seat.capacity))
             .number(seat.capacity)
             .channel(op.rule, space);
         match &op.verb {
@@ -191,6 +193,9 @@ impl<'a> Request<'a> {
             }
             Verb::Release { whose, .. } => {
                 self.whose(*whose);
+            }
+            Verb::Resize => {
+                self.number(lease::CAPACITY_MS);
             }
             Verb::Inspect => {}
         }

@@ -13,20 +13,20 @@ pub(crate) struct Script {
 /// The mutex machine.
 pub(crate) static MUTEX: Script = Script {
     text: include_str!("../../../protocol/mutex.lua"),
-    sha: "e09a85f0c66bdadd79e365a96d6ea9884ae9943c",
+    sha: "ea867f5d1ed5a4d49881e1867c1313162b0720e9",
     guarded: Some(&GUARDED_MUTEX),
 };
 
 static GUARDED_MUTEX: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/mutex.lua")),
-    sha: "34cf6da8e5a9ac8ef2c5dbf806a414cdd27ff034",
+    sha: "6b0744a52445f4864f9e121b4c539a5cb5716f44",
     guarded: None,
 };
 
 /// The reentrant machine.
 pub(crate) static REENTRANT: Script = Script {
     text: include_str!("../../../protocol/reentrant.lua"),
-    sha: "18fa2b690a434c9ae473ee238c0e8cc5338c87d2",
+    sha: "6beb9300693bc02933539eb5bf4ba700fd4da5b6",
     guarded: Some(&GUARDED_REENTRANT),
 };
 
@@ -35,20 +35,20 @@ static GUARDED_REENTRANT: Script = Script {
         include_str!("../../../protocol/grace.lua"),
         include_str!("../../../protocol/reentrant.lua")
     ),
-    sha: "08af63aab660b366b21056199b9f8c910589b4de",
+    sha: "877fadeacabe6aff94f8fa4b273ba0afeb5fc614",
     guarded: None,
 };
 
 /// The queue machine.
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../../../protocol/queue.lua"),
-    sha: "299e58506d6f40265e6ab98ee90dfac111c4c6a3",
+    sha: "7b5a29aaab75c3536a43820c5e84fba30df00b80",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/queue.lua")),
-    sha: "e7c1ef75309fed42f6ccaf6516a5f437ca06737a",
+    sha: "8fa07414b09b5c801e484d250b22e892888e089f",
     guarded: None,
 };
 

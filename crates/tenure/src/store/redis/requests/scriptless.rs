@@ -194,7 +194,7 @@ impl Ask<'_> {
                 }
                 Ok(answer)
             }
-            Verb::Refresh { .. } | Verb::Inspect => match self.standing().await? {
+            Verb::Refresh { .. } | Verb::Resize | Verb::Inspect => match self.standing().await? {
                 Standing::Nothing => Ok(Answer::Free),
                 Standing::Text(value, left_ms) => Ok(found(value, left_ms)),
                 Standing::Other => self.other_kind().await,
@@ -438,11 +438,13 @@ impl Ask<'_> {
     }
 }
 
-/// The kind of queue that a sorted set is, if this library wrote it: `#1:KIND:CAPACITY`.
+/// The kind of queue that a sorted set is, if this library wrote it: `#1:KIND:CAPACITY`, with a `=` before a
+/// capacity that was set.
 fn header(first: &Value) -> Option<(Kind, Option<u32>)> {
     let Value::Array(first) = first else { return None };
     let header = std::str::from_utf8(bytes(first.first()?)?).ok()?;
     let (kind, capacity) = header.strip_prefix("#1:")?.split_once(':')?;
+    let capacity = capacity.strip_prefix('=').unwrap_or(capacity);
     Some((kind.parse().ok()?, Some(capacity.parse().ok()?)))
 }
 

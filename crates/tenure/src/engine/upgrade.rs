@@ -1,0 +1,108 @@
+//! A reader becomes the writer. It takes the writer's weight at once, which keeps newcomers out,
+//! and waits until the other readers have left. Two never wait for each other: the store lets in
+//! one holder at a time that may do this.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::future::FutureExt;
+
+use super::lease::{HoldEnd, Lease, Lost};
+use super::subscription::{Heard, Subscription};
+use super::{Engine, backoff};
+use crate::error::{Error, Result};
+use crate::moment::Moment;
+use crate::protocol::{Answer, Notification, QueueSpec, lease};
+
+/// How much of its lock a hold has.
+enum Share {
+    /// What it asked for.
+    Whole,
+    /// Others are in the way, the first for this long if it is not heard of.
+    Waits(Duration),
+}
+
+/// Waits until this hold is the writer's; false if it is not at the limit, and reads on.
+pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Option<Moment>) -> Result<bool> {
+    let mut lost = Lost::new(engine, lease);
+    let mut subscription = Subscription::Idle;
+    let mut attempt = 0;
+    loop {
+        let asked = take(engine, lease, QueueSpec::WRITER.weight, limit).await;
+        let is_out = limit.is_some_and(|limit| engine.now() >= limit);
+        let pause = match asked {
+            Ok(Share::Whole) => return Ok(true),
+            Ok(Share::Waits(_)) if is_out => {
+                take(engine, lease, QueueSpec::UPGRADEABLE.weight, None).await?;
+                return Ok(false);
+            }
+            Ok(Share::Waits(left)) => {
+                attempt = 0;
+                // As often as a place in a queue is asked about, whatever is heard.
+                left.min(lease::WAIT_MAX / 3)
+            }
+            Err(error) if (error.is_unreachable() || error.is_unknown()) && !is_out => {
+                attempt += 1;
+                engine.jittered(backoff(attempt - 1))
+            }
+            Err(error) => return Err(error),
+        };
+        if subscription.is_idle() {
+            let opening = engine.store.listen(&lease.name, lease.rule, lease.op_timeout);
+            subscription = Subscription::Connecting(opening);
+        }
+        let until = engine.now() + pause;
+        let mut timer = engine.runtime.sleep_until(limit.map_or(until, |limit| until.min(limit)));
+        // Polled in a fixed order, so that a seed replays.
+        let end = poll_fn(|context| {
+            if let Poll::Ready(end) = lost.poll_unpin(context) {
+                return Poll::Ready(Some(end));
+            }
+            while let Poll::Ready(heard) = subscription.poll(context) {
+                let is_news = match heard {
+                    Heard::Message(Notification::Granted { tickets }) => tickets.contains(&lease.fence),
+                    // Messages were missed.
+                    Heard::Open | Heard::Message(_) => true,
+                    // The next look has to do.
+                    Heard::Over(_) => break,
+                };
+                if is_news {
+                    return Poll::Ready(None);
+                }
+            }
+            timer.poll_unpin(context).map(|()| None)
+        })
+        .await;
+        if let Some(error) = end.and_then(HoldEnd::into_error) {
+            return Err(error);
+        }
+    }
+}
+
+/// Asks for so much of the lock.
+async fn take(engine: &Arc<Engine>, lease: &Lease, weight: u32, limit: Option<Moment>) -> Result<Share> {
+    let ended = || lease.outcome(engine).and_then(HoldEnd::into_error);
+    if let Some(lost) = ended() {
+        return Err(lost);
+    }
+    let sent = engine.now();
+    let ttl = lease.asks(sent);
+    let left = limit.filter(|limit| *limit > sent).map_or(lease.op_timeout, |limit| limit.since(sent));
+    let within = lease.op_timeout.min(left).min(lease.remaining(engine)).max(Duration::from_millis(1));
+    let verb = lease.renewal(ttl, None, Some(weight));
+    let answer = engine.call(&lease.name, lease.rule, &lease.owner, verb, within).await;
+    let answer = answer.map_err(|failure| Error::failed(Some(&lease.name), engine.store.url(), failure))?;
+    if let Some(loss) = lease.refusal(&answer) {
+        lease.lose(engine, &loss);
+    } else if let Answer::Held { .. } = answer {
+        lease.renewed(sent, engine.now(), ttl);
+    }
+    match (ended(), answer) {
+        (Some(lost), _) => Err(lost),
+        (None, Answer::Held { .. }) => Ok(Share::Whole),
+        (None, Answer::Growing { retry_in_ms, .. }) => Ok(Share::Waits(Duration::from_millis(retry_in_ms))),
+        (None, answer) => Err(engine.nonsense(&lease.name, &answer)),
+    }
+}
