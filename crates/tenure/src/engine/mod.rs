@@ -3,10 +3,7 @@
 //!
 //! - [`acquire`] asks once, or waits; [`acquisition`] is one attempt, with what it asks and was
 //!   told;
-//! - [`local_queue`] is where the tasks of one process wait for one name, and asks for them;
-//! - [`ticket_queue`] is the same for the kinds that keep a queue: there each waiter has a place in
-//!   the store;
-//! - [`wait_queues`] keeps both, and [`subscription`] is what they hear;
+//! - [`waiters`] is where the tasks of one process wait for a lock;
 //! - [`hold`] is one grant, and [`lease`] its deadline and the news of its loss;
 //! - [`flight`] has one task of a process get for all what they need;
 //! - [`renew`] keeps all grants of one `Locks` alive, and [`window`] says how many renewals are
@@ -19,12 +16,9 @@ mod error;
 pub(crate) mod flight;
 pub(crate) mod hold;
 pub(crate) mod lease;
-mod local_queue;
 mod release;
 mod renew;
-mod subscription;
-mod ticket_queue;
-mod wait_queues;
+mod waiters;
 mod window;
 
 use std::collections::BTreeSet;
@@ -50,10 +44,10 @@ use crate::runtime::{Driver, Runtime};
 use crate::store::{Failure, Store};
 
 use flight::Flights;
-use local_queue::LocalQueues;
 use release::PendingReleases;
 use renew::Renewer;
-use ticket_queue::TicketQueues;
+use waiters::local_queue::LocalQueues;
+use waiters::ticket_queue::TicketQueues;
 
 /// One store, one runtime, and what is going on between them.
 pub(crate) struct Engine {
@@ -253,9 +247,6 @@ impl fmt::Debug for Engine {
 fn is_in_part(answer: &Answer) -> bool {
     matches!(answer, Answer::More(answer) if matches!(&**answer, Answer::Found(found) if found.holders.len() >= FORCED))
 }
-
-/// How long a subscription is kept after the last waiter.
-const LINGER: Duration = Duration::from_secs(5);
 
 /// The pause before attempt `n + 1` when there is nothing better to wait for: 50 ms × 1.5ⁿ, at most
 /// 1 s.
