@@ -78,13 +78,14 @@ impl Wanted<'_> {
     /// Says when the store stops answering during a wait, once a minute while it does not, and when
     /// it is back.
     pub(crate) async fn say_of_silence(&self) {
-        let Self { request, locks, voice, .. } = *self;
+        let Self { locks, voice, .. } = *self;
         let store = locks.url();
         let (mut since, mut said_at) = (None, None);
         loop {
             sleep(LOOK).await;
             let asked = clock::now();
-            match (locks.inspect(&request.name).await, since) {
+            // A look at the lock would open the files of all who hold or wait, in a directory.
+            match (locks.ping().await, since) {
                 (Ok(_), None) => {}
                 (Ok(_), Some(start)) => {
                     let silence = Span(clock::now() - start);
