@@ -467,6 +467,12 @@ pub(crate) struct Acquire {
     /// the shell's own.
     #[arg(long, value_name = "PID", requires = "hold", allow_negative_numbers = true)]
     pub(crate) while_pid: Option<i32>,
+
+    /// As --hold, until this descriptor of the shell is closed, as with `flock N`: after
+    /// `exec 9>FILE`, write --fd 9. Nothing is printed, except with --json. What inherits the
+    /// descriptor keeps the lock too. Give each lock a FILE of its own, on a local disk.
+    #[arg(long, value_name = "N", conflicts_with = "while_pid", value_parser = clap::value_parser!(i32).range(0..), allow_negative_numbers = true)]
+    pub(crate) fd: Option<i32>,
 }
 
 #[derive(Args, Debug)]
@@ -558,6 +564,8 @@ pub(crate) struct Keep {
     pub(crate) owner: String,
     #[arg(long)]
     pub(crate) while_pid: Option<i32>,
+    #[arg(long)]
+    pub(crate) fd: Option<i32>,
     pub(crate) name: String,
 }
 

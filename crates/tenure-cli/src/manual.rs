@@ -295,6 +295,10 @@ as --while-pid. If the process in the background is killed, the lock is free whe
 the `file:` store at once. When it loses the lock it ends, and the script is not told: ask with
 `tenure verify` before each step that must not run without the lock.
 
+With --fd the same process keeps the lock, and releases it when the descriptor is closed: by
+`exec 9>&-`, at the end of the subshell or the script, and when that is killed. It works on every
+store.
+
 Examples:
   T=$(tenure acquire deploy --ttl 10m -w 5m) || exit
   ./build.sh && tenure renew deploy --owner \"$T\" --ttl 10m && ./install.sh
@@ -302,7 +306,12 @@ Examples:
 
   T=$(tenure acquire --hold --while-pid $$ deploy) || exit
   ./build.sh && tenure verify deploy --owner \"$T\" && ./install.sh
-  tenure release deploy --owner \"$T\"";
+  tenure release deploy --owner \"$T\"
+
+  (
+      tenure acquire --fd 9 -n deploy || exit 75
+      ./build.sh
+  ) 9>/run/lock/deploy.fd";
 
 pub(crate) const RENEW_CODES: &str = "\
 Exit status:

@@ -10,6 +10,7 @@ mod bench;
 mod clocks;
 mod config;
 mod cookbook;
+mod descriptor;
 mod doctor;
 mod env;
 mod exits;

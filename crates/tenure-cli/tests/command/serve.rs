@@ -126,7 +126,10 @@ fn a_browser_shows_the_locks_and_the_history_of_the_one_in_the_address() {
     // A name is text, and a link to its history.
     let name = "<td><a href=\"#%3Cb%3Edeploy%3C%2Fb%3E%2050%25\">&lt;b&gt;deploy&lt;/b&gt; 50%</a></td>";
     assert!(page.contains(&format!("{name}<td>mutex</td><td>-</td><td>0</td>")), "{page}");
-    assert!(page.contains("<a href=\"#queue\">queue</a></td><td>fair mutex</td><td>-</td><td>1</td>"), "{page}");
+    assert!(
+        page.contains("<a href=\"#queue\">queue</a></td><td>fair mutex</td><td>-</td><td>1</td>"),
+        "{page}"
+    );
     assert!(page.contains("<meter max=") && page.contains("<td>alice@"), "{page}");
     assert!(page.contains("<h2 id=\"title\"></h2>") && !page.contains("<li>"), "{page}");
 
