@@ -12,6 +12,7 @@ use crate::output::{self, Line, Voice};
 use crate::signals::{END_THE_WAIT, Signals};
 use crate::store::{self, Terms};
 use crate::work::{self, Work};
+use crate::{take, waiting};
 
 /// Runs the command while this host leads; returns the code to exit with.
 pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure> {
@@ -23,8 +24,14 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
     let payload = args.payload.clone().unwrap_or_else(who);
     let election = locks.election(&args.name, payload)?;
     let name = election.name();
-    voice.detail(format_args!("a candidate of {name:?}, in store {}", locks.url()));
-    let term = match signals.or_end(election.campaign()).await {
+    // A store that is not there at all is told at once, however long it takes to be elected.
+    let ask = async || election.leader().await.map(drop);
+    let elected = async {
+        ask().await?;
+        voice.detail(format_args!("a candidate of {name:?}, in store {}", locks.url()));
+        take::beside(waiting::say_of_silence(locks.url(), voice, ask), election.campaign()).await
+    };
+    let term = match signals.or_end(elected).await {
         Ok(term) => term?,
         Err(signal) => return Ok(of_signal(signal)),
     };

@@ -35,3 +35,4 @@ mod terminal;
 mod tmux;
 mod top;
 mod uses;
+mod verbs;
