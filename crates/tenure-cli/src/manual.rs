@@ -48,7 +48,7 @@ pub(crate) const DOCTOR_MANUAL: &str = "\
 What is looked at:
   servers   eviction and memory, persistence, replicas, writes that are refused, idle connections,
             the clock, 50 round trips against the lease, keys without an end under the prefix (of
-            the first 10,000 keys), whether scripts are allowed, the rights of this user
+            the first 10,000 keys), whether scripts are allowed, the rights of this user, proxies
   sentinels whether they agree, their number and quorum, the time until a failover
   clusters  coverage, replicas, the time until a failover; each master as a server
   quorums   their number, members that do not answer; each member as a server
