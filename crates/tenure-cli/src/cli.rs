@@ -253,6 +253,11 @@ pub(crate) struct Elect {
     )]
     pub(crate) label: String,
 
+    /// Print who leads on standard error, on every change: a line each, as `tenure leader --watch`
+    /// prints them on standard output.
+    #[arg(long, conflicts_with = "quiet")]
+    pub(crate) print: bool,
+
     /// Print no messages; only the exit code tells.
     #[arg(short, long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,

@@ -3,7 +3,7 @@
 use std::process;
 
 use serde_json::{Value, json};
-use tenure::{Change, Leader};
+use tenure::{Change, Election, Leader};
 
 use crate::cli;
 use crate::exit::{FREE, Failure, of_signal};
@@ -31,14 +31,33 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
         voice.detail(format_args!("a candidate of {name:?}, in store {}", locks.url()));
         take::beside(waiting::say_of_silence(locks.url(), voice, ask), election.campaign()).await
     };
-    let term = match signals.or_end(elected).await {
-        Ok(term) => term?,
-        Err(signal) => return Ok(of_signal(signal)),
+    let all = async {
+        let term = match signals.or_end(elected).await {
+            Ok(term) => term?,
+            Err(signal) => return Ok(of_signal(signal)),
+        };
+        voice.detail(format_args!("leads {name:?}, term {}", term.fence()));
+        let (name, job) = (&*args.name, &args.job);
+        let work = Work { locks: &locks, name, ttl: args.ttl, grace, min_hold: None, job, voice };
+        work.under(Held::Term(term), &mut signals).await
     };
-    voice.detail(format_args!("leads {name:?}, term {}", term.fence()));
-    let (name, job) = (&*args.name, &args.job);
-    let work = Work { locks: &locks, name, ttl: args.ttl, grace, min_hold: None, job, voice };
-    work.under(Held::Term(term), &mut signals).await
+    match args.print {
+        true => take::beside(say_who_leads(&election, voice), all).await,
+        false => all.await,
+    }
+}
+
+/// Says each change of who leads. A store that does not answer is asked again by the observer, and
+/// what it refuses is said once.
+async fn say_who_leads(election: &Election, voice: Voice) {
+    let mut observer = election.observe();
+    loop {
+        match observer.next().await {
+            Ok(change) => voice.say(said(true, &change)),
+            Err(error) if error.is_unreachable() => {}
+            Err(error) => return voice.say(output::chain(&error)),
+        }
+    }
 }
 
 /// Host and process.
