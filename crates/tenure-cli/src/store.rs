@@ -33,7 +33,7 @@ pub(crate) fn open(
         let code = if error.is_unreachable() { OWN } else { of_error(&error) };
         Failure { code, message: chain(&error) }
     })?;
-    Ok(locks.with(|options| change(options).prefix(&args.prefix))?)
+    Ok(locks.with(|options| change(options.op_timeout(PATIENCE)).prefix(&args.prefix))?)
 }
 
 /// The same, to look at what is there: a directory that was named must exist.
@@ -188,6 +188,10 @@ pub(crate) fn named(args: &Store) -> Result<Named, Failure> {
         }),
     }
 }
+
+/// How long a store that does not answer is asked, without a limit of the command line. With the
+/// start of this program it is told within a second.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(900);
 
 /// The environment variable that names the store.
 pub(crate) const STORE_URL: &str = "TENURE_STORE";

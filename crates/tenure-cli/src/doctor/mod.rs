@@ -5,6 +5,7 @@
 
 mod cluster;
 mod file;
+mod proxy;
 mod quorum;
 mod report;
 mod rights;
@@ -110,6 +111,7 @@ async fn examine(target: &Target, setup: &Setup, report: &mut Report) -> Result<
     let console = Console::open(target).await?;
     let mut server = Server::new(console, target);
     server.examine(setup, report).await?;
+    proxy::check(&mut server, target, report).await?;
     rights::check(&mut server, setup, target.user(), report).await?;
     Ok(server)
 }

@@ -10,6 +10,7 @@ mod election;
 mod fill;
 mod once;
 mod stop;
+mod summer;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
