@@ -475,7 +475,7 @@ pub(crate) struct Acquire {
 
     /// As --hold, until this descriptor of the shell is closed, as with `flock N`: after
     /// `exec 9>FILE`, write --fd 9. Nothing is printed, except with --json. What inherits the
-    /// descriptor keeps the lock too. Give each lock a FILE of its own, on a local disk.
+    /// descriptor keeps the lock too. Give each lock a separate FILE, on a local disk.
     #[arg(long, value_name = "N", conflicts_with = "while_pid", value_parser = clap::value_parser!(i32).range(0..), allow_negative_numbers = true)]
     pub(crate) fd: Option<i32>,
 }

@@ -1,8 +1,8 @@
 //! Descriptors that the shell left open for this program. A lock can last as long as one of them,
 //! as with `flock FD`.
 //!
-//! Closing a descriptor ends an OS lock (flock) on it, in whatever way it happens. So `acquire` puts
-//! such a lock on the descriptor of the script, and the process that keeps the lock waits for it.
+//! An OS lock (flock) on a descriptor ends when that is closed, also by the end of a process. So
+//! `acquire` puts such a lock on the script's, and the process that keeps the lock waits for it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -36,13 +36,13 @@ pub(crate) fn lock(number: RawFd) -> Result<(), Failure> {
     let locked = nix::fcntl::flock(number, FlockArg::LockExclusiveNonblock);
     locked.map_err(|errno| match errno {
         nix::errno::Errno::EWOULDBLOCK => {
-            refuse(number, "another program has its file locked: give each lock a file of its own")
+            refuse(number, "another program has locked its file: give each lock a separate file")
         }
         errno => refuse(number, &format!("its file cannot be locked: {}", errno.desc())),
     })
 }
 
-/// The file of a descriptor, opened once more: this process then sees when the descriptor is closed.
+/// The file of a descriptor, opened once more: so this process sees when the descriptor is closed.
 pub(crate) fn again(number: RawFd) -> Result<File, Failure> {
     let path = path(number);
     let opened = File::open(&path).or_else(|_| OpenOptions::new().write(true).open(&path));
@@ -59,9 +59,9 @@ pub(crate) fn wait(file: &File) -> Result<(), Errno> {
     }
 }
 
-/// Closes all that was inherited but the three streams and this file. What lives on in the background
-/// must not keep the descriptors of a script open, nor its locks. Only before this process has opened
-/// anything else.
+/// Closes all that was inherited but the three streams and this file. What lives on in the
+/// background must not keep the descriptors of a script open, nor its locks. Only before this
+/// process has opened anything else.
 pub(crate) fn close_inherited(kept: Option<&File>) {
     let Ok(open) = fs::read_dir("/proc/self/fd") else { return };
     let numbers: Vec<RawFd> =

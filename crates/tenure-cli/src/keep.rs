@@ -64,8 +64,8 @@ fn say_kept() {
     let _ = out.write_all(b"kept\n").and_then(|()| out.flush());
 }
 
-/// Returns when the lock was released or lost, or when it was released here because what it was kept
-/// for has ended or `tenure stop` asked for it.
+/// Returns when the lock was released or lost, or when it was released here: what it was kept for
+/// has ended, or `tenure stop` asked for it.
 async fn release_at_the_end_of(last: Option<Last>, locks: &Locks, guard: Guard) {
     if is_over(last, locks, &guard).await {
         return;

@@ -106,8 +106,8 @@ impl Wanted<'_> {
     }
 }
 
-/// Says when the store stops answering during a wait, once a minute while it does not, and when it is
-/// back.
+/// Says when the store stops answering during a wait, once a minute while it does not, and when it
+/// is back.
 pub(crate) async fn say_of_silence(store: &str, voice: Voice, ask: impl AsyncFn() -> tenure::Result<()>) {
     let (mut since, mut said_at) = (None, None);
     loop {

@@ -71,8 +71,8 @@ async fn shared_connection(server: &mut Server, report: &mut Report) -> Result<b
     Ok(false)
 }
 
-/// Whether the server sees another address than that of this machine's connection. That is no finding:
-/// address translation, as of containers, costs no lock.
+/// Whether the server sees another address than that of this machine's connection. That is no
+/// finding: address translation, as of containers, costs no lock.
 async fn another_address(server: &mut Server, report: &mut Report) -> Result<(), Error> {
     let told = match server.ask(&["CLIENT", "INFO"]).await? {
         Reply::Text(told) => told,

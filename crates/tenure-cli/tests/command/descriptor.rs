@@ -108,7 +108,7 @@ fn what_is_no_descriptor_of_a_file_is_refused_and_leaves_no_lock() {
     refused("tenure acquire --fd nine x", "--fd");
     refused("tenure acquire --hold --fd 9 --while-pid $$ x 9>file", "--while-pid");
     let other = "exec 8>file; flock 8; tenure acquire --fd 9 x 8>&- 9>file";
-    refused(other, "a file of its own");
+    refused(other, "a separate file");
 }
 
 #[test]

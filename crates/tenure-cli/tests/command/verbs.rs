@@ -31,8 +31,8 @@ const VERBS: [(&str, &[&str], &[&str]); 16] = [
     ("stress", &["--for", "1s"], &[]),
 ];
 
-/// Runs it until it was quick enough, five times at most: other work may keep the machine busy. What
-/// the start of a program takes by itself does not count.
+/// Runs it until it was quick enough, five times at most: other work may keep the machine busy.
+/// What the start of a program takes by itself does not count.
 #[track_caller]
 fn within(env: &TestEnv, limit: Duration, mut run: impl FnMut() -> Outcome) -> Outcome {
     for round in 1.. {
