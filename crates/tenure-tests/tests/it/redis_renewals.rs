@@ -46,7 +46,7 @@ fn the_renewals_of_a_thousand_locks_leave_in_few_requests() {
 }
 
 #[test]
-fn on_a_cluster_the_renewals_of_one_slot_leave_together_and_those_of_others_beside_them() {
+fn on_a_cluster_the_renewals_of_one_slot_leave_together() {
     let cluster = Cluster::without_replicas();
     let one_slot = (0..150).map(|number| format!("{{shop}}:{number}"));
     let (locks, guards) =
@@ -55,7 +55,8 @@ fn on_a_cluster_the_renewals_of_one_slot_leave_together_and_those_of_others_besi
     // The slot moves while they are held.
     let (slot, from) = (cluster.slot("{shop}"), cluster.owner_of("{shop}"));
     cluster.move_slot(slot, from, (from + 1) % 3);
-    renewed_together(cluster.nodes(), &locks, &guards, 4);
+    // One script finds that out, and then each of its locks goes its own way once.
+    renewed_together(cluster.nodes(), &locks, &guards, 2);
 }
 
 /// A store that is asked directly, and its requests.
@@ -71,7 +72,7 @@ impl Direct {
     }
 
     fn op(&self, number: usize, verb: Verb) -> Op {
-        let name = LockName::new(format!("hold:{number}")).expect("a name");
+        let name = LockName::new(&format!("hold:{number}")).expect("a name");
         let owner = self.owners[number].clone();
         Op { name, rule: LockSpec::Mutex, owner, request: 100 + number as u64, verb }
     }

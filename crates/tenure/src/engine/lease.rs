@@ -147,7 +147,7 @@ impl Lease {
         lease::spread(self.ttl, self.hold)
     }
 
-    /// The same for the first time: those that were acquired together are set apart at once.
+    /// The same for the first time: those that were acquired together are not renewed together.
     pub(super) fn first_spread(&self) -> Duration {
         lease::first_spread(self.ttl, self.hold)
     }

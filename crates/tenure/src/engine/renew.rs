@@ -288,13 +288,13 @@ impl Task {
         self.ready.extend(leases.into_iter().map(|lease| ((lease.lost_at(), lease.hold), lease)));
     }
 
-    /// Sends what is ready, as far as the window has room; when it has more, if there is more.
+    /// Sends what is ready, as far as the window lets it; when it lets more, if there is more.
     fn send(&mut self) -> Option<Moment> {
         if self.ready.is_empty() {
             return None;
         }
         let now = self.engine.now();
-        let mut room = self.window.room(now);
+        let mut free = self.window.free(now);
         // Each by its group, and by the power of two of the time that its attempt may take: the
         // shortest of them counts for all.
         let mut batches: BTreeMap<(u16, u32), Vec<Asked>> = BTreeMap::new();
@@ -304,10 +304,10 @@ impl Task {
                 first.remove();
                 continue;
             }
-            if room == 0 {
+            if free == 0 {
                 break;
             }
-            room -= 1;
+            free -= 1;
             let asked = Asked::new(first.remove(), now);
             match self.group(&asked) {
                 None => self.ask(vec![asked], now),

@@ -49,7 +49,7 @@ impl Default for Window {
 
 impl Window {
     /// How many renewals may be sent now.
-    pub(super) fn room(&mut self, now: Moment) -> usize {
+    pub(super) fn free(&mut self, now: Moment) -> usize {
         while let Some((&place, _)) = self.under_way.first_key_value()
             && place.0 + self.slow() <= now
         {
@@ -67,12 +67,12 @@ impl Window {
         place
     }
 
-    /// When there is room again, also if nothing is answered.
+    /// When another may be sent, also if nothing is answered.
     pub(super) fn opens_at(&self) -> Option<Moment> {
         self.under_way.first_key_value().map(|((sent, _), _)| *sent + self.slow())
     }
 
-    /// A request for `count` was answered. `others_wait`: there was no room for all.
+    /// A request for `count` was answered. `others_wait`: not all could be sent.
     pub(super) fn answered(&mut self, place: Place, count: usize, now: Moment, others_wait: bool) {
         self.left(place);
         let took = now.since(place.0);
@@ -113,7 +113,7 @@ mod tests {
         let (mut now, mut free_at, mut answered) = (start, start, 0);
         let mut answers = std::collections::VecDeque::new();
         while now < start + 1_000 * MS {
-            while window.room(now) > 0 {
+            while window.free(now) > 0 {
                 let place = window.enter(now, 1);
                 free_at = free_at.max(now) + service;
                 answers.push_back((free_at + distance, place));
@@ -155,21 +155,21 @@ mod tests {
     #[test]
     fn requests_to_a_silent_server_do_not_keep_others_waiting() {
         let mut window = Window::default();
-        assert_eq!(window.room(Moment(0)), FIRST);
+        assert_eq!(window.free(Moment(0)), FIRST);
         window.enter(Moment(0), FIRST - 1);
         window.enter(Moment(0) + 10 * MS, 1);
-        assert_eq!(window.room(Moment(0) + 40 * MS), 0);
+        assert_eq!(window.free(Moment(0) + 40 * MS), 0);
         assert_eq!(window.opens_at(), Some(Moment(0) + 50 * MS));
-        assert_eq!(window.room(Moment(0) + 50 * MS), FIRST - 1);
-        assert_eq!(window.room(Moment(0) + 60 * MS), FIRST);
+        assert_eq!(window.free(Moment(0) + 50 * MS), FIRST - 1);
+        assert_eq!(window.free(Moment(0) + 60 * MS), FIRST);
     }
 
     #[test]
     fn what_is_answered_late_was_counted_once() {
         let mut window = Window::default();
         let late = window.enter(Moment(0), 100);
-        assert_eq!(window.room(Moment(0) + 60 * MS), FIRST);
+        assert_eq!(window.free(Moment(0) + 60 * MS), FIRST);
         window.left(late);
-        assert_eq!(window.room(Moment(0) + 60 * MS), FIRST);
+        assert_eq!(window.free(Moment(0) + 60 * MS), FIRST);
     }
 }
