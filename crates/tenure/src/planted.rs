@@ -84,6 +84,10 @@ pub enum Bug {
     PairUnraised,
     /// What the script refuses after it is not given back.
     PairLeftBehind,
+    /// The answer for the first of many renewals is taken for that of all.
+    OneRenewedForAll,
+    /// One lock of many that is gone is taken for all of them.
+    PartTakenForAll,
     /// No allowance for stores that count whole milliseconds.
     NoRounding,
     /// The loss of a lease is not announced early.
@@ -209,7 +213,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 92] = [
+    pub const ALL: [Self; 94] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -246,6 +250,8 @@ impl Bug {
         Self::PairUnread,
         Self::PairUnraised,
         Self::PairLeftBehind,
+        Self::OneRenewedForAll,
+        Self::PartTakenForAll,
         Self::NoRounding,
         Self::NoGrace,
         Self::CalledWithTooLittle,

@@ -25,6 +25,7 @@ mod redis_faults;
 mod redis_locks;
 mod redis_login;
 mod redis_loss;
+mod redis_renewals;
 mod redis_replication;
 mod runtime;
 mod sentinel;

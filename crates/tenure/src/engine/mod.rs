@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::{Either, FutureExt, select};
+use futures_util::future::{Either, FutureExt, join_all, select};
 
 use crate::error::{Error, Result};
 use crate::events;
@@ -135,6 +135,28 @@ impl Engine {
         let answer = self.store.call(op, within).await;
         self.count(asked, &answer);
         answer
+    }
+
+    /// Renews several locks that the store can renew by one request. Answers in their order.
+    pub(crate) async fn renew<'a>(
+        &self,
+        each: impl Iterator<Item = (&'a LockName, LockSpec, &'a Owner, Verb)>,
+        within: Duration,
+    ) -> Vec<Result<Answer, Failure>> {
+        let ops: Vec<Op> = each
+            .map(|(name, rule, owner, verb)| {
+                let (name, owner, request) = (name.clone(), owner.clone(), self.id());
+                Op { name, rule, owner, request, verb }
+            })
+            .collect();
+        let count = ops.len();
+        let answers = match self.store.renews_many() {
+            Some(many) => many.renew(ops, within).await,
+            None => join_all(ops.into_iter().map(|op| self.store.call(op, within))).await,
+        };
+        debug_assert_eq!(answers.len(), count, "an answer for each");
+        answers.iter().for_each(|answer| self.count(RequestVerb::Renew, answer));
+        answers
     }
 
     /// Sends one request about the record beside a lock.
