@@ -246,7 +246,14 @@ impl Guard {
             return Err(lost);
         }
         let (store, lease) = (&self.home.engine.store, self.lease());
-        let checked = crate::store::postgres::check_in(store.url(), &lease.name, &lease.owner, lease.fence, transaction).await;
+        let checked = crate::store::postgres::check_in(
+            store.url(),
+            &lease.name,
+            &lease.owner,
+            lease.fence,
+            transaction,
+        )
+        .await;
         match checked {
             Ok(true) => Ok(()),
             Ok(false) => {

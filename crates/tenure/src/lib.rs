@@ -152,6 +152,8 @@ pub use uses::value::Json;
 #[doc(hidden)]
 pub mod diagnosis {
     pub use crate::store::file::shared_file_system;
+    #[cfg(feature = "postgres")]
+    pub use crate::store::postgres::{Diagnosis, diagnose_postgres, postgres_url_shown};
     #[cfg(feature = "redis")]
     pub use crate::store::redis::{
         Address, Console, Reply, Sentinels, Target, Topology, ballot_key, fence_key, keys_with, wake_channel,

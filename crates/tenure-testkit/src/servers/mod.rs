@@ -367,9 +367,7 @@ fn sweep_at_exit<'a>(servers: impl IntoIterator<Item = &'a Server>) {
 /// The same for any directories.
 fn sweep_dirs_at_exit<'a>(dirs: impl IntoIterator<Item = &'a Path>) {
     let mut sweeper = Command::new("sh");
-    sweeper
-        .args(["-c", "cat; rm -rf \"$@\"", "sweeper"])
-        .args(dirs);
+    sweeper.args(["-c", "cat; rm -rf \"$@\"", "sweeper"]).args(dirs);
     sweeper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     // It waits for the end of a pipe that this process never closes.
     mem::forget(sweeper.spawn().expect("a shell"));

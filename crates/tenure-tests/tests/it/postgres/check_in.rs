@@ -94,7 +94,8 @@ fn a_hundred_paused_holders_commit_nothing_late() {
                 let name = format!("lock{}", at % 10);
                 let ttl = Duration::from_millis(150);
                 let locks = locks(&url, ttl).with(|_| Options::new().ttl(ttl).renewal(Renewal::Off));
-                let guard = locks.expect("options").mutex(&*name).expect("a name").lock().await.expect("a guard");
+                let guard =
+                    locks.expect("options").mutex(&*name).expect("a name").lock().await.expect("a guard");
                 let (owner, token) = (guard.owner().to_string(), guard.fence() as i64);
                 let mut client = connect(&SERVER).await;
                 let transaction = client.transaction().await.expect("a transaction");

@@ -55,6 +55,6 @@ fn a_user_who_may_not_make_the_table_is_told_the_sql_and_one_who_may_use_it_need
 fn a_quorum_of_postgresql_is_refused_with_the_reason() {
     let member = Locks::open(&SERVER.url(&schema())).expect("a URL");
     let members = [member.clone(), member.clone(), member];
-    let error = Locks::quorum(&members).expect_err("no quorum");
+    let error = Locks::quorum(members).expect_err("no quorum");
     assert!(error.to_string().contains("PostgreSQL"), "{error}");
 }

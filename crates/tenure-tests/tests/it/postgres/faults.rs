@@ -192,7 +192,9 @@ fn a_server_that_crashes_under_a_crowd_costs_no_overlap_no_token_and_no_waiter()
     stop.store(true, Ordering::SeqCst);
     let end = Instant::now() + Duration::from_secs(60);
     for thread in threads {
-        eventually("no waiter is lost", end.saturating_duration_since(Instant::now()), || thread.is_finished());
+        eventually("no waiter is lost", end.saturating_duration_since(Instant::now()), || {
+            thread.is_finished()
+        });
         thread.join().expect("no overlap");
     }
     for tokens in &*tokens {

@@ -116,7 +116,8 @@ fn a_release_that_no_client_waits_for_sends_no_message() {
         let url = SERVER.url(&schema);
         let locks = locks(&url, Duration::from_secs(15));
         locks.mutex("x").expect("a name").lock().await.expect("a guard").release().await.expect("a release");
-        let awaited = || SERVER.run(&format!("SELECT awaited > 0 FROM {schema}.tenure_lock WHERE name = 'x'"));
+        let awaited =
+            || SERVER.run(&format!("SELECT awaited > 0 FROM {schema}.tenure_lock WHERE name = 'x'"));
         assert_eq!(awaited(), "f");
         let guard = locks.mutex("x").expect("a name").lock().await.expect("a guard");
         let waits = super::locks(&url, Duration::from_secs(15)).mutex("x").expect("a name");

@@ -48,7 +48,12 @@ pub(super) fn acquire(line: Arc<Line>, key: Key, owner: String, ttl_ms: i64) -> 
     .boxed()
 }
 
-pub(super) fn release(line: Arc<Line>, name: String, owner: String, message: String) -> BoxFuture<'static, Done> {
+pub(super) fn release(
+    line: Arc<Line>,
+    name: String,
+    owner: String,
+    message: String,
+) -> BoxFuture<'static, Done> {
     async move {
         let rows = line.ask(Which::Release, &[&name, &owner, &line.channel, &message]).await;
         Done::Released(name, rows.map(|rows| !rows.is_empty()))
@@ -150,21 +155,21 @@ impl Columns {
 
     async fn write(&self, line: &Line) -> Result<BTreeSet<String>, Error> {
         let arguments: [&(dyn ToSql + Sync); 15] = [
-                &self.names,
-                &self.wholes,
-                &self.serials,
-                &self.ends_hold,
-                &self.until,
-                &self.kinds,
-                &self.values,
-                &self.ends,
-                &self.fences,
-                &self.puts,
-                &self.records,
-                &self.record_at,
-                &self.record_ends,
-                &self.wakes,
-                &line.channel,
+            &self.names,
+            &self.wholes,
+            &self.serials,
+            &self.ends_hold,
+            &self.until,
+            &self.kinds,
+            &self.values,
+            &self.ends,
+            &self.fences,
+            &self.puts,
+            &self.records,
+            &self.record_at,
+            &self.record_ends,
+            &self.wakes,
+            &line.channel,
         ];
         let rows = line.ask(Which::Write, &arguments).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())

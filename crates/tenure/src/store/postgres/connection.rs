@@ -92,6 +92,13 @@ impl Line {
         }
     }
 
+    /// Pairs of texts, for a diagnosis.
+    pub(super) async fn look_up(&self, sql: &str) -> Result<Vec<(String, String)>, Failure> {
+        let rows = self.client.query_typed(sql, &[]).await;
+        let rows = rows.map_err(|error| failure::of(error, Which::Ping))?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    }
+
     pub(super) fn heard(&self) -> u64 {
         self.heard.load(Ordering::Relaxed)
     }
@@ -170,14 +177,16 @@ impl Connector {
         let ((hangup, hung), (done, over)) = (oneshot::channel(), oneshot::channel());
         self.runtime.spawn(
             async move {
-                let talk = poll_fn(|context| loop {
-                    match driver.poll_message(context) {
-                        Poll::Ready(Some(Ok(AsyncMessage::Notification(message)))) => {
-                            let _ = say.send(message.payload().to_owned());
+                let talk = poll_fn(|context| {
+                    loop {
+                        match driver.poll_message(context) {
+                            Poll::Ready(Some(Ok(AsyncMessage::Notification(message)))) => {
+                                let _ = say.send(message.payload().to_owned());
+                            }
+                            Poll::Ready(Some(Ok(_))) => {}
+                            Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
+                            Poll::Pending => return Poll::Pending,
                         }
-                        Poll::Ready(Some(Ok(_))) => {}
-                        Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
-                        Poll::Pending => return Poll::Pending,
                     }
                 });
                 select(hung, talk).await;
@@ -192,8 +201,10 @@ impl Connector {
         let prepared = match target.is_pooled {
             true => Vec::new(),
             false => {
-                let prepares =
-                    ALL.iter().zip(&statements).map(|(which, text)| client.prepare_typed(text, which.types()));
+                let prepares = ALL
+                    .iter()
+                    .zip(&statements)
+                    .map(|(which, text)| client.prepare_typed(text, which.types()));
                 try_join_all(prepares).await.map_err(|error| failure::of(error, Which::Ping))?
             }
         };
@@ -248,7 +259,8 @@ impl Connector {
         let table = self.statements.table();
         let rows = client.query_typed(LOOK, &[(&table, Type::TEXT)]).await;
         let rows = rows.map_err(|error| failure::of_login(error, &self.target))?;
-        let row = rows.first().ok_or_else(|| Failure::NotSent(Failure::cause("it said nothing of itself")))?;
+        let row =
+            rows.first().ok_or_else(|| Failure::NotSent(Failure::cause("it said nothing of itself")))?;
         let version: i32 = row.get(0);
         if version < OLDEST {
             let text = format!("it is PostgreSQL {}, and 14 or later is needed", version / 10_000);
@@ -301,7 +313,8 @@ impl Connector {
         let mut schema = String::new();
         if let Some(name) = self.target.schema.as_deref().map(quoted) {
             // A user may use a schema who may make none.
-            let asked = client.query_typed("SELECT to_regnamespace($1) IS NULL", &[(&name, Type::TEXT)]).await;
+            let asked =
+                client.query_typed("SELECT to_regnamespace($1) IS NULL", &[(&name, Type::TEXT)]).await;
             let asked = asked.map_err(|error| failure::of_login(error, &self.target))?;
             if asked.iter().all(|row| row.get(0)) {
                 schema = format!("CREATE SCHEMA IF NOT EXISTS {name}; ");

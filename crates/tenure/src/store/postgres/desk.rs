@@ -25,7 +25,12 @@ pub(super) enum Ask {
     Record(RecordOp, Reply<RecordAnswer>),
     /// A statement about no lock in particular. With `at_once` it fails as soon as the server cannot
     /// be dialled.
-    Plain { which: Which, arguments: Vec<String>, at_once: bool, reply: Reply<Vec<Row>> },
+    Plain {
+        which: Which,
+        arguments: Vec<String>,
+        at_once: bool,
+        reply: Reply<Vec<Row>>,
+    },
 }
 
 impl Ask {

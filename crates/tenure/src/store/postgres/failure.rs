@@ -28,7 +28,8 @@ pub(super) fn ends_connection(error: &Error) -> bool {
         // A shutdown, a standby, a table that was dropped or changed, and a statement that another
         // client of a pooler has made.
         Some(code) => {
-            code.starts_with("57P") || matches!(code, "25006" | "42P01" | "42703" | "0A000" | "26000" | "42P05")
+            code.starts_with("57P")
+                || matches!(code, "25006" | "42P01" | "42703" | "0A000" | "26000" | "42P05")
         }
     }
 }
@@ -43,7 +44,9 @@ pub(super) fn of_login(error: Error, target: &Target) -> Failure {
             "08P01" if said.message().contains("options") && !target.is_pooled => {
                 "; with ?pgbouncer=1 in the URL it can be used behind PgBouncer"
             }
-            "28000" if said.message().contains("no encryption") => "; with ?sslmode=verify-full it is encrypted",
+            "28000" if said.message().contains("no encryption") => {
+                "; with ?sslmode=verify-full it is encrypted"
+            }
             _ => return said_of(said),
         };
         return Failure::Refused(Failure::cause(format!("{}{hint}", one_line(said))));

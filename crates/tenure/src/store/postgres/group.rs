@@ -56,8 +56,7 @@ impl Group {
     /// hold in: no hold of the lock can be ended by others, also if its lease is over.
     pub(super) fn run(key: &Key, seen: &Seen, asks: &[&Ask], is_checked_in: bool) -> Self {
         let state = if is_checked_in { seen.spared() } else { seen.state.clone() };
-        let mut now =
-            Now { state, record: seen.record.clone(), counter: seen.counter, wake: Vec::new() };
+        let mut now = Now { state, record: seen.record.clone(), counter: seen.counter, wake: Vec::new() };
         let asking: BTreeSet<&Owner> = asks.iter().filter_map(|ask| releases(ask)).collect();
         let mut said = Vec::with_capacity(asks.len());
         for ask in asks {
@@ -108,7 +107,8 @@ impl Now {
         if is_same && !has_new_record && self.counter == seen.counter && self.wake.is_empty() {
             return None;
         }
-        let lock = state.lock.as_ref().map(|lock| (codec::kind(&lock.value).as_str(), codec::encode(&lock.value)));
+        let lock =
+            state.lock.as_ref().map(|lock| (codec::kind(&lock.value).as_str(), codec::encode(&lock.value)));
         Some(Change {
             serial: seen.serial,
             ends_hold: seen.ends_hold(&state, asking),

@@ -82,8 +82,7 @@ impl Notifications {
         if self.connector.target.is_pooled {
             return Ok(self.ask_again_and_again());
         }
-        let listener =
-            Listener::new(|publisher| Box::new(self.enter(key, publisher)) as Box<dyn Any + Send>);
+        let listener = Listener::new(|publisher| Box::new(self.enter(key, publisher)) as Box<dyn Any + Send>);
         let confirmed = async {
             loop {
                 let mut told = pin!(self.told.notified());
@@ -128,13 +127,8 @@ impl Notifications {
         let mut state = self.state();
         let (id, name) = (state.next, key.name.clone());
         state.next += 1;
-        let fresh = || Lock {
-            key,
-            listeners: BTreeMap::new(),
-            is_heard: false,
-            refused: None,
-            was_heard: false,
-        };
+        let fresh =
+            || Lock { key, listeners: BTreeMap::new(), is_heard: false, refused: None, was_heard: false };
         let lock = state.locks.entry(name.clone()).or_insert_with(fresh);
         lock.listeners.insert(id, publisher);
         lock.refused = None;
@@ -245,7 +239,8 @@ impl Notifications {
                 if is_again {
                     again_at = now + AGAIN;
                 }
-                let (names, wholes): (Vec<_>, Vec<_>) = keys.iter().map(|key| (&key.name, &key.whole)).unzip();
+                let (names, wholes): (Vec<_>, Vec<_>) =
+                    keys.iter().map(|key| (&key.name, &key.whole)).unzip();
                 match by(runtime, now + ANSWER, line.ask(Which::Await, &[&names, &wholes])).await {
                     Some(Ok(_)) => self.awaited(&keys),
                     _ => return false,
@@ -296,7 +291,10 @@ impl Notifications {
         let names: BTreeSet<&str> = keys.iter().map(|key| &*key.name).collect();
         let mut state = self.state();
         for (name, lock) in &mut state.locks {
-            if names.contains(&**name) && !mem::replace(&mut lock.is_heard, true) && mem::take(&mut lock.was_heard) {
+            if names.contains(&**name)
+                && !mem::replace(&mut lock.is_heard, true)
+                && mem::take(&mut lock.was_heard)
+            {
                 lock.listeners.values().for_each(|listener| listener.say(Notification::Reconnected));
             }
         }

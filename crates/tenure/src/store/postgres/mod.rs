@@ -7,6 +7,7 @@
 mod asking;
 mod connection;
 mod desk;
+mod diagnosis;
 mod failure;
 mod group;
 mod listen;
@@ -27,7 +28,8 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, Transaction};
 
 use super::{
-    Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Opening, Page, QuorumMember, Store,
+    Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Opening, Page, QuorumMember,
+    Store,
 };
 use crate::error::Result;
 use crate::name::LockName;
@@ -35,6 +37,7 @@ use crate::owner::Owner;
 use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, LockSpec, Op};
 use crate::runtime::Runtime;
+pub use diagnosis::{Diagnosis, diagnose_postgres, postgres_url_shown};
 pub(crate) use statements::{check, tables};
 pub(crate) use url::table_in;
 
@@ -110,7 +113,13 @@ impl Postgres {
         let url = target.shown();
         let connector = Arc::new(Connector::new(runtime, target));
         let notifications = Notifications::new(Arc::clone(&connector));
-        Ok(Self { inner: Arc::new(Inner { desk: Desk::new(connector, |desk| Worker::new(desk).run().boxed()), notifications }), url })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                desk: Desk::new(connector, |desk| Worker::new(desk).run().boxed()),
+                notifications,
+            }),
+            url,
+        })
     }
 
     async fn rows(
@@ -157,7 +166,8 @@ impl Store for Postgres {
             let rows = store.rows(Which::List, arguments, within, false).await?;
             let mut page = Page::default();
             for row in &rows {
-                if let (Some(name), Some(found)) = (names::name_of(row.get(0), row.get(1)), state::listed(row))
+                if let (Some(name), Some(found)) =
+                    (names::name_of(row.get(0), row.get(1)), state::listed(row))
                     && name.as_str().starts_with(&prefix)
                 {
                     page.locks.push((name, found));

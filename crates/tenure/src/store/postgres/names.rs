@@ -80,7 +80,8 @@ mod tests {
     #[test]
     fn a_name_is_read_back_and_no_two_are_one() {
         let long = "n".repeat(LockName::MAX_BYTES - 2);
-        let names = ["orders", "a\0b", "a\\0b", "a\\\\0b", "\\", "ä✓", &format!("{long}\\"), &format!("{long}\0")];
+        let names =
+            ["orders", "a\0b", "a\\0b", "a\\\\0b", "\\", "ä✓", &format!("{long}\\"), &format!("{long}\0")];
         let keys: Vec<Key> = names.iter().map(|name| Key::of(&LockName::in_store((*name).into()))).collect();
         for (name, key) in names.iter().zip(&keys) {
             let read = name_of(&key.name, key.whole.as_deref()).expect("a name");

@@ -144,13 +144,16 @@ fn lock(
 ) -> Result<Option<Entry<Data>>, Failure> {
     let Some(version) = version else { return Ok(None) };
     if version != VERSION {
-        let text = format!("its row was written in version {version}, and this program reads version {VERSION}");
+        let text =
+            format!("its row was written in version {version}, and this program reads version {VERSION}");
         return Err(Failure::Refused(Failure::cause(text)));
     }
     let (Some(kind), Some(value)) = (kind, value) else { return Ok(None) };
     let data = kind.parse::<Kind>().ok().and_then(|kind| codec::decode(kind, value));
     let data = data.ok_or_else(|| {
-        Failure::Refused(Failure::cause(format!("its row does not read as a {kind}: another program wrote it")))
+        Failure::Refused(Failure::cause(format!(
+            "its row does not read as a {kind}: another program wrote it"
+        )))
     })?;
     Ok(Some(Entry { value: data, expires_ms: Some(unsigned(ends.unwrap_or(0))) }))
 }

@@ -90,15 +90,15 @@ FROM mine WHERE l.name = mine.name
 RETURNING l.name, l.fence";
 
 const READ: &str = "
-SELECT asked.name, l.version, l.kind, l.value, l.ends, coalesce(l.fence, least.fence, 0), l.serial, {clock}
+SELECT asked.name, l.version, l.kind, l.value, l.ends, coalesce(l.fence, lowest.fence, 0), l.serial, {clock}
 FROM unnest($1::text[]) AS asked (name)
-LEFT JOIN {table} AS l ON l.name = asked.name LEFT JOIN {table} AS least ON least.name = ''";
+LEFT JOIN {table} AS l ON l.name = asked.name LEFT JOIN {table} AS lowest ON lowest.name = ''";
 
 const READ_RECORDS: &str = "
-SELECT asked.name, l.version, l.kind, l.value, l.ends, coalesce(l.fence, least.fence, 0), l.serial, {clock},
+SELECT asked.name, l.version, l.kind, l.value, l.ends, coalesce(l.fence, lowest.fence, 0), l.serial, {clock},
     l.record, l.record_at, l.record_ends
 FROM unnest($1::text[]) AS asked (name)
-LEFT JOIN {table} AS l ON l.name = asked.name LEFT JOIN {table} AS least ON least.name = ''";
+LEFT JOIN {table} AS l ON l.name = asked.name LEFT JOIN {table} AS lowest ON lowest.name = ''";
 
 const WRITE: &str = "
 WITH asked AS MATERIALIZED (
@@ -153,9 +153,9 @@ ORDER BY name LIMIT 500";
 
 const SWEEP: &str = "
 WITH part AS MATERIALIZED (SELECT name FROM {table} WHERE name > $1 ORDER BY name LIMIT 500),
-least AS MATERIALIZED (SELECT name FROM {table} WHERE name = '' FOR NO KEY UPDATE SKIP LOCKED),
+lowest AS MATERIALIZED (SELECT name FROM {table} WHERE name = '' FOR NO KEY UPDATE SKIP LOCKED),
 old AS MATERIALIZED (
-    SELECT l.name FROM {table} AS l JOIN part ON part.name = l.name CROSS JOIN least
+    SELECT l.name FROM {table} AS l JOIN part ON part.name = l.name CROSS JOIN lowest
     WHERE l.fence < {clock} - {hour} AND greatest(l.ends, l.awaited) < ({clock} - {hour}) / 1000
         AND (l.record IS NULL OR l.record_ends < {clock} / 1000)
     FOR UPDATE OF l SKIP LOCKED),

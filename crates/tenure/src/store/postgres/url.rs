@@ -180,7 +180,9 @@ fn address(place: &str) -> Result<Address> {
         None => split(place, ':'),
     };
     if host.is_empty() {
-        return Err(wrong("its host is missing; a socket is the path of its directory, as in %2Frun%2Fpostgresql"));
+        return Err(wrong(
+            "its host is missing; a socket is the path of its directory, as in %2Frun%2Fpostgresql",
+        ));
     }
     // An `@` or `/` in a password that is not percent-encoded lands here, so what stands here is
     // not shown.
@@ -212,7 +214,9 @@ impl Query {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             let Some(key) = Self::KEYS.into_iter().find(|known| *known == key) else {
                 let keys = Self::KEYS.join(", ");
-                return Err(wrong(&format!("its query has something other than {keys}; in a password, ? is %3F")));
+                return Err(wrong(&format!(
+                    "its query has something other than {keys}; in a password, ? is %3F"
+                )));
             };
             if pairs.iter().any(|(known, _)| *known == key) {
                 return Err(wrong(&format!("its query has `{key}` twice")));
@@ -284,10 +288,8 @@ mod tests {
 
     #[test]
     fn a_url_says_where_and_as_whom() {
-        let target = Target::parse(
-            "postgresql://me:p%40ss@a,[::1]:6000/app?schema=My%20locks&pgbouncer=1",
-        )
-        .expect("a target");
+        let target = Target::parse("postgresql://me:p%40ss@a,[::1]:6000/app?schema=My%20locks&pgbouncer=1")
+            .expect("a target");
         let at = [Address::Tcp("a".into(), 5432), Address::Tcp("::1".into(), 6000)];
         assert_eq!((&target.addresses[..], &*target.user, &*target.database), (&at[..], "me", "app"));
         assert_eq!((target.password.as_deref(), target.is_pooled), (Some("p@ss"), true));

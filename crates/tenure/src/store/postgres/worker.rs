@@ -88,9 +88,13 @@ struct Lane {
 enum Step {
     Idle,
     /// One statement that may do all.
-    Fast { sent: Moment },
+    Fast {
+        sent: Moment,
+    },
     Reading,
-    Writing { group: Group },
+    Writing {
+        group: Group,
+    },
 }
 
 enum Event {
@@ -198,8 +202,7 @@ impl Worker {
             match self.next(&mut under_way, &mut over).await {
                 Event::Done(done) => {
                     let mut goes_on = self.done(done, &line);
-                    while let Some(Some(done)) =
-                        futures_util::StreamExt::next(&mut under_way).now_or_never()
+                    while let Some(Some(done)) = futures_util::StreamExt::next(&mut under_way).now_or_never()
                     {
                         goes_on &= self.done(done, &line);
                     }
@@ -279,7 +282,9 @@ impl Worker {
             let late = || Failure::cause("no answer came in time");
             let unsent = || match line {
                 Some(_) => Failure::NotSent(late()),
-                None => Failure::NotSent(Failure::cause(format!("there was no connection in time: {}", stage()))),
+                None => {
+                    Failure::NotSent(Failure::cause(format!("there was no connection in time: {}", stage())))
+                }
             };
             if let Some(name) = name {
                 let Some(lane) = self.lanes.get_mut(&name) else { continue };
@@ -393,7 +398,11 @@ impl Worker {
                         under_way.push(acquire(line, key, owner, signed(ttl_ms)));
                         continue;
                     }
-                    Verb::Release { whose: ReleaseScope::Own, fence: Fence::Assign | Fence::Optional, .. } => {
+                    Verb::Release {
+                        whose: ReleaseScope::Own,
+                        fence: Fence::Assign | Fence::Optional,
+                        ..
+                    } => {
                         lane.step = Step::Fast { sent: now };
                         let wake = Notification::Free { by: Some(op.owner.clone()) };
                         let message = messages(&key, &wake).concat();

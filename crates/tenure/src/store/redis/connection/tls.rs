@@ -33,9 +33,9 @@ pub(crate) async fn encrypt(
         Ok(stream) => Ok(Box::pin(stream)),
         Err(error) => Err(match within(&error) {
             Some(error) => of(error, plain),
-            None if error.kind() == io::ErrorKind::UnexpectedEof => Failure::NotSent(Failure::cause(format!(
-                "it hung up in the middle of the TLS handshake; one without TLS is {plain}"
-            ))),
+            None if error.kind() == io::ErrorKind::UnexpectedEof => Failure::NotSent(Failure::cause(
+                format!("it hung up in the middle of the TLS handshake; one without TLS is {plain}"),
+            )),
             None => Failure::NotSent(Arc::new(error)),
         }),
     }
