@@ -1,8 +1,8 @@
 //! What a lock on PostgreSQL costs, beside the bare statements of the same driver in the same run.
 //!
-//! `cargo bench -p tenure --features postgres --bench postgres` starts a server, without fsync. Rounds of
-//! both sides take turns, so that a machine that slows down slows both; a row is the median of its
-//! rounds. The bare connection has its own thread too, as ours has.
+//! `cargo bench -p tenure --features postgres --bench postgres` starts a server, without fsync.
+//! Rounds of both sides take turns, so that a machine that slows down slows both; a row is the
+//! median of its rounds. The bare connection has its own thread too, as ours has.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -206,7 +206,7 @@ impl Guard {
     ///
     /// The lock's table and what the transaction changes are in one database. So the database itself
     /// checks the hold, in the transaction, and no margin for clocks or pauses is needed. Call it at
-    /// any point of the transaction, once for each. [`postgres::check_sql`](crate::postgres::check_sql)
+    /// any point of the transaction. [`postgres::check_sql`](crate::postgres::check_sql)
     /// is the same for other drivers.
     ///
     /// ```no_run

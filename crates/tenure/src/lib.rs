@@ -56,7 +56,7 @@
 //!
 //! | feature | default | |
 //! |---|---|---|
-//! | `postgres` | no | stores on PostgreSQL servers, and `Guard::check_in`; the crate `tokio-postgres` is built |
+//! | `postgres` | no | PostgreSQL servers, and `Guard::check_in` |
 //! | `redis` | yes | all stores on Redis and Valkey servers; without it `memory:` and `file:` remain, and the crate `redis` is not built |
 //! | `tls` | yes | `rediss://` and its like, with rustls and ring; it brings `redis` along |
 //! | `serde` | no | `Json`: values of serde in a [`Cache`] |

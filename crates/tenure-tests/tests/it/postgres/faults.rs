@@ -16,8 +16,8 @@ use super::{SERVER, locks, on, schema};
 /// A relay in front of a server's socket, which cuts a connection after so many bytes.
 struct Relay {
     dir: TempDir,
-    /// So many bytes pass yet, to the server and to the client, until all connections are cut. Below
-    /// zero for no limit.
+    /// So many bytes pass yet, to the server and to the client, until all connections are cut.
+    /// Below zero for no limit.
     left: Arc<[AtomicI64; 2]>,
     /// What has passed each way.
     passed: Arc<[AtomicU64; 2]>,
@@ -82,7 +82,7 @@ fn pass(mut from: UnixStream, mut to: UnixStream, left: &AtomicI64, passed: &Ato
     }
 }
 
-/// Acquires, renews and releases, where the connection is cut somewhere. Whatever is heard of it, the
+/// Acquires, renews and releases, where the connection is cut somewhere. The
 /// lock is free in the end, also before its lease is over, and no other held it meanwhile.
 #[test]
 fn a_connection_that_is_cut_at_any_byte_leaves_no_lock_behind() {
@@ -108,7 +108,7 @@ fn a_connection_that_is_cut_at_any_byte_leaves_no_lock_behind() {
                 let before = relay.passed(way);
                 turn("warm").await;
                 let bytes = relay.passed(way) - before;
-                let step = (bytes / 25).max(1);
+                let step = (bytes / 8).max(1);
                 for at in (0..bytes).step_by(usize::try_from(step).expect("few")) {
                     let name = format!("{kind}{way}-{at}");
                     relay.cut_after(way, at);

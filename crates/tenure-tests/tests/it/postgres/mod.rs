@@ -8,6 +8,7 @@
 mod check_in;
 mod errors;
 mod faults;
+mod pooled;
 mod rows;
 
 use std::sync::LazyLock;
@@ -32,10 +33,23 @@ fn locks(url: &str, ttl: Duration) -> Locks {
     locks.with(|_| Options::new().ttl(ttl)).expect("options")
 }
 
-/// Runs a test on a runtime of its own.
+/// Runs a test on a separate runtime.
 fn on(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(test);
+}
+
+/// What an error says, with its causes.
+fn chain(error: &tenure::Error) -> String {
+    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
+    let causes: Vec<String> = causes.map(|cause| cause.to_string()).collect();
+    format!("{error}: {}", causes.join(": "))
+}
+
+/// A schema, and in it the table `work`.
+fn work_in(schema: &str, columns: &str) {
+    SERVER.run(&format!("CREATE SCHEMA IF NOT EXISTS {schema}"));
+    SERVER.run(&format!("CREATE TABLE {schema}.work ({columns})"));
 }
 
 /// A connection of a user's program to the database.

@@ -249,8 +249,8 @@ impl Connector {
         Ok(Some(line.strip_suffix('\r').unwrap_or(line).to_owned()))
     }
 
-    /// Looks at the server, makes the table if there is none, and ends the connection before. Returns
-    /// the number of the table.
+    /// Looks at the server, makes the table where it is missing, and ends the connection before.
+    /// Returns the number of the table.
     async fn look(&self, client: &Client, before: Option<&str>) -> Result<i64, Failure> {
         const LOOK: &str = "SELECT current_setting('server_version_num')::int, pg_is_in_recovery(),
             to_regclass($1)::oid::bigint, current_setting('synchronous_commit'), current_setting('fsync'),
@@ -334,8 +334,8 @@ impl Connector {
         made.ok_or_else(|| Failure::NotSent(Failure::cause("the table was dropped as soon as it was made")))
     }
 
-    /// Ends a connection on the server, and waits until it is gone. Behind a pooler, what it worked on
-    /// is ended.
+    /// Ends a connection on the server, and waits until it is gone. Behind a pooler, what it worked
+    /// on is ended.
     async fn end(&self, client: &Client, before: &str) -> Result<(), Failure> {
         use tokio_postgres::types::Type;
         const END: &str = "SELECT pg_terminate_backend(pid, $2) FROM pg_stat_activity
@@ -407,9 +407,9 @@ pub(super) async fn by<F: Future>(runtime: &dyn Runtime, deadline: Moment, work:
     }
 }
 
-/// How long to wait before the next dial after so many failures in a row: 20 ms, doubled each time up
-/// to 1 s, and between a half and the whole of that, so that the clients of a server that comes back
-/// do not come all at once.
+/// How long to wait before the next dial after so many failures in a row: 20 ms, doubled each time
+/// up to 1 s, and between a half and the whole of that, so that the clients of a server that comes
+/// back do not come all at once.
 pub(super) fn pause(tries: u32, random: u64) -> Duration {
     let most = Duration::from_millis(20 << tries.saturating_sub(1).min(16)).min(Duration::from_secs(1));
     most / 2 + most.mul_f64(0.5 * (random >> 11) as f64 / (1_u64 << 53) as f64)

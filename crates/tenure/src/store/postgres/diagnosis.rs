@@ -25,7 +25,7 @@ pub struct Diagnosis {
 }
 
 impl Diagnosis {
-    /// A setting; empty where there is none.
+    /// A setting, or an empty text.
     #[must_use]
     pub fn setting(&self, name: &str) -> &str {
         self.settings.iter().find(|(known, _)| known == name).map_or("", |(_, value)| value)
@@ -48,7 +48,7 @@ pub async fn diagnose_postgres(url: &str) -> Result<Diagnosis> {
     let driver = Driver::start().map_err(|error| Error::no_thread(&url, error))?;
     let runtime = Arc::clone(&driver) as Arc<dyn Runtime>;
     let connector = Connector::new(Arc::clone(&runtime), target);
-    // Streams are opened by a task of the driver, whatever the caller's runtime can do.
+    // Streams are opened by a task of the driver, also where the caller's runtime can do nothing.
     let (tell, told) = oneshot::channel();
     runtime.spawn(async move { drop(tell.send(ask(&connector).await)) }.boxed());
     let ended = |_| Failure::NotSent(Failure::cause("the thread of this connection has ended"));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::desk::Ask;
+use super::inbox::Ask;
 use super::names::Key;
 use super::state::{Seen, messages};
 use crate::owner::Owner;
@@ -93,7 +93,7 @@ impl Now {
                 let (answer, wake) = record::apply(&mut self.state, &mut self.record, seen.now, op);
                 (Said::Record(answer), wake)
             }
-            Ask::Plain { .. } => unreachable!("a plain statement stands in no lane"),
+            Ask::Plain { .. } => unreachable!("a plain statement stands in no queue"),
         };
         self.wake.extend(wake.iter().flat_map(|wake| messages(key, wake)));
         said

@@ -1,8 +1,8 @@
-//! Messages to those who wait, on a connection of their own: one for all that this process waits for.
+//! Messages to waiters, on a separate connection: one for all that this process waits for.
 //!
-//! It is opened for the first who listens and kept a little longer than the last. A row says until when
-//! clients listen, because a release that no client waits for sends no message. Behind a pooler nothing
-//! can be heard: who waits asks four times a second instead.
+//! It is opened for the first who listens and kept a little longer than the last. A row says until
+//! when clients listen, because a release that no client waits for sends no message. Behind a
+//! pooler nothing can be heard: a waiter asks four times a second instead.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,15 +1,16 @@
 //! Locks on PostgreSQL: a row of one table for each, which the machine of `protocol` changes.
 //!
-//! [`worker`] carries out all requests on one connection; [`desk`] takes them. [`statements`] has the
-//! SQL, [`asking`] sends it, [`group`] runs the machines on what was read, and [`state`] reads rows. [`connection`] dials,
-//! [`url`] says where to, and [`failure`] what an error means. [`listen`] hears messages.
+//! [`worker`] carries out all requests on one connection; [`inbox`] takes them. [`statements`] has
+//! the SQL, [`asking`] sends it, [`group`] runs the machines on what was read, and [`state`] reads
+//! rows. [`connection`] dials, [`url`] says where to, and [`failure`] what an error means.
+//! [`listen`] hears messages.
 
 mod asking;
 mod connection;
-mod desk;
 mod diagnosis;
 mod failure;
 mod group;
+mod inbox;
 mod listen;
 mod names;
 mod state;
@@ -42,7 +43,7 @@ pub(crate) use statements::{check, tables};
 pub(crate) use url::table_in;
 
 use connection::Connector;
-use desk::{Ask, Desk};
+use inbox::{Ask, Inbox};
 use listen::Notifications;
 use names::Key;
 use statements::Which;
@@ -57,13 +58,13 @@ pub struct Postgres {
 }
 
 struct Inner {
-    desk: Arc<Desk>,
+    inbox: Arc<Inbox>,
     notifications: Arc<Notifications>,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.desk.close();
+        self.inbox.close();
         self.notifications.close();
     }
 }
@@ -115,7 +116,7 @@ impl Postgres {
         let notifications = Notifications::new(Arc::clone(&connector));
         Ok(Self {
             inner: Arc::new(Inner {
-                desk: Desk::new(connector, |desk| Worker::new(desk).run().boxed()),
+                inbox: Inbox::new(connector, |inbox| Worker::new(inbox).run().boxed()),
                 notifications,
             }),
             url,
@@ -129,19 +130,19 @@ impl Postgres {
         within: Duration,
         at_once: bool,
     ) -> Result<Vec<Row>, Failure> {
-        self.inner.desk.ask(within, |reply| Ask::Plain { which, arguments, at_once, reply }).await
+        self.inner.inbox.ask(within, |reply| Ask::Plain { which, arguments, at_once, reply }).await
     }
 }
 
 impl Store for Postgres {
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         let store = self.clone();
-        async move { store.inner.desk.ask(within, |reply| Ask::Lock(op, reply)).await }.boxed()
+        async move { store.inner.inbox.ask(within, |reply| Ask::Lock(op, reply)).await }.boxed()
     }
 
     fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
         let store = self.clone();
-        async move { store.inner.desk.ask(within, |reply| Ask::Record(op, reply)).await }.boxed()
+        async move { store.inner.inbox.ask(within, |reply| Ask::Record(op, reply)).await }.boxed()
     }
 
     fn listen(
@@ -206,11 +207,11 @@ impl Store for Postgres {
     }
 
     fn interrupted(&self) -> BoxFuture<'static, ()> {
-        self.inner.desk.reconnected()
+        self.inner.inbox.reconnected()
     }
 
     fn interruptions(&self) -> u64 {
-        self.inner.desk.interruptions()
+        self.inner.inbox.interruptions()
     }
 
     fn member(&self) -> Result<&dyn QuorumMember, &'static str> {

@@ -52,8 +52,8 @@ pub(super) fn name_of(name: &str, whole: Option<&str>) -> Option<LockName> {
     (!plain.is_empty()).then(|| LockName::in_store(plain))
 }
 
-/// What the column `name` begins with for all locks whose names begin so. It may begin so for others
-/// too.
+/// What the column `name` begins with for all locks whose names begin so. It may begin so for
+/// others too.
 pub(super) fn prefix(prefix: &str) -> String {
     beginning(&escaped(prefix)).to_owned()
 }

@@ -15,8 +15,8 @@ use crate::store::Failure;
 
 /// What is written may be late by this: then it is read again.
 const LATE_MS: u64 = 2_000;
-/// Who finds a hold that has lapsed, and a transaction open that has checked it in, asks again after
-/// this.
+/// Who finds a hold that has lapsed, and a transaction open that has checked it in, asks again
+/// after this.
 pub(super) const CHECKED_IN_MS: u64 = 100;
 /// So many tickets fit into one message.
 const TICKETS: usize = 200;
@@ -203,7 +203,7 @@ pub(super) fn heard(message: &str) -> Option<(String, Notification)> {
     let mut rest = rest;
     while name.len() < len {
         match rest.strip_prefix("\\n") {
-            // A backslash of a name is written twice, so this is none.
+            // A backslash of a name is written twice, so this stands for a line's end.
             Some(after) => {
                 name.push('\n');
                 rest = after;

@@ -1,4 +1,4 @@
-//! The statements. Each is a transaction of its own: no row stays locked while a client thinks.
+//! The statements. Each is a whole transaction: no row stays locked while a client thinks.
 
 use tokio_postgres::types::Type;
 
@@ -51,8 +51,8 @@ const CHECK: &str = include_str!("check.sql");
 /// The server's clock, in microseconds since 1970.
 const CLOCK: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 
-/// A row is kept for an hour after its last use: by then no statement is under way that has read the
-/// clock before. The row without a name has the greatest token of those that were deleted.
+/// A row is kept for an hour after its last use: by then no statement is under way that has read
+/// the clock before. The row without a name has the greatest token of those that were deleted.
 const HOUR_US: &str = "3600000000";
 
 const ACQUIRE: &str = "

@@ -1,8 +1,8 @@
 //! Where the servers are and how to come in, read from a URL.
 //!
-//! `postgres://[user[:password]@]host[:port][,host[:port]…][/database][?…]`, or `postgresql://`. A host
-//! that begins with `/`, percent-encoded, is the directory of a socket. The query may have `schema`,
-//! `password-file`, `sslmode`, `ca`, `cert`, `key` and `pgbouncer`.
+//! `postgres://[user[:password]@]host[:port][,host[:port]…][/database][?…]`, or `postgresql://`. A
+//! host that begins with `/`, percent-encoded, is the directory of a socket. The query may have
+//! `schema`, `password-file`, `sslmode`, `ca`, `cert`, `key` and `pgbouncer`.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! Carries out requests on one connection, in the order in which they were asked.
 //!
-//! The requests about one lock stand in its *lane*: one statement about a lock is under way at a time.
-//! What is alone in its lane takes one statement, if it is an acquire or release of a mutex. All else
+//! The requests about one lock stand in a queue: one statement about a lock is under way at a time.
+//! What is alone there takes one statement, if it is an acquire or release of a mutex. All else
 //! takes two: the rows of many locks are read, the machine is run here, and what it says is written
 //! where the row is still as it was read. Where it is not, it is read again.
 
@@ -19,9 +19,9 @@ use tokio_postgres::{Error, Row};
 
 use super::asking::{Done, Renewals, acquire, plain, read_rows, release, renew, sweep, write};
 use super::connection::{Connection, Line, pause};
-use super::desk::{Ask, Desk, Request};
 use super::failure;
 use super::group::{Change, Group, Said};
+use super::inbox::{Ask, Inbox, Request};
 use super::names::Key;
 use super::state::{Seen, messages, signed, unsigned};
 use super::statements::Which;
@@ -30,8 +30,9 @@ use crate::moment::Moment;
 use crate::protocol::{Answer, Fence, LockSpec, Notification, ReleaseScope, Verb};
 use crate::store::Failure;
 
-/// A connection on which a request is due, and on which nothing at all came in for this long since it
-/// was sent, is dead. With less, one hasty caller on a slow network would cost all the connection.
+/// A connection on which a request is due, and on which nothing at all came in for this long since
+/// it was sent, is dead. With less, one hasty caller on a slow network would cost all the
+/// connection.
 const SILENCE: Duration = Duration::from_millis(200);
 /// A connection that lasted this long was a good one.
 const STEADY: Duration = Duration::from_secs(1);
@@ -40,7 +41,7 @@ const SHORT: u32 = 3;
 /// So many requests about one lock are carried out together.
 const TOGETHER: usize = 256;
 /// So many locks are asked about by one statement.
-const LANES: usize = 2_000;
+const LOCKS: usize = 2_000;
 /// After so many vain writes in a row, of which none met a change, a transaction is open that has
 /// checked a hold in.
 const VAIN: u32 = 4;
@@ -51,11 +52,11 @@ const SWEEP_ON: Duration = Duration::from_millis(500);
 const FRESH: Duration = Duration::from_secs(600);
 
 pub(super) struct Worker {
-    desk: Arc<Desk>,
-    lanes: BTreeMap<String, Lane>,
-    /// Lanes whose next requests may be sent.
+    inbox: Arc<Inbox>,
+    locks: BTreeMap<String, LockQueue>,
+    /// LockQueues whose next requests may be sent.
     ready: BTreeSet<String>,
-    /// Lanes that wait a little before they are read again.
+    /// LockQueues that wait a little before they are read again.
     resting: BTreeSet<(Moment, String)>,
     /// Statements about no lock in particular, by their request.
     plain: BTreeMap<u64, Ask>,
@@ -68,12 +69,14 @@ pub(super) struct Worker {
     sent: BTreeMap<u64, (Moment, u64)>,
     sweeps_at: Moment,
     swept: String,
+    /// Why the server could not be connected to, last.
+    failure: Option<Failure>,
     /// Statements that are sent next.
     writes: Vec<BoxFuture<'static, Done>>,
 }
 
 /// The requests about one lock.
-struct Lane {
+struct LockQueue {
     key: Key,
     queue: VecDeque<Request>,
     /// What is under way.
@@ -106,11 +109,12 @@ enum Event {
 type UnderWay = FuturesUnordered<BoxFuture<'static, Done>>;
 
 impl Worker {
-    pub(super) fn new(desk: Arc<Desk>) -> Self {
-        let sweeps_at = desk.connector.runtime.now() + SWEEP.mul_f64(share(desk.connector.runtime.random()));
+    pub(super) fn new(inbox: Arc<Inbox>) -> Self {
+        let sweeps_at =
+            inbox.connector.runtime.now() + SWEEP.mul_f64(share(inbox.connector.runtime.random()));
         Self {
-            desk,
-            lanes: BTreeMap::new(),
+            inbox,
+            locks: BTreeMap::new(),
             ready: BTreeSet::new(),
             resting: BTreeSet::new(),
             plain: BTreeMap::new(),
@@ -120,27 +124,28 @@ impl Worker {
             sent: BTreeMap::new(),
             sweeps_at,
             swept: String::new(),
+            failure: None,
             writes: Vec::new(),
         }
     }
 
     fn now(&self) -> Moment {
-        self.desk.connector.runtime.now()
+        self.inbox.connector.runtime.now()
     }
 
     pub(super) async fn run(mut self) {
-        let (desk, connector) = (Arc::clone(&self.desk), Arc::clone(&self.desk.connector));
+        let (inbox, connector) = (Arc::clone(&self.inbox), Arc::clone(&self.inbox.connector));
         let (mut before, mut tries, mut short): (Option<String>, u32, u32) = (None, 0, 0);
-        while !self.desk.is_closed() {
+        while !self.inbox.is_closed() {
             let connected = {
                 let mut connecting = pin!(connector.connect(before.as_deref()));
                 loop {
                     self.take();
                     let timer = connector.runtime.sleep_until(self.first_due());
-                    let work = pin!(desk.work.notified());
+                    let work = pin!(inbox.work.notified());
                     match select(connecting.as_mut(), select(work, timer)).await {
                         Either::Left((connected, _)) => break connected,
-                        Either::Right(_) if self.desk.is_closed() => return,
+                        Either::Right(_) if self.inbox.is_closed() => return,
                         Either::Right(_) => {
                             self.expire(None);
                         }
@@ -151,7 +156,8 @@ impl Worker {
                 Ok(connection) => {
                     let since = self.now();
                     before = Some(connection.line.label.clone());
-                    self.desk.connected();
+                    self.failure = None;
+                    self.inbox.connected();
                     self.serve(connection).await;
                     if self.now().since(since) >= STEADY {
                         (tries, short) = (0, 0);
@@ -167,8 +173,8 @@ impl Worker {
             }
             if tries > 0 {
                 let until = self.now() + pause(tries, connector.runtime.random());
-                while self.now() < until && !self.desk.is_closed() {
-                    let work = pin!(desk.work.notified());
+                while self.now() < until && !self.inbox.is_closed() {
+                    let work = pin!(inbox.work.notified());
                     let timer = connector.runtime.sleep_until(until.min(self.first_due()));
                     select(work, timer).await;
                     self.take();
@@ -183,7 +189,7 @@ impl Worker {
         let Connection { line, messages: _messages, mut over, .. } = connection;
         let mut under_way = UnderWay::new();
         loop {
-            if self.desk.is_closed() {
+            if self.inbox.is_closed() {
                 return;
             }
             self.take();
@@ -194,7 +200,7 @@ impl Worker {
                     target: "tenure",
                     "connection_silent",
                     "the store is silent: its connection is given up",
-                    server = crate::events::text(self.desk.connector.target.shown()),
+                    server = crate::events::text(self.inbox.connector.target.shown()),
                 );
                 break;
             }
@@ -229,8 +235,8 @@ impl Worker {
         let rests = self.resting.first().map_or(Moment(u64::MAX), |(until, _)| *until);
         let doubt = self.doubt.map_or(Moment(u64::MAX), |(at, _)| at);
         let until = self.first_due().min(rests).min(doubt).min(self.sweeps_at);
-        let mut timer = self.desk.connector.runtime.sleep_until(until);
-        let mut work = pin!(self.desk.work.notified());
+        let mut timer = self.inbox.connector.runtime.sleep_until(until);
+        let mut work = pin!(self.inbox.work.notified());
         poll_fn(|context| {
             if let Poll::Ready(Some(done)) = Pin::new(&mut *under_way).poll_next(context) {
                 return Poll::Ready(Event::Done(done));
@@ -246,9 +252,9 @@ impl Worker {
         .await
     }
 
-    /// Puts what was asked into its lanes.
+    /// Puts what was asked into its locks.
     fn take(&mut self) {
-        for request in self.desk.take() {
+        for request in self.inbox.take() {
             let name = match &request.ask {
                 Ask::Lock(op, _) => &op.name,
                 Ask::Record(op, _) => &op.lock,
@@ -261,9 +267,9 @@ impl Worker {
             let key = Key::of(name);
             let name = key.name.clone();
             self.dues.insert((request.due, request.number), Some(name.clone()));
-            let lane = self.lanes.entry(name.clone()).or_insert_with(|| Lane::new(key));
-            lane.queue.push_back(request);
-            if lane.is_idle() {
+            let lock = self.locks.entry(name.clone()).or_insert_with(|| LockQueue::new(key));
+            lock.queue.push_back(request);
+            if lock.is_idle() {
                 self.ready.insert(name);
             }
         }
@@ -276,24 +282,25 @@ impl Worker {
     /// Answers those whose time is over. Returns whether the connection is to be given up.
     fn expire(&mut self, line: Option<&Line>) -> bool {
         let now = self.now();
-        let stage = || self.desk.connector.stage();
         while let Some(first) = self.dues.first_entry().filter(|first| first.key().0 <= now) {
             let ((_, number), name) = first.remove_entry();
             let late = || Failure::cause("no answer came in time");
-            let unsent = || match line {
-                Some(_) => Failure::NotSent(late()),
-                None => {
-                    Failure::NotSent(Failure::cause(format!("there was no connection in time: {}", stage())))
+            let unsent = || match (line, &self.failure) {
+                (Some(_), _) => Failure::NotSent(late()),
+                (None, Some(failure)) => failure.clone(),
+                (None, None) => {
+                    let stage = self.inbox.connector.stage();
+                    Failure::NotSent(Failure::cause(format!("there was no connection in time: {stage}")))
                 }
             };
             if let Some(name) = name {
-                let Some(lane) = self.lanes.get_mut(&name) else { continue };
-                if let Some(at) = lane.queue.iter().position(|request| request.number == number) {
-                    if let Some(request) = lane.queue.remove(at) {
+                let Some(lock) = self.locks.get_mut(&name) else { continue };
+                if let Some(at) = lock.queue.iter().position(|request| request.number == number) {
+                    if let Some(request) = lock.queue.remove(at) {
                         request.ask.fail(unsent());
                     }
-                } else if let Some(at) = lane.running.iter().position(|request| request.number == number) {
-                    let failure = match lane.step {
+                } else if let Some(at) = lock.running.iter().position(|request| request.number == number) {
+                    let failure = match lock.step {
                         Step::Fast { .. } => Failure::Unknown(late()),
                         // What is written is what all of these ask for.
                         Step::Writing { ref mut group } => {
@@ -302,10 +309,10 @@ impl Worker {
                         }
                         Step::Idle | Step::Reading => Failure::NotSent(late()),
                     };
-                    lane.running.remove(at).ask.fail(failure);
+                    lock.running.remove(at).ask.fail(failure);
                 }
-                if lane.is_over() {
-                    self.lanes.remove(&name);
+                if lock.is_over() {
+                    self.locks.remove(&name);
                     self.ready.remove(&name);
                 }
             } else if let Some(ask) = self.plain.remove(&number) {
@@ -355,46 +362,46 @@ impl Worker {
             under_way.push(sweep(Arc::clone(line), self.swept.clone()));
         }
         while !self.ready.is_empty() {
-            self.send_lanes(now, line, under_way);
+            self.send_locks(now, line, under_way);
         }
     }
 
-    fn send_lanes(&mut self, now: Moment, line: &Arc<Line>, under_way: &mut UnderWay) {
+    fn send_locks(&mut self, now: Moment, line: &Arc<Line>, under_way: &mut UnderWay) {
         let (mut read, mut with_records, mut renewals) = (Vec::new(), false, Renewals::default());
-        while read.len() < LANES
+        while read.len() < LOCKS
             && let Some(name) = self.ready.pop_first()
         {
-            let Some(lane) = self.lanes.get_mut(&name).filter(|lane| matches!(lane.step, Step::Idle)) else {
+            let Some(lock) = self.locks.get_mut(&name).filter(|lock| matches!(lock.step, Step::Idle)) else {
                 continue;
             };
             let dues = &mut self.dues;
-            lane.queue.retain(|request| {
+            lock.queue.retain(|request| {
                 let is_left = request.ask.is_left();
                 if is_left {
                     dues.remove(&(request.due, request.number));
                 }
                 !is_left
             });
-            let is_again = !lane.running.is_empty();
-            if lane.is_over() {
-                self.lanes.remove(&name);
+            let is_again = !lock.running.is_empty();
+            if lock.is_over() {
+                self.locks.remove(&name);
                 continue;
             }
             if !is_again {
-                let count = lane.queue.len().min(TOGETHER);
-                lane.running.extend(lane.queue.drain(..count));
+                let count = lock.queue.len().min(TOGETHER);
+                lock.running.extend(lock.queue.drain(..count));
             }
             let heard = line.heard();
-            for request in &lane.running {
+            for request in &lock.running {
                 self.sent.insert(request.number, (now, heard));
             }
-            if let ([Request { ask: Ask::Lock(op, _), .. }], false) = (&lane.running[..], is_again)
+            if let ([Request { ask: Ask::Lock(op, _), .. }], false) = (&lock.running[..], is_again)
                 && op.rule == LockSpec::Mutex
             {
-                let (line, key, owner) = (Arc::clone(line), lane.key.clone(), op.owner.to_string());
+                let (line, key, owner) = (Arc::clone(line), lock.key.clone(), op.owner.to_string());
                 match op.verb {
                     Verb::Acquire { ttl_ms, fence: Fence::Assign | Fence::Optional, .. } => {
-                        lane.step = Step::Fast { sent: now };
+                        lock.step = Step::Fast { sent: now };
                         under_way.push(acquire(line, key, owner, signed(ttl_ms)));
                         continue;
                     }
@@ -403,7 +410,7 @@ impl Worker {
                         fence: Fence::Assign | Fence::Optional,
                         ..
                     } => {
-                        lane.step = Step::Fast { sent: now };
+                        lock.step = Step::Fast { sent: now };
                         let wake = Notification::Free { by: Some(op.owner.clone()) };
                         let message = messages(&key, &wake).concat();
                         under_way.push(release(line, name, owner, message));
@@ -411,15 +418,15 @@ impl Worker {
                     }
                     // To detach a hold from its process changes nothing in a store that knows none.
                     Verb::Renew { ttl_ms, .. } => {
-                        lane.step = Step::Fast { sent: now };
+                        lock.step = Step::Fast { sent: now };
                         renewals.push(name, owner, signed(ttl_ms));
                         continue;
                     }
                     _ => {}
                 }
             }
-            lane.step = Step::Reading;
-            with_records |= lane.running.iter().any(|request| matches!(request.ask, Ask::Record(..)));
+            lock.step = Step::Reading;
+            with_records |= lock.running.iter().any(|request| matches!(request.ask, Ask::Record(..)));
             read.push(name);
         }
         if !renewals.names.is_empty() {
@@ -435,7 +442,7 @@ impl Worker {
         let now = self.now();
         match done {
             Done::Acquired(name, Ok(Some(fence))) => {
-                let since = match self.lanes.get(&name).map(|lane| &lane.step) {
+                let since = match self.locks.get(&name).map(|lock| &lock.step) {
                     Some(Step::Fast { sent }) => now.since(*sent),
                     _ => Duration::ZERO,
                 };
@@ -520,7 +527,7 @@ impl Worker {
     }
 
     fn fail(&mut self, name: &str, failure: &Failure) {
-        let count = self.lanes.get(name).map_or(0, |lane| lane.running.len());
+        let count = self.locks.get(name).map_or(0, |lock| lock.running.len());
         self.answered(name, (0..count).map(|_| Err(failure.clone())).collect());
     }
 
@@ -531,17 +538,17 @@ impl Worker {
         }
     }
 
-    /// Answers what is under way about a lock. The lane goes on with the next.
+    /// Answers what is under way about a lock. The lock goes on with the next.
     fn answered(&mut self, name: &str, said: Vec<Result<Said, Failure>>) {
-        let Some(lane) = self.lanes.get_mut(name) else { return };
-        for (request, said) in mem::take(&mut lane.running).into_iter().zip(said) {
+        let Some(lock) = self.locks.get_mut(name) else { return };
+        for (request, said) in mem::take(&mut lock.running).into_iter().zip(said) {
             self.dues.remove(&(request.due, request.number));
             self.sent.remove(&request.number);
             answer(request.ask, said);
         }
-        (lane.step, lane.tries, lane.met) = (Step::Idle, 0, None);
-        if lane.is_over() {
-            self.lanes.remove(name);
+        (lock.step, lock.tries, lock.met) = (Step::Idle, 0, None);
+        if lock.is_over() {
+            self.locks.remove(name);
         } else {
             self.ready.insert(name.to_owned());
         }
@@ -549,10 +556,10 @@ impl Worker {
 
     /// The one statement did not do it: the row is to be read.
     fn again(&mut self, name: &str) {
-        let Some(lane) = self.lanes.get_mut(name) else { return };
-        lane.step = Step::Idle;
-        if lane.is_over() {
-            self.lanes.remove(name);
+        let Some(lock) = self.locks.get_mut(name) else { return };
+        lock.step = Step::Idle;
+        if lock.is_over() {
+            self.locks.remove(name);
         } else {
             self.ready.insert(name.to_owned());
         }
@@ -563,9 +570,9 @@ impl Worker {
         let mut rows: BTreeMap<&str, &Row> = rows.iter().map(|row| (row.get(0), row)).collect();
         let mut changes: Vec<(Key, Change)> = Vec::new();
         for name in names {
-            let Some(lane) = self.lanes.get_mut(&name) else { continue };
+            let Some(lock) = self.locks.get_mut(&name) else { continue };
             // All of them were answered meanwhile, because their time was over.
-            if lane.running.is_empty() {
+            if lock.running.is_empty() {
                 self.again(&name);
                 continue;
             }
@@ -581,18 +588,18 @@ impl Worker {
                 }
             };
             let serial = seen.serial;
-            let is_checked_in = lane.tries >= VAIN && lane.met == serial;
-            if lane.met != serial {
-                (lane.tries, lane.met) = (lane.tries.min(VAIN - 1), serial);
+            let is_checked_in = lock.tries >= VAIN && lock.met == serial;
+            if lock.met != serial {
+                (lock.tries, lock.met) = (lock.tries.min(VAIN - 1), serial);
             }
-            let asks: Vec<&Ask> = lane.running.iter().map(|request| &request.ask).collect();
-            let group = Group::run(&lane.key, &seen, &asks, is_checked_in);
+            let asks: Vec<&Ask> = lock.running.iter().map(|request| &request.ask).collect();
+            let group = Group::run(&lock.key, &seen, &asks, is_checked_in);
             match group {
                 Group { change: None, said } => self.answered(&name, said),
                 mut group => {
                     let change = group.change.take().expect("it was just looked at");
-                    lane.step = Step::Writing { group };
-                    changes.push((lane.key.clone(), change));
+                    lock.step = Step::Writing { group };
+                    changes.push((lock.key.clone(), change));
                 }
             }
         }
@@ -604,21 +611,21 @@ impl Worker {
     /// A write has come back.
     fn wrote(&mut self, name: &str, is_written: bool) {
         let now = self.now();
-        let Some(lane) = self.lanes.get_mut(name) else { return };
-        let Step::Writing { group } = mem::replace(&mut lane.step, Step::Idle) else { return };
+        let Some(lock) = self.locks.get_mut(name) else { return };
+        let Step::Writing { group } = mem::replace(&mut lock.step, Step::Idle) else { return };
         if is_written {
             self.answered(name, group.said);
             return;
         }
-        lane.tries += 1;
-        if lane.is_over() {
-            self.lanes.remove(name);
-        } else if lane.running.is_empty() || lane.tries == 1 {
+        lock.tries += 1;
+        if lock.is_over() {
+            self.locks.remove(name);
+        } else if lock.running.is_empty() || lock.tries == 1 {
             self.ready.insert(name.to_owned());
         } else {
             // Others change it too: not all at the same moment again.
-            let most = Duration::from_millis(1) * lane.tries.min(8);
-            let pause = most.mul_f64(share(self.desk.connector.runtime.random()));
+            let most = Duration::from_millis(1) * lock.tries.min(8);
+            let pause = most.mul_f64(share(self.inbox.connector.runtime.random()));
             self.resting.insert((now + pause, name.to_owned()));
         }
     }
@@ -628,6 +635,7 @@ impl Worker {
         self.take();
         // Wrong credentials do not become right by waiting.
         let is_refused = matches!(failure, Failure::Refused(_));
+        self.failure = Some(failure.clone());
         let kept = mem::take(&mut self.waiting);
         for request in kept {
             match request.ask {
@@ -639,8 +647,8 @@ impl Worker {
             }
         }
         if is_refused {
-            for lane in mem::take(&mut self.lanes).into_values() {
-                for request in lane.running.into_iter().chain(lane.queue) {
+            for lock in mem::take(&mut self.locks).into_values() {
+                for request in lock.running.into_iter().chain(lock.queue) {
                     self.dues.remove(&(request.due, request.number));
                     request.ask.fail(failure.clone());
                 }
@@ -650,8 +658,8 @@ impl Worker {
         }
     }
 
-    /// The connection is over. What may have been carried out is unknown; what was only read, or not
-    /// sent, goes on over the next.
+    /// The connection is over. What may have been carried out is unknown; what was only read, or
+    /// not sent, goes on over the next.
     fn cut_off(&mut self) {
         let cause = || Failure::cause("the connection was closed meanwhile");
         self.sent.clear();
@@ -662,14 +670,14 @@ impl Worker {
         }
         self.resting.clear();
         self.sweeps_at = self.sweeps_at.min(self.now() + SWEEP);
-        let names: Vec<String> = self.lanes.keys().cloned().collect();
+        let names: Vec<String> = self.locks.keys().cloned().collect();
         for name in names {
-            let Some(lane) = self.lanes.get_mut(&name) else { continue };
-            match lane.step {
+            let Some(lock) = self.locks.get_mut(&name) else { continue };
+            match lock.step {
                 Step::Fast { .. } | Step::Writing { .. } => self.fail(&name, &Failure::Unknown(cause())),
                 Step::Idle | Step::Reading => {
-                    lane.step = Step::Idle;
-                    (lane.tries, lane.met) = (0, None);
+                    lock.step = Step::Idle;
+                    (lock.tries, lock.met) = (0, None);
                     self.ready.insert(name);
                 }
             }
@@ -677,7 +685,7 @@ impl Worker {
     }
 }
 
-impl Lane {
+impl LockQueue {
     fn new(key: Key) -> Self {
         let (queue, running) = (VecDeque::new(), Vec::new());
         Self { key, queue, running, step: Step::Idle, tries: 0, met: None }

@@ -19,12 +19,12 @@ use crate::store::Failure;
 /// The end that waits for an answer.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, Failure>>;
 
-/// What is asked, and who waits for the answer.
+/// What is asked, and the end that waits for the answer.
 pub(super) enum Ask {
     Lock(Op, Reply<Answer>),
     Record(RecordOp, Reply<RecordAnswer>),
-    /// A statement about no lock in particular. With `at_once` it fails as soon as the server cannot
-    /// be dialled.
+    /// A statement about no lock in particular. With `at_once` it fails as soon as the server
+    /// cannot be dialled.
     Plain {
         which: Which,
         arguments: Vec<String>,
@@ -61,7 +61,7 @@ pub(super) struct Request {
 }
 
 /// Takes requests for the worker. Dropping the last of a store's ends the worker.
-pub(super) struct Desk {
+pub(super) struct Inbox {
     pub(super) connector: Arc<Connector>,
     /// Makes the worker.
     worker: fn(Arc<Self>) -> BoxFuture<'static, ()>,
@@ -82,7 +82,7 @@ struct State {
     connects: u64,
 }
 
-impl Desk {
+impl Inbox {
     pub(super) fn new(
         connector: Arc<Connector>,
         worker: fn(Arc<Self>) -> BoxFuture<'static, ()>,
@@ -149,13 +149,13 @@ impl Desk {
 
     /// Completes when the connection has been lost and made again.
     pub(super) fn reconnected(self: &Arc<Self>) -> BoxFuture<'static, ()> {
-        let desk = Arc::clone(self);
-        let before = desk.interruptions();
+        let inbox = Arc::clone(self);
+        let before = inbox.interruptions();
         async move {
             loop {
-                let mut again = pin!(desk.again.notified());
+                let mut again = pin!(inbox.again.notified());
                 again.as_mut().enable();
-                if desk.interruptions() > before {
+                if inbox.interruptions() > before {
                     return;
                 }
                 again.await;
