@@ -14,6 +14,7 @@ use futures_util::future::{Either, FutureExt, select, try_join_all};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::sync::{mpsc, oneshot};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Config, Row, Statement};
 
@@ -258,7 +259,13 @@ impl Connector {
         use tokio_postgres::types::Type;
         let table = self.statements.table();
         let rows = client.query_typed(LOOK, &[(&table, Type::TEXT)]).await;
-        let rows = rows.map_err(|error| failure::of_login(error, &self.target))?;
+        let rows = rows.map_err(|error| match error.code() {
+            // It may not even look into the schema.
+            Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+                failure::of_tables(error, table, &self.statements.tables())
+            }
+            _ => failure::of_login(error, &self.target),
+        })?;
         let row =
             rows.first().ok_or_else(|| Failure::NotSent(Failure::cause("it said nothing of itself")))?;
         let version: i32 = row.get(0);

@@ -66,7 +66,7 @@ pub(super) fn of_tables(error: Error, table: &str, tables: &str) -> Failure {
     match error.as_db_error() {
         Some(said) if matches!(said.code().code(), "42501" | "25006") => {
             Failure::Refused(Failure::cause(format!(
-                "the table {table} is missing, and this user may not make it ({}); its owner makes it by: {tables}",
+                "the table {table} is missing, or this user may not see it, and may not make it ({}); its owner makes it by: {tables}",
                 said.message()
             )))
         }
