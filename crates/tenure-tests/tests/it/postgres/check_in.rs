@@ -82,21 +82,20 @@ fn a_hundred_paused_holders_commit_nothing_late() {
         let url = SERVER.url(&schema);
         // In the order of the inserts: the next holder is let in when this transaction has ended.
         work_in(&schema, "id bigserial, lock text, token bigint");
+        let ttl = Duration::from_millis(500);
+        let locks = unrenewed(&locks(&url, ttl)).with(|options| options.ttl(ttl)).expect("options");
         let mut tasks = Vec::new();
         for at in 0..HOLDERS {
-            let (url, schema) = (url.clone(), schema.clone());
+            let (locks, schema) = (locks.clone(), schema.clone());
             tasks.push(tokio::spawn(async move {
                 // Ten locks, ten holders of each.
                 let name = format!("lock{}", at % 10);
-                let ttl = Duration::from_millis(150);
-                let locks = locks(&url, ttl).with(|_| Options::new().ttl(ttl).renewal(Renewal::Off));
-                let guard =
-                    locks.expect("options").mutex(&*name).expect("a name").lock().await.expect("a guard");
-                let (owner, token) = (guard.owner().to_string(), guard.fence() as i64);
                 let mut client = connect(&SERVER).await;
+                let guard = locks.mutex(&*name).expect("a name").lock().await.expect("a guard");
+                let (owner, token) = (guard.owner().to_string(), guard.fence() as i64);
                 let transaction = client.transaction().await.expect("a transaction");
                 let check = tenure::postgres::check_sql(Some(&schema));
-                let pause = || tokio::time::sleep(Duration::from_millis(at as u64 % 7 * 60));
+                let pause = || tokio::time::sleep(Duration::from_millis(at as u64 % 7 * 120));
                 let insert = format!("INSERT INTO {schema}.work (lock, token) VALUES ($1, $2)");
                 if at % 2 == 0 {
                     pause().await;
