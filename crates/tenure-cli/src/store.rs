@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tenure::diagnosis::Topology;
+use tenure::diagnosis::{Topology, postgres_url_shown};
 use tenure::{Locks, Options};
 
 use crate::cli::Store;
@@ -200,6 +200,10 @@ pub(crate) const STORE_FILE: &str = "TENURE_STORE_FILE";
 
 /// The URL without a password, for people.
 pub(crate) fn shown(url: &str) -> String {
+    if is_postgres(url) {
+        return postgres_url_shown(url)
+            .map_or_else(|| "(a URL that cannot be used)".into(), |url| url.to_string());
+    }
     let known = url.split_once("://").is_some_and(|(scheme, _)| Topology::knows(scheme));
     if !known {
         return if url.starts_with("file:") { url.to_owned() } else { "(a URL that cannot be used)".into() };
@@ -207,9 +211,15 @@ pub(crate) fn shown(url: &str) -> String {
     Topology::parse(url).map_or_else(|_| "(a URL that cannot be used)".into(), |url| url.shown().to_string())
 }
 
+/// Whether a URL names PostgreSQL servers.
+pub(crate) fn is_postgres(url: &str) -> bool {
+    url.split_once(':').is_some_and(|(scheme, _)| matches!(scheme, "postgres" | "postgresql"))
+}
+
 /// The URL without user and passwords, if it has a password: what a command under a lock may know.
 pub(crate) fn without_password(url: &str) -> Option<String> {
-    let (scheme, rest) = url.split_once("://").filter(|(scheme, _)| Topology::knows(scheme))?;
+    let (scheme, rest) =
+        url.split_once("://").filter(|(scheme, _)| Topology::knows(scheme) || is_postgres(url))?;
     let (place, query) = rest.split_once('?').map_or((rest, None), |(place, query)| (place, Some(query)));
     let (authority, path) = place.find('/').map_or((place, ""), |at| place.split_at(at));
     let (login, hosts) =
@@ -321,6 +331,7 @@ mod tests {
             ("redis-quorum://:hush@a,b,c/1", Some("redis-quorum://a,b,c/1")),
             ("redis+unix:///s?db=1&user=a&password=hush", Some("redis+unix:///s?db=1")),
             ("redis-sentinel://a/s?sentinel-password=hush", Some("redis-sentinel://a/s")),
+            ("postgres://ann:hush@h,i/db?schema=s", Some("postgres://h,i/db?schema=s")),
             ("redis://h", None),
             ("redis://ann@h?password-file=f", None),
             ("file:a:b@c", None),

@@ -5,6 +5,7 @@
 
 mod cluster;
 mod file;
+mod postgres;
 mod proxy;
 mod quorum;
 mod report;
@@ -64,6 +65,11 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
     let locks = if let Some(path) = url.strip_prefix("file:") {
         let locks = open(args, args.ttl)?;
         file::check(path, &mut report)?;
+        try_a_lock(&locks, &name, &mut report).await;
+        locks
+    } else if store::is_postgres(&url) {
+        let locks = open(args, args.ttl)?;
+        postgres::check(&url, locks.url(), &mut report).await?;
         try_a_lock(&locks, &name, &mut report).await;
         locks
     } else {

@@ -26,6 +26,7 @@ mod matrix;
 mod output;
 mod pages;
 mod planted_setups;
+mod postgres;
 mod redis;
 mod serve;
 mod signals;

@@ -6,7 +6,7 @@ use tenure::internals::store::memory::Memory;
 use tenure::internals::{locks, testing_client};
 use tenure::{Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Fixture, Flavour, in_virtual_time};
-use tenure_testkit::servers::{Cluster, Server};
+use tenure_testkit::servers::{Cluster, Postgres, Server};
 use tokio::runtime::Builder;
 
 /// Each client is another `Locks`, with a thread, descriptors and a holder file as another
@@ -67,6 +67,23 @@ mod cluster {
     }
 
     tenure_testkit::conformance!(crate::conformance::cluster::run);
+}
+
+/// One server for all cases, with a schema for each: to start it takes a second.
+mod postgres {
+    use std::sync::LazyLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
+        static SERVER: LazyLock<Postgres> = LazyLock::new(|| Postgres::start().until_exit());
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let schema = format!("case{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        real(&SERVER.url(&schema), &[], flavour, case);
+    }
+
+    tenure_testkit::conformance!(crate::conformance::postgres::run);
 }
 
 /// The store for users' tests, on tokio's paused clock.

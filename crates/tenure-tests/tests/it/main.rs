@@ -15,6 +15,7 @@ mod multi;
 mod no_scripts;
 mod overlap;
 mod plain;
+mod postgres;
 mod queue_limits;
 mod queue_machine;
 mod quorum;

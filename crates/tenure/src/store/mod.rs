@@ -4,6 +4,8 @@ mod decorator;
 pub mod file;
 pub mod memory;
 pub(crate) mod open;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 pub mod quorum;
 #[cfg(feature = "redis")]
 pub mod redis;

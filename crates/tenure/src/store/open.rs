@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+#[cfg(feature = "postgres")]
+use super::postgres;
 #[cfg(feature = "redis")]
 use super::redis;
 use super::{Opening, Store, file, memory};
@@ -20,6 +22,10 @@ const STORES: &[Entry] = &[
         open: without,
         has_login: true,
     },
+    #[cfg(feature = "postgres")]
+    Entry { takes: postgres::takes, open: postgres::open, has_login: false },
+    #[cfg(not(feature = "postgres"))]
+    Entry { takes: |scheme| scheme.starts_with("postgres"), open: without_postgres, has_login: false },
 ];
 
 struct Entry {
@@ -61,4 +67,10 @@ fn without(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let store: Arc<str> = opening.url.split_once(':').map_or(opening.url, |(scheme, _)| scheme).into();
     let message = format!("store {store} needs the feature `redis`, and this build is without it");
     Err(Error::unsupported(&store, message))
+}
+
+#[cfg(not(feature = "postgres"))]
+fn without_postgres(_: Opening<'_>) -> Result<Arc<dyn Store>> {
+    let message = "store postgres needs the feature `postgres`, and this build is without it";
+    Err(Error::unsupported(&"postgres".into(), message))
 }
