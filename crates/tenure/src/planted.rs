@@ -84,6 +84,18 @@ pub enum Bug {
     PairUnraised,
     /// What the script refuses after it is not given back.
     PairLeftBehind,
+    /// A write of unknown outcome is followed by others with no fence between them.
+    CasUnfenced,
+    /// What is bound to a handle that is gone counts as living.
+    CasDeathIgnored,
+    /// A conflict of two writes is answered as a busy lock.
+    CasConflictIsBusy,
+    /// A watch of a lock begins after the look at it.
+    CasWatchAfterLook,
+    /// A write compares no version.
+    CasUncompared,
+    /// The handle of another hold is asked for whether it lives.
+    CasHandleOfAnother,
     /// No allowance for stores that count whole milliseconds.
     NoRounding,
     /// The loss of a lease is not announced early.
@@ -209,7 +221,13 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 92] = [
+    pub const ALL: [Self; 98] = [
+        Self::CasUnfenced,
+        Self::CasDeathIgnored,
+        Self::CasConflictIsBusy,
+        Self::CasWatchAfterLook,
+        Self::CasUncompared,
+        Self::CasHandleOfAnother,
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,

@@ -1,12 +1,13 @@
 //! The conformance suite over every store.
 
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use tenure::internals::store::memory::Memory;
 use tenure::internals::{locks, testing_client};
 use tenure::{Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Fixture, Flavour, in_virtual_time};
-use tenure_testkit::servers::{Cluster, Server};
+use tenure_testkit::servers::{Cluster, Etcd, Server};
 use tokio::runtime::Builder;
 
 /// Each client is another `Locks`, with a thread, descriptors and a holder file as another
@@ -67,6 +68,20 @@ mod cluster {
     }
 
     tenure_testkit::conformance!(crate::conformance::cluster::run);
+}
+
+/// One etcd for all cases, each with a prefix of its own.
+mod etcd {
+    use super::*;
+
+    fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
+        static SERVER: LazyLock<Etcd> = LazyLock::new(Etcd::start);
+        static CASES: AtomicU32 = AtomicU32::new(0);
+        let case_number = CASES.fetch_add(1, Ordering::Relaxed);
+        real(&format!("{}/{case_number}", SERVER.url()), &[], flavour, case);
+    }
+
+    tenure_testkit::conformance!(crate::conformance::etcd::run);
 }
 
 /// The store for users' tests, on tokio's paused clock.

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+#[cfg(feature = "etcd")]
+use super::etcd;
 #[cfg(feature = "redis")]
 use super::redis;
 use super::{Opening, Store, file, memory};
@@ -12,6 +14,8 @@ use crate::name::Quoted;
 const STORES: &[Entry] = &[
     Entry { takes: |scheme| scheme == "memory", open: memory::open, has_login: false },
     Entry { takes: |scheme| scheme == "file", open: file::open, has_login: false },
+    #[cfg(feature = "etcd")]
+    Entry { takes: etcd::takes, open: etcd::open, has_login: false },
     #[cfg(feature = "redis")]
     Entry { takes: redis::takes, open: redis::open, has_login: true },
     #[cfg(not(feature = "redis"))]
