@@ -70,6 +70,26 @@ mod cluster {
     tenure_testkit::conformance!(crate::conformance::cluster::run);
 }
 
+/// A model of a server that compares and swaps, in virtual time.
+#[cfg(tenure_planted)]
+mod cas {
+    use super::*;
+    use crate::cas::model::{Faults, Model};
+    use tenure::internals::store::cas::Cas;
+
+    fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
+        in_virtual_time(flavour, case, |runtime| {
+            let model = Model::new(Arc::clone(&runtime), Faults::default());
+            move || {
+                let store = Cas::new(Arc::new(model.clone()), "cas:model", Arc::clone(&runtime));
+                locks(Arc::new(store), Arc::clone(&runtime), Options::new()).expect("options")
+            }
+        });
+    }
+
+    tenure_testkit::conformance!(crate::conformance::cas::run);
+}
+
 /// One etcd for all cases, each with a prefix of its own.
 mod etcd {
     use super::*;

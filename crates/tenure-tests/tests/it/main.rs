@@ -3,6 +3,8 @@
 
 mod acks;
 mod acl;
+#[cfg(tenure_planted)]
+mod cas;
 mod cluster;
 mod conformance;
 mod examples;

@@ -251,7 +251,11 @@ impl Client {
         if handles.is_empty() {
             return Ok(());
         }
-        let living = self.backend.living(handles.clone()).await.map_err(not_sent)?;
+        let asked = match planted(Bug::CasHandleOfAnother) {
+            true => handles.iter().map(|handle| handle + 1).collect(),
+            false => handles.clone(),
+        };
+        let living = self.backend.living(asked).await.map_err(not_sent)?;
         let mut table = self.table.lock();
         for (handle, lives) in handles.into_iter().zip(living) {
             table.saw(handle, lives.then_some(now));

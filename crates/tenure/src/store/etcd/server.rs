@@ -24,7 +24,6 @@ use super::wire::{
     Watched, What, WhatDone, With,
 };
 use crate::name::LockName;
-use crate::planted::{Bug, planted};
 
 /// A silent connection is asked whether it is still there, and given up after the same time again.
 const PING: Duration = Duration::from_secs(2);
@@ -265,10 +264,7 @@ impl Server {
         let mut success = vec![Step::from(write)];
         success.extend(change.victims.iter().take(STEPS).map(|victim| self.write_marker(*victim)));
         let read = |key| What::Range(Range { key, ..Range::default() }).into();
-        let mut compare = vec![self.is_marker(handle, Some(marker))];
-        if !planted(Bug::CasUncompared) {
-            compare.push(stands);
-        }
+        let compare = vec![self.is_marker(handle, Some(marker)), stands];
         let failure = vec![read(key), read(self.marker(handle))];
         let done = self.txn(Txn { compare, success, failure }).await?;
         if done.succeeded {
@@ -332,12 +328,8 @@ impl Server {
     async fn living(self, handles: Vec<Handle>) -> Result<Vec<bool>, Failure> {
         let mut living = Vec::new();
         for part in handles.chunks(STEPS) {
-            let of = |handle: &Handle| match planted(Bug::CasHandleOfAnother) {
-                true => handle.wrapping_add(1),
-                false => *handle,
-            };
             let read = |handle: &Handle| {
-                What::Range(Range { key: self.marker(of(handle)), keys_only: true, ..Range::default() })
+                What::Range(Range { key: self.marker(*handle), keys_only: true, ..Range::default() })
                     .into()
             };
             let success = part.iter().map(read).collect();
