@@ -7,6 +7,7 @@ mod acl;
 mod cas;
 mod cluster;
 mod conformance;
+mod etcd;
 mod examples;
 mod fence;
 mod fence_s3;

@@ -4,7 +4,7 @@
 pub mod cas;
 mod decorator;
 #[cfg(feature = "etcd")]
-mod etcd;
+pub mod etcd;
 pub mod file;
 pub mod memory;
 pub(crate) mod open;

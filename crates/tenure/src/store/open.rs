@@ -16,6 +16,8 @@ const STORES: &[Entry] = &[
     Entry { takes: |scheme| scheme == "file", open: file::open, has_login: false },
     #[cfg(feature = "etcd")]
     Entry { takes: etcd::takes, open: etcd::open, has_login: false },
+    #[cfg(not(feature = "etcd"))]
+    Entry { takes: |scheme| matches!(scheme, "etcd" | "etcds"), open: without_etcd, has_login: false },
     #[cfg(feature = "redis")]
     Entry { takes: redis::takes, open: redis::open, has_login: true },
     #[cfg(not(feature = "redis"))]
@@ -64,5 +66,12 @@ pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
 fn without(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let store: Arc<str> = opening.url.split_once(':').map_or(opening.url, |(scheme, _)| scheme).into();
     let message = format!("store {store} needs the feature `redis`, and this build is without it");
+    Err(Error::unsupported(&store, message))
+}
+
+#[cfg(not(feature = "etcd"))]
+fn without_etcd(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
+    let store: Arc<str> = opening.url.split_once(':').map_or(opening.url, |(scheme, _)| scheme).into();
+    let message = format!("store {store} needs the feature `etcd`, and this build is without it");
     Err(Error::unsupported(&store, message))
 }

@@ -65,7 +65,10 @@ impl World {
         }
     }
 
-    fn sleep(&self, process: usize) -> impl Fn(Duration) -> futures_util::future::BoxFuture<'static, ()> + use<> {
+    fn sleep(
+        &self,
+        process: usize,
+    ) -> impl Fn(Duration) -> futures_util::future::BoxFuture<'static, ()> + use<> {
         let runtime = Arc::clone(&self.processes[process]);
         move |duration| runtime.sleep_until(runtime.now() + duration)
     }
@@ -112,7 +115,9 @@ fn crowd(seed: u64, faults: Faults) -> Result<(), String> {
                     };
                     let guard = match got {
                         Ok(Some(guard)) => Arc::new(guard),
-                        Ok(None) => return Err(format!("progress: {process}/{task} waited for its turn {turn}")),
+                        Ok(None) => {
+                            return Err(format!("progress: {process}/{task} waited for its turn {turn}"));
+                        }
                         // The answer was lost: it is asked for again.
                         Err(_) => continue,
                     };
@@ -120,7 +125,11 @@ fn crowd(seed: u64, faults: Faults) -> Result<(), String> {
                         ledger.lock().unwrap_or_else(PoisonError::into_inner).enter(&guard)?;
                     }
                     sleep(Duration::from_millis(runtime.random() % 900)).await;
-                    ledger.lock().unwrap_or_else(PoisonError::into_inner).held.retain(|held| !Arc::ptr_eq(held, &guard));
+                    ledger
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .held
+                        .retain(|held| !Arc::ptr_eq(held, &guard));
                     if let (Some(guard), true) = (Arc::into_inner(guard), turn % 3 > 0) {
                         let _ = guard.release().await;
                     }
@@ -129,7 +138,8 @@ fn crowd(seed: u64, faults: Faults) -> Result<(), String> {
             });
         }
     }
-    let (sim, ids) = (world.sim.clone(), world.processes.iter().map(|process| process.id()).collect::<Vec<_>>());
+    let (sim, ids) =
+        (world.sim.clone(), world.processes.iter().map(|process| process.id()).collect::<Vec<_>>());
     let pauses = async move {
         for _ in 0..6 {
             sim.sleep_until(sim.now() + sim.between(100 * MS, 2 * SECOND)).await;
@@ -211,23 +221,27 @@ fn a_conflict_is_not_busy() -> Result<(), String> {
 fn a_release_is_heard() -> Result<(), String> {
     let world = World::new(4, 2, Faults::default());
     let (ours, theirs) = (world.client(0, SECONDS(60)), world.client(1, SECONDS(60)));
-    let sleep = world.sleep(0);
+    let at = |process: usize| {
+        let (sleep, runtime) = (world.sleep(process), Arc::clone(&world.processes[process]));
+        move |ms: u64| sleep(tenure::internals::Moment(ms * MS).since(runtime.now()))
+    };
+    let until = at(0);
     world.spawn(0, async move {
         for turn in 0..40 {
+            until(turn * 1_000).await;
             let guard = ours.mutex(format!("x{turn}")).expect("a name").lock().await.expect("a free lock");
-            sleep(Duration::from_millis(600 + 7 * turn)).await;
+            until(turn * 1_000 + 500 + 3 * turn).await;
             guard.release().await.map_err(|error| error.to_string())?;
-            sleep(Duration::from_millis(400 - 7 * turn)).await;
         }
         Ok(())
     });
-    let (sleep, runtime) = (world.sleep(1), Arc::clone(&world.processes[1]));
+    let until = at(1);
     world.spawn(1, async move {
         for turn in 0..40 {
-            let due = tenure::internals::Moment(turn * SECOND + 500 * MS);
-            sleep(due.since(runtime.now())).await;
+            until(turn * 1_000 + 500).await;
             let mutex = theirs.mutex(format!("x{turn}")).expect("a name");
-            let got = mutex.try_lock_for(Duration::from_millis(480)).await.map_err(|error| error.to_string())?;
+            let got =
+                mutex.try_lock_for(Duration::from_millis(450)).await.map_err(|error| error.to_string())?;
             if got.is_none() {
                 return Err(format!("a release was not heard in turn {turn}"));
             }
@@ -273,7 +287,10 @@ fn a_crowd_shows_bugs_that_break_exclusion() {
         plant(Some(bug));
         let seen = (0..150).map(|seed| crowd(seed, Faults::default())).find_map(Result::err);
         plant(None);
-        assert!(seen.as_ref().is_some_and(|seen| seen.contains("exclusion") || seen.contains("tokens")), "{bug:?}: {seen:?}");
+        assert!(
+            seen.as_ref().is_some_and(|seen| seen.contains("exclusion") || seen.contains("tokens")),
+            "{bug:?}: {seen:?}"
+        );
     }
 }
 
@@ -297,7 +314,8 @@ fn a_pair_is_two_requests_and_a_handle_serves_all_holds() {
         }
         let mut guards = Vec::new();
         for name in 0..200 {
-            guards.push(locks.mutex(format!("held{name}")).expect("a name").lock().await.expect("a free lock"));
+            guards
+                .push(locks.mutex(format!("held{name}")).expect("a name").lock().await.expect("a free lock"));
         }
         model.requests();
         sleep(SECONDS(9)).await;

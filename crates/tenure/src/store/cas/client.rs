@@ -32,6 +32,8 @@ pub(super) struct Client {
     pub(super) losses: Sender<u64>,
     /// What each lock was when this client last knew, for one request after the other.
     names: Mutex<BTreeMap<LockName, Arc<Turn<Option<Stored>>>>>,
+    /// The requests of one owner about one lock, one after the other.
+    owners: Mutex<BTreeMap<(LockName, Owner), Arc<Turn<()>>>>,
     /// For each life in seconds: one task opens or keeps the handle, and the others wait for it.
     keeping: Mutex<BTreeMap<u64, Arc<Turn<()>>>>,
     /// How many writes had no known outcome: each of them may yet be carried out.
@@ -81,6 +83,7 @@ impl Client {
             table: Shared::default(),
             losses: Sender::default(),
             names: Mutex::default(),
+            owners: Mutex::default(),
             keeping: Mutex::default(),
             loose: AtomicU64::new(0),
             fenced: AtomicU64::new(0),
@@ -101,7 +104,23 @@ impl Client {
         Now { ms: self.runtime.now().millis() + 1, unix_us: 0 }
     }
 
-    /// One request after the other about one lock, in the order in which they were sent.
+    /// The requests of one owner about one lock, in the order in which they were sent.
+    pub(super) fn owner_turn(&self, name: &LockName, owner: &Owner) -> Arc<Turn<()>> {
+        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(owners.entry((name.clone(), owner.clone())).or_default())
+    }
+
+    /// Forgets the turn unless another request has it.
+    pub(super) fn end_owner_turn(&self, name: &LockName, owner: &Owner, turn: Arc<Turn<()>>) {
+        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(turn);
+        let key = (name.clone(), owner.clone());
+        if owners.get(&key).is_some_and(|turn| Arc::strong_count(turn) == 1) {
+            owners.remove(&key);
+        }
+    }
+
+    /// One acquisition after the other of one lock: those of one client need not conflict.
     pub(super) fn turn(&self, name: &LockName) -> Arc<Turn<Option<Stored>>> {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(names.entry(name.clone()).or_default())
@@ -271,16 +290,13 @@ impl Client {
             let Some(binding) = view.bindings.get(&number) else { continue };
             let own = table.hold(name, &(owner, hold)).filter(|own| own.handle == binding.handle);
             let own = own.map(|own| own.end_ms);
+            let is_gone = table.others.get(&binding.handle) == Some(&None);
             let end_ms = match own {
+                _ if is_gone && !planted(Bug::CasDeathIgnored) => 0,
                 Some(end_ms) => end_ms,
                 // What this client has, and knows nothing of, it has taken out already.
                 None if table.lease_of(binding.handle).is_some() => 0,
-                None if table.others.get(&binding.handle) == Some(&None)
-                    && !planted(Bug::CasDeathIgnored) =>
-                {
-                    0
-                }
-                None => now.ms.saturating_add(binding.life_ms),
+                None => now.ms.saturating_add(binding.ttl_ms),
             };
             if end_ms >= now.ms {
                 ends.insert(number, end_ms);
@@ -344,6 +360,7 @@ impl Client {
     /// Takes out a hold whose time is over, for as long as that takes.
     async fn end(self: Arc<Self>, name: &LockName, rule: LockSpec, key: &Key) {
         let limit = Duration::from_secs(5);
+        let mut pause = Duration::from_millis(100);
         loop {
             // A release of an owner that has nothing: what has lapsed goes all the same.
             let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own };
@@ -354,7 +371,10 @@ impl Client {
             match answer {
                 Some(Ok(protocol::Answer::More(_))) => {}
                 Some(Ok(_)) => break,
-                _ => self.runtime.sleep_until(self.runtime.now() + Duration::from_millis(250)).await,
+                _ => {
+                    self.runtime.sleep_until(self.runtime.now() + pause).await;
+                    pause = (2 * pause).min(limit);
+                }
             }
         }
         let mut table = self.table.lock();

@@ -86,6 +86,8 @@ impl Table {
     pub(super) fn lost(&mut self, handle: Handle) -> bool {
         let before = self.leases.len();
         self.leases.retain(|_, lease| lease.handle != handle);
+        // What is bound to it has lapsed, also where this client counted on more.
+        self.saw(handle, None);
         self.leases.len() < before
     }
 

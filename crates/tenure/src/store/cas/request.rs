@@ -22,18 +22,18 @@ const LOOKED_AT: usize = 32;
 #[derive(Clone, Copy)]
 struct Bind {
     handle: Handle,
-    life: Duration,
+    ttl: Duration,
     is_detached: bool,
 }
 
 impl Bind {
-    fn to(lease: &Lease) -> Self {
-        Self { handle: lease.handle, life: lease.life, is_detached: false }
+    fn to(lease: &Lease, ttl: Duration) -> Self {
+        Self { handle: lease.handle, ttl, is_detached: false }
     }
 
     fn binding(self) -> Binding {
-        let Self { handle, life, is_detached } = self;
-        Binding { handle, life_ms: millis(life), is_detached }
+        let Self { handle, ttl, is_detached } = self;
+        Binding { handle, ttl_ms: millis(ttl), is_detached }
     }
 }
 
@@ -51,12 +51,22 @@ impl Client {
         if let Some(answer) = self.renewed_here(op).await? {
             return Ok(answer);
         }
+        if matches!(op.verb, Verb::Refresh { .. } | Verb::Inspect) {
+            return self.run(op, sent, &mut None).await;
+        }
+        let mine = self.owner_turn(&op.name, &op.owner);
         let turn = self.turn(&op.name);
         let answer = {
-            let mut known = turn.lock().await;
-            self.run(op, sent, &mut known).await
+            let _mine = mine.lock().await;
+            match (&op.verb, turn.try_lock()) {
+                (_, Ok(mut known)) => self.run(op, sent, &mut known).await,
+                (Verb::Acquire { .. }, Err(_)) => self.run(op, sent, &mut *turn.lock().await).await,
+                // A hold must not end because others come.
+                (_, Err(_)) => self.run(op, sent, &mut None).await,
+            }
         };
         self.end_turn(&op.name, turn);
+        self.end_owner_turn(&op.name, &op.owner, mine);
         answer
     }
 
@@ -148,6 +158,8 @@ impl Client {
                 None => self.any_lease().await?,
             };
             // What may be granted is entered first: if the answer is lost, it is taken out in time.
+            let key = bind.map(|bind| self::key(op, bind.is_detached));
+            let former = key.as_ref().map(|key| self.table.lock().hold(&op.name, key).cloned());
             self.enter(op, &answer, bind);
             let change = Change {
                 name: op.name.clone(),
@@ -170,6 +182,9 @@ impl Client {
                 }
                 Ok(Committed::Conflict { stored, marker }) => {
                     in_flight.known();
+                    if let (Some(key), Some(former)) = (key, former) {
+                        self.restore(op, &key, former);
+                    }
                     if planted(Bug::CasUncompared) {
                         self.settle(op, &answer, bind, marker);
                         return Ok(answer);
@@ -216,7 +231,15 @@ impl Client {
                 self.bind_to(bind, Duration::from_millis(ttl_ms), need).await.map(Some)
             }
             Verb::Renew { ttl_ms, bind: Some(bind), .. } => {
-                let ttl = Duration::from_millis(ttl_ms);
+                // No request shortens a lease: a handle that it is bound to anew serves what is left.
+                let stored = self.backend.read(&op.name).await.map_err(not_sent)?;
+                let view = View::read(stored.as_ref()).unwrap_or_default();
+                let now = self.now();
+                let ends = self.ends(&op.name, &view, now);
+                let own = view.entries().into_iter().filter(|(_, owner, _)| *owner == op.owner);
+                let left_ms =
+                    own.filter_map(|(number, _, _)| ends.get(&number)).map(|end| end - now.ms).max();
+                let ttl = Duration::from_millis(left_ms.unwrap_or(0).max(ttl_ms));
                 self.bind_to(bind, ttl, ttl).await.map(Some)
             }
             Verb::Renew { ttl_ms, hold, .. } => {
@@ -229,7 +252,7 @@ impl Client {
                     true => self.kept(known.life, ttl).await?,
                     false => self.lease(ttl, ttl, None).await?,
                 };
-                Ok(Some(Bind::to(&lease)))
+                Ok(Some(Bind::to(&lease, ttl)))
             }
             Verb::Refresh { ref owners, wait_ms } => {
                 let wait = Duration::from_millis(wait_ms);
@@ -257,11 +280,10 @@ impl Client {
 
     async fn bind_to(self: &Arc<Self>, to: Liveness, ttl: Duration, need: Duration) -> Result<Bind, Failure> {
         match to {
-            Liveness::Process | Liveness::Work => Ok(Bind::to(&self.lease(ttl, need, None).await?)),
+            Liveness::Process | Liveness::Work => Ok(Bind::to(&self.lease(ttl, need, None).await?, ttl)),
             Liveness::Lease => {
-                let life = life(ttl);
-                let (handle, _) = self.backend.open(life).await.map_err(not_sent)?;
-                Ok(Bind { handle, life, is_detached: true })
+                let (handle, _) = self.backend.open(life(ttl)).await.map_err(not_sent)?;
+                Ok(Bind { handle, ttl, is_detached: true })
             }
         }
     }
@@ -289,7 +311,13 @@ impl Client {
             (Verb::Renew { ttl_ms, hold, .. }, Answer::Held { .. }) => {
                 let Some(bind) = bind else { return };
                 let key = (op.owner.clone(), bound_hold(op, *hold, bind.is_detached));
-                enter(&mut table, op, key, bind.handle, now_ms.saturating_add(*ttl_ms));
+                // What is bound to something else keeps what is left of its lease.
+                let lasts = if matches!(op.verb, Verb::Renew { bind: Some(_), .. }) {
+                    millis(bind.ttl)
+                } else {
+                    *ttl_ms
+                };
+                enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts));
             }
             (Verb::Refresh { owners, wait_ms }, Answer::Places { places, .. }) => {
                 for (owner, place) in owners.iter().zip(places) {
@@ -303,6 +331,19 @@ impl Client {
         }
         drop(table);
         self.sweep();
+    }
+
+    /// Undoes what was noted of a request that was not carried out.
+    fn restore(&self, op: &Op, key: &Key, former: Option<Hold>) {
+        let mut table = self.table.lock();
+        match former {
+            Some(former) => {
+                if let Some(hold) = table.hold(&op.name, key) {
+                    (hold.handle, hold.end_ms) = (former.handle, former.end_ms);
+                }
+            }
+            None => table.forget(&op.name, key),
+        }
     }
 
     /// Notes what the answer says about this client's holds.
@@ -369,6 +410,15 @@ fn table_hold(op: &Op, hold: u64) -> u64 {
 /// The same once it is bound: a detached hold has lost its number.
 fn bound_hold(op: &Op, hold: u64, is_detached: bool) -> u64 {
     if is_detached { 0 } else { table_hold(op, hold) }
+}
+
+/// By what the table knows the hold or place of this request.
+fn key(op: &Op, is_detached: bool) -> Key {
+    let hold = match op.verb {
+        Verb::Acquire { hold, .. } | Verb::Renew { hold, .. } | Verb::Release { hold, .. } => hold,
+        Verb::Refresh { .. } | Verb::Inspect => 0,
+    };
+    (op.owner.clone(), bound_hold(op, hold, is_detached))
 }
 
 /// The number of the hold or place that this answer is about.

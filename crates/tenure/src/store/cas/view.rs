@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! tenure 1 KIND LAST          the version, the kind's letter, the last number that was given
-//! HANDLE:LIFE HANDLE:LIFE:d   the handles, with their lives in milliseconds; `d`: of a detached hold
+//! HANDLE:TTL HANDLE:TTL:d     the handles, with the ttls of holds in milliseconds; `d`: of a detached hold
 //! 5=0 6=0 9=1                 which hold or place is bound to which of them
 //! ...                         what the machine keeps, as `protocol::codec` writes it
 //! ```
@@ -37,8 +37,8 @@ const DETACHED: &str = "#0";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Binding {
     pub(super) handle: Handle,
-    /// How long the handle lives when it is not kept.
-    pub(super) life_ms: u64,
+    /// For how long it may hold without a renewal.
+    pub(super) ttl_ms: u64,
     /// The handle is this hold's alone, which no process has.
     pub(super) is_detached: bool,
 }
@@ -98,7 +98,7 @@ impl View {
         }
         let handle = |binding: &Binding| {
             let mark = if binding.is_detached { ":d" } else { "" };
-            format!("{:x}:{}{mark}", binding.handle, binding.life_ms)
+            format!("{:x}:{}{mark}", binding.handle, binding.ttl_ms)
         };
         let handles: Vec<String> = handles.iter().map(handle).collect();
         let last = self.last.saturating_sub(base);
@@ -165,8 +165,10 @@ impl View {
         let data = state.lock.map(|lock| lock.value);
         let mut after = Self { data, bindings: BTreeMap::new(), last };
         for (number, _, _) in after.entries() {
+            let before = self.bindings.get(&number).copied();
             let bound = bind.filter(|(bound, _)| *bound == number).map(|(_, binding)| binding);
-            if let Some(binding) = bound.or_else(|| self.bindings.get(&number).copied()) {
+            let bound = bound.filter(|bound| before.is_none_or(|before| before.handle != bound.handle));
+            if let Some(binding) = bound.or(before) {
                 after.bindings.insert(number, binding);
             }
         }
@@ -190,10 +192,10 @@ fn binding(text: &str) -> Option<Binding> {
         Some(text) => (text, true),
         None => (text, false),
     };
-    let (handle, life_ms) = text.split_once(':')?;
+    let (handle, ttl_ms) = text.split_once(':')?;
     let parsed = u64::from_str_radix(handle, 16).ok()?;
     (format!("{parsed:x}") == handle).then_some(())?;
-    Some(Binding { handle: parsed, life_ms: number(life_ms)?, is_detached })
+    Some(Binding { handle: parsed, ttl_ms: number(ttl_ms)?, is_detached })
 }
 
 /// The same, with other numbers.

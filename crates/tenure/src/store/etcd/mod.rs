@@ -34,6 +34,11 @@ pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     Ok(Arc::new(Cas::new(Arc::new(Server::new(target, tls)), &shown, opening.runtime)))
 }
 
+/// A URL of etcd without its login, if it is one.
+pub fn shown(url: &str) -> Option<String> {
+    Target::parse(url).ok().map(|target| target.shown())
+}
+
 /// Reads the files of an encrypted connection.
 fn tls(files: &Files) -> Result<ClientTlsConfig> {
     let read = |file: &String| {

@@ -329,8 +329,7 @@ impl Server {
         let mut living = Vec::new();
         for part in handles.chunks(STEPS) {
             let read = |handle: &Handle| {
-                What::Range(Range { key: self.marker(*handle), keys_only: true, ..Range::default() })
-                    .into()
+                What::Range(Range { key: self.marker(*handle), keys_only: true, ..Range::default() }).into()
             };
             let success = part.iter().map(read).collect();
             let done = self.txn(Txn { success, ..Txn::default() }).await?;
