@@ -16,6 +16,12 @@ use tenure_testkit::servers::{Etcd, eventually};
 
 const TTL: Duration = Duration::from_secs(3);
 
+/// An error with its causes.
+fn said(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |all, cause| format!("{all}: {cause}"))
+}
+
 fn client(url: &str) -> Locks {
     Locks::open(url).expect("a store").with(|_| Options::new().ttl(TTL)).expect("options")
 }
@@ -162,7 +168,8 @@ fn what_is_wrong_with_a_server_is_said_in_one_line() {
     let dead =
         Locks::open("etcd://127.0.0.1:1").expect("a store").with(|_| options.clone()).expect("options");
     let error = block_on(dead.ping()).expect_err("no server");
-    assert!(error.is_unreachable() && error.to_string().contains("127.0.0.1:1"), "{error}");
+    let all = said(&error);
+    assert!(error.is_unreachable() && all.contains("127.0.0.1:1") && all.contains("refused"), "{all}");
 
     let etcd = Etcd::start();
     let post = |path: &str, body: &str| etcd.post(0, path, body).expect("an answer");
@@ -190,7 +197,8 @@ fn what_is_wrong_with_a_server_is_said_in_one_line() {
         ("", "/app", "it wants a user and a password"),
     ] {
         let error = lock(login, prefix).expect_err("no rights");
-        assert!(error.is_refused() && error.to_string().contains(said), "{login}{prefix}: {error}");
+        let all = self::said(&error);
+        assert!(error.is_refused() && all.contains(said), "{login}{prefix}: {all}");
     }
 }
 
@@ -199,7 +207,8 @@ fn a_login_where_there_are_no_users_is_said() {
     let etcd = Etcd::start();
     let places = etcd.url().trim_start_matches("etcd://").to_owned();
     let error = block_on(client(&format!("etcd://a:b@{places}")).ping()).expect_err("no users");
-    assert!(error.to_string().contains("it has no users, and the URL names one"), "{error}");
+    let all = said(&error);
+    assert!(all.contains("it has no users, and the URL names one"), "{all}");
 }
 
 #[test]
@@ -207,9 +216,10 @@ fn what_needs_a_servers_clock_or_a_member_is_refused_with_the_reason() {
     let etcd = Etcd::start();
     let locks = client(&etcd.url());
     let cache = locks.cache("c").map(drop);
-    let said = cache.expect_err("no clock").to_string();
-    assert!(said.contains("server's clock"), "{said}");
+    let all = said(&cache.expect_err("no clock"));
+    assert!(all.contains("server's clock"), "{all}");
     let members = [etcd.url(), etcd.url(), etcd.url()].map(|url| Locks::open(&url).expect("a store"));
     let error = Locks::quorum(members).expect_err("no member");
-    assert!(error.to_string().contains("a quorum of their own"), "{error}");
+    let all = said(&error);
+    assert!(all.contains("a quorum of their own"), "{all}");
 }

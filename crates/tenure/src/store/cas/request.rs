@@ -18,6 +18,9 @@ const ATTEMPTS: u32 = 100;
 /// A request looks at the handles of so many others: of those that hold, and of the first in line.
 const LOOKED_AT: usize = 32;
 
+/// A hold is not taken out for so long after its release was asked for.
+const RELEASE_MS: u64 = 2_000;
+
 /// What a request binds a hold or place to.
 #[derive(Clone, Copy)]
 struct Bind {
@@ -51,6 +54,7 @@ impl Client {
         if let Some(answer) = self.renewed_here(op).await? {
             return Ok(answer);
         }
+        self.touch(op);
         if matches!(op.verb, Verb::Refresh { .. } | Verb::Inspect) {
             return self.run(op, sent, &mut None).await;
         }
@@ -68,6 +72,26 @@ impl Client {
         self.end_turn(&op.name, turn);
         self.end_owner_turn(&op.name, &op.owner, mine);
         answer
+    }
+
+    /// What has not lapsed when a request about it is sent does not lapse while that is under way:
+    /// no other client takes it out as long as its handle lives.
+    fn touch(&self, op: &Op) {
+        let now_ms = self.now().ms;
+        let mut table = self.table.lock();
+        let mut until = |key: &Key, end_ms: u64| {
+            if let Some(hold) = table.hold(&op.name, key).filter(|hold| hold.end_ms >= now_ms) {
+                hold.end_ms = hold.end_ms.max(now_ms.saturating_add(end_ms));
+            }
+        };
+        match &op.verb {
+            Verb::Renew { ttl_ms, .. } => until(&key(op, false), *ttl_ms),
+            Verb::Release { whose: ReleaseScope::Own, .. } => until(&key(op, false), RELEASE_MS),
+            Verb::Refresh { owners, wait_ms } => {
+                owners.iter().for_each(|owner| until(&(owner.clone(), 0), *wait_ms));
+            }
+            _ => {}
+        }
     }
 
     /// Renews a hold by keeping its handle, if no client can have ended it meanwhile.
@@ -109,7 +133,7 @@ impl Client {
         let mut proven = None;
         for attempt in 0..ATTEMPTS {
             if attempt > 2 {
-                let most = u64::from(attempt.min(20)) * 2_000_000;
+                let most = u64::from(attempt.min(5)) * 1_000_000;
                 let pause = Duration::from_nanos(self.runtime.random() % most);
                 self.runtime.sleep_until(self.runtime.now() + pause).await;
             }

@@ -19,17 +19,21 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// Begins to watch, and then tells what it sees.
 pub(super) async fn listen(client: Arc<Client>, name: LockName) -> Result<Listener, Failure> {
-    let (watch, first) = match planted(Bug::CasWatchAfterLook) {
-        true => {
-            let first = client.backend.read(&name).await?;
-            client.runtime.sleep_until(client.runtime.now() + PAUSE).await;
-            (client.backend.watch(&name).await?, first)
-        }
-        false => {
-            let watch = client.backend.watch(&name).await?;
-            (watch, client.backend.read(&name).await?)
-        }
-    };
+    if planted(Bug::CasWatchAfterLook) {
+        return Ok(Listener::new(|publisher| {
+            let runtime = Arc::clone(&client.runtime);
+            let late = async move {
+                client.runtime.sleep_until(client.runtime.now() + PAUSE).await;
+                if let Ok(watch) = client.backend.watch(&name).await {
+                    tell(client, name, watch, None, publisher).await;
+                }
+            };
+            runtime.spawn(late.boxed());
+            Box::new(())
+        }));
+    }
+    let watch = client.backend.watch(&name).await?;
+    let first = client.backend.read(&name).await?;
     Ok(Listener::new(|publisher| {
         let runtime = Arc::clone(&client.runtime);
         runtime.spawn(tell(client, name, watch, first, publisher).boxed());
