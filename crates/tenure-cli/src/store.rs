@@ -198,11 +198,21 @@ pub(crate) const STORE_URL: &str = "TENURE_STORE";
 /// The environment variable that names a file with the store's URL.
 pub(crate) const STORE_FILE: &str = "TENURE_STORE_FILE";
 
+/// Whether the URL names etcd.
+pub(crate) fn is_etcd(url: &str) -> bool {
+    ["etcd:", "etcds:"].iter().any(|scheme| url.starts_with(scheme))
+}
+
 /// The URL without a password, for people.
 pub(crate) fn shown(url: &str) -> String {
     if is_postgres(url) {
         return postgres_url_shown(url)
             .map_or_else(|| "(a URL that cannot be used)".into(), |url| url.to_string());
+    }
+    #[cfg(feature = "etcd")]
+    if is_etcd(url) {
+        let shown = tenure::diagnosis::etcd_shown(url);
+        return shown.unwrap_or_else(|| "(a URL that cannot be used)".into());
     }
     let known = url.split_once("://").is_some_and(|(scheme, _)| Topology::knows(scheme));
     if !known {
@@ -218,8 +228,8 @@ pub(crate) fn is_postgres(url: &str) -> bool {
 
 /// The URL without user and passwords, if it has a password: what a command under a lock may know.
 pub(crate) fn without_password(url: &str) -> Option<String> {
-    let (scheme, rest) =
-        url.split_once("://").filter(|(scheme, _)| Topology::knows(scheme) || is_postgres(url))?;
+    let is_known = |(scheme, _): &(&str, &str)| Topology::knows(scheme) || is_postgres(url) || is_etcd(url);
+    let (scheme, rest) = url.split_once("://").filter(is_known)?;
     let (place, query) = rest.split_once('?').map_or((rest, None), |(place, query)| (place, Some(query)));
     let (authority, path) = place.find('/').map_or((place, ""), |at| place.split_at(at));
     let (login, hosts) =
@@ -332,6 +342,7 @@ mod tests {
             ("redis+unix:///s?db=1&user=a&password=hush", Some("redis+unix:///s?db=1")),
             ("redis-sentinel://a/s?sentinel-password=hush", Some("redis-sentinel://a/s")),
             ("postgres://ann:hush@h,i/db?schema=s", Some("postgres://h,i/db?schema=s")),
+            ("etcd://ann:hush@a,b/app", Some("etcd://a,b/app")),
             ("redis://h", None),
             ("redis://ann@h?password-file=f", None),
             ("file:a:b@c", None),

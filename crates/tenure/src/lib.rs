@@ -151,6 +151,8 @@ pub use uses::value::Json;
 /// use it.
 #[doc(hidden)]
 pub mod diagnosis {
+    #[cfg(feature = "etcd")]
+    pub use crate::store::etcd::shown as etcd_shown;
     pub use crate::store::file::shared_file_system;
     #[cfg(feature = "postgres")]
     pub use crate::store::postgres::{Diagnosis, diagnose_postgres, postgres_url_shown};

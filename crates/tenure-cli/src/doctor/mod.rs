@@ -72,6 +72,12 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
         postgres::check(&url, locks.url(), &mut report).await?;
         try_a_lock(&locks, &name, &mut report).await;
         locks
+    } else if store::is_etcd(&url) {
+        // Reachability, version, leader and majority are what a ping asks for.
+        let locks = open(args, args.ttl)?;
+        locks.ping().await?;
+        try_a_lock(&locks, &name, &mut report).await;
+        locks
     } else {
         let topology = Topology::parse(&url)?;
         let terms = topology.terms();

@@ -3,8 +3,11 @@
 
 mod acks;
 mod acl;
+#[cfg(tenure_planted)]
+mod cas;
 mod cluster;
 mod conformance;
+mod etcd;
 mod examples;
 mod fence;
 mod fence_s3;

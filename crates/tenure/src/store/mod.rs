@@ -1,6 +1,10 @@
 //! Where locks live.
 
+#[cfg(any(feature = "etcd", tenure_planted))]
+pub mod cas;
 mod decorator;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod file;
 pub mod memory;
 pub(crate) mod open;
