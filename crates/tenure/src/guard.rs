@@ -226,7 +226,7 @@ impl Guard {
     /// more, the transaction is in a failed state and cannot commit.
     ///
     /// The check keeps the lock's row from being taken over, with `FOR KEY SHARE`. So it costs
-    /// those waiters: where a lease ends while a transaction is open, the lock is free once that
+    /// waiters time: where a lease ends while a transaction is open, the lock is free once that
     /// has ended, and up to 100 ms later. `idle_in_transaction_session_timeout` of the server
     /// limits that. Where several hold a lock, no lapsed hold of any is taken over meanwhile.
     ///
