@@ -204,9 +204,9 @@ impl Guard {
 
     /// Makes a transaction on PostgreSQL commit only if this lock is held until then.
     ///
-    /// The lock's table and what the transaction changes are in one database. So the database itself
-    /// checks the hold, in the transaction, and no margin for clocks or pauses is needed. Call it at
-    /// any point of the transaction. [`postgres::check_sql`](crate::postgres::check_sql)
+    /// The lock's table and what the transaction changes are in one database. So the database
+    /// itself checks the hold, in the transaction, and no margin for clocks or pauses is needed.
+    /// Call it at any point of the transaction. [`postgres::check_sql`](crate::postgres::check_sql)
     /// is the same for other drivers.
     ///
     /// ```no_run
@@ -221,17 +221,17 @@ impl Guard {
     /// ```
     ///
     /// # Guarantees
-    /// From the answer until the transaction ends, no other client gets this lock, also if its lease
-    /// is over and this process stands still. Renewals go on. If the lock is not held any more, the
-    /// transaction is in a failed state and cannot commit.
+    /// From the answer until the transaction ends, no other client gets this lock, also if its
+    /// lease is over and this process stands still. Renewals go on. If the lock is not held any
+    /// more, the transaction is in a failed state and cannot commit.
     ///
-    /// The check keeps the lock's row from being taken over, with `FOR KEY SHARE`. So it costs those
-    /// who wait: where a lease ends while a transaction is open, the lock is free once that has ended,
-    /// and up to 100 ms later. `idle_in_transaction_session_timeout` of the server limits that. Where
-    /// several hold a lock, no lapsed hold of any is taken over meanwhile.
+    /// The check keeps the lock's row from being taken over, with `FOR KEY SHARE`. So it costs
+    /// waiters time: where a lease ends while a transaction is open, the lock is free once that
+    /// has ended, and up to 100 ms later. `idle_in_transaction_session_timeout` of the server
+    /// limits that. Where several hold a lock, no lapsed hold of any is taken over meanwhile.
     ///
-    /// Commit first, then release: a release waits for the transaction. Where other clients hold the
-    /// lock too (readers, permits of a semaphore), a release of this hold does not wait for it.
+    /// Commit first, then release: a release waits for the transaction. Where other clients hold
+    /// the lock too (readers, permits of a semaphore), a release of this hold does not wait for it.
     ///
     /// # Cancel safety
     /// The transaction may be checked in or in a failed state: roll it back.

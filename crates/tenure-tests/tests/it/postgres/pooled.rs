@@ -32,7 +32,7 @@ fn all_kinds_work_behind_a_pooler_that_is_told() {
             )
             .await;
             released.expect("a release");
-            let next = next.expect("who waits asks again");
+            let next = next.expect("a waiter asks again");
             assert!(next.fence() > fence);
             next.release().await.expect("a release");
         }
