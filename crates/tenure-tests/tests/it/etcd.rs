@@ -98,7 +98,7 @@ impl Crowd {
 
 /// So often its leader is killed: more in a soak, by `TENURE_LEADERS`.
 fn kills() -> u64 {
-    tenure_testkit::setting("TENURE_LEADERS").unwrap_or(2)
+    tenure_testkit::setting("TENURE_LEADERS").unwrap_or(1)
 }
 
 #[test]

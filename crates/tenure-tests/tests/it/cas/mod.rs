@@ -253,7 +253,7 @@ fn a_release_is_heard() -> Result<(), String> {
 
 #[test]
 fn a_crowd_takes_turns_whatever_goes_wrong() {
-    for seed in 0..150 {
+    for seed in 0..60 {
         let faults = match seed % 3 {
             0 => Faults::default(),
             1 => Faults { late: 20, cut: 0 },
@@ -285,7 +285,7 @@ fn each_scene_goes_well_and_fails_with_its_bug() {
 fn a_crowd_shows_bugs_that_break_exclusion() {
     for bug in [Bug::CasUncompared, Bug::CasHandleOfAnother] {
         plant(Some(bug));
-        let seen = (0..150).map(|seed| crowd(seed, Faults::default())).find_map(Result::err);
+        let seen = (0..60).map(|seed| crowd(seed, Faults::default())).find_map(Result::err);
         plant(None);
         assert!(
             seen.as_ref().is_some_and(|seen| seen.contains("exclusion") || seen.contains("tokens")),

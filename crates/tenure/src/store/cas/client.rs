@@ -23,6 +23,9 @@ use crate::protocol::{self, Fence, LockSpec, Now, Op, ReleaseScope, Verb};
 use crate::runtime::Runtime;
 use crate::store::{Cursor, Failure, Page};
 
+/// The turn of one owner at one lock.
+type OwnerTurn = Arc<Turn<()>>;
+
 /// One client of a server.
 pub(super) struct Client {
     pub(super) backend: Arc<dyn Backend>,
@@ -33,7 +36,7 @@ pub(super) struct Client {
     /// What each lock was when this client last knew, for one request after the other.
     names: Mutex<BTreeMap<LockName, Arc<Turn<Option<Stored>>>>>,
     /// The requests of one owner about one lock, one after the other.
-    owners: Mutex<BTreeMap<(LockName, Owner), Arc<Turn<()>>>>,
+    owners: Mutex<BTreeMap<(LockName, Owner), OwnerTurn>>,
     /// For each life in seconds: one task opens or keeps the handle, and the others wait for it.
     keeping: Mutex<BTreeMap<u64, Arc<Turn<()>>>>,
     /// How many writes had no known outcome: each of them may yet be carried out.

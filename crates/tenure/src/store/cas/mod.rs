@@ -75,7 +75,9 @@ impl Cas {
                 let answer = match select(select(asked, late), pin!(promise.closed())).await {
                     Either::Left((Either::Left((answer, _)), _)) => answer,
                     Either::Left((Either::Right(_), _)) => {
-                        client.backend.silent();
+                        if within >= SILENCE {
+                            client.backend.silent();
+                        }
                         let cause = Failure::cause(format!("no answer within {within:?}"));
                         Err(if sent.is_open() { Failure::Unknown(cause) } else { Failure::NotSent(cause) })
                     }
@@ -90,6 +92,9 @@ impl Cas {
         .boxed()
     }
 }
+
+/// A server that answers nothing for so long is not asked again while there is another.
+const SILENCE: Duration = Duration::from_millis(500);
 
 /// Whether a write of a request is under way.
 #[derive(Clone, Debug, Default)]

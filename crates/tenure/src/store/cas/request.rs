@@ -132,8 +132,10 @@ impl Client {
         // The version of the guard's marker before the read: see `Hold::verified`.
         let mut proven = None;
         for attempt in 0..ATTEMPTS {
-            if attempt > 2 {
-                let most = u64::from(attempt.min(5)) * 1_000_000;
+            // Who comes makes way for who goes: a queue must not hold up its own releases.
+            let comes = matches!(op.verb, Verb::Acquire { .. });
+            if attempt > if comes { 0 } else { 10 } {
+                let most = u64::from(attempt.min(10)) * 2_000_000;
                 let pause = Duration::from_nanos(self.runtime.random() % most);
                 self.runtime.sleep_until(self.runtime.now() + pause).await;
             }

@@ -553,7 +553,10 @@ impl Backend for Server {
     }
 
     fn silent(&self) {
-        self.turn_away();
+        // The only one is asked whether it is there by the connection itself.
+        if self.0.target.places.len() > 1 {
+            self.turn_away();
+        }
     }
 
     fn limit(&self) -> usize {
