@@ -36,6 +36,8 @@ const BATCH: Duration = Duration::from_millis(250);
 /// At most so many leave together before they are due, and in one request. Of more holds than this,
 /// the renewals are spread over time.
 const TOGETHER: usize = 64;
+/// So many renewals in one request are as much work for a store as one alone.
+const AS_ONE: usize = 16;
 
 #[derive(Default)]
 pub(super) struct Renewer {
@@ -294,7 +296,7 @@ impl Task {
             return None;
         }
         let now = self.engine.now();
-        let mut free = self.window.free(now);
+        let mut free = self.window.free(now) * AS_ONE;
         // Each by its group, and by the power of two of the time that its attempt may take: the
         // shortest of them counts for all.
         let mut batches: BTreeMap<(u16, u32), Vec<Asked>> = BTreeMap::new();
@@ -307,9 +309,10 @@ impl Task {
             if free == 0 {
                 break;
             }
-            free -= 1;
             let asked = Asked::new(first.remove(), now);
-            match self.group(&asked) {
+            let group = self.group(&asked);
+            free = free.saturating_sub(if group.is_some() { 1 } else { AS_ONE });
+            match group {
                 None => self.ask(vec![asked], now),
                 Some(group) => {
                     let within = asked.within.as_millis().checked_ilog2().unwrap_or(0);
@@ -333,7 +336,7 @@ impl Task {
     }
 
     fn ask(&mut self, asked: Vec<Asked>, sent: Moment) {
-        let place = self.window.enter(sent, asked.len());
+        let place = self.window.enter(sent, asked.len().div_ceil(AS_ONE));
         let engine = Arc::clone(&self.engine);
         let within = asked.iter().map(|asked| asked.within).min().unwrap_or_default();
         self.under_way.push(
@@ -361,7 +364,10 @@ impl Task {
         let Attempt { place, sent, asked, answers } = attempt;
         let now = self.engine.now();
         match answers.iter().any(Result::is_ok) {
-            true => self.window.answered(place, asked.len(), now, !self.ready.is_empty()),
+            true => {
+                let count = asked.len().div_ceil(AS_ONE);
+                self.window.answered(place, count, now, !self.ready.is_empty());
+            }
             false => self.window.left(place),
         }
         for (asked, answer) in asked.into_iter().zip(answers) {
