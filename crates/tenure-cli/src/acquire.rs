@@ -12,7 +12,7 @@ use crate::exit::{self, Failure};
 use crate::output::{self, Voice};
 use crate::store::{self, Terms};
 use crate::wanted::Wanted;
-use crate::{asked, clock, keep, launch, take, work};
+use crate::{asked, clock, descriptor, keep, launch, take, work};
 
 /// Takes a lock and prints its owner; returns the code to exit with.
 pub(crate) fn acquire(args: &Acquire) -> u8 {
@@ -25,6 +25,7 @@ async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
     refuse_reentrant(&request.kind)?;
     // Before a lock is taken that could not be kept.
     args.while_pid.map(keep::process).transpose()?;
+    args.fd.map(descriptor::check).transpose()?;
     let (mut signals, _too_large) = work::signals()?;
     let locks = store::open(&request.store, take::terms(request), |options| take::options(request, options))?;
     let guards = match (Wanted { request, also: &[], locks: &locks, voice }).take(&mut signals).await? {
@@ -36,11 +37,17 @@ async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
     // It is renewed once more when it is detached, and so ends no sooner.
     let deadline_ms = millis(clock::unix() + guard.remaining());
     let owner = guard.detach().await?;
-    if args.hold
-        && let Err(failure) = start_keeper(args, &owner)
-    {
+    let kept = match args.fd {
+        Some(fd) => descriptor::lock(fd).and_then(|()| start_keeper(args, &owner)),
+        None if args.hold => start_keeper(args, &owner),
+        None => Ok(()),
+    };
+    if let Err(failure) = kept {
         give_back(&locks, &request.name, &owner).await?;
         return Err(failure);
+    }
+    if args.fd.is_some() && !args.json {
+        return Ok(0);
     }
     let line = match args.json {
         true => {
@@ -87,6 +94,7 @@ fn start_keeper(args: &Acquire, owner: &Owner) -> Result<(), Failure> {
     renewing.args(["__keep", "--prefix", &request.store.prefix, "--owner", owner.as_str()]);
     renewing.arg("--ttl").arg(format!("{}ms", request.ttl.as_millis()));
     renewing.args(args.while_pid.map(|pid| format!("--while-pid={pid}")));
+    renewing.args(args.fd.map(|fd| format!("--fd={fd}")));
     renewing.args(["--", &request.name]);
     // Not an argument, which every user of the machine can read: it may have a password.
     renewing.env(store::STORE_URL, store::url_with(&request.store, take::terms(request))?);

@@ -253,6 +253,11 @@ pub(crate) struct Elect {
     )]
     pub(crate) label: String,
 
+    /// Print who leads on standard error, on every change: a line each, as `tenure leader --watch`
+    /// prints them on standard output.
+    #[arg(long, conflicts_with = "quiet")]
+    pub(crate) print: bool,
+
     /// Print no messages; only the exit code tells.
     #[arg(short, long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
@@ -467,6 +472,12 @@ pub(crate) struct Acquire {
     /// the shell's own.
     #[arg(long, value_name = "PID", requires = "hold", allow_negative_numbers = true)]
     pub(crate) while_pid: Option<i32>,
+
+    /// As --hold, until this descriptor of the shell is closed, as with `flock N`: after
+    /// `exec 9>FILE`, write --fd 9. Nothing is printed, except with --json. What inherits the
+    /// descriptor keeps the lock too. Give each lock a separate FILE, on a local disk.
+    #[arg(long, value_name = "N", conflicts_with = "while_pid", value_parser = clap::value_parser!(i32).range(0..), allow_negative_numbers = true)]
+    pub(crate) fd: Option<i32>,
 }
 
 #[derive(Args, Debug)]
@@ -558,6 +569,8 @@ pub(crate) struct Keep {
     pub(crate) owner: String,
     #[arg(long)]
     pub(crate) while_pid: Option<i32>,
+    #[arg(long)]
+    pub(crate) fd: Option<i32>,
     pub(crate) name: String,
 }
 

@@ -3,7 +3,7 @@
 use std::process;
 
 use serde_json::{Value, json};
-use tenure::{Change, Leader};
+use tenure::{Change, Election, Leader};
 
 use crate::cli;
 use crate::exit::{FREE, Failure, of_signal};
@@ -12,6 +12,7 @@ use crate::output::{self, Line, Voice};
 use crate::signals::{END_THE_WAIT, Signals};
 use crate::store::{self, Terms};
 use crate::work::{self, Work};
+use crate::{take, waiting};
 
 /// Runs the command while this host leads; returns the code to exit with.
 pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure> {
@@ -23,15 +24,40 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
     let payload = args.payload.clone().unwrap_or_else(who);
     let election = locks.election(&args.name, payload)?;
     let name = election.name();
-    voice.detail(format_args!("a candidate of {name:?}, in store {}", locks.url()));
-    let term = match signals.or_end(election.campaign()).await {
-        Ok(term) => term?,
-        Err(signal) => return Ok(of_signal(signal)),
+    // A store that is not there at all is told at once, however long it takes to be elected.
+    let ask = async || election.leader().await.map(drop);
+    let elected = async {
+        ask().await?;
+        voice.detail(format_args!("a candidate of {name:?}, in store {}", locks.url()));
+        take::beside(waiting::say_of_silence(locks.url(), voice, ask), election.campaign()).await
     };
-    voice.detail(format_args!("leads {name:?}, term {}", term.fence()));
-    let (name, job) = (&*args.name, &args.job);
-    let work = Work { locks: &locks, name, ttl: args.ttl, grace, min_hold: None, job, voice };
-    work.under(Held::Term(term), &mut signals).await
+    let all = async {
+        let term = match signals.or_end(elected).await {
+            Ok(term) => term?,
+            Err(signal) => return Ok(of_signal(signal)),
+        };
+        voice.detail(format_args!("leads {name:?}, term {}", term.fence()));
+        let (name, job) = (&*args.name, &args.job);
+        let work = Work { locks: &locks, name, ttl: args.ttl, grace, min_hold: None, job, voice };
+        work.under(Held::Term(term), &mut signals).await
+    };
+    match args.print {
+        true => take::beside(say_who_leads(&election, voice), all).await,
+        false => all.await,
+    }
+}
+
+/// Says each change of who leads. A store that does not answer is asked again by the observer, and
+/// what it refuses is said once.
+async fn say_who_leads(election: &Election, voice: Voice) {
+    let mut observer = election.observe();
+    loop {
+        match observer.next().await {
+            Ok(change) => voice.say(said(true, &change)),
+            Err(error) if error.is_unreachable() => {}
+            Err(error) => return voice.say(output::chain(&error)),
+        }
+    }
 }
 
 /// Host and process.

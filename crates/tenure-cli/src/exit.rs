@@ -47,8 +47,30 @@ impl Failure {
 
 impl From<tenure::Error> for Failure {
     fn from(error: tenure::Error) -> Self {
-        Self { code: of_error(&error), message: output::chain(&error) }
+        let (code, mut message) = (of_error(&error), output::chain(&error));
+        if code == STORE
+            && let Some(advice) = advice(&message)
+        {
+            message.push_str("; ");
+            message.push_str(advice);
+        }
+        Self { code, message }
     }
+}
+
+/// What to do about a store that did not answer, or refused, where its message tells.
+fn advice(message: &str) -> Option<&'static str> {
+    let known = [
+        (
+            "NOAUTH",
+            "it wants a password: write redis://:PASSWORD@HOST, or add ?password-file=FILE to the URL",
+        ),
+        ("WRONGPASS", "correct the user or the password in the store's URL"),
+        ("NOPERM", "`tenure doctor` prints the rights that this user lacks"),
+        ("Connection refused", "no server listens there: start it, or correct the store's URL"),
+        ("failed to lookup address", "correct the host in the store's URL"),
+    ];
+    known.iter().find(|(said, _)| message.contains(said)).map(|(_, advice)| *advice)
 }
 
 pub(crate) fn of_error(error: &tenure::Error) -> u8 {
@@ -113,6 +135,15 @@ mod tests {
         for number in [7, 8, 13, 20] {
             assert_eq!(of_exec(&io::Error::from_raw_os_error(number)), 126);
         }
+    }
+
+    #[test]
+    fn what_a_store_says_is_followed_by_what_to_do() {
+        assert!(
+            advice("refused: NOAUTH Authentication required").is_some_and(|it| it.contains("password-file"))
+        );
+        assert!(advice("Connection refused (os error 111)").is_some_and(|it| it.contains("start it")));
+        assert_eq!(advice("no answer within 1s"), None);
     }
 
     #[test]

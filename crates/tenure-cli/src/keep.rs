@@ -1,6 +1,7 @@
 //! The process that `tenure acquire --hold` leaves in the background: it renews a lock until that
-//! is released, or another process ends.
+//! is released, another process ends, or a descriptor of a script is closed.
 
+use std::fs::File;
 use std::io::{self, Write};
 use std::pin::pin;
 use std::thread;
@@ -14,6 +15,7 @@ use tenure::{Guard, Locks, Owner};
 use tokio::sync::oneshot;
 
 use crate::cli::Keep;
+use crate::descriptor;
 use crate::exit::{Failure, LOST, USAGE};
 use crate::store::{self, Terms};
 
@@ -22,7 +24,7 @@ use crate::store::{self, Terms};
 pub(crate) fn keep(args: &Keep) -> u8 {
     // Neither the terminal nor what ends the group of the script reaches it.
     let _ = setsid();
-    match tenure::block_on(until_over(args)) {
+    match last(args).and_then(|last| tenure::block_on(until_over(args, last))) {
         Ok(()) => 0,
         Err(Failure { code, message }) => {
             let _ = writeln!(io::stdout(), "{code} {message}");
@@ -31,15 +33,28 @@ pub(crate) fn keep(args: &Keep) -> u8 {
     }
 }
 
-async fn until_over(args: &Keep) -> Result<(), Failure> {
+/// The lock is kept until this ends.
+enum Last {
+    Process(OwnedFd),
+    /// A descriptor of a script that has this file open, and locked by the OS.
+    Descriptor(File),
+}
+
+fn last(args: &Keep) -> Result<Option<Last>, Failure> {
+    let file = args.fd.map(descriptor::again).transpose()?;
+    descriptor::close_inherited(file.as_ref());
     let process = args.while_pid.map(process).transpose()?;
+    Ok(file.map(Last::Descriptor).or(process.map(Last::Process)))
+}
+
+async fn until_over(args: &Keep, last: Option<Last>) -> Result<(), Failure> {
     let locks = store::open(&args.store, Terms::default(), |options| options.ttl(args.ttl))?;
     let owner: Owner = args.owner.parse()?;
     let Some(guard) = locks.resume(&args.name, &owner).await? else {
         return Err(Failure { code: LOST, message: "the lease was over before it could be kept".into() });
     };
     say_kept();
-    release_at_the_end_of(process, &locks, guard).await;
+    release_at_the_end_of(last, &locks, guard).await;
     Ok(())
 }
 
@@ -49,28 +64,28 @@ fn say_kept() {
     let _ = out.write_all(b"kept\n").and_then(|()| out.flush());
 }
 
-/// Returns when the lock was released or lost, or when it was released here because the process has
-/// ended or `tenure stop` asked for it.
-async fn release_at_the_end_of(process: Option<OwnedFd>, locks: &Locks, guard: Guard) {
-    if is_over(process, locks, &guard).await {
+/// Returns when the lock was released or lost, or when it was released here: what it was kept for
+/// has ended, or `tenure stop` asked for it.
+async fn release_at_the_end_of(last: Option<Last>, locks: &Locks, guard: Guard) {
+    if is_over(last, locks, &guard).await {
         return;
     }
     let _ = guard.release().await;
 }
 
 /// Returns whether the lock was released or lost, or is to be released here.
-async fn is_over(process: Option<OwnedFd>, locks: &Locks, guard: &Guard) -> bool {
+async fn is_over(last: Option<Last>, locks: &Locks, guard: &Guard) -> bool {
     let stopped = pin!(async {
         if locks.stop_requested(guard).await.is_err() {
             pending().await
         }
     });
     let ended = pin!(async {
-        let told = match process.map(end_of) {
+        let told = match last.map(end_of) {
             Some(Ok(ended)) => ended.await.is_ok(),
             _ => false,
         };
-        // Where the system does not tell when the process ends, that is not its end.
+        // Where the system does not tell when it ends, that is not its end.
         if !told {
             pending().await
         }
@@ -78,21 +93,30 @@ async fn is_over(process: Option<OwnedFd>, locks: &Locks, guard: &Guard) -> bool
     matches!(select(guard.lost(), select(ended, stopped)).await, Either::Left(_))
 }
 
-/// Resolves when the process has ended, or to an error where the system does not tell.
-fn end_of(process: OwnedFd) -> io::Result<oneshot::Receiver<()>> {
+/// Resolves when it has ended, or to an error where the system does not tell.
+fn end_of(last: Last) -> io::Result<oneshot::Receiver<()>> {
     let (sender, ended) = oneshot::channel();
-    thread::Builder::new().name("process".into()).spawn(move || {
-        let mut fds = [PollFd::new(&process, PollFlags::IN)];
-        let polled = loop {
-            match poll(&mut fds, None) {
-                Err(Errno::INTR) => {}
-                polled => break polled,
-            }
+    thread::Builder::new().name("end".into()).spawn(move || {
+        let waited = match last {
+            Last::Process(process) => wait(&process),
+            // The file is closed after this: the next holder's script may use it too.
+            Last::Descriptor(file) => descriptor::wait(&file),
         };
         // Dropped where the system refuses to say.
-        let _ = polled.map(|_| sender.send(()));
+        let _ = waited.map(|()| sender.send(()));
     })?;
     Ok(ended)
+}
+
+/// Waits until a process has ended.
+fn wait(process: &OwnedFd) -> Result<(), Errno> {
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    loop {
+        match poll(&mut fds, None) {
+            Err(Errno::INTR) => {}
+            polled => return polled.map(drop),
+        }
+    }
 }
 
 /// It names this process also when its number is given to another.

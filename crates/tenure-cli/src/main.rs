@@ -10,6 +10,7 @@ mod cli;
 mod clock;
 mod command_line;
 mod config;
+mod descriptor;
 mod doctor;
 mod duration;
 mod elect;

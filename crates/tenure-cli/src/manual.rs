@@ -48,7 +48,7 @@ pub(crate) const DOCTOR_MANUAL: &str = "\
 What is looked at:
   servers   eviction and memory, persistence, replicas, writes that are refused, idle connections,
             the clock, 50 round trips against the lease, keys without an end under the prefix (of
-            the first 10,000 keys), whether scripts are allowed, the rights of this user
+            the first 10,000 keys), whether scripts are allowed, the rights of this user, proxies
   sentinels whether they agree, their number and quorum, the time until a failover
   clusters  coverage, replicas, the time until a failover; each master as a server
   quorums   their number, members that do not answer; each member as a server
@@ -125,8 +125,9 @@ A hand-off is counted when a lock has another holder than at the last look, so s
 looks count once. A bar shows what is left of the longest lease that this holder was seen with. The
 history of a lock begins with the first look.
 
-On a server each look walks over all keys with SCAN and asks about each lock. It never uses KEYS or
-PSUBSCRIBE. Without colours: NO_COLOR=1.
+On a server each look walks over all keys with SCAN and asks about each lock. A look that takes long
+comes seldom, so that looks take 2 % of the time: with 10,000 locks on a local Redis one took 0.5 s,
+every 24 s, and the server 0.4 % of a core. It never uses KEYS or PSUBSCRIBE. Without colours: NO_COLOR=1.
 
 Exit status:
     0  q was pressed
@@ -295,6 +296,10 @@ as --while-pid. If the process in the background is killed, the lock is free whe
 the `file:` store at once. When it loses the lock it ends, and the script is not told: ask with
 `tenure verify` before each step that must not run without the lock.
 
+With --fd the same process keeps the lock, and releases it when the descriptor is closed: by
+`exec 9>&-`, at the end of the subshell or the script, and when that is killed. It works on every
+store.
+
 Examples:
   T=$(tenure acquire deploy --ttl 10m -w 5m) || exit
   ./build.sh && tenure renew deploy --owner \"$T\" --ttl 10m && ./install.sh
@@ -302,7 +307,12 @@ Examples:
 
   T=$(tenure acquire --hold --while-pid $$ deploy) || exit
   ./build.sh && tenure verify deploy --owner \"$T\" && ./install.sh
-  tenure release deploy --owner \"$T\"";
+  tenure release deploy --owner \"$T\"
+
+  (
+      tenure acquire --fd 9 -n deploy || exit 75
+      ./build.sh
+  ) 9>/run/lock/deploy.fd";
 
 pub(crate) const RENEW_CODES: &str = "\
 Exit status:

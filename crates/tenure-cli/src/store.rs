@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tenure::diagnosis::Topology;
+use tenure::diagnosis::{Topology, postgres_url_shown};
 use tenure::{Locks, Options};
 
 use crate::cli::Store;
@@ -33,7 +33,7 @@ pub(crate) fn open(
         let code = if error.is_unreachable() { OWN } else { of_error(&error) };
         Failure { code, message: chain(&error) }
     })?;
-    Ok(locks.with(|options| change(options).prefix(&args.prefix))?)
+    Ok(locks.with(|options| change(options.op_timeout(PATIENCE)).prefix(&args.prefix))?)
 }
 
 /// The same, to look at what is there: a directory that was named must exist.
@@ -189,13 +189,31 @@ pub(crate) fn named(args: &Store) -> Result<Named, Failure> {
     }
 }
 
+/// How long a store that does not answer is asked, without a limit of the command line. With the
+/// start of this program it is told within a second.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(900);
+
 /// The environment variable that names the store.
 pub(crate) const STORE_URL: &str = "TENURE_STORE";
 /// The environment variable that names a file with the store's URL.
 pub(crate) const STORE_FILE: &str = "TENURE_STORE_FILE";
 
+/// Whether the URL names etcd.
+pub(crate) fn is_etcd(url: &str) -> bool {
+    ["etcd:", "etcds:"].iter().any(|scheme| url.starts_with(scheme))
+}
+
 /// The URL without a password, for people.
 pub(crate) fn shown(url: &str) -> String {
+    if is_postgres(url) {
+        return postgres_url_shown(url)
+            .map_or_else(|| "(a URL that cannot be used)".into(), |url| url.to_string());
+    }
+    #[cfg(feature = "etcd")]
+    if is_etcd(url) {
+        let shown = tenure::diagnosis::etcd_shown(url);
+        return shown.unwrap_or_else(|| "(a URL that cannot be used)".into());
+    }
     let known = url.split_once("://").is_some_and(|(scheme, _)| Topology::knows(scheme));
     if !known {
         return if url.starts_with("file:") { url.to_owned() } else { "(a URL that cannot be used)".into() };
@@ -203,9 +221,15 @@ pub(crate) fn shown(url: &str) -> String {
     Topology::parse(url).map_or_else(|_| "(a URL that cannot be used)".into(), |url| url.shown().to_string())
 }
 
+/// Whether a URL names PostgreSQL servers.
+pub(crate) fn is_postgres(url: &str) -> bool {
+    url.split_once(':').is_some_and(|(scheme, _)| matches!(scheme, "postgres" | "postgresql"))
+}
+
 /// The URL without user and passwords, if it has a password: what a command under a lock may know.
 pub(crate) fn without_password(url: &str) -> Option<String> {
-    let (scheme, rest) = url.split_once("://").filter(|(scheme, _)| Topology::knows(scheme))?;
+    let is_known = |(scheme, _): &(&str, &str)| Topology::knows(scheme) || is_postgres(url) || is_etcd(url);
+    let (scheme, rest) = url.split_once("://").filter(is_known)?;
     let (place, query) = rest.split_once('?').map_or((rest, None), |(place, query)| (place, Some(query)));
     let (authority, path) = place.find('/').map_or((place, ""), |at| place.split_at(at));
     let (login, hosts) =
@@ -317,6 +341,8 @@ mod tests {
             ("redis-quorum://:hush@a,b,c/1", Some("redis-quorum://a,b,c/1")),
             ("redis+unix:///s?db=1&user=a&password=hush", Some("redis+unix:///s?db=1")),
             ("redis-sentinel://a/s?sentinel-password=hush", Some("redis-sentinel://a/s")),
+            ("postgres://ann:hush@h,i/db?schema=s", Some("postgres://h,i/db?schema=s")),
+            ("etcd://ann:hush@a,b/app", Some("etcd://a,b/app")),
             ("redis://h", None),
             ("redis://ann@h?password-file=f", None),
             ("file:a:b@c", None),

@@ -124,7 +124,7 @@ impl Wanted<'_> {
 }
 
 /// Does the work, and polls `aside` meanwhile without waiting for it.
-async fn beside<T>(aside: impl Future<Output = ()>, work: impl Future<Output = T>) -> T {
+pub(crate) async fn beside<T>(aside: impl Future<Output = ()>, work: impl Future<Output = T>) -> T {
     let (mut aside, mut work) = (pin!(aside), pin!(work));
     let mut is_done = false;
     poll_fn(|context| {

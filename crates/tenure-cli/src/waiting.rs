@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use tenure::{Holder, Owner, Status};
 use tokio::time::sleep;
 
-use crate::output::{Span, chain};
+use crate::output::{Span, Voice, chain};
 use crate::table::fitted;
 use crate::wanted::Wanted;
 use crate::{clock, kind, printer, status};
@@ -75,31 +75,11 @@ impl Wanted<'_> {
         }
     }
 
-    /// Says when the store stops answering during a wait, once a minute while it does not, and when
-    /// it is back.
+    /// Says when the store stops answering during a wait, and when it is back.
     pub(crate) async fn say_of_silence(&self) {
-        let Self { request, locks, voice, .. } = *self;
-        let store = locks.url();
-        let (mut since, mut said_at) = (None, None);
-        loop {
-            sleep(LOOK).await;
-            let asked = clock::now();
-            match (locks.inspect(&request.name).await, since) {
-                (Ok(_), None) => {}
-                (Ok(_), Some(start)) => {
-                    let silence = Span(clock::now() - start);
-                    voice.say(format_args!("store {store} answers again, after {silence}; still waiting"));
-                    (since, said_at) = (None, None);
-                }
-                (Err(error), _) => {
-                    since.get_or_insert(asked);
-                    if said_at.is_none_or(|said_at| asked >= said_at + AGAIN) {
-                        said_at = Some(asked);
-                        voice.say(format_args!("{}; still waiting", chain(&error)));
-                    }
-                }
-            }
-        }
+        let Self { locks, voice, .. } = *self;
+        // A look at the lock would open the files of all who hold or wait, in a directory.
+        say_of_silence(locks.url(), voice, async || locks.ping().await).await;
     }
 
     /// Those of the wanted locks that others hold, so that this run cannot.
@@ -123,6 +103,31 @@ impl Wanted<'_> {
         let held = held.map(|found| found.map(awaited));
         let is_in_the_way = |found: &tenure::Result<Awaited>| !matches!(found, Ok(awaited) if kind::has_room(&self.request.kind, &awaited.status));
         held.filter(is_in_the_way).collect()
+    }
+}
+
+/// Says when the store stops answering during a wait, once a minute while it does not, and when it
+/// is back.
+pub(crate) async fn say_of_silence(store: &str, voice: Voice, ask: impl AsyncFn() -> tenure::Result<()>) {
+    let (mut since, mut said_at) = (None, None);
+    loop {
+        sleep(LOOK).await;
+        let asked = clock::now();
+        match (ask().await, since) {
+            (Ok(()), None) => {}
+            (Ok(()), Some(start)) => {
+                let silence = Span(clock::now() - start);
+                voice.say(format_args!("store {store} answers again, after {silence}; still waiting"));
+                (since, said_at) = (None, None);
+            }
+            (Err(error), _) => {
+                since.get_or_insert(asked);
+                if said_at.is_none_or(|said_at| asked >= said_at + AGAIN) {
+                    said_at = Some(asked);
+                    voice.say(format_args!("{}; still waiting", chain(&error)));
+                }
+            }
+        }
     }
 }
 

@@ -1,12 +1,17 @@
-//! Hand-overs a second of one mutex for which many tasks of this process wait.
+//! Hand-overs a second of one mutex for which many tasks of this process wait, and what their waiting
+//! costs.
 //!
 //! `cargo run --release -p tenure --example waiters -- redis://HOST 100000`
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "it measures real time")]
+
+#[path = "costs/mod.rs"]
+mod costs;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use costs::Costs;
 use tenure::Locks;
 
 const MEASURED: Duration = Duration::from_secs(5);
@@ -20,6 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let locks = Locks::connect(&url).await?;
         let mutex = locks.mutex("waiters")?;
         let first = mutex.lock().await?;
+        let before = Costs::now(&url)?;
         let (waiting, turns) = (Arc::<AtomicU32>::default(), Arc::<AtomicU32>::default());
         for _ in 0..waiters {
             let (mutex, waiting, turns) = (mutex.clone(), Arc::clone(&waiting), Arc::clone(&turns));
@@ -35,6 +41,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         // The newest have asked once more, and are in line by then.
         tokio::time::sleep(Duration::from_secs(2)).await;
+        let (in_line, started) = (Costs::now(&url)?, Instant::now());
+        tokio::time::sleep(MEASURED).await;
+        let (end, seconds) = (Costs::now(&url)?, started.elapsed().as_secs_f64());
+        println!(
+            "a waiter: {:.0} bytes here, {:.0} on the server; all of them: {:.1} commands/s, {:.1} ms/s of the \
+             server's processor",
+            (in_line.memory_here - before.memory_here) / f64::from(waiters),
+            (in_line.memory_there - before.memory_there) / f64::from(waiters),
+            (end.commands - in_line.commands) / seconds,
+            (end.cpu_there - in_line.cpu_there) / seconds * 1e3,
+        );
         first.release().await?;
         let started = Instant::now();
         while started.elapsed() < MEASURED && turns.load(Ordering::Relaxed) < waiters {

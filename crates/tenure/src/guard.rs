@@ -203,6 +203,68 @@ impl Guard {
         self.still()
     }
 
+    /// Makes a transaction on PostgreSQL commit only if this lock is held until then.
+    ///
+    /// The lock's table and what the transaction changes are in one database. So the database
+    /// itself checks the hold, in the transaction, and no margin for clocks or pauses is needed.
+    /// Call it at any point of the transaction. [`postgres::check_sql`](crate::postgres::check_sql)
+    /// is the same for other drivers.
+    ///
+    /// ```no_run
+    /// # async fn f(guard: tenure::Guard, client: &mut tokio_postgres::Client)
+    /// # -> Result<(), Box<dyn std::error::Error>> {
+    /// let transaction = client.transaction().await?;
+    /// guard.check_in(&transaction).await?;
+    /// transaction.execute("UPDATE stock SET pieces = pieces - 1", &[]).await?;
+    /// transaction.commit().await?; // the lock is still held here
+    /// guard.release().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Guarantees
+    /// From the answer until the transaction ends, no other client gets this lock, also if its
+    /// lease is over and this process stands still. Renewals go on. If the lock is not held any
+    /// more, the transaction is in a failed state and cannot commit.
+    ///
+    /// The check keeps the lock's row from being taken over, with `FOR KEY SHARE`. So it costs
+    /// waiters time: where a lease ends while a transaction is open, the lock is free once that
+    /// has ended, and up to 100 ms later. `idle_in_transaction_session_timeout` of the server
+    /// limits that. Where several hold a lock, no lapsed hold of any is taken over meanwhile.
+    ///
+    /// Commit first, then release: a release waits for the transaction. Where other clients hold
+    /// the lock too (readers, permits of a semaphore), a release of this hold does not wait for it.
+    ///
+    /// # Cancel safety
+    /// The transaction may be checked in or in a failed state: roll it back.
+    ///
+    /// # Errors
+    /// `is_lost` when the lock is not held any more. `is_unsupported` where the lock is in another
+    /// store than PostgreSQL. `is_unreachable` or `is_refused` with what the server said; the
+    /// isolation levels above `READ COMMITTED` may also say that the row has changed.
+    #[cfg(feature = "postgres")]
+    pub async fn check_in(&self, transaction: &tokio_postgres::Transaction<'_>) -> Result<()> {
+        if let Some(lost) = self.outcome() {
+            return Err(lost);
+        }
+        let (store, lease) = (&self.home.engine.store, self.lease());
+        let checked = crate::store::postgres::check_in(
+            store.url(),
+            &lease.name,
+            &lease.owner,
+            lease.fence,
+            transaction,
+        )
+        .await;
+        match checked {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let reason = "the transaction found it with another owner, or its lease over";
+                Err(Error::lost(&self.name, store.url(), reason))
+            }
+            Err(failure) => Err(self.home.engine.silent(&self.name, failure)),
+        }
+    }
+
     /// Extends the lease to a whole [`ttl`](crate::Options::ttl) from now. Only needed with
     /// [`Renewal::Off`](crate::Renewal::Off).
     ///

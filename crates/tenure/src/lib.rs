@@ -56,6 +56,7 @@
 //!
 //! | feature | default | |
 //! |---|---|---|
+//! | `postgres` | no | PostgreSQL servers, and `Guard::check_in` |
 //! | `redis` | yes | all stores on Redis and Valkey servers; without it `memory:` and `file:` remain, and the crate `redis` is not built |
 //! | `tls` | yes | `rediss://` and its like, with rustls and ring; it brings `redis` along |
 //! | `serde` | no | `Json`: values of serde in a [`Cache`] |
@@ -99,6 +100,8 @@ mod options;
 mod owner;
 mod parse;
 mod planted;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 mod protocol;
 mod reentrant;
 mod runtime;
@@ -148,7 +151,11 @@ pub use uses::value::Json;
 /// use it.
 #[doc(hidden)]
 pub mod diagnosis {
+    #[cfg(feature = "etcd")]
+    pub use crate::store::etcd::shown as etcd_shown;
     pub use crate::store::file::shared_file_system;
+    #[cfg(feature = "postgres")]
+    pub use crate::store::postgres::{Diagnosis, diagnose_postgres, postgres_url_shown};
     #[cfg(feature = "redis")]
     pub use crate::store::redis::{
         Address, Console, Reply, Sentinels, Target, Topology, ballot_key, fence_key, keys_with, wake_channel,

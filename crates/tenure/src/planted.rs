@@ -88,6 +88,22 @@ pub enum Bug {
     PairUnraised,
     /// What the script refuses after it is not given back.
     PairLeftBehind,
+    /// The answer for the first of many renewals is taken for that of all.
+    OneRenewedForAll,
+    /// One lock of many that is gone is taken for all of them.
+    PartTakenForAll,
+    /// A write of unknown outcome is followed by others with no fence between them.
+    CasUnfenced,
+    /// What is bound to a handle that is gone counts as living.
+    CasDeathIgnored,
+    /// A conflict of two writes is answered as a busy lock.
+    CasConflictIsBusy,
+    /// A watch of a lock begins after the look at it.
+    CasWatchAfterLook,
+    /// A write compares no version.
+    CasUncompared,
+    /// The handle of another hold is asked for whether it lives.
+    CasHandleOfAnother,
     /// No allowance for stores that count whole milliseconds.
     NoRounding,
     /// The loss of a lease is not announced early.
@@ -212,8 +228,8 @@ pub enum Bug {
 }
 
 impl Bug {
-    /// All of them.
-    pub const ALL: [Self; 94] = [
+    /// All of them, but those of stores by compare-and-swap, which have schedules of their own.
+    pub const ALL: [Self; 96] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -252,6 +268,8 @@ impl Bug {
         Self::PairUnread,
         Self::PairUnraised,
         Self::PairLeftBehind,
+        Self::OneRenewedForAll,
+        Self::PartTakenForAll,
         Self::NoRounding,
         Self::NoGrace,
         Self::CalledWithTooLittle,

@@ -5,6 +5,8 @@
 
 mod cluster;
 mod file;
+mod postgres;
+mod proxy;
 mod quorum;
 mod report;
 mod rights;
@@ -65,6 +67,17 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
         file::check(path, &mut report)?;
         try_a_lock(&locks, &name, &mut report).await;
         locks
+    } else if store::is_postgres(&url) {
+        let locks = open(args, args.ttl)?;
+        postgres::check(&url, locks.url(), &mut report).await?;
+        try_a_lock(&locks, &name, &mut report).await;
+        locks
+    } else if store::is_etcd(&url) {
+        // Reachability, version, leader and majority are what a ping asks for.
+        let locks = open(args, args.ttl)?;
+        locks.ping().await?;
+        try_a_lock(&locks, &name, &mut report).await;
+        locks
     } else {
         let topology = Topology::parse(&url)?;
         let terms = topology.terms();
@@ -110,6 +123,7 @@ async fn examine(target: &Target, setup: &Setup, report: &mut Report) -> Result<
     let console = Console::open(target).await?;
     let mut server = Server::new(console, target);
     server.examine(setup, report).await?;
+    proxy::check(&mut server, target, report).await?;
     rights::check(&mut server, setup, target.user(), report).await?;
     Ok(server)
 }

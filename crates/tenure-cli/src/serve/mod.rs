@@ -45,6 +45,13 @@ pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
     let listener = TcpListener::bind(args.listen).await.map_err(own)?;
     let at = listener.local_addr().map_err(own)?;
     let seen = Shared::default();
+    // A store that is not there at all is told before anything is shown.
+    let asked = clock::now();
+    let rows = match signals.or_end(walk(&locks, &args.names, &[])).await {
+        Ok(found) => found?.into_iter().map(|(row, _)| row).collect(),
+        Err(signal) => return Ok(of_signal(signal)),
+    };
+    seen.lock().unwrap_or_else(PoisonError::into_inner).looked(Ok(rows), clock::unix(), clock::now() - asked);
     output::print(format!("listening at http://{at}/\n"))
         .map_err(|error| Failure::own("cannot print", &error))?;
     let looks = async {

@@ -76,7 +76,7 @@ fn the_command_finds_the_lock_in_its_environment() {
         env.tenure_run(["--ttl", "1500ms", "--prefix", "p:", "two words", "sh", "-c", script]).exits_with(0);
     let parts: Vec<&str> = said.stdout.split('|').collect();
     assert_eq!((parts[0], parts[3]), ("two words", "1500"), "{said:?}");
-    assert!(parts[1].starts_with("two-words@") && parts[1].parse::<tenure::Owner>().is_ok(), "{said:?}");
+    assert!(parts[1].starts_with("alice@") && parts[1].parse::<tenure::Owner>().is_ok(), "{said:?}");
     assert!(parts[2].parse::<u64>().unwrap() > 0, "{said:?}");
 }
 

@@ -2,7 +2,7 @@
 //! found.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
@@ -126,4 +126,104 @@ fn slots_without_a_node_and_masters_without_a_replica_are_found() {
     let alone = Cluster::without_replicas();
     let findings = found(&env, &alone.url(), &[]);
     assert!(findings.contains("replicas"), "{findings:?}");
+}
+
+/// Gives each connection to the next of these servers, as a balancer does.
+fn balancer(servers: [SocketAddr; 2]) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    thread::spawn(move || {
+        for (client, at) in listener.incoming().map_while(Result::ok).zip(servers.into_iter().cycle()) {
+            let server = TcpStream::connect(at).expect("the server");
+            let pass = |mut from: TcpStream, mut to: TcpStream| {
+                thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(Shutdown::Both);
+                });
+            };
+            pass(client.try_clone().expect("a socket"), server.try_clone().expect("a socket"));
+            pass(server, client);
+        }
+    });
+    port
+}
+
+#[test]
+fn several_servers_behind_one_address_are_found_and_one_is_a_note() {
+    let env = TestEnv::new();
+    let servers = [good(), good()].map(Server::start_with);
+    let [first, second] = [&servers[0], &servers[1]].map(Server::address);
+    let url = |port: u16| format!("redis://127.0.0.1:{port}");
+    let told_of = |port: u16| told(&env, &url(port), &[]);
+    let port = balancer([first, second]);
+    let findings = told_of(port)["findings"].clone();
+    let is_it = |finding: &serde_json::Value| {
+        finding["check"] == "proxy"
+            && finding["what"].as_str().is_some_and(|it| it.contains("several servers"))
+    };
+    assert!(findings.as_array().expect("findings").iter().any(is_it), "{findings}");
+    // Bytes that are only passed on cost no lock.
+    let told = told_of(balancer([first, first]));
+    assert_eq!(told["findings"], serde_json::json!([]), "{told}");
+    assert!(
+        told["notes"][0]["check"] == "proxy" && told["notes"].as_array().map(Vec::len) == Some(1),
+        "{told}"
+    );
+    // Nor is there anything on the way to the server itself, by either kind of address.
+    for url in [url(first.port()), format!("redis://localhost:{}", first.port()), servers[0].unix_url()] {
+        assert_eq!(self::told(&env, &url, &[])["notes"], serde_json::json!([]), "{url}");
+    }
+}
+
+/// Passes the requests of one connection on by two, in turns; those of a login by both.
+fn multiplexer(server: &Server) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let at = server.address();
+    thread::spawn(move || {
+        for mut client in listener.incoming().map_while(Result::ok) {
+            thread::spawn(move || {
+                let mut servers = [at, at].map(|at| TcpStream::connect(at).expect("the server"));
+                let mut bytes = vec![0; 1 << 16];
+                for turn in 0.. {
+                    let Ok(length @ 1..) = client.read(&mut bytes) else { break };
+                    let is_login = bytes[..length].windows(5).any(|word| word == b"HELLO");
+                    let asked = if is_login { 0..2 } else { turn % 2..turn % 2 + 1 };
+                    let mut answer = Vec::new();
+                    for server in &mut servers[asked] {
+                        server.write_all(&bytes[..length]).expect("a request");
+                        answer = answer_of(server);
+                    }
+                    if client.write_all(&answer).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    port
+}
+
+/// What a server says until it is quiet for a moment.
+fn answer_of(server: &mut TcpStream) -> Vec<u8> {
+    let (mut answer, mut bytes) = (Vec::new(), vec![0; 1 << 16]);
+    server.set_read_timeout(Some(Duration::from_secs(2))).expect("a limit");
+    while let Ok(length @ 1..) = server.read(&mut bytes) {
+        answer.extend(&bytes[..length]);
+        server.set_read_timeout(Some(Duration::from_millis(5))).expect("a limit");
+    }
+    answer
+}
+
+#[test]
+fn a_proxy_that_shares_connections_is_found() {
+    let (env, server) = (TestEnv::new(), Server::start_with(good()));
+    let port = multiplexer(&server);
+    let told = told(&env, &format!("redis://127.0.0.1:{port}"), &["--ttl", "1h"]);
+    let findings = told["findings"].as_array().expect("findings");
+    let is_it = |finding: &serde_json::Value| {
+        finding["check"] == "proxy"
+            && finding["what"].as_str().is_some_and(|what| what.contains("one connection"))
+    };
+    assert!(findings.iter().any(is_it), "{told}");
 }

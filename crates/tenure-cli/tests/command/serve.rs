@@ -97,3 +97,55 @@ fn a_store_that_is_away_is_told_and_asked_again() {
     drop(guard);
     server.eventually("it is back", || has("tenure_up 1"));
 }
+
+/// What a browser shows at this address after the page's scripts have run.
+fn browser(env: &TestEnv, url: &str) -> String {
+    let mut browser = env.program("chromium-headless-shell");
+    browser.env("HOME", env.path("browser"));
+    browser.args(["--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom"]);
+    browser.arg(format!("--user-data-dir={}", env.path("browser").display())).arg(url);
+    let shown = env.run(browser);
+    assert_eq!(shown.code(), Some(0), "scripts/install-test-needs installs it: {shown:?}");
+    shown.stdout
+}
+
+#[test]
+fn a_browser_shows_the_locks_and_the_history_of_the_one_in_the_address() {
+    let env = TestEnv::new();
+    let markup = "<b>deploy</b> 50%";
+    let _held = env.start_script(&["--ttl", "1h"], markup, "READY; exec sleep 100");
+    let queue = env.start_script(&["--fair", "--ttl", "1h"], "queue", "READY; exec sleep 100");
+    let _waiter = env.start(env.tenure_run_command(["--fair", "queue", "--", "sleep", "100"]));
+    let (server, at) = serve(&env, &[]);
+    server.eventually("both are told", || {
+        let told = get(&at, "/metrics");
+        told.contains("tenure_lock_waiters{lock=\"queue\"} 1") && told.contains("50%")
+    });
+    let page = browser(&env, &format!("http://{at}/"));
+    assert!(page.contains(": 2 locks, 0.0 hand-offs/s</p>"), "{page}");
+    // A name is text, and a link to its history.
+    let name = "<td><a href=\"#%3Cb%3Edeploy%3C%2Fb%3E%2050%25\">&lt;b&gt;deploy&lt;/b&gt; 50%</a></td>";
+    assert!(page.contains(&format!("{name}<td>mutex</td><td>-</td><td>0</td>")), "{page}");
+    assert!(
+        page.contains("<a href=\"#queue\">queue</a></td><td>fair mutex</td><td>-</td><td>1</td>"),
+        "{page}"
+    );
+    assert!(page.contains("<meter max=") && page.contains("<td>alice@"), "{page}");
+    assert!(page.contains("<h2 id=\"title\"></h2>") && !page.contains("<li>"), "{page}");
+
+    queue.signal(Signal::TERM);
+    queue.wait().exits_with(143);
+    server.eventually("the hand-off is told", || get(&at, "/metrics").contains("tenure_handoffs_total 1"));
+    let page = browser(&env, &format!("http://{at}/#queue"));
+    assert!(page.contains("<h2 id=\"title\">History of queue</h2>"), "{page}");
+    assert_eq!(page.matches("<li>").count(), 2, "{page}");
+    let page = browser(&env, &format!("http://{at}/#%3Cb%3Edeploy%3C%2Fb%3E%2050%25"));
+    assert!(page.contains("History of &lt;b&gt;deploy&lt;/b&gt; 50%</h2>"), "{page}");
+    assert_eq!(page.matches("<li>").count(), 1, "{page}");
+
+    let guard = env.silence_the_store();
+    server.eventually("it is away", || get(&at, "/metrics").lines().any(|line| line == "tenure_up 0"));
+    let page = browser(&env, &format!("http://{at}/"));
+    assert!(page.contains("<p id=\"state\" class=\"trouble\">") && page.contains("queue</a>"), "{page}");
+    drop(guard);
+}

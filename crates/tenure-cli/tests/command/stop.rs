@@ -17,10 +17,10 @@ fn a_stop_ends_the_commands_that_hold_and_says_who_asked() {
         assert_eq!(stop(&["x"]).exits_with(1).says_nothing().stdout, "free\n");
         let slots = [&store[..], &["--slots", "3", "--label", "job 7"]].concat();
         let holders = [0, 1].map(|_| env.start_script(&slots, "x", "READY; exec sleep 30"));
-        let said = stop(&["--reason", "make room", "x"]).exits_with(0).says_nothing().stdout;
+        let said = stop(&["--reason", "deploy at 9", "x"]).exits_with(0).says_nothing().stdout;
         assert!(said.starts_with("stopped: alice@") && said.contains("\"job 7\""), "{said}");
         for holder in holders {
-            holder.wait().exits_with(143).says("asked to stop by alice@").says(": make room");
+            holder.wait().exits_with(143).says("asked to stop by alice@").says(": deploy at 9");
         }
         // One that comes later is not meant.
         let script = "READY; while [ ! -e end ]; do sleep 0.02; done";

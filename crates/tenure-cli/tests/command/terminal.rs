@@ -248,7 +248,7 @@ fn a_background_job_that_wants_the_terminal_stops_until_it_gets_it() {
     let env = TestEnv::new();
     let mut session = Session::start(&env, &["sh", "-i"]);
     session.keys("\"$TENURE\" run x -- sh -c 'read line; echo \"got: $line\"' &\n");
-    session.keys("sleep 0.3; jobs\n");
+    session.keys("until jobs >j; grep -q Stop\"\"ped j; do sleep 0.1; done; cat j\n");
     session.expect("Stopped");
     session.keys("fg\n");
     session.expect("run x");

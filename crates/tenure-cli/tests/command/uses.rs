@@ -119,6 +119,27 @@ fn each_change_of_who_leads_is_printed() {
 }
 
 #[test]
+fn a_candidate_prints_each_change_of_who_leads() {
+    let env = TestEnv::new();
+    let elect = |payload: &str, command: &[&str]| {
+        let words = [&["elect", "--print", "--payload", payload, "api", "--"], command].concat();
+        env.start(env.tenure(words))
+    };
+    let first = elect("a", &["sh", "-c", "touch leads; exec sleep 60"]);
+    first.eventually("it leads", || env.path("leads").exists());
+    let second = elect("b", &["echo", "output"]);
+    second.eventually("it is told", || second.stderr().contains("tenure: elected: a, term "));
+    first.signal(Signal::TERM);
+    let said = first.wait().exits_with(143);
+    assert_eq!((said.stderr.lines().count(), said.stdout.as_str()), (1, ""), "{said:?}");
+    let said = second.wait().exits_with(0);
+    let words: Vec<_> = said.stderr.lines().filter_map(|line| line.split(", ").next()).collect();
+    assert_eq!(words[..2], ["tenure: elected: a", "tenure: resigned: a"], "{said:?}");
+    assert_eq!(said.stdout, "output\n");
+    env.run(env.tenure(["elect", "--print", "-q", "api", "true"])).exits_with(64).says("--quiet");
+}
+
+#[test]
 fn a_leader_that_cannot_renew_is_stopped_before_another_leads() {
     let env = TestEnv::new();
     let server = Server::start();

@@ -125,6 +125,11 @@ impl Server {
         self.locks.insert(key.to_owned(), State { lock, ballot: None });
     }
 
+    /// An operator deletes a lock's key.
+    pub fn delete(&mut self, key: &str) {
+        self.locks.remove(key);
+    }
+
     /// Notes what is kept now.
     pub(crate) fn look(&mut self, at: TrueTime) {
         let locks = self.locks.iter().filter_map(|(key, state)| {
@@ -272,6 +277,10 @@ impl Server {
     }
 
     fn script(&mut self, keys: &[&str], args: &[&str], now: TrueTime, said: &mut Said) -> Vec<u8> {
+        // That of many renewals begins with its request.
+        if args[0].bytes().all(|byte| byte.is_ascii_digit()) {
+            return self.renewals(keys, args, now);
+        }
         // The short release begins with its owner.
         let is_short = args[0].contains('@');
         let (op, channel) = match is_short {
@@ -308,6 +317,32 @@ impl Server {
             self.executed.push(Executed { at: now, op, answer });
         }
         reply
+    }
+}
+
+impl Server {
+    fn renewals(&mut self, keys: &[&str], args: &[&str], now: TrueTime) -> Vec<u8> {
+        let [request, ttl_ms, owners @ ..] = args else { panic!("no renewals: {args:?}") };
+        assert_eq!(keys.len(), owners.len(), "an owner for each lock");
+        let mut line = format!("{} {request}", owners[0]);
+        for (key, owner) in keys.iter().zip(owners) {
+            let op = op(&[key], &["renew", owner, request, ttl_ms]);
+            let state = self.locks.entry((*key).to_owned()).or_default();
+            let (answer, _) = protocol::apply(state, &mut self.counter, clock(now), &op);
+            if let Some(scripts) = &self.scripts {
+                let same = scripts.compare(clock(now), &op, &(answer.clone(), None));
+                assert_eq!(same, Ok(()), "the script and its twin");
+            }
+            line += &match &answer {
+                Answer::Held { fence } => format!(" {fence}"),
+                Answer::Free => " free".to_owned(),
+                _ => " -".to_owned(),
+            };
+            if matches!(answer, Answer::Held { .. } | Answer::Free) {
+                self.executed.push(Executed { at: now, op, answer });
+            }
+        }
+        format!("${}\r\n{line}\r\n", line.len()).into_bytes()
     }
 }
 

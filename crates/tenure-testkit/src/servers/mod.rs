@@ -25,7 +25,7 @@ use std::fs;
 use std::io;
 use std::mem;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -37,8 +37,10 @@ mod client;
 mod clock;
 mod cluster;
 mod config;
+mod etcd;
 mod launch;
 mod mariadb;
+mod pgbouncer;
 pub(crate) mod port;
 mod postgres;
 mod process;
@@ -50,7 +52,9 @@ pub use client::Client;
 pub use clock::Clock;
 pub use cluster::Cluster;
 pub use config::Config;
+pub use etcd::Etcd;
 pub use mariadb::MariaDb;
+pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use reply::Value;
 pub(crate) use reply::message;
@@ -361,10 +365,13 @@ pub fn eventually(what: &str, limit: Duration, mut it: impl FnMut() -> bool) {
 /// Removes the directories of servers that are never dropped when this process ends, as the servers
 /// do.
 fn sweep_at_exit<'a>(servers: impl IntoIterator<Item = &'a Server>) {
+    sweep_dirs_at_exit(servers.into_iter().map(|server| server.dir.path()));
+}
+
+/// The same for any directories.
+fn sweep_dirs_at_exit<'a>(dirs: impl IntoIterator<Item = &'a Path>) {
     let mut sweeper = Command::new("sh");
-    sweeper
-        .args(["-c", "cat; rm -rf \"$@\"", "sweeper"])
-        .args(servers.into_iter().map(|server| server.dir.path()));
+    sweeper.args(["-c", "cat; rm -rf \"$@\"", "sweeper"]).args(dirs);
     sweeper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     // It waits for the end of a pipe that this process never closes.
     mem::forget(sweeper.spawn().expect("a shell"));

@@ -10,8 +10,8 @@ use std::time::Duration;
 use rustix::process::geteuid;
 use tempfile::TempDir;
 
-use super::eventually;
 use super::process::Process;
+use super::{eventually, sweep_dirs_at_exit};
 
 /// The user `nobody`, as whom the server runs where the test is root: PostgreSQL refuses root.
 const NOBODY: u32 = 65534;
@@ -39,7 +39,7 @@ impl Postgres {
         give_to_nobody(&data); // initdb makes it private
         give_to_nobody(dir.path());
         let path = |path: &Path| path.to_str().expect("a temporary directory in UTF-8").to_owned();
-        let (data, socket) = (path(&data), path(dir.path()));
+        let data = path(&data);
 
         let initdb = path(&programs.join("initdb"));
         let wanted = ["-D", &data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"];
@@ -48,20 +48,70 @@ impl Postgres {
         let made = made.unwrap_or_else(|error| panic!("{}: {error}", words[0]));
         assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
 
-        let postgres = path(&programs.join("postgres"));
-        let settings = ["-D", &data, "-k", &socket, "-h", "", "-F", "-c", "max_connections=50"];
-        let words = as_nobody(&postgres, &settings);
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let log = dir.path().join("log");
-        let process = Process::start(Path::new(words[0]), &words[1..], &[], &log).expect("setpriv");
+        let process = launch(&programs, dir.path());
         let mut server = Self { process, programs, dir };
+        server.answers();
+        server
+    }
+
+    /// Waits until it answers.
+    fn answers(&mut self) {
         eventually("PostgreSQL answers", Duration::from_secs(30), || {
-            let ended = server.process.has_ended();
-            assert!(!ended, "it ended: {}", fs::read_to_string(&log).unwrap_or_default());
-            let asked = server.psql().args(["-c", "SELECT 1"]).stderr(Stdio::null()).output();
+            let log = self.dir.path().join("log");
+            assert!(!self.process.has_ended(), "it ended: {}", fs::read_to_string(log).unwrap_or_default());
+            let asked = self.psql().args(["-c", "SELECT 1"]).stderr(Stdio::null()).output();
             asked.expect("psql").status.success()
         });
-        server
+    }
+
+    /// The same for as long as this program runs, for a `static`: its directory is removed then.
+    #[must_use]
+    pub fn until_exit(self) -> Self {
+        sweep_dirs_at_exit([self.dir.path()]);
+        self
+    }
+
+    /// Ends it as a crash does: what was under way is lost.
+    pub fn crash(&mut self) {
+        self.process.quit();
+        eventually("PostgreSQL ends", Duration::from_secs(10), || self.process.has_ended());
+    }
+
+    /// Starts it again after a crash, with what it had.
+    pub fn restart(&mut self) {
+        self.process = launch(&self.programs, self.dir.path());
+        self.answers();
+    }
+
+    /// The URL of a store in this schema, as the superuser.
+    pub fn url(&self, schema: &str) -> String {
+        self.url_as("postgres", schema)
+    }
+
+    /// The same as another user.
+    pub fn url_as(&self, user: &str, schema: &str) -> String {
+        let directory = self.directory().replace('/', "%2F");
+        format!("postgres://{user}@{directory}/postgres?schema={schema}")
+    }
+
+    /// The directory of its socket.
+    pub fn directory(&self) -> &str {
+        self.dir.path().to_str().expect("a temporary directory in UTF-8")
+    }
+
+    /// The path of its socket.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join(".s.PGSQL.5432")
+    }
+
+    /// Runs SQL as the superuser, and returns the values of the rows, a line each.
+    ///
+    /// # Panics
+    /// If the server refuses it.
+    pub fn run(&self, sql: &str) -> String {
+        let done = self.psql().args(["-c", sql]).output().expect("psql");
+        assert!(done.status.success(), "{sql}: {}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8(done.stdout).expect("text").trim_end().to_owned()
     }
 
     /// Where it is, in the form that libpq and `tokio_postgres` read: `host=DIR user=postgres`.
@@ -89,6 +139,16 @@ impl Drop for Postgres {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// Starts the server on the data in a directory.
+fn launch(programs: &Path, dir: &Path) -> Process {
+    let path = |path: &Path| path.to_str().expect("a temporary directory in UTF-8").to_owned();
+    let (data, socket, postgres) = (path(&dir.join("data")), path(dir), path(&programs.join("postgres")));
+    let settings = ["-D", &data, "-k", &socket, "-h", "", "-F", "-c", "max_connections=300"];
+    let words = as_nobody(&postgres, &settings);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    Process::start(Path::new(words[0]), &words[1..], &[], &dir.join("log")).expect("setpriv")
 }
 
 /// Where the test is root, the directory becomes that of the user as whom the server runs.

@@ -1,12 +1,13 @@
 //! The conformance suite over every store.
 
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use tenure::internals::store::memory::Memory;
 use tenure::internals::{locks, testing_client};
 use tenure::{Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Fixture, Flavour, in_virtual_time};
-use tenure_testkit::servers::{Cluster, Server};
+use tenure_testkit::servers::{Cluster, Etcd, Postgres, Server};
 use tokio::runtime::Builder;
 
 /// Each client is another `Locks`, with a thread, descriptors and a holder file as another
@@ -67,6 +68,54 @@ mod cluster {
     }
 
     tenure_testkit::conformance!(crate::conformance::cluster::run);
+}
+
+/// One server for all cases, with a schema for each: to start it takes a second.
+mod postgres {
+    use super::*;
+
+    fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
+        static SERVER: LazyLock<Postgres> = LazyLock::new(|| Postgres::start().until_exit());
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let schema = format!("case{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        real(&SERVER.url(&schema), &[], flavour, case);
+    }
+
+    tenure_testkit::conformance!(crate::conformance::postgres::run);
+}
+
+/// A model of a server that compares and swaps, in virtual time.
+#[cfg(tenure_planted)]
+mod cas {
+    use super::*;
+    use crate::cas::model::{Faults, Model};
+    use tenure::internals::store::cas::Cas;
+
+    fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
+        in_virtual_time(flavour, case, |runtime| {
+            let model = Model::new(Arc::clone(&runtime), Faults::default());
+            move || {
+                let store = Cas::new(Arc::new(model.clone()), "cas:model", Arc::clone(&runtime));
+                locks(Arc::new(store), Arc::clone(&runtime), Options::new()).expect("options")
+            }
+        });
+    }
+
+    tenure_testkit::conformance!(crate::conformance::cas::run);
+}
+
+/// One etcd for all cases, each with a prefix of its own.
+mod etcd {
+    use super::*;
+
+    fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
+        static SERVER: LazyLock<Etcd> = LazyLock::new(Etcd::start);
+        static CASES: AtomicU32 = AtomicU32::new(0);
+        let case_number = CASES.fetch_add(1, Ordering::Relaxed);
+        real(&format!("{}/{case_number}", SERVER.url()), &[], flavour, case);
+    }
+
+    tenure_testkit::conformance!(crate::conformance::etcd::run);
 }
 
 /// The store for users' tests, on tokio's paused clock.

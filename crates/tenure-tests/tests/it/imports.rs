@@ -26,6 +26,7 @@ const LAYERS: [&[&str]; 9] = [
         "locks",
         "multi",
         "mutex",
+        "postgres",
         "reentrant",
         "rwlock",
         "semaphore",

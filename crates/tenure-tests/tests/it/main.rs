@@ -3,8 +3,11 @@
 
 mod acks;
 mod acl;
+#[cfg(tenure_planted)]
+mod cas;
 mod cluster;
 mod conformance;
+mod etcd;
 mod examples;
 mod fence;
 mod fence_s3;
@@ -15,6 +18,7 @@ mod multi;
 mod no_scripts;
 mod overlap;
 mod plain;
+mod postgres;
 mod queue_limits;
 mod queue_machine;
 mod quorum;
@@ -25,6 +29,7 @@ mod redis_faults;
 mod redis_locks;
 mod redis_login;
 mod redis_loss;
+mod redis_renewals;
 mod redis_replication;
 mod runtime;
 mod sentinel;

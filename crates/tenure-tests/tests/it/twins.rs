@@ -10,6 +10,7 @@ use tenure::internals::protocol::{
     self, Answer, Data, Entry, Fence, Kind, Liveness, LockSpec, Notification, Now, Op, QueueSpec,
     ReleaseScope, State, Verb, lease, parse_value, queue::Queue,
 };
+use tenure::internals::store::RenewsMany;
 use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Store};
 use tenure::{LockName, Owner, block_on};
@@ -131,6 +132,9 @@ impl Bench {
             self.pass_time();
             self.interfere();
             asked += self.batch();
+            if self.subject == Subject::Mutex {
+                asked += self.renewals();
+            }
             self.compare();
         }
     }
@@ -401,6 +405,27 @@ impl Bench {
                 }
                 (other, _) => panic!("no machine says {other:?}"),
             }
+        }
+        ops.len()
+    }
+
+    /// Asks for renewals of all keys in one script, and its twin for each.
+    fn renewals(&mut self) -> usize {
+        let ttl_ms = 1 + self.below(4_000);
+        let verb = Verb::Renew { ttl_ms, hold: 1, bind: None, weight: None };
+        let ops: Vec<_> = (0..KEYS.len())
+            .map(|key| {
+                let owner = self.below(self.owners.len() as u64) as usize;
+                self.op(key, owner, LockSpec::Mutex, verb.clone())
+            })
+            .collect();
+        let replies = block_on(RenewsMany::renew(&self.store, ops.clone(), WITHIN));
+        let now = self.now();
+        for (key, (op, reply)) in ops.iter().zip(replies).enumerate() {
+            let before = self.states[key].clone();
+            let (answer, _) = protocol::apply(&mut self.states[key], &mut self.counter, now, op);
+            assert_eq!(reply.expect("an answer"), answer, "{op:?} at {now:?} on {before:?}");
+            self.note(key, &answer, None);
         }
         ops.len()
     }

@@ -11,7 +11,7 @@ use tracing::{Instrument, Span, field};
 use super::acquisition::{Acquisition, Outcome};
 use super::hold::Hold;
 use super::lease::announce;
-use super::ticket_queue::Turn;
+use super::waiters::ticket_queue::Turn;
 use super::{Engine, backoff};
 use crate::error::{Error, Result};
 use crate::events::{self, event, millis, text};

@@ -147,6 +147,11 @@ impl Lease {
         lease::spread(self.ttl, self.hold)
     }
 
+    /// The same for the first time: those that were acquired together are not renewed together.
+    pub(super) fn first_spread(&self) -> Duration {
+        lease::first_spread(self.ttl, self.hold)
+    }
+
     /// A renewal is about to be sent. Returns the lease to ask for.
     pub(crate) fn asks(&self, now: Moment) -> Duration {
         self.asked.fetch_max(now.0, Ordering::AcqRel);

@@ -3,10 +3,7 @@
 //!
 //! - [`acquire`] asks once, or waits; [`acquisition`] is one attempt, with what it asks and was
 //!   told;
-//! - [`local_queue`] is where the tasks of one process wait for one name, and asks for them;
-//! - [`ticket_queue`] is the same for the kinds that keep a queue: there each waiter has a place in
-//!   the store;
-//! - [`wait_queues`] keeps both, and [`subscription`] is what they hear;
+//! - [`waiters`] is where the tasks of one process wait for a lock;
 //! - [`hold`] is one grant, and [`lease`] its deadline and the news of its loss;
 //! - [`upgrade`] makes a reader the writer;
 //! - [`flight`] has one task of a process get for all what they need;
@@ -20,13 +17,10 @@ mod error;
 pub(crate) mod flight;
 pub(crate) mod hold;
 pub(crate) mod lease;
-mod local_queue;
 mod release;
 mod renew;
-mod subscription;
-mod ticket_queue;
 pub(crate) mod upgrade;
-mod wait_queues;
+mod waiters;
 mod window;
 
 use std::collections::BTreeSet;
@@ -36,7 +30,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::{Either, FutureExt, select};
+use futures_util::future::{Either, FutureExt, join_all, select};
 
 use crate::error::{Error, Result};
 use crate::events;
@@ -52,10 +46,10 @@ use crate::runtime::{Driver, Runtime};
 use crate::store::{Failure, Store};
 
 use flight::Flights;
-use local_queue::LocalQueues;
 use release::PendingReleases;
 use renew::Renewer;
-use ticket_queue::TicketQueues;
+use waiters::local_queue::LocalQueues;
+use waiters::ticket_queue::TicketQueues;
 
 /// One store, one runtime, and what is going on between them.
 pub(crate) struct Engine {
@@ -143,6 +137,28 @@ impl Engine {
         let answer = self.store.call(op, within).await;
         self.count(asked, &answer);
         answer
+    }
+
+    /// Renews several locks that the store can renew by one request. Answers in their order.
+    pub(crate) async fn renew<'a>(
+        &self,
+        each: impl Iterator<Item = (&'a LockName, LockSpec, &'a Owner, Verb)>,
+        within: Duration,
+    ) -> Vec<Result<Answer, Failure>> {
+        let ops: Vec<Op> = each
+            .map(|(name, rule, owner, verb)| {
+                let (name, owner, request) = (name.clone(), owner.clone(), self.id());
+                Op { name, rule, owner, request, verb }
+            })
+            .collect();
+        let count = ops.len();
+        let answers = match self.store.renews_many() {
+            Some(many) => many.renew(ops, within).await,
+            None => join_all(ops.into_iter().map(|op| self.store.call(op, within))).await,
+        };
+        debug_assert_eq!(answers.len(), count, "an answer for each");
+        answers.iter().for_each(|answer| self.count(RequestVerb::Renew, answer));
+        answers
     }
 
     /// Sends one request about the record beside a lock.
@@ -255,9 +271,6 @@ impl fmt::Debug for Engine {
 fn is_in_part(answer: &Answer) -> bool {
     matches!(answer, Answer::More(answer) if matches!(&**answer, Answer::Found(found) if found.holders.len() >= FORCED))
 }
-
-/// How long a subscription is kept after the last waiter.
-const LINGER: Duration = Duration::from_secs(5);
 
 /// The pause before attempt `n + 1` when there is nothing better to wait for: 50 ms × 1.5ⁿ, at most
 /// 1 s.

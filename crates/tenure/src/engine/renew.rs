@@ -4,9 +4,10 @@
 //! One task for all of them. It sleeps until something is due, and a grant that is released before
 //! costs it nothing: an uncontended acquire and release touch the schedule, not the task.
 //!
-//! Renewals that are due queue up before they are sent, and the lease that ends first goes first. A
-//! [`Window`] limits how many are under way: a hundred thousand that were all sent at once would
-//! wait for each other at the store until their time is over, and then be sent again.
+//! Renewals that are due queue up before they are sent, and the lease that ends first goes first.
+//! Those that leave together are one request, where the store can. A [`Window`] limits how many are
+//! under way: a hundred thousand that were all sent at once would wait for each other at the store
+//! until their time is over, and then be sent again.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -27,14 +28,16 @@ use crate::events::{event, millis, text};
 use crate::metrics::LossReason;
 use crate::moment::Moment;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, lease};
+use crate::protocol::{Answer, Verb, lease};
 use crate::store::Failure;
 
 /// Renewals that are due within this time of each other leave together.
 const BATCH: Duration = Duration::from_millis(250);
-/// At most so many leave together before they are due. Of more holds than this, the renewals are
-/// spread over time.
+/// At most so many leave together before they are due, and in one request. Of more holds than this,
+/// the renewals are spread over time.
 const TOGETHER: usize = 64;
+/// So many renewals in one request are as much work for a store as one alone.
+const AS_ONE: usize = 16;
 
 #[derive(Default)]
 pub(super) struct Renewer {
@@ -59,12 +62,12 @@ impl Schedule {
         self.due.insert((due, lease.hold), Arc::clone(lease));
     }
 
-    /// When a lease needs attention if nothing is under way for it. Leases that were set together
-    /// are not all renewed together.
-    fn first_due(&self, lease: &Lease) -> Moment {
+    /// When a lease needs attention if nothing is under way for it, and so much sooner if there are
+    /// many: leases that were set together are not all renewed together.
+    fn first_due(&self, lease: &Lease, sooner: Duration) -> Moment {
         let due = first_due(lease);
         match lease.renew_at() {
-            Some(renew) if renew == due && self.due.len() > TOGETHER => due - lease.spread(),
+            Some(renew) if renew == due && self.due.len() > TOGETHER => due - sooner,
             _ => due,
         }
     }
@@ -83,7 +86,7 @@ impl Schedule {
 impl Renewer {
     pub(super) fn keep(&self, engine: &Arc<Engine>, lease: &Arc<Lease>) {
         let mut schedule = self.schedule();
-        let due = schedule.first_due(lease);
+        let due = schedule.first_due(lease, lease.first_spread());
         schedule.put(lease, due);
         match schedule.asleep_until {
             Some(until) if due < until => self.notify.notify_one(),
@@ -137,14 +140,37 @@ struct Task {
     interrupted: BoxFuture<'static, ()>,
 }
 
-/// One renewal, or one question whether the lock is still held, and what became of it.
+/// One request, and what became of it: many renewals, or one, or one question whether the lock is
+/// still held.
 struct Attempt {
     place: Place,
-    lease: Arc<Lease>,
     sent: Moment,
+    asked: Vec<Asked>,
+    answers: Vec<Result<Answer, Failure>>,
+}
+
+/// What is asked for one lease.
+struct Asked {
+    lease: Arc<Lease>,
+    /// The lease to ask for. Zero for a question.
     ttl: Duration,
     renews: bool,
-    answer: Result<Answer, Failure>,
+    /// How long the attempt may take.
+    within: Duration,
+}
+
+impl Asked {
+    fn new(lease: Arc<Lease>, sent: Moment) -> Self {
+        let renews = lease.renew_at().is_some();
+        let ttl = if renews { lease.asks(sent) } else { Duration::ZERO };
+        let left = lease.lost_at().since(sent);
+        let within = lease::attempt(lease.ttl(), left, lease.op_timeout);
+        Self { lease, ttl, renews, within }
+    }
+
+    fn verb(&self) -> Verb {
+        if self.renews { self.lease.renewal(self.ttl, None, None) } else { self.lease.question() }
+    }
 }
 
 enum Event {
@@ -260,69 +286,97 @@ impl Task {
         self.line_up(leases);
     }
 
-    /// Lines these up. A few leave at once, in their order.
     fn line_up(&mut self, leases: Vec<Arc<Lease>>) {
-        let mut leases = leases.into_iter();
-        if self.ready.is_empty() && leases.len() <= TOGETHER {
-            let now = self.engine.now();
-            for lease in leases.by_ref() {
-                match self.window.enter(now) {
-                    Some(place) => self.ask(lease, place),
-                    None => {
-                        self.ready.insert((lease.lost_at(), lease.hold), lease);
-                        break;
-                    }
-                }
-            }
-        }
-        self.ready.extend(leases.map(|lease| ((lease.lost_at(), lease.hold), lease)));
+        self.ready.extend(leases.into_iter().map(|lease| ((lease.lost_at(), lease.hold), lease)));
     }
 
-    /// Sends what is ready, as far as the window has wait_queue; when it has more, if there is
-    /// more.
+    /// Sends what is ready, as far as the window lets it; when it lets more, if there is more.
     fn send(&mut self) -> Option<Moment> {
         if self.ready.is_empty() {
             return None;
         }
         let now = self.engine.now();
+        let mut free = self.window.free(now) * AS_ONE;
+        // Each by its group, and by the power of two of the time that its attempt may take: the
+        // shortest of them counts for all.
+        let mut batches: BTreeMap<(u16, u32), Vec<Asked>> = BTreeMap::new();
         while let Some(first) = self.ready.first_entry() {
             // It was released, detached or lost meanwhile.
             if first.get().due.load(Ordering::Acquire) == 0 {
                 first.remove();
                 continue;
             }
-            let Some(place) = self.window.enter(now) else { return self.window.opens_at() };
-            let lease = first.remove();
-            self.ask(lease, place);
+            if free == 0 {
+                break;
+            }
+            let asked = Asked::new(first.remove(), now);
+            let group = self.group(&asked);
+            free = free.saturating_sub(if group.is_some() { 1 } else { AS_ONE });
+            match group {
+                None => self.ask(vec![asked], now),
+                Some(group) => {
+                    let within = asked.within.as_millis().checked_ilog2().unwrap_or(0);
+                    let batch = batches.entry((group, within)).or_default();
+                    batch.push(asked);
+                    if batch.len() == TOGETHER {
+                        let full = std::mem::take(batch);
+                        self.ask(full, now);
+                    }
+                }
+            }
         }
-        None
+        batches.into_values().filter(|batch| !batch.is_empty()).for_each(|batch| self.ask(batch, now));
+        if self.ready.is_empty() { None } else { self.window.opens_at() }
     }
 
-    fn ask(&mut self, lease: Arc<Lease>, place: Place) {
+    /// With which others it can share a request.
+    fn group(&self, asked: &Asked) -> Option<u16> {
+        let many = self.engine.store.renews_many().filter(|_| asked.renews)?;
+        many.group(&asked.lease.name, asked.lease.rule)
+    }
+
+    fn ask(&mut self, asked: Vec<Asked>, sent: Moment) {
+        let place = self.window.enter(sent, asked.len().div_ceil(AS_ONE));
         let engine = Arc::clone(&self.engine);
+        let within = asked.iter().map(|asked| asked.within).min().unwrap_or_default();
         self.under_way.push(
             async move {
-                let sent = engine.now();
-                let renews = lease.renew_at().is_some();
-                let ttl = if renews { lease.asks(sent) } else { Duration::ZERO };
-                let verb = if renews { lease.renewal(ttl, None, None) } else { lease.question() };
-                let left = lease.lost_at().since(sent);
-                let within = lease::attempt(lease.ttl(), left, lease.op_timeout);
-                let Lease { name, rule, owner, .. } = &*lease;
-                let answer = engine.call(name, *rule, owner, verb, within).await;
-                Attempt { place, lease, sent, ttl, renews, answer }
+                let answers = match &asked[..] {
+                    [one] => {
+                        let Lease { name, rule, owner, .. } = &*one.lease;
+                        vec![engine.call(name, *rule, owner, one.verb(), within).await]
+                    }
+                    many => {
+                        let each = many.iter().map(|asked| {
+                            let Lease { name, rule, owner, .. } = &*asked.lease;
+                            (name, *rule, owner, asked.verb())
+                        });
+                        engine.renew(each, within).await
+                    }
+                };
+                Attempt { place, sent, asked, answers }
             }
             .boxed(),
         );
     }
 
     fn judge(&mut self, attempt: Attempt) {
-        let Attempt { place, lease, sent, ttl, renews, answer } = attempt;
+        let Attempt { place, sent, asked, answers } = attempt;
         let now = self.engine.now();
-        match &answer {
-            Ok(_) => self.window.answered(place, now, !self.ready.is_empty()),
-            Err(_) => self.window.left(place),
+        match answers.iter().any(Result::is_ok) {
+            true => {
+                let count = asked.len().div_ceil(AS_ONE);
+                self.window.answered(place, count, now, !self.ready.is_empty());
+            }
+            false => self.window.left(place),
         }
+        for (asked, answer) in asked.into_iter().zip(answers) {
+            self.judge_one(asked, answer, sent, now);
+        }
+    }
+
+    fn judge_one(&self, asked: Asked, answer: Result<Answer, Failure>, sent: Moment, now: Moment) {
+        let Asked { lease, ttl, renews, .. } = asked;
         if !self.engine.renewer.schedule().take(&lease) {
             return; // released, detached or lost meanwhile
         }
@@ -342,7 +396,7 @@ impl Task {
                         if renews && refusal.is_none() {
                             lease.renewed(sent, now, ttl);
                         }
-                        self.engine.renewer.schedule().first_due(&lease)
+                        self.engine.renewer.schedule().first_due(&lease, lease.spread())
                     }
                 }
             }
@@ -376,7 +430,8 @@ impl Task {
 /// How much sooner than due a renewal may leave, to share the way with others. Not so one that is
 /// repeated: where each attempt fails at once, it would be repeated without a pause.
 fn early(lease: &Lease, due: Moment) -> Duration {
-    let is_first = lease.renew_at().is_some_and(|at| at == due || at - lease.spread() == due);
+    let sooner = [Duration::ZERO, lease.spread(), lease.first_spread()];
+    let is_first = lease.renew_at().is_some_and(|at| sooner.iter().any(|sooner| at - *sooner == due));
     if is_first { (lease.ttl() / 12).min(BATCH) } else { Duration::ZERO }
 }
 

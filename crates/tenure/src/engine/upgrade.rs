@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::future::FutureExt;
 
 use super::lease::{HoldEnd, Lease, Lost};
-use super::subscription::{Heard, Subscription};
+use super::waiters::subscription::{Heard, Subscription};
 use super::{Engine, backoff};
 use crate::error::{Error, Result};
 use crate::moment::Moment;

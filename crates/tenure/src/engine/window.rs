@@ -1,10 +1,11 @@
-//! How many renewals are under way at once. Pure: moments in, moments out.
+//! How many renewals are under way at once, alone or many in one request. Pure: moments in, moments
+//! out.
 //!
 //! The window grows while answers come as fast as they ever do, and shrinks while they come later,
 //! because then requests only wait for each other at the store. So a fast server gets many at once,
 //! a far one too, and a slow one few enough that each is answered before its time is over.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::moment::Moment;
@@ -26,7 +27,10 @@ pub(super) type Place = (Moment, u64);
 
 pub(super) struct Window {
     size: usize,
-    under_way: BTreeSet<Place>,
+    /// How many renewals each request is of.
+    under_way: BTreeMap<Place, usize>,
+    /// All of them.
+    count: usize,
     next: u64,
     /// The moving average of the time that an answer takes.
     usual: Duration,
@@ -37,34 +41,39 @@ pub(super) struct Window {
 
 impl Default for Window {
     fn default() -> Self {
-        let (under_way, shortest) = (BTreeSet::new(), [Duration::ZERO; 2]);
+        let (under_way, shortest) = (BTreeMap::new(), [Duration::ZERO; 2]);
         let (usual, period_ends) = (Duration::ZERO, Moment(0));
-        Self { size: FIRST, under_way, next: 0, usual, shortest, period_ends }
+        Self { size: FIRST, under_way, count: 0, next: 0, usual, shortest, period_ends }
     }
 }
 
 impl Window {
-    /// A place for a request that is sent now, if there is wait_queue.
-    pub(super) fn enter(&mut self, now: Moment) -> Option<Place> {
-        while self.under_way.first().is_some_and(|(sent, _)| *sent + self.slow() <= now) {
-            self.under_way.pop_first();
+    /// How many renewals may be sent now.
+    pub(super) fn free(&mut self, now: Moment) -> usize {
+        while let Some((&place, _)) = self.under_way.first_key_value()
+            && place.0 + self.slow() <= now
+        {
+            self.left(place);
         }
-        if self.under_way.len() >= self.size {
-            return None;
-        }
+        self.size.saturating_sub(self.count)
+    }
+
+    /// A request for so many leaves now.
+    pub(super) fn enter(&mut self, now: Moment, count: usize) -> Place {
         let place = (now, self.next);
         self.next += 1;
-        self.under_way.insert(place);
-        Some(place)
+        self.count += count;
+        self.under_way.insert(place, count);
+        place
     }
 
-    /// When there is wait_queue again, also if nothing is answered.
+    /// When another may be sent, also if nothing is answered.
     pub(super) fn opens_at(&self) -> Option<Moment> {
-        self.under_way.first().map(|(sent, _)| *sent + self.slow())
+        self.under_way.first_key_value().map(|((sent, _), _)| *sent + self.slow())
     }
 
-    /// A request was answered. `others_wait`: there was no wait_queue for all.
-    pub(super) fn answered(&mut self, place: Place, now: Moment, others_wait: bool) {
+    /// A request for `count` was answered. `others_wait`: not all could be sent.
+    pub(super) fn answered(&mut self, place: Place, count: usize, now: Moment, others_wait: bool) {
         self.left(place);
         let took = now.since(place.0);
         self.usual = self.usual * 7 / 8 + took / 8;
@@ -76,15 +85,15 @@ impl Window {
         self.shortest[0] = self.shortest[0].min(took);
         let shortest = self.shortest[0].min(self.shortest[1]);
         if took > 2 * shortest + SLACK {
-            self.size = (self.size - 1).max(LEAST);
+            self.size = self.size.saturating_sub(count).max(LEAST);
         } else if others_wait {
-            self.size = (self.size + 1).min(MOST);
+            self.size = (self.size + count).min(MOST);
         }
     }
 
     /// A request has ended without an answer.
     pub(super) fn left(&mut self, place: Place) {
-        self.under_way.remove(&place);
+        self.count -= self.under_way.remove(&place).unwrap_or(0);
     }
 
     fn slow(&self) -> Duration {
@@ -104,7 +113,8 @@ mod tests {
         let (mut now, mut free_at, mut answered) = (start, start, 0);
         let mut answers = std::collections::VecDeque::new();
         while now < start + 1_000 * MS {
-            while let Some(place) = window.enter(now) {
+            while window.free(now) > 0 {
+                let place = window.enter(now, 1);
                 free_at = free_at.max(now) + service;
                 answers.push_back((free_at + distance, place));
             }
@@ -114,7 +124,7 @@ mod tests {
                     answers.pop_front();
                     now = at;
                     answered += 1;
-                    window.answered(place, now, true);
+                    window.answered(place, 1, now, true);
                 }
                 _ => now = opens_at,
             }
@@ -145,10 +155,21 @@ mod tests {
     #[test]
     fn requests_to_a_silent_server_do_not_keep_others_waiting() {
         let mut window = Window::default();
-        let silent = (0..).map_while(|_| window.enter(Moment(0))).count();
-        assert_eq!(silent, FIRST);
-        assert!(window.enter(Moment(0) + 40 * MS).is_none());
+        assert_eq!(window.free(Moment(0)), FIRST);
+        window.enter(Moment(0), FIRST - 1);
+        window.enter(Moment(0) + 10 * MS, 1);
+        assert_eq!(window.free(Moment(0) + 40 * MS), 0);
         assert_eq!(window.opens_at(), Some(Moment(0) + 50 * MS));
-        assert!(window.enter(Moment(0) + 50 * MS).is_some());
+        assert_eq!(window.free(Moment(0) + 50 * MS), FIRST - 1);
+        assert_eq!(window.free(Moment(0) + 60 * MS), FIRST);
+    }
+
+    #[test]
+    fn what_is_answered_late_was_counted_once() {
+        let mut window = Window::default();
+        let late = window.enter(Moment(0), 100);
+        assert_eq!(window.free(Moment(0) + 60 * MS), FIRST);
+        window.left(late);
+        assert_eq!(window.free(Moment(0) + 60 * MS), FIRST);
     }
 }

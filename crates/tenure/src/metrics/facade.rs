@@ -2,11 +2,12 @@
 //!
 //! Each handle is taken from the recorder when its numbers are first counted.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use ::metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 
-use super::{LossReason, Meter, Metrics, RequestResult, RequestVerb, Ungranted};
+use super::{LossReason, Meter, Metrics, RequestResult, RequestVerb, Ungranted, UseResult};
 
 /// The numbers of one kind in one group.
 pub(super) struct LockCounters {
@@ -20,6 +21,10 @@ pub(super) struct LockCounters {
     pub(super) losses: [Counter; LossReason::NAMES.len()],
     wait: Histogram,
     hold: Histogram,
+    labels: Vec<Label>,
+    /// Taken when the first is counted: most locks are not of a use.
+    uses: OnceLock<[Counter; UseResult::NAMES.len()]>,
+    fill: OnceLock<Histogram>,
 }
 
 impl LockCounters {
@@ -44,6 +49,9 @@ impl LockCounters {
             losses: LossReason::NAMES.map(lost),
             wait: histogram!("tenure_wait_seconds", labels()),
             hold: histogram!("tenure_hold_seconds", labels()),
+            labels: labels(),
+            uses: OnceLock::new(),
+            fill: OnceLock::new(),
         }
     }
 
@@ -65,6 +73,21 @@ impl LockCounters {
     pub(super) fn resumed(&self) {
         self.resumed.increment(1);
         self.held.increment(1.0);
+    }
+
+    pub(super) fn used(&self, result: UseResult) {
+        let counters = self.uses.get_or_init(|| {
+            UseResult::NAMES.map(|(what, result)| {
+                let mut labels = self.labels.clone();
+                labels.push(Label::from_static_parts("result", result));
+                counter!(format!("tenure_{what}_total"), labels)
+            })
+        });
+        counters[result as usize].increment(1);
+    }
+
+    pub(super) fn filled(&self, took: Duration) {
+        self.fill.get_or_init(|| histogram!("tenure_fill_seconds", self.labels.clone())).record(took);
     }
 
     pub(super) fn ended(&self, held: Duration) {

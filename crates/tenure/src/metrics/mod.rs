@@ -21,7 +21,7 @@ use crate::protocol::{Kind, LockSpec, Verb};
 use groups::Names;
 
 pub use groups::Groups;
-pub use snapshot::{Histogram, LockMetrics, RequestMetrics, Snapshot};
+pub use snapshot::{Histogram, LockMetrics, RequestMetrics, Snapshot, UseMetrics};
 
 /// What a lock is, by the name in its numbers and events: its kind, or what it is for.
 const KINDS: [&str; 9] = [
@@ -164,6 +164,47 @@ impl RequestResult {
     const NAMES: [&'static str; 4] = ["answered", "not_sent", "unknown", "refused"];
 }
 
+/// What a cache, a job or an election came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UseResult {
+    ReadFresh,
+    ReadStale,
+    ReadAbsent,
+    ReadMissing,
+    Filled,
+    Refused,
+    Unkept,
+    FilledAlone,
+    FillFailed,
+    Begun,
+    Done,
+    Failed,
+    Elected,
+    Updated,
+    Resigned,
+}
+
+impl UseResult {
+    /// What is counted, and its result.
+    const NAMES: [(&'static str, &'static str); 15] = [
+        ("cache_reads", "fresh"),
+        ("cache_reads", "stale"),
+        ("cache_reads", "absent"),
+        ("cache_reads", "missing"),
+        ("cache_fills", "filled"),
+        ("cache_fills", "refused"),
+        ("cache_fills", "unkept"),
+        ("cache_fills", "alone"),
+        ("cache_fills", "failed"),
+        ("once_runs", "begun"),
+        ("once_runs", "done"),
+        ("once_runs", "failed"),
+        ("terms", "elected"),
+        ("terms", "updated"),
+        ("terms", "resigned"),
+    ];
+}
+
 /// A number that only grows.
 #[derive(Default)]
 struct Count(AtomicU64);
@@ -207,6 +248,9 @@ struct Counters {
     losses: [Count; LossReason::NAMES.len()],
     /// Of holds that have ended: they are counted here only.
     holds: Durations,
+    uses: [Count; UseResult::NAMES.len()],
+    /// Of values that were computed.
+    fills: Durations,
     #[cfg(feature = "metrics")]
     facade: OnceLock<facade::LockCounters>,
 }
@@ -310,6 +354,21 @@ impl Metrics {
         count.add();
         #[cfg(feature = "metrics")]
         self.facade_of(meter).renewals[usize::from(!is_answered)].increment(1);
+    }
+
+    /// A cache, a job or an election came to this.
+    pub(crate) fn used(&self, meter: Meter, result: UseResult) {
+        self.of(meter).uses[result as usize].add();
+        #[cfg(feature = "metrics")]
+        self.facade_of(meter).used(result);
+    }
+
+    /// A value was computed, or was not.
+    pub(crate) fn filled(&self, meter: Meter, took: Duration, result: UseResult) {
+        self.of(meter).fills.add(took);
+        #[cfg(feature = "metrics")]
+        self.facade_of(meter).filled(took);
+        self.used(meter, result);
     }
 
     /// A request to the store has ended. `interruptions`: how often its connections were made

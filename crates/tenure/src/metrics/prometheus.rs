@@ -27,6 +27,14 @@ const NUMBERS: [(&str, &str, &str, Number); 4] = [
     ("tenure_held", "gauge", "Holds in this process now.", |locks| locks.held),
 ];
 
+/// What caches, jobs and elections came to, by what they are called in a snapshot.
+const USES: [(&str, &str); 4] = [
+    ("cache_reads", "Reads of caches, by what was found."),
+    ("cache_fills", "Values that were computed for caches, by result."),
+    ("once_runs", "Jobs that run once in a period, by result."),
+    ("terms", "Terms of leaders, by event."),
+];
+
 /// How long something took, of one lock.
 type Took = fn(&LockMetrics) -> &Histogram;
 
@@ -70,11 +78,26 @@ impl Snapshot {
             head(&mut text, name, kind, help);
             self.locks.iter().for_each(|locks| line(&mut text, name, &labels(locks), number(locks)));
         }
+        for (what, help) in USES {
+            let name = format!("tenure_{what}_total");
+            head(&mut text, &name, "counter", help);
+            for locks in &self.locks {
+                for used in locks.uses.iter().filter(|used| used.what == what) {
+                    let labels = format!("{},result=\"{}\"", labels(locks), used.result);
+                    line(&mut text, &name, &labels, used.count);
+                }
+            }
+        }
         for (name, help, took) in HISTOGRAMS {
             head(&mut text, name, "histogram", help);
             for locks in &self.locks {
                 histogram(&mut text, name, &labels(locks), took(locks));
             }
+        }
+        let name = "tenure_fill_seconds";
+        head(&mut text, name, "histogram", "To compute a value of a cache.");
+        for locks in self.locks.iter().filter(|locks| locks.fill.count > 0) {
+            histogram(&mut text, name, &labels(locks), &locks.fill);
         }
         head(&mut text, "tenure_requests_total", "counter", "Requests to the store, by result.");
         for request in &self.requests {

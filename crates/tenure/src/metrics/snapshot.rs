@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use super::{
     BOUNDS_US, Counters, Durations, KINDS, LossReason, Metrics, RequestResult, RequestVerb, Ungranted,
+    UseResult,
 };
 
 /// What one [`Locks`](crate::Locks) and its clones have counted, at one moment: see
@@ -61,6 +62,25 @@ pub struct LockMetrics {
     pub wait: Histogram,
     /// From the grant to the end, of holds that were released, detached or lost.
     pub hold: Histogram,
+    /// What caches, jobs and elections came to. What never happened is left out.
+    pub uses: Vec<UseMetrics>,
+    /// How long it took to compute a value of a cache, also in vain.
+    pub fill: Histogram,
+}
+
+/// How often a cache, a job that runs once, or an election came to one result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UseMetrics {
+    /// `cache_reads`, `cache_fills`, `once_runs`, `terms`.
+    pub what: &'static str,
+    /// Of a read `fresh`, `stale` (or due early), `absent` (known not to exist), `missing`. Of a
+    /// fill `filled`; `refused` (computed for too long, or invalidated); `unkept` (too large, or the
+    /// store did not take it); `alone` (without the lock); `failed`. Of a run `begun`, `done`,
+    /// `failed`. Of a term `elected`, `updated`, `resigned`.
+    pub result: &'static str,
+    /// How often.
+    pub count: u64,
 }
 
 /// Requests of one verb with one result.
@@ -150,6 +170,14 @@ impl LockMetrics {
         self.losses.iter_mut().zip(&other.losses).for_each(|(sum, number)| sum.1 += number.1);
         self.wait.add(&other.wait);
         self.hold.add(&other.hold);
+        self.fill.add(&other.fill);
+        for used in &other.uses {
+            let is_same = |known: &&mut UseMetrics| (known.what, known.result) == (used.what, used.result);
+            match self.uses.iter_mut().find(is_same) {
+                Some(known) => known.count += used.count,
+                None => self.uses.push(used.clone()),
+            }
+        }
     }
 }
 
@@ -184,6 +212,9 @@ impl From<&Counters> for LockMetrics {
         let wait = Histogram::from(&counters.waits);
         let (acquired, resumed, begun) = (wait.count, counters.resumed.get(), counters.begun.get());
         let losses = LossReason::NAMES.into_iter().zip(counters.losses.iter().map(super::Count::get));
+        let uses = UseResult::NAMES.into_iter().zip(counters.uses.iter().map(super::Count::get));
+        let uses = uses.filter(|(_, count)| *count > 0);
+        let uses = uses.map(|((what, result), count)| UseMetrics { what, result, count });
         Self {
             group: String::new(),
             kind: "",
@@ -201,6 +232,8 @@ impl From<&Counters> for LockMetrics {
             losses: losses.collect(),
             wait,
             hold,
+            uses: uses.collect(),
+            fill: Histogram::from(&counters.fills),
         }
     }
 }

@@ -64,6 +64,11 @@ pub fn spread(ttl: Duration, hold: u64) -> Duration {
     (ttl / 3).min(RENEWAL_MAX) / 8 * share / (1 << 16)
 }
 
+/// The same for the first renewal after a grant: up to half of the time until then.
+pub fn first_spread(ttl: Duration, hold: u64) -> Duration {
+    4 * spread(ttl, hold)
+}
+
 /// When a lease that is shorter than it should be, but not so short that it may be lost soon, is
 /// renewed: not at once, because most turns are over by then, and to ask would keep the next
 /// waiting.
@@ -142,6 +147,7 @@ mod tests {
         assert!(sooner[99] <= SECOND / 4, "{sooner:?}");
         let farthest = sooner.windows(2).map(|two| two[1] - two[0]).max();
         assert!(farthest < Some(SECOND / 4 / 20), "{farthest:?}");
+        assert!((77..177).all(|hold| first_spread(6 * SECOND, hold) <= SECOND));
     }
 
     #[test]

@@ -371,6 +371,12 @@ impl Queue {
         Self { kind, capacity, is_set: false, mark: 0, used: 0, tickets, numbers, deadlines }
     }
 
+    /// The same without tickets: for stores that write them in another form.
+    #[must_use]
+    pub fn without_tickets(&self) -> Self {
+        Self { is_set: self.is_set, mark: self.mark, ..Self::new(self.kind, self.capacity) }
+    }
+
     /// All tickets, by number.
     pub fn tickets(&self) -> impl Iterator<Item = (u64, &Ticket)> {
         self.tickets.iter().map(|(number, ticket)| (*number, ticket))

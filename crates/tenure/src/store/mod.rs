@@ -1,9 +1,15 @@
 //! Where locks live.
 
+#[cfg(any(feature = "etcd", tenure_planted))]
+pub mod cas;
 mod decorator;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod file;
 pub mod memory;
 pub(crate) mod open;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 pub mod quorum;
 #[cfg(feature = "redis")]
 pub mod redis;
@@ -83,8 +89,8 @@ impl fmt::Display for Failure {
 /// A place where locks are kept: it runs [`apply`](crate::protocol::apply), or its twin, one
 /// request at a time.
 ///
-/// Every method is required: a store that forgets one does not compile. What wraps a store is a
-/// [`Decorator`], which forwards what it does not change.
+/// Every method is required, [`renews_many`](Self::renews_many) excepted: a store that forgets one
+/// does not compile. What wraps a store is a [`Decorator`], which forwards what it does not change.
 ///
 /// Futures are `'static` and may be polled on any thread, outside every runtime.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
@@ -155,6 +161,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// for before one, and is handed out after it, is verified at once.
     fn interruptions(&self) -> u64;
 
+    /// How one request renews several locks, where the store has that. What wraps a store has it
+    /// not, unless it says so: it would not see those requests.
+    fn renews_many(&self) -> Option<&dyn RenewsMany> {
+        None
+    }
+
     /// What a quorum must know of it as a member.
     ///
     /// # Errors
@@ -163,6 +175,17 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// The store's URL without credentials, for messages.
     fn url(&self) -> &Arc<str>;
+}
+
+/// A store that renews several locks by one request.
+pub trait RenewsMany {
+    /// Which locks can be renewed together: those that have the same number. None where a lock is
+    /// renewed alone.
+    fn group(&self, name: &LockName, rule: LockSpec) -> Option<u16>;
+
+    /// Carries out these renewals, which are of one [`group`](Self::group). There is an answer for
+    /// each, in their order, as [`Store::call`] would give it, with its order and time.
+    fn renew(&self, ops: Vec<Op>, within: Duration) -> BoxFuture<'static, Vec<Result<Answer, Failure>>>;
 }
 
 /// What only the members of a quorum have to tell.

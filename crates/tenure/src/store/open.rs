@@ -2,6 +2,10 @@
 
 use std::sync::Arc;
 
+#[cfg(feature = "etcd")]
+use super::etcd;
+#[cfg(feature = "postgres")]
+use super::postgres;
 #[cfg(feature = "redis")]
 use super::redis;
 use super::{Opening, Store, file, memory};
@@ -14,12 +18,19 @@ const STORES: &[Entry] = &[
     Entry { takes: |scheme| scheme == "file", open: file::open, has_login: false },
     #[cfg(feature = "redis")]
     Entry { takes: redis::takes, open: redis::open, has_login: true },
-    #[cfg(not(feature = "redis"))]
-    Entry {
-        takes: |scheme| scheme.starts_with("redis") || scheme.starts_with("valkey"),
-        open: without,
-        has_login: true,
-    },
+    #[cfg(feature = "postgres")]
+    Entry { takes: postgres::takes, open: postgres::open, has_login: false },
+    #[cfg(feature = "etcd")]
+    Entry { takes: etcd::takes, open: etcd::open, has_login: false },
+];
+
+/// What schemes of stores begin with that a feature brings, the feature, and whether this build has
+/// it.
+const FEATURES: [(&str, &str, bool); 4] = [
+    ("redis", "redis", cfg!(feature = "redis")),
+    ("valkey", "redis", cfg!(feature = "redis")),
+    ("postgres", "postgres", cfg!(feature = "postgres")),
+    ("etcd", "etcd", cfg!(feature = "etcd")),
 ];
 
 struct Entry {
@@ -41,6 +52,14 @@ pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
         }
         (Some(entry), _) => (entry.open)(opening),
         (None, scheme) => {
+            if let Some(scheme) = scheme
+                && let Some((_, feature, false)) =
+                    FEATURES.iter().find(|(begin, ..)| scheme.starts_with(begin))
+            {
+                let message =
+                    format!("store {scheme} needs the feature `{feature}`, and this build is without it");
+                return Err(Error::unsupported(&scheme.into(), message));
+            }
             // The store of this process alone is not offered: the client that asks for it by
             // mistake has no lock at all.
             let reads = "a store's URL reads `file:DIR` or `redis://HOST`";
@@ -54,11 +73,4 @@ pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
             }))
         }
     }
-}
-
-#[cfg(not(feature = "redis"))]
-fn without(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
-    let store: Arc<str> = opening.url.split_once(':').map_or(opening.url, |(scheme, _)| scheme).into();
-    let message = format!("store {store} needs the feature `redis`, and this build is without it");
-    Err(Error::unsupported(&store, message))
 }

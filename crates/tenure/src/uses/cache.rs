@@ -7,7 +7,7 @@ use futures_util::future::{Either, FutureExt, join, select};
 
 use super::entry::{Content, Entry, Head, Sight, UNCACHED, look, soft_us};
 use super::value::CacheValue;
-use super::{RecordHandle, micros, put};
+use super::{RecordHandle, meter, micros, put};
 use crate::engine::Client;
 use crate::engine::acquire::Wait;
 use crate::engine::flight::{Boarding, Landing, Passenger};
@@ -15,6 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::events::{event, text};
 use crate::guard::Guard;
 use crate::handle::LockHandle;
+use crate::metrics::UseResult;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::options::{Options, Renewal};
@@ -482,7 +483,15 @@ impl Cache {
         }
         let seen = self.record.read().await;
         flights.heard(seen.is_ok(), engine.now());
-        seen.map(|seen| self.look(seen.record.as_ref(), seen.now_us))
+        let seen = seen?;
+        let sight = self.look(seen.record.as_ref(), seen.now_us);
+        self.record.count(match sight {
+            Sight::Fresh(Some(_)) => UseResult::ReadFresh,
+            Sight::Fresh(None) => UseResult::ReadAbsent,
+            Sight::Stale(_) => UseResult::ReadStale,
+            Sight::Uncached | Sight::Missing => UseResult::ReadMissing,
+        });
+        Ok(sight)
     }
 
     fn look<T: CacheValue>(&self, record: Option<&Record>, now_us: u64) -> Sight<T> {
@@ -596,7 +605,11 @@ impl Cache {
         let begun = engine.now();
         let entry = match fill().await {
             Ok(entry) => entry,
-            Err(error) => return Ok(Err(error)),
+            Err(error) => {
+                let took = engine.now().since(begun);
+                engine.metrics.filled(meter(&self.record.lock), took, UseResult::FillFailed);
+                return Ok(Err(error));
+            }
         };
         if entry.ttl < Duration::from_millis(1) || entry.ttl > LONGEST {
             return Err(self.invalid(&format!("needs a ttl from 1 ms to 365 days, got {:?}", entry.ttl)));
@@ -620,8 +633,9 @@ impl Cache {
             token,
         };
         let value: Arc<[u8]> = head.encode(T::CODEC, &bytes).into();
-        let is_stored = match guard {
-            None => false,
+        let took = engine.now();
+        let (is_stored, result) = match guard {
+            None => (false, UseResult::FilledAlone),
             Some(guard) => {
                 let keep = if is_kept { entry.ttl.saturating_add(self.stale) } else { UNCACHED };
                 let mut put = put(guard.owner(), keep, Vec::new());
@@ -633,19 +647,23 @@ impl Cache {
                         .into(),
                 };
                 put.then = Then::Release;
-                self.keep(guard, put).await && is_kept
+                match self.keep(guard, put).await {
+                    UseResult::Filled if !is_kept => (false, UseResult::Unkept),
+                    result => (result == UseResult::Filled, result),
+                }
             }
         };
+        engine.metrics.filled(meter(&self.record.lock), took.since(begun), result);
         flight.land(Landing { value, is_stored, begun });
         Ok(Ok(entry.value))
     }
 
     /// Writes the value and ends the lock. A value that is refused is no error: its caller has it.
-    async fn keep(&self, guard: Guard, put: Put) -> bool {
+    async fn keep(&self, guard: Guard, put: Put) -> UseResult {
         match self.record.put(put).await {
             Ok(RecordAnswer::Stored { .. }) => {
                 guard.ended();
-                true
+                UseResult::Filled
             }
             Ok(_) => {
                 event!(
@@ -656,7 +674,7 @@ impl Cache {
                     lock = text(self.name()),
                     store = text(self.record.engine().store.url()),
                 );
-                false
+                UseResult::Refused
             }
             Err(failure) => {
                 event!(
@@ -668,7 +686,7 @@ impl Cache {
                     store = text(self.record.engine().store.url()),
                     failure = text(failure),
                 );
-                false
+                UseResult::Unkept
             }
         }
     }

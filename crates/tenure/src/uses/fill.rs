@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::cache::{Outage, Overdue, Turn, computing, take_turn};
-use super::lock_of;
+use super::{lock_of, meter};
 use crate::engine::Client;
 use crate::engine::flight::{Boarding, Landing};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::handle::LockHandle;
+use crate::metrics::UseResult;
 use crate::name::LockName;
 use crate::options::Options;
 use crate::protocol::LockSpec;
@@ -186,6 +187,12 @@ impl Fill {
                 lock.home.flights.heard(true, begun);
             }
             let computed = compute(guard.as_ref()).await;
+            let result = match (&computed, &guard) {
+                (Err(_), _) => UseResult::FillFailed,
+                (Ok(_), None) => UseResult::FilledAlone,
+                (Ok(_), Some(_)) => UseResult::Filled,
+            };
+            engine.metrics.filled(meter(lock), engine.now().since(begun), result);
             if computed.is_ok() {
                 flight.land(Landing { value: Arc::default(), is_stored: true, begun });
             }

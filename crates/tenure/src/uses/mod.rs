@@ -25,6 +25,7 @@ use std::time::Duration;
 use crate::engine::{Client, Engine};
 use crate::error::{Error, Result};
 use crate::handle::LockHandle;
+use crate::metrics::{Meter, UseResult};
 use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
@@ -44,6 +45,7 @@ pub(crate) struct Seen {
 #[derive(Clone)]
 pub(crate) struct RecordHandle {
     pub(crate) lock: LockHandle,
+    meter: Meter,
 }
 
 impl RecordHandle {
@@ -60,11 +62,18 @@ impl RecordHandle {
             let what = format!("store {} keeps no record of {}: {reason}", store.url(), name.quoted());
             Error::unsupported(store.url(), what)
         })?;
-        lock_of(home, options, kind, name, rule).map(|lock| Self { lock })
+        let lock = lock_of(home, options, kind, name, rule)?;
+        let meter = meter(&lock);
+        Ok(Self { lock, meter })
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.lock.home.engine
+    }
+
+    /// Counts what it came to.
+    pub(crate) fn count(&self, result: UseResult) {
+        self.engine().metrics.used(self.meter, result);
     }
 
     /// Reads the record. Nothing is changed.
@@ -147,6 +156,11 @@ pub(crate) fn lock_of(
 ) -> Result<LockHandle> {
     let full = lock_name(kind, &options.full_name(&name)?);
     LockHandle::at(Arc::clone(home), Arc::clone(options), name, full, rule, None)
+}
+
+/// Where a use is counted.
+pub(crate) fn meter(lock: &LockHandle) -> Meter {
+    lock.home.engine.metrics.meter(&lock.options.groups, &lock.name, &lock.full, lock.rule)
 }
 
 /// What the holder of a use's lock writes.

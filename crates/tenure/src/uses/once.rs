@@ -14,6 +14,7 @@ use crate::engine::lease::Lost;
 use crate::error::{Error, Result};
 use crate::events::{event, text};
 use crate::guard::{Guard, unless_lost};
+use crate::metrics::UseResult;
 use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
@@ -269,6 +270,7 @@ impl OncePer {
         let turn = Turn { guard, record: self.record.clone(), run, keep, frees: self.frees };
         let is_in_time = engine.now() < sent + left.saturating_sub(lease::margin(left));
         if is_in_time && turn.guard.is_held() {
+            self.record.count(UseResult::Begun);
             return Ok(Some(turn));
         }
         // This process was stopped between the two: nothing has begun.
@@ -552,7 +554,8 @@ impl Turn {
     /// `is_lost` when the lock was lost before. That the store does not answer is no error: the
     /// window stays closed.
     pub async fn succeed(self) -> Result<()> {
-        self.end(State::Done, "").await
+        let record = self.record.clone();
+        self.end(State::Done, "").await.inspect(|()| record.count(UseResult::Done))
     }
 
     /// The job failed, for this reason. Others may run it again in this window, unless
@@ -575,7 +578,8 @@ impl Turn {
     /// As [`succeed`](Self::succeed).
     pub async fn fail(self, why: impl fmt::Display) -> Result<()> {
         let state = if self.frees == Frees::Nothing { State::Failed } else { State::Freed };
-        self.end(state, why).await
+        let record = self.record.clone();
+        self.end(state, why).await.inspect(|()| record.count(UseResult::Failed))
     }
 
     fn end(self, state: State, why: impl fmt::Display) -> impl Future<Output = Result<()>> + Send {

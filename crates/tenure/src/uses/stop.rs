@@ -81,8 +81,8 @@ mod tests {
     fn a_request_is_read_by_the_holders_that_it_names() {
         let [by, one, two] = ["by", "one", "two"].map(|label| Owner::new(label).expect("an owner"));
         let value = |text: String| Record { at_us: 1, value: text.into_bytes().into() };
-        let record = value(format!("1 {by} make room\n{one}\n"));
-        let told = StopRequest { by: by.clone(), reason: "make room".into() };
+        let record = value(format!("1 {by} deploy at 9\n{one}\n"));
+        let told = StopRequest { by: by.clone(), reason: "deploy at 9".into() };
         assert_eq!(read(&record, &one), Some(told));
         assert_eq!(read(&record, &two), None);
         for text in [String::new(), "1 ".into(), format!("2 {by} \n{one}\n"), format!("1 x \n{one}\n")] {

@@ -9,6 +9,7 @@ use super::{RecordHandle, put};
 use crate::engine::lease::Lost;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
+use crate::metrics::UseResult;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::record::{Record, RecordAnswer, Then};
@@ -133,6 +134,7 @@ impl Term {
     /// As [`Guard::release`].
     pub async fn resign(self) -> Result<()> {
         let Self { guard, record, payload, written } = self;
+        record.count(UseResult::Resigned);
         let (owner, fence) = (guard.owner().clone(), guard.fence());
         let append = |log: Option<&Record>| append(log, Word::Resigned, fence, &owner, &payload);
         let log = match &written {
@@ -161,6 +163,10 @@ impl Term {
         let value = Arc::clone(&put.value);
         match self.record.put(put).await? {
             RecordAnswer::Stored { at_us } => {
+                self.record.count(match word {
+                    Word::Updated => UseResult::Updated,
+                    _ => UseResult::Elected,
+                });
                 self.written = Some(Record { at_us, value });
                 Ok(())
             }

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Instant;
 
 mod killed;
+mod leaders;
 mod log;
 mod member;
 mod stampede;
@@ -49,10 +50,19 @@ const HALVES: [&[Test]; 2] = [
     ],
 ];
 
-/// Side by side: both mostly wait.
+/// Side by side: they mostly wait.
 const USES: [&[Test]; 2] = [
     &[Test { name: "a_thousand_readers_compute_a_value_once_at_each_expiry", run: stampede::crowd }],
-    &[Test { name: "a_job_runs_once_in_a_window_though_runners_are_killed_and_paused", run: windows::crowd }],
+    &[
+        Test {
+            name: "a_job_runs_once_in_a_window_though_runners_are_killed_and_paused",
+            run: windows::crowd,
+        },
+        Test {
+            name: "one_leads_at_a_time_though_leaders_are_killed_paused_and_cut_off",
+            run: leaders::crowd,
+        },
+    ],
 ];
 
 /// By itself: it counts what a hand-over costs.
@@ -66,6 +76,7 @@ fn main() -> ExitCode {
     let is_process = match args.first().map(String::as_str) {
         Some(member::MARK) => Some(member::run as fn(&[String])),
         Some(stampede::MARK) => Some(stampede::read as fn(&[String])),
+        Some(leaders::MARK) => Some(leaders::run as fn(&[String])),
         Some(windows::MARK) => Some(windows::run as fn(&[String])),
         _ => None,
     };

@@ -9,3 +9,4 @@ mod pair_bytes;
 mod planted;
 mod quorum;
 mod redis_bytes;
+mod renewal_bytes;

@@ -3,6 +3,7 @@
 //! and goes well without.
 
 mod pairs;
+mod renewals;
 mod uses;
 
 use std::future::{Future, poll_fn};
@@ -26,7 +27,7 @@ use crate::sim::regime::Faults;
 pub type Outcome = Result<(), String>;
 
 /// Each scenario, and the bug with which it fails.
-pub const ALL: [(Bug, fn() -> Outcome); 13] = [
+pub const ALL: [(Bug, fn() -> Outcome); 15] = [
     (Bug::GrantUnverified, a_grant_that_is_handed_out_after_a_restart_is_verified),
     (Bug::RetriesByTtl, a_hold_that_was_handed_on_survives_a_refusing_server),
     (Bug::DetachedTakenForLost, a_renewal_beside_a_detach_costs_nothing),
@@ -36,6 +37,8 @@ pub const ALL: [(Bug, fn() -> Outcome); 13] = [
     (Bug::PairUncounted, pairs::a_lost_counter_is_noticed),
     (Bug::PairUnread, pairs::a_lock_that_is_taken_meanwhile_is_not_held),
     (Bug::PairLeftBehind, pairs::a_refusal_leaves_nothing_behind),
+    (Bug::OneRenewedForAll, renewals::the_one_of_many_that_was_taken_over_is_lost),
+    (Bug::PartTakenForAll, renewals::those_beside_one_that_is_gone_are_kept),
     (Bug::RecordOfAnyone, uses::a_value_from_before_an_invalidation_is_not_kept),
     (Bug::WindowFromClient, uses::hosts_whose_clocks_differ_run_a_job_once_in_a_window),
     (Bug::TermSkipped, uses::an_observer_is_told_of_every_term),

@@ -10,6 +10,7 @@ mod election;
 mod fill;
 mod once;
 mod stop;
+mod summer;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use tenure::{Locks, Options};
-use tenure_testkit::servers::{Cluster, Server};
+use tenure_testkit::servers::{Cluster, Postgres, Server};
 
 /// A store, and the clients of it that a test wants: each with its own thread and connections.
 struct Store {
@@ -35,7 +36,7 @@ impl Store {
     }
 }
 
-/// Runs a test on memory, on files, on one server and on a cluster.
+/// Runs a test on memory, on files, on one server, on a cluster and on PostgreSQL.
 fn everywhere(test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
     static CLUSTER: LazyLock<Mutex<Cluster>> =
         LazyLock::new(|| Mutex::new(Cluster::start().calm().until_exit()));
@@ -48,9 +49,15 @@ fn everywhere(test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let memory = format!("memory:uses-{}", NEXT.fetch_add(1, Ordering::Relaxed));
     let file = format!("file:{}", dir.path().display());
-    for (name, url) in
-        [("memory", memory), ("file", file), ("redis", server.url()), ("cluster", cluster.url())]
-    {
+    static POSTGRES: LazyLock<Postgres> = LazyLock::new(|| Postgres::start().until_exit());
+    let postgres = POSTGRES.url(&format!("uses{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+    for (name, url) in [
+        ("memory", memory),
+        ("file", file),
+        ("redis", server.url()),
+        ("cluster", cluster.url()),
+        ("postgres", postgres),
+    ] {
         let store = Store { name, url };
         // A store in memory lasts as long as a client.
         let _first = store.client();

@@ -17,7 +17,8 @@ fn a_request_to_stop_reaches_each_holder_that_it_names_and_no_later_one() {
             let semaphore = ours.semaphore("x", 3).expect("a name");
             let acquire = async || semaphore.acquire().await.expect("a permit");
             let (first, second) = (acquire().await, acquire().await);
-            let asked = theirs.request_stop("x", "make room").await.expect("an answer").expect("it is held");
+            let asked =
+                theirs.request_stop("x", "deploy at 9").await.expect("an answer").expect("it is held");
             assert_eq!(asked.holders.len(), 2, "{}", store.name);
             let later = acquire().await;
             let asked = join(ours.stop_requested(&first), ours.stop_requested(&second));
@@ -26,7 +27,7 @@ fn a_request_to_stop_reaches_each_holder_that_it_names_and_no_later_one() {
             let ((first, second), later) = join(asked, later).await;
             for request in [first, second] {
                 let request = request.expect("a request");
-                assert_eq!((&*request.by.label(), &*request.reason), ("the other", "make room"));
+                assert_eq!((&*request.by.label(), &*request.reason), ("the other", "deploy at 9"));
             }
             assert!(later.is_err(), "{}: {later:?}", store.name);
         }

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, FutureExt, join3, ready, select, select_ok};
+use futures_util::future::{BoxFuture, Either, FutureExt, join_all, join3, ready, select, select_ok};
 use redis::Value;
 use tokio::sync::Notify;
 
@@ -35,9 +35,9 @@ use crate::store::redis::requests::{Keyspace, Publish, RequestContext, answered}
 use crate::store::redis::table::{Member, Table};
 use crate::store::redis::topology::Address;
 use crate::store::redis::topology::Target;
-use crate::store::redis::topology::slots::{Redirect, View};
+use crate::store::redis::topology::slots::{self, Redirect, View};
 use crate::store::redis::topology::{Terms, Topology};
-use crate::store::{Capabilities, Cursor, Failure, Listener, Page, QuorumMember, Store};
+use crate::store::{Capabilities, Cursor, Failure, Listener, Page, QuorumMember, RenewsMany, Store};
 
 /// So long, at least, between two questions who serves what.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -231,12 +231,28 @@ impl Store for Cluster {
         .boxed()
     }
 
+    fn renews_many(&self) -> Option<&dyn RenewsMany> {
+        Some(self)
+    }
+
     fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
         Err("it is several servers, which fail over by themselves")
     }
 
     fn url(&self) -> &Arc<str> {
         &self.0.url
+    }
+}
+
+impl RenewsMany for Cluster {
+    /// A script reaches the locks of one slot.
+    fn group(&self, name: &LockName, rule: LockSpec) -> Option<u16> {
+        (rule == LockSpec::Mutex).then(|| keys::slot(name.as_str()))
+    }
+
+    fn renew(&self, ops: Vec<Op>, within: Duration) -> BoxFuture<'static, Vec<Result<Answer, Failure>>> {
+        let inner = Arc::clone(&self.0);
+        async move { inner.renew(ops, inner.runtime.now() + within).await }.boxed()
     }
 }
 
@@ -266,6 +282,30 @@ impl Inner {
             };
             asked_of = self.redirected(slot, &route, failure, &mut turns, deadline).boxed().await?;
         }
+    }
+
+    /// Carries out renewals of locks in one slot. Where that moves, each goes its own way.
+    async fn renew(&self, ops: Vec<Op>, deadline: Moment) -> Vec<Result<Answer, Failure>> {
+        let said = match ops.first().and_then(|op| self.open_route(keys::slot(op.name.as_str()))) {
+            Some(Route { member, pipeline, space }) => {
+                let context = RequestContext { space, asking: false, terms: self.terms };
+                member.node.renew(&pipeline, &ops, context, deadline).await
+            }
+            None => vec![Err(unserved()); ops.len()],
+        };
+        let is_redirected = |failure: &Failure| failure::said_in(failure).is_some_and(slots::redirects);
+        let rest = ops.into_iter().zip(said).map(|(op, said)| async move {
+            match said {
+                Err(Failure::NotSent(_)) => self.call(op, deadline).boxed().await,
+                Err(failure) if is_redirected(&failure) => self.call(op, deadline).boxed().await,
+                Err(Failure::Unknown(cause)) => {
+                    self.trouble.notify_one();
+                    Err(Failure::Unknown(cause))
+                }
+                said => said,
+            }
+        });
+        join_all(rest).await
     }
 
     /// Carries out a request about a record, whose key and lock share a slot.

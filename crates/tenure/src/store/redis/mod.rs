@@ -26,13 +26,19 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 use redis::Value;
 
 pub use cluster::Cluster;
+#[cfg(all(feature = "postgres", feature = "tls"))]
+pub(crate) use connection::tls::encrypt;
 pub use connection::{Dial, Dialled, Stream};
 pub use console::{Console, Reply, ballot_key, fence_key, keys_with, wake_channel};
 pub use requests::scripted;
+#[cfg(all(feature = "postgres", feature = "tls"))]
+pub(crate) use topology::Tls as Certificates;
 pub use topology::{Access, Address, Sentinels, Target, Terms, Topology};
 
 use super::quorum::Quorum;
-use super::{Capabilities, Cursor, Failure, Incarnation, Listener, Opening, Page, QuorumMember, Store};
+use super::{
+    Capabilities, Cursor, Failure, Incarnation, Listener, Opening, Page, QuorumMember, RenewsMany, Store,
+};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::protocol::record::{RecordAnswer, RecordOp};
@@ -213,6 +219,10 @@ impl Store for Redis {
         .boxed()
     }
 
+    fn renews_many(&self) -> Option<&dyn RenewsMany> {
+        Some(self)
+    }
+
     fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
         match self.is_led {
             true => Err("it is several servers, one of which its sentinels choose"),
@@ -225,6 +235,24 @@ impl Store for Redis {
 
     fn url(&self) -> &Arc<str> {
         &self.url
+    }
+}
+
+impl RenewsMany for Redis {
+    fn group(&self, _name: &LockName, rule: LockSpec) -> Option<u16> {
+        (rule == LockSpec::Mutex).then_some(0)
+    }
+
+    fn renew(&self, ops: Vec<Op>, within: Duration) -> BoxFuture<'static, Vec<Result<Answer, Failure>>> {
+        let Self { runtime, node, context, .. } = self.clone();
+        async move {
+            let deadline = runtime.now() + within;
+            match node.link.pipeline(deadline).await {
+                Ok(line) => node.renew(&line, &ops, context, deadline).await,
+                Err(failure) => vec![Err(failure); ops.len()],
+            }
+        }
+        .boxed()
     }
 }
 

@@ -5,7 +5,7 @@ pub(crate) mod scriptless;
 pub(crate) mod server_clock;
 pub(crate) mod supervisor;
 #[cfg(feature = "tls")]
-mod tls;
+pub(crate) mod tls;
 pub(crate) mod tokens;
 
 use std::error::Error;
@@ -351,7 +351,7 @@ impl Connector {
         let stream = match (&target.access.tls, &target.address) {
             (Some(tls), Address::Tcp(host, _)) => {
                 stage("has not answered the TLS handshake; one without TLS is redis://");
-                self.by(deadline, tls::encrypt(stream, host, tls)).await??
+                self.by(deadline, tls::encrypt(stream, host, tls, tls::PLAIN)).await??
             }
             _ => stream,
         };

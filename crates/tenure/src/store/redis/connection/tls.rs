@@ -17,11 +17,13 @@ use crate::store::redis::connection::Stream;
 use crate::store::redis::topology::Tls;
 use crate::store::{Cause, Failure};
 
-/// Shakes hands over a stream to `host`, as which the server must be certified.
+/// Shakes hands over a stream to `host`, as which the server must be certified. `plain` is what a URL
+/// has that does without.
 pub(crate) async fn encrypt(
     stream: Pin<Box<dyn Stream>>,
     host: &str,
     tls: &Tls,
+    plain: &str,
 ) -> Result<Pin<Box<dyn Stream>>, Failure> {
     let config = config(tls).map_err(|what| Failure::Refused(Failure::cause(what)))?;
     let name = ServerName::try_from(host.to_owned()).map_err(|_| {
@@ -30,9 +32,9 @@ pub(crate) async fn encrypt(
     match TlsConnector::from(Arc::new(config)).connect(name, stream).await {
         Ok(stream) => Ok(Box::pin(stream)),
         Err(error) => Err(match within(&error) {
-            Some(error) => of(error),
+            Some(error) => of(error, plain),
             None if error.kind() == io::ErrorKind::UnexpectedEof => Failure::NotSent(Failure::cause(
-                "it hung up in the middle of the TLS handshake; one without TLS is redis://",
+                format!("it hung up in the middle of the TLS handshake; one without TLS is {plain}"),
             )),
             None => Failure::NotSent(Arc::new(error)),
         }),
@@ -47,14 +49,17 @@ pub(crate) fn said(error: &RedisError) -> Option<Failure> {
         Some(cause) => cause.downcast_ref::<io::Error>(),
         None => cause.downcast_ref::<io::Error>(),
     };
-    within(error?).map(of)
+    within(error?).map(|error| of(error, PLAIN))
 }
+
+/// What a URL of this store has that does without encryption.
+pub(crate) const PLAIN: &str = "redis://";
 
 fn within(error: &io::Error) -> Option<&Error> {
     error.get_ref()?.downcast_ref()
 }
 
-fn of(error: &Error) -> Failure {
+fn of(error: &Error, plain: &str) -> Failure {
     use AlertDescription::{
         AccessDenied, BadCertificate, CertificateExpired, CertificateRequired, CertificateRevoked,
         CertificateUnknown, DecryptError, HandshakeFailure, ProtocolVersion, UnknownCA,
@@ -82,7 +87,7 @@ fn of(error: &Error) -> Failure {
         Error::AlertReceived(ProtocolVersion) | Error::PeerIncompatible(_) => {
             "it speaks no version of TLS that is spoken here"
         }
-        Error::InvalidMessage(_) => "it does not speak TLS; one without is redis://",
+        Error::InvalidMessage(_) => &format!("it does not speak TLS; one without is {plain}"),
         // It may pass.
         _ => return Failure::NotSent(Failure::cause(format!("TLS: {error}"))),
     };

@@ -35,6 +35,21 @@ pub(crate) fn read(value: &Value, op: &Op) -> Result<Read, &'static str> {
     .ok_or("a malformed answer")
 }
 
+/// Reads the reply to many renewals: for each what became of it, if it says so.
+pub(crate) fn read_renewals(value: &Value, ops: &[Op]) -> Result<Vec<Option<Answer>>, &'static str> {
+    let Value::BulkString(line) = value else { return Err("a reply that is no string") };
+    let line = std::str::from_utf8(line).map_err(|_| "a reply that is no text")?;
+    let mut words = line.split(' ');
+    is_for(&ops[0], words.next().map(str::as_bytes), words.next().and_then(digits))?;
+    let answer = |word| match word {
+        "-" => Some(None),
+        "free" => Some(Some(Answer::Free)),
+        token => digits(token).map(|fence| Some(Answer::Held { fence })),
+    };
+    let answers: Option<Vec<_>> = words.map(answer).collect();
+    answers.filter(|answers| answers.len() == ops.len()).ok_or("a malformed answer")
+}
+
 /// Whether a reply is to `op`: the one place that looks at whom a reply is for. One to another
 /// request means that replies cannot be matched with requests from here on.
 fn is_for(op: &Op, owner: Option<&[u8]>, request: Option<u64>) -> Result<(), &'static str> {

@@ -6,6 +6,7 @@ pub(crate) mod keys;
 pub(crate) mod node;
 pub(crate) mod pair;
 pub(crate) mod record;
+pub(crate) mod renewals;
 pub(crate) mod script;
 pub mod scripted;
 pub(crate) mod scriptless;

@@ -25,6 +25,7 @@ use crate::store::redis::replies::failure;
 use crate::store::redis::requests::ack_channel::{self, AckChannel};
 use crate::store::redis::requests::keys;
 use crate::store::redis::requests::pair::{self, Pairs, Tried};
+use crate::store::redis::requests::renewals;
 use crate::store::redis::requests::scriptless::ExclusiveConnection;
 use crate::store::redis::requests::{Request, RequestContext, answered, warn_unheard};
 use crate::store::redis::topology::slots;
@@ -126,6 +127,29 @@ impl Node {
                 Err(Failure::Unknown(Failure::cause(what)))
             }
         }
+    }
+
+    /// Carries out renewals, many in one script where that is possible. Answers in their order.
+    pub(crate) async fn renew(
+        &self,
+        pipeline: &Pipeline,
+        ops: &[Op],
+        context: RequestContext,
+        deadline: Moment,
+    ) -> Vec<Result<Answer, Failure>> {
+        let is_possible =
+            pipeline.plain.get().is_none() && ops.iter().all(|op| renewals::is_for(op, context));
+        let said = match is_possible {
+            true => renewals::ask(pipeline, ops, deadline).await,
+            false => vec![None; ops.len()],
+        };
+        let rest = ops.iter().zip(said).map(|(op, said)| async move {
+            match said {
+                Some(answer) => answer,
+                None => self.ask(pipeline, op, context, deadline).boxed().await,
+            }
+        });
+        join_all(rest).await
     }
 
     async fn by_script(

@@ -59,6 +59,13 @@ pub(crate) static RELEASE: Script = Script {
     guarded: None,
 };
 
+/// The renewal of many mutexes by their holders.
+pub(crate) static RENEW: Script = Script {
+    text: include_str!("../../../protocol/renew.lua"),
+    sha: "31d18961c52ff1145612b8cc292d7a4312d4ccb9",
+    guarded: None,
+};
+
 /// The record machine.
 pub(crate) static RECORD: Script = Script {
     text: include_str!("../../../protocol/record.lua"),
@@ -77,7 +84,7 @@ mod tests {
             let guarded = script.guarded.expect("each has one");
             assert_eq!(guarded.sha, sha1(guarded.text.as_bytes()));
         }
-        for script in [&RELEASE, &RECORD] {
+        for script in [&RELEASE, &RENEW, &RECORD] {
             assert_eq!(script.sha, sha1(script.text.as_bytes()));
         }
         assert_eq!(sha1(b"abc"), "a9993e364706816aba3e25717850c26c9cd0d89d");

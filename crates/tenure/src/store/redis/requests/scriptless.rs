@@ -170,7 +170,7 @@ struct Ask<'a> {
 }
 
 /// What is at the key.
-enum Standing {
+enum KeyContent {
     Nothing,
     /// A text, and how long it stays.
     Text(Vec<u8>, Option<u64>),
@@ -182,10 +182,10 @@ impl Ask<'_> {
     async fn answer(&self, url: &Arc<str>) -> Result<Answer, Failure> {
         match self.op.verb {
             Verb::Acquire { ttl_ms, .. } => self.acquire(ttl_ms).await,
-            Verb::Renew { ttl_ms, .. } => match self.standing().await? {
-                Standing::Nothing => Ok(Answer::Free),
-                Standing::Text(value, left_ms) => self.extend(value, left_ms, ttl_ms).await,
-                Standing::Other => self.other_kind().await,
+            Verb::Renew { ttl_ms, .. } => match self.content().await? {
+                KeyContent::Nothing => Ok(Answer::Free),
+                KeyContent::Text(value, left_ms) => self.extend(value, left_ms, ttl_ms).await,
+                KeyContent::Other => self.other_kind().await,
             },
             Verb::Release { whose, .. } => {
                 let (answer, unheard) = self.release(whose).await?;
@@ -194,10 +194,10 @@ impl Ask<'_> {
                 }
                 Ok(answer)
             }
-            Verb::Refresh { .. } | Verb::Resize | Verb::Inspect => match self.standing().await? {
-                Standing::Nothing => Ok(Answer::Free),
-                Standing::Text(value, left_ms) => Ok(found(value, left_ms)),
-                Standing::Other => self.other_kind().await,
+            Verb::Refresh { .. } | Verb::Resize | Verb::Inspect => match self.content().await? {
+                KeyContent::Nothing => Ok(Answer::Free),
+                KeyContent::Text(value, left_ms) => Ok(found(value, left_ms)),
+                KeyContent::Other => self.other_kind().await,
             },
         }
     }
@@ -235,13 +235,13 @@ impl Ask<'_> {
         };
         match self.text(&answered(self.pipeline, value)?, &answered(self.pipeline, left)?)? {
             // Again, or still.
-            Standing::Text(value, left_ms) => self.extend(value, left_ms, ttl_ms).await,
-            Standing::Nothing | Standing::Other => Err(changed()),
+            KeyContent::Text(value, left_ms) => self.extend(value, left_ms, ttl_ms).await,
+            KeyContent::Nothing | KeyContent::Other => Err(changed()),
         }
     }
 
     /// What is at the key, under watch if that is what will tell whether it is still so.
-    async fn standing(&self) -> Result<Standing, Failure> {
+    async fn content(&self) -> Result<KeyContent, Failure> {
         let key = self.key();
         // An owner and its token fit; of a foreign value, no more is needed.
         let look: [&[&str]; 4] =
@@ -254,18 +254,18 @@ impl Ask<'_> {
             answered(self.pipeline, reply)?;
         }
         match value {
-            Value::ServerError(error) if is_wrong_type(&error) => Ok(Standing::Other),
+            Value::ServerError(error) if is_wrong_type(&error) => Ok(KeyContent::Other),
             value => self.text(&answered(self.pipeline, value)?, &answered(self.pipeline, left)?),
         }
     }
 
-    fn text(&self, value: &Value, left: &Value) -> Result<Standing, Failure> {
+    fn text(&self, value: &Value, left: &Value) -> Result<KeyContent, Failure> {
         match (value, left) {
-            (_, Value::Int(-2)) | (Value::Nil, _) => Ok(Standing::Nothing),
+            (_, Value::Int(-2)) | (Value::Nil, _) => Ok(KeyContent::Nothing),
             (Value::BulkString(value), left) => {
                 let left_ms = replies::left(left).ok_or_else(|| self.nonsense())?;
                 let shown = &value[..value.len().min(SHOWN)];
-                Ok(Standing::Text(shown.to_vec(), left_ms))
+                Ok(KeyContent::Text(shown.to_vec(), left_ms))
             }
             _ => Err(self.nonsense()),
         }
@@ -303,8 +303,8 @@ impl Ask<'_> {
         }
         // An acquisition that finds its own hold has not watched it yet.
         if let Verb::Acquire { .. } = self.op.verb {
-            match self.standing().await? {
-                Standing::Text(now, _) if now == value.as_bytes() => {}
+            match self.content().await? {
+                KeyContent::Text(now, _) if now == value.as_bytes() => {}
                 _ => return Err(changed()),
             }
         }
@@ -319,10 +319,10 @@ impl Ask<'_> {
     async fn release(&self, whose: ReleaseScope) -> Result<(Answer, Option<String>), Failure> {
         let mut unheard = None;
         loop {
-            let (value, left_ms) = match self.standing().await? {
-                Standing::Nothing => return Ok((Answer::Free, None)),
-                Standing::Other => return Ok((self.other_kind().await?, None)),
-                Standing::Text(value, left_ms) => (value, left_ms),
+            let (value, left_ms) = match self.content().await? {
+                KeyContent::Nothing => return Ok((Answer::Free, None)),
+                KeyContent::Other => return Ok((self.other_kind().await?, None)),
+                KeyContent::Text(value, left_ms) => (value, left_ms),
             };
             let answer = match whose {
                 ReleaseScope::Own if self.mine(&value).is_none() => {

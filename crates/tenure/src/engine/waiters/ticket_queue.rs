@@ -9,24 +9,23 @@
 //! place has not.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, Stream};
 use tokio::sync::oneshot;
 
-use super::acquisition::{Acquisition, Waiting};
-use super::hold::Hold;
-use super::lease::bind;
+use super::server::{Event, Server, Strategy, earlier};
 use super::subscription::{Heard, Subscription};
 use super::wait_queues::{self, WaitQueue, WaitQueues};
-use super::{Engine, LINGER, backoff};
+use crate::engine::Engine;
+use crate::engine::acquisition::{Acquisition, Waiting};
+use crate::engine::hold::Hold;
+use crate::engine::lease::bind;
 use crate::error::Result;
-use crate::events::{event, text};
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -44,17 +43,22 @@ const ALL: Moment = Moment(0);
 const SOON: Moment = Moment(1);
 
 /// The ticket_queues of one engine.
-pub(super) type TicketQueues = WaitQueues<LockName, Queue>;
+pub(in crate::engine) type TicketQueues = WaitQueues<LockName, Queue>;
 type TicketQueue = WaitQueue<LockName, Queue>;
 
 impl TicketQueues {
     /// Waits for the turn of a ticket. `sent`: when the request was sent that was answered with it.
-    pub(super) fn join(&self, engine: &Arc<Engine>, ask: &Arc<Acquisition>, place: Waiting) -> TicketHandle {
+    pub(in crate::engine) fn join(
+        &self,
+        engine: &Arc<Engine>,
+        ask: &Arc<Acquisition>,
+        place: Waiting,
+    ) -> TicketHandle {
         let (sender, receiver) = oneshot::channel();
         let Waiting { ticket, sent, retry_at } = place;
         let (ticket_queue, server) = self.enter(
             ask.name.clone(),
-            |ticket_queue| Server::new(engine, ticket_queue),
+            |ticket_queue| Server::<KeepPlaces>::new(engine, ticket_queue),
             |ticket_queue| {
                 let mut queue = ticket_queue.queue();
                 let wait = lease::wait(ask.options.lease());
@@ -76,14 +80,14 @@ impl TicketQueues {
 }
 
 /// What became of a wait.
-pub(super) enum Turn {
+pub(in crate::engine) enum Turn {
     /// It holds.
     Held(Hold),
     /// The place is gone: it lapsed while the store did not answer, or the store has forgotten it.
     Gone,
 }
 
-pub(super) struct Queue {
+pub(in crate::engine) struct Queue {
     waiters: BTreeMap<u64, Waiter>,
     /// When the first of the places must be refreshed.
     refresh_at: Moment,
@@ -110,7 +114,7 @@ impl Queue {
     }
 }
 
-pub(super) struct Waiter {
+pub(in crate::engine) struct Waiter {
     ask: Arc<Acquisition>,
     /// When the last refresh was sent that was answered.
     sent: Moment,
@@ -146,6 +150,10 @@ impl wait_queues::Queue for Queue {
     fn close(&mut self) {
         self.closed = true;
     }
+
+    fn is_closed(&self) -> bool {
+        self.closed
+    }
 }
 
 impl TicketQueue {
@@ -156,7 +164,7 @@ impl TicketQueue {
 
 /// A waiter's end of its place. Dropped, the place is left; the store is told by the
 /// [`Acquisition`].
-pub(super) struct TicketHandle {
+pub(in crate::engine) struct TicketHandle {
     ticket_queue: Arc<TicketQueue>,
     ticket: u64,
     receiver: oneshot::Receiver<Result<Turn>>,
@@ -164,12 +172,12 @@ pub(super) struct TicketHandle {
 
 impl TicketHandle {
     /// The turn, or why there will be none; `None` when the task of the ticket queue has ended.
-    pub(super) async fn turn(&mut self) -> Option<Result<Turn>> {
+    pub(in crate::engine) async fn turn(&mut self) -> Option<Result<Turn>> {
         (&mut self.receiver).await.ok()
     }
 
     /// Why the store has said nothing, if it has not.
-    pub(super) fn silence(&self) -> Option<Failure> {
+    pub(in crate::engine) fn silence(&self) -> Option<Failure> {
         self.ticket_queue.queue().silence.as_ref().map(|(_, failure)| failure.clone())
     }
 }
@@ -180,12 +188,9 @@ impl Drop for TicketHandle {
     }
 }
 
-/// Serves a ticket queue: refreshes its places and hands out turns, until it has been empty for a
-/// while.
-struct Server {
-    engine: Arc<Engine>,
-    ticket_queue: Arc<TicketQueue>,
-    subscription: Subscription,
+/// Keeps a place in the store for each waiter: refreshes them, and hands out turns.
+#[derive(Default)]
+pub(in crate::engine) struct KeepPlaces {
     under_way: FuturesUnordered<BoxFuture<'static, Refreshed>>,
     /// Tickets that are being refreshed.
     asked: BTreeSet<u64>,
@@ -194,130 +199,99 @@ struct Server {
     early: VecDeque<(u64, Moment)>,
     /// When to try again to subscribe.
     listen_at: Moment,
-    attempt: u32,
-}
-
-impl Drop for Server {
-    /// However it ends, by a panic in what it woke too.
-    fn drop(&mut self) {
-        self.engine.ticket_queues.abandon(&self.ticket_queue);
-    }
 }
 
 /// A request for some places, and what became of it.
-struct Refreshed {
+pub(in crate::engine) struct Refreshed {
     tickets: Vec<u64>,
     sent: Moment,
     first: Duration,
     answer: Result<Answer, Failure>,
 }
 
-enum Event {
-    Notified,
-    Heard(Heard),
-    Refreshed(Refreshed),
-    Time,
+impl Strategy for KeepPlaces {
+    type Key = LockName;
+    type Queue = Queue;
+    type Answer = Refreshed;
+
+    fn queues(engine: &Engine) -> &TicketQueues {
+        &engine.ticket_queues
+    }
+
+    fn lock(key: &LockName) -> &LockName {
+        key
+    }
+
+    async fn serve(server: &mut Server<Self>) {
+        server.listen();
+        let until = server.ask_what_is_due();
+        let mut timer = server.engine.runtime.sleep_until(until);
+        let event = server.event(&mut timer).await;
+        Self::hear(server, event);
+    }
+
+    fn hear(server: &mut Server<Self>, event: Event<Refreshed>) {
+        match event {
+            Event::Notified => server.hand_out_early(),
+            Event::Time => {}
+            Event::Heard(Heard::Open) => server.hears_from_now(),
+            Event::Heard(Heard::Message(message)) => server.hear(message),
+            Event::Heard(Heard::Over(failure)) => server.hears_no_more(failure),
+            Event::Answered(refreshed) => {
+                server.judge(refreshed);
+                server.hand_out_early();
+            }
+        }
+    }
+
+    fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Refreshed> {
+        // None are under way: there will be no answer.
+        ready!(Pin::new(&mut self.under_way).poll_next(context)).map_or(Poll::Pending, Poll::Ready)
+    }
 }
 
-impl Server {
-    fn new(engine: &Arc<Engine>, ticket_queue: &Arc<TicketQueue>) -> Self {
-        Self {
-            engine: Arc::clone(engine),
-            ticket_queue: Arc::clone(ticket_queue),
-            subscription: Subscription::Idle,
-            under_way: FuturesUnordered::new(),
-            asked: BTreeSet::new(),
-            early: VecDeque::new(),
-            listen_at: Moment(0),
-            attempt: 0,
-        }
-    }
-
-    async fn run(mut self) {
-        let mut idle_until = None;
-        loop {
-            let now = self.engine.now();
-            let (closed, is_idle) = {
-                let queue = self.ticket_queue.queue();
-                (queue.closed, queue.waiters.is_empty())
-            };
-            if closed {
-                return;
-            }
-            let until = if is_idle {
-                let until = *idle_until.get_or_insert(now + LINGER);
-                if now >= until && self.engine.ticket_queues.retire(&self.ticket_queue) {
-                    return;
-                }
-                until.max(now)
-            } else {
-                idle_until = None;
-                self.listen();
-                self.ask_what_is_due()
-            };
-            match self.event(until).await {
-                Event::Notified => self.hand_out_early(),
-                Event::Time => {}
-                Event::Heard(Heard::Open) => self.hears_from_now(),
-                Event::Heard(Heard::Message(message)) => self.hear(message),
-                Event::Heard(Heard::Over(failure)) => self.hears_no_more(failure),
-                Event::Refreshed(refreshed) => {
-                    self.judge(refreshed);
-                    self.hand_out_early();
-                }
-            }
-        }
-    }
-
+impl Server<KeepPlaces> {
     /// Subscribes.
     fn listen(&mut self) {
-        if !self.subscription.is_idle() || self.engine.now() < self.listen_at {
+        if !self.subscription.is_idle() || self.engine.now() < self.strategy.listen_at {
             return;
         }
         if let Some((rule, within)) = self.first(|ask| (ask.rule, ask.options.op_timeout)) {
             self.subscription =
-                Subscription::Connecting(self.engine.store.listen(&self.ticket_queue.key, rule, within));
+                Subscription::Connecting(self.engine.store.listen(&self.wait_queue.key, rule, within));
         }
     }
 
     fn hears_no_more(&mut self, failure: Option<Failure>) {
-        self.ticket_queue.queue().hears_from = None;
+        self.wait_queue.queue().hears_from = None;
         if let Some(failure) = failure {
             // Until then, refreshing has to do.
-            self.listen_at = self.engine.now() + lease::WAIT_MAX / 3;
-            event!(
-                DEBUG,
-                target: "tenure",
-                "lock_not_subscribed",
-                "not subscribed",
-                lock = text(&self.ticket_queue.key),
-                store = text(self.engine.store.url()),
-                failure = text(&failure),
-            );
+            self.strategy.listen_at = self.engine.now() + lease::WAIT_MAX / 3;
+            self.note_deafness(&failure);
         }
     }
 
     /// Earlier messages were missed, also about places whose waiters have not joined yet.
     fn hears_from_now(&self) {
-        let mut queue = self.ticket_queue.queue();
+        let mut queue = self.wait_queue.queue();
         (queue.refresh_at, queue.hears_from) = (ALL, Some(self.engine.now()));
     }
 
     fn first<T>(&self, what: impl FnOnce(&Acquisition) -> T) -> Option<T> {
-        self.ticket_queue.queue().waiters.values().next().map(|waiter| what(&waiter.ask))
+        self.wait_queue.queue().waiters.values().next().map(|waiter| what(&waiter.ask))
     }
 
     /// Asks about the places that are due, and says when the next are.
     fn ask_what_is_due(&mut self) -> Moment {
         let now = self.engine.now();
-        let mut queue = self.ticket_queue.queue();
+        let mut queue = self.wait_queue.queue();
         let mut due: Vec<u64> = Vec::new();
         if now >= queue.refresh_at {
             let all = queue.refresh_at == ALL;
             let mut next = Moment(u64::MAX);
             for (ticket, waiter) in &queue.waiters {
                 let at = waiter.refresh_at();
-                if (all || at <= now + waiter.wait / 6) && !self.asked.contains(ticket) {
+                if (all || at <= now + waiter.wait / 6) && !self.strategy.asked.contains(ticket) {
                     due.push(*ticket);
                 } else {
                     next = next.min(at.max(now + waiter.wait / 12));
@@ -329,7 +303,7 @@ impl Server {
         if queue.retry_at.is_some_and(|at| now >= at) {
             queue.retry_at = None;
             let head = head.filter(|_| !planted(Bug::FirstDoesNotAsk));
-            due.extend(head.filter(|head| !self.asked.contains(head) && !due.contains(head)));
+            due.extend(head.filter(|head| !self.strategy.asked.contains(head) && !due.contains(head)));
         }
         let until = earlier(Some(queue.refresh_at), queue.retry_at).unwrap_or(queue.refresh_at);
         let batches: Vec<_> = due
@@ -344,7 +318,7 @@ impl Server {
             .collect();
         drop(queue);
         for (tickets, owners, rule, wait, within) in batches {
-            self.asked.extend(&tickets);
+            self.strategy.asked.extend(&tickets);
             let verb = Verb::Refresh { owners: Arc::clone(&owners), wait_ms: lease::millis(wait) };
             self.ask(tickets, rule, owners[0].clone(), verb, wait, within);
         }
@@ -360,8 +334,8 @@ impl Server {
         first: Duration,
         within: Duration,
     ) {
-        let (engine, name) = (Arc::clone(&self.engine), self.ticket_queue.key.clone());
-        self.under_way.push(
+        let (engine, name) = (Arc::clone(&self.engine), self.wait_queue.key.clone());
+        self.strategy.under_way.push(
             async move {
                 let sent = engine.now();
                 let answer = engine.call(&name, rule, &owner, verb, within).await;
@@ -374,14 +348,14 @@ impl Server {
     fn judge(&mut self, refreshed: Refreshed) {
         let Refreshed { tickets, sent, first, answer } = refreshed;
         for ticket in &tickets {
-            self.asked.remove(ticket);
+            self.strategy.asked.remove(ticket);
         }
         match answer {
             Ok(Answer::Places { places, retry_in_ms }) if places.len() == tickets.len() => {
                 self.attempt = 0;
                 let retry_at = retry_in_ms.map(|retry_in_ms| sent + Duration::from_millis(retry_in_ms));
                 {
-                    let mut queue = self.ticket_queue.queue();
+                    let mut queue = self.wait_queue.queue();
                     queue.silence = None;
                     queue.retry_at = earlier(queue.retry_at, retry_at);
                 }
@@ -411,7 +385,7 @@ impl Server {
 
     /// The place is still there; later news counts from here.
     fn note(&self, ticket: u64, sent: Moment, wait: Duration) {
-        let mut queue = self.ticket_queue.queue();
+        let mut queue = self.wait_queue.queue();
         let may_have_missed = queue.may_have_missed(sent);
         if let Some(waiter) = queue.waiters.get_mut(&ticket) {
             (waiter.sent, waiter.wait, waiter.may_have_missed) = (sent, wait, may_have_missed);
@@ -424,7 +398,7 @@ impl Server {
     /// something will be else.
     fn ask_again(&self, tickets: &[u64], left_ms: u64) {
         let now = self.engine.now();
-        let mut queue = self.ticket_queue.queue();
+        let mut queue = self.wait_queue.queue();
         let waits =
             tickets.iter().filter_map(|ticket| queue.waiters.get(ticket)).map(|waiter| waiter.wait / 3);
         if let Some(wait) = waits.min() {
@@ -434,13 +408,13 @@ impl Server {
     }
 
     fn lose(&self, ticket: u64) {
-        if let Some(waiter) = self.ticket_queue.take(ticket) {
+        if let Some(waiter) = self.wait_queue.take(ticket) {
             let _ = waiter.turn.send(Ok(Turn::Gone));
         }
     }
 
     fn refuse(&self, tickets: Vec<u64>, failure: &Failure) {
-        for waiter in tickets.into_iter().filter_map(|ticket| self.ticket_queue.take(ticket)) {
+        for waiter in tickets.into_iter().filter_map(|ticket| self.wait_queue.take(ticket)) {
             let error = waiter.ask.silent(failure.clone());
             let _ = waiter.turn.send(Err(error));
         }
@@ -449,9 +423,8 @@ impl Server {
     /// No answer: asks again soon. Waiters whose patience is over get the failure.
     fn unheard(&mut self, failure: Failure) {
         let now = self.engine.now();
-        let pause = self.engine.jittered(backoff(self.attempt));
-        self.attempt += 1;
-        let mut queue = self.ticket_queue.queue();
+        let pause = self.next_backoff();
+        let mut queue = self.wait_queue.queue();
         queue.refresh_at = queue.refresh_at.min(now + pause);
         let since = queue.silence.get_or_insert((now, failure.clone())).0;
         let is_out = |waiter: &Waiter| now.since(since.max(waiter.ask.since)) >= waiter.ask.options.patience;
@@ -460,16 +433,7 @@ impl Server {
         drop(queue);
         let given_up = out.len();
         self.refuse(out, &failure);
-        event!(
-            DEBUG,
-            target: "tenure",
-            "store_unanswered",
-            "no answer",
-            lock = text(&self.ticket_queue.key),
-            store = text(self.engine.store.url()),
-            failure = text(&failure),
-            given_up = given_up,
-        );
+        self.note_silence(&failure, given_up);
     }
 
     fn hear(&mut self, message: Notification) {
@@ -481,19 +445,19 @@ impl Server {
                 }
             }
             // Not a message of a queue: ask.
-            Notification::Free { .. } => self.ticket_queue.queue().refresh_at = ALL,
+            Notification::Free { .. } => self.wait_queue.queue().refresh_at = ALL,
             Notification::Reconnected => self.hears_from_now(),
         }
     }
 
     fn hear_of(&mut self, ticket: u64, heard_at: Moment) {
         let ticket = match planted(Bug::PushOfAnotherLife) {
-            true => self.ticket_queue.queue().waiters.keys().next().copied().unwrap_or(ticket),
+            true => self.wait_queue.queue().waiters.keys().next().copied().unwrap_or(ticket),
             false => ticket,
         };
         let now = self.engine.now();
         let known = |waiter: &Waiter| (waiter.sent, waiter.wait);
-        let found = self.ticket_queue.queue().waiters.get(&ticket).map(known);
+        let found = self.wait_queue.queue().waiters.get(&ticket).map(known);
         let Some((sent, wait)) = found else { return self.remember(ticket, heard_at) };
         if heard_at < sent && !planted(Bug::OldCallBelieved) {
             return; // The place is younger: another had this number, on a server that has gone back since.
@@ -510,14 +474,14 @@ impl Server {
     /// is under way that may have been carried out before the grant, and then says nothing of it.
     fn call(&mut self, ticket: u64, sent: Moment, wait: Duration) -> bool {
         let now = self.engine.now();
-        let known = self.ticket_queue.queue().waiters.get(&ticket).map(|waiter| Arc::clone(&waiter.ask));
+        let known = self.wait_queue.queue().waiters.get(&ticket).map(|waiter| Arc::clone(&waiter.ask));
         let Some(ask) = known else { return true };
         let left = lease::deadline(sent, now, wait).since(now);
         let messages_grant = self.engine.store.capabilities().messages_grant;
         let is_enough = left >= wait / 2 + ask.options.grace || planted(Bug::CalledWithTooLittle);
         if is_enough && messages_grant {
             self.grant(ticket, sent, wait);
-        } else if self.asked.insert(ticket) {
+        } else if self.strategy.asked.insert(ticket) {
             // The whole lease first.
             let (mut ttl, within) = (ask.options.lease(), ask.options.op_timeout);
             if !messages_grant && wait >= wait / 2 + lease::margin(wait) + ask.options.grace {
@@ -544,14 +508,14 @@ impl Server {
         if planted(Bug::EarlyCallForgotten) {
             return;
         }
-        if self.early.len() == EARLY {
-            self.early.pop_front();
+        if self.strategy.early.len() == EARLY {
+            self.strategy.early.pop_front();
         }
-        self.early.push_back((ticket, heard_at));
+        self.strategy.early.push_back((ticket, heard_at));
     }
 
     fn hand_out_early(&mut self) {
-        for (ticket, heard_at) in std::mem::take(&mut self.early) {
+        for (ticket, heard_at) in std::mem::take(&mut self.strategy.early) {
             self.hear_of(ticket, heard_at);
         }
     }
@@ -561,42 +525,14 @@ impl Server {
         if !planted(Bug::RetryForgotten) {
             // The first waiter may have been told no time, or one that has come while this one was
             // being asked about.
-            let mut queue = self.ticket_queue.queue();
+            let mut queue = self.wait_queue.queue();
             queue.retry_at = earlier(queue.retry_at, Some(sent + first));
         }
-        if let Some(waiter) = self.ticket_queue.take(ticket) {
+        if let Some(waiter) = self.wait_queue.take(ticket) {
             let begun = if planted(Bug::MaxHoldFromWait) { sent } else { self.engine.now() };
             let held = waiter.ask.granted(ticket, begun, sent, first);
             // If the waiter has left, the grant is dropped, which releases it.
             let _ = waiter.turn.send(Ok(Turn::Held(held)));
         }
-    }
-
-    /// The first event, polled in a fixed order, so that a seed replays.
-    async fn event(&mut self, until: Moment) -> Event {
-        let mut timer = self.engine.runtime.sleep_until(until);
-        let mut notify = pin!(self.ticket_queue.notify.notified());
-        let under_way = &mut self.under_way;
-        let subscription = &mut self.subscription;
-        poll_fn(|context| {
-            if let Poll::Ready(heard) = subscription.poll(context) {
-                return Poll::Ready(Event::Heard(heard));
-            }
-            if let Poll::Ready(Some(refreshed)) = Pin::new(&mut *under_way).poll_next(context) {
-                return Poll::Ready(Event::Refreshed(refreshed));
-            }
-            if notify.as_mut().poll(context).is_ready() {
-                return Poll::Ready(Event::Notified);
-            }
-            timer.poll_unpin(context).map(|()| Event::Time)
-        })
-        .await
-    }
-}
-
-fn earlier(a: Option<Moment>, b: Option<Moment>) -> Option<Moment> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
     }
 }

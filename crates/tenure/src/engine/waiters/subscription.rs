@@ -10,13 +10,13 @@ use crate::planted::{Bug, planted};
 use crate::protocol::Notification;
 use crate::store::{Failure, Listener};
 
-pub(super) enum Subscription {
+pub(in crate::engine) enum Subscription {
     Idle,
     Connecting(BoxFuture<'static, Result<Listener, Failure>>),
     Open(Listener),
 }
 
-pub(super) enum Heard {
+pub(in crate::engine) enum Heard {
     /// Everything that is said from here on. What was said before may have been missed.
     Open,
     Message(Notification),
@@ -25,22 +25,22 @@ pub(super) enum Heard {
 }
 
 impl Subscription {
-    pub(super) fn is_open(&self) -> bool {
+    pub(in crate::engine) fn is_open(&self) -> bool {
         matches!(self, Self::Open(_))
     }
 
-    pub(super) fn is_idle(&self) -> bool {
+    pub(in crate::engine) fn is_idle(&self) -> bool {
         matches!(self, Self::Idle)
     }
 
     /// Forgets what was said so far.
-    pub(super) fn drain(&mut self) {
+    pub(in crate::engine) fn drain(&mut self) {
         if let Self::Open(listener) = self {
             listener.drain();
         }
     }
 
-    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Heard> {
+    pub(in crate::engine) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Heard> {
         let heard = match self {
             Self::Idle => return Poll::Pending,
             Self::Connecting(opening) => match ready!(opening.poll_unpin(context)) {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 /// The waiters of a wait queue, and what is known of their lock.
-pub(super) trait Queue: Default {
+pub(in crate::engine) trait Queue: Default {
     type Waiters;
 
     fn is_empty(&self) -> bool;
@@ -15,6 +15,7 @@ pub(super) trait Queue: Default {
     fn clear(&mut self) -> Self::Waiters;
     /// No handle is left: the task that serves it is to end.
     fn close(&mut self);
+    fn is_closed(&self) -> bool;
 }
 
 pub(super) struct WaitQueue<K, Q> {
@@ -30,7 +31,7 @@ impl<K, Q> WaitQueue<K, Q> {
     }
 }
 
-pub(super) struct WaitQueues<K, Q>(Mutex<BTreeMap<K, Arc<WaitQueue<K, Q>>>>);
+pub(in crate::engine) struct WaitQueues<K, Q>(Mutex<BTreeMap<K, Arc<WaitQueue<K, Q>>>>);
 
 impl<K, Q> Default for WaitQueues<K, Q> {
     fn default() -> Self {
@@ -62,7 +63,7 @@ impl<K: Clone + Ord, Q: Queue> WaitQueues<K, Q> {
         (wait_queue, server)
     }
 
-    pub(super) fn close(&self) {
+    pub(in crate::engine) fn close(&self) {
         for wait_queue in std::mem::take(&mut *self.all()).into_values() {
             wait_queue.queue().close();
             wait_queue.notify.notify_one();

@@ -10,21 +10,22 @@
 //! way. The last answer names the holder; no other owner's waiters ask.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::FutureExt;
 use tokio::sync::oneshot;
 
-use super::acquisition::{Acquisition, Outcome};
-use super::hold::Hold;
-use super::release::Pending;
+use super::server::{Event, Server, Strategy};
 use super::subscription::{Heard, Subscription};
 use super::wait_queues::{self, WaitQueue, WaitQueues};
-use super::{Engine, LINGER, backoff};
+use crate::engine::Engine;
+use crate::engine::acquisition::{Acquisition, Outcome};
+use crate::engine::hold::Hold;
+use crate::engine::release::Pending;
 use crate::error::Result;
 use crate::events::{event, text};
 use crate::moment::Moment;
@@ -49,12 +50,12 @@ const TURN: Duration = Duration::from_micros(200);
 type Key = (LockName, Kind);
 
 /// The lines of one engine.
-pub(super) type LocalQueues = WaitQueues<Key, Queue>;
+pub(in crate::engine) type LocalQueues = WaitQueues<Key, Queue>;
 type LocalQueue = WaitQueue<Key, Queue>;
 
 impl LocalQueues {
     /// Whether a newcomer may ask at once without overtaking a waiter.
-    pub(super) fn may_ask(&self, ask: &Acquisition) -> bool {
+    pub(in crate::engine) fn may_ask(&self, ask: &Acquisition) -> bool {
         self.all().get(&key(ask)).is_none_or(|line| {
             let queue = line.queue();
             queue.waiters.is_empty() || queue.has(ask)
@@ -63,7 +64,7 @@ impl LocalQueues {
 
     /// Takes a place at the end. `silence`: the newcomer has asked already, and this is why there
     /// was no answer.
-    pub(super) fn join(
+    pub(in crate::engine) fn join(
         &self,
         engine: &Arc<Engine>,
         ask: &Arc<Acquisition>,
@@ -74,7 +75,7 @@ impl LocalQueues {
         let (mut id, mut heard) = (0, 0);
         let (line, server) = self.enter(
             key(ask),
-            |line| Server::new(engine, line),
+            |line| Server::<AskInTurn>::new(engine, line),
             |line| {
                 let mut queue = line.queue();
                 if queue.waiters.is_empty() || silence.is_some() && planted(Bug::SilenceOfOne) {
@@ -99,7 +100,7 @@ impl LocalQueues {
 
     /// A hold of this name has ended, here, by a release of `by`, or was found lost: the first in
     /// line may try.
-    pub(super) fn ask_soon(&self, name: &LockName, by: Option<&Owner>) {
+    pub(in crate::engine) fn ask_soon(&self, name: &LockName, by: Option<&Owner>) {
         let lines = self.all();
         for (_, line) in
             lines.range((name.clone(), Kind::Mutex)..).take_while(|((known, _), _)| known == name)
@@ -125,7 +126,7 @@ fn key(ask: &Acquisition) -> Key {
 }
 
 #[derive(Default)]
-pub(super) struct Queue {
+pub(in crate::engine) struct Queue {
     /// By their ids, which grow in the order in which they came.
     waiters: BTreeMap<u64, Waiter>,
     /// The same by owner, so that a hand-over does not look at each waiter.
@@ -171,7 +172,7 @@ impl Queue {
     }
 }
 
-pub(super) struct Waiter {
+pub(in crate::engine) struct Waiter {
     ask: Arc<Acquisition>,
     grant: oneshot::Sender<Result<Hold>>,
 }
@@ -190,6 +191,10 @@ impl wait_queues::Queue for Queue {
 
     fn close(&mut self) {
         self.closed = true;
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed
     }
 }
 
@@ -231,8 +236,9 @@ impl LocalQueue {
         (queue.heard, queue.silence) = (queue.heard + 1, None);
     }
 
-    /// The store has not answered: waiters whose patience is over get the failure.
-    fn unheard(&self, engine: &Engine, failure: &Failure) {
+    /// The store has not answered: waiters whose patience is over get the failure. Returns how
+    /// many.
+    fn unheard(&self, engine: &Engine, failure: &Failure) -> usize {
         let now = engine.now();
         let mut queue = self.queue();
         let since = queue.silence.get_or_insert((now, failure.clone())).0;
@@ -245,21 +251,12 @@ impl LocalQueue {
         for waiter in out {
             let _ = waiter.grant.send(Err(waiter.ask.silent(failure.clone())));
         }
-        event!(
-            DEBUG,
-            target: "tenure",
-            "store_unanswered",
-            "no answer",
-            lock = text(self.name()),
-            store = text(engine.store.url()),
-            failure = text(failure),
-            given_up = given_up,
-        );
+        given_up
     }
 }
 
 /// A place in line; dropped, it is left.
-pub(super) struct Place {
+pub(in crate::engine) struct Place {
     line: Arc<LocalQueue>,
     id: u64,
     /// Why its own question was not answered, and how many others had been by then.
@@ -269,12 +266,12 @@ pub(super) struct Place {
 
 impl Place {
     /// The turn, or why there will be none; `None` when the task of the line has ended.
-    pub(super) async fn granted(&mut self) -> Option<Result<Hold>> {
+    pub(in crate::engine) async fn granted(&mut self) -> Option<Result<Hold>> {
         (&mut self.receiver).await.ok()
     }
 
     /// Why the store has said nothing, if it has not.
-    pub(super) fn silence(&self) -> Option<Failure> {
+    pub(in crate::engine) fn silence(&self) -> Option<Failure> {
         let queue = self.line.queue();
         let own = self.silence.as_ref().filter(|(heard, _)| *heard == queue.heard);
         queue.silence.as_ref().map(|(_, failure)| failure).or(own.map(|(_, failure)| failure)).cloned()
@@ -287,13 +284,8 @@ impl Drop for Place {
     }
 }
 
-/// Serves a line: asks for the first waiter, until the line has been empty for a while.
-struct Server {
-    engine: Arc<Engine>,
-    line: Arc<LocalQueue>,
-    subscription: Subscription,
-    /// Questions since the last news. The next pause grows with it while no message is expected.
-    attempt: u32,
+/// Asks for the first waiter, until it holds.
+pub(in crate::engine) struct AskInTurn {
     /// The foreign holder that was found last, as its value shows it.
     foreign: String,
     /// Hand-overs inside this process since others last had a turn, and since when.
@@ -306,91 +298,86 @@ struct Server {
     under_way: Option<Pending>,
 }
 
-impl Drop for Server {
-    /// However it ends, by a panic in what it woke too.
-    fn drop(&mut self) {
-        self.engine.local_queues.abandon(&self.line);
-    }
-}
-
-/// What ends a sleep.
-enum Event {
-    Notified,
-    Heard(Heard),
-    Time,
-}
-
-impl Server {
-    fn new(engine: &Arc<Engine>, line: &Arc<LocalQueue>) -> Self {
-        let (engine, line) = (Arc::clone(engine), Arc::clone(line));
+impl Default for AskInTurn {
+    fn default() -> Self {
         let (foreign, streak_since) = (String::new(), Moment(0));
-        Self {
-            engine,
-            line,
-            subscription: Subscription::Idle,
-            attempt: 0,
-            foreign,
-            streak: 0,
-            streak_since,
-            hop: Duration::ZERO,
-            under_way: None,
+        Self { foreign, streak: 0, streak_since, hop: Duration::ZERO, under_way: None }
+    }
+}
+
+impl Strategy for AskInTurn {
+    type Key = Key;
+    type Queue = Queue;
+    /// It waits for each answer before anything else.
+    type Answer = Infallible;
+
+    fn queues(engine: &Engine) -> &LocalQueues {
+        &engine.local_queues
+    }
+
+    fn lock(key: &Key) -> &LockName {
+        &key.0
+    }
+
+    async fn serve(server: &mut Server<Self>) {
+        server.strategy.under_way = Some(server.engine.pending_releases.add(&server.engine));
+        if let Some((id, ask)) = server.wait_queue.next() {
+            server.ask_for(id, &ask).await;
+        }
+        if !server.has_waiters() {
+            server.strategy.under_way = None;
         }
     }
 
-    async fn run(mut self) {
-        loop {
-            self.under_way = Some(self.engine.pending_releases.add(&self.engine));
-            if let Some((id, ask)) = self.line.next() {
-                self.serve(id, &ask).await;
-                continue;
-            }
-            self.under_way = None;
-            if !self.lingers().await {
-                return;
-            }
-        }
-    }
+    /// The next waiter asks anyway.
+    fn hear(_server: &mut Server<Self>, _event: Event<Infallible>) {}
 
+    fn poll_answer(&mut self, _context: &mut Context<'_>) -> Poll<Infallible> {
+        Poll::Pending
+    }
+}
+
+impl Server<AskInTurn> {
     /// One question for one of the line, and the sleep after it.
-    async fn serve(&mut self, id: u64, ask: &Acquisition) {
+    async fn ask_for(&mut self, id: u64, ask: &Acquisition) {
         if !planted(Bug::ListenAfterAsking) {
             self.listen(ask).await;
         }
         self.leave_a_turn().await;
         // This question answers all earlier messages and notifications.
         self.subscription.drain();
-        if !self.line.queue().closed {
-            let _ = self.line.notify.notified().now_or_never();
+        if !self.wait_queue.queue().closed {
+            let _ = self.wait_queue.notify.notified().now_or_never();
         }
         // On a quorum each of two may have what the other lacks: they do not ask in turns without a
         // pause.
-        let is_out_of_turn = ask.rule == LockSpec::Mutex && self.line.queue().has(ask);
+        let is_out_of_turn = ask.rule == LockSpec::Mutex && self.wait_queue.queue().has(ask);
         let sent = self.engine.now();
         let asked = ask.once(true, None).await;
-        self.hop = self.engine.now().since(sent);
+        self.strategy.hop = self.engine.now().since(sent);
         if planted(Bug::ListenAfterAsking) {
             self.listen(ask).await;
         }
         let is_heard = !matches!(asked, Outcome::Silent(_));
         if is_heard {
-            self.line.heard();
+            self.wait_queue.heard();
         }
         let pause = match asked {
             Outcome::Held(held) => {
                 self.note_turn();
                 let left = held.lease.lapses_at().since(self.engine.now());
-                if !self.line.answer(id, Ok(held)) && planted(Bug::WakeSwallowed) {
+                if !self.wait_queue.answer(id, Ok(held)) && planted(Bug::WakeSwallowed) {
                     return self.engine.runtime.sleep_until(self.engine.now() + CAP).await;
                 }
-                if self.line.held_by(Some(ask.owner.clone())) && !planted(Bug::SecondHoldForgotten) {
+                if self.wait_queue.held_by(Some(ask.owner.clone())) && !planted(Bug::SecondHoldForgotten) {
                     return;
                 }
                 left.min(CAP)
             }
             Outcome::Busy { holder, left_ms } => {
-                self.streak = 0;
+                self.strategy.streak = 0;
                 let owner = parse_value(&holder).map(|(owner, _)| owner).filter(|owner| *owner != ask.owner);
-                if self.line.held_by(owner) && !is_out_of_turn {
+                if self.wait_queue.held_by(owner) && !is_out_of_turn {
                     return;
                 }
                 self.pause(ask, &holder, left_ms)
@@ -398,16 +385,17 @@ impl Server {
             // Only kinds that keep no queue are asked for here.
             Outcome::Waiting(_) => CAP,
             Outcome::Refused(error) => {
-                self.line.answer(id, Err(error));
+                self.wait_queue.answer(id, Err(error));
                 return;
             }
             Outcome::Silent(failure) => {
-                self.line.unheard(&self.engine, &failure);
+                let given_up = self.wait_queue.unheard(&self.engine, &failure);
+                self.note_silence(&failure, given_up);
                 self.next_backoff()
             }
         };
         if is_heard {
-            self.under_way = None;
+            self.strategy.under_way = None;
         }
         self.sleep(self.engine.now() + pause).await;
     }
@@ -436,19 +424,13 @@ impl Server {
             self.attempt = 1;
             return if planted(Bug::EndNotAwaited) { CAP } else { left };
         }
-        if known.is_none() && self.foreign != holder {
+        if known.is_none() && self.strategy.foreign != holder {
             // Foreign clients pass it on without a message, and ask often. A waiter that asks more
             // and more rarely never gets it.
             self.attempt = 0;
-            holder.clone_into(&mut self.foreign);
+            holder.clone_into(&mut self.strategy.foreign);
         }
         self.next_backoff().min(left)
-    }
-
-    fn next_backoff(&mut self) -> Duration {
-        let pause = self.engine.jittered(backoff(self.attempt));
-        self.attempt += 1;
-        pause
     }
 
     /// Subscribes, so that nothing is missed between the next question and the sleep after it.
@@ -460,47 +442,34 @@ impl Server {
         }
         let within = ask.options.op_timeout;
         self.subscription =
-            Subscription::Connecting(self.engine.store.listen(self.line.name(), ask.rule, within));
+            Subscription::Connecting(self.engine.store.listen(self.wait_queue.name(), ask.rule, within));
         let mut timer = self.engine.runtime.sleep_until(self.engine.now() + SUBSCRIBE.min(within));
         let heard = poll_fn(|context| match self.subscription.poll(context) {
             Poll::Ready(heard) => Poll::Ready(Some(heard)),
             Poll::Pending => timer.poll_unpin(context).map(|()| None),
         });
-        if let Some(Heard::Over(failure)) = heard.await {
-            self.note_deafness(failure);
-        }
-    }
-
-    fn note_deafness(&self, failure: Option<Failure>) {
-        if let Some(failure) = failure {
-            event!(
-                DEBUG,
-                target: "tenure",
-                "lock_not_subscribed",
-                "not subscribed",
-                lock = text(self.line.name()),
-                store = text(self.engine.store.url()),
-                failure = text(&failure),
-            );
+        if let Some(Heard::Over(Some(failure))) = heard.await {
+            self.note_deafness(&failure);
         }
     }
 
     fn note_turn(&mut self) {
-        if self.streak == 0 {
-            self.streak_since = self.engine.now();
+        if self.strategy.streak == 0 {
+            self.strategy.streak_since = self.engine.now();
         }
-        self.streak += 1;
+        self.strategy.streak += 1;
     }
 
     /// After a release of our own, asking at once always wins against other processes, which first
     /// have to hear of it. So now and then they get the time to.
     async fn leave_a_turn(&mut self) {
-        let released_here = std::mem::take(&mut self.line.queue().nudged);
+        let released_here = std::mem::take(&mut self.wait_queue.queue().nudged);
         let now = self.engine.now();
-        let long = self.streak >= STREAK || (self.streak > 0 && now.since(self.streak_since) >= STREAK_TIME);
+        let long = self.strategy.streak >= STREAK
+            || (self.strategy.streak > 0 && now.since(self.strategy.streak_since) >= STREAK_TIME);
         if released_here && long {
-            self.streak = 0;
-            self.engine.runtime.sleep_until(now + (2 * self.hop).clamp(TURN, STREAK_TIME)).await;
+            self.strategy.streak = 0;
+            self.engine.runtime.sleep_until(now + (2 * self.strategy.hop).clamp(TURN, STREAK_TIME)).await;
         }
     }
 
@@ -514,51 +483,19 @@ impl Server {
                 // The store's word on a release of our own, after which the next was asked for at
                 // once.
                 Event::Heard(Heard::Message(Notification::Free { by: Some(by) }))
-                    if self.line.queue().departed.as_ref() == Some(&by) => {}
+                    if self.wait_queue.queue().departed.as_ref() == Some(&by) => {}
                 Event::Heard(Heard::Message(_) | Heard::Open) => break,
                 Event::Heard(Heard::Over(None)) => {
                     let pause = self.next_backoff();
                     return self.engine.runtime.sleep_until(self.engine.now() + pause).await;
                 }
                 // It was slept no longer than it may be without.
-                Event::Heard(Heard::Over(failure)) => self.note_deafness(failure),
+                Event::Heard(Heard::Over(Some(failure))) => self.note_deafness(&failure),
+                Event::Answered(never) => match never {},
                 Event::Time => return,
             }
         }
         self.attempt = 0;
-    }
-
-    /// Whether a waiter came while the line was empty. If not, the line is closed.
-    async fn lingers(&mut self) -> bool {
-        let mut timer = self.engine.runtime.sleep_until(self.engine.now() + LINGER);
-        loop {
-            let time = matches!(self.event(&mut timer).await, Event::Time);
-            let (closed, somebody) = {
-                let queue = self.line.queue();
-                (queue.closed, !queue.waiters.is_empty())
-            };
-            if closed || somebody {
-                return !closed;
-            }
-            if time {
-                return !self.engine.local_queues.retire(&self.line);
-            }
-        }
-    }
-
-    /// The first event, polled in a fixed order, so that a seed replays.
-    async fn event(&mut self, timer: &mut BoxFuture<'static, ()>) -> Event {
-        let mut notify = pin!(self.line.notify.notified());
-        poll_fn(|context| {
-            if notify.as_mut().poll(context).is_ready() {
-                return Poll::Ready(Event::Notified);
-            }
-            if let Poll::Ready(heard) = self.subscription.poll(context) {
-                return Poll::Ready(Event::Heard(heard));
-            }
-            timer.poll_unpin(context).map(|()| Event::Time)
-        })
-        .await
     }
 }
 

@@ -1,0 +1,80 @@
+//! A PostgreSQL server as a store: what it may forget, and what it lets a transaction do to locks.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use tenure::diagnosis::diagnose_postgres;
+
+use super::report::Report;
+use crate::exit::Failure;
+
+/// Owners and tokens tell the time; a server whose clock differs by more confuses people.
+const OFFSET: Duration = Duration::from_secs(5);
+
+/// Connects as a lock does, which also shows that the table is there and the version is right.
+pub(super) async fn check(url: &str, at: &str, report: &mut Report) -> Result<(), Failure> {
+    let server = diagnose_postgres(url).await?;
+    report.saw(at, format!("PostgreSQL {}", server.version));
+    if server.setting("fsync") == "off" {
+        report.find(
+            "fsync",
+            at,
+            "fsync is off",
+            "a crash of the machine loses grants that were acknowledged, or the whole database",
+            "set fsync = on in postgresql.conf",
+        );
+    }
+    if server.setting("full_page_writes") == "off" {
+        report.find(
+            "full-page-writes",
+            at,
+            "full_page_writes is off",
+            "a crash of the machine may leave a torn page of the table of locks",
+            "set full_page_writes = on, unless the file system writes whole pages",
+        );
+    }
+    let commit = server.setting("synchronous_commit");
+    if commit == "off" && url.contains("pgbouncer=1") {
+        report.find(
+            "synchronous-commit",
+            at,
+            "synchronous_commit is off",
+            "a crash of the server loses grants of the last moments that were acknowledged",
+            "ALTER ROLE … SET synchronous_commit = on for the user of the locks",
+        );
+    } else if server.setting("commit of this user") == "off" {
+        let what = "synchronous_commit is off for some users; the connections of locks set it to on";
+        report.note("synchronous-commit", at, what);
+    }
+    if server.standbys > 0 && server.setting("synchronous_standby_names").is_empty() {
+        report.find(
+            "standby",
+            at,
+            format!("{} standbys follow, and no commit waits for one", server.standbys),
+            "a failover forgets the last grants, and another client may get locks that are held",
+            "set synchronous_standby_names, or let what is written compare the token (docs/fencing.md)",
+        );
+    }
+    if server.setting("autovacuum") == "off" {
+        report.find(
+            "autovacuum",
+            at,
+            "autovacuum is off",
+            "each change of a lock leaves a dead row, and requests become slower without end",
+            "set autovacuum = on",
+        );
+    }
+    if server.setting("idle_in_transaction_session_timeout") == "0" {
+        let what = "idle_in_transaction_session_timeout is 0: a transaction that was checked in with a lock \
+                    keeps it for as long as it is open";
+        report.note("idle-transactions", at, what);
+    }
+    let now = Duration::from_secs(clock_gettime(ClockId::Realtime).tv_sec.unsigned_abs());
+    let theirs = Duration::from_micros(server.clock_us.try_into().unwrap_or(0));
+    let offset = now.abs_diff(theirs);
+    if offset > OFFSET {
+        let what = format!("its clock and that of this machine differ by {} s", offset.as_secs());
+        report.note("clock", at, what);
+    }
+    Ok(())
+}

@@ -1,0 +1,28 @@
+//! The command with locks on PostgreSQL.
+
+use tenure_testkit::servers::Postgres;
+
+use crate::doctor::{checks, found};
+use crate::env::TestEnv;
+
+/// Servers of tests run without fsync.
+#[test]
+fn the_doctor_finds_what_a_server_on_postgresql_may_forget() {
+    let (env, server) = (TestEnv::new(), Postgres::start());
+    assert_eq!(found(&env, &server.url("doctor"), &[]), checks(["fsync"]));
+}
+
+#[test]
+fn a_lock_on_postgresql_is_held_shown_and_listed_and_its_stress_has_no_overlap() {
+    let (env, server) = (TestEnv::new(), Postgres::start());
+    let url = server.url("command");
+    let script = "\"$0\" list --store \"$1\"; \"$0\" status --store \"$1\" nightly; true";
+    let program = env!("CARGO_BIN_EXE_tenure");
+    let said =
+        env.run(env.tenure(["run", "--store", &url, "nightly", "--", "sh", "-c", script, program, &url]));
+    let has_both = ["nightly\tmutex", "held as a mutex"].iter().all(|text| said.stdout.contains(text));
+    assert!(said.code() == Some(0) && has_both, "{said:?}");
+    let said = env.run(env.tenure(["list", "--store", &url]));
+    assert!(said.code() == Some(0) && !said.stdout.contains("nightly"), "{said:?}");
+    env.run(env.tenure(["stress", "--store", &url, "--for", "2s"])).exits_with(0);
+}

@@ -1,0 +1,138 @@
+//! Every verb where the store is down, silent or refuses the login, where its name is missing, and
+//! where a flag is misspelled: one line, its code, and soon.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tenure_testkit::servers::{Config, Server};
+
+use crate::env::{Outcome, TestEnv};
+use crate::tmux::Tmux;
+
+const OWNER: &str = "alice/@host:1/00000000000000000000000000000001";
+
+/// Each verb that asks a store, with what it needs; a part before NAME, and NAME with the rest.
+const VERBS: [(&str, &[&str], &[&str]); 16] = [
+    ("run", &[], &["x", "--", "touch", "ran"]),
+    ("acquire", &[], &["x"]),
+    ("renew", &["--owner", OWNER], &["x"]),
+    ("verify", &["--owner", OWNER], &["x"]),
+    ("release", &["--force"], &["x"]),
+    ("release", &["--owner", OWNER], &["x"]),
+    ("stop", &[], &["x"]),
+    ("wait", &[], &["x"]),
+    ("status", &[], &["x"]),
+    ("elect", &[], &["x", "--", "touch", "ran"]),
+    ("leader", &[], &["x"]),
+    ("list", &[], &[]),
+    ("doctor", &[], &[]),
+    ("bench", &[], &[]),
+    ("serve", &["--listen", "127.0.0.1:0"], &[]),
+    ("stress", &["--for", "1s"], &[]),
+];
+
+/// Runs it until it was quick enough, five times at most: other work may keep the machine busy.
+/// What the start of a program takes by itself does not count.
+#[track_caller]
+fn within(env: &TestEnv, limit: Duration, mut run: impl FnMut() -> Outcome) -> Outcome {
+    for round in 1.. {
+        let before = env.run(env.tenure(["--version"])).took;
+        let said = run();
+        let start = before.max(env.run(env.tenure(["--version"])).took);
+        if said.took.saturating_sub(start * 4) <= limit {
+            return said;
+        }
+        assert!(round < 5, "more than {limit:?}, and {start:?} for its start: {said:?}");
+    }
+    unreachable!("it returned or failed")
+}
+
+/// All verbs on this store exit with 69, and say this in one line.
+fn all_fail(env: &TestEnv, url: &str, says: &[&str], limit: Duration) {
+    for (verb, before, after) in VERBS {
+        let said = within(env, limit, || {
+            let words = [&[verb, "--store", url], before, after].concat();
+            env.run(env.tenure(words)).exits_with(69)
+        });
+        for says in says {
+            assert!(said.stderr.contains(says), "{verb}: {said:?}");
+        }
+        assert!(said.stderr.starts_with("tenure: ") && said.stderr.lines().count() == 1, "{verb}: {said:?}");
+        assert!(said.stdout.is_empty() && !said.stderr.contains("hush"), "{verb}: {said:?}");
+    }
+    assert!(!env.path("ran").exists());
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn every_verb_says_within_a_second_that_its_store_is_down() {
+    let (env, server) = (TestEnv::new(), Server::start());
+    let (url, unix) = (server.url(), server.unix_url());
+    server.kill();
+    all_fail(&env, &url, &[&url, "no server listens there: start it"], SECOND);
+    all_fail(&env, &unix, &["no server listens there: start it"], SECOND);
+}
+
+#[test]
+fn every_verb_says_that_its_store_does_not_answer() {
+    let (env, server) = (TestEnv::new(), Server::start());
+    server.stop();
+    // The doctor and the bench wait for 2 s for an answer.
+    all_fail(&env, &server.url(), &[&server.url()], Duration::from_millis(2_500));
+    server.cont();
+}
+
+#[test]
+fn every_verb_says_at_once_that_the_login_is_refused() {
+    let env = TestEnv::new();
+    let server = Server::start_with(Config::new().user("default on >hush ~* &* +@all"));
+    let url = server.url();
+    all_fail(&env, &url, &["NOAUTH", "?password-file=FILE"], SECOND);
+    let wrong = url.replace("redis://", "redis://:hushed@");
+    all_fail(&env, &wrong, &["WRONGPASS", "correct the user or the password"], SECOND);
+    let terminal = Tmux::start(&env, 100, 24, &format!("$TENURE top --store {wrong}; echo code $?"));
+    let screen = terminal.expect("code 69").join("");
+    assert!(screen.contains("WRONGPASS") && !screen.contains("hush"), "{screen}");
+}
+
+#[test]
+fn every_verb_says_what_is_missing_and_which_flag_was_meant() {
+    let env = TestEnv::new();
+    for (verb, before, after) in VERBS {
+        let said = env.run(env.tenure([&[verb, "--stor", "file:x"], before, after].concat()));
+        let said = said.exits_with(64).says("did you mean '--store'?");
+        assert!(said.stderr.contains(&format!("`tenure {verb} --help`")), "{said:?}");
+        if !after.is_empty() {
+            let said = env.run(env.tenure([&[verb], before].concat())).exits_with(64).says("<NAME>");
+            assert!(said.stdout.is_empty() && said.took < SECOND * 3, "{said:?}");
+        }
+    }
+    assert!(!env.store().exists() && !env.path("x").exists());
+    for (verb, says) in
+        [("completions", "<SHELL>"), ("config", "--jso"), ("man", "--jso"), ("fence", "--jso")]
+    {
+        let flag = if says == "--jso" { &["--jso"][..] } else { &[] };
+        env.run(env.tenure([&[verb], flag].concat())).exits_with(64).says(says);
+    }
+}
+
+#[test]
+fn a_candidate_says_that_its_store_has_stopped_answering_and_that_it_is_back() {
+    let (env, server) = (TestEnv::new(), Server::start());
+    let url = server.url();
+    let store = ["--store", url.as_str()];
+    let elect = |more: &[&str]| env.start(env.tenure([&["elect", "--ttl", "2m"], &store[..], more].concat()));
+    let first = elect(&["x", "--", "sh", "-c", "touch leads; exec sleep 60"]);
+    first.eventually("it leads", || env.path("leads").exists());
+    let second = elect(&["-v", "x", "--", "touch", "second"]);
+    second.eventually("it waits", || second.stderr().contains("a candidate of"));
+    server.stop();
+    second.eventually("it says so", || second.stderr().contains("; still waiting"));
+    server.cont();
+    second.eventually("it says so", || second.stderr().contains("answers again"));
+    assert!(!first.has_ended() && !env.path("second").exists());
+    first.signal(Signal::TERM);
+    first.wait().exits_with(143);
+    second.wait().exits_with(0);
+}

@@ -1,0 +1,83 @@
+//! Schedules of renewals that leave together, on a server byte by byte.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::FutureExt;
+use tenure::internals::store::redis::{Redis, Target};
+use tenure::internals::{Runtime, locks};
+use tenure::{Guard, Locks, Options, Owner};
+
+use super::{Outcome, fails};
+use crate::fake_redis::server::Server;
+use crate::sim::chooser::Chooser;
+use crate::sim::clock::{Clock, SECOND};
+use crate::sim::executor::Sim;
+use crate::sim_transport::SimTransport;
+
+const HELD: [&str; 5] = ["a", "b", "c", "d", "e"];
+/// The one that something happens to.
+const ODD: &str = "c";
+
+/// A process holds five locks. Before the second script that renews all, this happens; then just
+/// one of them is to be lost.
+fn play(happens: impl FnMut(&mut Server) + Send + 'static) -> Outcome {
+    let sim = Sim::new(Chooser::replay(Vec::new()));
+    let network = SimTransport::new(&sim, false).direct();
+    let process = sim.process(Clock { offset: 1_000 * SECOND, ppm: 0 }, 1);
+    let target = Target::parse("redis://network").expect("a URL");
+    let runtime = Arc::clone(&process) as Arc<dyn Runtime>;
+    let store = Redis::over(target, Arc::new(network.clone()), Arc::clone(&runtime));
+    let options = Options::new().ttl(Duration::from_secs(3));
+    let locks = locks(Arc::new(store), Arc::clone(&runtime), options).expect("the options are right");
+    let outcome = Arc::new(Mutex::new(Err("it has not ended".to_owned())));
+    let (told, ended) = (Arc::clone(&outcome), sim.clone());
+    let played = async move {
+        let came_to = scenario(&locks, &*runtime, &network, happens).await;
+        *told.lock().expect("one thread") = came_to;
+        ended.halt();
+    };
+    sim.spawn(process.id(), played.boxed());
+    sim.run(60 * SECOND, 1_000_000);
+    sim.end();
+    outcome.lock().expect("one thread").clone()
+}
+
+async fn scenario(
+    locks: &Locks,
+    runtime: &dyn Runtime,
+    network: &SimTransport,
+    mut happens: impl FnMut(&mut Server) + Send + 'static,
+) -> Outcome {
+    let mut guards: Vec<Guard> = Vec::new();
+    for name in HELD {
+        guards.push(locks.mutex(name).map_err(fails)?.lock().await.map_err(fails)?);
+    }
+    let mut renewals = 0;
+    network.before("EVALSHA", move |server| {
+        renewals += 1;
+        if renewals == 2 {
+            happens(server);
+        }
+    });
+    runtime.sleep_until(runtime.now() + Duration::from_secs(10)).await;
+    let held = HELD.iter().zip(&guards).filter(|(_, guard)| guard.is_held()).map(|(name, _)| *name);
+    let (held, expected): (Vec<_>, Vec<_>) =
+        (held.collect(), HELD.iter().filter(|name| **name != ODD).collect());
+    if held.iter().ne(expected.iter().copied()) {
+        return Err(format!("{held:?} are held"));
+    }
+    match HELD.iter().filter(|name| **name != ODD).find(|name| network.holder(name).is_none()) {
+        Some(name) => Err(format!("the server has no {name}, whose guard says that it is held")),
+        None => Ok(()),
+    }
+}
+
+pub(super) fn the_one_of_many_that_was_taken_over_is_lost() -> Outcome {
+    let other = Owner::new("other").map_err(fails)?;
+    play(move |server| server.take_over(ODD, &other))
+}
+
+pub(super) fn those_beside_one_that_is_gone_are_kept() -> Outcome {
+    play(|server| server.delete(ODD))
+}

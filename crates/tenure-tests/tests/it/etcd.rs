@@ -1,0 +1,225 @@
+//! Locks on etcd: members that die or stand still, clients that are cut off, wrong URLs, rights.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests against real servers measure real time"
+)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tenure::{Guard, Locks, Options, block_on};
+use tenure_testkit::proxy::{Fault, Proxy};
+use tenure_testkit::servers::{Etcd, eventually};
+
+const TTL: Duration = Duration::from_secs(3);
+
+/// An error with its causes.
+fn said(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |all, cause| format!("{all}: {cause}"))
+}
+
+fn client(url: &str) -> Locks {
+    Locks::open(url).expect("a store").with(|_| Options::new().ttl(TTL)).expect("options")
+}
+
+/// Threads that take turns at one lock until they are told to stop, and what they found wrong.
+struct Crowd {
+    turns: Vec<Arc<AtomicU64>>,
+    threads: Vec<thread::JoinHandle<()>>,
+    over: Arc<AtomicU64>,
+    wrong: Arc<Mutex<Vec<String>>>,
+}
+
+impl Crowd {
+    fn start(url: &str, members: usize, is_fair: bool) -> Self {
+        let (over, wrong) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(Vec::new())));
+        let held: Arc<Mutex<(Option<Arc<Guard>>, u64)>> = Arc::default();
+        let (mut turns, mut threads) = (Vec::new(), Vec::new());
+        for _ in 0..members {
+            let count = Arc::new(AtomicU64::new(0));
+            turns.push(Arc::clone(&count));
+            let (locks, over, wrong) = (client(url), Arc::clone(&over), Arc::clone(&wrong));
+            let held = Arc::clone(&held);
+            threads.push(thread::spawn(move || {
+                while over.load(Ordering::Relaxed) == 0 {
+                    let limit = Duration::from_secs(20);
+                    let got = match is_fair {
+                        true => block_on(locks.fair_mutex("crowd").expect("a name").try_lock_for(limit)),
+                        false => block_on(locks.mutex("crowd").expect("a name").try_lock_for(limit)),
+                    };
+                    // While there is no leader, there is no answer.
+                    let Ok(Some(guard)) = got else { continue };
+                    let guard = Arc::new(guard);
+                    {
+                        let mut held = held.lock().expect("no panic");
+                        if let Some(other) =
+                            held.0.as_ref().filter(|other| other.is_held() && guard.is_held())
+                        {
+                            let both = format!("{} and {} at once", other.fence(), guard.fence());
+                            wrong.lock().expect("no panic").push(both);
+                        }
+                        if guard.is_held() && guard.fence() <= held.1 {
+                            let order = format!("{} after {}", guard.fence(), held.1);
+                            wrong.lock().expect("no panic").push(order);
+                        }
+                        *held = (Some(Arc::clone(&guard)), guard.fence().max(held.1));
+                    }
+                    thread::sleep(Duration::from_millis(5));
+                    count.fetch_add(1, Ordering::Relaxed);
+                    {
+                        let mut held = held.lock().expect("no panic");
+                        held.0.take_if(|held| Arc::ptr_eq(held, &guard));
+                    }
+                    drop(guard);
+                }
+            }));
+        }
+        Self { turns, threads, over, wrong }
+    }
+
+    /// Waits until each has had a further turn.
+    fn goes_on(&self) {
+        let before: Vec<u64> = self.turns.iter().map(|turns| turns.load(Ordering::Relaxed)).collect();
+        eventually("each gets a further turn", Duration::from_secs(40), || {
+            self.turns.iter().zip(&before).all(|(turns, before)| turns.load(Ordering::Relaxed) > *before)
+        });
+    }
+
+    fn end(self) {
+        self.over.store(1, Ordering::Relaxed);
+        self.threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+        assert_eq!(*self.wrong.lock().expect("no panic"), Vec::<String>::new());
+    }
+}
+
+/// So often its leader is killed: more in a soak, by `TENURE_LEADERS`.
+fn kills() -> u64 {
+    tenure_testkit::setting("TENURE_LEADERS").unwrap_or(1)
+}
+
+#[test]
+fn a_killed_leader_costs_no_exclusion_no_token_and_no_waiter() {
+    let etcd = Etcd::cluster();
+    let crowds = [Crowd::start(&etcd.url(), 3, false), Crowd::start(&etcd.url(), 3, true)];
+    for _ in 0..kills() {
+        let leader = etcd.leader();
+        etcd.kill(leader);
+        crowds.iter().for_each(Crowd::goes_on);
+        etcd.restart(leader);
+        crowds.iter().for_each(Crowd::goes_on);
+    }
+    crowds.into_iter().for_each(Crowd::end);
+}
+
+#[test]
+fn a_leader_that_stands_still_costs_no_exclusion_no_token_and_no_waiter() {
+    let etcd = Etcd::cluster();
+    let crowd = Crowd::start(&etcd.url(), 4, false);
+    let leader = etcd.leader();
+    etcd.stop(leader);
+    crowd.goes_on();
+    etcd.cont(leader);
+    crowd.goes_on();
+    crowd.end();
+}
+
+#[test]
+fn a_client_that_is_cut_off_knows_its_loss_before_the_next_holds() {
+    let etcd = Etcd::start();
+    let url = etcd.url();
+    let proxy = Proxy::start(url.trim_start_matches("etcd://").parse().expect("an address"));
+    let ours = client(&format!("etcd://{}", proxy.address()));
+    let theirs = client(&url);
+    let guard = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
+    assert!(block_on(theirs.mutex("x").expect("a name").try_lock()).expect("an answer").is_none());
+    proxy.set(Fault::BlackHole);
+    let cut = Instant::now();
+    let next = block_on(theirs.mutex("x").expect("a name").try_lock_for(Duration::from_secs(20)));
+    let next = next.expect("an answer").expect("it is free when the lease is over");
+    assert!(!guard.is_held(), "both hold");
+    assert!(next.fence() > guard.fence());
+    // A sixth of the ttl and two seconds above it, and what etcd takes to look.
+    assert!(cut.elapsed() < TTL * 7 / 6 + Duration::from_secs(6), "{:?}", cut.elapsed());
+}
+
+#[test]
+fn a_lock_outlives_a_restart_of_the_only_member() {
+    let etcd = Etcd::start();
+    let (ours, theirs) = (client(&etcd.url()), client(&etcd.url()));
+    let guard = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
+    etcd.kill(0);
+    etcd.restart(0);
+    eventually("it answers again", Duration::from_secs(10), || {
+        block_on(theirs.mutex("x").expect("a name").try_lock())
+            .is_ok_and(|got| got.is_none() || !guard.is_held())
+    });
+    assert!(guard.is_held(), "etcd was away for less than the lease");
+    block_on(guard.release()).expect("a release");
+}
+
+#[test]
+fn what_is_wrong_with_a_server_is_said_in_one_line() {
+    let patience = Duration::from_millis(500);
+    let options = Options::new().patience(patience);
+    let dead =
+        Locks::open("etcd://127.0.0.1:1").expect("a store").with(|_| options.clone()).expect("options");
+    let error = block_on(dead.ping()).expect_err("no server");
+    let all = said(&error);
+    assert!(error.is_unreachable() && all.contains("127.0.0.1:1") && all.contains("refused"), "{all}");
+
+    let etcd = Etcd::start();
+    let post = |path: &str, body: &str| etcd.post(0, path, body).expect("an answer");
+    post("auth/user/add", r#"{"name":"root","password":"secret"}"#);
+    post("auth/user/add", r#"{"name":"app","password":"word"}"#);
+    post("auth/role/add", r#"{"name":"root"}"#);
+    post("auth/role/add", r#"{"name":"locks"}"#);
+    // The prefix `app/`, to before `app0`, in base64.
+    let permission =
+        r#"{"name":"locks","perm":{"permType":"READWRITE","key":"YXBwLw==","range_end":"YXBwMA=="}}"#;
+    post("auth/role/grant", permission);
+    post("auth/user/grant", r#"{"user":"root","role":"root"}"#);
+    post("auth/user/grant", r#"{"user":"app","role":"locks"}"#);
+    post("auth/enable", "{}");
+
+    let places = etcd.url().trim_start_matches("etcd://").to_owned();
+    let lock = |login: &str, prefix: &str| {
+        let locks = client(&format!("etcd://{login}{places}{prefix}"));
+        block_on(locks.mutex("x").expect("a name").try_lock()).map(|guard| guard.map(|guard| guard.fence()))
+    };
+    assert!(lock("app:word@", "/app").expect("its rights are enough").is_some());
+    for (login, prefix, said) in [
+        ("app:word@", "/other", "permission readwrite on the prefix other/"),
+        ("app:wrong@", "/app", "is the user, or the password in the URL, right?"),
+        ("", "/app", "it wants a user and a password"),
+    ] {
+        let error = lock(login, prefix).expect_err("no rights");
+        let all = self::said(&error);
+        assert!(error.is_refused() && all.contains(said), "{login}{prefix}: {all}");
+    }
+}
+
+#[test]
+fn a_login_where_there_are_no_users_is_said() {
+    let etcd = Etcd::start();
+    let places = etcd.url().trim_start_matches("etcd://").to_owned();
+    let error = block_on(client(&format!("etcd://a:b@{places}")).ping()).expect_err("no users");
+    let all = said(&error);
+    assert!(all.contains("it has no users, and the URL names one"), "{all}");
+}
+
+#[test]
+fn what_needs_a_servers_clock_or_a_member_is_refused_with_the_reason() {
+    let etcd = Etcd::start();
+    let locks = client(&etcd.url());
+    let cache = locks.cache("c").map(drop);
+    let all = said(&cache.expect_err("no clock"));
+    assert!(all.contains("server's clock"), "{all}");
+    let members = [etcd.url(), etcd.url(), etcd.url()].map(|url| Locks::open(&url).expect("a store"));
+    let error = Locks::quorum(members).expect_err("no member");
+    let all = said(&error);
+    assert!(all.contains("a quorum of their own"), "{all}");
+}

@@ -1,0 +1,160 @@
+//! A transaction that commits only while a lock is held.
+
+use std::time::Duration;
+
+use tenure::{Guard, Locks, Options, Renewal};
+
+use super::{SERVER, connect, locks, on, schema, work_in};
+
+const TTL: Duration = Duration::from_millis(400);
+
+fn unrenewed(locks: &Locks) -> Locks {
+    locks.with(|_| Options::new().ttl(TTL).renewal(Renewal::Off)).expect("options")
+}
+
+#[test]
+fn a_transaction_commits_while_its_lock_of_any_kind_is_held() {
+    on(async {
+        let schema = schema();
+        let locks = locks(&SERVER.url(&schema), Duration::from_secs(15));
+        let owner = tenure::Owner::new("check").expect("an owner");
+        let guards: Vec<Guard> = vec![
+            locks.mutex("a\\0b").expect("a name").lock().await.expect("a guard"),
+            locks.fair_mutex("fair").expect("a name").lock().await.expect("a guard"),
+            locks.reentrant_mutex("re", &owner).expect("a name").lock().await.expect("a guard"),
+            locks.semaphore("permits", 3).expect("a name").acquire_many(2).await.expect("a guard"),
+            locks.semaphore("permits", 3).expect("a name").acquire().await.expect("a guard"),
+        ];
+        let mut client = connect(&SERVER).await;
+        work_in(&schema, "n int");
+        for guard in &guards {
+            let transaction = client.transaction().await.expect("a transaction");
+            guard.check_in(&transaction).await.unwrap_or_else(|error| panic!("{}: {error}", guard.name()));
+            transaction.execute(&format!("INSERT INTO {schema}.work VALUES (1)"), &[]).await.expect("work");
+            transaction.commit().await.expect("a commit");
+        }
+        let count: i64 =
+            client.query_one(&format!("SELECT count(*) FROM {schema}.work"), &[]).await.expect("rows").get(0);
+        assert_eq!(count, guards.len() as i64);
+        for guard in guards {
+            let (name, owner, fence) = (guard.name().to_string(), guard.owner().to_string(), guard.fence());
+            guard.release().await.expect("a release");
+            // As another driver would ask, once it is not held any more.
+            let transaction = client.transaction().await.expect("a transaction");
+            let sql = tenure::postgres::check_sql(Some(&schema));
+            let name = name.replace('\\', "\\\\");
+            let refused = transaction.query(&sql, &[&name, &owner, &(fence as i64)]).await;
+            let code = refused.expect_err("it is not held").code().map(|code| code.code().to_owned());
+            assert_eq!(code.as_deref(), Some("22012"));
+        }
+    });
+}
+
+#[test]
+fn a_paused_holder_whose_lease_is_over_cannot_commit() {
+    on(async {
+        let schema = schema();
+        let locks = unrenewed(&locks(&SERVER.url(&schema), TTL));
+        let mut client = connect(&SERVER).await;
+        work_in(&schema, "n int");
+        let guard = locks.mutex("x").expect("a name").lock().await.expect("a guard");
+        let transaction = client.transaction().await.expect("a transaction");
+        transaction.execute(&format!("INSERT INTO {schema}.work VALUES (1)"), &[]).await.expect("work");
+        let (owner, fence) = (guard.owner().to_string(), guard.fence() as i64);
+        tokio::time::sleep(TTL + Duration::from_millis(100)).await;
+        // What a process does that does not know that it stood still.
+        let sql = tenure::postgres::check_sql(Some(&schema));
+        transaction.query(&sql, &[&"x", &owner, &fence]).await.expect_err("its lease is over");
+        assert!(guard.check_in(&transaction).await.expect_err("it is lost").is_lost());
+        let _ = transaction.commit().await; // answers, and is a rollback
+        let count: i64 =
+            client.query_one(&format!("SELECT count(*) FROM {schema}.work"), &[]).await.expect("rows").get(0);
+        assert_eq!(count, 0);
+    });
+}
+
+/// Holders stop at any point of their transaction, for longer than their lease.
+#[test]
+fn a_hundred_paused_holders_commit_nothing_late() {
+    const HOLDERS: usize = 100;
+    on(async {
+        let schema = schema();
+        let url = SERVER.url(&schema);
+        // In the order of the inserts: the next holder is let in when this transaction has ended.
+        work_in(&schema, "id bigserial, lock text, token bigint");
+        let ttl = Duration::from_millis(500);
+        let locks = unrenewed(&locks(&url, ttl)).with(|options| options.ttl(ttl)).expect("options");
+        let mut tasks = Vec::new();
+        for at in 0..HOLDERS {
+            let (locks, schema) = (locks.clone(), schema.clone());
+            tasks.push(tokio::spawn(async move {
+                // Ten locks, ten holders of each.
+                let name = format!("lock{}", at % 10);
+                let mut client = connect(&SERVER).await;
+                let guard = locks.mutex(&*name).expect("a name").lock().await.expect("a guard");
+                let (owner, token) = (guard.owner().to_string(), guard.fence() as i64);
+                let transaction = client.transaction().await.expect("a transaction");
+                let check = tenure::postgres::check_sql(Some(&schema));
+                let pause = || tokio::time::sleep(Duration::from_millis(at as u64 % 7 * 120));
+                let insert = format!("INSERT INTO {schema}.work (lock, token) VALUES ($1, $2)");
+                if at % 2 == 0 {
+                    pause().await;
+                }
+                let _ = transaction.query(&check, &[&name, &owner, &token]).await;
+                if at % 2 == 1 {
+                    pause().await;
+                }
+                let _ = transaction.execute(&insert, &[&name, &token]).await;
+                let _ = transaction.commit().await;
+                drop(guard);
+            }));
+        }
+        for task in tasks {
+            task.await.expect("a holder");
+        }
+        let late = SERVER.run(&format!(
+            "SELECT count(*) FROM {schema}.work AS one JOIN {schema}.work AS other USING (lock)
+             WHERE one.id > other.id AND one.token < other.token"
+        ));
+        let all = SERVER.run(&format!("SELECT count(*) FROM {schema}.work"));
+        assert_eq!(late, "0", "of {all}");
+        assert!(all.parse::<usize>().expect("a number") > HOLDERS / 10, "{all} commit");
+    });
+}
+
+#[test]
+fn an_open_transaction_keeps_others_out_and_lets_renewals_through() {
+    on(async {
+        let schema = schema();
+        let locks = locks(&SERVER.url(&schema), TTL);
+        let other = super::locks(&SERVER.url(&schema), TTL);
+        let mut client = connect(&SERVER).await;
+        let guard = locks.mutex("x").expect("a name").lock().await.expect("a guard");
+        let transaction = client.transaction().await.expect("a transaction");
+        guard.check_in(&transaction).await.expect("it is held");
+        tokio::time::sleep(3 * TTL).await;
+        assert!(guard.is_held(), "renewals pass");
+        guard.verify().await.expect("it is held");
+        drop(guard); // its release has to wait
+        tokio::time::sleep(2 * TTL).await;
+        assert!(other.mutex("x").expect("a name").try_lock().await.expect("an answer").is_none());
+        let waits = other.mutex("x").expect("a name");
+        let waiter = tokio::spawn(async move { waits.lock().await });
+        tokio::time::sleep(TTL).await;
+        assert!(!waiter.is_finished());
+        transaction.commit().await.expect("it was held until here");
+        let granted = tokio::time::timeout(Duration::from_secs(10), waiter).await.expect("it is let in");
+        granted.expect("no panic").expect("a guard").release().await.expect("a release");
+    });
+}
+
+#[test]
+fn a_lock_elsewhere_cannot_be_checked_in() {
+    on(async {
+        let mut client = connect(&SERVER).await;
+        let transaction = client.transaction().await.expect("a transaction");
+        let guard = Locks::memory().mutex("x").expect("a name").lock().await.expect("a guard");
+        let error = guard.check_in(&transaction).await.expect_err("another store");
+        assert!(error.is_unsupported(), "{error}");
+    });
+}

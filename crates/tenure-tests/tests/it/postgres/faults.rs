@@ -1,0 +1,236 @@
+//! Connections that are cut at any byte, and a server that crashes.
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tenure::{Locks, Options};
+use tenure_testkit::servers::{Postgres, eventually};
+
+use super::{SERVER, locks, on, schema};
+
+/// A relay in front of a server's socket, which cuts a connection after so many bytes.
+struct Relay {
+    dir: TempDir,
+    /// So many bytes pass yet, to the server and to the client, until all connections are cut.
+    /// Below zero for no limit.
+    left: Arc<[AtomicI64; 2]>,
+    /// What has passed each way.
+    passed: Arc<[AtomicU64; 2]>,
+}
+
+impl Relay {
+    fn start(server: &Postgres) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let listener = UnixListener::bind(dir.path().join(".s.PGSQL.5432")).expect("a socket");
+        let left = Arc::new([AtomicI64::new(-1), AtomicI64::new(-1)]);
+        let passed = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        let (to, limits, counts) = (server.socket(), Arc::clone(&left), Arc::clone(&passed));
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let Ok(server) = UnixStream::connect(&to) else { continue };
+                let ends = [(&client, &server), (&server, &client)];
+                for (way, (from, to)) in ends.into_iter().enumerate() {
+                    let (from, to) = (from.try_clone().expect("a socket"), to.try_clone().expect("a socket"));
+                    let (limits, counts) = (Arc::clone(&limits), Arc::clone(&counts));
+                    thread::spawn(move || pass(from, to, &limits[way], &counts[way]));
+                }
+            }
+        });
+        Self { dir, left, passed }
+    }
+
+    fn url(&self, schema: &str) -> String {
+        let dir = self.dir.path().to_str().expect("UTF-8").replace('/', "%2F");
+        format!("postgres://postgres@{dir}/postgres?schema={schema}")
+    }
+
+    fn passed(&self, way: usize) -> u64 {
+        self.passed[way].load(Ordering::SeqCst)
+    }
+
+    fn cut_after(&self, way: usize, bytes: u64) {
+        self.left[way].store(bytes as i64, Ordering::SeqCst);
+    }
+}
+
+fn pass(mut from: UnixStream, mut to: UnixStream, left: &AtomicI64, passed: &AtomicU64) {
+    let mut bytes = [0; 4_096];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        let limit = left.load(Ordering::SeqCst);
+        let whole = limit < 0 || count as i64 <= limit;
+        let count = if whole { count } else { limit as usize };
+        if limit >= 0 {
+            left.fetch_sub(count as i64, Ordering::SeqCst);
+        }
+        passed.fetch_add(count as u64, Ordering::SeqCst);
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+        if !whole {
+            // Once: the next connection passes.
+            left.store(-1, Ordering::SeqCst);
+            break;
+        }
+    }
+    for end in [from, to] {
+        let _ = end.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+/// Acquires, renews and releases, where the connection is cut somewhere. The
+/// lock is free in the end, also before its lease is over, and no other held it meanwhile.
+#[test]
+fn a_connection_that_is_cut_at_any_byte_leaves_no_lock_behind() {
+    on(async {
+        let relay = Relay::start(&SERVER);
+        let schema = schema();
+        let ttl = Duration::from_secs(60);
+        let other = locks(&SERVER.url(&schema), ttl);
+        let locks = locks(&relay.url(&schema), ttl);
+        let locks = locks.with(|options| options.op_timeout(Duration::from_secs(5))).expect("options");
+        for kind in ["mutex", "fair"] {
+            let turn = async |name: &str| {
+                let guard = match kind {
+                    "mutex" => locks.mutex(name).expect("a name").lock().await,
+                    _ => locks.fair_mutex(name).expect("a name").lock().await,
+                };
+                let Ok(guard) = guard else { return };
+                let _ = guard.renew().await;
+                let _ = guard.release().await;
+            };
+            turn("warm").await;
+            for way in [0, 1] {
+                let before = relay.passed(way);
+                turn("warm").await;
+                let bytes = relay.passed(way) - before;
+                let step = (bytes / 8).max(1);
+                for at in (0..bytes).step_by(usize::try_from(step).expect("few")) {
+                    let name = format!("{kind}{way}-{at}");
+                    relay.cut_after(way, at);
+                    turn(&name).await;
+                    // Its release goes on in the background, until it is answered.
+                    let free = async {
+                        loop {
+                            let guard = match kind {
+                                "mutex" => other.mutex(&*name).expect("a name").try_lock().await,
+                                _ => other.fair_mutex(&*name).expect("a name").try_lock().await,
+                            };
+                            match guard.expect("an answer") {
+                                Some(guard) => break guard.release().await.expect("a release"),
+                                None => tokio::time::sleep(Duration::from_millis(10)).await,
+                            }
+                        }
+                    };
+                    let waited = tokio::time::timeout(Duration::from_secs(20), free).await;
+                    waited.unwrap_or_else(|_| panic!("{name} is held by no client"));
+                }
+            }
+        }
+    });
+}
+
+/// A crowd on a few locks, and a server that crashes among them.
+#[test]
+fn a_server_that_crashes_under_a_crowd_costs_no_overlap_no_token_and_no_waiter() {
+    const CLIENTS: usize = 4;
+    const TASKS: usize = 4;
+    let mut server = Postgres::start();
+    let schema = schema();
+    let url = server.url(&schema);
+    let ttl = Duration::from_secs(2);
+    let open = || -> Locks {
+        let locks = Locks::open(&url).expect("a store");
+        locks.with(|_| Options::new().ttl(ttl).op_timeout(Duration::from_secs(10))).expect("options")
+    };
+    let stop = Arc::new(AtomicBool::new(false));
+    let turns = Arc::new(AtomicU64::new(0));
+    // For each lock: how many hold it, and all its tokens in the order of their turns.
+    let held: Arc<Vec<AtomicI64>> = Arc::new((0..2).map(|_| AtomicI64::new(0)).collect());
+    let tokens: Arc<Vec<Mutex<Vec<u64>>>> = Arc::new((0..2).map(|_| Mutex::default()).collect());
+    let mut threads = Vec::new();
+    for client in 0..CLIENTS {
+        let locks = open();
+        for task in 0..TASKS {
+            let (locks, stop, turns) = (locks.clone(), Arc::clone(&stop), Arc::clone(&turns));
+            let (held, tokens) = (Arc::clone(&held), Arc::clone(&tokens));
+            threads.push(thread::spawn(move || {
+                tenure::block_on(async {
+                    let at = (client + task) % 2;
+                    while !stop.load(Ordering::SeqCst) {
+                        let guard = match at {
+                            0 => locks.mutex("crowd").expect("a name").lock().await,
+                            _ => locks.fair_mutex("queue").expect("a name").lock().await,
+                        };
+                        let Ok(guard) = guard else { continue };
+                        assert_eq!(held[at].fetch_add(1, Ordering::SeqCst), 0, "two hold");
+                        tokens[at].lock().expect("no panic").push(guard.fence());
+                        thread::sleep(Duration::from_millis(2));
+                        assert!(guard.is_held());
+                        held[at].fetch_sub(1, Ordering::SeqCst);
+                        turns.fetch_add(1, Ordering::SeqCst);
+                        let _ = guard.release().await;
+                    }
+                });
+            }));
+        }
+    }
+    for _ in 0..3 {
+        let before = turns.load(Ordering::SeqCst);
+        eventually("turns go on", Duration::from_secs(60), || turns.load(Ordering::SeqCst) > before + 40);
+        server.crash();
+        server.restart();
+    }
+    let before = turns.load(Ordering::SeqCst);
+    eventually("turns go on after the last", Duration::from_secs(60), || {
+        turns.load(Ordering::SeqCst) > before + 40
+    });
+    stop.store(true, Ordering::SeqCst);
+    let end = Instant::now() + Duration::from_secs(60);
+    for thread in threads {
+        eventually("no waiter is lost", end.saturating_duration_since(Instant::now()), || {
+            thread.is_finished()
+        });
+        thread.join().expect("no overlap");
+    }
+    for tokens in &*tokens {
+        let tokens = tokens.lock().expect("no panic");
+        assert!(tokens.windows(2).all(|two| two[0] < two[1]), "tokens rise: {tokens:?}");
+    }
+}
+
+/// A backend that stands still with a request is ended before the next connection is used.
+#[test]
+fn a_request_that_hangs_in_the_server_takes_no_effect_after_a_later_one() {
+    on(async {
+        let schema = schema();
+        let locks = locks(&SERVER.url(&schema), Duration::from_secs(60));
+        let locks = locks.with(|options| options.op_timeout(Duration::from_millis(600))).expect("options");
+        let mutex = locks.mutex("x").expect("a name");
+        mutex.lock().await.expect("a guard").release().await.expect("a release");
+        // A table that is locked as a whole: the acquire waits in the server, and hears nothing.
+        let client = super::connect(&SERVER).await;
+        client
+            .batch_execute(&format!("BEGIN; LOCK TABLE {schema}.tenure_lock IN ACCESS EXCLUSIVE MODE"))
+            .await
+            .expect("a locked table");
+        let error = mutex.try_lock().await.expect_err("no answer");
+        assert!(error.is_unknown() || error.is_unreachable(), "{error}");
+        client.batch_execute("COMMIT").await.expect("an unlocked table");
+        // What hung is undone or was ended: the lock is free long before its lease would be over.
+        let deadline = Duration::from_secs(20);
+        let free = tokio::time::timeout(deadline, async {
+            loop {
+                match mutex.try_lock().await {
+                    Ok(Some(guard)) => break guard,
+                    _ => tokio::time::sleep(Duration::from_millis(20)).await,
+                }
+            }
+        });
+        free.await.expect("it is free").release().await.expect("a release");
+    });
+}

@@ -1,0 +1,60 @@
+//! Locks on PostgreSQL: what the conformance suite does not ask.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "these tests use real time, threads and connections as their callers do"
+)]
+
+mod check_in;
+mod errors;
+mod faults;
+mod pooled;
+mod rows;
+
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use tenure::{Locks, Options};
+use tenure_testkit::servers::Postgres;
+use tokio_postgres::{Client, NoTls};
+
+/// One server for all tests that leave it alone.
+static SERVER: LazyLock<Postgres> = LazyLock::new(|| Postgres::start().until_exit());
+
+/// A schema that no other test uses.
+fn schema() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("test{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn locks(url: &str, ttl: Duration) -> Locks {
+    let locks = Locks::open(url).expect("a store");
+    locks.with(|_| Options::new().ttl(ttl)).expect("options")
+}
+
+/// Runs a test on a separate runtime.
+fn on(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(test);
+}
+
+/// What an error says, with its causes.
+fn chain(error: &tenure::Error) -> String {
+    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
+    let causes: Vec<String> = causes.map(|cause| cause.to_string()).collect();
+    format!("{error}: {}", causes.join(": "))
+}
+
+/// A schema, and in it the table `work`.
+fn work_in(schema: &str, columns: &str) {
+    SERVER.run(&format!("CREATE SCHEMA IF NOT EXISTS {schema}"));
+    SERVER.run(&format!("CREATE TABLE {schema}.work ({columns})"));
+}
+
+/// A connection of a user's program to the database.
+async fn connect(server: &Postgres) -> Client {
+    let (client, connection) = tokio_postgres::connect(&server.config(), NoTls).await.expect("a connection");
+    tokio::spawn(connection);
+    client
+}

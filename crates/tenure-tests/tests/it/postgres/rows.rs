@@ -1,0 +1,130 @@
+//! What stands in the table, and what is sent to the server.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tenure_testkit::servers::Postgres;
+
+use super::{SERVER, chain, connect, locks, on, schema};
+
+#[test]
+fn an_uncontended_mutex_takes_one_statement_each_way() {
+    on(async {
+        let server = Postgres::start();
+        let schema = schema();
+        let locks = locks(&server.url(&schema), Duration::from_secs(15));
+        let mutex = locks.mutex("x").expect("a name");
+        mutex.lock().await.expect("a guard").release().await.expect("a release");
+        let client = connect(&server).await;
+        let transactions = async || {
+            // A backend tells what it did once a second, or when it ends.
+            let sql = "SELECT sum(xact_commit)::bigint FROM pg_stat_database WHERE datname = 'postgres'";
+            client.query_one(sql, &[]).await.expect("a row").get::<_, i64>(0)
+        };
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        mutex.lock().await.expect("a guard").release().await.expect("a release");
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        let before = transactions().await;
+        const PAIRS: i64 = 500;
+        for _ in 0..PAIRS {
+            mutex.lock().await.expect("a guard").release().await.expect("a release");
+        }
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        mutex.lock().await.expect("a guard").release().await.expect("a release");
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        let count = transactions().await - before;
+        assert!((2 * PAIRS..2 * PAIRS + 60).contains(&count), "{count} transactions for {PAIRS} pairs");
+    });
+}
+
+#[test]
+fn tokens_rise_whichever_way_a_lock_is_taken_and_over_clocks_that_step_back() {
+    on(async {
+        let schema = schema();
+        let url = SERVER.url(&schema);
+        let locks = locks(&url, Duration::from_secs(15));
+        let client = connect(&SERVER).await;
+        let mut last = 0;
+        for turn in 0..12_u64 {
+            let guard = if turn % 3 == 2 {
+                locks.fair_mutex("x").expect("a name").lock().await.expect("a guard")
+            } else {
+                locks.mutex("x").expect("a name").lock().await.expect("a guard")
+            };
+            assert!(guard.fence() > last, "{} after {last}", guard.fence());
+            last = guard.fence();
+            guard.release().await.expect("a release");
+            if turn == 3 {
+                // As if the server's clock had been a day ahead until now.
+                last += 86_400_000_000;
+                let sql = format!("UPDATE {schema}.tenure_lock SET fence = {last} WHERE name = 'x'");
+                client.batch_execute(&sql).await.expect("an update");
+            }
+            if turn == 6 {
+                // As if the row had been deleted since: the row without a name has its token.
+                let sql = format!(
+                    "UPDATE {schema}.tenure_lock SET fence = (SELECT max(fence) FROM {schema}.tenure_lock) WHERE name = '';
+                     DELETE FROM {schema}.tenure_lock WHERE name = 'x'"
+                );
+                client.batch_execute(&sql).await.expect("an update");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_hundred_clients_that_use_a_name_first_at_once_hold_it_one_after_the_other() {
+    on(async {
+        let schema = schema();
+        let url = SERVER.url(&schema);
+        let clients: Vec<_> = (0..10).map(|_| locks(&url, Duration::from_secs(5))).collect();
+        let mut tasks = Vec::new();
+        for at in 0..100 {
+            let locks = clients[at % clients.len()].clone();
+            tasks.push(tokio::spawn(async move {
+                let guard = locks.mutex("first").expect("a name").lock().await.expect("a guard");
+                let fence = guard.fence();
+                guard.release().await.expect("it was held to the end");
+                fence
+            }));
+        }
+        let mut fences = BTreeSet::new();
+        for task in tasks {
+            assert!(fences.insert(task.await.expect("no panic")), "a token twice");
+        }
+    });
+}
+
+#[test]
+fn a_row_of_another_version_is_neither_free_nor_held() {
+    on(async {
+        let schema = schema();
+        let locks = locks(&SERVER.url(&schema), Duration::from_secs(15));
+        let guard = locks.mutex("x").expect("a name").lock().await.expect("a guard");
+        SERVER.run(&format!("UPDATE {schema}.tenure_lock SET version = '9' WHERE name = 'x'"));
+        let error = locks.mutex("x").expect("a name").try_lock().await.expect_err("no answer");
+        assert!(error.is_refused() && chain(&error).contains("version 9"), "{error}");
+        let error = guard.release().await.expect_err("no answer");
+        assert!(error.is_refused(), "{error}");
+    });
+}
+
+#[test]
+fn a_release_that_no_client_waits_for_sends_no_message() {
+    on(async {
+        let schema = schema();
+        let url = SERVER.url(&schema);
+        let locks = locks(&url, Duration::from_secs(15));
+        locks.mutex("x").expect("a name").lock().await.expect("a guard").release().await.expect("a release");
+        let awaited =
+            || SERVER.run(&format!("SELECT awaited > 0 FROM {schema}.tenure_lock WHERE name = 'x'"));
+        assert_eq!(awaited(), "f");
+        let guard = locks.mutex("x").expect("a name").lock().await.expect("a guard");
+        let waits = super::locks(&url, Duration::from_secs(15)).mutex("x").expect("a name");
+        let waiter = tokio::spawn(async move { waits.lock().await });
+        tenure_testkit::servers::eventually("a client listens", Duration::from_secs(10), || awaited() == "t");
+        guard.release().await.expect("a release");
+        let granted = tokio::time::timeout(Duration::from_secs(5), waiter).await.expect("it is told");
+        granted.expect("no panic").expect("a guard").release().await.expect("a release");
+    });
+}

@@ -1,0 +1,153 @@
+//! Renewals of many locks on real servers: how many requests they take, and what becomes of each
+//! lock where not all can be renewed.
+
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, Verb};
+use tenure::internals::store::redis::Redis;
+use tenure::internals::store::{Failure, RenewsMany};
+use tenure::internals::{Driver, Store};
+use tenure::{Guard, LockName, Locks, Owner, block_on};
+use tenure_testkit::servers::{Cluster, Server, eventually};
+
+/// What a busy machine may take.
+const LIMIT: Duration = Duration::from_secs(30);
+const WITHIN: Duration = Duration::from_secs(10);
+
+fn hold(url: &str, names: impl Iterator<Item = String>) -> (Locks, Vec<Guard>) {
+    let locks = Locks::open(url).expect("a store");
+    let locks = locks.with(|options| options.ttl(Duration::from_secs(6))).expect("options");
+    let mutexes: Vec<_> = names.map(|name| locks.mutex(name).expect("a name")).collect();
+    let guards = block_on(try_join_all(mutexes.iter().map(|mutex| mutex.lock()))).expect("free locks");
+    (locks, guards)
+}
+
+/// How often these servers have carried out a command.
+fn calls(servers: &[Server], command: &str) -> u64 {
+    servers.iter().filter_map(|server| server.info_commandstats().get(command).copied()).sum()
+}
+
+fn renewed_together(servers: &[Server], locks: &Locks, guards: &[Guard], at_least: u64) {
+    servers.iter().for_each(|server| assert_eq!(server.command(&["CONFIG", "RESETSTAT"]), "OK"));
+    let before = locks.metrics().total().renewals;
+    let count = guards.len() as u64;
+    eventually("two renewals of each", LIMIT, || locks.metrics().total().renewals - before >= 2 * count);
+    let (scripts, renewals) = (calls(servers, "evalsha"), calls(servers, "pexpire"));
+    assert!(renewals >= at_least * scripts, "{renewals} renewals by {scripts} scripts");
+    assert!(guards.iter().all(Guard::is_held));
+}
+
+#[test]
+fn the_renewals_of_a_thousand_locks_leave_in_few_requests() {
+    let server = Server::start();
+    let (locks, guards) = hold(&server.url(), (0..1_000).map(|number| format!("hold:{number}")));
+    renewed_together(std::slice::from_ref(&server), &locks, &guards, 20);
+}
+
+#[test]
+fn on_a_cluster_the_renewals_of_one_slot_leave_together() {
+    let cluster = Cluster::without_replicas();
+    let one_slot = (0..150).map(|number| format!("{{shop}}:{number}"));
+    let (locks, guards) =
+        hold(&cluster.url(), one_slot.chain((0..5).map(|number| format!("other:{number}"))));
+    renewed_together(cluster.nodes(), &locks, &guards, 4);
+    // The slot moves while they are held.
+    let (slot, from) = (cluster.slot("{shop}"), cluster.owner_of("{shop}"));
+    cluster.move_slot(slot, from, (from + 1) % 3);
+    // One script finds that out, and then each of its locks goes its own way once.
+    renewed_together(cluster.nodes(), &locks, &guards, 2);
+}
+
+/// A store that is asked directly, and its requests.
+struct Direct {
+    store: Redis,
+    owners: Vec<Owner>,
+}
+
+impl Direct {
+    fn new(url: &str, locks: usize) -> Self {
+        let store = Redis::open(url, Driver::start().expect("a thread")).expect("a store");
+        Self { store, owners: (0..locks).map(|_| Owner::new("x").expect("an owner")).collect() }
+    }
+
+    fn op(&self, number: usize, verb: Verb) -> Op {
+        let name = LockName::new(&format!("hold:{number}")).expect("a name");
+        let owner = self.owners[number].clone();
+        Op { name, rule: LockSpec::Mutex, owner, request: 100 + number as u64, verb }
+    }
+
+    fn acquire_all(&self) {
+        let (fence, bind) = (Fence::Assign, Liveness::Process);
+        let verb = Verb::Acquire { ttl_ms: 60_000, hold: 1, fence, wait_ms: None, bind };
+        for number in 0..self.owners.len() {
+            let answer = block_on(self.store.call(self.op(number, verb.clone()), WITHIN));
+            assert!(matches!(answer, Ok(Answer::Held { .. })), "{answer:?}");
+        }
+    }
+
+    fn renew_all(&self, ttl_ms: u64) -> Vec<Result<Answer, Failure>> {
+        let verb = Verb::Renew { ttl_ms, hold: 1, bind: None, weight: None };
+        let ops = (0..self.owners.len()).map(|number| self.op(number, verb.clone()));
+        block_on(RenewsMany::renew(&self.store, ops.collect(), WITHIN))
+    }
+}
+
+#[test]
+fn there_is_an_answer_for_each_lock_and_no_lease_is_shortened() {
+    let server = Server::start();
+    let direct = Direct::new(&server.url(), 6);
+    direct.acquire_all();
+    server.command(&["DEL", "hold:1"]);
+    server.command(&["SET", "hold:2", "foreign"]);
+    server.command(&["RPUSH", "list", "x"]);
+    server.command(&["RENAME", "list", "hold:3"]);
+    server.command(&["PERSIST", "hold:4"]);
+    let left = |number: usize| server.command(&["PTTL", &format!("hold:{number}")]).int();
+    for ttl_ms in [20_000, 120_000] {
+        let answers = direct.renew_all(ttl_ms);
+        let held = |answer: &Result<Answer, Failure>| matches!(answer, Ok(Answer::Held { .. }));
+        let is_held: Vec<_> = answers.iter().map(held).collect();
+        assert_eq!(is_held, [true, false, false, false, true, true], "{answers:?}");
+        assert!(matches!(answers[1], Ok(Answer::Free)), "{answers:?}");
+        for (number, holder) in [(2, "foreign"), (3, "(list)")] {
+            let says = |answer: &_| matches!(answer, Ok(Answer::Busy { holder: held, .. }) if held == holder);
+            assert!(says(&answers[number]), "{answers:?}");
+        }
+        let expected = ttl_ms.max(60_000) as i64;
+        for number in [0, 5] {
+            assert!((expected - 30_000..=expected).contains(&left(number)), "{}", left(number));
+        }
+    }
+    // One without an end gets the first that is asked for, as by its own request.
+    assert!((90_000..=120_000).contains(&left(4)), "{}", left(4));
+    assert_eq!((left(1), left(2), left(3)), (-2, -1, -1));
+}
+
+#[test]
+fn where_a_user_may_not_touch_one_of_many_the_others_are_renewed() {
+    let server = Server::start();
+    let direct = Direct::new(&server.url(), 4);
+    direct.acquire_all();
+    assert_eq!(
+        server.command(&[
+            "ACL",
+            "SETUSER",
+            "default",
+            "resetkeys",
+            "~hold:0",
+            "~hold:1",
+            "~hold:3",
+            "~tenure:*"
+        ]),
+        "OK"
+    );
+    let answers = direct.renew_all(90_000);
+    for (number, answer) in answers.iter().enumerate() {
+        let is_as_it_should = match number {
+            2 => matches!(answer, Err(Failure::Refused(_))),
+            _ => matches!(answer, Ok(Answer::Held { .. })),
+        };
+        assert!(is_as_it_should, "{number}: {answer:?}");
+    }
+}

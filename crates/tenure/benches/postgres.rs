@@ -1,0 +1,197 @@
+//! What a lock on PostgreSQL costs, beside the bare statements of the same driver in the same run.
+//!
+//! `cargo bench -p tenure --features postgres --bench postgres` starts a server, without fsync.
+//! Rounds of both sides take turns, so that a machine that slows down slows both; a row is the
+//! median of its rounds. The bare connection has its own thread too, as ours has.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a benchmark reads the clock, sleeps and spawns"
+)]
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tenure::{Locks, Options, block_on};
+use tenure_testkit::servers::Postgres;
+use tokio::runtime::Builder;
+use tokio_postgres::{Client, NoTls};
+
+const ROUNDS: usize = 9;
+const ROUND: Duration = Duration::from_millis(700);
+
+fn main() {
+    let server = Postgres::start();
+    println!("{:<66} {:>10} {:>10} {:>8} {:>9}", "", "ours", "bare", "ratio", "reach");
+    pairs(&server);
+    hand_over(&server);
+    waiters(&server);
+    renewals(&server);
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn row(what: &str, ours: f64, bare: f64, reach: &str) {
+    println!("{what:<66} {ours:>10.1} {bare:>10.1} {:>8.2} {reach:>9}", ours / bare);
+}
+
+/// A connection whose driver runs on its own thread.
+fn bare(server: &Postgres) -> Client {
+    let config = server.config();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let (client, connection) = tokio_postgres::connect(&config, NoTls).await.expect("a connection");
+            sender.send(client).expect("a client waits");
+            let _ = connection.await;
+        });
+    });
+    receiver.recv().expect("a connection")
+}
+
+/// So many a second.
+fn rate(mut pair: impl FnMut()) -> f64 {
+    let (start, mut count) = (Instant::now(), 0);
+    while start.elapsed() < ROUND {
+        pair();
+        count += 1;
+    }
+    f64::from(count) / start.elapsed().as_secs_f64()
+}
+
+fn pairs(server: &Postgres) {
+    server.run("CREATE TABLE bare (name text PRIMARY KEY, owner text, ends timestamptz)");
+    let client = bare(server);
+    let insert = "INSERT INTO bare AS b VALUES ($1, $2, clock_timestamp() + interval '15 s') ON CONFLICT (name)
+        DO UPDATE SET owner = excluded.owner, ends = excluded.ends WHERE b.ends < clock_timestamp() RETURNING ends";
+    let insert = block_on(client.prepare(insert)).expect("a statement");
+    let delete =
+        block_on(client.prepare("DELETE FROM bare WHERE name = $1 AND owner = $2")).expect("a statement");
+    let lock = block_on(client.prepare("SELECT pg_advisory_lock(42)")).expect("a statement");
+    let unlock = block_on(client.prepare("SELECT pg_advisory_unlock(42)")).expect("a statement");
+    let owner = "user/label@host:1234/0123456789abcdef0123456789abcdef";
+    let locks = Locks::open(&server.url("bench")).expect("a store");
+    let mutex = locks.mutex("pair").expect("a name");
+    let ours = || {
+        block_on(async { mutex.lock().await.expect("a guard").release().await.expect("a release") });
+    };
+    let theirs = || {
+        block_on(async {
+            assert_eq!(client.query(&insert, &[&"pair", &owner]).await.expect("rows").len(), 1);
+            assert_eq!(client.execute(&delete, &[&"pair", &owner]).await.expect("a row"), 1);
+        });
+    };
+    let advisory = || {
+        block_on(async {
+            client.query(&lock, &[]).await.expect("a lock");
+            client.query(&unlock, &[]).await.expect("no lock");
+        });
+    };
+    let (mut all, mut statements, mut session) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..=ROUNDS {
+        let rates = (rate(ours), rate(theirs), rate(advisory));
+        if round > 0 {
+            all.push(rates.0);
+            statements.push(rates.1);
+            session.push(rates.2);
+        }
+    }
+    let ours = median(all);
+    row("uncontended pairs/s, one task, beside INSERT and DELETE", ours, median(statements), ">= 0.9");
+    row("the same beside pg_advisory_lock and pg_advisory_unlock", ours, median(session), "-");
+}
+
+/// Turns of 1 ms, of tasks in two clients: the share of the ideal.
+fn hand_over(server: &Postgres) {
+    const TURN: Duration = Duration::from_millis(1);
+    let url = server.url("bench");
+    let (start, length) = (Instant::now(), Duration::from_secs(5));
+    let threads: Vec<_> = (0..2)
+        .flat_map(|_| {
+            let locks = Locks::open(&url).expect("a store");
+            (0..4).map(move |_| locks.clone())
+        })
+        .map(|locks| {
+            thread::spawn(move || {
+                let mut turns = 0;
+                while start.elapsed() < length {
+                    block_on(async {
+                        let guard = locks.mutex("turns").expect("a name").lock().await.expect("a guard");
+                        thread::sleep(TURN);
+                        guard.release().await.expect("a release");
+                    });
+                    turns += 1;
+                }
+                turns
+            })
+        })
+        .collect();
+    let turns: u32 = threads.into_iter().map(|thread| thread.join().expect("turns")).sum();
+    let ideal = start.elapsed().as_secs_f64() / TURN.as_secs_f64();
+    row("turns of 1 ms, 2 clients x 4 tasks: share of the ideal", f64::from(turns), ideal, ">= 0.8");
+}
+
+fn transactions(server: &Postgres) -> f64 {
+    // A backend tells what it did once a second.
+    thread::sleep(Duration::from_millis(1_500));
+    let sql = "SELECT sum(xact_commit) FROM pg_stat_database WHERE datname = 'postgres'";
+    server.run(sql).parse().expect("a number")
+}
+
+/// Transactions a second of `clients`, less those of a server that no client uses.
+fn waiters(server: &Postgres) {
+    let url = server.url("bench");
+    let holder = Locks::open(&url).expect("a store");
+    let guard = block_on(holder.mutex("held").expect("a name").lock()).expect("a guard");
+    let idle = {
+        let before = transactions(server);
+        thread::sleep(Duration::from_secs(5));
+        (transactions(server) - before) / 6.5
+    };
+    let waiting = Locks::open(&url).expect("a store");
+    let waiters: Vec<_> = (0..100)
+        .map(|_| {
+            let mutex = waiting.mutex("held").expect("a name");
+            thread::spawn(move || block_on(mutex.try_lock_for(Duration::from_secs(60))).is_ok())
+        })
+        .collect();
+    thread::sleep(Duration::from_secs(2));
+    let before = transactions(server);
+    thread::sleep(Duration::from_secs(10));
+    let busy = (transactions(server) - before) / 11.5;
+    println!(
+        "{:<66} {:>10.2} {:>10} {:>8} {:>9}",
+        "100 waiters on a held lock: transactions/s",
+        busy - idle,
+        "-",
+        "-",
+        "<= 1"
+    );
+    drop(guard);
+    drop(waiters);
+    block_on(waiting.shutdown()).expect("an end");
+}
+
+/// A thousand holds of one client, over two leases.
+fn renewals(server: &Postgres) {
+    const TTL: Duration = Duration::from_secs(6);
+    let locks = Locks::open(&server.url("bench")).expect("a store");
+    let locks = locks.with(|_| Options::new().ttl(TTL)).expect("options");
+    let guards: Vec<_> = (0..1_000)
+        .map(|at| block_on(locks.mutex(format!("kept{at}")).expect("a name").lock()).expect("a guard"))
+        .collect();
+    let before = transactions(server);
+    thread::sleep(2 * TTL);
+    let after = transactions(server);
+    let leases = (2.0 * TTL.as_secs_f64() + 1.5) / TTL.as_secs_f64();
+    let count = (after - before) / leases;
+    println!(
+        "{:<66} {:>10.1} {:>10} {:>8} {:>9}",
+        "1,000 holds: transactions for each lease of all", count, "-", "-", "<= 2"
+    );
+    assert!(guards.iter().all(|guard| guard.is_held()));
+}

@@ -1,0 +1,123 @@
+//! What a server has to offer so that locks can be kept on it by compare-and-swap.
+
+use std::fmt;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+
+use super::super::{Cursor, Failure};
+use crate::name::LockName;
+
+/// A handle of a client whose life the server counts: a lease of etcd, a session of ZooKeeper. A
+/// number is never used twice.
+///
+/// Beside it stands its *marker*, which the server removes with it. A marker has a version, which
+/// each write to it changes.
+pub type Handle = u64;
+
+/// What the server keeps of one lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// What [`Change::text`] said.
+    pub text: String,
+    /// When this was created: a number that is higher than all versions of what stood there before.
+    pub base: u64,
+    /// When it was last changed. It rises by at least one with each change.
+    pub version: u64,
+}
+
+/// One compare-and-swap.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// Whose lock.
+    pub name: LockName,
+    /// Only if this is what stands there: the version, or nothing.
+    pub seen: Option<u64>,
+    /// Only if this handle lives, and its marker has this version.
+    pub guard: (Handle, u64),
+    /// What stands there from then on; `None` removes it.
+    pub text: Option<String>,
+    /// Handles of others whose holds it ends: their markers are written in the same step.
+    pub victims: Vec<Handle>,
+}
+
+/// What became of it.
+#[derive(Clone, Debug)]
+pub enum Committed {
+    /// It is carried out, and this is its version.
+    Done(u64),
+    /// It is not and will not be, because something else stands there.
+    Conflict {
+        /// What does.
+        stored: Option<Stored>,
+        /// The version of the guard's marker, unless its handle is gone.
+        marker: Option<u64>,
+    },
+}
+
+/// What a watch tells.
+#[derive(Clone, Debug)]
+pub enum Seen {
+    /// This stands there now.
+    Lock(Option<Stored>),
+    /// This handle is gone.
+    Gone(Handle),
+}
+
+/// Changes of one lock, and ends of handles, since the watch began.
+pub trait Watch: Send {
+    /// The next one; a failure ends the watch.
+    fn next(&mut self) -> BoxFuture<'_, Result<Seen, Failure>>;
+}
+
+/// A server that compares and swaps, and counts the life of its clients.
+///
+/// A future that is dropped, or fails with [`Failure::Unknown`], may yet be carried out. All reads
+/// see what was committed before they began.
+pub trait Backend: fmt::Debug + Send + Sync + 'static {
+    /// What is kept of one lock.
+    fn read(&self, name: &LockName) -> BoxFuture<'static, Result<Option<Stored>, Failure>>;
+
+    /// Compares and swaps.
+    fn commit(&self, change: Change) -> BoxFuture<'static, Result<Committed, Failure>>;
+
+    /// A new handle that lives at least so long if it is not kept, and its marker's version.
+    fn open(&self, life: Duration) -> BoxFuture<'static, Result<(Handle, u64), Failure>>;
+
+    /// Lets a handle live for its whole life again, and then reads the version of its marker.
+    /// `None`: it is gone.
+    fn keep(&self, handle: Handle) -> BoxFuture<'static, Result<Option<u64>, Failure>>;
+
+    /// Ends a handle.
+    fn close(&self, handle: Handle) -> BoxFuture<'static, Result<(), Failure>>;
+
+    /// Writes the markers of these handles, and tells their new versions.
+    fn bump(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<Option<u64>>, Failure>>;
+
+    /// Which of these handles live.
+    fn living(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<bool>, Failure>>;
+
+    /// Begins to watch. When it is there, it misses no later change.
+    fn watch(&self, name: &LockName) -> BoxFuture<'static, Result<Box<dyn Watch>, Failure>>;
+
+    /// A part of the locks whose names begin so.
+    fn list(&self, prefix: &str, from: Cursor) -> BoxFuture<'static, Result<Listed, Failure>>;
+
+    /// Makes sure that the server answers.
+    fn ready(&self) -> BoxFuture<'static, Result<(), Failure>>;
+
+    /// A request was not answered in time: the next ones had better ask another server.
+    fn silent(&self);
+
+    /// So many bytes fit into the text of one lock.
+    fn limit(&self) -> usize;
+}
+
+/// A part of a listing.
+#[derive(Clone, Debug, Default)]
+pub struct Listed {
+    /// Locks by their names.
+    pub locks: Vec<(LockName, Stored)>,
+    /// Where the next part begins, unless this is the last.
+    pub next: Option<Cursor>,
+}

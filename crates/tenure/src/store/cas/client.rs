@@ -1,0 +1,444 @@
+//! What one client keeps: its handles, the order of its requests, and the end of its holds.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use futures_util::future::{FutureExt, select};
+use tokio::sync::watch::Sender;
+use tokio::sync::{Mutex as Turn, Notify};
+
+use super::Sent;
+use super::backend::{Backend, Handle, Stored};
+use super::leases::{Key, Lease, Shared, life};
+use super::view::View;
+use crate::moment::Moment;
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::planted::{Bug, planted};
+use crate::protocol::lease::TTL_MIN;
+use crate::protocol::{self, Fence, LockSpec, Now, Op, ReleaseScope, Verb};
+use crate::runtime::Runtime;
+use crate::store::{Cursor, Failure, Page};
+
+/// The turn of one owner at one lock.
+type OwnerTurn = Arc<Turn<()>>;
+
+/// One client of a server.
+pub(super) struct Client {
+    pub(super) backend: Arc<dyn Backend>,
+    pub(super) runtime: Arc<dyn Runtime>,
+    pub(super) table: Shared,
+    /// How often a handle was found gone.
+    pub(super) losses: Sender<u64>,
+    /// What each lock was when this client last knew, for one request after the other.
+    names: Mutex<BTreeMap<LockName, Arc<Turn<Option<Stored>>>>>,
+    /// The requests of one owner about one lock, one after the other.
+    owners: Mutex<BTreeMap<(LockName, Owner), OwnerTurn>>,
+    /// For each life in seconds: one task opens or keeps the handle, and the others wait for it.
+    keeping: Mutex<BTreeMap<u64, Arc<Turn<()>>>>,
+    /// How many writes had no known outcome: each of them may yet be carried out.
+    loose: AtomicU64,
+    /// So many of them are known not to be.
+    fenced: AtomicU64,
+    fencing: Turn<()>,
+    /// In milliseconds.
+    declared: AtomicU64,
+    /// A hold was entered that ends sooner than those before.
+    pub(super) entered: Arc<Notify>,
+    has_sweeper: AtomicBool,
+}
+
+/// A write that is under way. Unless its outcome becomes known, the next request needs a fence.
+pub(super) struct InFlight<'a> {
+    client: &'a Client,
+    sent: &'a Sent,
+    is_known: bool,
+}
+
+impl<'a> InFlight<'a> {
+    pub(super) fn new(client: &'a Client, sent: &'a Sent) -> Self {
+        sent.set(true);
+        Self { client, sent, is_known: false }
+    }
+
+    pub(super) fn known(mut self) {
+        self.is_known = true;
+        self.sent.set(false);
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        if !self.is_known {
+            self.client.loose.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Client {
+    pub(super) fn new(backend: Arc<dyn Backend>, runtime: Arc<dyn Runtime>) -> Arc<Self> {
+        Arc::new(Self {
+            backend,
+            runtime,
+            table: Shared::default(),
+            losses: Sender::default(),
+            names: Mutex::default(),
+            owners: Mutex::default(),
+            keeping: Mutex::default(),
+            loose: AtomicU64::new(0),
+            fenced: AtomicU64::new(0),
+            fencing: Turn::default(),
+            declared: AtomicU64::new(10_000),
+            entered: Arc::default(),
+            has_sweeper: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn declare(&self, ttl: Duration) {
+        self.declared.store(protocol::lease::millis(ttl), Ordering::Relaxed);
+    }
+
+    /// Both clocks: this machine's judges only this client's own holds, and tokens are revisions.
+    pub(super) fn now(&self) -> Now {
+        // Never 0, so that 0 is always over.
+        Now { ms: self.runtime.now().millis() + 1, unix_us: 0 }
+    }
+
+    /// The requests of one owner about one lock, in the order in which they were sent.
+    pub(super) fn owner_turn(&self, name: &LockName, owner: &Owner) -> Arc<Turn<()>> {
+        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(owners.entry((name.clone(), owner.clone())).or_default())
+    }
+
+    /// Forgets the turn unless another request has it.
+    pub(super) fn end_owner_turn(&self, name: &LockName, owner: &Owner, turn: Arc<Turn<()>>) {
+        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(turn);
+        let key = (name.clone(), owner.clone());
+        if owners.get(&key).is_some_and(|turn| Arc::strong_count(turn) == 1) {
+            owners.remove(&key);
+        }
+    }
+
+    /// One acquisition after the other of one lock: those of one client need not conflict.
+    pub(super) fn turn(&self, name: &LockName) -> Arc<Turn<Option<Stored>>> {
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(names.entry(name.clone()).or_default())
+    }
+
+    /// Forgets what no request needs: a lock of which this client has nothing is taken for free at
+    /// first.
+    pub(super) fn end_turn(&self, name: &LockName, turn: Arc<Turn<Option<Stored>>>) {
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(turn);
+        let is_idle = names.get(name).is_some_and(|turn| Arc::strong_count(turn) == 1);
+        if is_idle && !self.table.lock().holds.contains_key(name) {
+            names.remove(name);
+        }
+    }
+
+    /// If the outcome of an earlier write is not known, makes sure that it does not change any more.
+    pub(super) async fn fence(&self) -> Result<(), Failure> {
+        let is_fenced = || self.fenced.load(Ordering::Acquire) == self.loose.load(Ordering::Acquire);
+        if is_fenced() || planted(Bug::CasUnfenced) {
+            return Ok(());
+        }
+        let _turn = self.fencing.lock().await;
+        let loose = self.loose.load(Ordering::Acquire);
+        if is_fenced() {
+            return Ok(());
+        }
+        let handles: Vec<Handle> = self.table.lock().leases.values().map(|lease| lease.handle).collect();
+        let markers = self.backend.bump(handles.clone()).await.map_err(not_sent)?;
+        let mut lost = false;
+        for (handle, marker) in handles.into_iter().zip(markers) {
+            let mut table = self.table.lock();
+            match marker {
+                Some(marker) => {
+                    if let Some(lease) = table.lease_of(handle) {
+                        lease.marker = marker;
+                    }
+                }
+                None => lost |= table.lost(handle),
+            }
+        }
+        self.fenced.store(loose, Ordering::Release);
+        if lost {
+            self.tell_loss();
+        }
+        Ok(())
+    }
+
+    /// A handle that lives for `need` from now on at least, and was kept within `age`.
+    pub(super) async fn lease(
+        &self,
+        ttl: Duration,
+        need: Duration,
+        age: Option<Duration>,
+    ) -> Result<Lease, Failure> {
+        self.lease_of_life(life(ttl), need, age).await
+    }
+
+    /// The same for a handle of this life.
+    pub(super) async fn lease_of_life(
+        &self,
+        life: Duration,
+        need: Duration,
+        age: Option<Duration>,
+    ) -> Result<Lease, Failure> {
+        let class = life.as_secs();
+        let fits = |lease: &Lease, now: Moment| {
+            lease.left(now) >= need && age.is_none_or(|age| now.since(lease.kept) < age)
+        };
+        let known = self.table.lock().leases.get(&class).copied();
+        if let Some(lease) = known.filter(|lease| fits(lease, self.runtime.now())) {
+            return Ok(lease);
+        }
+        let turn = {
+            let mut keeping = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(keeping.entry(class).or_default())
+        };
+        let _turn = turn.lock().await;
+        let sent = self.runtime.now();
+        let known = self.table.lock().leases.get(&class).copied();
+        if let Some(lease) = known {
+            if fits(&lease, sent) {
+                return Ok(lease);
+            }
+            match self.backend.keep(lease.handle).await.map_err(not_sent)? {
+                Some(marker) => {
+                    let lease = Lease { marker, kept: sent, ..lease };
+                    self.table.lock().leases.insert(class, lease);
+                    return Ok(lease);
+                }
+                None => self.lost(lease.handle),
+            }
+        }
+        let sent = self.runtime.now();
+        let (handle, marker) = self.backend.open(life).await.map_err(not_sent)?;
+        let lease = Lease { handle, life, marker, kept: sent };
+        self.table.lock().leases.insert(class, lease);
+        Ok(lease)
+    }
+
+    /// A handle for a write that binds nothing to it, where none is open.
+    pub(super) async fn any_lease(&self) -> Result<Lease, Failure> {
+        let declared = Duration::from_millis(self.declared.load(Ordering::Relaxed)).max(TTL_MIN);
+        self.lease(declared, Duration::ZERO, None).await
+    }
+
+    /// A handle is gone, and with it all that was bound to it.
+    pub(super) fn lost(&self, handle: Handle) {
+        let was_own = self.table.lock().lost(handle);
+        if was_own {
+            self.tell_loss();
+        }
+    }
+
+    fn tell_loss(&self) {
+        self.losses.send_modify(|count| *count += 1);
+    }
+
+    /// Finds out which of these handles of others live, unless that is known from just before.
+    pub(super) async fn look_at(&self, view: &View, most: usize) -> Result<(), Failure> {
+        /// No server counts lives more finely.
+        const FRESH: Duration = Duration::from_millis(500);
+        let now = self.runtime.now();
+        let mut handles = Vec::new();
+        {
+            let mut table = self.table.lock();
+            let mut looked = 0;
+            for binding in view.bindings.values() {
+                let handle = binding.handle;
+                let is_known = match table.others.get(&handle) {
+                    Some(Some(at)) => now.since(*at) < FRESH,
+                    Some(None) => true,
+                    None => false,
+                };
+                if table.lease_of(handle).is_some() || handles.contains(&handle) {
+                    continue;
+                }
+                looked += 1;
+                if !is_known {
+                    handles.push(handle);
+                }
+                if looked >= most {
+                    break;
+                }
+            }
+        }
+        if handles.is_empty() {
+            return Ok(());
+        }
+        let asked = match planted(Bug::CasHandleOfAnother) {
+            true => handles.iter().map(|handle| handle + 1).collect(),
+            false => handles.clone(),
+        };
+        let living = self.backend.living(asked).await.map_err(not_sent)?;
+        let mut table = self.table.lock();
+        for (handle, lives) in handles.into_iter().zip(living) {
+            table.saw(handle, lives.then_some(now));
+        }
+        Ok(())
+    }
+
+    /// When each hold and place of a lock ends, without those that have.
+    pub(super) fn ends(&self, name: &LockName, view: &View, now: Now) -> BTreeMap<u64, u64> {
+        let mut table = self.table.lock();
+        let mut ends = BTreeMap::new();
+        for (number, owner, hold) in view.entries() {
+            let Some(binding) = view.bindings.get(&number) else { continue };
+            let own = table.hold(name, &(owner, hold)).filter(|own| own.handle == binding.handle);
+            let own = own.map(|own| own.end_ms);
+            let is_gone = table.others.get(&binding.handle) == Some(&None);
+            let end_ms = match own {
+                _ if is_gone && !planted(Bug::CasDeathIgnored) => 0,
+                Some(end_ms) => end_ms,
+                // What this client has, and knows nothing of, it has taken out already.
+                None if table.lease_of(binding.handle).is_some() => 0,
+                None => now.ms.saturating_add(binding.ttl_ms),
+            };
+            if end_ms >= now.ms {
+                ends.insert(number, end_ms);
+            }
+        }
+        ends
+    }
+
+    pub(super) async fn list(&self, prefix: &str, from: Cursor) -> Result<Page, Failure> {
+        let listed = self.backend.list(prefix, from).await?;
+        let mut page = Page { locks: Vec::new(), next: listed.next };
+        for (name, stored) in listed.locks {
+            // What is no lock is told by the request that wants it.
+            let Some(view) = View::read(Some(&stored)) else { continue };
+            self.look_at(&view, usize::MAX).await?;
+            let now = self.now();
+            let state = view.state(&self.ends(&name, &view, now));
+            page.locks.extend(protocol::found(&state, now).map(|found| (name, found)));
+        }
+        Ok(page)
+    }
+
+    /// Ends a handle in the background. If that fails, it ends by itself.
+    pub(super) fn close(self: &Arc<Self>, handle: Handle) {
+        let backend = Arc::clone(&self.backend);
+        self.runtime.spawn(async move { drop(backend.close(handle).await) }.boxed());
+    }
+
+    /// Takes out what is not renewed, from now on.
+    pub(super) fn sweep(self: &Arc<Self>) {
+        if self.has_sweeper.swap(true, Ordering::AcqRel) {
+            self.entered.notify_one();
+            return;
+        }
+        let sweeper = sweep(Arc::downgrade(self), Arc::clone(&self.runtime), Arc::clone(&self.entered));
+        self.runtime.spawn(sweeper.boxed());
+    }
+
+    /// Takes out holds whose time is over; returns when the next one's is.
+    fn take_out(self: &Arc<Self>) -> Option<u64> {
+        let now_ms = self.now().ms;
+        let mut over: Vec<(LockName, LockSpec, Key)> = Vec::new();
+        let mut next = None;
+        for (name, holds) in &mut self.table.lock().holds {
+            for (key, hold) in holds.iter_mut().filter(|(_, hold)| !hold.is_ending) {
+                if hold.end_ms < now_ms {
+                    hold.is_ending = true;
+                    over.push((name.clone(), hold.rule, key.clone()));
+                } else {
+                    next = Some(next.map_or(hold.end_ms, |next: u64| next.min(hold.end_ms)));
+                }
+            }
+        }
+        for (name, rule, key) in over {
+            let client = Arc::clone(self);
+            self.runtime.spawn(async move { client.end(&name, rule, &key).await }.boxed());
+        }
+        next
+    }
+
+    /// Takes out a hold whose time is over, for as long as that takes.
+    async fn end(self: Arc<Self>, name: &LockName, rule: LockSpec, key: &Key) {
+        let limit = Duration::from_secs(5);
+        let mut pause = Duration::from_millis(100);
+        loop {
+            // A release of an owner that has nothing: what has lapsed goes all the same.
+            let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own };
+            let owner = Owner::fresh("", &*self.runtime);
+            let op = Op { name: name.clone(), rule, owner, request: 0, verb };
+            let (sent, late) = (Sent::default(), self.runtime.sleep_until(self.runtime.now() + limit));
+            let answer = select(self.call(&op, &sent).boxed(), late).await.factor_first_or();
+            match answer {
+                Some(Ok(protocol::Answer::More(_))) => {}
+                Some(Ok(_)) => break,
+                _ => {
+                    self.runtime.sleep_until(self.runtime.now() + pause).await;
+                    pause = (2 * pause).min(limit);
+                }
+            }
+        }
+        let mut table = self.table.lock();
+        // It may have been asked for again meanwhile.
+        let now_ms = self.now().ms;
+        if let Some(hold) = table.hold(name, key) {
+            hold.is_ending = false;
+            if hold.end_ms < now_ms {
+                table.forget(name, key);
+            }
+        }
+    }
+}
+
+/// What a race of a request and its limit came to.
+trait OrLate<T> {
+    fn factor_first_or(self) -> Option<T>;
+}
+
+impl<T, A, B, U> OrLate<T> for futures_util::future::Either<(T, A), (U, B)> {
+    fn factor_first_or(self) -> Option<T> {
+        match self {
+            Self::Left((answer, _)) => Some(answer),
+            Self::Right(_) => None,
+        }
+    }
+}
+
+async fn sweep(client: Weak<Client>, runtime: Arc<dyn Runtime>, entered: Arc<Notify>) {
+    loop {
+        let Some(living) = client.upgrade() else { return };
+        let next = living.take_out();
+        drop(living);
+        let entered = entered.notified();
+        match next {
+            Some(end_ms) => {
+                // `now` is one ahead of the clock's milliseconds, so this is just past the end.
+                let at = Moment(end_ms.saturating_mul(1_000_000)) + Duration::from_millis(1);
+                select(runtime.sleep_until(at), std::pin::pin!(entered)).await;
+            }
+            None => entered.await,
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.entered.notify_one();
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}
+
+/// What failed before a request wrote anything: the request was not carried out.
+pub(super) fn not_sent(failure: Failure) -> Failure {
+    match failure {
+        Failure::Unknown(cause) => Failure::NotSent(cause),
+        failure => failure,
+    }
+}

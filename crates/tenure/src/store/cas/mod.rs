@@ -1,0 +1,201 @@
+//! Locks on servers that compare and swap, and count the life of their clients: etcd, ZooKeeper.
+//!
+//! A lock is one key. A request reads it, runs the machine of `protocol` on it, and writes the
+//! outcome if nothing else was written meanwhile; otherwise it begins again.
+//!
+//! Such servers have no clock that a request could be compared with. So each hold and place is
+//! bound to a handle of its client, whose life the server counts: an entry whose handle is gone has
+//! lapsed. A client renews its handles, not its holds. A hold that is not renewed is taken out by
+//! its own client when its time is over; a client that cannot do that loses its handles.
+//!
+//! *Order.* Each write compares the version of its client's marker. Where the outcome of a request
+//! is not known, the next one first writes the marker: then the earlier one has taken effect, or
+//! never will.
+//!
+//! The map: `backend` is what a server has to offer, `view` what is written, `leases` the handles
+//! and holds of this client, `client` keeps them, `request` carries out requests, `watch` hears of
+//! changes.
+
+mod backend;
+mod client;
+mod leases;
+mod request;
+mod view;
+mod watch;
+
+use std::fmt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select};
+use tokio::sync::oneshot;
+
+pub use backend::{Backend, Change, Committed, Handle, Listed, Seen, Stored, Watch};
+
+use super::{
+    Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Page, QuorumMember, Store,
+};
+use crate::name::LockName;
+use crate::protocol::record::{RecordAnswer, RecordOp};
+use crate::protocol::{Answer, LockSpec, Op};
+use crate::runtime::Runtime;
+use client::Client;
+
+/// A store on a server that compares and swaps. Clones share it.
+#[derive(Clone)]
+pub struct Cas {
+    client: Arc<Client>,
+    url: Arc<str>,
+}
+
+impl Cas {
+    /// A store on this server; asks nothing before its first use.
+    pub fn new(backend: Arc<dyn Backend>, url: &str, runtime: Arc<dyn Runtime>) -> Self {
+        Self { client: Client::new(backend, runtime), url: url.into() }
+    }
+
+    /// Does something on the runtime of the store, within a time. If it is not awaited any more, it
+    /// ends where it is.
+    fn within<T: Send + 'static>(
+        &self,
+        within: Duration,
+        what: impl FnOnce(Arc<Client>, Sent) -> BoxFuture<'static, Result<T, Failure>> + Send + 'static,
+    ) -> BoxFuture<'static, Result<T, Failure>> {
+        let client = Arc::clone(&self.client);
+        async move {
+            let runtime = Arc::clone(&client.runtime);
+            let until = runtime.now() + within;
+            let (mut promise, answer) = oneshot::channel();
+            let task = async move {
+                let sent = Sent::default();
+                let asked = what(Arc::clone(&client), sent.clone());
+                let late = client.runtime.sleep_until(until);
+                let answer = match select(select(asked, late), pin!(promise.closed())).await {
+                    Either::Left((Either::Left((answer, _)), _)) => answer,
+                    Either::Left((Either::Right(_), _)) => {
+                        if within >= SILENCE {
+                            client.backend.silent();
+                        }
+                        let cause = Failure::cause(format!("no answer within {within:?}"));
+                        Err(if sent.is_open() { Failure::Unknown(cause) } else { Failure::NotSent(cause) })
+                    }
+                    Either::Right(_) => return,
+                };
+                let _ = promise.send(answer);
+            };
+            runtime.spawn(task.boxed());
+            let ended = || Failure::Unknown(Failure::cause("the store ended meanwhile"));
+            answer.await.unwrap_or_else(|_| Err(ended()))
+        }
+        .boxed()
+    }
+}
+
+/// A server that answers nothing for so long is not asked again while there is another.
+const SILENCE: Duration = Duration::from_millis(500);
+
+/// Whether a write of a request is under way.
+#[derive(Clone, Debug, Default)]
+struct Sent(Arc<AtomicBool>);
+
+impl Sent {
+    fn set(&self, is_open: bool) {
+        self.0.store(is_open, Ordering::Release);
+    }
+
+    fn is_open(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// Why records are refused.
+const NO_VALUES: &str = "records need a server's clock to compare with, and this server has none";
+
+impl Store for Cas {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
+        self.within(within, move |client, sent| async move { client.call(&op, &sent).await }.boxed())
+    }
+
+    fn record(&self, _op: RecordOp, _within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        ready(Err(Failure::impossible(NO_VALUES))).boxed()
+    }
+
+    fn listen(
+        &self,
+        name: &LockName,
+        _rule: LockSpec,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        let name = name.clone();
+        self.within(within, move |client, _| async move { watch::listen(client, name).await }.boxed())
+    }
+
+    fn list(
+        &self,
+        prefix: &str,
+        from: Cursor,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Page, Failure>> {
+        let prefix = prefix.to_owned();
+        self.within(within, move |client, _| async move { client.list(&prefix, from).await }.boxed())
+    }
+
+    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+        self.within(within, |client, _| client.backend.ready())
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            kinds: Kinds::All,
+            clock: LeaseClock::Server,
+            values: Err(NO_VALUES),
+            liveness: HoldLiveness::Lease,
+            messages_grant: true,
+            restart_grace: None,
+        }
+    }
+
+    fn supports(&self, _rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
+        Ok(())
+    }
+
+    fn declare_ttl(&self, ttl: Duration) {
+        self.client.declare(ttl);
+    }
+
+    fn settled(&self) -> BoxFuture<'static, ()> {
+        ready(()).boxed()
+    }
+
+    /// When a handle is gone, and with it all that was bound to it.
+    fn interrupted(&self) -> BoxFuture<'static, ()> {
+        let mut losses = self.client.losses.subscribe();
+        let before = *losses.borrow_and_update();
+        async move {
+            if losses.wait_for(|count| *count > before).await.is_err() {
+                pending().await
+            }
+        }
+        .boxed()
+    }
+
+    fn interruptions(&self) -> u64 {
+        *self.client.losses.borrow()
+    }
+
+    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
+        Err("its servers are a quorum of their own, which draws the tokens")
+    }
+
+    fn url(&self) -> &Arc<str> {
+        &self.url
+    }
+}
+
+impl fmt::Debug for Cas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Cas").field(&self.url).finish()
+    }
+}

@@ -1,0 +1,236 @@
+//! A lock as text, and as the state that its machine works on.
+//!
+//! ```text
+//! tenure 1 KIND LAST          the version, the kind's letter, the last number that was given
+//! HANDLE:TTL HANDLE:TTL:d     the handles, with the ttls of holds in milliseconds; `d`: of a detached hold
+//! 5=0 6=0 9=1                 which hold or place is bound to which of them
+//! ...                         what the machine keeps, as `protocol::codec` writes it
+//! ```
+//!
+//! Numbers are counted from the creation of the key, whose revision is not known before it is
+//! written. A client adds it: so tokens grow also if the key was away meanwhile. No deadline is
+//! written: a hold ends when its handle does, or when its own client takes it out.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::backend::{Handle, Stored};
+use crate::owner::Owner;
+use crate::protocol::codec::{self, number, word};
+use crate::protocol::queue::{Queue, Ticket};
+use crate::protocol::{Data, Entry, Kind, State, parse_value};
+
+/// The letters of the kinds.
+const KINDS: [(Kind, &str); 5] = [
+    (Kind::Mutex, "m"),
+    (Kind::Reentrant, "r"),
+    (Kind::Fair, "f"),
+    (Kind::RwLock, "w"),
+    (Kind::Semaphore, "s"),
+];
+
+/// The fields of a reentrant mutex beside its owner and the holds.
+const FENCE: &str = "#fence";
+const DETACHED: &str = "#0";
+
+/// What a hold or place is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Binding {
+    pub(super) handle: Handle,
+    /// For how long it may hold without a renewal.
+    pub(super) ttl_ms: u64,
+    /// The handle is this hold's alone, which no process has.
+    pub(super) is_detached: bool,
+}
+
+/// One lock, as it stands there. Its deadlines mean nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct View {
+    pub(super) data: Option<Data>,
+    /// By the number of the hold or place.
+    pub(super) bindings: BTreeMap<u64, Binding>,
+    /// The last number that was given.
+    pub(super) last: u64,
+}
+
+impl View {
+    /// What stands there; `None` if that is no lock of this version.
+    pub(super) fn read(stored: Option<&Stored>) -> Option<Self> {
+        let Some(stored) = stored else { return Some(Self::default()) };
+        let (mut head, rest) = stored.text.split_once('\n')?;
+        let (handles, rest) = rest.split_once('\n')?;
+        let (bound, text) = rest.split_once('\n')?;
+        (word(&mut head)? == "tenure" && word(&mut head)? == codec::VERSION).then_some(())?;
+        let letter = word(&mut head)?;
+        let kind = KINDS.iter().find(|(_, known)| *known == letter)?.0;
+        let last = number::<u64>(head)?.checked_add(stored.base)?;
+        let handles: Option<Vec<Binding>> = words(handles).map(binding).collect();
+        let handles = handles?;
+        let data = shifted(codec::decode(kind, text)?, |number| number.checked_add(stored.base))?;
+        let mut bindings = BTreeMap::new();
+        for pair in words(bound) {
+            let (bound, at) = pair.split_once('=')?;
+            let bound: u64 = number(bound)?;
+            let bound = if kind == Kind::Reentrant { bound } else { bound.checked_add(stored.base)? };
+            bindings.insert(bound, *handles.get(number::<usize>(at)?)?);
+        }
+        let view = Self { data: Some(data), bindings, last };
+        let is_bound = |(bound, _, _): &(u64, Owner, u64)| view.bindings.contains_key(bound);
+        (view.entries().iter().all(is_bound) && view.entries().len() == view.bindings.len()).then_some(view)
+    }
+
+    /// As text, with numbers that count from `base`.
+    pub(super) fn text(&self, base: u64) -> Option<String> {
+        let data = self.data.clone()?;
+        let kind = codec::kind(&data);
+        let letter = KINDS.iter().find(|(known, _)| *known == kind)?.1;
+        let data = shifted(data, |number| Some(number.saturating_sub(base)))?;
+        let mut handles: Vec<Binding> = Vec::new();
+        let mut at = BTreeMap::new();
+        let mut bound = String::new();
+        for (number, binding) in &self.bindings {
+            let at = *at.entry(binding.handle).or_insert_with(|| {
+                handles.push(*binding);
+                handles.len() - 1
+            });
+            let number = if kind == Kind::Reentrant { *number } else { number.saturating_sub(base) };
+            let _ = write!(bound, "{}{number}={at}", if bound.is_empty() { "" } else { " " });
+        }
+        let handle = |binding: &Binding| {
+            let mark = if binding.is_detached { ":d" } else { "" };
+            format!("{:x}:{}{mark}", binding.handle, binding.ttl_ms)
+        };
+        let handles: Vec<String> = handles.iter().map(handle).collect();
+        let last = self.last.saturating_sub(base);
+        let head = format!("tenure {} {letter} {last}", codec::VERSION);
+        Some(format!("{head}\n{}\n{bound}\n{}", handles.join(" "), codec::encode(&data)))
+    }
+
+    /// Each hold and place: its number, its owner, and the hold by which its client knows it.
+    pub(super) fn entries(&self) -> Vec<(u64, Owner, u64)> {
+        match &self.data {
+            None => Vec::new(),
+            Some(Data::Text(value)) => {
+                parse_value(value).into_iter().map(|(owner, token)| (token, owner, 0)).collect()
+            }
+            Some(Data::Hash(hash)) => {
+                let owner = hash.keys().find(|field| !field.starts_with('#'));
+                let Some(owner) = owner.and_then(|owner| owner.parse::<Owner>().ok()) else {
+                    return Vec::new();
+                };
+                let holds = hash.keys().filter(|field| *field != FENCE);
+                let holds = holds.filter_map(|field| u64::from_str_radix(field.strip_prefix('#')?, 16).ok());
+                holds.map(|hold| (hold, owner.clone(), hold)).collect()
+            }
+            Some(Data::Queue(queue)) => {
+                queue.tickets().map(|(number, ticket)| (number, ticket.owner.clone(), 0)).collect()
+            }
+        }
+    }
+
+    /// The state in which each hold and place ends as told: `None` for one that has.
+    pub(super) fn state(&self, ends: &BTreeMap<u64, u64>) -> State {
+        let end = |number: u64| ends.get(&number).copied();
+        let lock = match self.data.clone() {
+            None => None,
+            Some(Data::Text(value)) => {
+                let number = parse_value(&value).map(|(_, token)| token);
+                number.and_then(end).map(|end| Entry { value: Data::Text(value), expires_ms: Some(end) })
+            }
+            Some(Data::Hash(mut hash)) => {
+                let mut last = None;
+                for (hold, owner, _) in self.entries() {
+                    match end(hold) {
+                        Some(end) => last = last.max(Some(end)),
+                        None => end_hold(&mut hash, &owner, hold),
+                    }
+                }
+                last.map(|last| Entry { value: Data::Hash(hash), expires_ms: Some(last) })
+            }
+            Some(Data::Queue(queue)) => {
+                let tickets = queue.tickets().map(|(number, ticket)| {
+                    // One that has ended stays, and lapses when the machine sweeps.
+                    (number, Ticket { deadline_ms: end(number).unwrap_or(0), ..ticket.clone() })
+                });
+                let queue = rebuilt(&queue, queue.mark, tickets);
+                // A number of permits that was set is kept until another is.
+                let last = if queue.is_set { Some(u64::MAX) } else { ends.values().max().copied() };
+                last.map(|last| Entry { value: Data::Queue(queue), expires_ms: Some(last) })
+            }
+        };
+        State { lock, ballot: None }
+    }
+
+    /// What stands there after a request.
+    pub(super) fn after(&self, state: State, last: u64, bind: Option<(u64, Binding)>) -> Self {
+        let data = state.lock.map(|lock| lock.value);
+        let mut after = Self { data, bindings: BTreeMap::new(), last };
+        for (number, _, _) in after.entries() {
+            let before = self.bindings.get(&number).copied();
+            let bound = bind.filter(|(bound, _)| *bound == number).map(|(_, binding)| binding);
+            let bound = bound.filter(|bound| before.is_none_or(|before| before.handle != bound.handle));
+            if let Some(binding) = bound.or(before) {
+                after.bindings.insert(number, binding);
+            }
+        }
+        after
+    }
+}
+
+/// Ends one hold of a reentrant mutex; one of those that are detached, of which all end together.
+fn end_hold(hash: &mut BTreeMap<String, String>, owner: &Owner, hold: u64) {
+    let field = format!("#{hold:x}");
+    let held: u64 = hash.remove(&field).and_then(|count| count.parse().ok()).unwrap_or(0);
+    if let Some(count) = hash.get_mut(owner.as_str()) {
+        let left = count.parse::<u64>().unwrap_or(0).saturating_sub(held);
+        *count = left.to_string();
+    }
+    debug_assert!(field != DETACHED || held > 0, "a detached hold is counted");
+}
+
+/// The words of a line, which may be empty.
+fn words(line: &str) -> impl Iterator<Item = &str> {
+    line.split(' ').filter(|_| !line.is_empty())
+}
+
+fn binding(text: &str) -> Option<Binding> {
+    let (text, is_detached) = match text.strip_suffix(":d") {
+        Some(text) => (text, true),
+        None => (text, false),
+    };
+    let (handle, ttl_ms) = text.split_once(':')?;
+    let parsed = u64::from_str_radix(handle, 16).ok()?;
+    (format!("{parsed:x}") == handle).then_some(())?;
+    Some(Binding { handle: parsed, ttl_ms: number(ttl_ms)?, is_detached })
+}
+
+/// The same, with other numbers.
+fn shifted(data: Data, to: impl Fn(u64) -> Option<u64>) -> Option<Data> {
+    Some(match data {
+        Data::Text(value) => {
+            let (owner, token) = parse_value(&value)?;
+            Data::Text(format!("{owner}#{}", to(token)?))
+        }
+        Data::Hash(mut hash) => {
+            let fence = hash.get_mut(FENCE)?;
+            *fence = to(number(fence)?)?.to_string();
+            Data::Hash(hash)
+        }
+        Data::Queue(queue) => {
+            let mut tickets = Vec::new();
+            for (number, ticket) in queue.tickets() {
+                tickets.push((to(number)?, Ticket { deadline_ms: 0, ..ticket.clone() }));
+            }
+            Data::Queue(rebuilt(&queue, to(queue.mark)?, tickets.into_iter()))
+        }
+    })
+}
+
+fn rebuilt(queue: &Queue, mark: u64, tickets: impl Iterator<Item = (u64, Ticket)>) -> Queue {
+    let mut rebuilt = queue.without_tickets();
+    rebuilt.mark = mark;
+    for (number, ticket) in tickets {
+        rebuilt.insert(number, ticket);
+    }
+    rebuilt
+}

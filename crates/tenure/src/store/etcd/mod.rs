@@ -1,0 +1,58 @@
+//! Locks on etcd: a key for each lock, leases of etcd as handles.
+//!
+//! ```text
+//! PREFIX/lock/NAME     the lock; absent while it is free
+//! PREFIX/lease/ID      the marker of a lease, which etcd removes with it
+//! ```
+
+mod server;
+mod url;
+mod wire;
+
+use std::fs;
+use std::sync::Arc;
+
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+
+use super::cas::Cas;
+use super::{Opening, Store};
+use crate::error::{Error, Result};
+use crate::name::Quoted;
+use server::Server;
+use url::{Files, Target};
+
+/// Whether URLs that begin so name etcd.
+pub(crate) fn takes(scheme: &str) -> bool {
+    matches!(scheme, "etcd" | "etcds")
+}
+
+/// The store that a URL names.
+pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
+    let target = Target::parse(opening.url)?;
+    let shown = target.shown();
+    let tls = target.tls.as_ref().map(tls).transpose()?;
+    Ok(Arc::new(Cas::new(Arc::new(Server::new(target, tls)), &shown, opening.runtime)))
+}
+
+/// A URL of etcd without its login, if it is one.
+pub fn shown(url: &str) -> Option<String> {
+    Target::parse(url).ok().map(|target| target.shown())
+}
+
+/// Reads the files of an encrypted connection.
+fn tls(files: &Files) -> Result<ClientTlsConfig> {
+    let read = |file: &String| {
+        fs::read(file).map_err(|error| {
+            Error::invalid(format!("the file {} of this etcd URL cannot be read: {error}", Quoted(file)))
+        })
+    };
+    let mut config = ClientTlsConfig::new();
+    match &files.ca {
+        Some(file) => config = config.ca_certificate(Certificate::from_pem(read(file)?)),
+        None => config = config.with_native_roots(),
+    }
+    if let Some((certificate, key)) = &files.pair {
+        config = config.identity(Identity::from_pem(read(certificate)?, read(key)?));
+    }
+    Ok(config)
+}

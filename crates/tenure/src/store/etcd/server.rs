@@ -1,0 +1,571 @@
+//! One cluster of etcd, as what compares and swaps.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream;
+use http::uri::PathAndQuery;
+use tonic::client::Grpc;
+use tonic::metadata::MetadataValue;
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
+use tonic::{Code, Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use super::super::cas::{Backend, Change, Committed, Handle, Listed, Seen, Stored, Watch};
+use super::super::{Cursor, Failure};
+use super::url::Target;
+use super::wire::{
+    Authenticate, Authenticated, Compare, Delete, Done, Event, Grant, Granted, Is, Kept, KeyValue, LeaseId,
+    Nothing, Of, Put, Range, Ranged, Status as ServerStatus, Step, StepDone, Txn, WatchCreate, WatchRequest,
+    Watched, What, WhatDone, With,
+};
+use crate::name::LockName;
+
+/// A silent connection is asked whether it is still there, and given up after the same time again.
+const PING: Duration = Duration::from_secs(2);
+/// etcd takes requests of 1.5 MiB, unless it is set to less.
+const LIMIT: usize = 1_400_000;
+/// So many locks are in one part of a listing.
+const PAGE: i64 = 500;
+/// etcd takes transactions of 128 steps, unless it is set to less.
+const STEPS: usize = 100;
+/// The oldest version that is supported.
+const OLDEST: [u32; 2] = [3, 4];
+
+/// What all requests share.
+pub(super) struct Shared {
+    target: Target,
+    tls: Option<ClientTlsConfig>,
+    /// Which server is asked.
+    current: AtomicUsize,
+    channel: Mutex<Option<(usize, Channel)>>,
+    token: Mutex<Option<String>>,
+}
+
+/// One cluster of etcd. Clones share its connection.
+#[derive(Clone)]
+pub(super) struct Server(Arc<Shared>);
+
+impl Server {
+    pub(super) fn new(target: Target, tls: Option<ClientTlsConfig>) -> Self {
+        Self(Arc::new(Shared {
+            target,
+            tls,
+            current: AtomicUsize::new(0),
+            channel: Mutex::default(),
+            token: Mutex::default(),
+        }))
+    }
+
+    fn key(&self, kind: &str, name: &str) -> Vec<u8> {
+        format!("{}{kind}/{name}", self.0.target.prefix).into_bytes()
+    }
+
+    fn lock_key(&self, name: &LockName) -> Vec<u8> {
+        self.key("lock", name.as_str())
+    }
+
+    fn marker(&self, handle: Handle) -> Vec<u8> {
+        self.key("lease", &format!("{handle:x}"))
+    }
+
+    /// The name in a key of a lock.
+    fn name(&self, key: &[u8]) -> Option<LockName> {
+        let prefix = self.key("lock", "");
+        let name = std::str::from_utf8(key.strip_prefix(prefix.as_slice())?).ok()?;
+        Some(LockName::in_store(name.to_owned()))
+    }
+
+    /// The connection, opened if there is none: to the first server that takes it.
+    async fn channel(&self) -> Result<Channel, Failure> {
+        let shared = &self.0;
+        let known = shared.channel.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let at = shared.current.load(Ordering::Relaxed);
+        if let Some((of, channel)) = known
+            && of == at
+        {
+            return Ok(channel);
+        }
+        let count = shared.target.places.len();
+        let mut failed = Failure::NotSent(Failure::cause("there is no server"));
+        for at in (at..at + count).map(|at| at % count) {
+            match self.dial(at).await {
+                Ok(channel) => {
+                    shared.current.store(at, Ordering::Relaxed);
+                    *shared.channel.lock().unwrap_or_else(PoisonError::into_inner) =
+                        Some((at, channel.clone()));
+                    return Ok(channel);
+                }
+                Err(failure) => failed = failure,
+            }
+        }
+        Err(failed)
+    }
+
+    async fn dial(&self, at: usize) -> Result<Channel, Failure> {
+        let place = &self.0.target.places[at];
+        let cause = |error: &dyn std::error::Error| Failure::cause(format!("{place}: {}", innermost(error)));
+        let scheme = if self.0.tls.is_some() { "https" } else { "http" };
+        let endpoint = Endpoint::from_shared(format!("{scheme}://{place}"))
+            .map_err(|error| Failure::Refused(cause(&error)))?
+            .connect_timeout(PING)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(PING)
+            .keep_alive_timeout(PING)
+            .keep_alive_while_idle(true);
+        let endpoint = match &self.0.tls {
+            Some(tls) => endpoint.tls_config(tls.clone()).map_err(|error| Failure::Refused(cause(&error)))?,
+            None => endpoint,
+        };
+        endpoint.connect().await.map_err(|error| Failure::NotSent(cause(&error)))
+    }
+
+    /// Lets the next request go to the next server.
+    fn turn_away(&self) {
+        let shared = &self.0;
+        let count = shared.target.places.len();
+        let mut channel = shared.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, _)) = channel.take() {
+            shared.current.store((at + 1) % count, Ordering::Relaxed);
+        }
+    }
+
+    /// A message with the login's token, which is asked for if there is none.
+    async fn signed<T>(&self, message: T, channel: &Channel) -> Result<Request<T>, Failure> {
+        let mut request = Request::new(message);
+        let Some((user, password)) = &self.0.target.login else { return Ok(request) };
+        let known = self.0.token.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let token = match known {
+            Some(token) => token,
+            None => {
+                let asked = Authenticate { name: user.clone(), password: password.clone() };
+                let path = "/etcdserverpb.Auth/Authenticate";
+                let answer: Result<Authenticated, Status> = unary(channel, Request::new(asked), path).await;
+                let token = answer.map_err(|status| not_sent(self.failure(&status)))?.token;
+                *self.0.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.clone());
+                token
+            }
+        };
+        let token: MetadataValue<_> = token
+            .parse()
+            .map_err(|_| Failure::Refused(Failure::cause("etcd gave a token that no header can have")))?;
+        request.metadata_mut().insert("token", token);
+        Ok(request)
+    }
+
+    async fn ask<M, A>(&self, message: M, path: &'static str) -> Result<A, Failure>
+    where
+        M: prost::Message + Send + Sync + 'static,
+        A: prost::Message + Default + Send + Sync + 'static,
+    {
+        let channel = self.channel().await?;
+        let request = self.signed(message, &channel).await?;
+        unary(&channel, request, path).await.map_err(|status| self.failure(&status))
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<Done, Failure> {
+        self.ask(txn, "/etcdserverpb.KV/Txn").await
+    }
+
+    /// What an error of the server means.
+    fn failure(&self, status: &Status) -> Failure {
+        let said = match std::error::Error::source(status) {
+            Some(error) => innermost(error),
+            None => status.message().trim_start_matches("etcdserver: ").to_owned(),
+        };
+        let place =
+            &self.0.target.places[self.0.current.load(Ordering::Relaxed) % self.0.target.places.len()];
+        let refused = |what: String| Failure::Refused(Failure::cause(format!("{place}: {what}")));
+        match status.code() {
+            Code::PermissionDenied => refused(format!(
+                "{said}; the user needs the permission readwrite on the prefix {}",
+                self.0.target.prefix
+            )),
+            Code::Unauthenticated if said.contains("token") => {
+                // It lasts for five minutes; without it the request was not carried out.
+                *self.0.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                Failure::NotSent(Failure::cause(format!("{place}: {said}")))
+            }
+            Code::Unauthenticated => refused(said),
+            Code::InvalidArgument if said.contains("user name is empty") => {
+                refused(format!("it wants a user and a password: etcd://USER:PASSWORD@{place}"))
+            }
+            Code::InvalidArgument if said.contains("authentication failed") => {
+                refused(format!("{said}: is the user, or the password in the URL, right?"))
+            }
+            Code::InvalidArgument => refused(said),
+            Code::FailedPrecondition if said.contains("authentication is not enabled") => refused(
+                "it has no users, and the URL names one: leave out USER:PASSWORD@, or enable authentication"
+                    .into(),
+            ),
+            Code::ResourceExhausted if said.contains("space exceeded") => refused(format!(
+                "{said}: compact and defragment it, and then disarm the alarm (etcdctl alarm disarm)"
+            )),
+            Code::Unimplemented => refused(format!("{said}: is this an etcd of 3.4 or newer?")),
+            _ => {
+                self.turn_away();
+                Failure::Unknown(Failure::cause(format!("{place}: {said}")))
+            }
+        }
+    }
+
+    fn is_marker(&self, handle: Handle, with: Option<u64>) -> Compare {
+        let key = self.marker(handle);
+        match with {
+            Some(version) => {
+                let with = Some(With::Mod(version as i64));
+                Compare { is: Is::Equal as i32, of: Of::Mod as i32, key, with }
+            }
+            None => {
+                let with = Some(With::Create(0));
+                Compare { is: Is::Greater as i32, of: Of::Create as i32, key, with }
+            }
+        }
+    }
+
+    /// Writes a marker if it is there, without which etcd would refuse the whole transaction.
+    fn write_marker(&self, handle: Handle) -> Step {
+        let put = Put { key: self.marker(handle), value: Vec::new(), lease: 0, ignore_lease: true };
+        let txn = Txn {
+            compare: vec![self.is_marker(handle, None)],
+            success: vec![What::Put(put).into()],
+            failure: Vec::new(),
+        };
+        What::Txn(txn).into()
+    }
+
+    async fn commit(self, change: Change) -> Result<Committed, Failure> {
+        let key = self.lock_key(&change.name);
+        let (handle, marker) = change.guard;
+        let stands = match change.seen {
+            None => Compare {
+                is: Is::Equal as i32,
+                of: Of::Create as i32,
+                key: key.clone(),
+                with: Some(With::Create(0)),
+            },
+            Some(version) => Compare {
+                is: Is::Equal as i32,
+                of: Of::Mod as i32,
+                key: key.clone(),
+                with: Some(With::Mod(version as i64)),
+            },
+        };
+        let write = match change.text {
+            Some(text) => {
+                What::Put(Put { key: key.clone(), value: text.into_bytes(), lease: 0, ignore_lease: false })
+            }
+            None => What::Delete(Delete { key: key.clone() }),
+        };
+        let mut success = vec![Step::from(write)];
+        success.extend(change.victims.iter().take(STEPS).map(|victim| self.write_marker(*victim)));
+        let read = |key| What::Range(Range { key, ..Range::default() }).into();
+        let compare = vec![self.is_marker(handle, Some(marker)), stands];
+        let failure = vec![read(key), read(self.marker(handle))];
+        let done = self.txn(Txn { compare, success, failure }).await?;
+        if done.succeeded {
+            return Ok(Committed::Done(done.header.unwrap_or_default().revision as u64));
+        }
+        let mut found = done.responses.into_iter().map(|step| ranged(step).kvs.pop());
+        let stored = found.next().flatten().map(stored).transpose()?;
+        let marker = found.next().flatten().map(|marker| marker.mod_revision as u64);
+        Ok(Committed::Conflict { stored, marker })
+    }
+
+    async fn open(self, life: Duration) -> Result<(Handle, u64), Failure> {
+        let ttl = life.as_secs() as i64;
+        let granted: Granted = self.ask(Grant { ttl }, "/etcdserverpb.Lease/LeaseGrant").await?;
+        if granted.ttl < ttl {
+            let what = format!("etcd gives leases of {} seconds at most, and {ttl} are needed", granted.ttl);
+            return Err(Failure::impossible(what));
+        }
+        let handle = granted.id as u64;
+        let put = Put { key: self.marker(handle), value: Vec::new(), lease: granted.id, ignore_lease: false };
+        let txn = Txn { compare: Vec::new(), success: vec![What::Put(put).into()], failure: Vec::new() };
+        let done = self.txn(txn).await?;
+        Ok((handle, done.header.unwrap_or_default().revision as u64))
+    }
+
+    async fn keep(self, handle: Handle) -> Result<Option<u64>, Failure> {
+        let channel = self.channel().await?;
+        let message = stream::iter([LeaseId { id: handle as i64 }]);
+        let request = self.signed(message, &channel).await?;
+        let path = PathAndQuery::from_static("/etcdserverpb.Lease/LeaseKeepAlive");
+        let mut grpc = Grpc::new(channel);
+        grpc.ready().await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
+        let answered = grpc.streaming(request, path, ProstCodec::default()).await;
+        let mut answers: Streaming<Kept> = answered.map_err(|status| self.failure(&status))?.into_inner();
+        let kept = answers.message().await.map_err(|status| self.failure(&status))?;
+        let Some(kept) = kept else {
+            return Err(Failure::Unknown(Failure::cause("etcd ended a keep-alive without an answer")));
+        };
+        if kept.ttl <= 0 {
+            return Ok(None);
+        }
+        let range = Range { key: self.marker(handle), ..Range::default() };
+        let found: Ranged = self.ask(range, "/etcdserverpb.KV/Range").await?;
+        Ok(found.kvs.first().map(|marker| marker.mod_revision as u64))
+    }
+
+    async fn bump(self, handles: Vec<Handle>) -> Result<Vec<Option<u64>>, Failure> {
+        let mut versions = Vec::new();
+        for part in handles.chunks(STEPS) {
+            let success = part.iter().map(|handle| self.write_marker(*handle)).collect();
+            let done = self.txn(Txn { success, ..Txn::default() }).await?;
+            let version = done.header.unwrap_or_default().revision as u64;
+            versions.extend(done.responses.into_iter().map(|step| match step.what {
+                Some(WhatDone::Txn(done)) if done.succeeded => Some(version),
+                _ => None,
+            }));
+        }
+        Ok(versions)
+    }
+
+    async fn living(self, handles: Vec<Handle>) -> Result<Vec<bool>, Failure> {
+        let mut living = Vec::new();
+        for part in handles.chunks(STEPS) {
+            let read = |handle: &Handle| {
+                What::Range(Range { key: self.marker(*handle), keys_only: true, ..Range::default() }).into()
+            };
+            let success = part.iter().map(read).collect();
+            let done = self.txn(Txn { success, ..Txn::default() }).await?;
+            living.extend(done.responses.into_iter().map(|step| !ranged(step).kvs.is_empty()));
+        }
+        Ok(living)
+    }
+
+    async fn watch(self, name: LockName) -> Result<Box<dyn Watch>, Failure> {
+        let channel = self.channel().await?;
+        let key = self.lock_key(&name);
+        let handles = self.key("lease", "");
+        let one = |create| WatchRequest { create: Some(create) };
+        let lock = one(WatchCreate { key, ..WatchCreate::default() });
+        let gone = one(WatchCreate { key: handles.clone(), range_end: after(&handles), filters: vec![0] });
+        let asked = stream::iter([lock, gone]).chain(stream::pending());
+        let request = self.signed(asked, &channel).await?;
+        let mut grpc = Grpc::new(channel);
+        grpc.ready().await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
+        let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
+        let answered = grpc.streaming(request, path, ProstCodec::default()).await;
+        let answers = answered.map_err(|status| self.failure(&status))?.into_inner();
+        let mut watching = Watching { server: self, answers, handles, events: Vec::new() };
+        let mut created = 0;
+        while created < 2 {
+            let watched = watching.hear().await?;
+            created += u32::from(watched.created);
+            watching.events.extend(watched.events);
+        }
+        Ok(Box::new(watching))
+    }
+
+    async fn list(self, prefix: String, from: Cursor) -> Result<Listed, Failure> {
+        let prefix = self.key("lock", &prefix);
+        let start = if from.0.is_empty() { prefix.clone() } else { self.key("lock", &from.0) };
+        let range = Range { key: start, range_end: after(&prefix), limit: PAGE, ..Range::default() };
+        let found: Ranged = self.ask(range, "/etcdserverpb.KV/Range").await?;
+        let mut listed = Listed::default();
+        for kv in found.kvs {
+            let Some(name) = self.name(&kv.key) else { continue };
+            // The next page begins right behind it.
+            listed.next = found.more.then(|| Cursor(format!("{}\0", name.as_str())));
+            if let Ok(stored) = stored(kv) {
+                listed.locks.push((name, stored));
+            }
+        }
+        Ok(listed)
+    }
+
+    async fn ready(self) -> Result<(), Failure> {
+        let status: ServerStatus = self.ask(Nothing {}, "/etcdserverpb.Maintenance/Status").await?;
+        let refused = |what: String| Err(Failure::Refused(Failure::cause(what)));
+        let version: Vec<u32> = status.version.split('.').filter_map(|part| part.parse().ok()).collect();
+        if version.as_slice() < &OLDEST[..] {
+            return refused(format!("etcd {} is too old: tenure needs 3.4 or newer", status.version));
+        }
+        if status.leader == 0 {
+            self.turn_away();
+            return Err(Failure::NotSent(Failure::cause("etcd has no leader: are most of its members up?")));
+        }
+        // A read that most members agree to.
+        let range = Range { key: self.key("lock", ""), keys_only: true, ..Range::default() };
+        self.ask::<Range, Ranged>(range, "/etcdserverpb.KV/Range").await.map(drop)
+    }
+}
+
+async fn unary<M, A>(channel: &Channel, request: Request<M>, path: &'static str) -> Result<A, Status>
+where
+    M: prost::Message + Send + Sync + 'static,
+    A: prost::Message + Default + Send + Sync + 'static,
+{
+    let mut grpc = Grpc::new(channel.clone());
+    grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
+    let answer = grpc.unary(request, PathAndQuery::from_static(path), ProstCodec::default()).await?;
+    Ok(answer.into_inner())
+}
+
+fn ranged(step: StepDone) -> Ranged {
+    match step.what {
+        Some(WhatDone::Range(ranged)) => ranged,
+        _ => Ranged::default(),
+    }
+}
+
+fn stored(kv: KeyValue) -> Result<Stored, Failure> {
+    let (base, version) = (kv.create_revision as u64, kv.mod_revision as u64);
+    match String::from_utf8(kv.value) {
+        Ok(text) => Ok(Stored { text, base, version }),
+        Err(_) => Err(Failure::Refused(Failure::cause("the lock's key has something other than text"))),
+    }
+}
+
+/// The end of the range of all keys that begin so.
+fn after(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    // A key is text, so no byte is 255.
+    if let Some(last) = end.last_mut() {
+        *last += 1;
+    }
+    end
+}
+
+/// The error below all others: what the system or the other side said.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}
+
+fn not_sent(failure: Failure) -> Failure {
+    match failure {
+        Failure::Unknown(cause) => Failure::NotSent(cause),
+        failure => failure,
+    }
+}
+
+/// A watch that is open.
+struct Watching {
+    server: Server,
+    answers: Streaming<Watched>,
+    /// What the keys of markers begin with.
+    handles: Vec<u8>,
+    /// The oldest last.
+    events: Vec<Event>,
+}
+
+impl Watching {
+    async fn hear(&mut self) -> Result<Watched, Failure> {
+        let ended = |why: &str| Failure::Unknown(Failure::cause(format!("a watch ended: {why}")));
+        let watched = self.answers.message().await.map_err(|status| self.server.failure(&status))?;
+        match watched {
+            Some(watched) if watched.canceled => Err(ended(&watched.reason)),
+            Some(watched) => Ok(watched),
+            None => Err(ended("etcd closed it")),
+        }
+    }
+
+    fn seen(&self, event: Event) -> Option<Result<Seen, Failure>> {
+        let kv = event.kv?;
+        if let Some(handle) = kv.key.strip_prefix(self.handles.as_slice()) {
+            let handle = std::str::from_utf8(handle).ok()?;
+            return Some(Ok(Seen::Gone(Handle::from_str_radix(handle, 16).ok()?)));
+        }
+        match event.kind {
+            0 => Some(stored(kv).map(|stored| Seen::Lock(Some(stored)))),
+            _ => Some(Ok(Seen::Lock(None))),
+        }
+    }
+}
+
+impl Watch for Watching {
+    fn next(&mut self) -> BoxFuture<'_, Result<Seen, Failure>> {
+        async move {
+            loop {
+                while let Some(event) = self.events.pop() {
+                    if let Some(seen) = self.seen(event) {
+                        return seen;
+                    }
+                }
+                let watched = self.hear().await?;
+                self.events = watched.events;
+                self.events.reverse();
+            }
+        }
+        .boxed()
+    }
+}
+
+impl Backend for Server {
+    fn read(&self, name: &LockName) -> BoxFuture<'static, Result<Option<Stored>, Failure>> {
+        let (server, key) = (self.clone(), self.lock_key(name));
+        async move {
+            let range = Range { key, ..Range::default() };
+            let mut found: Ranged = server.ask(range, "/etcdserverpb.KV/Range").await?;
+            found.kvs.pop().map(stored).transpose()
+        }
+        .boxed()
+    }
+
+    fn commit(&self, change: Change) -> BoxFuture<'static, Result<Committed, Failure>> {
+        Self::commit(self.clone(), change).boxed()
+    }
+
+    fn open(&self, life: Duration) -> BoxFuture<'static, Result<(Handle, u64), Failure>> {
+        Self::open(self.clone(), life).boxed()
+    }
+
+    fn keep(&self, handle: Handle) -> BoxFuture<'static, Result<Option<u64>, Failure>> {
+        Self::keep(self.clone(), handle).boxed()
+    }
+
+    fn close(&self, handle: Handle) -> BoxFuture<'static, Result<(), Failure>> {
+        let server = self.clone();
+        async move {
+            let revoke = LeaseId { id: handle as i64 };
+            server.ask::<LeaseId, Nothing>(revoke, "/etcdserverpb.Lease/LeaseRevoke").await.map(drop)
+        }
+        .boxed()
+    }
+
+    fn bump(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<Option<u64>>, Failure>> {
+        Self::bump(self.clone(), handles).boxed()
+    }
+
+    fn living(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<bool>, Failure>> {
+        Self::living(self.clone(), handles).boxed()
+    }
+
+    fn watch(&self, name: &LockName) -> BoxFuture<'static, Result<Box<dyn Watch>, Failure>> {
+        Self::watch(self.clone(), name.clone()).boxed()
+    }
+
+    fn list(&self, prefix: &str, from: Cursor) -> BoxFuture<'static, Result<Listed, Failure>> {
+        Self::list(self.clone(), prefix.to_owned(), from).boxed()
+    }
+
+    fn ready(&self) -> BoxFuture<'static, Result<(), Failure>> {
+        Self::ready(self.clone()).boxed()
+    }
+
+    fn silent(&self) {
+        // The only one is asked whether it is there by the connection itself.
+        if self.0.target.places.len() > 1 {
+            self.turn_away();
+        }
+    }
+
+    fn limit(&self) -> usize {
+        LIMIT
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Server").field(&self.0.target.places).finish()
+    }
+}

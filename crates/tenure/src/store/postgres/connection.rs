@@ -1,0 +1,423 @@
+//! Opens connections: dials, logs in, looks at the server, makes the table, and ends the connection
+//! before.
+
+use std::fs;
+use std::future::poll_fn;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::future::{Either, FutureExt, select, try_join_all};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio::sync::{mpsc, oneshot};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{AsyncMessage, Client, Config, Row, Statement};
+
+use super::failure;
+use super::statements::{ALL, Statements, Which};
+use super::tls::{Encryption, Stream};
+use super::url::{Address, Target, quoted};
+use crate::events::{event, text};
+use crate::moment::Moment;
+use crate::runtime::Runtime;
+use crate::store::{Failure, SETUP};
+
+/// How long a connection may take until it can be used.
+const DIAL: Duration = Duration::from_secs(3);
+/// How long a server may take to end the connection before.
+const END_MS: i64 = 2_000;
+/// The advisory lock of those who make the table. Any number would do.
+const MAKES: i64 = 8_390_042_714_201_347_429;
+/// The oldest version that is used: since then `pg_terminate_backend` waits.
+const OLDEST: i32 = 140_000;
+/// A statement waits no longer than this for a row that is locked. No other program sets this very
+/// time, so it also tells whether settings arrive.
+const LOCK_TIMEOUT: &str = "1937ms";
+
+/// Opens connections to whichever server is the primary.
+pub(super) struct Connector {
+    pub(super) runtime: Arc<dyn Runtime>,
+    pub(super) target: Target,
+    pub(super) statements: Statements,
+    /// Whether it was said that old connections may not be ended.
+    warned: AtomicBool,
+    /// Whether it was said that the server may forget.
+    warned_of_loss: AtomicBool,
+    /// How far the connection is that is being made.
+    stage: Mutex<String>,
+}
+
+/// An open connection, logged in.
+pub(super) struct Connection {
+    pub(super) line: Arc<Line>,
+    /// Messages to those who listen.
+    pub(super) messages: mpsc::UnboundedReceiver<String>,
+    /// Completes when it is closed.
+    pub(super) over: oneshot::Receiver<()>,
+    _hangup: oneshot::Sender<()>,
+}
+
+/// Where statements are sent.
+pub(super) struct Line {
+    client: Client,
+    statements: Vec<String>,
+    /// Parsed once, where the server's connection is ours alone.
+    prepared: Vec<Statement>,
+    /// How often something came in.
+    heard: Arc<AtomicU64>,
+    /// What the server calls it.
+    pub(super) label: String,
+    /// The channel on which messages about locks of this table are sent.
+    pub(super) channel: String,
+}
+
+impl Line {
+    /// Sends a statement and waits for its rows.
+    pub(super) async fn ask(
+        &self,
+        which: Which,
+        arguments: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, tokio_postgres::Error> {
+        match self.prepared.get(which as usize) {
+            Some(statement) => self.client.query(statement, arguments).await,
+            None => {
+                let typed = arguments.iter().zip(which.types());
+                let typed: Vec<_> = typed.map(|(argument, kind)| (*argument, kind.clone())).collect();
+                self.client.query_typed(&self.statements[which as usize], &typed).await
+            }
+        }
+    }
+
+    /// Pairs of texts, for a diagnosis.
+    pub(super) async fn look_up(&self, sql: &str) -> Result<Vec<(String, String)>, Failure> {
+        let rows = self.client.query_typed(sql, &[]).await;
+        let rows = rows.map_err(|error| failure::of(error, Which::Ping))?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    }
+
+    pub(super) fn heard(&self) -> u64 {
+        self.heard.load(Ordering::Relaxed)
+    }
+
+    /// Hears what is said on the channel from now on.
+    pub(super) async fn listen(&self) -> Result<(), tokio_postgres::Error> {
+        self.client.batch_execute(&format!("LISTEN {}", quoted(&self.channel))).await
+    }
+}
+
+impl Connector {
+    pub(super) fn new(runtime: Arc<dyn Runtime>, target: Target) -> Self {
+        let statements = Statements::new(&target);
+        let stage = Mutex::new("no server has been dialled".to_owned());
+        let (warned, warned_of_loss) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { runtime, target, statements, warned, warned_of_loss, stage }
+    }
+
+    /// What a connection waits for that is being made.
+    pub(super) fn stage(&self) -> String {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn has_come_to(&self, stage: String) {
+        *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+    }
+
+    /// Dials the servers one after the other until one is the primary. The connection `before` is
+    /// ended on the server before this one can be used: a statement of it that is still on its way
+    /// must not arrive after one of this.
+    pub(super) async fn connect(&self, before: Option<&str>) -> Result<Connection, Failure> {
+        let mut said = Vec::new();
+        for address in &self.target.addresses {
+            let deadline = self.runtime.now() + DIAL;
+            match self.by(deadline, self.open(address, before)).await.and_then(|opened| opened) {
+                Ok(connection) => return Ok(connection),
+                Err(failure) => said.push((address, failure)),
+            }
+        }
+        let is_refused = said.iter().all(|(_, failure)| matches!(failure, Failure::Refused(_)));
+        if let [(_, failure)] = &said[..] {
+            return Err(failure.clone());
+        }
+        let text: Vec<_> = said.iter().map(|(address, failure)| format!("{address}: {failure}")).collect();
+        let cause = Failure::cause(text.join("; "));
+        Err(if is_refused { Failure::Refused(cause) } else { Failure::NotSent(cause) })
+    }
+
+    async fn by<F: Future>(&self, deadline: Moment, work: F) -> Result<F::Output, Failure> {
+        by(&*self.runtime, deadline, work).await.ok_or_else(|| {
+            let stage = self.stage();
+            Failure::NotSent(Failure::cause(format!("it could not be connected to in time: {stage}")))
+        })
+    }
+
+    async fn open(&self, address: &Address, before: Option<&str>) -> Result<Connection, Failure> {
+        let target = &self.target;
+        self.has_come_to(format!("{address} has not been reached"));
+        let stream = self.dial(address).await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
+        let heard = Arc::new(AtomicU64::new(0));
+        let stream = Counted { stream, heard: Arc::clone(&heard) };
+        let label = format!("tenure-{:016x}", self.runtime.random());
+        let mut config = Config::new();
+        config.user(&target.user).dbname(&target.database).application_name(&label);
+        if let Some(password) = self.password()? {
+            config.password(password);
+        }
+        if !target.is_pooled {
+            config.options(format!("-c lock_timeout={LOCK_TIMEOUT}"));
+        }
+        self.has_come_to(format!("{address} has not answered the login"));
+        let encryption = Encryption::of(target.tls.as_ref(), address, &mut config);
+        let (client, mut driver) =
+            config.connect_raw(stream, encryption).await.map_err(|error| failure::of_login(error, target))?;
+        let (say, messages) = mpsc::unbounded_channel();
+        let ((hangup, hung), (done, over)) = (oneshot::channel(), oneshot::channel());
+        self.runtime.spawn(
+            async move {
+                let talk = poll_fn(|context| {
+                    loop {
+                        match driver.poll_message(context) {
+                            Poll::Ready(Some(Ok(AsyncMessage::Notification(message)))) => {
+                                let _ = say.send(message.payload().to_owned());
+                            }
+                            Poll::Ready(Some(Ok(_))) => {}
+                            Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
+                            Poll::Pending => return Poll::Pending,
+                        }
+                    }
+                });
+                select(hung, talk).await;
+                let _ = done.send(());
+            }
+            .boxed(),
+        );
+        self.has_come_to(format!("{address} has not said what it is"));
+        let table = self.look(&client, before).await?;
+        let channel = format!("tenure_{table}");
+        let statements: Vec<_> = ALL.iter().map(|which| self.statements.text(*which)).collect();
+        let prepared = match target.is_pooled {
+            true => Vec::new(),
+            false => {
+                let prepares = ALL
+                    .iter()
+                    .zip(&statements)
+                    .map(|(which, text)| client.prepare_typed(text, which.types()));
+                try_join_all(prepares).await.map_err(|error| failure::of(error, Which::Ping))?
+            }
+        };
+        let line = Arc::new(Line { client, statements, prepared, heard, label, channel });
+        Ok(Connection { line, messages, over, _hangup: hangup })
+    }
+
+    async fn dial(&self, address: &Address) -> io::Result<Pin<Box<dyn Stream>>> {
+        match address {
+            Address::Socket(directory, port) => {
+                let path = directory.join(format!(".s.PGSQL.{port}"));
+                Ok(Box::pin(UnixStream::connect(path).await?))
+            }
+            Address::Tcp(host, port) => {
+                let addresses: Vec<_> = lookup_host((&**host, *port)).await?.collect();
+                let mut refused = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+                let share = DIAL / 2 / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
+                for address in addresses {
+                    let until = self.runtime.now() + share;
+                    match by(&*self.runtime, until, TcpStream::connect(address)).await {
+                        Some(Ok(stream)) => {
+                            // A statement is one small write that wants to leave at once.
+                            stream.set_nodelay(true)?;
+                            return Ok(Box::pin(stream));
+                        }
+                        Some(Err(error)) => refused = error,
+                        None => refused = io::ErrorKind::TimedOut.into(),
+                    }
+                }
+                Err(refused)
+            }
+        }
+    }
+
+    fn password(&self) -> Result<Option<String>, Failure> {
+        let Some(file) = &self.target.password_file else { return Ok(self.target.password.clone()) };
+        let text = fs::read_to_string(file).map_err(|error| {
+            let message = format!("cannot read the password file {}: {error}", file.display());
+            Failure::NotSent(Failure::cause(message))
+        })?;
+        let line = text.strip_suffix('\n').unwrap_or(&text);
+        Ok(Some(line.strip_suffix('\r').unwrap_or(line).to_owned()))
+    }
+
+    /// Looks at the server, makes the table where it is missing, and ends the connection before.
+    /// Returns the number of the table.
+    async fn look(&self, client: &Client, before: Option<&str>) -> Result<i64, Failure> {
+        const LOOK: &str = "SELECT current_setting('server_version_num')::int, pg_is_in_recovery(),
+            to_regclass($1)::oid::bigint, current_setting('synchronous_commit'), current_setting('fsync'),
+            current_setting('lock_timeout'), current_setting('server_encoding')";
+        use tokio_postgres::types::Type;
+        let table = self.statements.table();
+        let rows = client.query_typed(LOOK, &[(&table, Type::TEXT)]).await;
+        let rows = rows.map_err(|error| match error.code() {
+            // It may not even look into the schema.
+            Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+                failure::of_tables(error, table, &self.statements.tables())
+            }
+            _ => failure::of_login(error, &self.target),
+        })?;
+        let row =
+            rows.first().ok_or_else(|| Failure::NotSent(Failure::cause("it said nothing of itself")))?;
+        let version: i32 = row.get(0);
+        if version < OLDEST {
+            let text = format!("it is PostgreSQL {}, and 14 or later is needed", version / 10_000);
+            return Err(Failure::Refused(Failure::cause(text)));
+        }
+        if row.get(1) {
+            // It knows of no lock that its primary has not told it of yet, and may be promoted at
+            // any time.
+            return Err(Failure::NotSent(Failure::cause("this server is a standby; name its primary")));
+        }
+        let (commit, fsync, timeout, encoding): (&str, &str, &str, &str) =
+            (row.get(3), row.get(4), row.get(5), row.get(6));
+        if encoding != "UTF8" {
+            let text = format!("its database is encoded in {encoding}, and UTF8 is needed");
+            return Err(Failure::Refused(Failure::cause(text)));
+        }
+        if !self.target.is_pooled && timeout != LOCK_TIMEOUT {
+            let text = "a pooler is in between that keeps settings back: with ?pgbouncer=1 in the URL it can be used";
+            return Err(Failure::Refused(Failure::cause(text)));
+        }
+        if commit == "off" && !self.target.is_pooled {
+            let set = client.batch_execute("SET synchronous_commit = on").await;
+            set.map_err(|error| failure::of_login(error, &self.target))?;
+        }
+        let forgets = fsync == "off" || commit == "off" && self.target.is_pooled;
+        if forgets && !self.warned_of_loss.swap(true, Ordering::Relaxed) {
+            event!(
+                WARN,
+                target: SETUP,
+                "server_may_forget",
+                "the server may forget grants that it has acknowledged when it crashes",
+                store = text(self.target.shown()),
+                fsync = fsync.to_owned(),
+                synchronous_commit = commit.to_owned(),
+            );
+        }
+        if let Some(before) = before {
+            self.end(client, before).await?;
+        }
+        match row.get::<_, Option<i64>>(2) {
+            Some(table) => Ok(table),
+            None => self.make_table(client).await,
+        }
+    }
+
+    /// Makes the table. Several clients may do so at once.
+    async fn make_table(&self, client: &Client) -> Result<i64, Failure> {
+        let tables = self.statements.tables();
+        use tokio_postgres::types::Type;
+        let mut schema = String::new();
+        if let Some(name) = self.target.schema.as_deref().map(quoted) {
+            // A user may use a schema who may make none.
+            let asked =
+                client.query_typed("SELECT to_regnamespace($1) IS NULL", &[(&name, Type::TEXT)]).await;
+            let asked = asked.map_err(|error| failure::of_login(error, &self.target))?;
+            if asked.iter().all(|row| row.get(0)) {
+                schema = format!("CREATE SCHEMA IF NOT EXISTS {name}; ");
+            }
+        }
+        let all = format!("BEGIN; SELECT pg_advisory_xact_lock({MAKES}); {schema}{tables}; COMMIT");
+        if let Err(error) = client.batch_execute(&all).await {
+            // It is what the connection has begun.
+            let _ = client.batch_execute("ROLLBACK").await;
+            return Err(failure::of_tables(error, self.statements.table(), &tables));
+        }
+        let regclass = "SELECT to_regclass($1)::oid::bigint";
+        let table = self.statements.table();
+        let rows = client.query_typed(regclass, &[(&table, Type::TEXT)]).await;
+        let rows = rows.map_err(|error| failure::of_login(error, &self.target))?;
+        let made = rows.first().and_then(|row| row.get::<_, Option<i64>>(0));
+        made.ok_or_else(|| Failure::NotSent(Failure::cause("the table was dropped as soon as it was made")))
+    }
+
+    /// Ends a connection on the server, and waits until it is gone. Behind a pooler, what it worked
+    /// on is ended.
+    async fn end(&self, client: &Client, before: &str) -> Result<(), Failure> {
+        use tokio_postgres::types::Type;
+        const END: &str = "SELECT pg_terminate_backend(pid, $2) FROM pg_stat_activity
+            WHERE application_name = $1 AND pid <> pg_backend_pid() AND (state <> 'idle' OR NOT $3)";
+        let is_pooled = self.target.is_pooled;
+        let arguments: [(&(dyn ToSql + Sync), Type); 3] =
+            [(&before, Type::TEXT), (&END_MS, Type::INT8), (&is_pooled, Type::BOOL)];
+        let ended = client.query_typed(END, &arguments).await;
+        let ended = ended.map_err(|error| Failure::NotSent(Arc::new(error)))?;
+        if is_pooled && !self.warned.swap(true, Ordering::Relaxed) {
+            event!(
+                WARN,
+                target: SETUP,
+                "connection_not_ended",
+                "an old connection to a pooler cannot be ended: a request that was lost with it may still be carried out",
+                store = text(self.target.shown()),
+            );
+        }
+        match ended.iter().all(|row| row.get::<_, bool>(0)) {
+            true => Ok(()),
+            false => Err(Failure::NotSent(Failure::cause("the server does not end the connection before"))),
+        }
+    }
+}
+
+/// A stream of which it is counted how often something came in.
+struct Counted {
+    stream: Pin<Box<dyn Stream>>,
+    heard: Arc<AtomicU64>,
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = self.stream.as_mut().poll_read(context, into);
+        if read.is_ready() {
+            self.heard.fetch_add(1, Ordering::Relaxed);
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.stream.as_mut().poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.as_mut().poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.as_mut().poll_shutdown(context)
+    }
+}
+
+/// `work`'s output, unless the deadline comes first.
+pub(super) async fn by<F: Future>(runtime: &dyn Runtime, deadline: Moment, work: F) -> Option<F::Output> {
+    match select(pin!(work), runtime.sleep_until(deadline)).await {
+        Either::Left((output, _)) => Some(output),
+        Either::Right(_) => None,
+    }
+}
+
+/// How long to wait before the next dial after so many failures in a row: 20 ms, doubled each time
+/// up to 1 s, and between a half and the whole of that, so that the clients of a server that comes
+/// back do not come all at once.
+pub(super) fn pause(tries: u32, random: u64) -> Duration {
+    let most = Duration::from_millis(20 << tries.saturating_sub(1).min(16)).min(Duration::from_secs(1));
+    most / 2 + most.mul_f64(0.5 * (random >> 11) as f64 / (1_u64 << 53) as f64)
+}

@@ -1,0 +1,83 @@
+//! What a server is set to, for `tenure doctor`.
+
+use std::sync::Arc;
+
+use futures_util::future::FutureExt;
+use tokio::sync::oneshot;
+
+use super::connection::Connector;
+use super::url::Target;
+use crate::error::{Error, Result};
+use crate::runtime::{Driver, Runtime};
+use crate::store::Failure;
+
+/// What a server says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Diagnosis {
+    /// Its version, as people write it.
+    pub version: String,
+    /// The settings that matter to locks, by their names.
+    pub settings: Vec<(String, String)>,
+    /// So many standbys follow it, if this user may see them.
+    pub standbys: i64,
+    /// Its clock, in microseconds since 1970.
+    pub clock_us: i64,
+}
+
+impl Diagnosis {
+    /// A setting, or an empty text.
+    #[must_use]
+    pub fn setting(&self, name: &str) -> &str {
+        self.settings.iter().find(|(known, _)| known == name).map_or("", |(_, value)| value)
+    }
+}
+
+/// The URL without credentials, if it names PostgreSQL servers.
+#[must_use]
+pub fn postgres_url_shown(url: &str) -> Option<Arc<str>> {
+    Target::parse(url).ok().map(|target| target.shown())
+}
+
+/// Connects as a store does, and asks.
+///
+/// # Errors
+/// `is_unreachable` without an answer in time, `is_refused` where the server refuses.
+pub async fn diagnose_postgres(url: &str) -> Result<Diagnosis> {
+    let target = Target::parse(url)?;
+    let url = target.shown();
+    let driver = Driver::start().map_err(|error| Error::no_thread(&url, error))?;
+    let runtime = Arc::clone(&driver) as Arc<dyn Runtime>;
+    let connector = Connector::new(Arc::clone(&runtime), target);
+    // Streams are opened by a task of the driver, also where the caller's runtime can do nothing.
+    let (tell, told) = oneshot::channel();
+    runtime.spawn(async move { drop(tell.send(ask(&connector).await)) }.boxed());
+    let ended = |_| Failure::NotSent(Failure::cause("the thread of this connection has ended"));
+    let diagnosis = told.await.map_err(ended).flatten();
+    driver.stop();
+    diagnosis.map_err(|failure| Error::unreached(&url, failure))
+}
+
+async fn ask(connector: &Connector) -> Result<Diagnosis, Failure> {
+    let connection = connector.connect(None).await?;
+    let settings = connection.line.look_up(
+        "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit',
+            'synchronous_standby_names', 'autovacuum', 'idle_in_transaction_session_timeout', 'server_version')
+        UNION ALL SELECT 'standbys', count(*)::text FROM pg_stat_replication
+        UNION ALL SELECT 'clock', (extract(epoch FROM clock_timestamp()) * 1000000)::bigint::text
+        UNION ALL SELECT 'commit of this user', coalesce((SELECT split_part(setting, '=', 2)
+            FROM pg_db_role_setting AS s, unnest(s.setconfig) AS setting
+            WHERE setting LIKE 'synchronous\\_commit=%' LIMIT 1), '')",
+    );
+    let settings = settings.await?;
+    let number = |name: &str| {
+        settings
+            .iter()
+            .find(|(known, _)| known == name)
+            .and_then(|(_, value)| value.parse().ok())
+            .unwrap_or(0)
+    };
+    let version = settings.iter().find(|(known, _)| known == "server_version");
+    let version = version.map_or_else(String::new, |(_, value)| value.clone());
+    let (standbys, clock_us) = (number("standbys"), number("clock"));
+    Ok(Diagnosis { version, settings, standbys, clock_us })
+}

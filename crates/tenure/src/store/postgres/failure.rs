@@ -1,0 +1,98 @@
+//! What the errors of a server mean: ask again, or refused. An error of a server undoes the whole
+//! statement, so nothing of it was carried out.
+
+use std::error::Error as _;
+use std::sync::Arc;
+
+use tokio_postgres::Error;
+use tokio_postgres::error::DbError;
+
+use super::statements::Which;
+use super::tls::Refused;
+use super::url::Target;
+use crate::store::Failure;
+
+/// What became of a statement.
+pub(super) fn of(error: Error, which: Which) -> Failure {
+    match error.as_db_error() {
+        Some(said) => said_of(said),
+        None if which.writes() => Failure::Unknown(Arc::new(error)),
+        None => Failure::NotSent(Arc::new(error)),
+    }
+}
+
+/// Whether the connection is of no use after it: the server ends it, or is another than it was.
+pub(super) fn ends_connection(error: &Error) -> bool {
+    match error.as_db_error().map(|said| said.code().code()) {
+        None => true,
+        // A shutdown, a standby, a table that was dropped or changed, and a statement that another
+        // client of a pooler has made.
+        Some(code) => {
+            code.starts_with("57P")
+                || matches!(code, "25006" | "42P01" | "42703" | "0A000" | "26000" | "42P05")
+        }
+    }
+}
+
+/// What comes of logging in. Nothing of a caller's is on a connection that is being made.
+pub(super) fn of_login(error: Error, target: &Target) -> Failure {
+    if let Some(Refused(failure)) = error.source().and_then(|cause| cause.downcast_ref()) {
+        return failure.clone();
+    }
+    if let Some(said) = error.as_db_error() {
+        let hint = match said.code().code() {
+            "08P01" if said.message().contains("options") && !target.is_pooled => {
+                "; with ?pgbouncer=1 in the URL it can be used behind PgBouncer"
+            }
+            "28000" if said.message().contains("no encryption") => {
+                "; with ?sslmode=verify-full it is encrypted"
+            }
+            _ => return said_of(said),
+        };
+        return Failure::Refused(Failure::cause(format!("{}{hint}", one_line(said))));
+    }
+    let text = error.to_string();
+    if text.contains("password missing") {
+        return Failure::Refused(Failure::cause("it asks for a password, and the URL has none"));
+    }
+    if text.contains("does not support TLS") {
+        return Failure::Refused(Failure::cause("it does not speak TLS; sslmode=disable does without"));
+    }
+    Failure::NotSent(Arc::new(error))
+}
+
+/// What comes of making the table.
+pub(super) fn of_tables(error: Error, table: &str, tables: &str) -> Failure {
+    match error.as_db_error() {
+        Some(said) if matches!(said.code().code(), "42501" | "25006") => {
+            Failure::Refused(Failure::cause(format!(
+                "the table {table} is missing, or this user may not see it, and may not make it ({}); its owner makes it by: {tables}",
+                said.message()
+            )))
+        }
+        Some(said) => said_of(said),
+        None => Failure::NotSent(Arc::new(error)),
+    }
+}
+
+fn said_of(said: &DbError) -> Failure {
+    let code = said.code().code();
+    let hint = match code {
+        "42501" => "; the user needs SELECT, INSERT, UPDATE and DELETE on the table",
+        "26000" | "42P05" => "; with ?pgbouncer=1 in the URL it can be used behind PgBouncer",
+        "25006" => "; it may be a standby by now",
+        _ => "",
+    };
+    let cause = Failure::cause(format!("{} ({code}){hint}", one_line(said)));
+    // It may pass: no connection, a full disk, another transaction in the way, a server that starts or
+    // ends, a table or statement that the next connection makes again.
+    let passes = ["08", "40", "53", "55", "57", "58"].iter().any(|class| code.starts_with(class));
+    match passes || matches!(code, "25006" | "42P01" | "42703" | "0A000") {
+        true => Failure::NotSent(cause),
+        false => Failure::Refused(cause),
+    }
+}
+
+fn one_line(said: &DbError) -> String {
+    said.message().replace('\n', " ")
+}

@@ -1,0 +1,135 @@
+//! Requests about one lock that are carried out together: what each is told, and what is written.
+
+use std::collections::BTreeSet;
+
+use super::inbox::Ask;
+use super::names::Key;
+use super::state::{Seen, messages};
+use crate::owner::Owner;
+use crate::protocol::record::{self, Record, RecordAnswer, RecordVerb, Then};
+use crate::protocol::{self, Answer, Entry, Op, ReleaseScope, State, Verb, codec};
+use crate::store::Failure;
+
+/// An answer.
+pub(super) enum Said {
+    Lock(Answer),
+    Record(RecordAnswer),
+}
+
+/// What requests are told, once what they change is written.
+pub(super) struct Group {
+    /// In the order asked.
+    pub(super) said: Vec<Result<Said, Failure>>,
+    /// `None` where nothing changes.
+    pub(super) change: Option<Change>,
+}
+
+/// What is written, if the row is still as it was read.
+pub(super) struct Change {
+    /// `None` where there is no row.
+    pub(super) serial: Option<i64>,
+    /// A hold ends that may be checked in.
+    pub(super) ends_hold: bool,
+    /// Later than this, by the server's clock, it is read again.
+    pub(super) until_ms: u64,
+    /// Kind and value, if there is a lock.
+    pub(super) lock: Option<(&'static str, String)>,
+    pub(super) ends_ms: u64,
+    pub(super) fence: u64,
+    /// The record, if it changes.
+    pub(super) record: Option<Option<Entry<Record>>>,
+    /// What those who listen are told, a line each.
+    pub(super) wake: String,
+}
+
+/// A lock and its record while requests are carried out.
+#[derive(Clone)]
+struct Now {
+    state: State,
+    record: Option<Entry<Record>>,
+    counter: u64,
+    wake: Vec<String>,
+}
+
+impl Group {
+    /// Runs the machines on a row. With `is_checked_in`, a transaction is open that has checked a
+    /// hold in: no hold of the lock can be ended by others, also if its lease is over.
+    pub(super) fn run(key: &Key, seen: &Seen, asks: &[&Ask], is_checked_in: bool) -> Self {
+        let state = if is_checked_in { seen.spared() } else { seen.state.clone() };
+        let mut now = Now { state, record: seen.record.clone(), counter: seen.counter, wake: Vec::new() };
+        let asking: BTreeSet<&Owner> = asks.iter().filter_map(|ask| releases(ask)).collect();
+        let mut said = Vec::with_capacity(asks.len());
+        for ask in asks {
+            let mut next = now.clone();
+            let answer = next.apply(key, seen, ask);
+            if is_checked_in && seen.ends_hold(&seen.unspared(next.state.clone()), &asking) {
+                let cause = "a transaction that has checked in a hold of this lock is still open";
+                said.push(Err(Failure::NotSent(Failure::cause(cause))));
+                continue;
+            }
+            now = next;
+            said.push(Ok(answer));
+        }
+        let change = now.change(seen, is_checked_in, &asking);
+        Self { said, change }
+    }
+
+    /// One of those who asked is told otherwise.
+    pub(super) fn forget(&mut self, at: usize) {
+        if at < self.said.len() {
+            drop(self.said.remove(at));
+        }
+    }
+}
+
+impl Now {
+    fn apply(&mut self, key: &Key, seen: &Seen, ask: &Ask) -> Said {
+        let (said, wake) = match ask {
+            Ask::Lock(op, _) => {
+                let (answer, wake) = protocol::apply(&mut self.state, &mut self.counter, seen.now, op);
+                (Said::Lock(answer), wake)
+            }
+            Ask::Record(op, _) => {
+                let (answer, wake) = record::apply(&mut self.state, &mut self.record, seen.now, op);
+                (Said::Record(answer), wake)
+            }
+            Ask::Plain { .. } => unreachable!("a plain statement stands in no queue"),
+        };
+        self.wake.extend(wake.iter().flat_map(|wake| messages(key, wake)));
+        said
+    }
+
+    fn change(self, seen: &Seen, is_checked_in: bool, asking: &BTreeSet<&Owner>) -> Option<Change> {
+        let state = if is_checked_in { seen.unspared(self.state) } else { self.state };
+        let has_new_record = self.record != seen.record;
+        // That what has lapsed is gone need not be written.
+        let is_same = state.lock == seen.state.lock || state.lock.is_none() && seen.state.is_over(seen.now);
+        if is_same && !has_new_record && self.counter == seen.counter && self.wake.is_empty() {
+            return None;
+        }
+        let lock =
+            state.lock.as_ref().map(|lock| (codec::kind(&lock.value).as_str(), codec::encode(&lock.value)));
+        Some(Change {
+            serial: seen.serial,
+            ends_hold: seen.ends_hold(&state, asking),
+            until_ms: seen.is_steady_until(),
+            lock,
+            ends_ms: state.lock.as_ref().and_then(|lock| lock.expires_ms).unwrap_or(0),
+            fence: self.counter,
+            record: has_new_record.then_some(self.record),
+            wake: self.wake.join("\n"),
+        })
+    }
+}
+
+/// Whose own hold a request ends.
+fn releases(ask: &Ask) -> Option<&Owner> {
+    match ask {
+        Ask::Lock(Op { owner, verb: Verb::Release { whose: ReleaseScope::Own, .. }, .. }, _) => Some(owner),
+        Ask::Record(op, _) => match &op.verb {
+            RecordVerb::Put(put) if put.then == Then::Release => Some(&put.owner),
+            _ => None,
+        },
+        _ => None,
+    }
+}

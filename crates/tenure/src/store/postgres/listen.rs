@@ -1,0 +1,330 @@
+//! Messages to waiters, on a separate connection: one for all that this process waits for.
+//!
+//! It is opened for the first who listens and kept a little longer than the last. A row says until
+//! when clients listen, because a release that no client waits for sends no message. Behind a
+//! pooler nothing can be heard: a waiter asks four times a second instead.
+
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use futures_util::future::{Either, FutureExt, select};
+use tokio::sync::Notify;
+
+use super::connection::{Connection, Connector, by, pause};
+use super::names::Key;
+use super::state::heard;
+use super::statements::Which;
+use crate::moment::Moment;
+use crate::protocol::Notification;
+use crate::store::{Failure, Listener, Publisher};
+
+/// The connection is closed this long after the last listener has left.
+const KEPT: Duration = Duration::from_secs(5);
+/// A connection that was silent this long is asked whether it is alive.
+const IDLE: Duration = Duration::from_secs(5);
+/// How long it may take to answer.
+const ANSWER: Duration = Duration::from_secs(2);
+/// How often the rows are told that clients still listen; what they were told holds for longer.
+const AGAIN: Duration = Duration::from_secs(120);
+/// Behind a pooler, who listens asks again after this.
+const ASKS: Duration = Duration::from_millis(250);
+
+/// Who listens to what.
+pub(super) struct Notifications {
+    connector: Arc<Connector>,
+    state: Mutex<State>,
+    /// Tells the connection's task that there is something to do.
+    work: Notify,
+    /// Tells those who want to listen that something was confirmed or refused.
+    told: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    locks: BTreeMap<String, Lock>,
+    next: u64,
+    /// Whether the connection's task runs.
+    runs: bool,
+    closed: bool,
+    /// When the last listener left.
+    left: Option<Moment>,
+    failure: Option<Failure>,
+}
+
+struct Lock {
+    key: Key,
+    listeners: BTreeMap<u64, Publisher>,
+    /// Whether its row says that clients listen, and they do.
+    is_heard: bool,
+    refused: Option<Failure>,
+    /// Whether a connection before this one heard it: then messages may have been missed.
+    was_heard: bool,
+}
+
+impl Notifications {
+    pub(super) fn new(connector: Arc<Connector>) -> Arc<Self> {
+        Arc::new(Self { connector, state: Mutex::default(), work: Notify::new(), told: Notify::new() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing in here panics half-way, so a poisoned state is as good as another.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Listens to what is said of a lock: ready once it is heard.
+    pub(super) async fn listen(self: &Arc<Self>, key: Key, within: Duration) -> Result<Listener, Failure> {
+        let deadline = self.connector.runtime.now() + within;
+        let name = key.name.clone();
+        if self.connector.target.is_pooled {
+            return Ok(self.ask_again_and_again());
+        }
+        let listener = Listener::new(|publisher| Box::new(self.enter(key, publisher)) as Box<dyn Any + Send>);
+        let confirmed = async {
+            loop {
+                let mut told = pin!(self.told.notified());
+                told.as_mut().enable();
+                match self.state().locks.get(&name) {
+                    Some(Lock { is_heard: true, .. }) => return Ok(()),
+                    Some(Lock { refused: Some(failure), .. }) => return Err(failure.clone()),
+                    Some(_) => {}
+                    None => return Err(unconfirmed()),
+                }
+                told.await;
+            }
+        };
+        match by(&*self.connector.runtime, deadline, confirmed).await {
+            Some(Ok(())) => Ok(listener),
+            Some(Err(failure)) => Err(failure),
+            None => Err(self.state().failure.clone().unwrap_or_else(unconfirmed)),
+        }
+    }
+
+    /// A listener that hears nothing but that it may have missed something.
+    fn ask_again_and_again(&self) -> Listener {
+        let runtime = Arc::clone(&self.connector.runtime);
+        Listener::new(|publisher| {
+            let spawner = Arc::clone(&runtime);
+            spawner.spawn(
+                async move {
+                    while !publisher.is_over() {
+                        let pause = runtime.sleep_until(runtime.now() + ASKS);
+                        select(pin!(publisher.over()), pause).await;
+                        publisher.say(Notification::Reconnected);
+                    }
+                }
+                .boxed(),
+            );
+            Box::new(())
+        })
+    }
+
+    /// Adds a listener, and starts the connection's task if it does not run.
+    fn enter(self: &Arc<Self>, key: Key, publisher: Publisher) -> Subscription {
+        let mut state = self.state();
+        let (id, name) = (state.next, key.name.clone());
+        state.next += 1;
+        let fresh =
+            || Lock { key, listeners: BTreeMap::new(), is_heard: false, refused: None, was_heard: false };
+        let lock = state.locks.entry(name.clone()).or_insert_with(fresh);
+        lock.listeners.insert(id, publisher);
+        lock.refused = None;
+        let is_new = !lock.is_heard;
+        state.left = None;
+        if !state.runs && !state.closed {
+            state.runs = true;
+            self.connector.runtime.spawn(Arc::clone(self).serve().boxed());
+        } else if is_new {
+            self.work.notify_one();
+        }
+        Subscription { notifications: Arc::downgrade(self), name, id }
+    }
+
+    fn leave(&self, name: &str, id: u64) {
+        let now = self.connector.runtime.now();
+        let mut state = self.state();
+        if let Some(lock) = state.locks.get_mut(name) {
+            lock.listeners.remove(&id);
+            if lock.listeners.is_empty() {
+                state.locks.remove(name);
+            }
+        }
+        if state.locks.is_empty() {
+            state.left = Some(now);
+        }
+    }
+
+    /// Ends the connection.
+    pub(super) fn close(&self) {
+        self.state().closed = true;
+        self.work.notify_one();
+    }
+
+    /// Keeps a connection open while there are listeners.
+    async fn serve(self: Arc<Self>) {
+        let runtime = Arc::clone(&self.connector.runtime);
+        let mut tries = 0;
+        loop {
+            match self.connector.connect(None).await {
+                Ok(connection) => {
+                    self.state().failure = None;
+                    let since = runtime.now();
+                    if self.attend(connection).await {
+                        return;
+                    }
+                    tries = if runtime.now().since(since) > Duration::from_secs(1) { 0 } else { tries + 1 };
+                }
+                Err(failure) => {
+                    tries += 1;
+                    self.cut_off(&failure);
+                }
+            }
+            if self.rests() {
+                return;
+            }
+            runtime.sleep_until(runtime.now() + pause(tries.max(1), runtime.random())).await;
+        }
+    }
+
+    /// Whether there is nothing to do any more; then the task ends.
+    fn rests(&self) -> bool {
+        let mut state = self.state();
+        for lock in state.locks.values_mut() {
+            lock.was_heard |= mem::take(&mut lock.is_heard);
+        }
+        let is_over = state.closed || state.locks.is_empty();
+        state.runs = !is_over;
+        is_over
+    }
+
+    /// There is no connection: those who want to listen are told only if that will not pass. Those
+    /// who have listened hear nothing for as long as it lasts, and are told so by their end.
+    fn cut_off(&self, failure: &Failure) {
+        let mut state = self.state();
+        let mut unheard = Vec::new();
+        for lock in state.locks.values_mut() {
+            if mem::take(&mut lock.was_heard) {
+                unheard.push(mem::take(&mut lock.listeners));
+            }
+            if let Failure::Refused(_) = failure {
+                lock.refused = Some(failure.clone());
+            }
+        }
+        state.locks.retain(|_, lock| !lock.listeners.is_empty());
+        state.failure = Some(failure.clone());
+        drop(state);
+        drop(unheard);
+        self.told.notify_waiters();
+    }
+
+    /// Serves one connection until it fails, or until it is not needed any more: then `true`.
+    async fn attend(&self, connection: Connection) -> bool {
+        let Connection { line, mut messages, mut over, .. } = connection;
+        let runtime = &*self.connector.runtime;
+        match by(runtime, runtime.now() + ANSWER, line.listen()).await {
+            Some(Ok(())) => {}
+            _ => return false,
+        }
+        let (mut count, mut alive_until, mut again_at) =
+            (line.heard(), runtime.now() + IDLE, runtime.now() + AGAIN);
+        loop {
+            let now = runtime.now();
+            let Some(until) = self.is_needed_until(now) else { return true };
+            let is_again = now >= again_at;
+            let keys = self.to_await(is_again);
+            if !keys.is_empty() {
+                if is_again {
+                    again_at = now + AGAIN;
+                }
+                let (names, wholes): (Vec<_>, Vec<_>) =
+                    keys.iter().map(|key| (&key.name, &key.whole)).unzip();
+                match by(runtime, now + ANSWER, line.ask(Which::Await, &[&names, &wholes])).await {
+                    Some(Ok(_)) => self.awaited(&keys),
+                    _ => return false,
+                }
+                continue;
+            }
+            if line.heard() != count {
+                (count, alive_until) = (line.heard(), now + IDLE);
+            } else if alive_until <= now {
+                match by(runtime, now + ANSWER, line.ask(Which::Ping, &[])).await {
+                    Some(Ok(_)) => continue,
+                    _ => return false,
+                }
+            }
+            let timer = runtime.sleep_until(until.min(alive_until).min(again_at));
+            let (work, message) = (pin!(self.work.notified()), pin!(messages.recv()));
+            match select(select(message, select(work, timer)), &mut over).await {
+                Either::Left((Either::Left((Some(message), _)), _)) => self.hear(&message),
+                Either::Left((Either::Left((None, _)), _)) | Either::Right(_) => return false,
+                Either::Left((Either::Right(_), _)) => {}
+            }
+        }
+    }
+
+    /// Until when the connection is kept; `None` when it is not needed any more.
+    fn is_needed_until(&self, now: Moment) -> Option<Moment> {
+        let mut state = self.state();
+        let until = match state.left.filter(|_| state.locks.is_empty()) {
+            Some(left) => left + KEPT,
+            None => Moment(u64::MAX),
+        };
+        if state.closed || until <= now {
+            state.runs = false;
+            return None;
+        }
+        Some(until)
+    }
+
+    /// The locks whose rows are to be told that clients listen.
+    fn to_await(&self, is_again: bool) -> Vec<Key> {
+        let state = self.state();
+        let locks = state.locks.values().filter(|lock| is_again || !lock.is_heard);
+        locks.map(|lock| lock.key.clone()).collect()
+    }
+
+    /// The rows were told.
+    fn awaited(&self, keys: &[Key]) {
+        let names: BTreeSet<&str> = keys.iter().map(|key| &*key.name).collect();
+        let mut state = self.state();
+        for (name, lock) in &mut state.locks {
+            if names.contains(&**name)
+                && !mem::replace(&mut lock.is_heard, true)
+                && mem::take(&mut lock.was_heard)
+            {
+                lock.listeners.values().for_each(|listener| listener.say(Notification::Reconnected));
+            }
+        }
+        drop(state);
+        self.told.notify_waiters();
+    }
+
+    fn hear(&self, message: &str) {
+        let Some((name, wake)) = heard(message) else { return };
+        if let Some(lock) = self.state().locks.get(&name) {
+            lock.listeners.values().for_each(|listener| listener.say(wake.clone()));
+        }
+    }
+}
+
+fn unconfirmed() -> Failure {
+    Failure::NotSent(Failure::cause("the subscription was not confirmed in time"))
+}
+
+/// A listener's place; it leaves when dropped.
+struct Subscription {
+    notifications: Weak<Notifications>,
+    name: String,
+    id: u64,
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        if let Some(notifications) = self.notifications.upgrade() {
+            notifications.leave(&self.name, self.id);
+        }
+    }
+}

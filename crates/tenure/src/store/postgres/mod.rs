@@ -1,0 +1,230 @@
+//! Locks on PostgreSQL: a row of one table for each, which the machine of `protocol` changes.
+//!
+//! [`worker`] carries out all requests on one connection; [`inbox`] takes them. [`statements`] has
+//! the SQL, [`asking`] sends it, [`group`] runs the machines on what was read, and [`state`] reads
+//! rows. [`connection`] dials, [`url`] says where to, and [`failure`] what an error means.
+//! [`listen`] hears messages.
+
+mod asking;
+mod connection;
+mod diagnosis;
+mod failure;
+mod group;
+mod inbox;
+mod listen;
+mod names;
+mod state;
+mod statements;
+mod tls;
+mod url;
+mod worker;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt, ready};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Row, Transaction};
+
+use super::{
+    Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Opening, Page, QuorumMember,
+    Store,
+};
+use crate::error::Result;
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::protocol::record::{RecordAnswer, RecordOp};
+use crate::protocol::{Answer, LockSpec, Op};
+use crate::runtime::Runtime;
+pub use diagnosis::{Diagnosis, diagnose_postgres, postgres_url_shown};
+pub(crate) use statements::{check, tables};
+pub(crate) use url::table_in;
+
+use connection::Connector;
+use inbox::{Ask, Inbox};
+use listen::Notifications;
+use names::Key;
+use statements::Which;
+use url::Target;
+use worker::Worker;
+
+/// A store on a PostgreSQL server. Clones share its connections.
+#[derive(Clone)]
+pub struct Postgres {
+    inner: Arc<Inner>,
+    url: Arc<str>,
+}
+
+struct Inner {
+    inbox: Arc<Inbox>,
+    notifications: Arc<Notifications>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.inbox.close();
+        self.notifications.close();
+    }
+}
+
+/// Whether URLs that begin so name PostgreSQL servers.
+pub(crate) fn takes(scheme: &str) -> bool {
+    url::knows(scheme)
+}
+
+/// The store that a URL names.
+pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
+    Ok(Arc::new(Postgres::open(opening.url, opening.runtime)?))
+}
+
+/// Checks a hold in, in a transaction of the caller's. `false` where it is not held: then the
+/// transaction cannot commit.
+pub(crate) async fn check_in(
+    url: &str,
+    name: &LockName,
+    owner: &Owner,
+    fence: u64,
+    transaction: &Transaction<'_>,
+) -> Result<bool, Failure> {
+    let is_ours = url.split_once(':').is_some_and(|(scheme, _)| takes(scheme));
+    if !is_ours {
+        let text = "a transaction can be checked in only where the lock is on PostgreSQL too";
+        return Err(Failure::impossible(text));
+    }
+    let target = Target::parse(url).map_err(|error| Failure::Refused(Arc::new(error)))?;
+    let (key, fence) = (Key::of(name), state::signed(fence));
+    let arguments: [(&(dyn ToSql + Sync), Type); 3] =
+        [(&key.name, Type::TEXT), (&owner.as_str(), Type::TEXT), (&fence, Type::INT8)];
+    match transaction.query_typed(&check(&target.table()), &arguments).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.code() == Some(&SqlState::DIVISION_BY_ZERO) => Ok(false),
+        Err(error) => Err(failure::of(error, Which::Ping)),
+    }
+}
+
+impl Postgres {
+    /// A store on the server that a URL names; nothing is sent before its first use.
+    ///
+    /// # Errors
+    /// `is_invalid`, with the part of the URL that is wrong.
+    pub fn open(url: &str, runtime: Arc<dyn Runtime>) -> Result<Self> {
+        let target = Target::parse(url)?;
+        let url = target.shown();
+        let connector = Arc::new(Connector::new(runtime, target));
+        let notifications = Notifications::new(Arc::clone(&connector));
+        Ok(Self {
+            inner: Arc::new(Inner {
+                inbox: Inbox::new(connector, |inbox| Worker::new(inbox).run().boxed()),
+                notifications,
+            }),
+            url,
+        })
+    }
+
+    async fn rows(
+        self,
+        which: Which,
+        arguments: Vec<String>,
+        within: Duration,
+        at_once: bool,
+    ) -> Result<Vec<Row>, Failure> {
+        self.inner.inbox.ask(within, |reply| Ask::Plain { which, arguments, at_once, reply }).await
+    }
+}
+
+impl Store for Postgres {
+    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
+        let store = self.clone();
+        async move { store.inner.inbox.ask(within, |reply| Ask::Lock(op, reply)).await }.boxed()
+    }
+
+    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        let store = self.clone();
+        async move { store.inner.inbox.ask(within, |reply| Ask::Record(op, reply)).await }.boxed()
+    }
+
+    fn listen(
+        &self,
+        name: &LockName,
+        _rule: LockSpec,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        let (store, key) = (self.clone(), Key::of(name));
+        async move { store.inner.notifications.listen(key, within).await }.boxed()
+    }
+
+    fn list(
+        &self,
+        prefix: &str,
+        from: Cursor,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Page, Failure>> {
+        let (store, prefix) = (self.clone(), prefix.to_owned());
+        async move {
+            let arguments = vec![names::prefix(&prefix), from.0];
+            let rows = store.rows(Which::List, arguments, within, false).await?;
+            let mut page = Page::default();
+            for row in &rows {
+                if let (Some(name), Some(found)) =
+                    (names::name_of(row.get(0), row.get(1)), state::listed(row))
+                    && name.as_str().starts_with(&prefix)
+                {
+                    page.locks.push((name, found));
+                }
+            }
+            page.next = rows.last().map(|row| Cursor(row.get(0)));
+            Ok(page)
+        }
+        .boxed()
+    }
+
+    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+        let store = self.clone();
+        async move { store.rows(Which::Ping, Vec::new(), within, true).await.map(drop) }.boxed()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            kinds: Kinds::All,
+            clock: LeaseClock::Server,
+            values: Ok(()),
+            liveness: HoldLiveness::Lease,
+            messages_grant: true,
+            restart_grace: None,
+        }
+    }
+
+    fn supports(&self, _rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
+        Ok(())
+    }
+
+    fn declare_ttl(&self, _ttl: Duration) {}
+
+    fn settled(&self) -> BoxFuture<'static, ()> {
+        ready(()).boxed()
+    }
+
+    fn interrupted(&self) -> BoxFuture<'static, ()> {
+        self.inner.inbox.reconnected()
+    }
+
+    fn interruptions(&self) -> u64 {
+        self.inner.inbox.interruptions()
+    }
+
+    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
+        Err("a server of PostgreSQL keeps no ballots: its standbys are what takes its place")
+    }
+
+    fn url(&self) -> &Arc<str> {
+        &self.url
+    }
+}
+
+impl fmt::Debug for Postgres {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Postgres").field(&self.url).finish()
+    }
+}

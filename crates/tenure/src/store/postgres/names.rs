@@ -1,0 +1,99 @@
+//! The names of locks as the column `name` has them: itself, where that is possible.
+//!
+//! Text in PostgreSQL has no zero byte, and an index no value of more than about 2,700 bytes. So a
+//! backslash is written twice and a zero byte as `\0`. Of what is too long then, the column has the
+//! beginning, `\~` and a hash, and the column `whole` has all.
+
+use siphasher::sip128::SipHasher13;
+
+use crate::name::LockName;
+
+/// A name of more bytes is cut.
+const LONGEST: usize = 1_000;
+/// As many bytes are left of it at most.
+const KEPT: usize = 900;
+
+/// What stands in the columns of a lock.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    /// The column `name`.
+    pub(super) name: String,
+    /// The column `whole`, where `name` has not all.
+    pub(super) whole: Option<String>,
+}
+
+impl Key {
+    pub(super) fn of(name: &LockName) -> Self {
+        let escaped = escaped(name.as_str());
+        if escaped.len() <= LONGEST {
+            return Self { name: escaped, whole: None };
+        }
+        let hash = SipHasher13::new().hash(escaped.as_bytes());
+        let (high, low) = (hash.h1, hash.h2);
+        Self { name: format!("{}\\~{high:016x}{low:016x}", beginning(&escaped)), whole: Some(escaped) }
+    }
+}
+
+/// The name of the lock that has these columns; `None` if no lock has them.
+pub(super) fn name_of(name: &str, whole: Option<&str>) -> Option<LockName> {
+    let escaped = whole.unwrap_or(name);
+    let mut plain = String::with_capacity(escaped.len());
+    let mut chars = escaped.chars();
+    while let Some(char) = chars.next() {
+        plain.push(match char {
+            '\\' => match chars.next()? {
+                '0' => '\0',
+                '\\' => '\\',
+                _ => return None,
+            },
+            char => char,
+        });
+    }
+    (!plain.is_empty()).then(|| LockName::in_store(plain))
+}
+
+/// What the column `name` begins with for all locks whose names begin so. It may begin so for
+/// others too.
+pub(super) fn prefix(prefix: &str) -> String {
+    beginning(&escaped(prefix)).to_owned()
+}
+
+fn escaped(name: &str) -> String {
+    if !name.contains(['\\', '\0']) {
+        return name.to_owned();
+    }
+    name.replace('\\', "\\\\").replace('\0', "\\0")
+}
+
+fn beginning(escaped: &str) -> &str {
+    let mut end = escaped.len().min(KEPT);
+    while !escaped.is_char_boundary(end) {
+        end -= 1;
+    }
+    &escaped[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_read_back_and_no_two_are_one() {
+        let long = "n".repeat(LockName::MAX_BYTES - 2);
+        let names =
+            ["orders", "a\0b", "a\\0b", "a\\\\0b", "\\", "ä✓", &format!("{long}\\"), &format!("{long}\0")];
+        let keys: Vec<Key> = names.iter().map(|name| Key::of(&LockName::in_store((*name).into()))).collect();
+        for (name, key) in names.iter().zip(&keys) {
+            let read = name_of(&key.name, key.whole.as_deref()).expect("a name");
+            assert_eq!(read.as_str(), *name);
+            assert!(key.name.len() <= LONGEST && !key.name.contains('\0'));
+            assert!(key.name.starts_with(&prefix(name)) && key.name.starts_with(&prefix("")));
+        }
+        let mut once: Vec<&Key> = keys.iter().collect();
+        once.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        once.dedup_by(|one, other| one.name == other.name);
+        assert_eq!(once.len(), names.len());
+        assert_eq!(name_of("a\\x", None), None);
+        assert_eq!(name_of("", None), None);
+    }
+}

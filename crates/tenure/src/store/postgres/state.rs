@@ -1,0 +1,223 @@
+//! A lock's row as its machine sees it, and back.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tokio_postgres::Row;
+
+use super::names::Key;
+use crate::owner::Owner;
+use crate::protocol::codec::{self, VERSION};
+use crate::protocol::queue::{Queue, Ticket};
+use crate::protocol::record::Record;
+use crate::protocol::{Data, Entry, Found, Kind, Notification, Now, State, found};
+use crate::store::Failure;
+
+/// What is written may be late by this: then it is read again.
+const LATE_MS: u64 = 2_000;
+/// Who finds a hold that has lapsed, and a transaction open that has checked it in, asks again
+/// after this.
+pub(super) const CHECKED_IN_MS: u64 = 100;
+/// So many tickets fit into one message.
+const TICKETS: usize = 200;
+
+/// A row as it was read.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    pub(super) state: State,
+    pub(super) record: Option<Entry<Record>>,
+    /// The last token of this lock.
+    pub(super) counter: u64,
+    /// `None` where there is no row.
+    pub(super) serial: Option<i64>,
+    pub(super) now: Now,
+}
+
+impl Seen {
+    /// Reads a row of `Read` or `ReadRecords`.
+    pub(super) fn of(row: &Row, has_record: bool) -> Result<Self, Failure> {
+        let (version, serial): (Option<&str>, Option<i64>) = (row.get(1), row.get(6));
+        let (kind, value): (Option<&str>, Option<&str>) = (row.get(2), row.get(3));
+        let lock = lock(version, kind, value, row.get(4))?;
+        let record = match has_record.then(|| row.get::<_, Option<&[u8]>>(8)).flatten() {
+            Some(bytes) => {
+                let (at, ends): (Option<i64>, Option<i64>) = (row.get(9), row.get(10));
+                let value = Record { at_us: unsigned(at.unwrap_or(0)), value: Arc::from(bytes) };
+                Some(Entry { value, expires_ms: ends.map(unsigned) })
+            }
+            None => None,
+        };
+        let (counter, now) = (unsigned(row.get(5)), now(row.get(7)));
+        Ok(Self { state: State { lock, ballot: None }, record, counter, serial, now })
+    }
+
+    /// As long as nothing that is alive has lapsed, the machine says later what it says now.
+    pub(super) fn is_steady_until(&self) -> u64 {
+        let ends = self.state.lock.iter().flat_map(|lock| match &lock.value {
+            Data::Queue(queue) => queue.tickets().map(|(_, ticket)| ticket.deadline_ms).collect(),
+            _ => Vec::from_iter(lock.expires_ms),
+        });
+        let ends = ends.chain(self.record.as_ref().and_then(|record| record.expires_ms));
+        let last = self.now.ms.saturating_add(LATE_MS);
+        ends.filter(|end| *end >= self.now.ms).fold(last, u64::min)
+    }
+
+    /// Whether what it becomes ends a hold that may be checked in: that of another client, or the
+    /// last one.
+    pub(super) fn ends_hold(&self, after: &State, asking: &BTreeSet<&Owner>) -> bool {
+        let (before, after) = (holds(&self.state), holds(after));
+        let mut ended = before.difference(&after).peekable();
+        if ended.peek().is_none() {
+            return false;
+        }
+        after.is_empty() || ended.any(|(owner, _)| !asking.iter().any(|asks| asks.as_str() == *owner))
+    }
+
+    /// Holds that have lapsed live a little longer: a transaction is open that has checked them in.
+    pub(super) fn spared(&self) -> State {
+        let mut state = self.state.clone();
+        let (now, until) = (self.now.ms, self.now.ms.saturating_add(CHECKED_IN_MS));
+        let Some(lock) = &mut state.lock else { return state };
+        if let Data::Queue(queue) = &lock.value {
+            let spare = |number, end| if number <= queue.mark && end < now { until } else { end };
+            lock.value = Data::Queue(with_ends(queue, spare));
+        }
+        lock.expires_ms = lock.expires_ms.map(|end| if end < now { until } else { end });
+        state
+    }
+
+    /// Takes back what [`spared`](Self::spared) gave.
+    pub(super) fn unspared(&self, mut after: State) -> State {
+        if let (Some(before), Some(lock)) = (&self.state.lock, &mut after.lock) {
+            match (&before.value, &lock.value) {
+                (Data::Queue(old), Data::Queue(new)) => {
+                    let end_of = |number| old.tickets().find(|(known, _)| *known == number);
+                    let unspare = |number, end| match end_of(number) {
+                        Some((_, ticket)) if ticket.deadline_ms < self.now.ms => ticket.deadline_ms,
+                        _ => end,
+                    };
+                    lock.value = Data::Queue(with_ends(new, unspare));
+                }
+                (old, new) if old == new => lock.expires_ms = before.expires_ms,
+                _ => {}
+            }
+        }
+        after
+    }
+}
+
+fn with_ends(queue: &Queue, end: impl Fn(u64, u64) -> u64) -> Queue {
+    let mut changed = queue.without_tickets();
+    for (number, Ticket { owner, weight, deadline_ms }) in queue.tickets() {
+        let deadline_ms = end(number, *deadline_ms);
+        changed.insert(number, Ticket { owner: owner.clone(), weight: *weight, deadline_ms });
+    }
+    changed
+}
+
+/// Each hold: its owner, and its number if it has one.
+fn holds(state: &State) -> BTreeSet<(&str, u64)> {
+    match state.lock.as_ref().map(|lock| &lock.value) {
+        None => BTreeSet::new(),
+        Some(Data::Text(value)) => {
+            let (owner, fence) = value.rsplit_once('#').unwrap_or((value, ""));
+            BTreeSet::from([(owner, fence.parse().unwrap_or(0))])
+        }
+        // All holds of one owner are one.
+        Some(Data::Hash(hash)) => {
+            hash.keys().filter(|field| !field.starts_with('#')).map(|owner| (owner.as_str(), 0)).collect()
+        }
+        Some(Data::Queue(queue)) => {
+            let holding = queue.tickets().take_while(|(number, _)| *number <= queue.mark);
+            holding.map(|(number, ticket)| (ticket.owner.as_str(), number)).collect()
+        }
+    }
+}
+
+/// What a lock's columns say.
+fn lock(
+    version: Option<&str>,
+    kind: Option<&str>,
+    value: Option<&str>,
+    ends: Option<i64>,
+) -> Result<Option<Entry<Data>>, Failure> {
+    let Some(version) = version else { return Ok(None) };
+    if version != VERSION {
+        let text =
+            format!("its row was written in version {version}, and this program reads version {VERSION}");
+        return Err(Failure::Refused(Failure::cause(text)));
+    }
+    let (Some(kind), Some(value)) = (kind, value) else { return Ok(None) };
+    let data = kind.parse::<Kind>().ok().and_then(|kind| codec::decode(kind, value));
+    let data = data.ok_or_else(|| {
+        Failure::Refused(Failure::cause(format!(
+            "its row does not read as a {kind}: another program wrote it"
+        )))
+    })?;
+    Ok(Some(Entry { value: data, expires_ms: Some(unsigned(ends.unwrap_or(0))) }))
+}
+
+/// What a listing shows of a row of `List`.
+pub(super) fn listed(row: &Row) -> Option<Found> {
+    let (version, kind, value): (Option<&str>, _, _) = (row.get(2), row.get(3), row.get(4));
+    let lock = lock(version, kind, value, row.get(5)).ok()?;
+    found(&State { lock, ballot: None }, now(row.get(6)))
+}
+
+fn now(us: i64) -> Now {
+    Now { ms: unsigned(us) / 1_000, unix_us: unsigned(us) }
+}
+
+pub(super) fn unsigned(number: i64) -> u64 {
+    number.try_into().unwrap_or(0)
+}
+
+pub(super) fn signed(number: u64) -> i64 {
+    number.try_into().unwrap_or(i64::MAX)
+}
+
+/// A message as those who listen read it, without a line's end. `!` marks those that are sent also
+/// where no row says that any client listens.
+pub(super) fn messages(key: &Key, wake: &Notification) -> Vec<String> {
+    let name = &key.name;
+    let with = |mark: char, text: &str| format!("{mark}{} {} {text}", name.len(), name.replace('\n', "\\n"));
+    match wake {
+        Notification::Granted { tickets } => {
+            let parts = tickets.chunks(TICKETS).map(|part| {
+                let numbers: Vec<_> = part.iter().map(u64::to_string).collect();
+                with('!', &numbers.join(","))
+            });
+            parts.collect()
+        }
+        Notification::Free { by } => vec![with('.', by.as_ref().map_or("", Owner::as_str))],
+        Notification::Reconnected => Vec::new(),
+    }
+}
+
+/// Whose lock a message is about, and what it says.
+pub(super) fn heard(message: &str) -> Option<(String, Notification)> {
+    let (len, rest) = message.get(1..)?.split_once(' ')?;
+    let len: usize = len.parse().ok()?;
+    let mut name = String::with_capacity(len);
+    let mut rest = rest;
+    while name.len() < len {
+        match rest.strip_prefix("\\n") {
+            // A backslash of a name is written twice, so this stands for a line's end.
+            Some(after) => {
+                name.push('\n');
+                rest = after;
+            }
+            None => {
+                let taken = if rest.starts_with("\\\\") { 2 } else { rest.chars().next()?.len_utf8() };
+                name.push_str(rest.get(..taken)?);
+                rest = &rest[taken..];
+            }
+        }
+    }
+    let text = rest.strip_prefix(' ')?;
+    let wake = match message.as_bytes()[0] {
+        b'!' => Notification::Granted { tickets: text.split(',').map(codec::number).collect::<Option<_>>()? },
+        _ => Notification::Free { by: text.parse().ok() },
+    };
+    Some((name, wake))
+}

@@ -1,0 +1,266 @@
+//! The statements. Each is a whole transaction: no row stays locked while a client thinks.
+
+use tokio_postgres::types::Type;
+
+use super::url::Target;
+use crate::protocol::codec::VERSION;
+
+/// What can be asked of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Which {
+    /// Takes a mutex that no client holds: no row comes back where one may.
+    Acquire,
+    /// Ends the hold of a mutex: no row comes back where it was not there, or is checked in.
+    Release,
+    /// Extends the leases of mutexes: a row for each that was held.
+    Renew,
+    /// The rows of locks, and the server's clock.
+    Read,
+    /// The same with the records beside the locks.
+    ReadRecords,
+    /// Replaces rows that are as they were read: a row for each that was.
+    Write,
+    /// Notes that clients listen.
+    Await,
+    /// A part of the locks.
+    List,
+    /// Deletes a part of the rows that are of no use any more.
+    Sweep,
+    /// Nothing.
+    Ping,
+}
+
+pub(super) const ALL: [Which; 10] = [
+    Which::Acquire,
+    Which::Release,
+    Which::Renew,
+    Which::Read,
+    Which::ReadRecords,
+    Which::Write,
+    Which::Await,
+    Which::List,
+    Which::Sweep,
+    Which::Ping,
+];
+
+/// What makes the table.
+const TABLES: &str = include_str!("tables.sql");
+/// What checks a hold in.
+const CHECK: &str = include_str!("check.sql");
+
+/// The server's clock, in microseconds since 1970.
+const CLOCK: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+
+/// A row is kept for an hour after its last use: by then no statement is under way that has read
+/// the clock before. The row without a name has the greatest token of those that were deleted.
+const HOUR_US: &str = "3600000000";
+
+const ACQUIRE: &str = "
+INSERT INTO {table} AS l (name, whole, kind, value, ends, fence, serial)
+SELECT $1, $2, 'mutex', $3 || '#' || token, us / 1000 + $4, token, us
+FROM (SELECT us, greatest(us, (SELECT fence + 1 FROM {table} WHERE name = '')) AS token
+      FROM (SELECT {clock} AS us) AS clock) AS drawn
+WHERE NOT EXISTS (SELECT FROM {table} AS known WHERE known.name = $1 AND known.value IS NOT NULL)
+ON CONFLICT (name) DO UPDATE SET kind = excluded.kind,
+    value = $3 || '#' || greatest(l.fence + 1, excluded.fence), ends = excluded.ends,
+    fence = greatest(l.fence + 1, excluded.fence), serial = l.serial + 1
+WHERE l.value IS NULL AND l.version = '{version}'
+RETURNING fence";
+
+const RELEASE: &str = "
+WITH mine AS MATERIALIZED (
+    SELECT name FROM {table}
+    WHERE name = $1 AND version = '{version}' AND kind = 'mutex' AND value = $2 || '#' || fence
+        AND ends >= {clock} / 1000
+    FOR UPDATE SKIP LOCKED)
+UPDATE {table} AS l SET kind = NULL, value = NULL, ends = 0, serial = l.serial + 1
+FROM mine WHERE l.name = mine.name
+RETURNING CASE WHEN l.awaited >= {clock} / 1000 THEN pg_notify($3, $4) END";
+
+const RENEW: &str = "
+WITH asked AS MATERIALIZED (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[]) AS asked (name, owner, ttl)),
+mine AS MATERIALIZED (
+    SELECT l.name, asked.ttl FROM {table} AS l JOIN asked ON l.name = asked.name
+    WHERE l.version = '{version}' AND l.kind = 'mutex' AND l.value = asked.owner || '#' || l.fence
+        AND l.ends >= {clock} / 1000
+    FOR NO KEY UPDATE OF l SKIP LOCKED)
+UPDATE {table} AS l SET ends = greatest(l.ends, {clock} / 1000 + mine.ttl), serial = l.serial + 1
+FROM mine WHERE l.name = mine.name
+RETURNING l.name, l.fence";
+
+const READ: &str = "
+SELECT asked.name, l.version, l.kind, l.value, l.ends, coalesce(l.fence, lowest.fence, 0), l.serial, {clock}
+FROM unnest($1::text[]) AS asked (name)
+LEFT JOIN {table} AS l ON l.name = asked.name LEFT JOIN {table} AS lowest ON lowest.name = ''";
+
+const READ_RECORDS: &str = "
+SELECT asked.name, l.version, l.kind, l.value, l.ends, coalesce(l.fence, lowest.fence, 0), l.serial, {clock},
+    l.record, l.record_at, l.record_ends
+FROM unnest($1::text[]) AS asked (name)
+LEFT JOIN {table} AS l ON l.name = asked.name LEFT JOIN {table} AS lowest ON lowest.name = ''";
+
+const WRITE: &str = "
+WITH asked AS MATERIALIZED (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bool[], $5::bigint[], $6::text[],
+            $7::text[], $8::bigint[], $9::bigint[], $10::bool[], $11::bytea[], $12::bigint[],
+            $13::bigint[], $14::text[])
+        AS asked (name, whole, serial, ends_hold, until, kind, value, ends, fence, puts, record, record_at,
+            record_ends, wake)
+    WHERE until >= {clock} / 1000),
+gently AS MATERIALIZED (
+    SELECT l.name FROM {table} AS l JOIN asked ON l.name = asked.name
+    WHERE l.serial = asked.serial AND NOT asked.ends_hold FOR NO KEY UPDATE OF l SKIP LOCKED),
+wholly AS MATERIALIZED (
+    SELECT l.name FROM {table} AS l JOIN asked ON l.name = asked.name
+    WHERE l.serial = asked.serial AND asked.ends_hold FOR UPDATE OF l SKIP LOCKED),
+locked AS MATERIALIZED (SELECT name FROM gently UNION ALL SELECT name FROM wholly),
+changed AS (
+    UPDATE {table} AS l SET kind = asked.kind, value = asked.value, ends = asked.ends, fence = asked.fence,
+        serial = l.serial + 1,
+        record = CASE WHEN asked.puts THEN asked.record ELSE l.record END,
+        record_at = CASE WHEN asked.puts THEN asked.record_at ELSE l.record_at END,
+        record_ends = CASE WHEN asked.puts THEN asked.record_ends ELSE l.record_ends END
+    FROM asked JOIN locked ON locked.name = asked.name WHERE l.name = asked.name
+    RETURNING l.name, l.awaited),
+made AS (
+    INSERT INTO {table} (name, whole, kind, value, ends, fence, serial, record, record_at, record_ends)
+    SELECT name, whole, kind, value, ends, fence, {clock}, record, record_at, record_ends
+    FROM asked WHERE serial IS NULL ORDER BY name
+    ON CONFLICT (name) DO NOTHING
+    RETURNING name, awaited)
+SELECT done.name, (
+    SELECT count(pg_notify($15, message)) FROM unnest(string_to_array(asked.wake, chr(10))) AS message
+    WHERE message LIKE '!%' OR done.awaited >= {clock} / 1000)
+FROM (SELECT * FROM changed UNION ALL SELECT * FROM made) AS done JOIN asked ON asked.name = done.name";
+
+/// For five minutes; a client that listens longer says so again.
+const AWAIT: &str = "
+INSERT INTO {table} AS l (name, whole, fence, serial, awaited)
+SELECT asked.name, asked.whole, coalesce((SELECT fence FROM {table} WHERE name = ''), 0), {clock},
+    {clock} / 1000 + 300000
+FROM unnest($1::text[], $2::text[]) AS asked (name, whole)
+WHERE NOT EXISTS (
+    SELECT FROM {table} AS known WHERE known.name = asked.name AND known.awaited > {clock} / 1000 + 240000)
+ORDER BY asked.name
+ON CONFLICT (name) DO UPDATE SET awaited = excluded.awaited, serial = l.serial + 1
+RETURNING name";
+
+const LIST: &str = "
+SELECT name, whole, version, kind, value, ends, {clock} FROM {table}
+WHERE name >= $1 AND name > $2 AND name <= $1 || repeat(chr(1114111), 8) AND value IS NOT NULL
+ORDER BY name LIMIT 500";
+
+const SWEEP: &str = "
+WITH part AS MATERIALIZED (SELECT name FROM {table} WHERE name > $1 ORDER BY name LIMIT 500),
+lowest AS MATERIALIZED (SELECT name FROM {table} WHERE name = '' FOR NO KEY UPDATE SKIP LOCKED),
+old AS MATERIALIZED (
+    SELECT l.name FROM {table} AS l JOIN part ON part.name = l.name CROSS JOIN lowest
+    WHERE l.fence < {clock} - {hour} AND greatest(l.ends, l.awaited) < ({clock} - {hour}) / 1000
+        AND (l.record IS NULL OR l.record_ends < {clock} / 1000)
+    FOR UPDATE OF l SKIP LOCKED),
+gone AS (DELETE FROM {table} AS l USING old WHERE l.name = old.name RETURNING l.fence),
+raised AS (
+    UPDATE {table} AS l SET fence = greatest(l.fence, (SELECT max(fence) FROM gone))
+    WHERE l.name = '' AND EXISTS (SELECT FROM gone))
+SELECT max(name) FROM part";
+
+/// The texts for one table.
+#[derive(Debug)]
+pub(super) struct Statements {
+    table: String,
+}
+
+impl Statements {
+    pub(super) fn new(target: &Target) -> Self {
+        Self { table: target.table() }
+    }
+
+    /// The table, as `to_regclass` reads it.
+    pub(super) fn table(&self) -> &str {
+        &self.table
+    }
+
+    pub(super) fn text(&self, which: Which) -> String {
+        self.filled(match which {
+            Which::Acquire => ACQUIRE,
+            Which::Release => RELEASE,
+            Which::Renew => RENEW,
+            Which::Read => READ,
+            Which::ReadRecords => READ_RECORDS,
+            Which::Write => WRITE,
+            Which::Await => AWAIT,
+            Which::List => LIST,
+            Which::Sweep => SWEEP,
+            Which::Ping => "SELECT 1",
+        })
+    }
+
+    /// What makes the table, one statement after the other.
+    pub(super) fn tables(&self) -> String {
+        tables(&self.table)
+    }
+
+    fn filled(&self, text: &str) -> String {
+        filled(text, &self.table)
+    }
+}
+
+/// The statement of `tenure::postgres::check_sql`.
+pub(crate) fn check(table: &str) -> String {
+    one_line(&filled(CHECK, table))
+}
+
+/// What makes the table of this name: see `tenure::postgres::tables_sql`.
+pub(crate) fn tables(table: &str) -> String {
+    one_line(&filled(TABLES, table))
+}
+
+fn filled(text: &str, table: &str) -> String {
+    text.replace("{table}", table)
+        .replace("{clock}", CLOCK)
+        .replace("{hour}", HOUR_US)
+        .replace("{version}", VERSION)
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+impl Which {
+    /// The types of what a statement is asked with.
+    pub(super) fn types(self) -> &'static [Type] {
+        match self {
+            Self::Acquire => &[Type::TEXT, Type::TEXT, Type::TEXT, Type::INT8],
+            Self::Release => &[Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT],
+            Self::Renew => &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::INT8_ARRAY],
+            Self::Read | Self::ReadRecords => &[Type::TEXT_ARRAY],
+            Self::Write => &[
+                Type::TEXT_ARRAY,
+                Type::TEXT_ARRAY,
+                Type::INT8_ARRAY,
+                Type::BOOL_ARRAY,
+                Type::INT8_ARRAY,
+                Type::TEXT_ARRAY,
+                Type::TEXT_ARRAY,
+                Type::INT8_ARRAY,
+                Type::INT8_ARRAY,
+                Type::BOOL_ARRAY,
+                Type::BYTEA_ARRAY,
+                Type::INT8_ARRAY,
+                Type::INT8_ARRAY,
+                Type::TEXT_ARRAY,
+                Type::TEXT,
+            ],
+            Self::Await => &[Type::TEXT_ARRAY, Type::TEXT_ARRAY],
+            Self::List => &[Type::TEXT, Type::TEXT],
+            Self::Sweep => &[Type::TEXT],
+            Self::Ping => &[],
+        }
+    }
+
+    /// Whether it changes anything.
+    pub(super) fn writes(self) -> bool {
+        !matches!(self, Self::Read | Self::ReadRecords | Self::List | Self::Ping)
+    }
+}

@@ -1,0 +1,158 @@
+//! Renewals of many mutexes by one script: a server carries out each in half the time that a script
+//! of its own takes, and so does the client.
+//!
+//! Its reply has the token of each lock that was renewed. Of a lock that was not, its own request
+//! says why; so does it of each lock where the server refuses the script, because the user may
+//! touch one of the names, and another not.
+
+use futures_util::future::{FutureExt, join_all};
+use redis::{Cmd, Value};
+
+use crate::moment::Moment;
+use crate::planted::{Bug, planted};
+use crate::protocol::{Answer, LockSpec, Op, Verb};
+use crate::store::Failure;
+use crate::store::redis::connection::pipeline::Pipeline;
+use crate::store::redis::replies::{self, failure};
+use crate::store::redis::requests::script::RENEW;
+use crate::store::redis::requests::{RequestContext, answered};
+use crate::store::redis::topology::slots;
+
+/// A script renews so many locks at most: a server carries that out in a quarter of a millisecond.
+pub(crate) const MOST: usize = 64;
+/// The names and owners in it have so many bytes at most, unless it is one lock. A server reads so
+/// much at once.
+const BYTES: usize = 16 * 1024;
+
+/// Whether a renewal can be one of many.
+pub(crate) fn is_for(op: &Op, context: RequestContext) -> bool {
+    op.rule == LockSpec::Mutex
+        && context.terms.acks == 0
+        && !context.asking
+        && matches!(op.verb, Verb::Renew { bind: None, weight: None, .. })
+}
+
+/// Asks for these renewals, which all [can be](is_for) in one script if they are not too many.
+/// Answers in their order; `None` where nothing was done and the lock's own request is to be sent.
+pub(crate) async fn ask(
+    pipeline: &Pipeline,
+    ops: &[Op],
+    deadline: Moment,
+) -> Vec<Option<Result<Answer, Failure>>> {
+    let mut asked = Vec::new();
+    for (ttl_ms, together) in parts(ops) {
+        asked.push(async move {
+            match ask_part(pipeline, ttl_ms, together, deadline).await {
+                Ok(answers) => answers.into_iter().map(|answer| answer.map(Ok)).collect(),
+                // Its own request says whether that is so of each lock.
+                Err(failure) if is_of_this(&failure) => vec![None; together.len()],
+                Err(failure) => vec![Some(Err(failure)); together.len()],
+            }
+        });
+    }
+    join_all(asked).await.into_iter().flatten().collect()
+}
+
+/// Whether the server refuses this script, and not all that is asked of it about these locks.
+fn is_of_this(failure: &Failure) -> bool {
+    matches!(failure, Failure::Refused(_)) && !failure::said_in(failure).is_some_and(slots::redirects)
+}
+
+/// The parts that one script each can renew, in order, with the lease that is asked for.
+fn parts(ops: &[Op]) -> Vec<(u64, &[Op])> {
+    let (mut parts, mut rest) = (Vec::new(), ops);
+    while let Some(first) = rest.first() {
+        let (ttl_ms, mut bytes) = (lease_of(first), 0);
+        let fits = |op: &&Op| {
+            bytes += op.name.as_str().len() + op.owner.as_str().len();
+            bytes <= BYTES && lease_of(op) == ttl_ms
+        };
+        let count = rest.iter().take(MOST).take_while(fits).count().max(1);
+        let (part, others) = rest.split_at(count);
+        parts.push((ttl_ms, part));
+        rest = others;
+    }
+    parts
+}
+
+fn lease_of(op: &Op) -> u64 {
+    match op.verb {
+        Verb::Renew { ttl_ms, .. } => ttl_ms,
+        _ => 0,
+    }
+}
+
+async fn ask_part(
+    pipeline: &Pipeline,
+    ttl_ms: u64,
+    ops: &[Op],
+    deadline: Moment,
+) -> Result<Vec<Option<Answer>>, Failure> {
+    // As each request does: the first after a reconnect brings its script along.
+    let first = if pipeline.brings_script() { ("EVAL", RENEW.text) } else { ("EVALSHA", RENEW.sha) };
+    let mut value = pipeline.ask(&command(first, ttl_ms, ops), deadline).await?;
+    if let Value::ServerError(error) = &value
+        && failure::is_no_script(error)
+    {
+        value = pipeline.ask(&command(("EVAL", RENEW.text), ttl_ms, ops), deadline).boxed().await?;
+    }
+    let answers = replies::read_renewals(&answered(pipeline, value)?, ops).map_err(|what| {
+        // From here on replies cannot be matched with requests.
+        pipeline.hang_up();
+        Failure::Unknown(Failure::cause(what))
+    })?;
+    Ok(match &answers[..] {
+        [first @ Some(_), ..] if planted(Bug::OneRenewedForAll) => vec![first.clone(); ops.len()],
+        _ if planted(Bug::PartTakenForAll) && answers.contains(&Some(Answer::Free)) => {
+            vec![Some(Answer::Free); ops.len()]
+        }
+        _ => answers,
+    })
+}
+
+fn command((verb, script): (&str, &str), ttl_ms: u64, ops: &[Op]) -> Cmd {
+    let names = ops.iter().map(|op| op.name.as_str());
+    let owners = ops.iter().map(|op| op.owner.as_str());
+    let bytes: usize = names.clone().chain(owners.clone()).map(str::len).sum();
+    let mut command = Cmd::with_capacity(5 + 2 * ops.len(), bytes + script.len() + 64);
+    command.arg(verb).arg(script).arg(ops.len());
+    names.for_each(|name| {
+        command.arg(name);
+    });
+    command.arg(ops[0].request).arg(ttl_ms);
+    owners.for_each(|owner| {
+        command.arg(owner);
+    });
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::LockName;
+    use crate::owner::Owner;
+
+    fn renewal(name: &str, ttl_ms: u64) -> Op {
+        let (name, owner) = (LockName::new(name).expect("a name"), Owner::new("x").expect("an owner"));
+        let verb = Verb::Renew { ttl_ms, hold: 1, bind: None, weight: None };
+        Op { name, rule: LockSpec::Mutex, owner, request: 7, verb }
+    }
+
+    fn sizes(ops: &[Op]) -> Vec<usize> {
+        parts(ops).iter().map(|(_, part)| part.len()).collect()
+    }
+
+    #[test]
+    fn a_script_is_bounded_in_locks_and_bytes_and_has_one_lease() {
+        let many: Vec<Op> = (0..150).map(|_| renewal("x", 30_000)).collect();
+        assert_eq!(sizes(&many), [64, 64, 22]);
+        let long = "x".repeat(6_000);
+        let long: Vec<Op> = (0..5).map(|_| renewal(&long, 30_000)).collect();
+        assert_eq!(sizes(&long), [2, 2, 1]);
+        let huge = [renewal(&"x".repeat(40_000), 30_000), renewal("y", 30_000)];
+        assert_eq!(sizes(&huge), [1, 1]);
+        let mixed = [30_000, 30_000, 2_000, 30_000].map(|ttl_ms| renewal("x", ttl_ms));
+        assert_eq!(sizes(&mixed), [2, 1, 1]);
+        assert_eq!(sizes(&[]), [0; 0]);
+    }
+}
