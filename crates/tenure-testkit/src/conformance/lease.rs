@@ -109,11 +109,18 @@ pub async fn grace_announces_the_loss_early(fixture: &Fixture) {
     assert!(taken.since(told) >= grace / 2, "{:?}", taken.since(told));
 }
 
-/// 50 ms.
+/// 50 ms. A machine with other things to do may need several tries: an answer takes longer.
 pub async fn the_shortest_lease_can_be_held(fixture: &Fixture) {
+    const TRIES: u32 = 50;
     let locks = fixture.client_with(Options::new().ttl(Duration::from_millis(50)));
-    let guard = fixture.mutex(&locks, "x").await.lock().await.expect("a free lock");
-    assert!(guard.remaining() <= Duration::from_millis(50));
-    guard.verify().await.expect("still held");
-    guard.release().await.expect("a release");
+    for _ in 0..TRIES {
+        let guard = fixture.mutex(&locks, "x").await.lock().await.expect("a free lock");
+        assert!(guard.remaining() <= Duration::from_millis(50));
+        match guard.verify().await {
+            Ok(()) if guard.release().await.is_ok() => return,
+            Ok(()) => {}
+            Err(error) => assert!(error.is_unreachable() || error.is_lost(), "{error}"),
+        }
+    }
+    panic!("not once in {TRIES} tries");
 }

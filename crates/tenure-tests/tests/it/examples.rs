@@ -30,7 +30,8 @@ fn examples() -> &'static PathBuf {
         build.args(["build", "--quiet", "--workspace", "--examples"]);
         // Cargo told this program of its package. Build scripts that read that would run again.
         for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("CARGO_PKG_") {
+            let text = name.to_string_lossy();
+            if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
                 build.env_remove(name);
             }
         }
