@@ -1,5 +1,5 @@
-//! Hand-overs a second of one mutex for which many tasks of this process wait, and what their waiting
-//! costs.
+//! Hand-overs a second of one mutex for which many tasks of this process wait, and what their
+//! waiting costs.
 //!
 //! `cargo run --release -p tenure --example waiters -- redis://HOST 100000`
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "it measures real time")]

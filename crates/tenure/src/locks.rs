@@ -658,8 +658,8 @@ impl Locks {
     }
 
     /// Asks all who hold a lock to stop, and says who that is: `None` when the lock is free.
-    /// Nothing ends by that: a holder that waits for [`stop_requested`](Self::stop_requested) hears of it
-    /// within 2 s, and the command of `tenure run` gets TERM. Look with
+    /// Nothing ends by that: a holder that waits for [`stop_requested`](Self::stop_requested) hears
+    /// of it within 2 s, and the command of `tenure run` gets TERM. Look with
     /// [`inspect`](Self::inspect) whether they have stopped.
     ///
     /// The request names its holders, so it stops none that comes later. It is kept for an hour,

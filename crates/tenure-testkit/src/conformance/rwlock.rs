@@ -132,7 +132,7 @@ pub async fn an_upgrade_that_is_given_up_lets_readers_in(fixture: &Fixture) {
     let late = fixture.within(TTL, late).await.expect("a grant");
     upgradeable.verify().await.expect("still held");
     let first = upgradeable.downgrade().await.expect("a reader");
-    let second = b.try_upgradeable_read().await.expect("an answer").expect("there is none any more");
+    let second = b.try_upgradeable_read().await.expect("an answer").expect("the place is free again");
     for guard in [Guard::from(first), late.into(), reader.into()] {
         guard.release().await.expect("a release");
     }

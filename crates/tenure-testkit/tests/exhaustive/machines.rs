@@ -143,7 +143,8 @@ impl Askers {
                         grants.push(number);
                     }
                     None => {
-                        // One that waits to become the writer, when no other holds. The asker may leave.
+                        // One that waits to become the writer, when no other holds. The asker may
+                        // leave.
                         let is_it =
                             |told: &Told| told.grows && told.holds.is_some_and(|(_, token)| token == number);
                         let is_other =

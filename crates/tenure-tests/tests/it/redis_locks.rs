@@ -116,8 +116,8 @@ fn a_thousand_guards_are_renewed_over_a_slow_network_in_little_more_than_one_tri
         (0..1_000).map(|number| locks.mutex(format!("x{number}")).expect("a name")).collect();
     proxy.set(Fault::Delay(DELAY));
     let guards = block_on(try_join_all(mutexes.iter().map(|mutex| mutex.lock()))).expect("free locks");
-    // After a break in the connection all are renewed at once. A machine with other things to do may
-    // take longer over a round; the way to the server and back is part of each.
+    // After a break in the connection all are renewed at once. A machine with other things to do
+    // may take longer over a round; the way to the server and back is part of each.
     let mut rounds = Vec::new();
     while rounds.len() < 15 && rounds.last().is_none_or(|round| *round > ms(200)) {
         server.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);

@@ -75,8 +75,8 @@ pub struct UseMetrics {
     /// `cache_reads`, `cache_fills`, `once_runs`, `terms`.
     pub what: &'static str,
     /// Of a read `fresh`, `stale` (or due early), `absent` (known not to exist), `missing`. Of a
-    /// fill `filled`; `refused` (computed for too long, or invalidated); `unkept` (too large, or the
-    /// store did not take it); `alone` (without the lock); `failed`. Of a run `begun`, `done`,
+    /// fill `filled`; `refused` (computed for too long, or invalidated); `unkept` (too large, or
+    /// the store did not take it); `alone` (without the lock); `failed`. Of a run `begun`, `done`,
     /// `failed`. Of a term `elected`, `updated`, `resigned`.
     pub result: &'static str,
     /// How often.

@@ -188,7 +188,8 @@ pub enum Verb {
         /// process it is resumed.
         bind: Option<Liveness>,
         /// `Some` makes the hold lighter: a writer becomes a reader. One that takes more than half of
-        /// the capacity may become heavier: it is answered `Growing` until that fits beside the others.
+        /// the capacity may become heavier: it is answered `Growing` until that fits beside the
+        /// others.
         weight: Option<u32>,
     },
     /// Stay in the queue: `Acquire` repeated for many waiters of one process at once.
@@ -277,8 +278,8 @@ pub enum Answer {
     },
     /// No client holds it, so there is nothing of the asker's either.
     Free,
-    /// The asker holds, and the weight that it has taken does not fit yet: no client is let in until
-    /// it does.
+    /// The asker holds, and the weight that it has taken does not fit yet: no client is let in
+    /// until it does.
     Growing {
         /// The token of the hold.
         fence: u64,

@@ -16,7 +16,8 @@ pub struct Request {
     /// What was asked: `acquire`, `renew`, `refresh` (places in a queue), `release`, `resize`,
     /// `inspect`; of a record `read`, `put`, `void`.
     pub verb: &'static str,
-    /// What came back. `held`, `growing`, `busy`, `waiting`, `free`, `released`, `resized`, `places`,
+    /// What came back. `held`, `growing`, `busy`, `waiting`, `free`, `released`, `resized`,
+    /// `places`,
     /// `found`, `mismatch`. Of a record `read`, `stored`, `not_held`, `outside_window`, `voided`. Without an
     /// answer `not_sent` or `unknown`. `pending` while there is none, and for good if the caller
     /// has left.

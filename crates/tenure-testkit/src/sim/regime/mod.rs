@@ -260,8 +260,8 @@ impl Plan {
         lease + self.drift()
     }
 
-    /// Whether the permits of this lock are set while it is in use: where the server forgets nothing
-    /// of it.
+    /// Whether the permits of this lock are set while it is in use: where the server forgets
+    /// nothing of it.
     pub fn resizes(&self, index: usize) -> bool {
         let NodeFaults { forget, delete, rewind, evict, step, .. } = self.node_faults;
         self.kinds[index] == LockKind::Semaphore(3) && forget + delete + rewind + evict + step == 0

@@ -1,4 +1,5 @@
-//! A server that compares and swaps, in memory and virtual time: its conflicts, handles and watches.
+//! A server that compares and swaps, in memory and virtual time: its conflicts, handles and
+//! watches.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -140,7 +140,8 @@ impl Client {
         }
     }
 
-    /// If the outcome of an earlier write is not known, makes sure that it does not change any more.
+    /// If the outcome of an earlier write is not known, makes sure that it does not change any
+    /// more.
     pub(super) async fn fence(&self) -> Result<(), Failure> {
         let is_fenced = || self.fenced.load(Ordering::Acquire) == self.loose.load(Ordering::Acquire);
         if is_fenced() || planted(Bug::CasUnfenced) {

@@ -16,8 +16,8 @@ use crate::owner::Owner;
 use crate::protocol::LockSpec;
 use crate::protocol::lease::margin;
 
-/// A leader that was deposed, and does not know it yet, may confirm a keep-alive: for no longer than
-/// this, if elections take a second as is usual.
+/// A leader that was deposed, and does not know it yet, may confirm a keep-alive: for no longer
+/// than this, if elections take a second as is usual.
 const RESERVE: Duration = Duration::from_secs(1);
 
 /// How long a handle lives that serves holds of this ttl: whole seconds.

@@ -84,8 +84,8 @@ fn said_of(said: &DbError) -> Failure {
         _ => "",
     };
     let cause = Failure::cause(format!("{} ({code}){hint}", one_line(said)));
-    // It may pass: no connection, a full disk, another transaction in the way, a server that starts or
-    // ends, a table or statement that the next connection makes again.
+    // It may pass: no connection, a full disk, another transaction in the way, a server that starts
+    // or ends, a table or statement that the next connection makes again.
     let passes = ["08", "40", "53", "55", "57", "58"].iter().any(|class| code.starts_with(class));
     match passes || matches!(code, "25006" | "42P01" | "42703" | "0A000") {
         true => Failure::NotSent(cause),

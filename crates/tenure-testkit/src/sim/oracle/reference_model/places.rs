@@ -33,8 +33,8 @@ impl Lock {
         self.places.iter().find(|place| !place.holds)
     }
 
-    /// Whether it may be let in. What is more than all there is, because less was set since it came,
-    /// may be alone.
+    /// Whether it may be let in. What is more than all there is, because less was set since it
+    /// came, may be alone.
     pub(in crate::sim) fn fits(&self, weight: u32) -> bool {
         self.used() + u64::from(weight.min(self.capacity)) <= u64::from(self.capacity)
     }

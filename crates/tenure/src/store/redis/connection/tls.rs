@@ -17,8 +17,8 @@ use crate::store::redis::connection::Stream;
 use crate::store::redis::topology::Tls;
 use crate::store::{Cause, Failure};
 
-/// Shakes hands over a stream to `host`, as which the server must be certified. `plain` is what a URL
-/// has that does without.
+/// Shakes hands over a stream to `host`, as which the server must be certified. `plain` is what a
+/// URL has that does without.
 pub(crate) async fn encrypt(
     stream: Pin<Box<dyn Stream>>,
     host: &str,

@@ -438,8 +438,8 @@ impl Ask<'_> {
     }
 }
 
-/// The kind of queue that a sorted set is, if this library wrote it: `#1:KIND:CAPACITY`, with a `=` before a
-/// capacity that was set.
+/// The kind of queue that a sorted set is, if this library wrote it: `#1:KIND:CAPACITY`, with a `=`
+/// before a capacity that was set.
 fn header(first: &Value) -> Option<(Kind, Option<u32>)> {
     let Value::Array(first) = first else { return None };
     let header = std::str::from_utf8(bytes(first.first()?)?).ok()?;
