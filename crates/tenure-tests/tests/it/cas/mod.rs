@@ -105,7 +105,7 @@ fn crowd(seed: u64, faults: Faults) -> Result<(), String> {
         for task in 0..2 {
             let (locks, ledger, sleep) = (locks.clone(), Arc::clone(&ledger), world.sleep(process));
             let runtime = Arc::clone(&world.processes[process]);
-            let is_fair = seed % 2 == 0;
+            let is_fair = seed.is_multiple_of(2);
             world.spawn(process, async move {
                 for turn in 0..6 {
                     let limit = Duration::from_secs(60);
@@ -263,7 +263,10 @@ fn a_crowd_takes_turns_whatever_goes_wrong() {
     }
 }
 
-const SCENES: [(Bug, fn() -> Result<(), String>); 4] = [
+/// Fails where a promise is broken.
+type Scene = fn() -> Result<(), String>;
+
+const SCENES: [(Bug, Scene); 4] = [
     (Bug::CasUnfenced, an_undo_is_final),
     (Bug::CasDeathIgnored, the_dead_hold_nothing),
     (Bug::CasConflictIsBusy, a_conflict_is_not_busy),

@@ -106,7 +106,7 @@ impl Model {
             let mut delay = model.delay();
             let mut is_lost = model.chance(model.0.faults.late);
             if is_lost {
-                delay = delay * (1 + (model.0.runtime.random() % 100) as u32);
+                delay *= 1 + (model.0.runtime.random() % 100) as u32;
             }
             if sort == "commit"
                 && let Some(by) = model.state().delayed.take()

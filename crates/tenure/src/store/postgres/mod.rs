@@ -1,9 +1,9 @@
 //! Locks on PostgreSQL: a row of one table for each, which the machine of `protocol` changes.
 //!
-//! [`worker`] carries out all requests on one connection; [`inbox`] takes them. [`statements`] has
-//! the SQL, [`asking`] sends it, [`group`] runs the machines on what was read, and [`state`] reads
-//! rows. [`connection`] dials, [`url`] says where to, and [`failure`] what an error means.
-//! [`listen`] hears messages.
+//! `worker` carries out all requests on one connection; `inbox` takes them. `statements` has
+//! the SQL, `asking` sends it, `group` runs the machines on what was read, and `state` reads
+//! rows. `connection` dials, `url` says where to, and `failure` what an error means.
+//! `listen` hears messages.
 
 mod asking;
 mod connection;
