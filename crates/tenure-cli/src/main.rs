@@ -77,7 +77,9 @@ fn main() -> ExitCode {
         Ok(Cli { command: Command::Status(args), .. }) => asked::once(status::status(&args)),
         Ok(Cli { command: Command::List(args), .. }) => asked::with_timers(Voice::LOUD, list::list(&args)),
         Ok(Cli { command: Command::Top(args), .. }) => asked::with_timers(Voice::LOUD, top::top(&args)),
-        Ok(Cli { command: Command::Release(args), .. }) => asked::once(release::release(&args)),
+        Ok(Cli { command: Command::Release(args), .. }) => {
+            asked::with_timers(Voice::LOUD, release::release(&args))
+        }
         Ok(Cli { command: Command::Stop(args), .. }) => asked::with_timers(Voice::LOUD, stop::stop(&args)),
         Ok(Cli { command: Command::Doctor(args), .. }) => asked::once(doctor::doctor(&args)),
         Ok(Cli { command: Command::Bench(args), .. }) => bench::bench(&args),

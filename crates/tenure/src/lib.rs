@@ -57,6 +57,7 @@
 //! | feature | default | |
 //! |---|---|---|
 //! | `postgres` | no | PostgreSQL servers, and `Guard::check_in` |
+//! | `etcd` | no | `etcd://` and `etcds://` |
 //! | `redis` | yes | all stores on Redis and Valkey servers; without it `memory:` and `file:` remain, and the crate `redis` is not built |
 //! | `tls` | yes | `rediss://` and its like, with rustls and ring; it brings `redis` along |
 //! | `serde` | no | `Json`: values of serde in a [`Cache`] |

@@ -693,9 +693,32 @@ impl Locks {
         if let Some(what) = status.foreign() {
             return Err(self.no_lock(&status.name, &what));
         }
-        let holders: Vec<_> = status.holders.iter().filter_map(|holder| holder.owner.clone()).collect();
-        stop::request(&record, &holders, reason).await?;
+        stop::request(&record, &status.owners(), reason).await?;
         Ok(Some(status))
+    }
+
+    /// Asks the holders that a status shows to stop, whether they still hold the lock or not: as
+    /// [`request_stop`](Self::request_stop). After a forced release, its status names those who have
+    /// to hear of it before their next renewal.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let stuck = locks.mutex("deploy")?.lock().await?;
+    /// let ended = locks.force_release("deploy").await?.expect("it was held");
+    /// locks.request_stop_of(&ended, "its hold was ended by force").await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// The request may still be made.
+    ///
+    /// # Errors
+    /// As [`cache`](Self::cache) and [`Mutex::lock`]; `is_invalid` when the reason cannot be used.
+    pub async fn request_stop_of(&self, status: &Status, reason: &str) -> Result<()> {
+        check_text("a reason", reason)?;
+        let record = stop::record(&self.home, &self.options, status.name.clone())?;
+        stop::request(&record, &status.owners(), reason).await
     }
 
     /// Waits until the holder of this guard is [asked to stop](Self::request_stop). It looks at the

@@ -170,6 +170,11 @@ impl Status {
         holder.owner.is_none().then(|| foreign(self.kind, &holder.value))
     }
 
+    /// The holders that are of this library.
+    pub(crate) fn owners(&self) -> Vec<Owner> {
+        self.holders.iter().filter_map(|holder| holder.owner.clone()).collect()
+    }
+
     pub(crate) fn new(name: LockName, found: Found) -> Self {
         let holders = |all: Vec<Holding>| all.into_iter().map(|one| holder(found.kind, one)).collect();
         let permits = found.capacity.filter(|_| found.kind == Kind::Semaphore);

@@ -1,6 +1,7 @@
 //! `tenure stop`.
 
 use std::fs;
+use std::time::Duration;
 
 use tenure_testkit::servers::Server;
 
@@ -46,6 +47,27 @@ fn a_command_that_does_not_stop_keeps_its_lock() {
     let holder = env.start_script(&["--kill-after", "100ms"], "x", "trap '' TERM; READY; sleep 30");
     env.run(env.tenure(["stop", "x"])).exits_with(0);
     holder.wait().exits_with(137);
+}
+
+#[test]
+fn a_forced_release_reaches_the_command_long_before_its_renewal() {
+    let env = TestEnv::new();
+    env.tenure_run(["x", "true"]).exits_with(0);
+    let server = Server::start();
+    for store in [env.url(), server.url()] {
+        // Its first renewal is after a minute.
+        let holder = env.start_script(&["--store", &store, "--ttl", "1h"], "x", "READY; exec sleep 60");
+        let forced = env.run(env.tenure(["release", "--store", &store, "--force", "x"])).exits_with(0);
+        assert!(forced.stdout.ends_with("until it notices; it was told to look\n"), "{forced:?}");
+        // The next holder is not meant.
+        let next =
+            env.start_script(&["--store", &store], "x", "READY; while [ ! -e end ]; do sleep 0.02; done");
+        let said = holder.wait_for(Duration::from_secs(30)).exits_with(79);
+        said.says("lost").says("the command was stopped");
+        fs::write(env.path("end"), "").expect("a file");
+        next.wait().exits_with(0).says_nothing();
+        fs::remove_file(env.path("end")).expect("a file");
+    }
 }
 
 #[test]

@@ -62,7 +62,7 @@ pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
             }
             // The store of this process alone is not offered: the client that asks for it by
             // mistake has no lock at all.
-            let reads = "a store's URL reads `file:DIR` or `redis://HOST`";
+            let reads = "a store's URL reads `file:DIR`, `redis://HOST`, `postgres://HOST` or `etcd://HOST`";
             let url = opening.url;
             Err(Error::invalid(match scheme {
                 Some(scheme) => format!("{reads}, and this one begins with {}", Quoted(scheme)),

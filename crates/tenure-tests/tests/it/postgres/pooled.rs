@@ -12,7 +12,7 @@ fn all_kinds_work_behind_a_pooler_that_is_told() {
     on(async {
         let pooler = PgBouncer::start(&SERVER);
         let url = pooler.url(&schema());
-        let ttl = Duration::from_millis(600);
+        let ttl = Duration::from_secs(3);
         let (ours, theirs) = (locks(&url, ttl), locks(&url, ttl));
         for kind in ["mutex", "fair"] {
             let lock = async |locks: &Locks| match kind {
@@ -20,13 +20,13 @@ fn all_kinds_work_behind_a_pooler_that_is_told() {
                 _ => locks.fair_mutex("y").expect("a name").lock().await.expect("a guard"),
             };
             let guard = lock(&ours).await;
-            tokio::time::sleep(2 * ttl).await;
+            tokio::time::sleep(ttl * 3 / 2).await;
             guard.verify().await.expect("it is renewed");
             let fence = guard.fence();
             let (next, released) = futures_util::future::join(
-                tokio::time::timeout(Duration::from_secs(10), lock(&theirs)),
+                tokio::time::timeout(Duration::from_secs(30), lock(&theirs)),
                 async {
-                    tokio::time::sleep(ttl).await;
+                    tokio::time::sleep(ttl / 3).await;
                     guard.release().await
                 },
             )
