@@ -75,7 +75,7 @@ impl Crowd {
                         held.0.take_if(|held| Arc::ptr_eq(held, &guard));
                     }
                     drop(guard);
-                    // A mutex promises no order: who asks again at once may win for ever.
+                    // A mutex promises no order: a client that asks again at once may win for ever.
                     thread::sleep(Duration::from_millis(20));
                 }
             }));
