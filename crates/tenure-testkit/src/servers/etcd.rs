@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::eventually;
 use super::port::Port;
 use super::process::Process;
+use super::{eventually, sweep_dirs_at_exit};
 
 /// Members of one etcd. Dropping it kills them and removes their directories.
 #[derive(Debug)]
@@ -28,6 +28,13 @@ struct Member {
 }
 
 impl Etcd {
+    /// The same for as long as this program runs, for a `static`: its directory is removed then.
+    #[must_use]
+    pub fn until_exit(self) -> Self {
+        sweep_dirs_at_exit([self.dir.path()]);
+        self
+    }
+
     /// One member.
     ///
     /// # Panics

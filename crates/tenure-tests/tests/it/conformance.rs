@@ -109,7 +109,7 @@ mod etcd {
     use super::*;
 
     fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
-        static SERVER: LazyLock<Etcd> = LazyLock::new(Etcd::start);
+        static SERVER: LazyLock<Etcd> = LazyLock::new(|| Etcd::start().until_exit());
         static CASES: AtomicU32 = AtomicU32::new(0);
         let case_number = CASES.fetch_add(1, Ordering::Relaxed);
         real(&format!("{}/{case_number}", SERVER.url()), &[], flavour, case);
