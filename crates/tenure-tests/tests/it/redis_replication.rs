@@ -278,9 +278,11 @@ fn a_promoted_server_renews_what_is_held_and_grants_nothing_for_a_while() {
         );
         block_on(queued.release()).expect("a release");
         let free = block_on(mutex.lock()).expect("a grant");
-        assert!(now() - asked >= TTL, "{:?}", now() - asked);
+        // The server counts whole milliseconds.
+        let least = TTL - Duration::from_millis(2);
+        assert!(now() - asked >= least, "{:?}", now() - asked);
         let (granted, ticket) = next.join().expect("no panic");
-        assert!(granted - asked >= TTL, "{:?}", granted - asked);
+        assert!(granted - asked >= least, "{:?}", granted - asked);
         // Its fixture was kept, and it was there before any client who came after.
         let after = block_on(theirs.fair_mutex("queued").expect("a name").lock()).expect("a grant");
         assert!(ticket < after.fence());
