@@ -3,6 +3,8 @@
 #[cfg(any(feature = "etcd", tenure_planted))]
 pub mod cas;
 mod decorator;
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", tenure_planted))]
+mod dial;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod file;

@@ -21,6 +21,7 @@ use crate::planted::{Bug, planted};
 use crate::protocol::lease::TTL_MIN;
 use crate::protocol::{self, Fence, LockSpec, Now, Op, ReleaseScope, Verb};
 use crate::runtime::Runtime;
+use crate::store::dial::by;
 use crate::store::{Cursor, Failure, Page};
 
 /// The turn of one owner at one lock.
@@ -370,9 +371,8 @@ impl Client {
             let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own };
             let owner = Owner::fresh("", &*self.runtime);
             let op = Op { name: name.clone(), rule, owner, request: 0, verb };
-            let (sent, late) = (Sent::default(), self.runtime.sleep_until(self.runtime.now() + limit));
-            let answer = select(self.call(&op, &sent).boxed(), late).await.factor_first_or();
-            match answer {
+            let (sent, until) = (Sent::default(), self.runtime.now() + limit);
+            match by(&*self.runtime, until, self.call(&op, &sent).boxed()).await {
                 Some(Ok(protocol::Answer::More(_))) => {}
                 Some(Ok(_)) => break,
                 _ => {
@@ -389,20 +389,6 @@ impl Client {
             if hold.end_ms < now_ms {
                 table.forget(name, key);
             }
-        }
-    }
-}
-
-/// What a race of a request and its limit came to.
-trait OrLate<T> {
-    fn factor_first_or(self) -> Option<T>;
-}
-
-impl<T, A, B, U> OrLate<T> for futures_util::future::Either<(T, A), (U, B)> {
-    fn factor_first_or(self) -> Option<T> {
-        match self {
-            Self::Left((answer, _)) => Some(answer),
-            Self::Right(_) => None,
         }
     }
 }

@@ -4,13 +4,13 @@
 use std::fs;
 use std::future::poll_fn;
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::future::{Either, FutureExt, select, try_join_all};
+use futures_util::future::{FutureExt, select, try_join_all};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::sync::{mpsc, oneshot};
@@ -25,6 +25,7 @@ use super::url::{Address, Target, quoted};
 use crate::events::{event, text};
 use crate::moment::Moment;
 use crate::runtime::Runtime;
+use crate::store::dial::by;
 use crate::store::{Failure, SETUP};
 
 /// How long a connection may take until it can be used.
@@ -404,20 +405,4 @@ impl AsyncWrite for Counted {
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.stream.as_mut().poll_shutdown(context)
     }
-}
-
-/// `work`'s output, unless the deadline comes first.
-pub(super) async fn by<F: Future>(runtime: &dyn Runtime, deadline: Moment, work: F) -> Option<F::Output> {
-    match select(pin!(work), runtime.sleep_until(deadline)).await {
-        Either::Left((output, _)) => Some(output),
-        Either::Right(_) => None,
-    }
-}
-
-/// How long to wait before the next dial after so many failures in a row: 20 ms, doubled each time
-/// up to 1 s, and between a half and the whole of that, so that the clients of a server that comes
-/// back do not come all at once.
-pub(super) fn pause(tries: u32, random: u64) -> Duration {
-    let most = Duration::from_millis(20 << tries.saturating_sub(1).min(16)).min(Duration::from_secs(1));
-    most / 2 + most.mul_f64(0.5 * (random >> 11) as f64 / (1_u64 << 53) as f64)
 }

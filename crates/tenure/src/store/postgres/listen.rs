@@ -14,12 +14,13 @@ use std::time::Duration;
 use futures_util::future::{Either, FutureExt, select};
 use tokio::sync::Notify;
 
-use super::connection::{Connection, Connector, by, pause};
+use super::connection::{Connection, Connector};
 use super::names::Key;
 use super::state::heard;
 use super::statements::Which;
 use crate::moment::Moment;
 use crate::protocol::Notification;
+use crate::store::dial::{by, pause};
 use crate::store::{Failure, Listener, Publisher};
 
 /// The connection is closed this long after the last listener has left.

@@ -18,7 +18,7 @@ use futures_util::stream::{FuturesUnordered, Stream};
 use tokio_postgres::{Error, Row};
 
 use super::asking::{Done, Renewals, acquire, plain, read_rows, release, renew, sweep, write};
-use super::connection::{Connection, Line, pause};
+use super::connection::{Connection, Line};
 use super::failure;
 use super::group::{Change, Group, Said};
 use super::inbox::{Ask, Inbox, Request};
@@ -29,6 +29,7 @@ use crate::events::event;
 use crate::moment::Moment;
 use crate::protocol::{Answer, Fence, LockSpec, Notification, ReleaseScope, Verb};
 use crate::store::Failure;
+use crate::store::dial::pause;
 
 /// A connection on which a request is due, and on which nothing at all came in for this long since
 /// it was sent, is dead. With less, one hasty caller on a slow network would cost all the

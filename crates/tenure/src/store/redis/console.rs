@@ -12,8 +12,9 @@ use tokio::sync::oneshot;
 use crate::error::{Error, Result};
 use crate::runtime::{Driver, Runtime};
 use crate::store::Failure;
+use crate::store::dial::by;
 use crate::store::redis::command::command;
-use crate::store::redis::connection::{Connection, Connector, Network, by};
+use crate::store::redis::connection::{Connection, Connector, Network};
 use crate::store::redis::requests::keys;
 use crate::store::redis::topology::{Address, Sentinels, Target, Terms, Topology};
 

@@ -32,6 +32,7 @@ use crate::credentials::Credentials;
 use crate::events::{event, text};
 use crate::moment::Moment;
 use crate::runtime::Runtime;
+use crate::store::dial::by;
 use crate::store::redis::command::command;
 use crate::store::redis::replies::failure;
 use crate::store::redis::replies::frame::{Checked, Malformed};
@@ -527,14 +528,6 @@ fn is_replica(hello: &Value) -> bool {
     let Value::Map(fields) = hello else { return false };
     let role = fields.iter().find(|(field, _)| bytes(field) == Some(b"role"));
     role.and_then(|(_, role)| bytes(role)).is_some_and(|role| role == b"replica" || role == b"slave")
-}
-
-/// `work`'s output, unless the deadline comes first.
-pub(crate) async fn by<F: Future>(runtime: &dyn Runtime, deadline: Moment, work: F) -> Option<F::Output> {
-    match select(pin!(work), runtime.sleep_until(deadline)).await {
-        Either::Left((output, _)) => Some(output),
-        Either::Right(_) => None,
-    }
 }
 
 /// Asks for what we can do without: an error of the server is no answer.

@@ -324,8 +324,8 @@ mod tests {
     use super::*;
     use crate::block_on;
     use crate::runtime::Driver;
+    use crate::store::dial::by;
     use crate::store::redis::command::command;
-    use crate::store::redis::connection::by;
 
     /// A pipeline over a connection that never answers and, as long as the last of these lives,
     /// never says that it is over.

@@ -8,8 +8,9 @@ use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::Notify;
 
 use crate::moment::Moment;
+use crate::store::dial::{by, pause};
+use crate::store::redis::connection::Connector;
 use crate::store::redis::connection::pipeline::Pipeline;
-use crate::store::redis::connection::{Connector, by};
 use crate::store::redis::replies::failure::is_of_dial;
 use crate::store::{Failure, Incarnation};
 
@@ -277,32 +278,10 @@ impl Pace {
 const STEADY: Duration = Duration::from_secs(1);
 /// So many short connections in a row are followed by the next at once.
 const SHORT: u32 = 3;
-const PAUSE_MIN: Duration = Duration::from_millis(20);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
-
-/// How long to wait before the next dial after so many failures in a row: 20 ms, doubled each time
-/// up to 1 s, and between a half and the whole of that, so that the clients of a server that comes
-/// back do not come all at once.
-pub(crate) fn pause(tries: u32, random: u64) -> Duration {
-    let most = PAUSE_MIN.saturating_mul(1 << tries.saturating_sub(1).min(16)).min(PAUSE_MAX);
-    most.mul_f64(0.5 + 0.5 * (random >> 11) as f64 / (1u64 << 53) as f64)
-}
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pauses_grow_to_a_second_and_never_fall_below_half_of_what_is_due() {
-        for tries in 1..100 {
-            let (least, most) = (pause(tries, 0), pause(tries, u64::MAX));
-            assert!(
-                least * 2 >= most && most <= PAUSE_MAX && least >= PAUSE_MIN / 2,
-                "{tries}: {least:?} {most:?}"
-            );
-        }
-        assert_eq!(pause(100, u64::MAX).as_millis(), 1_000);
-    }
 
     #[test]
     fn only_short_connections_in_a_row_make_the_next_wait() {

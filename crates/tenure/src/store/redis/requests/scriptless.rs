@@ -21,11 +21,12 @@ use crate::protocol::{
 };
 use crate::runtime::Runtime;
 use crate::store::Failure;
+use crate::store::dial::by;
 use crate::store::redis::command::command;
+use crate::store::redis::connection::Connector;
 use crate::store::redis::connection::pipeline::Pipeline;
 use crate::store::redis::connection::scriptless::{Delete, HAS_DELETE, Scriptless};
 use crate::store::redis::connection::supervisor::Supervisor;
-use crate::store::redis::connection::{Connector, by};
 use crate::store::redis::replies::{self, bytes};
 use crate::store::redis::requests::keys;
 use crate::store::redis::requests::{Publish, RequestContext, answered, refused, warn_unheard};
