@@ -225,10 +225,13 @@ pub enum Bug {
     TermSkipped,
     /// A leader is told that it leads until it resigns, also when its lease is over.
     LeaderToldLate,
+    /// A request that its caller gave up is taken for one that will never be carried out.
+    GivenUpForgotten,
 }
 
 impl Bug {
-    /// All of them, but those of stores by compare-and-swap, which have schedules of their own.
+    /// All of them, but those of stores by compare-and-swap, which have schedules of their own, and
+    /// that of the connection on a runtime of callers, which `tests/sim/callers.rs` finds.
     pub const ALL: [Self; 96] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,

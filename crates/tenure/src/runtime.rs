@@ -52,13 +52,19 @@ pub trait Runtime: fmt::Debug + Send + Sync + 'static {
     fn spawn_blocking(&self, _call: Box<dyn FnOnce() + Send>) -> bool {
         false
     }
+    /// The runtime of the calling task, if that is another one. Its clock is this one's.
+    fn of_caller(&self) -> Option<Arc<dyn Runtime>> {
+        None
+    }
+    /// Whether this is the runtime of the calling task.
+    fn is_callers(&self) -> bool {
+        false
+    }
 }
 
 /// The production runtime: one thread, named `tenure`, with a current-thread tokio runtime.
 pub struct Driver {
-    handle: Handle,
-    /// Its timers are no more: the client that polls one holds this meanwhile.
-    is_over: Arc<RwLock<bool>>,
+    timers: Timers,
     stop: std::sync::Mutex<Option<oneshot::Sender<()>>>,
     thread: thread::ThreadId,
     events: Arc<Events>,
@@ -94,7 +100,8 @@ impl Driver {
         let handle = runtime.handle().clone();
         hand_over.send(runtime).expect("the thread waits for it");
         let (stop, thread) = (std::sync::Mutex::new(Some(stop)), thread.thread().id());
-        Ok(Arc::new(Self { handle, is_over, stop, thread, events }))
+        let timers = Timers { handle, is_over };
+        Ok(Arc::new(Self { timers, stop, thread, events }))
     }
 
     /// Whether the caller is the driver's own thread, which must not wait for itself.
@@ -113,6 +120,20 @@ impl Driver {
             stop.take();
         }
     }
+}
+
+/// The timers of a driver's thread.
+#[derive(Clone)]
+struct Timers {
+    handle: Handle,
+    /// They are no more: the client that polls one holds this meanwhile.
+    is_over: Arc<RwLock<bool>>,
+}
+
+/// A tokio runtime of callers: tasks run there, and the clock is the driver's.
+struct OfCaller {
+    handle: Handle,
+    timers: Timers,
 }
 
 /// Whether the caller runs within a tokio runtime of its own.
@@ -155,6 +176,30 @@ impl Runtime for Driver {
     }
 
     fn sleep_until(&self, at: Moment) -> BoxFuture<'static, ()> {
+        self.timers.sleep_until(at)
+    }
+
+    fn spawn(&self, task: BoxFuture<'static, ()>) {
+        self.timers.handle.spawn(task);
+    }
+
+    fn spawn_blocking(&self, call: Box<dyn FnOnce() + Send>) -> bool {
+        self.timers.handle.spawn_blocking(call);
+        true
+    }
+
+    fn of_caller(&self) -> Option<Arc<dyn Runtime>> {
+        let handle = Handle::try_current().ok()?;
+        let is_ours = |ours: &Handle| ours.id() == handle.id();
+        if is_ours(&self.timers.handle) || PARK.get().is_some_and(|park| is_ours(park.handle())) {
+            return None;
+        }
+        Some(Arc::new(OfCaller { handle, timers: self.timers.clone() }))
+    }
+}
+
+impl Timers {
+    fn sleep_until(&self, at: Moment) -> BoxFuture<'static, ()> {
         let (handle, is_over) = (self.handle.clone(), Arc::clone(&self.is_over));
         Box::pin(async move {
             loop {
@@ -180,14 +225,41 @@ impl Runtime for Driver {
             }
         })
     }
+}
+
+impl Runtime for OfCaller {
+    fn now(&self) -> Moment {
+        boottime()
+    }
+
+    fn unix_micros(&self) -> u64 {
+        unix_micros()
+    }
+
+    fn random(&self) -> u64 {
+        random_long() as u64
+    }
+
+    fn random_long(&self) -> u128 {
+        random_long()
+    }
+
+    fn sleep_until(&self, at: Moment) -> BoxFuture<'static, ()> {
+        self.timers.sleep_until(at)
+    }
 
     fn spawn(&self, task: BoxFuture<'static, ()>) {
         self.handle.spawn(task);
     }
 
-    fn spawn_blocking(&self, call: Box<dyn FnOnce() + Send>) -> bool {
-        self.handle.spawn_blocking(call);
-        true
+    fn is_callers(&self) -> bool {
+        Handle::try_current().is_ok_and(|current| current.id() == self.handle.id())
+    }
+}
+
+impl fmt::Debug for OfCaller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OfCaller").field("handle", &self.handle.id()).finish_non_exhaustive()
     }
 }
 
@@ -214,6 +286,10 @@ pub(crate) fn random_long() -> u128 {
     u128::from_ne_bytes(bytes)
 }
 
+/// What [`block_on`] waits with. Without drivers: it only parks and unparks, so many threads can
+/// block on it at once.
+static PARK: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
+
 /// Runs a future of this crate to its end on the calling thread: the blocking API.
 ///
 /// Any other future works too, as long as it needs no certain runtime. In a task of another
@@ -230,8 +306,6 @@ pub(crate) fn random_long() -> u128 {
 /// # Ok::<(), tenure::Error>(())
 /// ```
 pub fn block_on<F: Future>(future: F) -> F::Output {
-    // Without drivers: it only parks and unparks, so many threads can block on it at once.
-    static PARK: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
     PARK.get_or_init(|| {
         Builder::new_current_thread().build().expect("a runtime without drivers needs nothing")
     })

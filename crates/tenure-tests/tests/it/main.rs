@@ -3,6 +3,7 @@
 
 mod acks;
 mod acl;
+mod callers;
 #[cfg(tenure_planted)]
 mod cas;
 mod cluster;

@@ -42,7 +42,7 @@ pub(crate) fn pairs(what: &str, tasks: usize, reach: f64) {
     let mut connection = bare(&master.url());
     let sha = block_on(load(&mut connection));
     let ours = || {
-        count(tasks, |task, until| {
+        block_on(count(tasks, |task, until| {
             let mutex = locks.mutex(format!("ours:{task}")).expect("a name");
             async move {
                 let mut pairs = 0_u32;
@@ -52,8 +52,9 @@ pub(crate) fn pairs(what: &str, tasks: usize, reach: f64) {
                 }
                 pairs
             }
-        })
+        }))
     };
-    let theirs = || count(tasks, |task, until| bare_pairs(connection.clone(), sha.clone(), task, until));
+    let theirs =
+        || block_on(count(tasks, |task, until| bare_pairs(connection.clone(), sha.clone(), task, until)));
     compare(what, ours, theirs, reach);
 }

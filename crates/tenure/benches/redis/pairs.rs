@@ -88,50 +88,51 @@ pub(crate) fn compare(what: &str, ours: impl Fn() -> f64, theirs: impl Fn() -> f
 
 pub(crate) fn pairs(what: &str, server: &Server, kind: &str, tasks: usize, reach: f64) {
     let url = server.url();
-    let locks = Locks::open(&url).expect("a store");
-    let mut connection = bare(&url);
-    let sha = block_on(load(&mut connection));
-    let ours = || {
-        count(tasks, |task, until| {
-            let lock = Lock::new(&locks, kind, &format!("ours:{task}"));
-            async move {
-                let mut pairs = 0_u32;
-                while Instant::now() < until {
-                    lock.lock().await.release().await.expect("a release");
-                    pairs += 1;
-                }
-                pairs
-            }
-        })
-    };
-    let theirs = || count(tasks, |task, until| bare_pairs(connection.clone(), sha.clone(), task, until));
-    compare(what, ours, theirs, reach);
-    println!(
-        "{:<66} {:>10} {:>10.1}",
-        "    the bare client on the caller's own thread",
-        "",
-        on_one_thread(&url, tasks)
+    let (locks, by_thread) = (Locks::open(&url).expect("a store"), Locks::open(&url).expect("a store"));
+    let runtime = || Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (ours, theirs) = (runtime(), runtime());
+    let (mut connection, sha) = theirs.block_on(async {
+        let client = redis::Client::open(&*url).expect("a URL");
+        let mut connection = client.get_multiplexed_async_connection().await.expect("a connection");
+        let sha = load(&mut connection).await;
+        (connection, sha)
+    });
+    compare(
+        what,
+        || ours.block_on(count(tasks, |task, until| our_pairs(&locks, kind, task, until))),
+        || {
+            theirs.block_on(count(tasks, |task, until| {
+                bare_pairs(connection.clone(), sha.clone(), task, until)
+            }))
+        },
+        reach,
+    );
+    // As a program without a runtime locks: its requests cross to our thread.
+    connection = bare(&url);
+    compare(
+        "    the same by block_on; both clients have a thread of their own",
+        || block_on(count(tasks, |task, until| our_pairs(&by_thread, kind, task, until))),
+        || block_on(count(tasks, |task, until| bare_pairs(connection.clone(), sha.clone(), task, until))),
+        0.0,
     );
 }
 
-/// Pairs a second of so many tasks on the calling thread.
-pub(crate) fn count<F: Future<Output = u32>>(tasks: usize, task: impl Fn(usize, Instant) -> F) -> f64 {
-    let started = Instant::now();
-    let until = started + ROUND;
-    let pairs: u32 = block_on(join_all((0..tasks).map(|number| task(number, until)))).into_iter().sum();
-    f64::from(pairs) / started.elapsed().as_secs_f64()
+fn our_pairs(locks: &Locks, kind: &str, task: usize, until: Instant) -> impl Future<Output = u32> + use<> {
+    let lock = Lock::new(locks, kind, &format!("ours:{task}"));
+    async move {
+        let mut pairs = 0_u32;
+        while Instant::now() < until {
+            lock.lock().await.release().await.expect("a release");
+            pairs += 1;
+        }
+        pairs
+    }
 }
 
-fn on_one_thread(url: &str, tasks: usize) -> f64 {
-    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let client = redis::Client::open(url).expect("a URL");
-    runtime.block_on(async {
-        let mut connection = client.get_multiplexed_async_connection().await.expect("a connection");
-        let sha = load(&mut connection).await;
-        let started = Instant::now();
-        let until = started + ROUND;
-        let all = (0..tasks).map(|number| bare_pairs(connection.clone(), sha.clone(), number, until));
-        let pairs: u32 = join_all(all).await.into_iter().sum();
-        f64::from(pairs) / started.elapsed().as_secs_f64()
-    })
+/// Pairs a second of so many tasks.
+pub(crate) async fn count<F: Future<Output = u32>>(tasks: usize, task: impl Fn(usize, Instant) -> F) -> f64 {
+    let started = Instant::now();
+    let until = started + ROUND;
+    let pairs: u32 = join_all((0..tasks).map(|number| task(number, until))).await.into_iter().sum();
+    f64::from(pairs) / started.elapsed().as_secs_f64()
 }

@@ -33,7 +33,7 @@ pub(crate) fn reads(what: &str, server: &Server, tasks: usize, is_stale: bool) {
         thread::sleep(Duration::from_millis(200));
     }
     let ours = || {
-        count(tasks, |_, until| {
+        block_on(count(tasks, |_, until| {
             let cache = &cache;
             async move {
                 let mut reads = 0;
@@ -45,13 +45,13 @@ pub(crate) fn reads(what: &str, server: &Server, tasks: usize, is_stale: bool) {
                 }
                 reads
             }
-        })
+        }))
     };
     let connection = bare(&url);
     let mut set = connection.clone();
     block_on(redis::cmd("SET").arg("bare").arg(VALUE).exec_async(&mut set)).expect("an answer");
     let theirs = || {
-        count(tasks, |_, until| {
+        block_on(count(tasks, |_, until| {
             let mut connection = connection.clone();
             async move {
                 let mut reads = 0;
@@ -63,7 +63,7 @@ pub(crate) fn reads(what: &str, server: &Server, tasks: usize, is_stale: bool) {
                 }
                 reads
             }
-        })
+        }))
     };
     compare(what, ours, theirs, 0.83);
 }

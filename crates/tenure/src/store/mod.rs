@@ -98,10 +98,10 @@ impl fmt::Display for Failure {
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Carries out one request.
     ///
-    /// *Order*: calls are sent in the order in which their futures are first polled. A call whose
-    /// future was dropped after that may still be carried out, before any later one or never. The
-    /// same holds after `Unknown`: once a later call of this store was answered, the earlier one
-    /// has taken effect or never will. So a release that follows an acquire undoes it for good,
+    /// *Order*: calls about one name are sent in the order in which their futures are first polled.
+    /// A call whose future was dropped after that may still be carried out, before any later one or
+    /// never. The same holds after `Unknown`: once a later call about the name was answered, the
+    /// earlier one has taken effect or never will. So a release that follows an acquire undoes it for good,
     /// also if the acquire's answer was lost.
     ///
     /// *Time*: it answers within `within`, with a `Failure` if nothing else. A busy lock is an

@@ -1,6 +1,7 @@
 //! The simulations: seeded schedules of faults on one server, on a quorum, in a directory and on a
 //! simulated network, and the known bugs that they catch.
 
+mod callers;
 #[cfg(tenure_planted)]
 mod directory;
 mod one_server;

@@ -143,8 +143,15 @@ impl Store for Redis {
         let Self { runtime, node, context, .. } = self.clone();
         async move {
             let deadline = runtime.now() + within;
-            let line = node.link.pipeline(deadline).await?;
-            node.ask(&line, &op, context, deadline).await
+            // Where replicas have to confirm, or a server may be in its grace, scripts do more than
+            // one connection can keep in order.
+            if context.terms != Terms::default() {
+                let line = node.link.pipeline(deadline).await?;
+                return node.ask(&line, &op, context, deadline).await;
+            }
+            let line = node.lines.line(&op.name, deadline).await?;
+            let answer = node.ask(&line.pipeline, &op, context, deadline).await;
+            line.answered(answer)
         }
         .boxed()
     }
@@ -153,8 +160,13 @@ impl Store for Redis {
         let Self { runtime, node, context, .. } = self.clone();
         async move {
             let deadline = runtime.now() + within;
-            let line = node.link.pipeline(deadline).await?;
-            requests::record::ask(&*runtime, &line, &op, context, deadline).await
+            if context.terms != Terms::default() {
+                let line = node.link.pipeline(deadline).await?;
+                return requests::record::ask(&*runtime, &line, &op, context, deadline).await;
+            }
+            let line = node.lines.line(&op.lock, deadline).await?;
+            let answer = requests::record::ask(&*runtime, &line.pipeline, &op, context, deadline).await;
+            line.answered(answer)
         }
         .boxed()
     }
@@ -247,6 +259,8 @@ impl RenewsMany for Redis {
         let Self { runtime, node, context, .. } = self.clone();
         async move {
             let deadline = runtime.now() + within;
+            // Always ours. Their order does not matter: one that arrives late renews only what is
+            // still held.
             match node.link.pipeline(deadline).await {
                 Ok(line) => node.renew(&line, &ops, context, deadline).await,
                 Err(failure) => vec![Err(failure); ops.len()],

@@ -1,5 +1,6 @@
 //! Opens connections: dials, logs in, and puts an end to the connection before.
 
+pub(crate) mod lines;
 pub(crate) mod pipeline;
 pub(crate) mod scriptless;
 pub(crate) mod server_clock;
@@ -23,7 +24,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Either, FutureExt, join3, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ProtocolVersion, PushInfo, RedisConnectionInfo, Value};
+use redis::{AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, RedisConnectionInfo, Value};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::sync::{Notify, oneshot};
@@ -131,7 +132,10 @@ pub(crate) type PushListener = Arc<dyn Fn(PushInfo) + Send + Sync>;
 
 /// Opens connections to one server, or to whichever is the master.
 pub(crate) struct Connector {
+    /// Where its connections live.
     pub(crate) runtime: Arc<dyn Runtime>,
+    /// Where unanswered requests are looked after.
+    pub(crate) home: Arc<dyn Runtime>,
     dial: Arc<dyn Dial>,
     goal: Goal,
     /// Whether it was said that old connections cannot be ended.
@@ -184,6 +188,13 @@ pub(crate) struct Peer {
     addr: String,
 }
 
+impl Peer {
+    /// Ends it, if it is still the one.
+    fn kill(&self) -> Cmd {
+        command(&["CLIENT", "KILL", "ID", &self.id.to_string(), "ADDR", &self.addr])
+    }
+}
+
 impl Connector {
     /// Connections to one server of several.
     pub(crate) fn new(runtime: Arc<dyn Runtime>, dial: Arc<dyn Dial>, target: Target) -> Self {
@@ -204,7 +215,19 @@ impl Connector {
     fn to(goal: Goal, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
         let (stage, at) = (Mutex::new("no server has been dialled".to_owned()), Mutex::default());
         let (warned, moved, trouble) = (AtomicBool::new(false), Notify::new(), Arc::default());
-        Self { runtime, dial, goal, warned, stage, at, moved, trouble }
+        let home = Arc::clone(&runtime);
+        Self { runtime, home, dial, goal, warned, stage, at, moved, trouble }
+    }
+
+    /// Connections to the same, which live on another runtime.
+    pub(crate) fn beside(&self, runtime: Arc<dyn Runtime>) -> Self {
+        let goal = match &self.goal {
+            Goal::Node(target) => Goal::Node(target.clone()),
+            Goal::Only(target) => Goal::Only(target.clone()),
+            Goal::Master(resolver) => Goal::Master(resolver.fresh()),
+        };
+        let (home, trouble) = (Arc::clone(&self.home), Arc::clone(&self.trouble));
+        Self { home, trouble, ..Self::to(goal, Arc::clone(&self.dial), runtime) }
     }
 
     /// The same; `trouble` is told when a connection is lost or cannot be opened.
@@ -321,7 +344,7 @@ impl Connector {
             self.by(deadline, self.end(pipe, target, before, peer.as_ref())).await??;
         }
         if requests && peer.is_none() {
-            self.warn_of_late_requests(target, "it does not tell which connection this is");
+            self.warn_of_late_requests(&target.shown(), "it does not tell which connection this is");
         }
         let is_direct = peer.as_ref().is_some_and(|peer| connection.local.as_ref() == Some(&peer.addr));
         Ok(Connection { peer, is_direct, life, ..connection })
@@ -431,28 +454,29 @@ impl Connector {
         if now.is_some_and(|now| now.id <= before.id) {
             return Ok(());
         }
-        let id = before.id.to_string();
-        let killed = pipe
-            .send_packed_command(&command(&["CLIENT", "KILL", "ID", &id, "ADDR", &before.addr]))
-            .await
-            .map_err(unknown)?;
-        if let Value::ServerError(error) = killed {
-            if let (failure @ Failure::NotSent(_), _) = failure::of(&error) {
+        let killed = pipe.send_packed_command(&before.kill()).await.map_err(unknown)?;
+        self.has_ended(&target.shown(), &killed)
+    }
+
+    /// What the server said when it was to end a connection.
+    fn has_ended(&self, server: &str, said: &Value) -> Result<(), Failure> {
+        if let Value::ServerError(error) = said {
+            if let (failure @ Failure::NotSent(_), _) = failure::of(error) {
                 return Err(failure);
             }
-            self.warn_of_late_requests(target, error.details().unwrap_or(error.code()));
+            self.warn_of_late_requests(server, error.details().unwrap_or(error.code()));
         }
         Ok(())
     }
 
-    fn warn_of_late_requests(&self, target: &Target, error: &str) {
+    fn warn_of_late_requests(&self, server: &str, error: &str) {
         if !self.warned.swap(true, Ordering::Relaxed) {
             event!(
                 WARN,
                 target: SETUP,
                 "connection_not_ended",
                 "an old connection cannot be ended: a request that was lost with it may still be carried out",
-                store = text(target.shown()),
+                store = text(server),
                 error = error.to_owned(),
             );
         }

@@ -204,6 +204,18 @@ impl Pipeline {
         self.heard.load(Ordering::Relaxed) > self.greeted
     }
 
+    /// Whether a request is unanswered.
+    pub(crate) fn has_unanswered(&self) -> bool {
+        !self.flights().by_due.is_empty()
+    }
+
+    /// Whether a request is unanswered that was sent before this moment, and no reply at all came
+    /// in since.
+    pub(crate) fn is_silent_since(&self, moment: Moment) -> bool {
+        let heard = self.heard.load(Ordering::Relaxed);
+        self.flights().by_due.values().any(|flight| flight.sent <= moment && flight.heard == heard)
+    }
+
     fn flights(&self) -> MutexGuard<'_, Flights> {
         // Nothing in here panics half-way, so poisoned flights are as good as others.
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)

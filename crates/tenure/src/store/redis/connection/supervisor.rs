@@ -111,6 +111,16 @@ impl Supervisor {
         }
     }
 
+    /// Opens the connection before anything is asked.
+    pub(crate) fn begin(self: &Arc<Self>) {
+        self.start();
+    }
+
+    /// Whether it has ended for good.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state().closed
+    }
+
     /// Starts the supervisor if this is the first use; how often connecting has failed so far.
     fn start(self: &Arc<Self>) -> u64 {
         let mut state = self.state();
@@ -162,6 +172,8 @@ impl Supervisor {
     }
 
     async fn supervise(self: Arc<Self>) {
+        // Its runtime may end first.
+        let _end = CloseAtEnd(Arc::clone(&self));
         let runtime = Arc::clone(&self.connector.runtime);
         let mut before = None;
         let mut pace = Pace::default();
@@ -169,8 +181,11 @@ impl Supervisor {
             match self.connector.connect(None, before.as_ref()).await {
                 Ok(connection) => {
                     let life = connection.life.clone();
-                    let (pipeline, over) =
-                        Pipeline::new(connection, self.state().connects > 0, Arc::clone(&runtime));
+                    let (pipeline, over) = Pipeline::new(
+                        connection,
+                        self.state().connects > 0,
+                        Arc::clone(&self.connector.home),
+                    );
                     let since = runtime.now();
                     before.clone_from(&pipeline.peer);
                     if !self.connected(&pipeline, life) {
@@ -226,6 +241,15 @@ impl Supervisor {
 impl State {
     fn pipeline(&self) -> Option<Arc<Pipeline>> {
         self.pipeline.as_ref().filter(|pipeline| !pipeline.is_closed()).map(Arc::clone)
+    }
+}
+
+/// Closes a supervisor whose task is over, also if it was dropped where it stood.
+struct CloseAtEnd(Arc<Supervisor>);
+
+impl Drop for CloseAtEnd {
+    fn drop(&mut self) {
+        self.0.close();
     }
 }
 

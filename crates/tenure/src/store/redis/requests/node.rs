@@ -16,6 +16,7 @@ use crate::protocol::{
 use crate::runtime::Runtime;
 use crate::store::redis::command::command;
 use crate::store::redis::connection::Connector;
+use crate::store::redis::connection::lines::Lines;
 use crate::store::redis::connection::pipeline::Pipeline;
 use crate::store::redis::connection::scriptless::Scriptless;
 use crate::store::redis::connection::supervisor::Supervisor;
@@ -36,6 +37,8 @@ use crate::store::{Cursor, Failure, Page};
 pub(crate) struct Node {
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) link: Arc<Supervisor>,
+    /// That one, and the one on the runtime of the callers.
+    pub(crate) lines: Arc<Lines>,
     pub(crate) notifications: Arc<Notifications>,
     /// For what replicas have to confirm.
     pub(crate) ack_channel: Arc<AckChannel>,
@@ -56,9 +59,11 @@ impl Node {
             ExclusiveConnection::new(Arc::clone(&connector), Arc::clone(&url)),
         );
         let ack_channel = AckChannel::new(Arc::clone(&connector), Arc::clone(&link));
+        let lines = Lines::new(Arc::clone(&connector), Arc::clone(&link));
         Self {
             runtime,
             link,
+            lines,
             notifications: Notifications::new(connector),
             ack_channel,
             pairs: Pairs::default(),
@@ -250,6 +255,7 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.link.close();
+        self.lines.close();
         self.notifications.close();
         self.exclusive.close();
         self.ack_channel.close();

@@ -24,6 +24,15 @@ impl SentinelResolver {
         Self { sentinels: Mutex::new(at), service, master }
     }
 
+    /// Another one that knows as much.
+    pub(crate) fn fresh(&self) -> Self {
+        Self {
+            sentinels: Mutex::new(self.in_turn()),
+            service: self.service.clone(),
+            master: self.master.clone(),
+        }
+    }
+
     /// The sentinels, in the order in which they are to be asked.
     pub(crate) fn in_turn(&self) -> Vec<Target> {
         self.sentinels().clone()

@@ -1,0 +1,294 @@
+//! Which connection a request takes: ours, or one on the runtime of its callers.
+//!
+//! A request that crosses to our thread, whose answer crosses back, takes about twice as long as
+//! one that stays where it is made. So the first tokio runtime from which a request comes gets a
+//! connection, and its tasks use it. All else takes ours: renewals, releases in the background,
+//! other runtimes and threads. A runtime that blocks, or is dropped, costs no lease.
+//!
+//! What is kept in spite of two connections:
+//!
+//! - *Order*: a request takes the connection on which another one of the same name is unanswered,
+//!   or was given up. Where that connection is over, it is ended at the server first, by ours.
+//! - *Time*: our thread looks after the callers' connection. One that answers nothing for
+//!   [`PATIENCE`], while the server answers us, is given up.
+//!
+//! The callers' connection is used only beside ours to the same server, which has to be a direct
+//! one: then the server can be told to end it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::FutureExt;
+use tokio::sync::Notify;
+
+use crate::events::{event, text};
+use crate::moment::Moment;
+use crate::name::LockName;
+use crate::planted::{Bug, planted};
+use crate::runtime::Runtime;
+use crate::store::Failure;
+use crate::store::redis::command::command;
+use crate::store::redis::connection::Connector;
+use crate::store::redis::connection::pipeline::Pipeline;
+use crate::store::redis::connection::supervisor::Supervisor;
+
+/// For so long the callers' connection may answer nothing, while ours is answered.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// How often our thread looks at it while it is in use.
+const LOOK: Duration = Duration::from_millis(25);
+
+/// The connections for requests to one server.
+pub(crate) struct Lines {
+    runtime: Arc<dyn Runtime>,
+    connector: Arc<Connector>,
+    ours: Arc<Supervisor>,
+    callers: OnceLock<Arc<CallersLine>>,
+    unanswered: Mutex<Unanswered>,
+}
+
+/// The connection on the runtime of the callers.
+struct CallersLine {
+    runtime: Arc<dyn Runtime>,
+    link: Arc<Supervisor>,
+    /// Whether a request took it since the last look.
+    is_used: AtomicBool,
+    /// Tells our thread that one did.
+    used: Notify,
+}
+
+/// Requests that are not answered, or were given up, by name.
+#[derive(Default)]
+struct Unanswered {
+    next: u64,
+    by_name: BTreeMap<LockName, Traffic>,
+}
+
+/// What is unanswered about one name. All of it went to one place.
+struct Traffic {
+    place: Place,
+    in_flight: usize,
+    /// Requests before this one went to a connection that has been ended.
+    first: u64,
+    /// The last that was given up. The answer to a later one says that it is over.
+    given_up: Option<u64>,
+}
+
+#[derive(Clone)]
+enum Place {
+    Ours,
+    Callers(Arc<Pipeline>),
+    /// Ours, once this one has been ended.
+    OursAfter(Arc<Pipeline>),
+}
+
+/// A connection for one request.
+pub(crate) struct Line {
+    pub(crate) pipeline: Arc<Pipeline>,
+    request: Numbered,
+}
+
+/// A request about a name. Dropped before its answer, it counts as given up.
+struct Numbered {
+    lines: Arc<Lines>,
+    name: LockName,
+    number: u64,
+    is_over: bool,
+}
+
+impl Lines {
+    /// Over this connection of ours; `connector` is the one that it is dialled by.
+    pub(crate) fn new(connector: Arc<Connector>, ours: Arc<Supervisor>) -> Arc<Self> {
+        let (runtime, callers, unanswered) =
+            (Arc::clone(&connector.runtime), OnceLock::new(), Mutex::default());
+        Arc::new(Self { runtime, connector, ours, callers, unanswered })
+    }
+
+    /// The connection for a request about this name.
+    pub(crate) async fn line(self: &Arc<Self>, name: &LockName, deadline: Moment) -> Result<Line, Failure> {
+        let (mut request, place) = self.begin(name, self.callers_line());
+        let pipeline = match place {
+            Place::Callers(pipeline) => pipeline,
+            Place::Ours => match self.ours.pipeline(deadline).await {
+                Ok(pipeline) => pipeline,
+                Err(failure) => {
+                    request.settle();
+                    return Err(failure);
+                }
+            },
+            // Where that fails, this request counts as given up: the next one tries again.
+            Place::OursAfter(over) => {
+                let pipeline = self.end(&over, deadline).boxed().await?;
+                request.follows_the_end();
+                pipeline
+            }
+        };
+        Ok(Line { pipeline, request })
+    }
+
+    /// The connection on the caller's runtime, if it can be used. The first caller that has a
+    /// runtime starts it.
+    fn callers_line(&self) -> Option<Arc<Pipeline>> {
+        let Some(callers) = self.callers.get() else {
+            if let Some(runtime) = self.runtime.of_caller() {
+                self.start(runtime);
+            }
+            return None;
+        };
+        if !callers.runtime.is_callers() {
+            return None;
+        }
+        let (pipeline, ours) = (callers.link.open_line()?, self.ours.open_line()?);
+        let is_fit = pipeline.is_direct && pipeline.to == ours.to && ours.plain.get().is_none();
+        if !is_fit {
+            return None;
+        }
+        if !callers.is_used.swap(true, Ordering::AcqRel) {
+            callers.used.notify_one();
+        }
+        Some(pipeline)
+    }
+
+    fn start(&self, runtime: Arc<dyn Runtime>) {
+        let link = Supervisor::new(Arc::new(self.connector.beside(Arc::clone(&runtime))));
+        let (is_used, used) = (AtomicBool::new(false), Notify::new());
+        let callers = Arc::new(CallersLine { runtime, link, is_used, used });
+        if self.callers.set(Arc::clone(&callers)).is_ok() {
+            callers.link.begin();
+            let (ours, runtime) = (Arc::clone(&self.ours), Arc::clone(&self.runtime));
+            self.runtime.spawn(callers.watch(ours, runtime).boxed());
+        }
+    }
+
+    /// Ends a connection of the callers at the server, and returns ours: the server carries out
+    /// what it is asked here only after that.
+    async fn end(&self, over: &Pipeline, deadline: Moment) -> Result<Arc<Pipeline>, Failure> {
+        let ours = self.ours.pipeline(deadline).await?;
+        if let Some(peer) = &over.peer {
+            let reply = ours.ask(&peer.kill(), deadline).await?;
+            self.connector.has_ended(&ours.to.to_string(), &reply)?;
+        }
+        Ok(ours)
+    }
+
+    /// Counts a request about this name, and says where it goes.
+    fn begin(self: &Arc<Self>, name: &LockName, preferred: Option<Arc<Pipeline>>) -> (Numbered, Place) {
+        let mut unanswered = self.unanswered();
+        let number = unanswered.next;
+        unanswered.next += 1;
+        let wanted = preferred.map_or(Place::Ours, Place::Callers);
+        let traffic = unanswered.by_name.entry(name.clone()).or_insert_with(|| Traffic {
+            place: wanted,
+            in_flight: 0,
+            first: number,
+            given_up: None,
+        });
+        if let Place::Callers(pipeline) = &traffic.place
+            && pipeline.is_closed()
+        {
+            let place = Place::OursAfter(Arc::clone(pipeline));
+            *traffic = Traffic { place, in_flight: 0, first: number, given_up: None };
+        }
+        traffic.in_flight += 1;
+        let request = Numbered { lines: Arc::clone(self), name: name.clone(), number, is_over: false };
+        (request, traffic.place.clone())
+    }
+
+    fn unanswered(&self) -> MutexGuard<'_, Unanswered> {
+        // Nothing in here panics half-way, so poisoned numbers are as good as others.
+        self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the callers' connection.
+    pub(crate) fn close(&self) {
+        if let Some(callers) = self.callers.get() {
+            callers.link.close();
+            callers.used.notify_one();
+        }
+    }
+}
+
+impl Line {
+    /// The same answer. One that leaves the outcome open counts as none.
+    pub(crate) fn answered<T>(mut self, answer: Result<T, Failure>) -> Result<T, Failure> {
+        if !matches!(answer, Err(Failure::Unknown(_))) {
+            self.request.settle();
+        }
+        answer
+    }
+}
+
+impl Numbered {
+    /// It was answered, or never sent.
+    fn settle(&mut self) {
+        self.leave(false);
+    }
+
+    /// All before it is over, and so is the need to end a connection first.
+    fn follows_the_end(&self) {
+        if let Some(traffic) = self.lines.unanswered().by_name.get_mut(&self.name)
+            && matches!(traffic.place, Place::OursAfter(_))
+        {
+            traffic.place = Place::Ours;
+        }
+    }
+
+    fn leave(&mut self, is_given_up: bool) {
+        if std::mem::replace(&mut self.is_over, true) {
+            return;
+        }
+        let mut unanswered = self.lines.unanswered();
+        let Some(traffic) = unanswered.by_name.get_mut(&self.name) else { return };
+        if self.number < traffic.first {
+            return;
+        }
+        traffic.in_flight = traffic.in_flight.saturating_sub(1);
+        match is_given_up {
+            true => traffic.given_up = traffic.given_up.max(Some(self.number)),
+            false => traffic.given_up = traffic.given_up.filter(|given_up| *given_up > self.number),
+        }
+        if traffic.in_flight == 0 && traffic.given_up.is_none() {
+            unanswered.by_name.remove(&self.name);
+        }
+    }
+}
+
+impl Drop for Numbered {
+    fn drop(&mut self) {
+        self.leave(!planted(Bug::GivenUpForgotten));
+    }
+}
+
+impl CallersLine {
+    /// Gives the connection up when it answers nothing although the server answers us. Runs on our
+    /// thread.
+    async fn watch(self: Arc<Self>, ours: Arc<Supervisor>, runtime: Arc<dyn Runtime>) {
+        while !self.link.is_closed() {
+            let open = self.link.open_line();
+            let is_busy = open.as_ref().is_some_and(|pipeline| pipeline.has_unanswered());
+            if !self.is_used.swap(false, Ordering::AcqRel) && !is_busy {
+                self.used.notified().await;
+                continue;
+            }
+            runtime.sleep_until(runtime.now() + LOOK).await;
+            let Some(pipeline) = open else { continue };
+            let asked = runtime.now();
+            if !pipeline.is_silent_since(asked - PATIENCE) {
+                continue;
+            }
+            let Some(our_line) = ours.open_line() else { continue };
+            let answer = our_line.ask(&command(&["PING"]), asked + PATIENCE).await;
+            if answer.is_ok() && pipeline.is_silent_since(asked - PATIENCE) && !pipeline.is_closed() {
+                event!(
+                    WARN,
+                    target: "tenure",
+                    "callers_blocked",
+                    "the runtime of the callers stands still: their connection is given up",
+                    server = text(&pipeline.to),
+                );
+                pipeline.hang_up();
+            }
+        }
+    }
+}
