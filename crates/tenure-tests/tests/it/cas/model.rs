@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use tenure::LockName;
-use tenure::internals::store::cas::{Backend, Change, Committed, Handle, Listed, Seen, Stored, Watch};
+use tenure::internals::store::cas::{Backend, Change, Committed, Handle, Listed, Seen, Stamp, Stored, Watch};
 use tenure::internals::store::{Cursor, Failure};
 use tenure::internals::{Moment, Runtime};
 use tokio::sync::{mpsc, oneshot};
@@ -164,16 +164,17 @@ impl Model {
     fn commit_now(&self, state: &mut State, change: Change) -> Committed {
         let stored = state.locks.get(&change.name).cloned();
         let marker = state.handles.get(&change.guard.0).map(|life| life.marker);
-        let stands = stored.as_ref().map(|stored| stored.version) == change.seen;
+        let stands = stored.as_ref().map(|stored| stored.stamp) == change.seen;
         if !stands || marker != Some(change.guard.1) {
             return Committed::Conflict { stored, marker };
         }
         state.revision += 1;
         let version = state.revision;
+        let base = change.seen.map_or(version, |seen| seen.base);
+        let stamp = Stamp { base, version, ..Stamp::default() };
         match change.text {
             Some(text) => {
-                let base = stored.map_or(version, |stored| stored.base);
-                state.locks.insert(change.name.clone(), Stored { text, base, version });
+                state.locks.insert(change.name.clone(), Stored { text, stamp });
             }
             None => drop(state.locks.remove(&change.name)),
         }
@@ -184,7 +185,7 @@ impl Model {
         }
         let stands = state.locks.get(&change.name).cloned();
         self.tell(state, Some(&change.name), &Seen::Lock(stands));
-        Committed::Done(version)
+        Committed::Done(stamp)
     }
 
     fn set_end(&self, state: &mut State, handle: Handle) -> Option<u64> {
@@ -207,7 +208,7 @@ impl Backend for Model {
         self.ask("commit", move |model, state| model.commit_now(state, change))
     }
 
-    fn open(&self, life: Duration) -> BoxFuture<'static, Result<(Handle, u64), Failure>> {
+    fn open(&self, life: Duration, _is_kept: bool) -> BoxFuture<'static, Result<(Handle, u64), Failure>> {
         self.ask("open", move |model, state| {
             // Not in a row: a number that is one off is no other handle.
             state.next += 16;
