@@ -38,3 +38,4 @@ mod tls;
 mod twins;
 mod uses;
 mod watching;
+mod zookeeper;

@@ -3,13 +3,7 @@
 #[cfg(any(feature = "etcd", feature = "zookeeper", tenure_planted))]
 pub mod cas;
 mod decorator;
-#[cfg(any(
-    feature = "etcd",
-    feature = "postgres",
-    feature = "redis",
-    feature = "zookeeper",
-    tenure_planted
-))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper", tenure_planted))]
 mod dial;
 #[cfg(feature = "etcd")]
 pub mod etcd;

@@ -67,7 +67,8 @@ pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
             }
             // The store of this process alone is not offered: the client that asks for it by
             // mistake has no lock at all.
-            let reads = "a store's URL reads `file:DIR`, `redis://HOST`, `postgres://HOST` or `etcd://HOST`";
+            let reads = "a store's URL reads `file:DIR`, `redis://HOST`, `postgres://HOST`, `etcd://HOST` or \
+                         `zookeeper://HOST`";
             let url = opening.url;
             Err(Error::invalid(match scheme {
                 Some(scheme) => format!("{reads}, and this one begins with {}", Quoted(scheme)),

@@ -30,6 +30,21 @@ pub(crate) struct Faults {
     pub(crate) late: u64,
     /// A watch ends.
     pub(crate) cut: u64,
+    /// What it compares.
+    pub(crate) versions: Versions,
+}
+
+/// What the server compares before it writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Versions {
+    /// Versions that grow over deletions, as on etcd.
+    #[default]
+    Lasting,
+    /// Versions that begin again with each creation, and which creation it is, as on ZooKeeper. Its
+    /// watches tell that something has changed, and what is there is read afterwards.
+    OfCreations,
+    /// The same by a backend that forgets to compare the creation: a known bug.
+    Alone,
 }
 
 #[derive(Default)]
@@ -153,8 +168,12 @@ impl Model {
                 continue;
             }
             *last = (*last + Duration::from_nanos(1)).max(now + self.delay());
-            let (watch, seen) = (watch.clone(), seen.clone());
-            self.later(last.since(now), move |_| drop(watch.send(seen)));
+            let (watch, seen, of) = (watch.clone(), seen.clone(), of.clone());
+            let is_read = self.0.faults.versions != Versions::Lasting && matches!(seen, Seen::Lock(_));
+            self.later(last.since(now), move |model| {
+                let seen = if is_read { Seen::Lock(model.state().locks.get(&of).cloned()) } else { seen };
+                drop(watch.send(seen));
+            });
         }
         if self.chance(self.0.faults.cut) {
             state.watches.clear();
@@ -162,16 +181,27 @@ impl Model {
     }
 
     fn commit_now(&self, state: &mut State, change: Change) -> Committed {
+        let versions = self.0.faults.versions;
         let stored = state.locks.get(&change.name).cloned();
         let marker = state.handles.get(&change.guard.0).map(|life| life.marker);
-        let stands = stored.as_ref().map(|stored| stored.stamp) == change.seen;
+        let compared = |stamp: Stamp| match versions {
+            Versions::Lasting => (stamp.version, (0, 0)),
+            Versions::OfCreations => (stamp.version - stamp.base, stamp.creation),
+            Versions::Alone => (stamp.version - stamp.base, (0, 0)),
+        };
+        let stands = stored.as_ref().map(|stored| compared(stored.stamp)) == change.seen.map(compared);
         if !stands || marker != Some(change.guard.1) {
             return Committed::Conflict { stored, marker };
         }
         state.revision += 1;
         let version = state.revision;
-        let base = change.seen.map_or(version, |seen| seen.base);
-        let stamp = Stamp { base, version, ..Stamp::default() };
+        let stamp = match (versions, stored.as_ref().map(|stored| stored.stamp)) {
+            (Versions::Lasting, before) => {
+                Stamp { base: before.map_or(version, |before| before.base), version, creation: (0, 0) }
+            }
+            (_, Some(before)) => Stamp { version: before.version + 1, ..before },
+            (_, None) => Stamp { base: version, version, creation: (change.guard.0, version) },
+        };
         match change.text {
             Some(text) => {
                 state.locks.insert(change.name.clone(), Stored { text, stamp });

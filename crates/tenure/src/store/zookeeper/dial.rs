@@ -19,7 +19,7 @@ use crate::store::Failure;
 use crate::store::dial::by;
 
 /// How long a connection may take until it can be used.
-const DIAL: Duration = Duration::from_secs(3);
+const DIAL: Duration = Duration::from_secs(2);
 /// No answer is longer: what is has another protocol.
 const LONGEST: usize = 256 * 1024 * 1024;
 

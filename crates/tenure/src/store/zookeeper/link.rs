@@ -30,6 +30,8 @@ const PING: Duration = Duration::from_secs(1);
 const SILENCE_MIN: Duration = Duration::from_secs(1);
 /// and after this at the latest.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
+/// Another server is asked sooner if a request has failed: after this time.
+const OWED: Duration = Duration::from_millis(500);
 /// How long the end of a session may take to be sent.
 const CLOSING: Duration = Duration::from_millis(500);
 
@@ -78,8 +80,8 @@ struct Order {
 
 enum Wish {
     Ask(Order),
-    /// Go on by another connection.
-    Cut,
+    /// Go on by another connection, if it is this one that owes an answer.
+    Cut(u64),
 }
 
 /// A session. It ends when the last of its handles is dropped.
@@ -151,9 +153,12 @@ impl Link {
         answered.await.unwrap_or_else(|_| Err(cut("the store ended meanwhile")))
     }
 
-    /// Goes on by another connection.
+    /// Goes on by another connection, if this one has owed an answer for a while.
     pub(super) fn cut(&self) {
-        let _ = self.wishes.send(Wish::Cut);
+        let state = self.shared.lock();
+        if state.is_connected {
+            let _ = self.wishes.send(Wish::Cut(state.connection));
+        }
     }
 
     /// Hears of changes from now on, until the connection ends.
@@ -256,7 +261,7 @@ impl Task {
             loop {
                 match self.wishes.try_recv() {
                     Ok(Wish::Ask(order)) => drop(order.replies.send(Err(failure.clone()))),
-                    Ok(Wish::Cut) => {}
+                    Ok(Wish::Cut(_)) => {}
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => return None,
                 }
@@ -311,7 +316,13 @@ impl Task {
             });
             match event.await {
                 Next::End(end) => break end,
-                Next::Wished(Wish::Cut) => break End::Cut("a request was not answered in time".into()),
+                Next::Wished(Wish::Cut(whose)) => {
+                    // Requests that waited for a connection are not the fault of the one that came.
+                    let owes = asked_at.is_some_and(|asked| runtime.now().since(asked) >= OWED);
+                    if whose == connection && owes {
+                        break End::Cut("a request was not answered in time".into());
+                    }
+                }
                 Next::Wished(Wish::Ask(order)) => {
                     if order.connection.is_some_and(|wanted| wanted != connection) {
                         let moved = Failure::cause("the session has another connection by now");

@@ -141,8 +141,13 @@ impl Server {
 
     /// Creates the nodes above all others.
     async fn make_room(&self) -> Result<(), Failure> {
-        let mut paths: Vec<String> =
-            self.nodes().prefix().match_indices('/').skip(1).map(|(at, _)| self.nodes().prefix()[..at].to_owned()).collect();
+        let mut paths: Vec<String> = self
+            .nodes()
+            .prefix()
+            .match_indices('/')
+            .skip(1)
+            .map(|(at, _)| self.nodes().prefix()[..at].to_owned())
+            .collect();
         paths.extend([self.nodes().prefix().to_owned(), format!("{}/lock", self.nodes().prefix())]);
         paths.push(format!("{}/lease", self.nodes().prefix()));
         for path in &paths {
@@ -173,14 +178,14 @@ impl Server {
     async fn commit(self, change: Change) -> Result<Committed, Failure> {
         let (path, marker) = (self.nodes().lock_path(&change.name), self.nodes().marker(change.guard.0));
         let (handle, version) = change.guard;
-        let creation = change.seen.map_or_else(
-            || (handle, self.0.created.fetch_add(1, Ordering::Relaxed)),
-            |seen| seen.creation,
-        );
+        let creation = change
+            .seen
+            .map_or_else(|| (handle, self.0.created.fetch_add(1, Ordering::Relaxed)), |seen| seen.creation);
         let head = format!("{:x}-{:x}", creation.0, creation.1);
         let child = format!("{path}/{head}");
         let data = change.text.as_ref().map(|text| format!("{head}\n{text}"));
-        let mut victims: Vec<String> = change.victims.iter().map(|handle| self.nodes().marker(*handle)).collect();
+        let mut victims: Vec<String> =
+            change.victims.iter().map(|handle| self.nodes().marker(*handle)).collect();
         let (mut has_room, link) = (false, self.link().await?);
         loop {
             let guarded = i32::try_from(version - 1).unwrap_or(ANY - 1);
@@ -190,11 +195,9 @@ impl Server {
             let at = |seen: Stamp| i32::try_from(seen.version - seen.base).unwrap_or(ANY - 1);
             match (change.seen, &data) {
                 // Of what it creates in one step with others, ZooKeeper does not tell when that was.
-                (None, Some(data)) => steps.extend([
-                    create(&path),
-                    Step::Set { path: &path, data, version: 0 },
-                    create(&child),
-                ]),
+                (None, Some(data)) => {
+                    steps.extend([create(&path), Step::Set { path: &path, data, version: 0 }, create(&child)])
+                }
                 (Some(seen), Some(data)) => steps.extend([
                     Step::Check { path: &child, version: ANY },
                     Step::Set { path: &path, data, version: at(seen) },
@@ -389,8 +392,9 @@ impl Server {
         if names.is_empty() {
             return Ok(listed);
         }
-        let replies =
-            self.ask(names.iter().map(|name| get_data(&self.nodes().lock_path(name), false)).collect()).await?;
+        let replies = self
+            .ask(names.iter().map(|name| get_data(&self.nodes().lock_path(name), false)).collect())
+            .await?;
         listed.next = names.last().filter(|_| !is_last).map(|name| Cursor(name.as_str().to_owned()));
         for (name, reply) in names.into_iter().zip(&replies) {
             if let Some(stored) = self.nodes().stored(reply)? {

@@ -152,7 +152,8 @@ fn prefix(path: &str) -> Result<String> {
         return Err(wrong("a part of its path is empty or a dot"));
     }
     let is_taken = |char: char| {
-        let is_private = ('\u{e000}'..='\u{f8ff}').contains(&char) || ('\u{fff0}'..='\u{ffff}').contains(&char);
+        let is_private =
+            ('\u{e000}'..='\u{f8ff}').contains(&char) || ('\u{fff0}'..='\u{ffff}').contains(&char);
         !char.is_control() && !is_private
     };
     if !path.chars().all(is_taken) {

@@ -31,10 +31,7 @@ impl Watching {
     }
 
     /// Looks at a lock, and hears of its next change. `first`: a request that is sent before.
-    pub(super) async fn look(
-        &self,
-        first: Option<Vec<u8>>,
-    ) -> Result<Option<Stored>, Failure> {
+    pub(super) async fn look(&self, first: Option<Vec<u8>>) -> Result<Option<Stored>, Failure> {
         let mut requests: Vec<_> = first.into_iter().collect();
         loop {
             requests.push(get_data(&self.path, true));
