@@ -118,7 +118,7 @@ mod etcd {
     tenure_testkit::conformance!(crate::conformance::etcd::run);
 }
 
-/// One ZooKeeper for all cases, each with a path of its own.
+/// One ZooKeeper for all cases, each with its path.
 mod zookeeper {
     use super::*;
 

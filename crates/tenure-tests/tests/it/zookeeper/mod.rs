@@ -21,7 +21,7 @@ use tenure_testkit::servers::{ZooKeeper, eventually};
 use crate::etcd::{Crowd, TTL, client, kills, said};
 use relay::{Cut, Relay};
 
-/// One server for the tests that only ask it; each has a path of its own.
+/// One server for the tests that only ask it, each with its path.
 static SERVER: LazyLock<ZooKeeper> = LazyLock::new(|| ZooKeeper::start().until_exit());
 
 fn address(url: &str) -> SocketAddr {

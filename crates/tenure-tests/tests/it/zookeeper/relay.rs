@@ -23,7 +23,7 @@ pub(crate) struct Relay {
 
 #[derive(Default)]
 struct State {
-    /// So many requests are forwarded until the cut; below 1, there is none.
+    /// The cut comes at this request; below 1, it does not.
     left: AtomicI64,
     is_after: AtomicBool,
     cuts: AtomicU64,

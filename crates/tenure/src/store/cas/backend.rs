@@ -90,8 +90,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Compares and swaps.
     fn commit(&self, change: Change) -> BoxFuture<'static, Result<Committed, Failure>>;
 
-    /// A new handle that lives at least so long if it is not kept, and its marker's version. One that
-    /// `is_kept` may live for as long as this client does; the other ends by itself.
+    /// A new handle that lives at least so long if it is not kept, and its marker's version. One
+    /// that `is_kept` may live for as long as this client does; the other ends by itself.
     fn open(&self, life: Duration, is_kept: bool) -> BoxFuture<'static, Result<(Handle, u64), Failure>>;
 
     /// Lets a handle live for its whole life again, and then reads the version of its marker.

@@ -78,7 +78,7 @@ struct Order {
     replies: oneshot::Sender<Result<(u64, Vec<Reply>), Failure>>,
 }
 
-enum Wish {
+enum Call {
     Ask(Order),
     /// Go on by another connection, if it is this one that owes an answer.
     Cut(u64),
@@ -86,7 +86,7 @@ enum Wish {
 
 /// A session. It ends when the last of its handles is dropped.
 pub(super) struct Link {
-    wishes: mpsc::UnboundedSender<Wish>,
+    calls: mpsc::UnboundedSender<Call>,
     shared: Arc<Shared>,
     /// What the server gave it.
     pub(super) life: Duration,
@@ -119,15 +119,15 @@ impl Link {
         let over = || Failure::NotSent(Failure::cause("ZooKeeper ended a session when it began"));
         let (wire, session, at) = dialer.dial(&wanted).await?.ok_or_else(over)?;
         let life = Duration::from_millis(session.life_ms.unsigned_abs().into());
-        let (wishes, received) = mpsc::unbounded_channel();
+        let (calls, received) = mpsc::unbounded_channel();
         let shared = Arc::<Shared>::default();
         shared.lock().is_connected = true;
         let silence = (life / 3).clamp(SILENCE_MIN, SILENCE_MAX);
         let dialer = Arc::clone(dialer);
         let runtime = Arc::clone(&dialer.runtime);
-        let task = Task { dialer, shared: Arc::clone(&shared), wishes: received, session, lives, silence };
+        let task = Task { dialer, shared: Arc::clone(&shared), calls: received, session, lives, silence };
         runtime.spawn(task.run(wire, at).boxed());
-        Ok(Self { wishes, shared, life })
+        Ok(Self { calls, shared, life })
     }
 
     /// Whether the session is over, or its connection if it ends with that.
@@ -149,7 +149,7 @@ impl Link {
         let (replies, answered) = oneshot::channel();
         let over = || Failure::NotSent(Failure::cause("this session of ZooKeeper is over"));
         let order = Order { requests, connection, replies };
-        self.wishes.send(Wish::Ask(order)).map_err(|_| over())?;
+        self.calls.send(Call::Ask(order)).map_err(|_| over())?;
         answered.await.unwrap_or_else(|_| Err(cut("the store ended meanwhile")))
     }
 
@@ -157,7 +157,7 @@ impl Link {
     pub(super) fn cut(&self) {
         let state = self.shared.lock();
         if state.is_connected {
-            let _ = self.wishes.send(Wish::Cut(state.connection));
+            let _ = self.calls.send(Call::Cut(state.connection));
         }
     }
 
@@ -189,7 +189,7 @@ impl fmt::Debug for Link {
 struct Task {
     dialer: Arc<Dialer>,
     shared: Arc<Shared>,
-    wishes: mpsc::UnboundedReceiver<Wish>,
+    calls: mpsc::UnboundedReceiver<Call>,
     session: Session,
     lives: Lives,
     silence: Duration,
@@ -259,9 +259,9 @@ impl Task {
                 Err(failure) => failure,
             };
             loop {
-                match self.wishes.try_recv() {
-                    Ok(Wish::Ask(order)) => drop(order.replies.send(Err(failure.clone()))),
-                    Ok(Wish::Cut(_)) => {}
+                match self.calls.try_recv() {
+                    Ok(Call::Ask(order)) => drop(order.replies.send(Err(failure.clone()))),
+                    Ok(Call::Cut(_)) => {}
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => return None,
                 }
@@ -275,9 +275,9 @@ impl Task {
     /// Marks the session as over, and says so to those who asked.
     fn over(&mut self, failure: &Failure) {
         self.shared.lock().is_over = true;
-        self.wishes.close();
-        while let Ok(wish) = self.wishes.try_recv() {
-            if let Wish::Ask(order) = wish {
+        self.calls.close();
+        while let Ok(call) = self.calls.try_recv() {
+            if let Call::Ask(order) = call {
                 let _ = order.replies.send(Err(failure.clone()));
             }
         }
@@ -294,7 +294,7 @@ impl Task {
         let end = loop {
             enum Next {
                 Heard(Vec<u8>),
-                Wished(Wish),
+                Called(Call),
                 Tick,
                 End(End),
             }
@@ -307,8 +307,8 @@ impl Task {
                     Poll::Ready(Err(error)) => return Poll::Ready(Next::End(End::Cut(error.to_string()))),
                     Poll::Pending => {}
                 }
-                match self.wishes.poll_recv(context) {
-                    Poll::Ready(Some(wish)) => return Poll::Ready(Next::Wished(wish)),
+                match self.calls.poll_recv(context) {
+                    Poll::Ready(Some(call)) => return Poll::Ready(Next::Called(call)),
                     Poll::Ready(None) => return Poll::Ready(Next::End(End::Left)),
                     Poll::Pending => {}
                 }
@@ -316,14 +316,14 @@ impl Task {
             });
             match event.await {
                 Next::End(end) => break end,
-                Next::Wished(Wish::Cut(whose)) => {
+                Next::Called(Call::Cut(whose)) => {
                     // Requests that waited for a connection are not the fault of the one that came.
                     let owes = asked_at.is_some_and(|asked| runtime.now().since(asked) >= OWED);
                     if whose == connection && owes {
                         break End::Cut("a request was not answered in time".into());
                     }
                 }
-                Next::Wished(Wish::Ask(order)) => {
+                Next::Called(Call::Ask(order)) => {
                     if order.connection.is_some_and(|wanted| wanted != connection) {
                         let moved = Failure::cause("the session has another connection by now");
                         let _ = order.replies.send(Err(Failure::NotSent(moved)));

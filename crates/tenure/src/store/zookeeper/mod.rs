@@ -7,9 +7,10 @@
 //! PREFIX/lease/ID             the marker of a session, which ZooKeeper removes with it
 //! ```
 //!
-//! The map: `url` reads URLs, `jute` is ZooKeeper's way to write messages, `messages` the messages
-//! that this store sends, `dial` opens connections, `link` is one session and its connections,
-//! `path` and `nodes` have what the nodes are called and hold, `server` carries out what the locks ask, `watch` hears of changes.
+//! The map: `url` reads URLs. `jute` is ZooKeeper's way to write messages, and `messages` has those
+//! that this store sends. `dial` opens connections, and `link` keeps one session over them. `path`
+//! and `nodes` have what the nodes are called and hold, `server` carries out what the locks ask, and
+//! `watch` hears of changes.
 
 mod dial;
 mod jute;

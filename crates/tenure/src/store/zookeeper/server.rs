@@ -58,7 +58,7 @@ struct Shared {
 struct Links {
     /// The sessions of this client's handles.
     own: BTreeMap<Handle, Arc<Link>>,
-    /// By this, requests go while there is none.
+    /// By this, requests go as long as there are no handles.
     plain: Option<Arc<Link>>,
 }
 
@@ -117,8 +117,8 @@ impl Server {
         Ok(self.link().await?.ask(requests, None).await?.1)
     }
 
-    /// A step that changes nothing, and that most servers agree to all the same. What is read by the
-    /// same connection afterwards has all that was committed before: a server by itself may be
+    /// A step that changes nothing, and that most servers agree to all the same. What is read by
+    /// the same connection afterwards has all that was committed before. A server by itself may be
     /// behind, and one that was deposed may not know it yet.
     fn barrier(&self) -> Vec<u8> {
         multi(&[Step::Check { path: self.nodes().prefix(), version: ANY }])
@@ -194,7 +194,7 @@ impl Server {
             let create = |path| Step::Create { path, data: "", lasts, rights };
             let at = |seen: Stamp| i32::try_from(seen.version - seen.base).unwrap_or(ANY - 1);
             match (change.seen, &data) {
-                // Of what it creates in one step with others, ZooKeeper does not tell when that was.
+                // ZooKeeper does not tell when it created what it creates in one step with others.
                 (None, Some(data)) => {
                     steps.extend([create(&path), Step::Set { path: &path, data, version: 0 }, create(&child)])
                 }

@@ -1,4 +1,5 @@
-//! Reads `zookeeper://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PATH][?ca=FILE&cert=FILE&key=FILE]`.
+//! Reads URLs of ZooKeeper: `zookeeper://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PATH]`, and
+//! `zookeepers://` with `?ca=FILE&cert=FILE&key=FILE` behind it.
 
 use std::fmt;
 use std::path::PathBuf;
