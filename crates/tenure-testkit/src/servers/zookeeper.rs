@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -82,6 +82,11 @@ impl ZooKeeper {
     /// The URL of one server.
     pub fn url_of(&self, at: usize) -> String {
         format!("zookeeper://{}", self.members[at].client.address())
+    }
+
+    /// Where the first server takes clients.
+    pub fn address(&self) -> SocketAddr {
+        self.members[0].client.address()
     }
 
     /// Waits until every server that runs serves.
