@@ -196,31 +196,34 @@ pub(super) fn data(body: &[u8]) -> Option<(&[u8], Stat)> {
     Some((read.bytes()?, Stat::read(&mut read)?))
 }
 
-/// What became of several steps: of each that set a node its stat, or which step failed
+/// What became of several steps: the stat of the first node that was set, or which step failed
 /// first and why.
-pub(super) fn steps(body: &[u8]) -> Option<Result<Vec<Option<Stat>>, (usize, i32)>> {
-    let (mut read, mut stats, mut failed) = (Reader(body), Vec::new(), None);
-    loop {
+pub(super) type Stepped = Result<Option<Stat>, (usize, i32)>;
+
+/// The same as a server says it; `None` if that cannot be read.
+pub(super) fn steps(body: &[u8]) -> Option<Stepped> {
+    let (mut read, mut first, mut failed) = (Reader(body), None, None);
+    for step in 0.. {
         let (number, is_over, _) = (read.int()?, read.bool()?, read.int()?);
         if is_over {
-            return Some(failed.map_or(Ok(stats), Err));
+            return Some(failed.map_or(Ok(first), Err));
         }
-        stats.push(match number {
+        match number {
             ERROR => {
                 let code = read.int()?;
-                if code != code::OK && code != code::NOT_REACHED && failed.is_none() {
-                    failed = Some((stats.len(), code));
+                if code != code::OK && code != code::NOT_REACHED {
+                    failed.get_or_insert((step, code));
                 }
-                None
             }
-            CREATE => {
-                read.text()?;
-                None
+            CREATE => drop(read.text()?),
+            SET_DATA => {
+                let stat = Stat::read(&mut read)?;
+                first.get_or_insert(stat);
             }
-            SET_DATA => Some(Stat::read(&mut read)?),
-            _ => None,
-        });
+            _ => {}
+        }
     }
+    None
 }
 
 /// A node that was watched has changed.
@@ -237,5 +240,48 @@ impl Event {
         let mut read = Reader(body);
         let (kind, _state, path) = (read.int()?, read.int()?, read.text()?);
         (kind > 0).then(|| Self { path: path.to_owned(), is_deleted: kind == DELETED })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(number: i32) -> Writer {
+        Writer::default().int(number).bool(false).int(0)
+    }
+
+    fn stat(created: i64, version: i32) -> Writer {
+        let times = Writer::default().long(created).long(9).long(1).long(2).int(version);
+        times.int(0).int(0).long(0).int(5).int(0).long(9)
+    }
+
+    fn all(parts: &[Writer]) -> Vec<u8> {
+        let parts: Vec<u8> = parts.iter().flat_map(|part| part.0.clone()).collect();
+        [parts, Writer::default().int(ERROR).bool(true).int(ERROR).0].concat()
+    }
+
+    #[test]
+    fn steps_tell_the_first_node_that_was_set_or_the_first_that_failed() {
+        let done =
+            [head(CHECK), head(CREATE).text("/a"), head(SET_DATA), stat(7, 1), head(SET_DATA), stat(8, 3)];
+        assert_eq!(steps(&all(&done)), Some(Ok(Some(Stat { created: 7, version: 1 }))));
+        let error = |code| head(ERROR).int(code);
+        let failed = [error(code::OK), error(code::BAD_VERSION), error(code::NOT_REACHED)];
+        assert_eq!(steps(&all(&failed)), Some(Err((1, code::BAD_VERSION))));
+        let whole = all(&done);
+        assert!((0..whole.len()).all(|length| steps(&whole[..length]).is_none()));
+    }
+
+    #[test]
+    fn a_session_and_events_are_read() {
+        let wanted = Session { life_ms: 4_000, ..Session::default() };
+        assert_eq!(wanted.connect().len(), 4 + 8 + 4 + 8 + 4 + 16 + 1);
+        let said = Writer::default().int(0).int(4_000).long(5).bytes(&[1; 16]).bool(false).0;
+        let session = Session { id: 5, password: vec![1; 16], life_ms: 4_000 };
+        assert_eq!(Session::connected(&said), Some(session));
+        let event = |kind| Event::read(&Writer::default().int(kind).int(3).text("/a").0);
+        assert_eq!(event(2), Some(Event { path: "/a".into(), is_deleted: true }));
+        assert_eq!((event(3).map(|event| event.is_deleted), event(-1)), (Some(false), None));
     }
 }

@@ -17,7 +17,7 @@ use super::dial::Dialer;
 use super::jute::Reader;
 use super::link::{Link, Lives, Reply};
 use super::messages::{
-    self, ANY, Lasts, Stat, Step, code, exists, get_children, get_data, multi, watch_below,
+    self, ANY, Lasts, Step, Stepped, code, exists, get_children, get_data, multi, watch_below,
 };
 use super::nodes::{Nodes, stamp, unreadable};
 use super::path::decoded;
@@ -125,7 +125,7 @@ impl Server {
     }
 
     /// What became of several steps.
-    fn stepped(&self, reply: &Reply) -> Result<Result<Vec<Option<Stat>>, (usize, i32)>, Failure> {
+    fn stepped(&self, reply: &Reply) -> Result<Stepped, Failure> {
         self.nodes().ok(reply)?;
         messages::steps(&reply.body).ok_or_else(unreadable)
     }
@@ -221,10 +221,7 @@ impl Server {
             let (connection, replies) = link.ask(vec![request], None).await?;
             let [reply] = &replies[..] else { return Err(unreadable()) };
             let (at, code) = match self.stepped(reply)? {
-                Ok(stats) => {
-                    let stat = stats.into_iter().flatten().next().unwrap_or_default();
-                    return Ok(Committed::Done(stamp(stat, creation)));
-                }
+                Ok(stat) => return Ok(Committed::Done(stamp(stat.unwrap_or_default(), creation))),
                 Err(failed) => failed,
             };
             match code {
