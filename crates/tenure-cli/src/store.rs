@@ -203,6 +203,11 @@ pub(crate) fn is_etcd(url: &str) -> bool {
     ["etcd:", "etcds:"].iter().any(|scheme| url.starts_with(scheme))
 }
 
+/// Whether the URL names ZooKeeper.
+pub(crate) fn is_zookeeper(url: &str) -> bool {
+    ["zookeeper:", "zookeepers:"].iter().any(|scheme| url.starts_with(scheme))
+}
+
 /// The URL without a password, for people.
 pub(crate) fn shown(url: &str) -> String {
     if is_postgres(url) {
@@ -212,6 +217,11 @@ pub(crate) fn shown(url: &str) -> String {
     #[cfg(feature = "etcd")]
     if is_etcd(url) {
         let shown = tenure::diagnosis::etcd_shown(url);
+        return shown.unwrap_or_else(|| "(a URL that cannot be used)".into());
+    }
+    #[cfg(feature = "zookeeper")]
+    if is_zookeeper(url) {
+        let shown = tenure::diagnosis::zookeeper_shown(url);
         return shown.unwrap_or_else(|| "(a URL that cannot be used)".into());
     }
     let known = url.split_once("://").is_some_and(|(scheme, _)| Topology::knows(scheme));
@@ -228,7 +238,9 @@ pub(crate) fn is_postgres(url: &str) -> bool {
 
 /// The URL without user and passwords, if it has a password: what a command under a lock may know.
 pub(crate) fn without_password(url: &str) -> Option<String> {
-    let is_known = |(scheme, _): &(&str, &str)| Topology::knows(scheme) || is_postgres(url) || is_etcd(url);
+    let is_known = |(scheme, _): &(&str, &str)| {
+        Topology::knows(scheme) || is_postgres(url) || is_etcd(url) || is_zookeeper(url)
+    };
     let (scheme, rest) = url.split_once("://").filter(is_known)?;
     let (place, query) = rest.split_once('?').map_or((rest, None), |(place, query)| (place, Some(query)));
     let (authority, path) = place.find('/').map_or((place, ""), |at| place.split_at(at));
@@ -343,6 +355,7 @@ mod tests {
             ("redis-sentinel://a/s?sentinel-password=hush", Some("redis-sentinel://a/s")),
             ("postgres://ann:hush@h,i/db?schema=s", Some("postgres://h,i/db?schema=s")),
             ("etcd://ann:hush@a,b/app", Some("etcd://a,b/app")),
+            ("zookeeper://ann:hush@a,b/app", Some("zookeeper://a,b/app")),
             ("redis://h", None),
             ("redis://ann@h?password-file=f", None),
             ("file:a:b@c", None),

@@ -58,6 +58,7 @@
 //! |---|---|---|
 //! | `postgres` | no | PostgreSQL servers, and `Guard::check_in` |
 //! | `etcd` | no | `etcd://` and `etcds://` |
+//! | `zookeeper` | no | `zookeeper://` and `zookeepers://` |
 //! | `redis` | yes | all stores on Redis and Valkey servers; without it `memory:` and `file:` remain, and the crate `redis` is not built |
 //! | `tls` | yes | `rediss://` and its like, with rustls and ring; it brings `redis` along |
 //! | `serde` | no | `Json`: values of serde in a [`Cache`] |
@@ -161,6 +162,8 @@ pub mod diagnosis {
     pub use crate::store::redis::{
         Address, Console, Reply, Sentinels, Target, Topology, ballot_key, fence_key, keys_with, wake_channel,
     };
+    #[cfg(feature = "zookeeper")]
+    pub use crate::store::zookeeper::shown as zookeeper_shown;
 }
 
 /// What the workspace's own test kit drives. No semver promise: nothing outside this workspace

@@ -94,7 +94,8 @@ async fn measured(args: &Bench) -> Result<u8, Failure> {
         Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
     let url = store::url(&args.store)?;
     // Bare commands are those of Redis.
-    let has_none = url.starts_with("file:") || store::is_postgres(&url) || store::is_etcd(&url);
+    let is_consensus = store::is_etcd(&url) || store::is_zookeeper(&url);
+    let has_none = url.starts_with("file:") || store::is_postgres(&url) || is_consensus;
     let topology = if has_none { None } else { Some(Topology::parse(&url)?) };
     let name = args.name.clone().unwrap_or_else(|| format!("bench-{:016x}", RandomState::new().hash_one(0)));
     // On a cluster all of them are on one node, as the bare key is.

@@ -72,8 +72,9 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
         postgres::check(&url, locks.url(), &mut report).await?;
         try_a_lock(&locks, &name, &mut report).await;
         locks
-    } else if store::is_etcd(&url) {
-        // Reachability, version, leader and majority are what a ping asks for.
+    } else if store::is_etcd(&url) || store::is_zookeeper(&url) {
+        // Reachability, version, leader and majority are what a ping asks for. Whether sessions may
+        // last as long as the ttl needs, and the rights, is what a lock shows.
         let locks = open(args, args.ttl)?;
         locks.ping().await?;
         try_a_lock(&locks, &name, &mut report).await;

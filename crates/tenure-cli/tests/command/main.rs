@@ -37,3 +37,4 @@ mod tmux;
 mod top;
 mod uses;
 mod verbs;
+mod zookeeper;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -75,6 +75,16 @@ impl Etcd {
         format!("etcd://{}", self.members[at].client.address())
     }
 
+    /// Where the first member takes clients.
+    pub fn address(&self) -> SocketAddr {
+        self.members[0].client.address()
+    }
+
+    /// What a member has at this path, by HTTP.
+    pub fn get(&self, at: usize, path: &str) -> Option<String> {
+        self.http(at, &format!("GET /{path} HTTP/1.0\r\n\r\n"))
+    }
+
     /// Waits until every member that runs knows a leader.
     pub fn ready(&self) {
         let limit = Duration::from_secs(60);
@@ -113,11 +123,15 @@ impl Etcd {
 
     /// Asks a member by HTTP: `path` behind `/v3/`, a body in JSON.
     pub fn post(&self, at: usize, path: &str, body: &str) -> Option<String> {
+        let length = body.len();
+        self.http(at, &format!("POST /v3/{path} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{body}"))
+    }
+
+    fn http(&self, at: usize, request: &str) -> Option<String> {
         let limit = Some(Duration::from_secs(2));
         let mut stream = TcpStream::connect(self.members[at].client.address()).ok()?;
         stream.set_read_timeout(limit).ok()?;
-        let length = body.len();
-        write!(stream, "POST /v3/{path} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{body}").ok()?;
+        stream.write_all(request.as_bytes()).ok()?;
         let mut said = String::new();
         stream.read_to_string(&mut said).ok()?;
         Some(said.split_once("\r\n\r\n")?.1.to_owned())

@@ -46,6 +46,7 @@ mod postgres;
 mod process;
 mod reply;
 mod sentinel;
+mod zookeeper;
 
 pub use authority::{Authority, Certificate};
 pub use client::Client;
@@ -59,6 +60,7 @@ pub use postgres::Postgres;
 pub use reply::Value;
 pub(crate) use reply::message;
 pub use sentinel::Sentinels;
+pub use zookeeper::ZooKeeper;
 
 use launch::{inspector, launch};
 use port::Port;

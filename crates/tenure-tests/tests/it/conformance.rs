@@ -7,7 +7,7 @@ use tenure::internals::store::memory::Memory;
 use tenure::internals::{locks, testing_client};
 use tenure::{Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Fixture, Flavour, in_virtual_time};
-use tenure_testkit::servers::{Cluster, Etcd, Postgres, Server};
+use tenure_testkit::servers::{Cluster, Etcd, Postgres, Server, ZooKeeper};
 use tokio::runtime::Builder;
 
 /// Each client is another `Locks`, with a thread, descriptors and a holder file as another
@@ -116,6 +116,20 @@ mod etcd {
     }
 
     tenure_testkit::conformance!(crate::conformance::etcd::run);
+}
+
+/// One ZooKeeper for all cases, each with its path.
+mod zookeeper {
+    use super::*;
+
+    fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
+        static SERVER: LazyLock<ZooKeeper> = LazyLock::new(|| ZooKeeper::start().until_exit());
+        static CASES: AtomicU32 = AtomicU32::new(0);
+        let case_number = CASES.fetch_add(1, Ordering::Relaxed);
+        real(&format!("{}/cases/{case_number}", SERVER.url()), &[], flavour, case);
+    }
+
+    tenure_testkit::conformance!(crate::conformance::zookeeper::run);
 }
 
 /// The store for users' tests, on tokio's paused clock.

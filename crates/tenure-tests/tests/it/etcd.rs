@@ -14,20 +14,20 @@ use tenure::{Guard, Locks, Options, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Etcd, eventually};
 
-const TTL: Duration = Duration::from_secs(3);
+pub(crate) const TTL: Duration = Duration::from_secs(3);
 
 /// An error with its causes.
-fn said(error: &dyn std::error::Error) -> String {
+pub(crate) fn said(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |error| error.source());
     causes.fold(error.to_string(), |all, cause| format!("{all}: {cause}"))
 }
 
-fn client(url: &str) -> Locks {
+pub(crate) fn client(url: &str) -> Locks {
     Locks::open(url).expect("a store").with(|_| Options::new().ttl(TTL)).expect("options")
 }
 
 /// Threads that take turns at one lock until they are told to stop, and what they found wrong.
-struct Crowd {
+pub(crate) struct Crowd {
     turns: Vec<Arc<AtomicU64>>,
     threads: Vec<thread::JoinHandle<()>>,
     over: Arc<AtomicU64>,
@@ -35,7 +35,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    fn start(url: &str, members: usize, is_fair: bool) -> Self {
+    pub(crate) fn start(url: &str, members: usize, is_fair: bool) -> Self {
         let (over, wrong) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(Vec::new())));
         let held: Arc<Mutex<(Option<Arc<Guard>>, u64)>> = Arc::default();
         let (mut turns, mut threads) = (Vec::new(), Vec::new());
@@ -84,14 +84,14 @@ impl Crowd {
     }
 
     /// Waits until each has had a further turn.
-    fn goes_on(&self) {
+    pub(crate) fn goes_on(&self) {
         let before: Vec<u64> = self.turns.iter().map(|turns| turns.load(Ordering::Relaxed)).collect();
         eventually("each gets a further turn", Duration::from_secs(120), || {
             self.turns.iter().zip(&before).all(|(turns, before)| turns.load(Ordering::Relaxed) > *before)
         });
     }
 
-    fn end(self) {
+    pub(crate) fn end(self) {
         self.over.store(1, Ordering::Relaxed);
         self.threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
         assert_eq!(*self.wrong.lock().expect("no panic"), Vec::<String>::new());
@@ -99,7 +99,7 @@ impl Crowd {
 }
 
 /// So often its leader is killed: more in a soak, by `TENURE_LEADERS`.
-fn kills() -> u64 {
+pub(crate) fn kills() -> u64 {
     tenure_testkit::setting("TENURE_LEADERS").unwrap_or(1)
 }
 

@@ -39,3 +39,4 @@ mod tls;
 mod twins;
 mod uses;
 mod watching;
+mod zookeeper;

@@ -1,9 +1,9 @@
 //! Where locks live.
 
-#[cfg(any(feature = "etcd", tenure_planted))]
+#[cfg(any(feature = "etcd", feature = "zookeeper", tenure_planted))]
 pub mod cas;
 mod decorator;
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", tenure_planted))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper", tenure_planted))]
 mod dial;
 #[cfg(feature = "etcd")]
 pub mod etcd;
@@ -15,6 +15,8 @@ pub mod postgres;
 pub mod quorum;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 use std::any::Any;
 use std::fmt;

@@ -8,6 +8,8 @@ use super::etcd;
 use super::postgres;
 #[cfg(feature = "redis")]
 use super::redis;
+#[cfg(feature = "zookeeper")]
+use super::zookeeper;
 use super::{Opening, Store, file, memory};
 use crate::error::{Error, Result};
 use crate::name::Quoted;
@@ -22,15 +24,18 @@ const STORES: &[Entry] = &[
     Entry { takes: postgres::takes, open: postgres::open, has_login: false },
     #[cfg(feature = "etcd")]
     Entry { takes: etcd::takes, open: etcd::open, has_login: false },
+    #[cfg(feature = "zookeeper")]
+    Entry { takes: zookeeper::takes, open: zookeeper::open, has_login: false },
 ];
 
 /// What schemes of stores begin with that a feature brings, the feature, and whether this build has
 /// it.
-const FEATURES: [(&str, &str, bool); 4] = [
+const FEATURES: [(&str, &str, bool); 5] = [
     ("redis", "redis", cfg!(feature = "redis")),
     ("valkey", "redis", cfg!(feature = "redis")),
     ("postgres", "postgres", cfg!(feature = "postgres")),
     ("etcd", "etcd", cfg!(feature = "etcd")),
+    ("zookeeper", "zookeeper", cfg!(feature = "zookeeper")),
 ];
 
 struct Entry {
@@ -62,7 +67,8 @@ pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
             }
             // The store of this process alone is not offered: the client that asks for it by
             // mistake has no lock at all.
-            let reads = "a store's URL reads `file:DIR`, `redis://HOST`, `postgres://HOST` or `etcd://HOST`";
+            let reads = "a store's URL reads `file:DIR`, `redis://HOST`, `postgres://HOST`, `etcd://HOST` or \
+                         `zookeeper://HOST`";
             let url = opening.url;
             Err(Error::invalid(match scheme {
                 Some(scheme) => format!("{reads}, and this one begins with {}", Quoted(scheme)),

@@ -16,7 +16,7 @@ use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, MS, SECOND};
 use tenure_testkit::sim::executor::{OUTSIDE, Process, Sim};
 
-use model::{Faults, Model};
+use model::{Faults, Model, Versions};
 
 /// A small world: a server and a few processes.
 struct World {
@@ -253,12 +253,15 @@ fn a_release_is_heard() -> Result<(), String> {
 
 #[test]
 fn a_crowd_takes_turns_whatever_goes_wrong() {
-    for seed in 0..60 {
+    for seed in 0..80 {
         let faults = match seed % 3 {
             0 => Faults::default(),
-            1 => Faults { late: 20, cut: 0 },
-            _ => Faults { late: 10, cut: 30 },
+            1 => Faults { late: 20, ..Faults::default() },
+            _ => Faults { late: 10, cut: 30, ..Faults::default() },
         };
+        // Seeds of all faults have both.
+        let versions = if seed / 3 % 2 == 0 { Versions::Lasting } else { Versions::OfCreations };
+        let faults = Faults { versions, ..faults };
         assert_eq!(crowd(seed, faults), Ok(()), "seed {seed}, {faults:?}");
     }
 }
@@ -295,6 +298,15 @@ fn a_crowd_shows_bugs_that_break_exclusion() {
             "{bug:?}: {seen:?}"
         );
     }
+}
+
+/// A version that began again is not the one that was seen.
+#[test]
+fn a_crowd_shows_a_backend_that_does_not_compare_creations() {
+    let faults = Faults { versions: Versions::Alone, ..Faults::default() };
+    let seen = (0..60).map(|seed| crowd(seed, faults)).find_map(Result::err);
+    let is_broken = |seen: &String| seen.contains("exclusion") || seen.contains("tokens");
+    assert!(seen.as_ref().is_some_and(is_broken), "{seen:?}");
 }
 
 /// What is uncontended costs one request each way, and renewals do not grow with the holds.

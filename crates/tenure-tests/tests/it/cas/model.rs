@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use tenure::LockName;
-use tenure::internals::store::cas::{Backend, Change, Committed, Handle, Listed, Seen, Stored, Watch};
+use tenure::internals::store::cas::{Backend, Change, Committed, Handle, Listed, Seen, Stamp, Stored, Watch};
 use tenure::internals::store::{Cursor, Failure};
 use tenure::internals::{Moment, Runtime};
 use tokio::sync::{mpsc, oneshot};
@@ -30,6 +30,21 @@ pub(crate) struct Faults {
     pub(crate) late: u64,
     /// A watch ends.
     pub(crate) cut: u64,
+    /// What it compares.
+    pub(crate) versions: Versions,
+}
+
+/// What the server compares before it writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Versions {
+    /// Versions that grow over deletions, as on etcd.
+    #[default]
+    Lasting,
+    /// Versions that begin again with each creation, and which creation it is, as on ZooKeeper. Its
+    /// watches tell that something has changed, and what is there is read afterwards.
+    OfCreations,
+    /// The same by a backend that forgets to compare the creation: a known bug.
+    Alone,
 }
 
 #[derive(Default)]
@@ -153,8 +168,12 @@ impl Model {
                 continue;
             }
             *last = (*last + Duration::from_nanos(1)).max(now + self.delay());
-            let (watch, seen) = (watch.clone(), seen.clone());
-            self.later(last.since(now), move |_| drop(watch.send(seen)));
+            let (watch, seen, of) = (watch.clone(), seen.clone(), of.clone());
+            let is_read = self.0.faults.versions != Versions::Lasting && matches!(seen, Seen::Lock(_));
+            self.later(last.since(now), move |model| {
+                let seen = if is_read { Seen::Lock(model.state().locks.get(&of).cloned()) } else { seen };
+                drop(watch.send(seen));
+            });
         }
         if self.chance(self.0.faults.cut) {
             state.watches.clear();
@@ -162,18 +181,30 @@ impl Model {
     }
 
     fn commit_now(&self, state: &mut State, change: Change) -> Committed {
+        let versions = self.0.faults.versions;
         let stored = state.locks.get(&change.name).cloned();
         let marker = state.handles.get(&change.guard.0).map(|life| life.marker);
-        let stands = stored.as_ref().map(|stored| stored.version) == change.seen;
+        let compared = |stamp: Stamp| match versions {
+            Versions::Lasting => (stamp.version, (0, 0)),
+            Versions::OfCreations => (stamp.version - stamp.base, stamp.creation),
+            Versions::Alone => (stamp.version - stamp.base, (0, 0)),
+        };
+        let stands = stored.as_ref().map(|stored| compared(stored.stamp)) == change.seen.map(compared);
         if !stands || marker != Some(change.guard.1) {
             return Committed::Conflict { stored, marker };
         }
         state.revision += 1;
         let version = state.revision;
+        let stamp = match (versions, stored.as_ref().map(|stored| stored.stamp)) {
+            (Versions::Lasting, before) => {
+                Stamp { base: before.map_or(version, |before| before.base), version, creation: (0, 0) }
+            }
+            (_, Some(before)) => Stamp { version: before.version + 1, ..before },
+            (_, None) => Stamp { base: version, version, creation: (change.guard.0, version) },
+        };
         match change.text {
             Some(text) => {
-                let base = stored.map_or(version, |stored| stored.base);
-                state.locks.insert(change.name.clone(), Stored { text, base, version });
+                state.locks.insert(change.name.clone(), Stored { text, stamp });
             }
             None => drop(state.locks.remove(&change.name)),
         }
@@ -184,7 +215,7 @@ impl Model {
         }
         let stands = state.locks.get(&change.name).cloned();
         self.tell(state, Some(&change.name), &Seen::Lock(stands));
-        Committed::Done(version)
+        Committed::Done(stamp)
     }
 
     fn set_end(&self, state: &mut State, handle: Handle) -> Option<u64> {
@@ -207,7 +238,7 @@ impl Backend for Model {
         self.ask("commit", move |model, state| model.commit_now(state, change))
     }
 
-    fn open(&self, life: Duration) -> BoxFuture<'static, Result<(Handle, u64), Failure>> {
+    fn open(&self, life: Duration, _is_kept: bool) -> BoxFuture<'static, Result<(Handle, u64), Failure>> {
         self.ask("open", move |model, state| {
             // Not in a row: a number that is one off is no other handle.
             state.next += 16;

@@ -15,15 +15,24 @@ use crate::name::LockName;
 /// each write to it changes.
 pub type Handle = u64;
 
+/// When a lock was written: what a compare-and-swap compares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stamp {
+    /// When it was created: a number that is higher than all versions of what stood there before.
+    pub base: u64,
+    /// When it was last changed. It rises by at least one with each change.
+    pub version: u64,
+    /// Which creation it is, for a server that cannot compare the two above. The backend's own.
+    pub creation: (u64, u64),
+}
+
 /// What the server keeps of one lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
     /// What [`Change::text`] said.
     pub text: String,
-    /// When this was created: a number that is higher than all versions of what stood there before.
-    pub base: u64,
-    /// When it was last changed. It rises by at least one with each change.
-    pub version: u64,
+    /// When it was written.
+    pub stamp: Stamp,
 }
 
 /// One compare-and-swap.
@@ -31,8 +40,8 @@ pub struct Stored {
 pub struct Change {
     /// Whose lock.
     pub name: LockName,
-    /// Only if this is what stands there: the version, or nothing.
-    pub seen: Option<u64>,
+    /// Only if this is what stands there, or nothing.
+    pub seen: Option<Stamp>,
     /// Only if this handle lives, and its marker has this version.
     pub guard: (Handle, u64),
     /// What stands there from then on; `None` removes it.
@@ -44,8 +53,8 @@ pub struct Change {
 /// What became of it.
 #[derive(Clone, Debug)]
 pub enum Committed {
-    /// It is carried out, and this is its version.
-    Done(u64),
+    /// It is carried out, at this time; a removal has none.
+    Done(Stamp),
     /// It is not and will not be, because something else stands there.
     Conflict {
         /// What does.
@@ -81,8 +90,9 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Compares and swaps.
     fn commit(&self, change: Change) -> BoxFuture<'static, Result<Committed, Failure>>;
 
-    /// A new handle that lives at least so long if it is not kept, and its marker's version.
-    fn open(&self, life: Duration) -> BoxFuture<'static, Result<(Handle, u64), Failure>>;
+    /// A new handle that lives at least so long if it is not kept, and its marker's version. One
+    /// that `is_kept` may live for as long as this client does; the other ends by itself.
+    fn open(&self, life: Duration, is_kept: bool) -> BoxFuture<'static, Result<(Handle, u64), Failure>>;
 
     /// Lets a handle live for its whole life again, and then reads the version of its marker.
     /// `None`: it is gone.

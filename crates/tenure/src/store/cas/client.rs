@@ -220,7 +220,7 @@ impl Client {
             }
         }
         let sent = self.runtime.now();
-        let (handle, marker) = self.backend.open(life).await.map_err(not_sent)?;
+        let (handle, marker) = self.backend.open(life, true).await.map_err(not_sent)?;
         let lease = Lease { handle, life, marker, kept: sent };
         self.table.lock().leases.insert(class, lease);
         Ok(lease)

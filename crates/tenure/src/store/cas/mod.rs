@@ -32,7 +32,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select};
 use tokio::sync::oneshot;
 
-pub use backend::{Backend, Change, Committed, Handle, Listed, Seen, Stored, Watch};
+pub use backend::{Backend, Change, Committed, Handle, Listed, Seen, Stamp, Stored, Watch};
 
 use super::{
     Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Page, QuorumMember, Store,

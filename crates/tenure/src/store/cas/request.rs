@@ -147,7 +147,7 @@ impl Client {
                 seen = self.backend.read(&op.name).await.map_err(not_sent)?;
                 (is_fresh, proven) = (true, guard.map(|guard| guard.marker));
             }
-            let base = seen.as_ref().map_or(0, |stored| stored.base);
+            let base = seen.as_ref().map_or(0, |stored| stored.stamp.base);
             let Some(view) = View::read(seen.as_ref()) else {
                 let what = "its key has something other than a lock of this version of tenure";
                 return Err(Failure::Refused(Failure::cause(what)));
@@ -189,21 +189,20 @@ impl Client {
             self.enter(op, &answer, bind);
             let change = Change {
                 name: op.name.clone(),
-                seen: seen.as_ref().map(|stored| stored.version),
+                seen: seen.as_ref().map(|stored| stored.stamp),
                 guard: (guard.handle, guard.marker),
                 text: text.clone(),
                 victims: victims(&view, &after, op, |number| ends.contains_key(&number)),
             };
             let in_flight = InFlight::new(self, sent);
             match self.backend.commit(change).await {
-                Ok(Committed::Done(version)) => {
+                Ok(Committed::Done(stamp)) => {
                     in_flight.known();
-                    let fresh_base = if seen.is_none() { version } else { base };
-                    let added = if seen.is_none() { version } else { 0 };
+                    let added = if seen.is_none() { stamp.base } else { 0 };
                     let answer = counted(answer, added);
                     self.settle(op, &answer, bind, Some(guard.marker));
                     self.close_left(&view, &after);
-                    *known = text.map(|text| Stored { text, base: fresh_base, version });
+                    *known = text.map(|text| Stored { text, stamp });
                     return Ok(answer);
                 }
                 Ok(Committed::Conflict { stored, marker }) => {
@@ -309,7 +308,7 @@ impl Client {
         match to {
             Liveness::Process | Liveness::Work => Ok(Bind::to(&self.lease(ttl, need, None).await?, ttl)),
             Liveness::Lease => {
-                let (handle, _) = self.backend.open(life(ttl)).await.map_err(not_sent)?;
+                let (handle, _) = self.backend.open(life(ttl), false).await.map_err(not_sent)?;
                 Ok(Bind { handle, ttl, is_detached: true })
             }
         }

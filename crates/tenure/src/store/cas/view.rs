@@ -63,15 +63,15 @@ impl View {
         (word(&mut head)? == "tenure" && word(&mut head)? == codec::VERSION).then_some(())?;
         let letter = word(&mut head)?;
         let kind = KINDS.iter().find(|(_, known)| *known == letter)?.0;
-        let last = number::<u64>(head)?.checked_add(stored.base)?;
+        let last = number::<u64>(head)?.checked_add(stored.stamp.base)?;
         let handles: Option<Vec<Binding>> = words(handles).map(binding).collect();
         let handles = handles?;
-        let data = shifted(codec::decode(kind, text)?, |number| number.checked_add(stored.base))?;
+        let data = shifted(codec::decode(kind, text)?, |number| number.checked_add(stored.stamp.base))?;
         let mut bindings = BTreeMap::new();
         for pair in words(bound) {
             let (bound, at) = pair.split_once('=')?;
             let bound: u64 = number(bound)?;
-            let bound = if kind == Kind::Reentrant { bound } else { bound.checked_add(stored.base)? };
+            let bound = if kind == Kind::Reentrant { bound } else { bound.checked_add(stored.stamp.base)? };
             bindings.insert(bound, *handles.get(number::<usize>(at)?)?);
         }
         let view = Self { data: Some(data), bindings, last };

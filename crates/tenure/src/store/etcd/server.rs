@@ -15,7 +15,7 @@ use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use super::super::cas::{Backend, Change, Committed, Handle, Listed, Seen, Stored, Watch};
+use super::super::cas::{Backend, Change, Committed, Handle, Listed, Seen, Stamp, Stored, Watch};
 use super::super::{Cursor, Failure};
 use super::url::Target;
 use super::wire::{
@@ -248,11 +248,11 @@ impl Server {
                 key: key.clone(),
                 with: Some(With::Create(0)),
             },
-            Some(version) => Compare {
+            Some(seen) => Compare {
                 is: Is::Equal as i32,
                 of: Of::Mod as i32,
                 key: key.clone(),
-                with: Some(With::Mod(version as i64)),
+                with: Some(With::Mod(seen.version as i64)),
             },
         };
         let write = match change.text {
@@ -268,7 +268,9 @@ impl Server {
         let failure = vec![read(key), read(self.marker(handle))];
         let done = self.txn(Txn { compare, success, failure }).await?;
         if done.succeeded {
-            return Ok(Committed::Done(done.header.unwrap_or_default().revision as u64));
+            let version = done.header.unwrap_or_default().revision as u64;
+            let base = change.seen.map_or(version, |seen| seen.base);
+            return Ok(Committed::Done(Stamp { base, version, ..Stamp::default() }));
         }
         let mut found = done.responses.into_iter().map(|step| ranged(step).kvs.pop());
         let stored = found.next().flatten().map(stored).transpose()?;
@@ -417,7 +419,7 @@ fn ranged(step: StepDone) -> Ranged {
 fn stored(kv: KeyValue) -> Result<Stored, Failure> {
     let (base, version) = (kv.create_revision as u64, kv.mod_revision as u64);
     match String::from_utf8(kv.value) {
-        Ok(text) => Ok(Stored { text, base, version }),
+        Ok(text) => Ok(Stored { text, stamp: Stamp { base, version, ..Stamp::default() } }),
         Err(_) => Err(Failure::Refused(Failure::cause("the lock's key has something other than text"))),
     }
 }
@@ -515,7 +517,7 @@ impl Backend for Server {
         Self::commit(self.clone(), change).boxed()
     }
 
-    fn open(&self, life: Duration) -> BoxFuture<'static, Result<(Handle, u64), Failure>> {
+    fn open(&self, life: Duration, _is_kept: bool) -> BoxFuture<'static, Result<(Handle, u64), Failure>> {
         Self::open(self.clone(), life).boxed()
     }
 

@@ -1,0 +1,74 @@
+//! The command with locks on ZooKeeper.
+
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tenure_testkit::servers::{ZooKeeper, eventually};
+
+use crate::doctor::{checks, found};
+use crate::env::{TestEnv, now};
+
+/// One server is enough: to start it takes seconds.
+#[test]
+fn the_verbs_work_on_zookeeper() {
+    let (env, server) = (TestEnv::new(), ZooKeeper::start());
+    let url = format!("{}/command", server.url());
+    let program = env!("CARGO_BIN_EXE_tenure");
+
+    // Held, shown, listed, and gone.
+    let script = "\"$0\" list --store \"$1\"; \"$0\" status --store \"$1\" nightly; true";
+    let said =
+        env.run(env.tenure(["run", "--store", &url, "nightly", "--", "sh", "-c", script, program, &url]));
+    let has_both = ["nightly\tmutex", "held as a mutex"].iter().all(|text| said.stdout.contains(text));
+    assert!(said.code() == Some(0) && has_both, "{said:?}");
+    let said = env.run(env.tenure(["list", "--store", &url]));
+    assert!(said.code() == Some(0) && !said.stdout.contains("nightly"), "{said:?}");
+
+    // A hold that no process keeps is a session that no connection keeps: its end is its ttl.
+    let said = env.run(env.tenure(["acquire", "--store", &url, "--ttl", "30s", "kept"]));
+    assert!(said.code() == Some(0), "{said:?}");
+    let said = env.run(env.tenure(["status", "--store", &url, "kept"]));
+    assert!(said.code() == Some(0) && said.stdout.contains("held"), "{said:?}");
+    let said = env.run(env.tenure(["release", "--force", "--store", &url, "kept"]));
+    assert!(said.code() == Some(0), "{said:?}");
+    env.run(env.tenure(["status", "--store", &url, "kept"])).exits_with(1);
+
+    let begun = now();
+    let said = env.run(env.tenure(["acquire", "--store", &url, "--ttl", "1s", "short"]));
+    assert!(said.code() == Some(0), "{said:?}");
+    let wait = ["run", "--store", &url, "--ttl", "1s", "--wait", "20s", "short", "--", "true"];
+    env.run(env.tenure(wait)).exits_with(0);
+    let took = now() - begun;
+    assert!(took < Duration::from_secs(10), "{took:?}");
+
+    // The doctor has nothing to say of it, and says what keeps a lock from being taken.
+    assert_eq!(found(&env, &url, &[]), checks([]));
+    let said = env.run(env.tenure(["doctor", "--store", "zookeeper://127.0.0.1:1"]));
+    assert!(said.code() == Some(69) && said.stderr.contains("127.0.0.1:1"), "{said:?}");
+    let said = env.run(env.tenure(["doctor", "--store", "zookeeper://127.0.0.1:0"]));
+    assert!(said.code() == Some(64) && said.stderr.contains("port"), "{said:?}");
+
+    env.run(env.tenure(["stress", "--store", &url, "--for", "2s"])).exits_with(0);
+}
+
+/// A process that stands still for longer than its session finds its lock lost, and its child is
+/// stopped before the next one starts.
+#[test]
+fn a_command_that_is_paused_for_longer_than_its_session_loses_its_lock() {
+    let (env, server) = (TestEnv::new(), ZooKeeper::start());
+    let url = format!("{}/paused", server.url());
+    let ttl = ["--store", &url, "--ttl", "1s"];
+    let mut paused = env.tenure(["run"]);
+    paused.args(ttl).args(["x", "--", "sleep", "60"]);
+    let mut paused = paused.spawn().expect("a process");
+    eventually("it holds", Duration::from_secs(20), || {
+        env.run(env.tenure(["status", "--store", &url, "x"])).code() == Some(0)
+    });
+    let pid = Pid::from_child(&paused);
+    kill_process(pid, Signal::STOP).expect("it runs");
+    let mut next = env.tenure(["run"]);
+    next.args(ttl).args(["--wait", "30s", "x", "--", "true"]);
+    env.run(next).exits_with(0);
+    kill_process(pid, Signal::CONT).expect("it runs");
+    assert_eq!(paused.wait().expect("it ends").code(), Some(79), "its lock is lost");
+}

@@ -1,0 +1,331 @@
+//! Locks on ZooKeeper: servers that die, stand still or are replaced, connections that are cut at
+//! each message, sessions that end, wrong URLs, rights.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests against real servers measure real time"
+)]
+
+mod relay;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::LazyLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tenure::{Guard, Locks, Options, block_on};
+use tenure_testkit::proxy::{Fault, Proxy};
+use tenure_testkit::servers::{ZooKeeper, eventually};
+
+use crate::etcd::{Crowd, TTL, client, kills, said};
+use relay::{Cut, Relay};
+
+/// One server for the tests that only ask it, each with its path.
+static SERVER: LazyLock<ZooKeeper> = LazyLock::new(|| ZooKeeper::start().until_exit());
+
+fn address(url: &str) -> SocketAddr {
+    url.trim_start_matches("zookeeper://").parse().expect("an address")
+}
+
+fn with(url: &str, options: Options) -> Locks {
+    Locks::open(url).expect("a store").with(|_| options.clone()).expect("options")
+}
+
+/// The names of all locks.
+fn listed(locks: &Locks) -> Vec<String> {
+    let mut listing = locks.list("").expect("a prefix");
+    let next = || block_on(listing.next()).expect("an answer").map(|status| status.name.to_string());
+    let mut names: Vec<String> = std::iter::from_fn(next).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_killed_leader_costs_no_exclusion_no_token_and_no_waiter() {
+    let ensemble = ZooKeeper::ensemble();
+    // A lock is of one kind.
+    let fair = format!("{}/fair", ensemble.url());
+    let crowds = [Crowd::start(&ensemble.url(), 3, false), Crowd::start(&fair, 3, true)];
+    for _ in 0..kills() {
+        let leader = ensemble.leader();
+        ensemble.kill(leader);
+        crowds.iter().for_each(Crowd::goes_on);
+        ensemble.restart(leader);
+        crowds.iter().for_each(Crowd::goes_on);
+    }
+    // One that stands still is deposed too, and does not know it at first.
+    let leader = ensemble.leader();
+    ensemble.stop(leader);
+    crowds.iter().for_each(Crowd::goes_on);
+    ensemble.cont(leader);
+    crowds.iter().for_each(Crowd::goes_on);
+    crowds.into_iter().for_each(Crowd::end);
+}
+
+#[test]
+fn a_client_that_is_cut_off_knows_its_loss_before_the_next_holds() {
+    let url = format!("{}/cut-off", SERVER.url());
+    let proxy = Proxy::start(address(&SERVER.url()));
+    let ours = client(&format!("zookeeper://{}/cut-off", proxy.address()));
+    let theirs = client(&url);
+    let guard = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
+    assert!(block_on(theirs.mutex("x").expect("a name").try_lock()).expect("an answer").is_none());
+    proxy.set(Fault::BlackHole);
+    let cut = Instant::now();
+    let next = block_on(theirs.mutex("x").expect("a name").try_lock_for(Duration::from_secs(60)));
+    let next = next.expect("an answer").expect("it is free when the session is over");
+    assert!(!guard.is_held(), "both hold");
+    assert!(next.fence() > guard.fence());
+    // A sixth of the ttl and three seconds above it, and what the server takes to look.
+    assert!(cut.elapsed() < TTL * 7 / 6 + Duration::from_secs(7), "{:?}", cut.elapsed());
+    block_on(next.release()).expect("a release");
+    // The session is over, and the next one serves as well.
+    proxy.set(Fault::None);
+    eventually("it locks again", Duration::from_secs(30), || {
+        block_on(ours.mutex("x").expect("a name").try_lock()).is_ok_and(|guard| guard.is_some())
+    });
+}
+
+#[test]
+fn a_lock_outlives_a_restart_of_the_server_and_not_its_replacement() {
+    let server = ZooKeeper::start();
+    let (ours, theirs) = (client(&server.url()), client(&server.url()));
+    let guard = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
+    server.kill(0);
+    server.restart(0);
+    eventually("it answers again", Duration::from_secs(60), || {
+        block_on(theirs.mutex("x").expect("a name").try_lock())
+            .is_ok_and(|got| got.is_none() || !guard.is_held())
+    });
+    assert!(guard.is_held(), "ZooKeeper gives each session its whole life again when it starts");
+    server.kill(0);
+    server.replace(0);
+    eventually("the loss is told", Duration::from_secs(30), || !guard.is_held());
+    eventually("it locks again", Duration::from_secs(30), || {
+        block_on(ours.mutex("x").expect("a name").try_lock()).is_ok_and(|guard| guard.is_some())
+    });
+}
+
+/// Acquires, waits for a renewal, releases; each may fail, but never as if the server refused.
+fn turn(locks: &Locks, is_fair: bool, while_held: impl Fn(&Guard)) {
+    let got = match is_fair {
+        true => block_on(locks.fair_mutex("x").expect("a name").try_lock()),
+        false => block_on(locks.mutex("x").expect("a name").try_lock()),
+    };
+    let check = |error: &tenure::Error| {
+        assert!(error.is_unknown() || error.is_unreachable() || error.is_lost(), "{}", said(error));
+    };
+    match got {
+        Ok(Some(guard)) => {
+            while_held(&guard);
+            thread::sleep(guard.remaining() / 2);
+            while_held(&guard);
+            let _ = block_on(guard.release()).inspect_err(check);
+        }
+        // An earlier request of this client may have got it.
+        Ok(None) => {}
+        Err(error) => check(&error),
+    }
+}
+
+#[test]
+fn a_connection_that_is_cut_at_any_message_keeps_no_lock_and_costs_no_exclusion() {
+    let options = || Options::new().ttl(Duration::from_millis(900)).patience(Duration::from_secs(2));
+    let relay = Relay::start(address(&SERVER.url()));
+    let theirs = with(&format!("{}/messages", SERVER.url()), options());
+    let mut cuts = 0;
+    for (is_fair, cut) in [(false, Cut::Before), (false, Cut::After), (true, Cut::After)] {
+        for request in 1.. {
+            let ours = with(&format!("zookeeper://{}/messages", relay.address()), options());
+            relay.cut_at(request, cut);
+            let theirs_gets = |limit: u64| {
+                let limit = Duration::from_millis(limit);
+                match is_fair {
+                    true => block_on(theirs.fair_mutex("x").expect("a name").try_lock_for(limit)),
+                    false => block_on(theirs.mutex("x").expect("a name").try_lock_for(limit)),
+                }
+                .expect("an answer")
+            };
+            turn(&ours, is_fair, |guard| {
+                let both = theirs_gets(0).filter(|theirs| theirs.is_held() && guard.is_held());
+                assert!(both.is_none(), "{cut:?} at {request}: two hold");
+            });
+            let was_cut = relay.was_cut();
+            relay.cut_at(0, cut);
+            // Long before a session could end: what was left is taken back.
+            let since = Instant::now();
+            let next = theirs_gets(20_000);
+            assert!(next.is_some(), "{cut:?} at {request}: it stays held");
+            assert!(
+                since.elapsed() < Duration::from_millis(2_500),
+                "{cut:?} at {request}: {:?}",
+                since.elapsed()
+            );
+            block_on(next.expect("a guard").release()).expect("a release");
+            if !was_cut {
+                break;
+            }
+            cuts += 1;
+        }
+    }
+    assert!(cuts >= 12, "only {cuts} cuts");
+}
+
+#[test]
+fn a_pair_is_two_requests_and_renewals_do_not_grow_with_the_holds() {
+    let relay = Relay::start(address(&SERVER.url()));
+    let locks = client(&format!("zookeeper://{}/pairs", relay.address()));
+    let warm = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
+    block_on(warm.release()).expect("a release");
+    relay.requests();
+    for turn in 0..10 {
+        let guard = block_on(locks.mutex(format!("{turn}")).expect("a name").lock()).expect("a free lock");
+        block_on(guard.release()).expect("a release");
+    }
+    assert_eq!(relay.requests(), [14; 20], "one step each way");
+    let lock = |at: u32| block_on(locks.mutex(format!("{at}")).expect("a name").lock()).expect("a free lock");
+    let guards: Vec<Guard> = (0..300).map(lock).collect();
+    relay.requests();
+    thread::sleep(TTL);
+    let asked = relay.requests();
+    assert!((2..=14).contains(&asked.len()), "{asked:?}");
+    assert!(guards.iter().all(Guard::is_held));
+    // What is not there is not left there.
+    for guard in guards {
+        block_on(guard.release()).expect("a release");
+    }
+    assert_eq!(listed(&locks), Vec::<String>::new());
+}
+
+#[test]
+fn any_name_is_a_nodes_name() {
+    let locks = client(&format!("{}/names/with/parts", SERVER.url()));
+    let names = [".", "..", "a/b", "/", "%2F", "50%", "ä€😀", "\u{0}\u{1f}\u{7f}\u{9f}\u{f8ff}", " ", "x\ny"];
+    let guards: Vec<Guard> = names
+        .iter()
+        .map(|name| block_on(locks.mutex(*name).expect("a name").lock()).expect("a free lock"))
+        .collect();
+    let mut names = names.map(str::to_owned);
+    names.sort();
+    assert_eq!(listed(&locks), names);
+    drop(guards);
+}
+
+#[test]
+fn what_is_wrong_with_a_server_is_said_in_one_line() {
+    let options = Options::new().patience(Duration::from_millis(500));
+    let ping = |url: &str| {
+        let error = block_on(with(url, options.clone()).ping()).expect_err(url);
+        (said(&error), error)
+    };
+    let (all, error) = ping("zookeeper://127.0.0.1:1");
+    assert!(error.is_unreachable() && all.contains("127.0.0.1:1") && all.contains("refused"), "{all}");
+
+    // A server that speaks without TLS hangs up on one that begins with it.
+    let (all, _) = ping(&SERVER.url().replace("zookeeper:", "zookeepers:"));
+    assert!(all.contains("TLS"), "{all}");
+
+    let old = old_server();
+    let (all, error) = ping(&format!("zookeeper://{old}"));
+    assert!(error.is_refused() && all.contains("ZooKeeper 3.4.14") && all.contains("3.6 or newer"), "{all}");
+
+    let lock = |url: String| {
+        block_on(client(&url).mutex("x").expect("a name").try_lock())
+            .map(|guard| guard.map(|guard| guard.fence()))
+    };
+    let places = SERVER.url().trim_start_matches("zookeeper://").to_owned();
+    assert!(lock(format!("zookeeper://app:word@{places}/app")).expect("rights").is_some());
+    for (login, said) in [
+        ("app:wrong@", "the login in the URL has no rights on /app"),
+        ("", "ZooKeeper gives no rights on /app without a login"),
+    ] {
+        let error = lock(format!("zookeeper://{login}{places}/app")).expect_err("no rights");
+        let all = self::said(&error);
+        assert!(error.is_refused() && all.contains(said), "{login}: {all}");
+    }
+    let error = lock(format!("zookeeper://{places}/app/below")).expect_err("no rights");
+    let all = said(&error);
+    assert!(all.contains("no node /app/below, and does not let this client create it"), "{all}");
+}
+
+/// A server that says that it is of 3.4.
+fn old_server() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            thread::spawn(move || {
+                let mut is_first = true;
+                let mut head = [0; 4];
+                while stream.read_exact(&mut head).is_ok() {
+                    if &head == b"srvr" {
+                        let version =
+                            "Zookeeper version: 3.4.14-4c25d480e66aadd371de8bd2fd8da255ac140bcf, built on\n";
+                        return drop(stream.write_all(version.as_bytes()));
+                    }
+                    let mut request = vec![0; u32::from_be_bytes(head) as usize];
+                    stream.read_exact(&mut request).expect("a request");
+                    // A session of ten seconds; and to each request, that a node is not there.
+                    let answer = if std::mem::take(&mut is_first) {
+                        let mut answer = [0i32, 10_000, 0, 7, 16].map(i32::to_be_bytes).concat();
+                        answer.extend([0; 17]);
+                        answer
+                    } else {
+                        let number = i32::from_be_bytes(request[..4].try_into().expect("a number"));
+                        [number, 0, 1, -101].map(i32::to_be_bytes).concat()
+                    };
+                    let length = u32::try_from(answer.len()).expect("it is short").to_be_bytes();
+                    stream.write_all(&[&length, &answer[..]].concat()).expect("an answer");
+                }
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn a_ttl_outside_of_the_sessions_limits_is_unsupported() {
+    // Ticks of 200 ms, so sessions of 0.4 to 4 seconds unless it is set otherwise.
+    let server = ZooKeeper::start_with("");
+    let lock = |ttl: u64| {
+        let locks = with(&server.url(), Options::new().ttl(Duration::from_millis(ttl)));
+        block_on(locks.mutex("x").expect("a name").try_lock())
+    };
+    assert!(lock(1_000).expect("it fits").is_some());
+    let error = lock(30_000).expect_err("too long");
+    let all = said(&error);
+    let expected = "sessions last 4 s at most, and a lease of this ttl needs one of 38 s: a shorter ttl fits, or set maxSessionTimeout";
+    assert!(error.is_unsupported() && all.contains(expected), "{all}");
+    drop(server);
+
+    let server = ZooKeeper::start_with("minSessionTimeout=9000\nmaxSessionTimeout=90000\n");
+    let locks = with(&server.url(), Options::new().ttl(Duration::from_secs(1)));
+    let error = block_on(locks.mutex("x").expect("a name").try_lock()).expect_err("too short");
+    let all = said(&error);
+    assert!(
+        error.is_unsupported() && all.contains("last 9 s at least") && all.contains("minSessionTimeout"),
+        "{all}"
+    );
+}
+
+#[test]
+fn what_needs_a_servers_clock_or_a_member_is_refused_with_the_reason() {
+    let locks = client(&SERVER.url());
+    let all = said(&locks.cache("c").map(drop).expect_err("no clock"));
+    assert!(all.contains("server's clock"), "{all}");
+    let members = [(); 3].map(|()| Locks::open(&SERVER.url()).expect("a store"));
+    let all = said(&Locks::quorum(members).expect_err("no member"));
+    assert!(all.contains("a quorum of their own"), "{all}");
+}
+
+#[test]
+fn the_longest_name_fits() {
+    let locks = client(&format!("{}/long", SERVER.url()));
+    // Each of its bytes is three in the name of a node, and that is there three times in a step.
+    let name = "€".repeat(tenure::LockName::MAX_BYTES / 3);
+    let guard = block_on(locks.mutex(&name).expect("a name").try_lock()).expect("an answer");
+    assert_eq!(listed(&locks), [name]);
+    block_on(guard.expect("a free lock").release()).expect("a release");
+}

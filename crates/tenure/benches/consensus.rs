@@ -1,0 +1,166 @@
+//! What a lock on etcd and on ZooKeeper costs, beside their bare requests in the same run.
+//!
+//! `cargo bench -p tenure --features etcd,zookeeper --bench consensus` starts one server of each,
+//! whose files are in memory. Rounds of both sides take turns, so that a machine that slows down
+//! slows both; a row is the median of its rounds. The bare connection has its own thread too, as
+//! ours has. It asks etcd for a transaction that puts a key which is not there, and for a delete.
+//! It asks ZooKeeper for create and delete.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a benchmark reads the clock, sleeps and spawns"
+)]
+
+#[path = "consensus/bare.rs"]
+mod bare;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tenure::{Locks, block_on};
+use tenure_testkit::servers::{Etcd, ZooKeeper};
+
+use bare::Bare;
+
+const ROUNDS: usize = 7;
+const ROUND: Duration = Duration::from_millis(700);
+
+fn main() {
+    println!("{:<66} {:>10} {:>10} {:>8} {:>9}", "", "ours", "bare", "ratio", "reach");
+    let etcd = Etcd::start();
+    let count = || {
+        let said = etcd.get(0, "metrics").expect("its metrics");
+        let handled = said.lines().filter(|line| line.starts_with("grpc_server_handled_total{"));
+        handled.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+    };
+    measure("etcd", &etcd.url(), &Bare::etcd(etcd.address()), count);
+    drop(etcd);
+    let zookeeper = ZooKeeper::start();
+    let count = || {
+        let said = zookeeper.command(0, "srvr").expect("an answer");
+        let received = said.lines().find_map(|line| line.strip_prefix("Received: "));
+        received.and_then(|count| count.parse().ok()).expect("a number")
+    };
+    measure("ZooKeeper", &zookeeper.url(), &Bare::zookeeper(zookeeper.address()), count);
+}
+
+fn measure(store: &str, url: &str, bare: &Bare, requests: impl Fn() -> f64) {
+    pairs(store, url, bare);
+    requests_of_a_pair(store, url, &requests);
+    hand_over(store, url);
+    waiters(store, url, &requests);
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn row(what: &str, ours: f64, bare: f64, reach: &str) {
+    println!("{what:<66} {ours:>10.1} {bare:>10.1} {:>8.2} {reach:>9}", ours / bare);
+}
+
+/// So many a second.
+fn rate(mut pair: impl FnMut()) -> f64 {
+    let (start, mut count) = (Instant::now(), 0);
+    while start.elapsed() < ROUND {
+        pair();
+        count += 1;
+    }
+    f64::from(count) / start.elapsed().as_secs_f64()
+}
+
+fn pairs(store: &str, url: &str, bare: &Bare) {
+    let locks = Locks::open(url).expect("a store");
+    let mutex = locks.mutex("pair").expect("a name");
+    let ours = || {
+        block_on(async { mutex.lock().await.expect("a guard").release().await.expect("a release") });
+    };
+    let (mut all, mut theirs) = (Vec::new(), Vec::new());
+    for round in 0..=ROUNDS {
+        let rates = (rate(ours), rate(|| bare.pair()));
+        if round > 0 {
+            all.push(rates.0);
+            theirs.push(rates.1);
+        }
+    }
+    let what = format!("{store}: uncontended pairs/s, one task, beside the bare requests");
+    row(&what, median(all), median(theirs), ">= 0.9");
+}
+
+/// Requests of one pair, less those of a client that does nothing, beside those of the recipe that
+/// the server's own library has.
+///
+/// etcd's `concurrency.Mutex` puts and reads in one transaction, and deletes. ZooKeeper's recipe
+/// creates a node, lists its siblings, and deletes it.
+fn requests_of_a_pair(store: &str, url: &str, requests: &impl Fn() -> f64) {
+    const PAIRS: u32 = 200;
+    let locks = Locks::open(url).expect("a store");
+    let mutex = locks.mutex("counted").expect("a name");
+    let pair =
+        || block_on(async { mutex.lock().await.expect("a guard").release().await.expect("a release") });
+    pair();
+    let before = requests();
+    (0..PAIRS).for_each(|_| pair());
+    let each = (requests() - before) / f64::from(PAIRS);
+    let recipe = if store == "etcd" { 2.0 } else { 3.0 };
+    row(&format!("{store}: requests of a pair, beside the recipe"), each, recipe, "-");
+}
+
+/// Turns of 1 ms, of tasks in two clients: the share of the ideal.
+fn hand_over(store: &str, url: &str) {
+    const TURN: Duration = Duration::from_millis(1);
+    let (start, length) = (Instant::now(), Duration::from_secs(5));
+    let threads: Vec<_> = (0..2)
+        .flat_map(|_| {
+            let locks = Locks::open(url).expect("a store");
+            (0..4).map(move |_| locks.clone())
+        })
+        .map(|locks| {
+            thread::spawn(move || {
+                let mut turns = 0;
+                while start.elapsed() < length {
+                    block_on(async {
+                        let guard = locks.mutex("turns").expect("a name").lock().await.expect("a guard");
+                        thread::sleep(TURN);
+                        guard.release().await.expect("a release");
+                    });
+                    turns += 1;
+                }
+                turns
+            })
+        })
+        .collect();
+    let turns: u32 = threads.into_iter().map(|thread| thread.join().expect("turns")).sum();
+    let ideal = start.elapsed().as_secs_f64() / TURN.as_secs_f64();
+    let what = format!("{store}: turns of 1 ms, 2 clients x 4 tasks: share of the ideal");
+    row(&what, f64::from(turns), ideal, ">= 0.8");
+}
+
+/// Requests a second of clients that wait, less those of one that holds. On ZooKeeper the pings of
+/// their session are among them.
+fn waiters(store: &str, url: &str, requests: &impl Fn() -> f64) {
+    const LENGTH: Duration = Duration::from_secs(10);
+    let holder = Locks::open(url).expect("a store");
+    let guard = block_on(holder.mutex("held").expect("a name").lock()).expect("a guard");
+    let rate = || {
+        let before = requests();
+        thread::sleep(LENGTH);
+        (requests() - before) / LENGTH.as_secs_f64()
+    };
+    let idle = rate();
+    let waiting = Locks::open(url).expect("a store");
+    let waiters: Vec<_> = (0..100)
+        .map(|_| {
+            let mutex = waiting.mutex("held").expect("a name");
+            thread::spawn(move || block_on(mutex.try_lock_for(Duration::from_secs(60))).is_ok())
+        })
+        .collect();
+    thread::sleep(Duration::from_secs(2));
+    let busy = rate() - idle;
+    let what = format!("{store}: 100 waiters on a held lock: requests/s");
+    println!("{what:<66} {busy:>10.2} {:>10} {:>8} {:>9}", "-", "-", "<= 1");
+    drop(guard);
+    drop(waiters);
+    block_on(waiting.shutdown()).expect("an end");
+}

@@ -1,0 +1,218 @@
+//! Opens connections: dials one server after the other, and begins a session or takes it up again.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures_util::future::poll_fn;
+use tokio::io::ReadBuf;
+use tokio::net::{TcpStream, lookup_host};
+
+use super::jute::Reader;
+use super::messages::{Session, code, fixed};
+use super::url::{Place, Target};
+use crate::runtime::Runtime;
+use crate::store::Failure;
+use crate::store::dial::by;
+
+/// How long a connection may take until it can be used.
+const DIAL: Duration = Duration::from_secs(2);
+/// No answer is longer: what is has another protocol.
+const LONGEST: usize = 256 * 1024 * 1024;
+
+/// An open stream of bytes.
+#[cfg(not(feature = "tls"))]
+pub(super) trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
+#[cfg(not(feature = "tls"))]
+impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Stream for S {}
+#[cfg(feature = "tls")]
+use crate::store::redis::Stream;
+
+/// A connection: messages behind their lengths, both ways.
+pub(super) struct Wire {
+    stream: Pin<Box<dyn Stream>>,
+    received: Vec<u8>,
+    unsent: Vec<u8>,
+    /// So much of `unsent` is sent.
+    sent: usize,
+}
+
+impl Wire {
+    fn new(stream: Pin<Box<dyn Stream>>) -> Self {
+        Self { stream, received: Vec::new(), unsent: Vec::new(), sent: 0 }
+    }
+
+    /// Adds a message to what is to be sent: the parts of it in a row.
+    pub(super) fn push(&mut self, parts: &[&[u8]]) {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        self.unsent.extend(i32::try_from(length).unwrap_or(i32::MAX).to_be_bytes());
+        parts.iter().for_each(|part| self.unsent.extend(*part));
+    }
+
+    /// Sends what is to be sent.
+    pub(super) fn poll_sent(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.sent < self.unsent.len() {
+            let sent = ready!(self.stream.as_mut().poll_write(context, &self.unsent[self.sent..]))?;
+            if sent == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.sent += sent;
+        }
+        (self.sent, self.unsent) = (0, std::mem::take(&mut self.unsent));
+        self.unsent.clear();
+        self.stream.as_mut().poll_flush(context)
+    }
+
+    /// The next message.
+    pub(super) fn poll_received(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Vec<u8>>> {
+        loop {
+            if let Some(length) = Reader(&self.received).int() {
+                let length = usize::try_from(length).ok().filter(|length| *length <= LONGEST);
+                let length = length.ok_or_else(|| io::Error::other("it does not speak as ZooKeeper does"))?;
+                if self.received.len() >= 4 + length {
+                    let rest = self.received.split_off(4 + length);
+                    let mut message = std::mem::replace(&mut self.received, rest);
+                    message.drain(..4);
+                    return Poll::Ready(Ok(message));
+                }
+            }
+            let mut piece = [0; 16 * 1024];
+            let mut into = ReadBuf::new(&mut piece);
+            ready!(self.stream.as_mut().poll_read(context, &mut into))?;
+            if into.filled().is_empty() {
+                return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+            }
+            self.received.extend(into.filled());
+        }
+    }
+
+    async fn exchange(&mut self, message: &[u8]) -> io::Result<Vec<u8>> {
+        self.push(&[message]);
+        poll_fn(|context| self.poll_sent(context)).await?;
+        poll_fn(|context| self.poll_received(context)).await
+    }
+}
+
+/// Opens connections to the servers of one URL.
+pub(super) struct Dialer {
+    pub(super) target: Target,
+    pub(super) runtime: Arc<dyn Runtime>,
+    /// Which server is dialled first.
+    first: AtomicUsize,
+}
+
+impl Dialer {
+    pub(super) fn new(target: Target, runtime: Arc<dyn Runtime>) -> Self {
+        // Clients come to all servers alike.
+        let first = AtomicUsize::new(runtime.random() as usize % target.places.len());
+        Self { target, runtime, first }
+    }
+
+    /// Which server is dialled first: the one that was last connected to.
+    pub(super) fn first(&self) -> usize {
+        self.first.load(Ordering::Relaxed)
+    }
+
+    /// Lets the next dial go to another server than this.
+    pub(super) fn turn_away(&self, from: usize) {
+        let next = (from + 1) % self.target.places.len();
+        let _ = self.first.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// A connection with this session, to the first server that takes it, and which that is.
+    /// `None`: the session is over.
+    pub(super) async fn dial(&self, session: &Session) -> Result<Option<(Wire, Session, usize)>, Failure> {
+        let (count, first) = (self.target.places.len(), self.first());
+        let mut said = Vec::new();
+        for at in (first..first + count).map(|at| at % count) {
+            let place = &self.target.places[at];
+            let until = self.runtime.now() + DIAL;
+            let dialled = by(&*self.runtime, until, self.open(place, session)).await;
+            match dialled.unwrap_or_else(|| Err(not_sent(place, &"it did not answer in time"))) {
+                Ok((_, session)) if session.life_ms <= 0 => return Ok(None),
+                Ok((wire, session)) => {
+                    self.first.store(at, Ordering::Relaxed);
+                    return Ok(Some((wire, session, at)));
+                }
+                // Another would say the same.
+                Err(failure @ Failure::Refused(_)) => return Err(failure),
+                Err(failure) => said.push(failure),
+            }
+        }
+        let causes: Vec<String> = said.iter().map(cause).collect();
+        Err(Failure::NotSent(Failure::cause(causes.join("; "))))
+    }
+
+    async fn open(&self, place: &Place, session: &Session) -> Result<(Wire, Session), Failure> {
+        let stream = self.connect(place).await.map_err(|error| not_sent(place, &error))?;
+        let mut wire = Wire::new(self.encrypted(stream, place).await?);
+        let answer = wire.exchange(&session.connect()).await.map_err(|error| {
+            let hint = match error.kind() {
+                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+                    "it hung up: do most servers of the ensemble run, and does it take more clients \
+                     of this host (maxClientCnxns)?"
+                }
+                _ => return not_sent(place, &error),
+            };
+            not_sent(place, &hint)
+        })?;
+        let connected = Session::connected(&answer);
+        let connected = connected.ok_or_else(|| not_sent(place, &"it does not speak as ZooKeeper does"))?;
+        if let (Some((user, password)), true) = (&self.target.login, connected.life_ms > 0) {
+            let answer = wire.exchange(&fixed::auth(user, password)).await;
+            let answer = answer.map_err(|error| not_sent(place, &error))?;
+            let mut read = Reader(&answer);
+            let (_number, _change) = (read.int(), read.long());
+            if read.int() != Some(code::OK) {
+                let what = format!("{place}: it takes no login of the scheme digest");
+                return Err(Failure::Refused(Failure::cause(what)));
+            }
+        }
+        Ok((wire, connected))
+    }
+
+    async fn connect(&self, place: &Place) -> io::Result<TcpStream> {
+        let addresses: Vec<_> = lookup_host((place.host.as_str(), place.port)).await?.collect();
+        let mut refused = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        let share = DIAL / 2 / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
+        for address in addresses {
+            let until = self.runtime.now() + share;
+            match by(&*self.runtime, until, TcpStream::connect(address)).await {
+                Some(Ok(stream)) => {
+                    stream.set_nodelay(true)?;
+                    return Ok(stream);
+                }
+                Some(Err(error)) => refused = error,
+                None => refused = io::ErrorKind::TimedOut.into(),
+            }
+        }
+        Err(refused)
+    }
+
+    #[cfg(feature = "tls")]
+    async fn encrypted(&self, stream: TcpStream, place: &Place) -> Result<Pin<Box<dyn Stream>>, Failure> {
+        use crate::store::redis::{Certificates, encrypt};
+
+        let Some(files) = &self.target.tls else { return Ok(Box::pin(stream)) };
+        let certificates = Certificates { ca: files.ca.clone(), identity: files.identity.clone() };
+        encrypt(Box::pin(stream), &place.host, &certificates, "zookeeper://").await
+    }
+
+    #[cfg(not(feature = "tls"))]
+    async fn encrypted(&self, stream: TcpStream, _: &Place) -> Result<Pin<Box<dyn Stream>>, Failure> {
+        Ok(Box::pin(stream))
+    }
+}
+
+fn not_sent(place: &Place, what: &dyn std::fmt::Display) -> Failure {
+    Failure::NotSent(Failure::cause(format!("{place}: {what}")))
+}
+
+fn cause(failure: &Failure) -> String {
+    match failure {
+        Failure::NotSent(cause) | Failure::Unknown(cause) | Failure::Refused(cause) => cause.to_string(),
+    }
+}

@@ -1,0 +1,410 @@
+//! One session of ZooKeeper, and the connection by which it is kept.
+//!
+//! Requests are answered in the order in which they were sent. One whose connection ends before has
+//! no known outcome. A session that is kept is taken up again by another connection, until a server
+//! says that it is over.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::future::FutureExt;
+use tokio::sync::mpsc::error::TryRecvError;
+use tokio::sync::{mpsc, oneshot};
+
+use super::dial::{Dialer, Wire};
+use super::jute::Reader;
+use super::messages::{Event, Session, close, fixed};
+use crate::moment::Moment;
+use crate::store::Failure;
+use crate::store::dial::{by, pause};
+
+/// So often a server hears of a session at least. The server that leads hears of it a while later:
+/// see `server::SLACK`.
+const PING: Duration = Duration::from_secs(1);
+/// A server that owes an answer, and is silent for a third of the session, is given up: after this
+/// time at the earliest,
+const SILENCE_MIN: Duration = Duration::from_secs(1);
+/// and after this at the latest.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
+/// Another server is asked sooner if a request has failed: after this time.
+const OWED: Duration = Duration::from_millis(500);
+/// How long the end of a session may take to be sent.
+const CLOSING: Duration = Duration::from_millis(500);
+
+/// What becomes of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lives {
+    /// It is kept, over connections.
+    Kept,
+    /// It ends with its connection.
+    Connection,
+    /// It is not kept: it ends by itself, when its time is over.
+    Alone,
+}
+
+/// An answer.
+#[derive(Clone, Debug)]
+pub(super) struct Reply {
+    pub(super) code: i32,
+    pub(super) body: Vec<u8>,
+}
+
+/// What a watch hears.
+#[derive(Clone, Debug)]
+pub(super) enum News {
+    /// The node that it watches has changed.
+    Changed,
+    /// A node is gone of which it wants to hear only that.
+    Gone(String),
+}
+
+/// Which nodes a watch is about.
+pub(super) struct Watched {
+    /// This one,
+    pub(super) path: String,
+    /// and the ends of those whose paths begin so.
+    pub(super) ends_below: String,
+    news: mpsc::UnboundedSender<News>,
+}
+
+struct Order {
+    requests: Vec<Vec<u8>>,
+    /// Only by this connection.
+    connection: Option<u64>,
+    replies: oneshot::Sender<Result<(u64, Vec<Reply>), Failure>>,
+}
+
+enum Call {
+    Ask(Order),
+    /// Go on by another connection, if it is this one that owes an answer.
+    Cut(u64),
+}
+
+/// A session. It ends when the last of its handles is dropped.
+pub(super) struct Link {
+    calls: mpsc::UnboundedSender<Call>,
+    shared: Arc<Shared>,
+    /// What the server gave it.
+    pub(super) life: Duration,
+}
+
+#[derive(Default)]
+struct Shared(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    is_over: bool,
+    is_connected: bool,
+    /// Counts its connections.
+    connection: u64,
+    watches: BTreeMap<u64, Watched>,
+    next_watch: u64,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Link {
+    /// Begins a session.
+    pub(super) async fn open(dialer: &Arc<Dialer>, life: Duration, lives: Lives) -> Result<Self, Failure> {
+        let life_ms = i32::try_from(life.as_millis()).unwrap_or(i32::MAX);
+        let wanted = Session { life_ms, ..Session::default() };
+        let over = || Failure::NotSent(Failure::cause("ZooKeeper ended a session when it began"));
+        let (wire, session, at) = dialer.dial(&wanted).await?.ok_or_else(over)?;
+        let life = Duration::from_millis(session.life_ms.unsigned_abs().into());
+        let (calls, received) = mpsc::unbounded_channel();
+        let shared = Arc::<Shared>::default();
+        shared.lock().is_connected = true;
+        let silence = (life / 3).clamp(SILENCE_MIN, SILENCE_MAX);
+        let dialer = Arc::clone(dialer);
+        let runtime = Arc::clone(&dialer.runtime);
+        let task = Task { dialer, shared: Arc::clone(&shared), calls: received, session, lives, silence };
+        runtime.spawn(task.run(wire, at).boxed());
+        Ok(Self { calls, shared, life })
+    }
+
+    /// Whether the session is over, or its connection if it ends with that.
+    pub(super) fn is_over(&self) -> bool {
+        self.shared.lock().is_over
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.shared.lock().is_connected
+    }
+
+    /// Sends requests in a row, and hears what is answered. `connection`: only if they go by the
+    /// connection of this number.
+    pub(super) async fn ask(
+        &self,
+        requests: Vec<Vec<u8>>,
+        connection: Option<u64>,
+    ) -> Result<(u64, Vec<Reply>), Failure> {
+        let (replies, answered) = oneshot::channel();
+        let over = || Failure::NotSent(Failure::cause("this session of ZooKeeper is over"));
+        let order = Order { requests, connection, replies };
+        self.calls.send(Call::Ask(order)).map_err(|_| over())?;
+        answered.await.unwrap_or_else(|_| Err(cut("the store ended meanwhile")))
+    }
+
+    /// Goes on by another connection, if this one has owed an answer for a while.
+    pub(super) fn cut(&self) {
+        let state = self.shared.lock();
+        if state.is_connected {
+            let _ = self.calls.send(Call::Cut(state.connection));
+        }
+    }
+
+    /// Hears of changes from now on, until the connection ends.
+    pub(super) fn watch(&self, path: String, ends_below: String) -> (u64, mpsc::UnboundedReceiver<News>) {
+        let (news, heard) = mpsc::unbounded_channel();
+        let mut state = self.shared.lock();
+        state.next_watch += 1;
+        let id = state.next_watch;
+        // Without a connection it ends at once.
+        if state.is_connected {
+            state.watches.insert(id, Watched { path, ends_below, news });
+        }
+        (id, heard)
+    }
+
+    pub(super) fn unwatch(&self, id: u64) {
+        self.shared.lock().watches.remove(&id);
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("life", &self.life).finish_non_exhaustive()
+    }
+}
+
+/// The task that keeps a session.
+struct Task {
+    dialer: Arc<Dialer>,
+    shared: Arc<Shared>,
+    calls: mpsc::UnboundedReceiver<Call>,
+    session: Session,
+    lives: Lives,
+    silence: Duration,
+}
+
+/// How a connection ended.
+enum End {
+    /// No client has the session any more.
+    Left,
+    Cut(String),
+}
+
+/// Requests that were sent in a row, and what is answered so far.
+struct Batch {
+    left: usize,
+    heard: Vec<Reply>,
+    replies: oneshot::Sender<Result<(u64, Vec<Reply>), Failure>>,
+}
+
+impl Task {
+    async fn run(mut self, mut wire: Wire, mut at: usize) {
+        loop {
+            let end = self.serve(&mut wire).await;
+            {
+                let mut state = self.shared.lock();
+                state.is_connected = false;
+                state.connection += 1;
+                state.watches.clear();
+            }
+            let cause = match end {
+                End::Left => {
+                    if self.lives != Lives::Alone {
+                        wire.push(&[&1i32.to_be_bytes(), &close()]);
+                        let until = self.dialer.runtime.now() + CLOSING;
+                        let sent = poll_fn(|context| wire.poll_sent(context));
+                        by(&*self.dialer.runtime, until, sent).await;
+                    }
+                    return;
+                }
+                End::Cut(cause) => cause,
+            };
+            drop(wire);
+            self.dialer.turn_away(at);
+            if self.lives != Lives::Kept {
+                return self.over(&Failure::NotSent(Failure::cause(cause)));
+            }
+            let Some((next, to)) = self.reconnect().await else { return };
+            (wire, at) = (next, to);
+            self.shared.lock().is_connected = true;
+        }
+    }
+
+    /// Takes up the session by another connection; `None` if it is over, or no client has it.
+    async fn reconnect(&mut self) -> Option<(Wire, usize)> {
+        let mut tries = 0;
+        loop {
+            let failure = match self.dialer.dial(&self.session).await {
+                Ok(Some((wire, session, at))) => {
+                    self.session = session;
+                    return Some((wire, at));
+                }
+                Ok(None) => {
+                    let over = "ZooKeeper ended this session, of which it did not hear for too long";
+                    self.over(&Failure::NotSent(Failure::cause(over)));
+                    return None;
+                }
+                Err(failure) => failure,
+            };
+            loop {
+                match self.calls.try_recv() {
+                    Ok(Call::Ask(order)) => drop(order.replies.send(Err(failure.clone()))),
+                    Ok(Call::Cut(_)) => {}
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return None,
+                }
+            }
+            tries += 1;
+            let runtime = &self.dialer.runtime;
+            runtime.sleep_until(runtime.now() + pause(tries, runtime.random())).await;
+        }
+    }
+
+    /// Marks the session as over, and says so to those who asked.
+    fn over(&mut self, failure: &Failure) {
+        self.shared.lock().is_over = true;
+        self.calls.close();
+        while let Ok(call) = self.calls.try_recv() {
+            if let Call::Ask(order) = call {
+                let _ = order.replies.send(Err(failure.clone()));
+            }
+        }
+    }
+
+    /// Sends requests and hears answers until the connection ends.
+    async fn serve(&mut self, wire: &mut Wire) -> End {
+        let runtime = Arc::clone(&self.dialer.runtime);
+        let connection = self.shared.lock().connection;
+        let mut batches: VecDeque<Batch> = VecDeque::new();
+        let (mut next, mut awaited) = (1i32, 1i32);
+        let (mut sent_at, mut asked_at): (Moment, Option<Moment>) = (runtime.now(), None);
+        let mut tick = runtime.sleep_until(sent_at + PING);
+        let end = loop {
+            enum Next {
+                Heard(Vec<u8>),
+                Called(Call),
+                Tick,
+                End(End),
+            }
+            let event = poll_fn(|context| {
+                if let Poll::Ready(Err(error)) = wire.poll_sent(context) {
+                    return Poll::Ready(Next::End(End::Cut(error.to_string())));
+                }
+                match wire.poll_received(context) {
+                    Poll::Ready(Ok(frame)) => return Poll::Ready(Next::Heard(frame)),
+                    Poll::Ready(Err(error)) => return Poll::Ready(Next::End(End::Cut(error.to_string()))),
+                    Poll::Pending => {}
+                }
+                match self.calls.poll_recv(context) {
+                    Poll::Ready(Some(call)) => return Poll::Ready(Next::Called(call)),
+                    Poll::Ready(None) => return Poll::Ready(Next::End(End::Left)),
+                    Poll::Pending => {}
+                }
+                tick.as_mut().poll(context).map(|()| Next::Tick)
+            });
+            match event.await {
+                Next::End(end) => break end,
+                Next::Called(Call::Cut(whose)) => {
+                    // Requests that waited for a connection are not the fault of the one that came.
+                    let owes = asked_at.is_some_and(|asked| runtime.now().since(asked) >= OWED);
+                    if whose == connection && owes {
+                        break End::Cut("a request was not answered in time".into());
+                    }
+                }
+                Next::Called(Call::Ask(order)) => {
+                    if order.connection.is_some_and(|wanted| wanted != connection) {
+                        let moved = Failure::cause("the session has another connection by now");
+                        let _ = order.replies.send(Err(Failure::NotSent(moved)));
+                        continue;
+                    }
+                    // Nothing awaits it: it was never sent.
+                    if order.replies.is_closed() {
+                        continue;
+                    }
+                    for request in &order.requests {
+                        wire.push(&[&next.to_be_bytes(), request]);
+                        next = next.checked_add(1).unwrap_or(1);
+                    }
+                    sent_at = runtime.now();
+                    asked_at.get_or_insert(sent_at);
+                    let left = order.requests.len();
+                    batches.push_back(Batch { left, heard: Vec::new(), replies: order.replies });
+                }
+                Next::Tick => {
+                    let now = runtime.now();
+                    if asked_at.is_some_and(|asked| now.since(asked) >= self.silence) {
+                        break End::Cut("it is silent".into());
+                    }
+                    if now.since(sent_at) >= PING && self.lives != Lives::Alone {
+                        wire.push(&[&fixed::ping()]);
+                        sent_at = now;
+                        asked_at.get_or_insert(now);
+                    }
+                    tick = runtime.sleep_until((sent_at + PING).max(now + PING / 10));
+                }
+                Next::Heard(frame) => {
+                    let mut read = Reader(&frame);
+                    let head = (read.int(), read.long(), read.int());
+                    let (Some(number), Some(_), Some(code)) = head else {
+                        break End::Cut("an answer is cut short".into());
+                    };
+                    match number {
+                        fixed::WATCHED => self.tell(read.0),
+                        fixed::PINGED | fixed::AUTHENTICATED => {}
+                        number => {
+                            let Some(batch) = batches.front_mut().filter(|_| number == awaited) else {
+                                break End::Cut("an answer is to another request".into());
+                            };
+                            awaited = awaited.checked_add(1).unwrap_or(1);
+                            batch.heard.push(Reply { code, body: read.0.to_vec() });
+                            batch.left -= 1;
+                            if batch.left == 0
+                                && let Some(batch) = batches.pop_front()
+                            {
+                                let _ = batch.replies.send(Ok((connection, batch.heard)));
+                            }
+                        }
+                    }
+                    asked_at = (!batches.is_empty()).then(|| runtime.now());
+                }
+            }
+        };
+        let cause = match &end {
+            End::Left => "the store ended meanwhile",
+            End::Cut(cause) => cause,
+        };
+        for batch in batches {
+            let _ = batch.replies.send(Err(cut(cause)));
+        }
+        end
+    }
+
+    fn tell(&self, event: &[u8]) {
+        let Some(Event { path, is_deleted }) = Event::read(event) else { return };
+        for watch in self.shared.lock().watches.values() {
+            if watch.path == path {
+                let _ = watch.news.send(News::Changed);
+            }
+            if is_deleted && path.starts_with(&watch.ends_below) {
+                let _ = watch.news.send(News::Gone(path.clone()));
+            }
+        }
+    }
+}
+
+/// What a request is told whose connection ended before the answer.
+fn cut(why: &str) -> Failure {
+    Failure::Unknown(Failure::cause(format!("the connection to ZooKeeper ended: {why}")))
+}

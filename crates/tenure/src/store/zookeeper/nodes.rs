@@ -1,0 +1,125 @@
+//! The nodes of one URL: their paths, what they hold, and what a server's errors about them mean.
+
+use super::super::Failure;
+use super::super::cas::{Handle, Stamp, Stored};
+use super::jute::Reader;
+use super::link::Reply;
+use super::messages::{self, Rights, Stat, code};
+use super::path::encoded;
+use super::url::Target;
+use crate::name::LockName;
+
+/// The nodes below one path.
+#[derive(Clone, Debug)]
+pub(super) struct Nodes {
+    prefix: String,
+    pub(super) rights: Rights,
+}
+
+impl Nodes {
+    pub(super) fn new(target: &Target) -> Self {
+        let rights = if target.login.is_some() { Rights::Login } else { Rights::All };
+        Self { prefix: target.prefix.clone(), rights }
+    }
+
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    pub(super) fn lock_path(&self, name: &LockName) -> String {
+        format!("{}/lock/{}", self.prefix(), encoded(name.as_str()))
+    }
+
+    /// What the paths of all markers begin with.
+    pub(super) fn leases(&self) -> String {
+        format!("{}/lease/", self.prefix())
+    }
+
+    pub(super) fn marker(&self, handle: Handle) -> String {
+        format!("{}{handle:x}", self.leases())
+    }
+
+    /// The handle whose marker has this path.
+    pub(super) fn handle(&self, marker: &str) -> Option<Handle> {
+        Handle::from_str_radix(marker.strip_prefix(&self.leases())?, 16).ok()
+    }
+
+    /// What an answer means that is neither success nor expected.
+    pub(super) fn failure(&self, code: i32) -> Failure {
+        let prefix = self.prefix();
+        let refused = |what: String| Failure::Refused(Failure::cause(what));
+        match code {
+            code::NO_AUTH if self.rights == Rights::All => refused(format!(
+                "ZooKeeper gives no rights on {prefix} without a login: zookeeper://USER:PASSWORD@HOST"
+            )),
+            code::NO_AUTH => refused(format!(
+                "the login in the URL has no rights on {prefix}: it needs read, write, create and delete"
+            )),
+            code::INVALID_ACL => refused("ZooKeeper takes no login of the scheme digest".into()),
+            code::AUTH_FAILED => refused("ZooKeeper refuses the login in the URL".into()),
+            code::NOT_EMPTY => refused(format!(
+                "a lock's node below {prefix}/lock has children that tenure did not make: delete them"
+            )),
+            code::QUOTA_EXCEEDED => refused(format!("the quota of ZooKeeper on {prefix} is used up")),
+            code::UNIMPLEMENTED => {
+                refused("ZooKeeper does not know a request: is it of 3.6 or newer?".into())
+            }
+            code::THROTTLED | code::SESSION_EXPIRED | code::SESSION_MOVED => {
+                Failure::NotSent(Failure::cause(format!("ZooKeeper did not take it (error {code})")))
+            }
+            _ => Failure::Unknown(Failure::cause(format!("ZooKeeper answered with error {code}"))),
+        }
+    }
+
+    pub(super) fn ok(&self, reply: &Reply) -> Result<(), Failure> {
+        if reply.code == code::OK { Ok(()) } else { Err(self.failure(reply.code)) }
+    }
+
+    /// A lock, of the answer to `get_data`.
+    pub(super) fn stored(&self, reply: &Reply) -> Result<Option<Stored>, Failure> {
+        if reply.code == code::NO_NODE {
+            return Ok(None);
+        }
+        self.ok(reply)?;
+        let (data, stat) = messages::data(&reply.body).ok_or_else(unreadable)?;
+        let read = || {
+            let (creation, text) = std::str::from_utf8(data).ok()?.split_once('\n')?;
+            let (handle, count) = creation.split_once('-')?;
+            let creation = (u64::from_str_radix(handle, 16).ok()?, u64::from_str_radix(count, 16).ok()?);
+            let is_exact = format!("{:x}-{:x}", creation.0, creation.1) == data_head(data);
+            is_exact.then(|| Stored { text: text.to_owned(), stamp: stamp(stat, creation) })
+        };
+        // What is no lock is told where it is read: it has no text of a lock.
+        Ok(Some(read().unwrap_or_else(|| Stored { text: String::new(), stamp: stamp(stat, (0, 0)) })))
+    }
+
+    /// The version of a marker, of the answer to `exists`: never 0.
+    pub(super) fn marked(&self, reply: &Reply) -> Result<Option<u64>, Failure> {
+        if reply.code == code::NO_NODE {
+            return Ok(None);
+        }
+        self.ok(reply)?;
+        let stat = Stat::read(&mut Reader(&reply.body)).ok_or_else(unreadable)?;
+        Ok(Some(marker_version(stat)))
+    }
+}
+
+fn data_head(data: &[u8]) -> &str {
+    let end = data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len());
+    std::str::from_utf8(&data[..end]).unwrap_or_default()
+}
+
+/// A node's version counts from its creation.
+pub(super) fn stamp(stat: Stat, creation: (u64, u64)) -> Stamp {
+    let base = stat.created.unsigned_abs();
+    Stamp { base, version: base + u64::from(stat.version.unsigned_abs()), creation }
+}
+
+/// Never 0.
+fn marker_version(stat: Stat) -> u64 {
+    u64::from(stat.version.unsigned_abs()) + 1
+}
+
+pub(super) fn unreadable() -> Failure {
+    Failure::Unknown(Failure::cause("an answer of ZooKeeper cannot be read"))
+}

@@ -1,0 +1,78 @@
+//! Hears of the changes of one lock, and of sessions that end.
+
+use std::sync::Arc;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use tokio::sync::mpsc;
+
+use super::super::Failure;
+use super::super::cas::{Seen, Stored, Watch};
+use super::link::{Link, News};
+use super::messages::{code, exists, get_data};
+use super::nodes::{Nodes, unreadable};
+
+/// A watch that is open: as long as the connection that has it.
+///
+/// ZooKeeper tells once that a node has changed, and not to what. So each look at it is also what
+/// asks for the next news: no change lies between the two.
+pub(super) struct Watching {
+    nodes: Arc<Nodes>,
+    link: Arc<Link>,
+    path: String,
+    id: u64,
+    news: mpsc::UnboundedReceiver<News>,
+}
+
+impl Watching {
+    /// Hears what the connection tells from now on; the server is not asked for anything yet.
+    pub(super) fn begin(nodes: Arc<Nodes>, link: Arc<Link>, path: String) -> Self {
+        let (id, news) = link.watch(path.clone(), nodes.leases());
+        Self { nodes, link, path, id, news }
+    }
+
+    /// Looks at a lock, and hears of its next change. `first`: a request that is sent before.
+    pub(super) async fn look(&self, first: Option<Vec<u8>>) -> Result<Option<Stored>, Failure> {
+        let mut requests: Vec<_> = first.into_iter().collect();
+        loop {
+            requests.push(get_data(&self.path, true));
+            let (connection, replies) = self.link.ask(std::mem::take(&mut requests), None).await?;
+            let (found, before) = replies.split_last().ok_or_else(unreadable)?;
+            before.iter().try_for_each(|reply| self.nodes.ok(reply))?;
+            if let Some(stored) = self.nodes.stored(found)? {
+                return Ok(Some(stored));
+            }
+            // A node that is not there is watched by asking whether it is.
+            let (_, replies) = self.link.ask(vec![exists(&self.path, true)], Some(connection)).await?;
+            let [there] = &replies[..] else { return Err(unreadable()) };
+            match there.code {
+                code::NO_NODE => return Ok(None),
+                _ => self.nodes.ok(there)?,
+            }
+        }
+    }
+}
+
+impl Watch for Watching {
+    fn next(&mut self) -> BoxFuture<'_, Result<Seen, Failure>> {
+        async move {
+            loop {
+                let ended = || Failure::Unknown(Failure::cause("a watch ended with its connection"));
+                match self.news.recv().await.ok_or_else(ended)? {
+                    News::Changed => return Ok(Seen::Lock(self.look(None).await?)),
+                    News::Gone(marker) => {
+                        if let Some(handle) = self.nodes.handle(&marker) {
+                            return Ok(Seen::Gone(handle));
+                        }
+                    }
+                }
+            }
+        }
+        .boxed()
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.link.unwatch(self.id);
+    }
+}
