@@ -26,12 +26,12 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 use redis::Value;
 
 pub use cluster::Cluster;
-#[cfg(all(feature = "postgres", feature = "tls"))]
+#[cfg(all(feature = "tls", any(feature = "postgres", feature = "zookeeper")))]
 pub(crate) use connection::tls::encrypt;
 pub use connection::{Dial, Dialled, Stream};
 pub use console::{Console, Reply, ballot_key, fence_key, keys_with, wake_channel};
 pub use requests::scripted;
-#[cfg(all(feature = "postgres", feature = "tls"))]
+#[cfg(all(feature = "tls", any(feature = "postgres", feature = "zookeeper")))]
 pub(crate) use topology::Tls as Certificates;
 pub use topology::{Access, Address, Sentinels, Target, Terms, Topology};
 
