@@ -16,7 +16,7 @@ fn refusal(url: &str) -> (Error, String) {
     (error, text)
 }
 
-fn says(url: &str, what: &str) {
+pub(super) fn says(url: &str, what: &str) {
     let (_, text) = refusal(url);
     assert!(text.contains(what), "{url}: {text}");
 }

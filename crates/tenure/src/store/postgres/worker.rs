@@ -41,8 +41,8 @@ const STEADY: Duration = Duration::from_secs(1);
 const SHORT: u32 = 3;
 /// So many requests about one lock are carried out together.
 const TOGETHER: usize = 256;
-/// So many locks are asked about by one statement.
-const LOCKS: usize = 2_000;
+/// So many locks are asked about by one statement: with the longest names, a few megabytes.
+pub(super) const LOCKS: usize = 2_000;
 /// After so many vain writes in a row, of which none met a change, a transaction is open that has
 /// checked a hold in.
 const VAIN: u32 = 4;
@@ -370,6 +370,7 @@ impl Worker {
     fn send_locks(&mut self, now: Moment, line: &Arc<Line>, under_way: &mut UnderWay) {
         let (mut read, mut with_records, mut renewals) = (Vec::new(), false, Renewals::default());
         while read.len() < LOCKS
+            && renewals.names.len() < LOCKS
             && let Some(name) = self.ready.pop_first()
         {
             let Some(lock) = self.locks.get_mut(&name).filter(|lock| matches!(lock.step, Step::Idle)) else {
