@@ -45,7 +45,8 @@ impl Postgres {
         Self::launched(programs, dir, None)
     }
 
-    /// The same on a loopback port too, where it wants TLS and shows this certificate.
+    /// The same on a loopback port too, where it wants TLS and shows this certificate. The role
+    /// `secret` has to give a password there.
     pub fn with_tls(certificate: &Certificate) -> Self {
         let (programs, dir) = (programs(), directory());
         make(&programs, dir.path());
@@ -56,7 +57,8 @@ impl Postgres {
             give_to_nobody(&to);
             fs::set_permissions(&to, Permissions::from_mode(0o600)).expect("our file");
         }
-        let hba = "local all all trust\nhostssl all all 127.0.0.1/32 trust\n";
+        let hba = "local all all trust\nhostssl all secret 127.0.0.1/32 scram-sha-256\n\
+                   hostssl all all 127.0.0.1/32 trust\n";
         fs::write(data.join("pg_hba.conf"), hba).expect("its settings");
         Self::launched(programs, dir, Some(Port::claim()))
     }
@@ -314,7 +316,9 @@ fn programs() -> PathBuf {
     let debian = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut debian: Vec<_> = debian.map(|entry| entry.path().join("bin")).collect();
     debian.sort_by_key(|dir| std::cmp::Reverse(version(dir)));
-    let has_all = |dir: &PathBuf| ["initdb", "postgres", "psql", "pg_basebackup"].iter().all(|name| dir.join(name).exists());
+    let has_all = |dir: &PathBuf| {
+        ["initdb", "postgres", "psql", "pg_basebackup"].iter().all(|name| dir.join(name).exists())
+    };
     let found = debian.into_iter().chain(env::split_paths(&path)).find(has_all);
     found.expect("no PostgreSQL server; the tests need one: apt-get install postgresql")
 }

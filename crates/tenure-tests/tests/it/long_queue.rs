@@ -71,9 +71,9 @@ fn line_up(url: &str) -> Result<(), tenure::Error> {
         }
         let (came, memory) = (begun.elapsed(), resident().saturating_sub(before));
         let requests = || -> u64 {
-            let counted = clients.iter().map(|locks| {
-                locks.metrics().requests.iter().map(|requests| requests.count).sum::<u64>()
-            });
+            let counted = clients
+                .iter()
+                .map(|locks| locks.metrics().requests.iter().map(|requests| requests.count).sum::<u64>());
             counted.sum()
         };
         let (before, begun) = (requests(), Instant::now());

@@ -44,8 +44,7 @@ impl Places {
 #[test]
 fn a_failover_to_a_synchronous_standby_costs_no_overlap_no_token_and_no_waiter() {
     let mut places = Places::start();
-    let crowd =
-        Crowd::start(&of_both(&places.primary, &places.standby, &schema()), Duration::from_secs(5));
+    let crowd = Crowd::start(&of_both(&places.primary, &places.standby, &schema()), Duration::from_secs(5));
     for _ in 0..failovers() {
         crowd.goes_on();
         places.fail_over();

@@ -46,7 +46,8 @@ impl Twins {
     }
 
     fn below(&mut self, count: u64) -> u64 {
-        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.random =
+            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.random >> 33) % count
     }
 
@@ -55,9 +56,7 @@ impl Twins {
         let owner = self.owners[at].clone();
         let fence = Fence::Assign;
         let verb = match self.below(10) {
-            0..=3 => {
-                Verb::Acquire { ttl_ms: TTL_MS, hold: 1, fence, wait_ms: None, bind: Liveness::Process }
-            }
+            0..=3 => Verb::Acquire { ttl_ms: TTL_MS, hold: 1, fence, wait_ms: None, bind: Liveness::Process },
             4..=5 => Verb::Renew { ttl_ms: TTL_MS, hold: 1, bind: None, weight: None },
             6..=8 => Verb::Release { hold: 1, fence, whose: ReleaseScope::Own },
             _ => Verb::Release { hold: 1, fence, whose: ReleaseScope::Any },
@@ -91,12 +90,22 @@ impl Twins {
                 Answer::Held { fence: known }
             }
             (Answer::Busy { holder, left_ms }, _) => {
-                let (owner, fence) = holder.rsplit_once('#').expect("an owner and its token");
-                let fence = self.tokens[&fence.parse::<u64>().expect("a token")];
-                Answer::Busy { holder: format!("{owner}#{fence}"), left_ms }
+                Answer::Busy { holder: self.of_store(holder.as_bytes()), left_ms }
+            }
+            (Answer::Found(mut found), _) => {
+                for holder in &mut found.holders {
+                    holder.value = self.of_store(&holder.value).into_bytes();
+                }
+                Answer::Found(found)
             }
             (wanted, _) => wanted,
         }
+    }
+
+    /// A holder, with the store's token.
+    fn of_store(&self, holder: &[u8]) -> String {
+        let (owner, fence) = protocol::parse_value(holder).expect("an owner and its token");
+        format!("{owner}#{}", self.tokens[&fence])
     }
 
     /// All leases are over.
@@ -109,6 +118,10 @@ impl Twins {
 fn without_time(answer: Answer) -> Answer {
     match answer {
         Answer::Busy { holder, .. } => Answer::Busy { holder, left_ms: None },
+        Answer::Found(mut found) => {
+            found.holders.iter_mut().for_each(|holder| holder.left_ms = None);
+            Answer::Found(found)
+        }
         answer => answer,
     }
 }
@@ -142,7 +155,9 @@ fn the_sweep_deletes_rows_of_no_use_and_no_others() {
         let table = format!("{schema}.tenure_lock");
         let now = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
         let fence = format!("{now} - 2 * 3600000000");
-        SERVER.run(&format!("UPDATE {table} SET fence = {fence}, awaited = 0 WHERE name NOT IN ('', 'recent')"));
+        SERVER.run(&format!(
+            "UPDATE {table} SET fence = {fence}, awaited = 0 WHERE name NOT IN ('', 'recent')"
+        ));
         SERVER.run(&format!("UPDATE {table} SET ends = {now} / 1000 + 60000 WHERE name = 'held'"));
         SERVER.run(&format!("UPDATE {table} SET awaited = {now} / 1000 WHERE name = 'awaited'"));
         SERVER.run(&format!(

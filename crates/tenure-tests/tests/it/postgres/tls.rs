@@ -53,6 +53,23 @@ fn what_is_wrong_with_certificates_is_said_in_one_line() {
 }
 
 #[test]
+fn a_password_that_is_missing_or_wrong_is_named() {
+    let authority = Authority::new();
+    let server = Postgres::with_tls(&authority.certify("127.0.0.1"));
+    server.run("CREATE ROLE secret LOGIN PASSWORD 'word'");
+    server.run("CREATE SCHEMA AUTHORIZATION secret");
+    let terms = format!("?schema=secret&sslmode=verify-full&ca={}", authority.ca().display());
+    let with = |login: &str| url(&server, &terms).replace("postgres@", login);
+    says(&with("secret@"), "it asks for a password, and the URL has none");
+    says(&with("secret:sword@"), "password authentication failed");
+    let locks = locks(&with("secret:word@"), Duration::from_secs(15));
+    tenure::block_on(async {
+        let guard = locks.mutex("x").expect("a name").lock().await.expect("a guard");
+        guard.release().await.expect("a release");
+    });
+}
+
+#[test]
 fn a_server_that_does_not_encrypt_is_named() {
     let server = Postgres::with_port();
     says(&url(&server, "?sslmode=verify-full"), "it does not speak TLS; sslmode=disable does without");

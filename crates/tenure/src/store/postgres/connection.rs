@@ -37,7 +37,8 @@ const MAKES: i64 = 8_390_042_714_201_347_429;
 /// The oldest version that is used: since then `pg_terminate_backend` waits.
 const OLDEST: i32 = 140_000;
 const STANDBY: &str = "it is a standby and takes no writes: name its primary in the URL, or all servers, as in postgres://h1,h2/DATABASE";
-const READ_ONLY: &str = "it takes no writes: default_transaction_read_only is on for this server, database or user";
+const READ_ONLY: &str =
+    "it takes no writes: default_transaction_read_only is on for this server, database or user";
 /// A statement waits no longer than this for a row that is locked. No other program sets this very
 /// time, so it also tells whether settings arrive.
 const LOCK_TIMEOUT: &str = "1937ms";

@@ -1,8 +1,8 @@
 //! Locks on PostgreSQL: a row of one table for each, which the machine of `protocol` changes.
 //!
-//! `worker` carries out all requests on one connection; `inbox` takes them. `statements` has
-//! the SQL, `asking` sends it, `group` runs the machines on what was read, and `state` reads
-//! rows. `connection` dials, `url` says where to, and `failure` what an error means.
+//! `worker` carries out all requests on one connection; `inbox` takes them, and `lock_queue` has
+//! those about one lock. `steps` says what is sent next, `statements` has the SQL, `asking` sends
+//! it, `group` runs the machines on what was read, and `state` reads rows. `connection` dials, `url` says where to, and `failure` what an error means.
 //! `listen` hears messages.
 
 mod asking;
@@ -12,9 +12,11 @@ mod failure;
 mod group;
 mod inbox;
 mod listen;
+mod lock_queue;
 mod names;
 mod state;
 mod statements;
+mod steps;
 mod tls;
 mod url;
 mod worker;
@@ -230,7 +232,7 @@ impl Store for Postgres {
 
 impl RenewsMany for Postgres {
     fn most(&self) -> usize {
-        worker::LOCKS
+        steps::LOCKS
     }
 
     fn group(&self, _name: &LockName, _rule: LockSpec) -> Option<u16> {
