@@ -121,7 +121,17 @@ impl Server {
             Some(tls) => endpoint.tls_config(tls.clone()).map_err(|error| Failure::Refused(cause(&error)))?,
             None => endpoint,
         };
-        endpoint.connect().await.map_err(|error| Failure::NotSent(cause(&error)))
+        endpoint.connect().await.map_err(|error| {
+            let said = innermost(&error);
+            let hint = match self.0.tls {
+                Some(_) if said.contains("certificate") => {
+                    "is it the authority of ca=FILE in the URL that vouches for it, and for this host?"
+                }
+                Some(_) if said.contains("corrupt message") => "does it speak TLS? etcd:// does without",
+                _ => return Failure::NotSent(Failure::cause(format!("{place}: {said}"))),
+            };
+            Failure::Refused(Failure::cause(format!("{place}: {said}: {hint}")))
+        })
     }
 
     /// Lets the next request go to the next server.
