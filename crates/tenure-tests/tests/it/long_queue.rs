@@ -36,7 +36,7 @@ fn line_up(url: &str) -> Result<(), tenure::Error> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(async {
         let open = || {
-            let options = Options::new().ttl(Duration::from_secs(60)).op_timeout(Duration::from_secs(30));
+            let options = Options::new().ttl(Duration::from_secs(300)).op_timeout(Duration::from_secs(250));
             Locks::open(url).expect("a store").with(|_| options).expect("options")
         };
         let first = open();
