@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use super::authority::Certificate;
 use super::port::Port;
 use super::process::Process;
 use super::{eventually, sweep_dirs_at_exit};
@@ -18,6 +19,10 @@ use super::{eventually, sweep_dirs_at_exit};
 pub struct Etcd {
     members: Vec<Member>,
     dir: TempDir,
+    /// Further words of the command line of each.
+    words: Vec<String>,
+    /// Where the only member encrypts.
+    encrypts: Option<Port>,
 }
 
 #[derive(Debug)]
@@ -40,22 +45,47 @@ impl Etcd {
     /// # Panics
     /// Like each function here: if the server cannot be had, with its log in the message.
     pub fn start() -> Self {
-        Self::of(1)
+        Self::of(1, Vec::new(), None)
+    }
+
+    /// One member that keeps no more than so many bytes.
+    pub fn with_quota(bytes: u64) -> Self {
+        Self::of(1, vec!["--quota-backend-bytes".into(), bytes.to_string()], None)
+    }
+
+    /// One member that also listens where it encrypts, and shows this certificate. Clients there
+    /// show one of the authority in `ca`, if that is given.
+    pub fn with_tls(certificate: &Certificate, ca: Option<&Path>) -> Self {
+        let word = |path: &Path| path.to_str().expect("a path in UTF-8").to_owned();
+        let mut words = vec!["--cert-file".into(), word(&certificate.cert)];
+        words.extend(["--key-file".into(), word(&certificate.key)]);
+        if let Some(ca) = ca {
+            words.extend(["--client-cert-auth".into(), "--trusted-ca-file".into(), word(ca)]);
+        }
+        Self::of(1, words, Some(Port::claim()))
+    }
+
+    /// Where it encrypts: `HOST:PORT`.
+    ///
+    /// # Panics
+    /// If it was not started so.
+    pub fn encrypted(&self) -> String {
+        self.encrypts.as_ref().expect("a member that encrypts").address().to_string()
     }
 
     /// Three members, of which one may fail.
     pub fn cluster() -> Self {
-        Self::of(3)
+        Self::of(3, Vec::new(), None)
     }
 
-    fn of(count: usize) -> Self {
+    fn of(count: usize, words: Vec<String>, encrypts: Option<Port>) -> Self {
         let shm = Path::new("/dev/shm"); // each write is synced
         let mut dir = tempfile::Builder::new();
         dir.prefix("tenure-");
         let dir = if shm.is_dir() { dir.tempdir_in(shm) } else { dir.tempdir() };
         let dir = dir.expect("a temporary directory");
         let member = |_| Member { process: Mutex::default(), client: Port::claim(), peer: Port::claim() };
-        let etcd = Self { members: (0..count).map(member).collect(), dir };
+        let etcd = Self { members: (0..count).map(member).collect(), dir, words, encrypts };
         for at in 0..count {
             etcd.launch(at);
         }
@@ -168,6 +198,8 @@ impl Etcd {
         let data = self.dir.path().join(&name);
         let data = data.to_str().expect("a temporary directory in UTF-8");
         let (client, peer) = (url(client), url(peer));
+        let encrypts = self.encrypts.as_ref().map(|port| format!("https://{}", port.address()));
+        let client = [client].into_iter().chain(encrypts).collect::<Vec<_>>().join(",");
         let arguments = [
             "--name",
             &name,
@@ -192,6 +224,8 @@ impl Etcd {
             "--snapshot-count",
             "100000",
         ];
+        let arguments: Vec<&str> =
+            arguments.into_iter().chain(self.words.iter().map(String::as_str)).collect();
         let process = Process::start(&program(), &arguments, &[], &self.log(at)).expect("setpriv");
         *self.process(at) = Some(process);
     }

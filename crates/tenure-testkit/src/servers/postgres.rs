@@ -1,57 +1,124 @@
-//! A PostgreSQL server of its own for one test, on a socket in a temporary directory.
+//! A PostgreSQL server of its own for one test, on a socket in a temporary directory: alone, or with
+//! a standby that can take its place.
 
 use std::env;
 use std::fs::{self, Permissions};
+use std::net::SocketAddr;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rustix::process::geteuid;
+use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tempfile::TempDir;
 
+use super::authority::Certificate;
+use super::port::Port;
 use super::process::Process;
 use super::{eventually, sweep_dirs_at_exit};
 
 /// The user `nobody`, as whom the server runs where the test is root: PostgreSQL refuses root.
 const NOBODY: u32 = 65534;
 
-/// One `postgres` without TCP and without durability. Dropping it ends the server and removes its
-/// directory.
+/// The port in the name of a socket.
+const PORT: u16 = 5432;
+
+/// One `postgres` without durability. Dropping it ends the server and removes its directory.
 #[derive(Debug)]
 pub struct Postgres {
     /// Declared first, so that the process is gone before its directory is.
     process: Process,
     programs: PathBuf,
     dir: TempDir,
+    /// Where it listens beside its socket.
+    port: Option<Port>,
 }
 
 impl Postgres {
-    /// An empty server with the superuser and the database `postgres`.
+    /// An empty server with the superuser and the database `postgres`, without TCP.
     ///
     /// # Panics
-    /// If the server cannot be had, with its log in the message.
+    /// Like each function here: if the server cannot be had, with its log in the message.
     pub fn start() -> Self {
-        let programs = programs();
-        let dir = tempfile::Builder::new().prefix("tenure-").tempdir().expect("a temporary directory");
+        let (programs, dir) = (programs(), directory());
+        make(&programs, dir.path());
+        Self::launched(programs, dir, None)
+    }
+
+    /// The same on a loopback port too, where it wants TLS and shows this certificate. The role
+    /// `secret` has to give a password there.
+    pub fn with_tls(certificate: &Certificate) -> Self {
+        let (programs, dir) = (programs(), directory());
+        make(&programs, dir.path());
         let data = dir.path().join("data");
-        fs::create_dir(&data).expect("a writable temporary directory");
-        give_to_nobody(&data); // initdb makes it private
-        give_to_nobody(dir.path());
-        let path = |path: &Path| path.to_str().expect("a temporary directory in UTF-8").to_owned();
-        let data = path(&data);
+        for (from, to) in [(&certificate.cert, "server.crt"), (&certificate.key, "server.key")] {
+            let to = data.join(to);
+            fs::copy(from, &to).expect("a certificate");
+            give_to_nobody(&to);
+            fs::set_permissions(&to, Permissions::from_mode(0o600)).expect("our file");
+        }
+        let hba = "local all all trust\nhostssl all secret 127.0.0.1/32 scram-sha-256\n\
+                   hostssl all all 127.0.0.1/32 trust\n";
+        fs::write(data.join("pg_hba.conf"), hba).expect("its settings");
+        Self::launched(programs, dir, Some(Port::claim()))
+    }
 
-        let initdb = path(&programs.join("initdb"));
-        let wanted = ["-D", &data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"];
-        let words = as_nobody(&initdb, &wanted);
-        let made = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output();
-        let made = made.unwrap_or_else(|error| panic!("{}: {error}", words[0]));
-        assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
+    /// An empty server that listens on a loopback port too, and does not encrypt.
+    pub fn with_port() -> Self {
+        let (programs, dir) = (programs(), directory());
+        make(&programs, dir.path());
+        Self::launched(programs, dir, Some(Port::claim()))
+    }
 
-        let process = launch(&programs, dir.path());
-        let mut server = Self { process, programs, dir };
+    /// A standby that follows this server until it is promoted.
+    pub fn standby(&self) -> Self {
+        let dir = directory();
+        copy(self, dir.path());
+        Self::launched(self.programs.clone(), dir, None)
+    }
+
+    /// After a crash it comes back as a standby of this server, in its own place.
+    pub fn follow(&mut self, primary: &Self) {
+        let data = self.dir.path().join("data");
+        fs::remove_dir_all(&data).expect("our directory");
+        make_data(self.dir.path());
+        copy(primary, self.dir.path());
+        self.restart();
+    }
+
+    fn launched(programs: PathBuf, dir: TempDir, port: Option<Port>) -> Self {
+        let process = launch(&programs, dir.path(), port.as_ref());
+        let mut server = Self { process, programs, dir, port };
         server.answers();
         server
+    }
+
+    /// From now on a commit is acknowledged when a standby has it too. Waits until one follows.
+    pub fn wait_for_standby(&self) {
+        self.run("ALTER SYSTEM SET synchronous_standby_names = '*'");
+        self.run("SELECT pg_reload_conf()");
+        eventually("a standby is synchronous", Duration::from_secs(30), || {
+            self.run("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") != "0"
+        });
+    }
+
+    /// Lets a standby take the place of its primary, and waits until it has.
+    pub fn promote(&self) {
+        self.run("SELECT pg_promote()");
+        eventually("it is the primary", Duration::from_secs(30), || {
+            self.run("SELECT pg_is_in_recovery()") == "f"
+        });
+    }
+
+    /// Lets what sends changes to the standbys stand still: a commit that waits for none of them is
+    /// lost with this server.
+    pub fn hold_back_changes(&self) {
+        let senders = self.run("SELECT pid FROM pg_stat_replication");
+        assert!(!senders.is_empty(), "no standby follows");
+        for sender in senders.lines() {
+            let pid = sender.parse().ok().and_then(Pid::from_raw).expect("a process");
+            kill_process(pid, Signal::STOP).expect("a process of the server");
+        }
     }
 
     /// Waits until it answers.
@@ -73,13 +140,21 @@ impl Postgres {
 
     /// Ends it as a crash does: what was under way is lost.
     pub fn crash(&mut self) {
+        // What stands still would not hear that it is to end, and must send nothing any more.
+        let senders = self.psql().args(["-c", "SELECT pid FROM pg_stat_replication"]).output();
         self.process.quit();
+        let senders = senders.map(|said| String::from_utf8_lossy(&said.stdout).into_owned());
+        for sender in senders.unwrap_or_default().lines() {
+            if let Some(pid) = sender.parse().ok().and_then(Pid::from_raw) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
         eventually("PostgreSQL ends", Duration::from_secs(10), || self.process.has_ended());
     }
 
     /// Starts it again after a crash, with what it had.
     pub fn restart(&mut self) {
-        self.process = launch(&self.programs, self.dir.path());
+        self.process = launch(&self.programs, self.dir.path(), self.port.as_ref());
         self.answers();
     }
 
@@ -90,8 +165,24 @@ impl Postgres {
 
     /// The same as another user.
     pub fn url_as(&self, user: &str, schema: &str) -> String {
-        let directory = self.directory().replace('/', "%2F");
-        format!("postgres://{user}@{directory}/postgres?schema={schema}")
+        format!("postgres://{user}@{}/postgres?schema={schema}", self.place())
+    }
+
+    /// Its socket, as a host in a URL.
+    pub fn place(&self) -> String {
+        format!("{}:{}", self.directory().replace('/', "%2F"), self.number())
+    }
+
+    /// Its loopback port, if it was started with TLS.
+    ///
+    /// # Panics
+    /// If not.
+    pub fn address(&self) -> SocketAddr {
+        self.port.as_ref().expect("a server with a port").address()
+    }
+
+    fn number(&self) -> u16 {
+        self.port.as_ref().map_or(PORT, Port::number)
     }
 
     /// The directory of its socket.
@@ -101,7 +192,7 @@ impl Postgres {
 
     /// The path of its socket.
     pub fn socket(&self) -> PathBuf {
-        self.dir.path().join(".s.PGSQL.5432")
+        self.dir.path().join(format!(".s.PGSQL.{}", self.number()))
     }
 
     /// Runs SQL as the superuser, and returns the values of the rows, a line each.
@@ -116,14 +207,15 @@ impl Postgres {
 
     /// Where it is, in the form that libpq and `tokio_postgres` read: `host=DIR user=postgres`.
     pub fn config(&self) -> String {
-        format!("host={} user=postgres dbname=postgres", self.dir.path().display())
+        let (dir, port) = (self.dir.path().display(), self.number());
+        format!("host={dir} port={port} user=postgres dbname=postgres")
     }
 
     /// The client `psql`: bare values, and of an error its SQLSTATE.
     pub fn psql(&self) -> Command {
         let mut psql = Command::new(self.programs.join("psql"));
         psql.args(["-X", "-q", "-A", "-t", "-v", "VERBOSITY=sqlstate", "-U", "postgres", "-h"]);
-        psql.arg(self.dir.path()).arg("postgres").stdin(Stdio::null());
+        psql.arg(self.dir.path()).args(["-p", &self.number().to_string(), "postgres"]).stdin(Stdio::null());
         psql
     }
 }
@@ -141,11 +233,59 @@ impl Drop for Postgres {
     }
 }
 
+/// A directory for a server.
+fn directory() -> TempDir {
+    let dir = tempfile::Builder::new().prefix("tenure-").tempdir().expect("a temporary directory");
+    make_data(dir.path());
+    give_to_nobody(dir.path());
+    dir
+}
+
+fn make_data(dir: &Path) {
+    let data = dir.join("data");
+    fs::create_dir(&data).expect("a writable temporary directory");
+    give_to_nobody(&data);
+    fs::set_permissions(&data, Permissions::from_mode(0o700)).expect("our directory");
+}
+
+/// Copies a server's data into a directory, for a standby of it.
+fn copy(primary: &Postgres, dir: &Path) {
+    let data = dir.join("data");
+    let data = data.to_str().expect("a temporary directory in UTF-8");
+    let (from, port) = (primary.directory(), primary.number().to_string());
+    let wanted = ["-h", from, "-p", &port, "-U", "postgres", "-D", data, "-R", "-X", "stream", "-c", "fast"];
+    run(&primary.programs.join("pg_basebackup"), &wanted);
+}
+
+/// Makes an empty server in a directory.
+fn make(programs: &Path, dir: &Path) {
+    let data = dir.join("data");
+    let data = data.to_str().expect("a temporary directory in UTF-8");
+    let wanted = ["-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"];
+    run(&programs.join("initdb"), &wanted);
+}
+
+/// Runs a program of the server to its end.
+fn run(program: &Path, arguments: &[&str]) {
+    let words = as_nobody(program.to_str().expect("UTF-8"), arguments);
+    let done = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output();
+    let done = done.unwrap_or_else(|error| panic!("{}: {error}", words[0]));
+    assert!(done.status.success(), "{}: {}", program.display(), String::from_utf8_lossy(&done.stderr));
+}
+
 /// Starts the server on the data in a directory.
-fn launch(programs: &Path, dir: &Path) -> Process {
+fn launch(programs: &Path, dir: &Path, port: Option<&Port>) -> Process {
     let path = |path: &Path| path.to_str().expect("a temporary directory in UTF-8").to_owned();
     let (data, socket, postgres) = (path(&dir.join("data")), path(dir), path(&programs.join("postgres")));
-    let settings = ["-D", &data, "-k", &socket, "-h", "", "-F", "-c", "max_connections=300"];
+    let (host, number) = match port {
+        Some(port) => ("127.0.0.1", port.number().to_string()),
+        None => ("", PORT.to_string()),
+    };
+    let mut settings = vec!["-D", &data, "-k", &socket, "-h", host, "-p", &number, "-F"];
+    settings.extend(["-c", "max_connections=300"]);
+    if dir.join("data/server.crt").exists() {
+        settings.extend(["-c", "ssl=on"]);
+    }
     let words = as_nobody(&postgres, &settings);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     Process::start(Path::new(words[0]), &words[1..], &[], &dir.join("log")).expect("setpriv")
@@ -176,7 +316,9 @@ fn programs() -> PathBuf {
     let debian = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut debian: Vec<_> = debian.map(|entry| entry.path().join("bin")).collect();
     debian.sort_by_key(|dir| std::cmp::Reverse(version(dir)));
-    let has_all = |dir: &PathBuf| ["initdb", "postgres", "psql"].iter().all(|name| dir.join(name).exists());
+    let has_all = |dir: &PathBuf| {
+        ["initdb", "postgres", "psql", "pg_basebackup"].iter().all(|name| dir.join(name).exists())
+    };
     let found = debian.into_iter().chain(env::split_paths(&path)).find(has_all);
     found.expect("no PostgreSQL server; the tests need one: apt-get install postgresql")
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tenure::{Guard, Locks, Options, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
-use tenure_testkit::servers::{Etcd, eventually};
+use tenure_testkit::servers::{Authority, Etcd, eventually};
 
 pub(crate) const TTL: Duration = Duration::from_secs(3);
 
@@ -127,6 +127,129 @@ fn a_leader_that_stands_still_costs_no_exclusion_no_token_and_no_waiter() {
     etcd.cont(leader);
     crowd.goes_on();
     crowd.end();
+}
+
+#[test]
+fn a_member_without_a_majority_grants_nothing() {
+    let etcd = Etcd::cluster();
+    // The leader: it takes longest to know that it is one no more.
+    let alone = etcd.leader();
+    let ours = client(&etcd.url_of(alone));
+    let guard = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
+    let others: Vec<usize> = (0..3).filter(|at| *at != alone).collect();
+    others.iter().for_each(|at| etcd.stop(*at));
+    let got = block_on(ours.mutex("y").expect("a name").try_lock_for(TTL * 2));
+    assert!(!matches!(got, Ok(Some(_))), "one of three has granted a lock");
+    eventually("its client knows that it may have lost", TTL * 2, || !guard.is_held());
+    others.iter().for_each(|at| etcd.cont(*at));
+    etcd.ready();
+    let theirs = client(&etcd.url());
+    for name in ["x", "y"] {
+        let limit = Duration::from_secs(60);
+        let got = block_on(theirs.mutex(name).expect("a name").try_lock_for(limit)).expect("an answer");
+        assert!(got.expect("no client holds it").fence() > guard.fence());
+    }
+}
+
+/// What a watch would have seen is compacted while its client is cut off.
+#[test]
+fn a_waiter_whose_watch_missed_what_was_compacted_has_its_turn() {
+    let etcd = Etcd::start();
+    let url = etcd.url();
+    let proxy = Proxy::start(url.trim_start_matches("etcd://").parse().expect("an address"));
+    let (holder, waits) = (client(&url), client(&format!("etcd://{}", proxy.address())));
+    let compact = || {
+        let said = etcd.post(0, "kv/range", r#"{"key":"AA=="}"#).expect("an answer");
+        let (_, rest) = said.split_once("\"revision\":\"").expect("a revision");
+        let revision = rest.split_once('"').expect("its end").0;
+        let body = format!(r#"{{"revision":"{revision}","physical":true}}"#);
+        let said = etcd.post(0, "kv/compaction", &body).expect("an answer");
+        assert!(said.contains("header"), "{said}");
+    };
+    for fault in [Fault::None, Fault::BlackHole] {
+        let guard = block_on(holder.mutex("x").expect("a name").lock()).expect("a free lock");
+        let waiter = {
+            let mutex = waits.mutex("x").expect("a name");
+            thread::spawn(move || block_on(mutex.try_lock_for(Duration::from_secs(60))))
+        };
+        // Wherever in its wait it is, it must come out of it.
+        eventually("it has asked", Duration::from_secs(10), || {
+            proxy.traffic().iter().any(|traffic| traffic.bytes_to_client > 1_000)
+        });
+        compact();
+        proxy.set(fault);
+        block_on(guard.release()).expect("a release");
+        for turn in 0..20 {
+            let other = holder.mutex(format!("other{turn}")).expect("a name");
+            drop(block_on(other.lock()).expect("a free lock"));
+        }
+        compact();
+        proxy.set(Fault::None);
+        let got = waiter.join().expect("no panic").expect("an answer");
+        block_on(got.expect("its turn").release()).expect("a release");
+    }
+}
+
+#[test]
+fn a_full_etcd_is_named_and_holds_go_on() {
+    let etcd = Etcd::with_quota(16 << 20);
+    let locks = client(&etcd.url());
+    let mutex = locks.mutex("x").expect("a name");
+    let guard = block_on(mutex.lock()).expect("a free lock");
+    let value = "A".repeat(1 << 20);
+    eventually("it is full", Duration::from_secs(60), || {
+        let put = format!(r#"{{"key":"AA==","value":"{value}"}}"#);
+        etcd.post(0, "kv/put", &put).is_some_and(|said| said.contains("space exceeded"))
+    });
+    let error = block_on(locks.mutex("y").expect("a name").try_lock()).expect_err("it is full");
+    let all = said(&error);
+    assert!(error.is_refused() && all.contains("etcdctl alarm disarm") && !all.contains('\n'), "{all}");
+    // Renewals write nothing.
+    thread::sleep(TTL * 2);
+    assert!(guard.is_held());
+    block_on(guard.verify()).expect("it is held");
+    block_on(guard.release()).expect("a release frees space");
+    assert!(block_on(client(&etcd.url()).inspect("x")).expect("an answer").is_none());
+}
+
+#[test]
+fn locks_are_kept_over_tls_and_wrong_certificates_are_named() {
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let (named, us) = (authority.certify("127.0.0.1"), authority.certify("us.example"));
+    let etcd = Etcd::with_tls(&named, Some(&authority.ca()));
+    let identity = format!("&cert={}&key={}", us.cert.display(), us.key.display());
+    let url = |authority: &Authority, identity: &str| {
+        format!("etcds://{}?ca={}{identity}", etcd.encrypted(), authority.ca().display())
+    };
+    let (ours, theirs) = (client(&url(&authority, &identity)), client(&url(&authority, &identity)));
+    for is_fair in [false, true] {
+        let lock = |locks: &Locks| match is_fair {
+            true => block_on(locks.fair_mutex("x").expect("a name").lock()).expect("a guard"),
+            false => block_on(locks.mutex("x").expect("a name").lock()).expect("a guard"),
+        };
+        let guard = lock(&ours);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| lock(&theirs));
+            thread::sleep(TTL);
+            assert!(guard.is_held(), "it is renewed");
+            block_on(guard.release()).expect("a release");
+            block_on(waiter.join().expect("no panic").release()).expect("a release");
+        });
+    }
+    let plain = Etcd::start();
+    let plain = plain.url().replace("etcd://", "etcds://");
+    for (url, what) in [
+        (url(&stranger, &identity), "ca=FILE"),
+        (url(&authority, &identity).replace("127.0.0.1", "localhost"), "ca=FILE"),
+        (url(&authority, ""), "cert=FILE and key=FILE"),
+        (format!("{plain}?ca={}", authority.ca().display()), "does not seem to speak TLS"),
+    ] {
+        let error = block_on(client(&url).mutex("x").expect("a name").try_lock()).expect_err("no connection");
+        let all = said(&error);
+        assert!(all.contains(what) && !all.contains('\n'), "{url}: {all}");
+    }
+    let error = Locks::open(&format!("etcds://{}?ca=/nowhere", etcd.encrypted())).expect_err("no file");
+    assert!(error.is_invalid() && said(&error).contains("/nowhere"), "{error}");
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod fence;
 mod fence_s3;
 mod imports;
 mod interop;
+mod long_queue;
 mod migrating;
 mod multi;
 mod no_scripts;

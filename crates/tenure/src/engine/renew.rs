@@ -29,13 +29,10 @@ use crate::metrics::LossReason;
 use crate::moment::Moment;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Verb, lease};
-use crate::store::Failure;
+use crate::store::{Failure, RenewsMany, TOGETHER};
 
 /// Renewals that are due within this time of each other leave together.
 const BATCH: Duration = Duration::from_millis(250);
-/// At most so many leave together before they are due, and in one request. Of more holds than this,
-/// the renewals are spread over time.
-const TOGETHER: usize = 64;
 /// So many renewals in one request are as much work for a store as one alone.
 const AS_ONE: usize = 16;
 
@@ -63,11 +60,11 @@ impl Schedule {
     }
 
     /// When a lease needs attention if nothing is under way for it, and so much sooner if there are
-    /// many: leases that were set together are not all renewed together.
-    fn first_due(&self, lease: &Lease, sooner: Duration) -> Moment {
+    /// more than leave together: leases that were set together are not all renewed together.
+    fn first_due(&self, lease: &Lease, sooner: Duration, together: usize) -> Moment {
         let due = first_due(lease);
         match lease.renew_at() {
-            Some(renew) if renew == due && self.due.len() > TOGETHER => due - sooner,
+            Some(renew) if renew == due && self.due.len() > together => due - sooner,
             _ => due,
         }
     }
@@ -86,7 +83,7 @@ impl Schedule {
 impl Renewer {
     pub(super) fn keep(&self, engine: &Arc<Engine>, lease: &Arc<Lease>) {
         let mut schedule = self.schedule();
-        let due = schedule.first_due(lease, lease.first_spread());
+        let due = schedule.first_due(lease, lease.first_spread(), together(engine));
         schedule.put(lease, due);
         match schedule.asleep_until {
             Some(until) if due < until => self.notify.notify_one(),
@@ -129,6 +126,12 @@ impl Renewer {
 fn first_due(lease: &Lease) -> Moment {
     let lost = lease.lost_at();
     lease.renew_at().map_or(lost, |renew| renew.min(lost))
+}
+
+/// At most so many leave together before they are due, and in one request. Of more holds than this,
+/// the renewals are spread over time.
+fn together(engine: &Engine) -> usize {
+    engine.store.renews_many().map_or(TOGETHER, RenewsMany::most)
 }
 
 struct Task {
@@ -239,17 +242,18 @@ impl Task {
     fn look(&mut self) -> Option<Moment> {
         let now = self.engine.now();
         let (mut lost, mut due) = (Vec::new(), Vec::new());
+        let most = together(&self.engine);
         let until = {
             let mut schedule = self.engine.renewer.schedule();
             if schedule.closed {
                 return None;
             }
             let is_due = schedule.first().is_some_and(|first| first <= now);
-            if is_due || schedule.due.len() <= TOGETHER {
+            if is_due || schedule.due.len() <= most {
                 let mut together = 0;
                 for ((at, _), lease) in schedule.due.range(..=(now + BATCH, u64::MAX)) {
                     together += usize::from(*at > now);
-                    if together > TOGETHER {
+                    if together > most {
                         break;
                     }
                     if now >= lease.lost_at() {
@@ -296,6 +300,7 @@ impl Task {
             return None;
         }
         let now = self.engine.now();
+        let most = together(&self.engine);
         let mut free = self.window.free(now) * AS_ONE;
         // Each by its group, and by the power of two of the time that its attempt may take: the
         // shortest of them counts for all.
@@ -318,7 +323,7 @@ impl Task {
                     let within = asked.within.as_millis().checked_ilog2().unwrap_or(0);
                     let batch = batches.entry((group, within)).or_default();
                     batch.push(asked);
-                    if batch.len() == TOGETHER {
+                    if batch.len() == most {
                         let full = std::mem::take(batch);
                         self.ask(full, now);
                     }
@@ -396,7 +401,8 @@ impl Task {
                         if renews && refusal.is_none() {
                             lease.renewed(sent, now, ttl);
                         }
-                        self.engine.renewer.schedule().first_due(&lease, lease.spread())
+                        let together = together(&self.engine);
+                        self.engine.renewer.schedule().first_due(&lease, lease.spread(), together)
                     }
                 }
             }

@@ -181,8 +181,16 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn url(&self) -> &Arc<str>;
 }
 
+/// So many renewals leave together, unless a store can do with more.
+pub const TOGETHER: usize = 64;
+
 /// A store that renews several locks by one request.
 pub trait RenewsMany {
+    /// So many at most by one.
+    fn most(&self) -> usize {
+        TOGETHER
+    }
+
     /// Which locks can be renewed together: those that have the same number. None where a lock is
     /// renewed alone.
     fn group(&self, name: &LockName, rule: LockSpec) -> Option<u16>;

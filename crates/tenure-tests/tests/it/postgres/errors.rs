@@ -16,7 +16,7 @@ fn refusal(url: &str) -> (Error, String) {
     (error, text)
 }
 
-fn says(url: &str, what: &str) {
+pub(super) fn says(url: &str, what: &str) {
     let (_, text) = refusal(url);
     assert!(text.contains(what), "{url}: {text}");
 }
@@ -27,6 +27,7 @@ fn what_is_wrong_with_a_server_is_said_in_one_line() {
     says(&url.replace("/postgres?", "/nothing?"), "database \"nothing\" does not exist");
     says(&url.replace("postgres@", "stranger@"), "role \"stranger\" does not exist");
     says("postgres://postgres@%2Fnowhere/postgres", "No such file");
+    says("postgres://postgres@127.0.0.1:1/postgres", "refused");
     SERVER.run("CREATE DATABASE latin ENCODING 'SQL_ASCII' TEMPLATE template0");
     says(&url.replace("/postgres?", "/latin?"), "UTF8");
 }

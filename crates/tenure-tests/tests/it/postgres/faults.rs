@@ -2,15 +2,15 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tempfile::TempDir;
-use tenure::{Locks, Options};
-use tenure_testkit::servers::{Postgres, eventually};
+use tenure_testkit::servers::Postgres;
 
+use super::crowd::Crowd;
 use super::{SERVER, locks, on, schema};
 
 /// A relay in front of a server's socket, which cuts a connection after so many bytes.
@@ -134,73 +134,17 @@ fn a_connection_that_is_cut_at_any_byte_leaves_no_lock_behind() {
     });
 }
 
-/// A crowd on a few locks, and a server that crashes among them.
 #[test]
 fn a_server_that_crashes_under_a_crowd_costs_no_overlap_no_token_and_no_waiter() {
-    const CLIENTS: usize = 4;
-    const TASKS: usize = 4;
     let mut server = Postgres::start();
-    let schema = schema();
-    let url = server.url(&schema);
-    let ttl = Duration::from_secs(2);
-    let open = || -> Locks {
-        let locks = Locks::open(&url).expect("a store");
-        locks.with(|_| Options::new().ttl(ttl).op_timeout(Duration::from_secs(10))).expect("options")
-    };
-    let stop = Arc::new(AtomicBool::new(false));
-    let turns = Arc::new(AtomicU64::new(0));
-    // For each lock: how many hold it, and all its tokens in the order of their turns.
-    let held: Arc<Vec<AtomicI64>> = Arc::new((0..2).map(|_| AtomicI64::new(0)).collect());
-    let tokens: Arc<Vec<Mutex<Vec<u64>>>> = Arc::new((0..2).map(|_| Mutex::default()).collect());
-    let mut threads = Vec::new();
-    for client in 0..CLIENTS {
-        let locks = open();
-        for task in 0..TASKS {
-            let (locks, stop, turns) = (locks.clone(), Arc::clone(&stop), Arc::clone(&turns));
-            let (held, tokens) = (Arc::clone(&held), Arc::clone(&tokens));
-            threads.push(thread::spawn(move || {
-                tenure::block_on(async {
-                    let at = (client + task) % 2;
-                    while !stop.load(Ordering::SeqCst) {
-                        let guard = match at {
-                            0 => locks.mutex("crowd").expect("a name").lock().await,
-                            _ => locks.fair_mutex("queue").expect("a name").lock().await,
-                        };
-                        let Ok(guard) = guard else { continue };
-                        assert_eq!(held[at].fetch_add(1, Ordering::SeqCst), 0, "two hold");
-                        tokens[at].lock().expect("no panic").push(guard.fence());
-                        thread::sleep(Duration::from_millis(2));
-                        assert!(guard.is_held());
-                        held[at].fetch_sub(1, Ordering::SeqCst);
-                        turns.fetch_add(1, Ordering::SeqCst);
-                        let _ = guard.release().await;
-                    }
-                });
-            }));
-        }
-    }
+    let crowd = Crowd::start(&server.url(&schema()), Duration::from_secs(2));
     for _ in 0..3 {
-        let before = turns.load(Ordering::SeqCst);
-        eventually("turns go on", Duration::from_secs(60), || turns.load(Ordering::SeqCst) > before + 40);
+        crowd.goes_on();
         server.crash();
         server.restart();
     }
-    let before = turns.load(Ordering::SeqCst);
-    eventually("turns go on after the last", Duration::from_secs(60), || {
-        turns.load(Ordering::SeqCst) > before + 40
-    });
-    stop.store(true, Ordering::SeqCst);
-    let end = Instant::now() + Duration::from_secs(60);
-    for thread in threads {
-        eventually("no waiter is lost", end.saturating_duration_since(Instant::now()), || {
-            thread.is_finished()
-        });
-        thread.join().expect("no overlap");
-    }
-    for tokens in &*tokens {
-        let tokens = tokens.lock().expect("no panic");
-        assert!(tokens.windows(2).all(|two| two[0] < two[1]), "tokens rise: {tokens:?}");
-    }
+    crowd.goes_on();
+    crowd.end().is_clean();
 }
 
 /// A backend that stands still with a request is ended before the next connection is used.

@@ -6,10 +6,14 @@
 )]
 
 mod check_in;
+mod crowd;
 mod errors;
+mod failover;
 mod faults;
+mod machine;
 mod pooled;
 mod rows;
+mod tls;
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};

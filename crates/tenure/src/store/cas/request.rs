@@ -174,7 +174,7 @@ impl Client {
                 && matches!(op.verb, Verb::Acquire { .. })
             {
                 return Err(Failure::Refused(Failure::cause(format!(
-                    "{} hold this lock or wait for it, and its value would have more than the {} bytes that the server takes",
+                    "{} hold this lock or wait for it, and its value would have more than the {} bytes that the server takes: let fewer wait, or use several locks",
                     after.bindings.len(),
                     self.backend.limit()
                 ))));

@@ -5,6 +5,7 @@
 //! PREFIX/lease/ID      the marker of a lease, which etcd removes with it
 //! ```
 
+mod line;
 mod server;
 mod url;
 mod wire;
@@ -18,7 +19,7 @@ use super::cas::Cas;
 use super::{Opening, Store};
 use crate::error::{Error, Result};
 use crate::name::Quoted;
-use server::Server;
+use line::Server;
 use url::{Files, Target};
 
 /// Whether URLs that begin so name etcd.

@@ -1,32 +1,27 @@
 //! One cluster of etcd, as what compares and swaps.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream;
 use http::uri::PathAndQuery;
+use tonic::Streaming;
 use tonic::client::Grpc;
-use tonic::metadata::MetadataValue;
-use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
-use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use super::super::cas::{Backend, Change, Committed, Handle, Listed, Seen, Stamp, Stored, Watch};
 use super::super::{Cursor, Failure};
-use super::url::Target;
+use super::line::Server;
 use super::wire::{
-    Authenticate, Authenticated, Compare, Delete, Done, Event, Grant, Granted, Is, Kept, KeyValue, LeaseId,
-    Nothing, Of, Put, Range, Ranged, Status as ServerStatus, Step, StepDone, Txn, WatchCreate, WatchRequest,
-    Watched, What, WhatDone, With,
+    Compare, Delete, Done, Event, Grant, Granted, Is, Kept, KeyValue, LeaseId, Nothing, Of, Put, Range,
+    Ranged, Status as ServerStatus, Step, StepDone, Txn, WatchCreate, WatchRequest, Watched, What, WhatDone,
+    With,
 };
 use crate::name::LockName;
 
-/// A silent connection is asked whether it is still there, and given up after the same time again.
-const PING: Duration = Duration::from_secs(2);
 /// etcd takes requests of 1.5 MiB, unless it is set to less.
 const LIMIT: usize = 1_400_000;
 /// So many locks are in one part of a listing.
@@ -36,31 +31,7 @@ const STEPS: usize = 100;
 /// The oldest version that is supported.
 const OLDEST: [u32; 2] = [3, 4];
 
-/// What all requests share.
-pub(super) struct Shared {
-    target: Target,
-    tls: Option<ClientTlsConfig>,
-    /// Which server is asked.
-    current: AtomicUsize,
-    channel: Mutex<Option<(usize, Channel)>>,
-    token: Mutex<Option<String>>,
-}
-
-/// One cluster of etcd. Clones share its connection.
-#[derive(Clone)]
-pub(super) struct Server(Arc<Shared>);
-
 impl Server {
-    pub(super) fn new(target: Target, tls: Option<ClientTlsConfig>) -> Self {
-        Self(Arc::new(Shared {
-            target,
-            tls,
-            current: AtomicUsize::new(0),
-            channel: Mutex::default(),
-            token: Mutex::default(),
-        }))
-    }
-
     fn key(&self, kind: &str, name: &str) -> Vec<u8> {
         format!("{}{kind}/{name}", self.0.target.prefix).into_bytes()
     }
@@ -80,137 +51,8 @@ impl Server {
         Some(LockName::in_store(name.to_owned()))
     }
 
-    /// The connection, opened if there is none: to the first server that takes it.
-    async fn channel(&self) -> Result<Channel, Failure> {
-        let shared = &self.0;
-        let known = shared.channel.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let at = shared.current.load(Ordering::Relaxed);
-        if let Some((of, channel)) = known
-            && of == at
-        {
-            return Ok(channel);
-        }
-        let count = shared.target.places.len();
-        let mut failed = Failure::NotSent(Failure::cause("there is no server"));
-        for at in (at..at + count).map(|at| at % count) {
-            match self.dial(at).await {
-                Ok(channel) => {
-                    shared.current.store(at, Ordering::Relaxed);
-                    *shared.channel.lock().unwrap_or_else(PoisonError::into_inner) =
-                        Some((at, channel.clone()));
-                    return Ok(channel);
-                }
-                Err(failure) => failed = failure,
-            }
-        }
-        Err(failed)
-    }
-
-    async fn dial(&self, at: usize) -> Result<Channel, Failure> {
-        let place = &self.0.target.places[at];
-        let cause = |error: &dyn std::error::Error| Failure::cause(format!("{place}: {}", innermost(error)));
-        let scheme = if self.0.tls.is_some() { "https" } else { "http" };
-        let endpoint = Endpoint::from_shared(format!("{scheme}://{place}"))
-            .map_err(|error| Failure::Refused(cause(&error)))?
-            .connect_timeout(PING)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(PING)
-            .keep_alive_timeout(PING)
-            .keep_alive_while_idle(true);
-        let endpoint = match &self.0.tls {
-            Some(tls) => endpoint.tls_config(tls.clone()).map_err(|error| Failure::Refused(cause(&error)))?,
-            None => endpoint,
-        };
-        endpoint.connect().await.map_err(|error| Failure::NotSent(cause(&error)))
-    }
-
-    /// Lets the next request go to the next server.
-    fn turn_away(&self) {
-        let shared = &self.0;
-        let count = shared.target.places.len();
-        let mut channel = shared.channel.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, _)) = channel.take() {
-            shared.current.store((at + 1) % count, Ordering::Relaxed);
-        }
-    }
-
-    /// A message with the login's token, which is asked for if there is none.
-    async fn signed<T>(&self, message: T, channel: &Channel) -> Result<Request<T>, Failure> {
-        let mut request = Request::new(message);
-        let Some((user, password)) = &self.0.target.login else { return Ok(request) };
-        let known = self.0.token.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let token = match known {
-            Some(token) => token,
-            None => {
-                let asked = Authenticate { name: user.clone(), password: password.clone() };
-                let path = "/etcdserverpb.Auth/Authenticate";
-                let answer: Result<Authenticated, Status> = unary(channel, Request::new(asked), path).await;
-                let token = answer.map_err(|status| not_sent(self.failure(&status)))?.token;
-                *self.0.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.clone());
-                token
-            }
-        };
-        let token: MetadataValue<_> = token
-            .parse()
-            .map_err(|_| Failure::Refused(Failure::cause("etcd gave a token that no header can have")))?;
-        request.metadata_mut().insert("token", token);
-        Ok(request)
-    }
-
-    async fn ask<M, A>(&self, message: M, path: &'static str) -> Result<A, Failure>
-    where
-        M: prost::Message + Send + Sync + 'static,
-        A: prost::Message + Default + Send + Sync + 'static,
-    {
-        let channel = self.channel().await?;
-        let request = self.signed(message, &channel).await?;
-        unary(&channel, request, path).await.map_err(|status| self.failure(&status))
-    }
-
     async fn txn(&self, txn: Txn) -> Result<Done, Failure> {
         self.ask(txn, "/etcdserverpb.KV/Txn").await
-    }
-
-    /// What an error of the server means.
-    fn failure(&self, status: &Status) -> Failure {
-        let said = match std::error::Error::source(status) {
-            Some(error) => innermost(error),
-            None => status.message().trim_start_matches("etcdserver: ").to_owned(),
-        };
-        let place =
-            &self.0.target.places[self.0.current.load(Ordering::Relaxed) % self.0.target.places.len()];
-        let refused = |what: String| Failure::Refused(Failure::cause(format!("{place}: {what}")));
-        match status.code() {
-            Code::PermissionDenied => refused(format!(
-                "{said}; the user needs the permission readwrite on the prefix {}",
-                self.0.target.prefix
-            )),
-            Code::Unauthenticated if said.contains("token") => {
-                // It lasts for five minutes; without it the request was not carried out.
-                *self.0.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                Failure::NotSent(Failure::cause(format!("{place}: {said}")))
-            }
-            Code::Unauthenticated => refused(said),
-            Code::InvalidArgument if said.contains("user name is empty") => {
-                refused(format!("it wants a user and a password: etcd://USER:PASSWORD@{place}"))
-            }
-            Code::InvalidArgument if said.contains("authentication failed") => {
-                refused(format!("{said}: is the user, or the password in the URL, right?"))
-            }
-            Code::InvalidArgument => refused(said),
-            Code::FailedPrecondition if said.contains("authentication is not enabled") => refused(
-                "it has no users, and the URL names one: leave out USER:PASSWORD@, or enable authentication"
-                    .into(),
-            ),
-            Code::ResourceExhausted if said.contains("space exceeded") => refused(format!(
-                "{said}: compact and defragment it, and then disarm the alarm (etcdctl alarm disarm)"
-            )),
-            Code::Unimplemented => refused(format!("{said}: is this an etcd of 3.4 or newer?")),
-            _ => {
-                self.turn_away();
-                Failure::Unknown(Failure::cause(format!("{place}: {said}")))
-            }
-        }
     }
 
     fn is_marker(&self, handle: Handle, with: Option<u64>) -> Compare {
@@ -398,17 +240,6 @@ impl Server {
     }
 }
 
-async fn unary<M, A>(channel: &Channel, request: Request<M>, path: &'static str) -> Result<A, Status>
-where
-    M: prost::Message + Send + Sync + 'static,
-    A: prost::Message + Default + Send + Sync + 'static,
-{
-    let mut grpc = Grpc::new(channel.clone());
-    grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
-    let answer = grpc.unary(request, PathAndQuery::from_static(path), ProstCodec::default()).await?;
-    Ok(answer.into_inner())
-}
-
 fn ranged(step: StepDone) -> Ranged {
     match step.what {
         Some(WhatDone::Range(ranged)) => ranged,
@@ -432,22 +263,6 @@ fn after(prefix: &[u8]) -> Vec<u8> {
         *last += 1;
     }
     end
-}
-
-/// The error below all others: what the system or the other side said.
-fn innermost(error: &dyn std::error::Error) -> String {
-    let mut error = error;
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
-}
-
-fn not_sent(failure: Failure) -> Failure {
-    match failure {
-        Failure::Unknown(cause) => Failure::NotSent(cause),
-        failure => failure,
-    }
 }
 
 /// A watch that is open.

@@ -36,6 +36,9 @@ const END_MS: i64 = 2_000;
 const MAKES: i64 = 8_390_042_714_201_347_429;
 /// The oldest version that is used: since then `pg_terminate_backend` waits.
 const OLDEST: i32 = 140_000;
+const STANDBY: &str = "it is a standby and takes no writes: name its primary in the URL, or all servers, as in postgres://h1,h2/DATABASE";
+const READ_ONLY: &str =
+    "it takes no writes: default_transaction_read_only is on for this server, database or user";
 /// A statement waits no longer than this for a row that is locked. No other program sets this very
 /// time, so it also tells whether settings arrive.
 const LOCK_TIMEOUT: &str = "1937ms";
@@ -256,7 +259,8 @@ impl Connector {
     async fn look(&self, client: &Client, before: Option<&str>) -> Result<i64, Failure> {
         const LOOK: &str = "SELECT current_setting('server_version_num')::int, pg_is_in_recovery(),
             to_regclass($1)::oid::bigint, current_setting('synchronous_commit'), current_setting('fsync'),
-            current_setting('lock_timeout'), current_setting('server_encoding')";
+            current_setting('lock_timeout'), current_setting('server_encoding'),
+            current_setting('default_transaction_read_only')";
         use tokio_postgres::types::Type;
         let table = self.statements.table();
         let rows = client.query_typed(LOOK, &[(&table, Type::TEXT)]).await;
@@ -269,15 +273,17 @@ impl Connector {
         })?;
         let row =
             rows.first().ok_or_else(|| Failure::NotSent(Failure::cause("it said nothing of itself")))?;
-        let version: i32 = row.get(0);
-        if version < OLDEST {
-            let text = format!("it is PostgreSQL {}, and 14 or later is needed", version / 10_000);
+        if let Some(text) = too_old(row.get(0)) {
             return Err(Failure::Refused(Failure::cause(text)));
         }
         if row.get(1) {
             // It knows of no lock that its primary has not told it of yet, and may be promoted at
             // any time.
-            return Err(Failure::NotSent(Failure::cause("this server is a standby; name its primary")));
+            return Err(Failure::NotSent(Failure::cause(STANDBY)));
+        }
+        if row.get::<_, &str>(7) == "on" {
+            // So it is set also while another server takes its place.
+            return Err(Failure::NotSent(Failure::cause(READ_ONLY)));
         }
         let (commit, fsync, timeout, encoding): (&str, &str, &str, &str) =
             (row.get(3), row.get(4), row.get(5), row.get(6));
@@ -369,6 +375,14 @@ impl Connector {
     }
 }
 
+/// What is said of a server of this version, if it cannot be used.
+fn too_old(version: i32) -> Option<String> {
+    (version < OLDEST).then(|| {
+        let major = version / 10_000;
+        format!("it is PostgreSQL {major}, and 14 or later is needed: upgrade it, or keep locks elsewhere")
+    })
+}
+
 /// A stream of which it is counted how often something came in.
 struct Counted {
     stream: Pin<Box<dyn Stream>>,
@@ -404,5 +418,18 @@ impl AsyncWrite for Counted {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.stream.as_mut().poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_before_version_14_is_refused_in_one_line() {
+        let text = too_old(130_021).expect("too old");
+        assert!(text.contains("PostgreSQL 13") && text.contains("14 or later"), "{text}");
+        assert!(too_old(90_624).expect("too old").contains("PostgreSQL 9"));
+        assert_eq!((too_old(140_000), too_old(180_001)), (None, None));
     }
 }

@@ -51,7 +51,11 @@ pub(super) fn of_login(error: Error, target: &Target) -> Failure {
         };
         return Failure::Refused(Failure::cause(format!("{}{hint}", one_line(said))));
     }
-    let text = error.to_string();
+    let (mut text, mut cause) = (error.to_string(), error.source());
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
     if text.contains("password missing") {
         return Failure::Refused(Failure::cause("it asks for a password, and the URL has none"));
     }

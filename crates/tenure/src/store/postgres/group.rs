@@ -60,9 +60,13 @@ impl Group {
         let asking: BTreeSet<&Owner> = asks.iter().filter_map(|ask| releases(ask)).collect();
         let mut said = Vec::with_capacity(asks.len());
         for ask in asks {
+            if !is_checked_in {
+                said.push(Ok(now.apply(key, seen, ask)));
+                continue;
+            }
             let mut next = now.clone();
             let answer = next.apply(key, seen, ask);
-            if is_checked_in && seen.ends_hold(&seen.unspared(next.state.clone()), &asking) {
+            if seen.ends_hold(&seen.unspared(next.state.clone()), &asking) {
                 let cause = "a transaction that has checked in a hold of this lock is still open";
                 said.push(Err(Failure::NotSent(Failure::cause(cause))));
                 continue;

@@ -1,8 +1,8 @@
 //! Locks on PostgreSQL: a row of one table for each, which the machine of `protocol` changes.
 //!
-//! `worker` carries out all requests on one connection; `inbox` takes them. `statements` has
-//! the SQL, `asking` sends it, `group` runs the machines on what was read, and `state` reads
-//! rows. `connection` dials, `url` says where to, and `failure` what an error means.
+//! `worker` carries out all requests on one connection; `inbox` takes them, and `lock_queue` has
+//! those about one lock. `steps` says what is sent next, `statements` has the SQL, `asking` sends
+//! it, `group` runs the machines on what was read, and `state` reads rows. `connection` dials, `url` says where to, and `failure` what an error means.
 //! `listen` hears messages.
 
 mod asking;
@@ -12,9 +12,11 @@ mod failure;
 mod group;
 mod inbox;
 mod listen;
+mod lock_queue;
 mod names;
 mod state;
 mod statements;
+mod steps;
 mod tls;
 mod url;
 mod worker;
@@ -23,14 +25,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt, ready};
+use futures_util::future::{BoxFuture, FutureExt, join_all, ready};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, Transaction};
 
 use super::{
     Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Opening, Page, QuorumMember,
-    Store,
+    RenewsMany, Store,
 };
 use crate::error::Result;
 use crate::name::LockName;
@@ -39,6 +41,7 @@ use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, LockSpec, Op};
 use crate::runtime::Runtime;
 pub use diagnosis::{Diagnosis, diagnose_postgres, postgres_url_shown};
+pub use statements::sweep_sql;
 pub(crate) use statements::{check, tables};
 pub(crate) use url::table_in;
 
@@ -214,12 +217,31 @@ impl Store for Postgres {
         self.inner.inbox.interruptions()
     }
 
+    fn renews_many(&self) -> Option<&dyn RenewsMany> {
+        Some(self)
+    }
+
     fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
         Err("a server of PostgreSQL keeps no ballots: its standbys are what takes its place")
     }
 
     fn url(&self) -> &Arc<str> {
         &self.url
+    }
+}
+
+impl RenewsMany for Postgres {
+    fn most(&self) -> usize {
+        steps::LOCKS
+    }
+
+    fn group(&self, _name: &LockName, _rule: LockSpec) -> Option<u16> {
+        Some(0)
+    }
+
+    /// The worker takes together what it is asked together.
+    fn renew(&self, ops: Vec<Op>, within: Duration) -> BoxFuture<'static, Vec<Result<Answer, Failure>>> {
+        join_all(ops.into_iter().map(|op| self.call(op, within))).boxed()
     }
 }
 

@@ -211,6 +211,11 @@ pub(crate) fn check(table: &str) -> String {
     one_line(&filled(CHECK, table))
 }
 
+/// What deletes a part of the rows of no use, after those up to the name that it is asked with.
+pub fn sweep_sql(table: &str) -> String {
+    filled(SWEEP, table)
+}
+
 /// What makes the table of this name: see `tenure::postgres::tables_sql`.
 pub(crate) fn tables(table: &str) -> String {
     one_line(&filled(TABLES, table))

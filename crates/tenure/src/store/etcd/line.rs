@@ -1,0 +1,230 @@
+//! The connection to a cluster of etcd, its login, and what errors mean.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use http::uri::PathAndQuery;
+use tonic::client::Grpc;
+use tonic::metadata::MetadataValue;
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
+use tonic::{Code, Request, Status};
+use tonic_prost::ProstCodec;
+
+use super::super::Failure;
+use super::url::Target;
+use super::wire::{Authenticate, Authenticated};
+
+/// A silent connection is asked whether it is still there, and given up after the same time again.
+const PING: Duration = Duration::from_secs(2);
+const TRUST: &str = ": ca=FILE in the URL names the authority that vouches for it, and its host is the one it is certified for";
+const PLAIN: &str = ": it does not seem to speak TLS; etcd:// does without";
+
+/// What all requests share.
+pub(super) struct Shared {
+    pub(super) target: Target,
+    tls: Option<ClientTlsConfig>,
+    /// Which server is asked.
+    current: AtomicUsize,
+    channel: Mutex<Option<(usize, Channel)>>,
+    token: Mutex<Option<String>>,
+}
+
+/// One cluster of etcd. Clones share its connection.
+#[derive(Clone)]
+pub(super) struct Server(pub(super) Arc<Shared>);
+
+impl Server {
+    pub(super) fn new(target: Target, tls: Option<ClientTlsConfig>) -> Self {
+        Self(Arc::new(Shared {
+            target,
+            tls,
+            current: AtomicUsize::new(0),
+            channel: Mutex::default(),
+            token: Mutex::default(),
+        }))
+    }
+
+    /// The connection, opened if there is none: to the first server that takes it.
+    pub(super) async fn channel(&self) -> Result<Channel, Failure> {
+        let shared = &self.0;
+        let known = shared.channel.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let at = shared.current.load(Ordering::Relaxed);
+        if let Some((of, channel)) = known
+            && of == at
+        {
+            return Ok(channel);
+        }
+        let count = shared.target.places.len();
+        let mut failed = Failure::NotSent(Failure::cause("there is no server"));
+        for at in (at..at + count).map(|at| at % count) {
+            match self.dial(at).await {
+                Ok(channel) => {
+                    shared.current.store(at, Ordering::Relaxed);
+                    *shared.channel.lock().unwrap_or_else(PoisonError::into_inner) =
+                        Some((at, channel.clone()));
+                    return Ok(channel);
+                }
+                Err(failure) => failed = failure,
+            }
+        }
+        Err(failed)
+    }
+
+    async fn dial(&self, at: usize) -> Result<Channel, Failure> {
+        let place = &self.0.target.places[at];
+        let cause = |error: &dyn std::error::Error| Failure::cause(format!("{place}: {}", innermost(error)));
+        let scheme = if self.0.tls.is_some() { "https" } else { "http" };
+        let endpoint = Endpoint::from_shared(format!("{scheme}://{place}"))
+            .map_err(|error| Failure::Refused(cause(&error)))?
+            .connect_timeout(PING)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(PING)
+            .keep_alive_timeout(PING)
+            .keep_alive_while_idle(true);
+        let endpoint = match &self.0.tls {
+            Some(tls) => endpoint.tls_config(tls.clone()).map_err(|error| Failure::Refused(cause(&error)))?,
+            None => endpoint,
+        };
+        endpoint.connect().await.map_err(|error| {
+            let said = innermost(&error);
+            let text = format!("{place}: {said}{}", self.hint(&said));
+            match text.contains(TRUST) || text.contains(PLAIN) {
+                true => Failure::Refused(Failure::cause(text)),
+                false => Failure::NotSent(Failure::cause(text)),
+            }
+        })
+    }
+
+    /// What may be wrong with certificates.
+    fn hint(&self, said: &str) -> &'static str {
+        let Some(files) = &self.0.target.tls else { return "" };
+        match said {
+            _ if said.contains("peer certificate") => TRUST,
+            _ if said.contains("corrupt message") => PLAIN,
+            // A server that wants one says so when the client believes that it is connected.
+            _ if files.pair.is_none()
+                && ["closed", "reset", "alert"].iter().any(|word| said.contains(word)) =>
+            {
+                "; it may want a client's certificate: cert=FILE and key=FILE in the URL"
+            }
+            _ => "",
+        }
+    }
+
+    /// Lets the next request go to the next server.
+    pub(super) fn turn_away(&self) {
+        let shared = &self.0;
+        let count = shared.target.places.len();
+        let mut channel = shared.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, _)) = channel.take() {
+            shared.current.store((at + 1) % count, Ordering::Relaxed);
+        }
+    }
+
+    /// A message with the login's token, which is asked for if there is none.
+    pub(super) async fn signed<T>(&self, message: T, channel: &Channel) -> Result<Request<T>, Failure> {
+        let mut request = Request::new(message);
+        let Some((user, password)) = &self.0.target.login else { return Ok(request) };
+        let known = self.0.token.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let token = match known {
+            Some(token) => token,
+            None => {
+                let asked = Authenticate { name: user.clone(), password: password.clone() };
+                let path = "/etcdserverpb.Auth/Authenticate";
+                let answer: Result<Authenticated, Status> = unary(channel, Request::new(asked), path).await;
+                let token = answer.map_err(|status| not_sent(self.failure(&status)))?.token;
+                *self.0.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.clone());
+                token
+            }
+        };
+        let token: MetadataValue<_> = token
+            .parse()
+            .map_err(|_| Failure::Refused(Failure::cause("etcd gave a token that no header can have")))?;
+        request.metadata_mut().insert("token", token);
+        Ok(request)
+    }
+
+    pub(super) async fn ask<M, A>(&self, message: M, path: &'static str) -> Result<A, Failure>
+    where
+        M: prost::Message + Send + Sync + 'static,
+        A: prost::Message + Default + Send + Sync + 'static,
+    {
+        let channel = self.channel().await?;
+        let request = self.signed(message, &channel).await?;
+        unary(&channel, request, path).await.map_err(|status| self.failure(&status))
+    }
+
+    /// What an error of the server means.
+    pub(super) fn failure(&self, status: &Status) -> Failure {
+        let said = match std::error::Error::source(status) {
+            Some(error) => innermost(error),
+            None => status.message().trim_start_matches("etcdserver: ").to_owned(),
+        };
+        let place =
+            &self.0.target.places[self.0.current.load(Ordering::Relaxed) % self.0.target.places.len()];
+        let refused = |what: String| Failure::Refused(Failure::cause(format!("{place}: {what}")));
+        match status.code() {
+            Code::PermissionDenied => refused(format!(
+                "{said}; the user needs the permission readwrite on the prefix {}",
+                self.0.target.prefix
+            )),
+            Code::Unauthenticated if said.contains("token") => {
+                // It lasts for five minutes; without it the request was not carried out.
+                *self.0.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                Failure::NotSent(Failure::cause(format!("{place}: {said}")))
+            }
+            Code::Unauthenticated => refused(said),
+            Code::InvalidArgument if said.contains("user name is empty") => {
+                refused(format!("it wants a user and a password: etcd://USER:PASSWORD@{place}"))
+            }
+            Code::InvalidArgument if said.contains("authentication failed") => {
+                refused(format!("{said}: is the user, or the password in the URL, right?"))
+            }
+            Code::InvalidArgument => refused(said),
+            Code::FailedPrecondition if said.contains("authentication is not enabled") => refused(
+                "it has no users, and the URL names one: leave out USER:PASSWORD@, or enable authentication"
+                    .into(),
+            ),
+            Code::ResourceExhausted if said.contains("space exceeded") => refused(format!(
+                "{said}: compact and defragment it, and then disarm the alarm (etcdctl alarm disarm)"
+            )),
+            Code::Unimplemented => refused(format!("{said}: is this an etcd of 3.4 or newer?")),
+            _ => {
+                self.turn_away();
+                Failure::Unknown(Failure::cause(format!("{place}: {said}{}", self.hint(&said))))
+            }
+        }
+    }
+}
+
+pub(super) async fn unary<M, A>(
+    channel: &Channel,
+    request: Request<M>,
+    path: &'static str,
+) -> Result<A, Status>
+where
+    M: prost::Message + Send + Sync + 'static,
+    A: prost::Message + Default + Send + Sync + 'static,
+{
+    let mut grpc = Grpc::new(channel.clone());
+    grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
+    let answer = grpc.unary(request, PathAndQuery::from_static(path), ProstCodec::default()).await?;
+    Ok(answer.into_inner())
+}
+
+/// The error below all others: what the system or the other side said.
+pub(super) fn innermost(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}
+
+pub(super) fn not_sent(failure: Failure) -> Failure {
+    match failure {
+        Failure::Unknown(cause) => Failure::NotSent(cause),
+        failure => failure,
+    }
+}

@@ -1,0 +1,48 @@
+//! The requests about one lock, and what is under way about it.
+
+use std::collections::VecDeque;
+
+use super::group::Group;
+use super::inbox::Request;
+use super::names::Key;
+use crate::moment::Moment;
+
+/// The requests about one lock.
+pub(super) struct LockQueue {
+    pub(super) key: Key,
+    pub(super) queue: VecDeque<Request>,
+    /// What is under way.
+    pub(super) running: Vec<Request>,
+    pub(super) step: Step,
+    /// Vain writes in a row.
+    pub(super) tries: u32,
+    /// The row that the last vain write met.
+    pub(super) met: Option<i64>,
+}
+
+pub(super) enum Step {
+    Idle,
+    /// One statement that may do all.
+    Fast {
+        sent: Moment,
+    },
+    Reading,
+    Writing {
+        group: Group,
+    },
+}
+
+impl LockQueue {
+    pub(super) fn new(key: Key) -> Self {
+        let (queue, running) = (VecDeque::new(), Vec::new());
+        Self { key, queue, running, step: Step::Idle, tries: 0, met: None }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self.step, Step::Idle) && self.running.is_empty()
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.is_idle() && self.queue.is_empty()
+    }
+}
