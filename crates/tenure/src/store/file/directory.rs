@@ -21,7 +21,7 @@ use rustix::io::{Errno, pread, pwrite, read, write};
 
 use super::error::{failed, unusable};
 use super::names::{HolderId, RecordId, socket_name};
-use super::record::{Ledger, MAX_BYTES, Record};
+use super::record::{Damage, Ledger, MAX_BYTES, Record};
 use super::system::{boot_id, errno, warn_of_network};
 use crate::planted::crash_point;
 use crate::store::Failure;
@@ -167,34 +167,10 @@ impl Directory {
         }
     }
 
-    /// The record of one lock, without the guard. A file that is used again meanwhile may read as
-    /// damaged or as another lock's; it does not do so several times.
-    pub(super) fn peek(&self, id: RecordId) -> Result<Option<Record>, Failure> {
-        self.read(id).or_else(|_| self.read(id)).or_else(|_| self.read(id))
-    }
-
-    /// The record of one lock.
-    pub(super) fn read(&self, id: RecordId) -> Result<Option<Record>, Failure> {
-        Ok(self.load(id)?.map(|(record, _)| record))
-    }
-
-    /// The record of one lock, and how it is written.
-    pub(super) fn load(&self, id: RecordId) -> Result<Option<(Record, Vec<u8>)>, Failure> {
-        let file = id.to_string();
-        let Some(bytes) = self.read_file(&file)? else { return Ok(None) };
-        let record =
-            Record::decode(&bytes).map_err(|damage| unusable(&self.path.join(&file), &damage.of_record()))?;
-        if RecordId::of(&record.name) != id {
-            return Err(self.misplaced(id, &record));
-        }
-        Ok(Some((record, bytes)))
-    }
-
     /// What a file of records says, if it is there.
     pub(super) fn read_file(&self, file: &str) -> Result<Option<Vec<u8>>, Failure> {
         let broken = |errno| failed("read the record", &self.path.join(file), errno);
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let open = match openat(&self.dir, file, flags, Mode::empty()) {
+        let open = match self.open_file(file, false) {
             Ok(open) => open,
             Err(Errno::NOENT) => return Ok(None),
             Err(errno) => return Err(broken(errno)),
@@ -208,6 +184,17 @@ impl Directory {
             bytes.reserve(bytes.len());
         }
         Ok(Some(bytes))
+    }
+
+    /// Opens a file of this directory, to write to it if need be.
+    pub(super) fn open_file(&self, file: &str, write: bool) -> Result<OwnedFd, Errno> {
+        let flags = if write { OFlags::RDWR } else { OFlags::RDONLY };
+        openat(&self.dir, file, flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    /// What is said of a line that is not what the lock's record says.
+    pub(super) fn line_damaged(&self, id: RecordId) -> Failure {
+        unusable(&self.path.join(id.line()), Damage::of_line())
     }
 
     /// Where a file is, for messages.
@@ -226,8 +213,7 @@ impl Directory {
 
     /// Whether a holder is alive: its file is flocked for as long as a process has it open.
     pub(super) fn life(&self, holder: HolderId) -> HolderState {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let Ok(file) = openat(&self.dir, holder.to_string(), flags, Mode::empty()) else {
+        let Ok(file) = self.open_file(&holder.to_string(), false) else {
             return HolderState::Unknown;
         };
         // Shared, so that two who look at once do not take each other for the holder.
@@ -238,10 +224,10 @@ impl Directory {
         }
     }
 
-    /// All records and holders, in the order of their file names.
-    pub(super) fn entries(&self) -> Result<(Vec<RecordId>, Vec<HolderId>), Failure> {
+    /// All records and holders, in the order of their file names, and all lines.
+    pub(super) fn entries(&self) -> Result<(Vec<RecordId>, Vec<HolderId>, Vec<RecordId>), Failure> {
         let broken = |errno| failed("read the directory", &self.path, errno);
-        let (mut records, mut holders) = (Vec::new(), Vec::new());
+        let (mut records, mut holders, mut lines) = (Vec::new(), Vec::new(), Vec::new());
         for entry in Dir::read_from(&self.dir).map_err(broken)? {
             let entry = entry.map_err(broken)?;
             let Ok(name) = entry.file_name().to_str() else { continue };
@@ -249,11 +235,13 @@ impl Directory {
                 records.push(record);
             } else if let Ok(holder) = name.parse() {
                 holders.push(holder);
+            } else {
+                lines.extend(RecordId::of_line(name));
             }
         }
         records.sort_unstable();
         holders.sort_unstable();
-        Ok((records, holders))
+        Ok((records, holders, lines))
     }
 
     /// When a file was last made, renamed or removed.
@@ -439,8 +427,7 @@ impl Inside<'_> {
     /// Writes a record over itself, on a full disk. A process that is killed within the one call
     /// leaves it whole if it is no longer than a page; a longer one may be damaged by that.
     fn write_in_place(&self, file: &str, record: &[u8]) -> Result<(), Errno> {
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = openat(&self.dir, file, flags, Mode::empty())?;
+        let file = self.open_file(file, true)?;
         let stat = fstat(&file)?;
         let (length, space) = (stat.st_size as usize, stat.st_blocks as u64 * 512);
         if record.len() > length && record.len() as u64 > space {
@@ -452,6 +439,14 @@ impl Inside<'_> {
         }
         crash_point();
         if length > record.len() { ftruncate(&file, record.len() as u64) } else { Ok(()) }
+    }
+
+    /// Opens the line of a lock, and creates it if need be.
+    pub(super) fn open_line(&self, id: RecordId) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = openat(&self.dir, id.line(), flags, MODE);
+        crash_point();
+        file
     }
 
     /// Creates and flocks the file of a holder. Under the guard, so no process sees it before it is
@@ -480,13 +475,14 @@ impl Inside<'_> {
     /// Frees everything after a reboot. No process of another boot is alive, so a living holder
     /// means that this is not one.
     fn clear(&self) -> Result<(), Failure> {
-        let (records, holders) = self.entries()?;
+        let (records, holders, lines) = self.entries()?;
         if holders.iter().any(|holder| self.life(*holder) == HolderState::Alive) {
             return Err(self.other_boot());
         }
         for record in records {
             self.remove(record)?;
         }
+        lines.into_iter().try_for_each(|id| self.remove_file(&id.line()))?;
         holders.into_iter().for_each(|holder| self.remove_holder(holder));
         Ok(())
     }

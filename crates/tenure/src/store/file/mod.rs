@@ -38,6 +38,8 @@ mod bindings;
 mod directory;
 mod error;
 mod holders;
+mod line;
+mod lock;
 mod names;
 #[cfg(tenure_planted)]
 pub mod observe;
