@@ -44,6 +44,7 @@ mod names;
 #[cfg(tenure_planted)]
 pub mod observe;
 mod record;
+mod shared;
 mod sweep;
 mod system;
 mod watch;
@@ -55,12 +56,15 @@ use std::fmt;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select};
 use tokio::sync::{mpsc, oneshot, watch::Sender};
 
+use self::shared::{Shared, Tried};
+use self::system::boot_clock_offset_ms;
 use self::worker::{Job, Promise, Request, Worker};
 use super::{
     Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Opening, Page,
@@ -81,6 +85,7 @@ struct Inner {
     url: Arc<str>,
     runtime: Arc<dyn Runtime>,
     jobs: OnceLock<mpsc::UnboundedSender<Job>>,
+    shared: Arc<Shared>,
     /// How often another directory was found at the path.
     replaced: Arc<Sender<u64>>,
 }
@@ -116,8 +121,20 @@ impl File {
             url: url.into(),
             runtime,
             jobs: OnceLock::new(),
+            shared: Shared::new(boot_clock_offset_ms()),
             replaced: Arc::default(),
         }))
+    }
+
+    /// What a request did that was carried out on this thread, if it was.
+    fn done<T>(&self, tried: Tried<T>) -> Option<Result<T, Failure>> {
+        let Tried::Done(answer, applied) = tried else { return None };
+        if let Some(applied) = applied.filter(|_| self.0.shared.listens.load(Ordering::Acquire)) {
+            let now = self.0.runtime.now();
+            // A worker that has ended has no listeners.
+            let _ = self.0.jobs().send(Job::new(Request::Heard(applied), now, Duration::MAX, None));
+        }
+        Some(answer)
     }
 
     /// Hands a request to the worker when first polled, and waits for what it says.
@@ -129,8 +146,9 @@ impl File {
         let store = self.clone();
         async move {
             let (promise, answer) = oneshot::channel();
-            let job = Job::new(ask(promise), store.0.runtime.now(), within);
             let jobs = store.0.jobs();
+            let handed = store.0.shared.hand_over();
+            let job = Job::new(ask(promise), store.0.runtime.now(), within, Some(handed));
             if jobs.send(job).is_err() {
                 return Err(Failure::NotSent(Failure::cause("the store is shut down")));
             }
@@ -150,7 +168,8 @@ impl Inner {
         self.jobs.get_or_init(|| {
             let (sender, jobs) = mpsc::unbounded_channel();
             let runtime = Arc::clone(&self.runtime);
-            let worker = Worker::new(self.path.clone(), runtime, Arc::clone(&self.replaced), jobs);
+            let shared = Arc::clone(&self.shared);
+            let worker = Worker::new(self.path.clone(), runtime, shared, Arc::clone(&self.replaced), jobs);
             self.runtime.spawn(worker.run().boxed());
             sender
         })
@@ -159,11 +178,25 @@ impl Inner {
 
 impl Store for File {
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
-        self.ask(within, |promise| Request::Call(op, promise)).boxed()
+        let store = self.clone();
+        async move {
+            match store.done(store.0.shared.call(&*store.0.runtime, &op)) {
+                Some(answer) => answer,
+                None => store.ask(within, |promise| Request::Call(op, promise)).await,
+            }
+        }
+        .boxed()
     }
 
     fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        self.ask(within, |promise| Request::Record(op, promise)).boxed()
+        let store = self.clone();
+        async move {
+            match store.done(store.0.shared.record(&*store.0.runtime, &op)) {
+                Some(answer) => answer,
+                None => store.ask(within, |promise| Request::Record(op, promise)).await,
+            }
+        }
+        .boxed()
     }
 
     fn listen(
