@@ -46,21 +46,20 @@ fn on_files(place: &str, parent: &Path) {
     let Ok(dir) = tempfile::tempdir_in(parent) else { return println!("file, {place}: no directory there") };
     let locks = Locks::open(&format!("file:{}", dir.path().display())).expect("a store");
     let bare = Bare::new(dir.path());
-    let rounds: Vec<[f64; 2]> = (0..ROUNDS).map(|_| [pairs_per_s(&locks), bare.pairs_per_s()]).collect();
-    let print = |what: &str, digits: usize, of: &dyn Fn(&[f64; 2]) -> f64| {
+    let rounds: Vec<[Rate; 2]> = (0..ROUNDS).map(|_| [rate_of(&locks), bare.rate()]).collect();
+    let print = |what: &str, digits: usize, of: &dyn Fn(&[Rate; 2]) -> f64| {
         let mut all: Vec<f64> = rounds.iter().map(of).collect();
         all.sort_by(f64::total_cmp);
         let what = format!("file, {place}: {what}");
-        println!(
-            "{what:<58} {:>10.digits$} {:>10.digits$} {:>10.digits$}",
-            all[ROUNDS / 2],
-            all[0],
-            all[ROUNDS - 1]
-        );
+        let [median, least, greatest] = [all[ROUNDS / 2], all[0], all[ROUNDS - 1]];
+        println!("{what:<58} {median:>10.digits$} {least:>10.digits$} {greatest:>10.digits$}");
     };
-    print("uncontended pairs/s, one task", 0, &|round| round[0]);
-    print("bare flock, write and rename", 0, &|round| round[1]);
-    print("share of the bare pairs", 2, &|round| round[0] / round[1]);
+    print("uncontended pairs/s, one task", 0, &|round| round[0].per_s);
+    print("bare flock, write and rename", 0, &|round| round[1].per_s);
+    print("share of the bare pairs", 2, &|round| round[0].per_s / round[1].per_s);
+    print("pairs per second of processor", 0, &|round| round[0].per_cpu_s);
+    print("bare pairs per second of processor", 0, &|round| round[1].per_cpu_s);
+    print("share of the bare pairs, by processor", 2, &|round| round[0].per_cpu_s / round[1].per_cpu_s);
 }
 
 /// A lock by hand: a file that is written and renamed under a `flock`, and unlinked under it.
@@ -90,7 +89,7 @@ impl Bare {
         flock(&self.guard, FlockOperation::Unlock).expect("an unlock");
     }
 
-    fn pairs_per_s(&self) -> f64 {
+    fn rate(&self) -> Rate {
         per_s(|| {
             self.under_guard(|dir| {
                 write(Self::create(dir, "bare-temp"), &Self::TEXT).expect("written");
@@ -130,7 +129,18 @@ fn report(what: &str, mut measure: impl FnMut() -> f64) {
     println!("{what:<58} {:>10.0} {:>10.0} {:>10.0}", rounds[ROUNDS / 2], rounds[0], rounds[ROUNDS - 1]);
 }
 
+/// How many pairs there were in a second, and in one of the processor's time: other programs change
+/// the second less.
+struct Rate {
+    per_s: f64,
+    per_cpu_s: f64,
+}
+
 fn pairs_per_s(locks: &Locks) -> f64 {
+    rate_of(locks).per_s
+}
+
+fn rate_of(locks: &Locks) -> Rate {
     let mutex = locks.mutex("pairs").expect("a name");
     per_s(|| {
         block_on(async {
@@ -140,14 +150,18 @@ fn pairs_per_s(locks: &Locks) -> f64 {
     })
 }
 
-fn per_s(mut pair: impl FnMut()) -> f64 {
-    let started = Instant::now();
+fn per_s(mut pair: impl FnMut()) -> Rate {
+    let computed = || Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).expect("a time");
+    let (started, before) = (Instant::now(), computed());
     let mut pairs = 0_u32;
     while started.elapsed() < ROUND {
         (0..64).for_each(|_| pair());
         pairs += 64;
     }
-    f64::from(pairs) / started.elapsed().as_secs_f64()
+    let pairs = f64::from(pairs);
+    let (per_s, per_cpu_s) =
+        (pairs / started.elapsed().as_secs_f64(), pairs / (computed() - before).as_secs_f64());
+    Rate { per_s, per_cpu_s }
 }
 
 /// The growth of the process while so many are held. What the store itself keeps of a lock is in it

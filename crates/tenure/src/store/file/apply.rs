@@ -72,7 +72,7 @@ pub(super) fn apply(
     if let Some(lock) = before.as_ref().filter(|lock| lock.record.name != op.name) {
         return Err(inside.misplaced(id, &lock.record));
     }
-    let (front_before, mut budget) = (before.as_ref().map_or([None; 2], front_of), DEAD);
+    let mut budget = DEAD;
     let mut living = match &mut before {
         Some(lock) => seen(inside, holders, lock, id, now, op, &mut budget)?,
         None => Living::default(),
@@ -133,6 +133,7 @@ pub(super) fn apply(
             _ => &[],
         };
         let front = front(&record.lock.value);
+        let front_before = before.as_ref().map_or([None; 2], Lock::first_two);
         let moved = front.iter().zip(front_before).filter(|(now, before)| *now != before);
         let numbers = granted.iter().copied().chain(moved.filter_map(|(now, _)| *now));
         calls.extend(numbers.filter_map(|number| record.bindings.holder_of(number)));
@@ -229,7 +230,7 @@ fn seen(
         }
         _ => lock.record.bound_to(|holder| is_dead(inside, holders, holder)),
     };
-    let record = lock.record.clone().without_numbers(&dead);
+    let record = lock.take_or_clone().without_numbers(&dead);
     let (lock, bindings) =
         record.map_or((None, Bindings::default()), |record| (Some(record.lock), record.bindings));
     Ok(Living { lock, bindings, span: has_file, later })
@@ -598,10 +599,6 @@ fn asks_first(queue: &Queue, op: &Op) -> bool {
         Verb::Refresh { owners, .. } => owners.contains(&first.owner),
         _ => first.owner == op.owner,
     }
-}
-
-fn front_of(lock: &Lock) -> [Option<u64>; 2] {
-    front(&lock.record.lock.value)
 }
 
 /// The first two places in line. Their processes watch those ahead of them: the first the holders,

@@ -3,6 +3,7 @@
 //! Everything is relative to one open descriptor of the directory. What changes a file is a method
 //! of [`Inside`], which exists only while this process has the guard's OS lock.
 
+use std::cell::RefCell;
 use std::fs::DirBuilder;
 use std::io;
 use std::ops::Deref;
@@ -14,8 +15,8 @@ use std::sync::OnceLock;
 
 use rustix::buffer::spare_capacity;
 use rustix::fs::{
-    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, chmodat, flock, fstat, ftruncate,
-    openat, renameat, renameat_with, unlinkat,
+    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat, chmodat, flock, fstat,
+    ftruncate, openat, renameat, renameat_with, statat, unlinkat,
 };
 use rustix::io::{Errno, pread, pwrite, read, write};
 
@@ -43,8 +44,18 @@ pub(super) struct Directory {
     /// Device and inode of the guard: another file at its path is another store.
     place: (u64, u64),
     boot: String,
+    /// The file that was written last, under whatever name it is now: opening it again takes longer
+    /// than to see that it is the same.
+    kept: RefCell<Option<Kept>>,
     /// The socket from which waiting processes are called, once one was.
     caller: OnceLock<UnixDatagram>,
+}
+
+/// An open file, by which it is known again.
+#[derive(Debug)]
+struct Kept {
+    file: OwnedFd,
+    place: (u64, u64),
 }
 
 /// What came of asking for the guard.
@@ -119,8 +130,8 @@ impl Directory {
         }
         warn_of_network(&dir, path);
         let boot = boot_id()?;
-        let (place, caller) = ((stat.st_dev, stat.st_ino), OnceLock::new());
-        Ok(Self { path: path.to_owned(), dir, guard, guard_path, place, boot, caller })
+        let (place, kept, caller) = (place_of(&stat), RefCell::default(), OnceLock::new());
+        Ok(Self { path: path.to_owned(), dir, guard, guard_path, place, boot, kept, caller })
     }
 
     /// The guard's file, opened once more: what [`Locked::wait`] waits for.
@@ -161,7 +172,7 @@ impl Directory {
     /// Whether this directory still is what its path leads to.
     pub(super) fn is_in_place(&self) -> Result<bool, Failure> {
         match rustix::fs::stat(&self.guard_path) {
-            Ok(stat) => Ok((stat.st_dev, stat.st_ino) == self.place),
+            Ok(stat) => Ok(place_of(&stat) == self.place),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
             Err(errno) => Err(failed("look at the guard file", &self.guard_path, errno)),
         }
@@ -170,6 +181,19 @@ impl Directory {
     /// What a file of records says, if it is there.
     pub(super) fn read_file(&self, file: &str) -> Result<Option<Vec<u8>>, Failure> {
         let broken = |errno| failed("read the record", &self.path.join(file), errno);
+        if let Some(kept) = &*self.kept.borrow() {
+            match statat(&self.dir, file, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) if place_of(&stat) == kept.place && stat.st_size as usize <= MAX_BYTES => {
+                    let mut bytes = vec![0; stat.st_size as usize];
+                    let length = pread(&kept.file, &mut bytes[..], 0).map_err(broken)?;
+                    bytes.truncate(length);
+                    return Ok(Some(bytes));
+                }
+                Err(Errno::NOENT) => return Ok(None),
+                // What is to be said of it is said where it is opened.
+                Ok(_) | Err(_) => {}
+            }
+        }
         let open = match self.open_file(file, false) {
             Ok(open) => open,
             Err(Errno::NOENT) => return Ok(None),
@@ -244,9 +268,10 @@ impl Directory {
         Ok((records, holders, lines))
     }
 
-    /// When a file was last made, renamed or removed.
-    pub(super) fn modified(&self) -> Option<(i64, u64)> {
-        fstat(&self.dir).ok().map(|stat| (stat.st_mtime, stat.st_mtime_nsec))
+    /// When a file was last made, renamed or removed, and when a token was last given.
+    pub(super) fn modified(&self) -> Option<[(i64, u64); 2]> {
+        let time_of = |file| fstat(file).map(|stat| (stat.st_mtime, stat.st_mtime_nsec));
+        Some([time_of(&self.dir).ok()?, time_of(&self.guard).ok()?])
     }
 
     /// All names in the directory, to be read in pieces.
@@ -305,7 +330,7 @@ impl Directory {
 
     /// Whether there is a record of this lock, also if it cannot be read.
     pub(super) fn has(&self, id: RecordId) -> bool {
-        rustix::fs::statat(&self.dir, id.to_string(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
+        statat(&self.dir, id.to_string(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
     /// What is said when a lock's record has no space for another.
@@ -405,23 +430,43 @@ impl Inside<'_> {
 
     /// Writes the temp file, which no name but its own may lead to.
     fn write_temp(&self, text: &[u8]) -> Result<(), Errno> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let mut length = 0;
-        let temp = match openat(&self.dir, TEMP, flags, MODE).and_then(|temp| Ok((fstat(&temp)?, temp))) {
-            Ok((stat, temp)) if FileType::from_raw_mode(stat.st_mode).is_file() && stat.st_nlink == 1 => {
-                length = stat.st_size as usize;
-                temp
-            }
-            // Of another user, or put there: not to be written to.
-            _ => self.create(TEMP, OFlags::CLOEXEC)?,
-        };
+        let (temp, length) = self.open_temp()?;
+        let mut kept = self.kept.borrow_mut();
+        let temp = kept.insert(temp);
         let mut written = 0;
         while written < text.len() {
             crash_point();
-            written += pwrite(&temp, &text[written..], written as u64)?;
+            written += pwrite(&temp.file, &text[written..], written as u64)?;
         }
         crash_point();
-        if length > text.len() { ftruncate(&temp, text.len() as u64) } else { Ok(()) }
+        if length > text.len() { ftruncate(&temp.file, text.len() as u64) } else { Ok(()) }
+    }
+
+    /// The temp file, and how long it is.
+    fn open_temp(&self) -> Result<(Kept, usize), Errno> {
+        let is_fit = |stat: &Stat| FileType::from_raw_mode(stat.st_mode).is_file() && stat.st_nlink == 1;
+        let found = statat(&self.dir, TEMP, AtFlags::SYMLINK_NOFOLLOW);
+        let kept = self.kept.take();
+        if let (Ok(stat), Some(kept)) = (&found, kept)
+            && kept.place == place_of(stat)
+            && is_fit(stat)
+        {
+            return Ok((kept, stat.st_size as usize));
+        }
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let open =
+            || openat(&self.dir, TEMP, flags, Mode::empty()).and_then(|file| Ok((fstat(&file)?, file)));
+        match found.and_then(|_| open()) {
+            Ok((stat, file)) if is_fit(&stat) => {
+                Ok((Kept { file, place: place_of(&stat) }, stat.st_size as usize))
+            }
+            // There is none; or it is another user's, or was put there: not to be written to.
+            _ => {
+                let file = self.create(TEMP, OFlags::CLOEXEC)?;
+                let place = place_of(&fstat(&file)?);
+                Ok((Kept { file, place }, 0))
+            }
+        }
     }
 
     /// Writes a record over itself, on a full disk. A process that is killed within the one call
@@ -503,6 +548,10 @@ impl Inside<'_> {
     fn remove_temp(&self) {
         let _ = unlinkat(&self.dir, TEMP, AtFlags::empty());
     }
+}
+
+fn place_of(stat: &Stat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
 }
 
 impl Deref for Inside<'_> {

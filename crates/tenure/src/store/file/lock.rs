@@ -102,6 +102,17 @@ impl Lock {
         Ok(Some(lock.record))
     }
 
+    /// The record. Where no line tells more of it, it is taken out, and its span alone is left.
+    pub(super) fn take_or_clone(&mut self) -> Record {
+        if self.line.is_some() {
+            return self.record.clone();
+        }
+        let Record { name, boot, bindings, lock, span } = &mut self.record;
+        let lock = std::mem::replace(lock, Entry { value: Data::Text(String::new()), expires_ms: None });
+        let (boot, bindings) = (std::mem::take(boot), std::mem::take(bindings));
+        Record { name: name.clone(), boot, bindings, lock, span: *span }
+    }
+
     /// Whether all who wait were read.
     pub(super) fn is_whole(&self) -> bool {
         self.line.as_ref().is_none_or(|line| line.next == line.end)
@@ -187,6 +198,12 @@ impl Lock {
         let end = read.iter().position(|byte| *byte == b'\n')? + 1;
         let standing = Standing::decode(std::str::from_utf8(&read[..end]).ok()?, at)??;
         (standing.ticket.owner == *owner).then_some(standing)
+    }
+
+    /// The first two places that were read, also if they were passed over.
+    pub(super) fn first_two(&self) -> [Option<u64>; 2] {
+        let mut read = self.line.iter().flat_map(|line| &line.read).map(|standing| standing.number);
+        [read.next(), read.next()]
     }
 
     /// The number of the last place in line, if it was not read; also of one that was left.

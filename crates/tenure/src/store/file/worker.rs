@@ -40,9 +40,10 @@ const PAUSE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)
 /// How often the locks that a process listens to are looked at. A release and most crashes are seen
 /// at once.
 const LOOK: Duration = Duration::from_millis(200);
-/// So often a request is given its time again while other processes make changes: then the guard is
-/// not stuck, and it is in the system's queue for it.
-const PROLONGED: u32 = 10;
+/// A timer that is so late says that this process had no processor; so often a request is given its
+/// time again for that.
+const STARVED: Duration = Duration::from_millis(200);
+const STARVED_TIMES: u32 = 3;
 /// How long after a holder's file was closed its flock has certainly gone too.
 const AFTER_CLOSE: Duration = Duration::from_millis(1);
 /// How many looks without a listener end the watch.
@@ -59,15 +60,15 @@ pub(super) struct Job {
     ask: Request,
     within: Duration,
     until: Moment,
-    /// How often it was given more time.
-    prolonged: u32,
+    /// How often it was given its time again because this process had no processor.
+    starved: u32,
     /// While it is here, no later request is carried out elsewhere.
     _handed: Option<Handed>,
 }
 
 impl Job {
     pub(super) fn new(ask: Request, now: Moment, within: Duration, handed: Option<Handed>) -> Self {
-        Self { ask, within, until: now + within, prolonged: 0, _handed: handed }
+        Self { ask, within, until: now + within, starved: 0, _handed: handed }
     }
 }
 
@@ -261,12 +262,11 @@ impl Worker {
             match self.turn(locked.take()) {
                 Ok(Turn::Done) => (attempts, replaced, waiting) = (0, 0, None),
                 Ok(Turn::Locked) => {
-                    if attempts >= EAGER && waiting.is_none() {
+                    let due = self.queue.iter().map(|job| job.until).min().unwrap_or_default();
+                    if (attempts >= EAGER || due <= self.runtime.now()) && waiting.is_none() {
                         waiting = self.wait_for_guard();
                         modified = self.modified();
                     }
-                    let mut is_stuck = true;
-                    let due = self.queue.iter().map(|job| job.until).min().unwrap_or_default();
                     match waiting.take() {
                         Some(mut guard) => match self.wait(&mut guard, due).await {
                             Waited::Guard(taken) => locked = taken,
@@ -276,14 +276,17 @@ impl Worker {
                             }
                             Waited::Due => {
                                 let now = self.modified();
-                                is_stuck = std::mem::replace(&mut modified, now) == now;
+                                let moves = std::mem::replace(&mut modified, now) != now;
+                                self.expire(moves, self.runtime.now().since(due) >= STARVED);
                                 waiting = Some(guard);
                             }
                         },
-                        None => self.pause(attempts).await,
+                        None => {
+                            self.pause(attempts).await;
+                            self.expire(false, false);
+                        }
                     }
                     attempts += 1;
-                    self.expire(is_stuck);
                 }
                 Ok(Turn::Replaced) if replaced < 3 => {
                     replaced += 1;
@@ -306,8 +309,8 @@ impl Worker {
         }
     }
 
-    /// When a file was last made, renamed or removed.
-    fn modified(&self) -> Option<(i64, u64)> {
+    /// When another process was last seen to change something.
+    fn modified(&self) -> Option<[(i64, u64); 2]> {
         self.shared.core().directory.as_ref().and_then(Directory::modified)
     }
 
@@ -361,12 +364,16 @@ impl Worker {
         self.runtime.spawn_blocking(Box::new(wait)).then_some(receiver)
     }
 
-    /// Refuses the requests whose time is over, unless the guard goes from process to process.
-    fn expire(&mut self, is_stuck: bool) {
+    /// Refuses the requests whose time is over, unless others make changes meanwhile: then the guard
+    /// goes from process to process, and this one is in the system's queue for it. If this process
+    /// had no processor for a while, the one that has the guard may have had none either.
+    fn expire(&mut self, moves: bool, starved: bool) {
         let now = self.runtime.now();
         for job in self.queue.iter_mut().filter(|job| job.until <= now) {
-            if !is_stuck && job.prolonged < PROLONGED {
-                (job.until, job.prolonged) = (now + job.within, job.prolonged + 1);
+            let is_starved = starved && job.starved < STARVED_TIMES;
+            if moves || is_starved {
+                job.until = now + job.within;
+                job.starved += u32::from(!moves);
             }
         }
         let (over, rest) = std::mem::take(&mut self.queue).into_iter().partition(|job| job.until <= now);
