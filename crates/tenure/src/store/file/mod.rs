@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! DIR/guard           its flock is held during each change; has the boot id and last token
-//! DIR/lock-HASH       one record per lock that is held: its name, its holders and waiters, until when
+//! DIR/lock-HASH       one record per lock that is held: its name, its holders, until when
+//! DIR/line-HASH       those who wait for it, if it has a queue
 //! DIR/holder-ID       flocked by the process that holds or waits, for as long as it lives
 //! DIR/wake-ID         the socket on which that process is called while it waits in a queue
 //! DIR/record-HASH     what the last holder of a lock wrote beside it, until when
@@ -10,7 +11,8 @@
 //! ```
 //!
 //! A record is replaced by a rename and removed when no process holds the lock, so a process that
-//! is killed at any point leaves the old state or the new one. Nothing is synced to the disk: a
+//! is killed at any point leaves the old state or the new one. A line counts as far as the record
+//! says, so a change writes the record and one place, however many wait. Nothing is synced to the disk: a
 //! lock does not outlive the machine. Leases count on a clock that starts with the machine and name
 //! the boot they belong to, so a reboot frees everything.
 //!
@@ -26,11 +28,12 @@
 //! crashes: the first the holders, the second the first. A request looks at the flocks of those
 //! only that it decides about, and of the places that it lets in.
 //!
-//! The map: `worker` is the task that does it all on the runtime's thread; `apply` what a request
-//! does to the files, and `beside` to the record beside a lock; `directory` the files and their
-//! guard, `record`, `value` and `bindings` what they say; `holders` who is alive, `watch` who
-//! listens; `sweep` what crashed processes left; `system` says which boot and file system this is,
-//! `fault` what is said when something cannot be done.
+//! The map: `shared` carries out a request on the caller's thread, if that waits for nothing, and
+//! `worker` is the task on the runtime's thread that does everything else; `apply` is what a request
+//! does to the files, and `beside` to the record beside a lock; `lock` reads and writes one lock;
+//! `directory` has the files and their guard, `record`, `line` and `bindings` what they say;
+//! `holders` who is alive, `watch` who listens; `sweep` what crashed processes left; `system` says
+//! which boot and file system this is, `error` what is said when something cannot be done.
 
 mod apply;
 mod beside;
