@@ -1,5 +1,6 @@
 //! Damaged files, and those of an earlier boot.
 
+use super::line::line;
 use super::*;
 
 #[test]
@@ -136,13 +137,6 @@ fn another_kind_of_lock_is_said_and_its_record_left_alone() {
         assert_eq!(holder.list("").expect("a list"), ["x"]);
         assert_eq!(holder.release("x", &name), Answer::Released { left: 0 });
     }
-}
-
-/// The line of a lock with a record.
-fn line(dir: &Path) -> PathBuf {
-    let files = files(dir, "line-");
-    assert_eq!(files.len(), 1, "{files:?}");
-    files[0].clone()
 }
 
 fn sealed(body: &str) -> String {

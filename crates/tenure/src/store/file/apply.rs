@@ -6,7 +6,7 @@ use super::bindings::Bindings;
 use super::directory::{Directory, HolderState, Inside};
 use super::holders::{Holders, MyPlace};
 use super::line::{Span, Standing};
-use super::lock::{Lock, leave, refresh, store};
+use super::lock::{Lock, store};
 use super::names::{HolderId, RecordId};
 use super::record::Record;
 use crate::events::{event, text};
@@ -78,7 +78,10 @@ pub(super) fn apply(
         None => Living::default(),
     };
     let (asked, later) = (asked(op), std::mem::take(&mut living.later));
-    let later = keep(inside, id, now, op, later, &mut living.span)?;
+    let later = match &before {
+        Some(lock) => keep(inside, id, lock, now, op, later, &mut living.span)?,
+        None => later,
+    };
     let mut counter = inside.fence();
     let Living { lock, mut bindings, span, .. } = living;
     let mut state = State { lock, ballot: None };
@@ -278,6 +281,7 @@ fn further(lock: &Lock, holders: &Holders, id: RecordId, op: &Op) -> Option<Vec<
 fn keep(
     inside: &Inside<'_>,
     id: RecordId,
+    lock: &Lock,
     now: Now,
     op: &Op,
     later: Vec<Standing>,
@@ -290,12 +294,12 @@ fn keep(
                 let deadline_ms = now.ms.saturating_add(wait_ms);
                 if deadline_ms > standing.ticket.deadline_ms {
                     standing.ticket.deadline_ms = deadline_ms;
-                    refresh(inside, id, &standing)?;
+                    lock.refresh(inside, id, &standing)?;
                 }
                 kept.push(standing);
             }
             _ => {
-                leave(inside, id, &standing)?;
+                lock.leave(inside, id, &standing)?;
                 span.count = span.count.saturating_sub(1);
                 if now.ms <= standing.ticket.deadline_ms {
                     kept.push(standing);
@@ -437,7 +441,8 @@ impl Run<'_, '_> {
             let is_more = matches!(answer, Answer::More(_));
             match self.is_short(line) {
                 true if all || self.queue().is_none() || (let_in.len() < BOUND && *budget > 0) => {
-                    self.read_on(line, budget)?
+                    let read = self.read_on(line)?;
+                    *budget = budget.saturating_sub(read);
                 }
                 false if is_more && all => {}
                 is_short => {
@@ -460,30 +465,22 @@ impl Run<'_, '_> {
         !line.is_whole() && self.queue().is_none_or(|queue| queue.waiting().nth(1).is_none())
     }
 
-    /// Brings in those who wait behind what was read.
-    fn read_on(&mut self, line: &mut Lock, budget: &mut usize) -> Result<(), Failure> {
+    /// Brings in those who wait behind what was read, and says how many.
+    fn read_on(&mut self, line: &mut Lock) -> Result<usize, Failure> {
+        let waiting = |line: &Lock| line.queue().map_or(0, |queue| queue.waiting().count());
+        let known = waiting(line);
         let last = line.queue().and_then(|queue| queue.tickets().next_back()).map_or(0, |(last, _)| last);
-        let (directory, holders, now) = (self.inside, self.holders, self.now);
-        let known = line.queue().map_or(0, |queue| queue.waiting().count());
-        line.fill(directory, self.id, known + 1, |standing| {
-            let looks = *budget > 0;
-            now.ms > standing.ticket.deadline_ms
-                || looks
-                    && standing.holder.is_some_and(|holder| {
-                        *budget -= 1;
-                        is_dead(directory, holders, holder)
-                    })
-        })?;
-        let Some(read) = line.queue() else { return Ok(()) };
+        line.fill(self.inside, self.id, known + 1, |_| false)?;
+        let Some(read) = line.queue() else { return Ok(0) };
         // All that was known of it may be gone.
-        let Some(lock) = self.state.lock.take().or_else(|| line.shell()) else { return Ok(()) };
+        let Some(lock) = self.state.lock.take().or_else(|| line.shell()) else { return Ok(0) };
         let (lock, bindings) = (self.state.lock.insert(lock), &line.record.bindings);
-        let Data::Queue(queue) = &mut lock.value else { return Ok(()) };
+        let Data::Queue(queue) = &mut lock.value else { return Ok(0) };
         for (number, ticket) in read.waiting().filter(|(number, _)| *number > last) {
             queue.insert(number, ticket.clone());
             self.bindings.bind(number, bindings.holder_of(number));
         }
-        Ok(())
+        Ok(waiting(line) - known)
     }
 
     /// Runs the machine for one request. A place that it lets in although its process is dead is

@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{FallocateFlags, FileType, fallocate, fstat};
 use rustix::io::{Errno, pread, pwrite};
 
+use super::bindings::Bindings;
 use super::directory::{Directory, Inside, Over};
 use super::error::{failed, unusable};
 use super::line::{LEFT, Span, Standing, name};
@@ -21,7 +22,7 @@ use crate::protocol::{Data, Entry};
 use crate::store::Failure;
 
 /// So much of a line is read at first, and so much each time that more is needed.
-const FIRST_BYTES: usize = 2 << 10;
+const FIRST_BYTES: usize = 512;
 const MORE_BYTES: usize = 16 << 10;
 /// The longest line of one place, and more.
 const PLACE_BYTES: usize = 1 << 10;
@@ -52,7 +53,12 @@ struct Line {
 
 impl Lock {
     /// Reads a record, and nothing of its line yet.
-    pub(super) fn load(directory: &Directory, id: RecordId) -> Result<Option<Self>, Failure> {
+    pub(super) fn load(inside: &Inside<'_>, id: RecordId) -> Result<Option<Self>, Failure> {
+        Self::open(inside, id, true)
+    }
+
+    /// `write`: its line, too.
+    fn open(directory: &Directory, id: RecordId, write: bool) -> Result<Option<Self>, Failure> {
         let file = id.to_string();
         let Some(text) = directory.read_file(&file)? else { return Ok(None) };
         let record = Record::decode(&text)
@@ -63,7 +69,7 @@ impl Lock {
         let line = match record.span {
             span if span.is_empty() => None,
             Span { from, to, .. } => {
-                let file = directory.open_file(&id.line(), false).map_err(|errno| match errno {
+                let file = directory.open_file(&id.line(), write).map_err(|errno| match errno {
                     Errno::NOENT => directory.line_damaged(id),
                     errno => failed("open the line", &directory.path_of(&id.line()), errno),
                 })?;
@@ -90,7 +96,7 @@ impl Lock {
         is_last: bool,
         read: impl Fn(&mut Self, &Directory, RecordId) -> Result<(), Failure>,
     ) -> Result<Option<Record>, Failure> {
-        let Some(mut lock) = Self::load(directory, id)? else { return Ok(None) };
+        let Some(mut lock) = Self::open(directory, id, false)? else { return Ok(None) };
         if lock.line.is_some() {
             read(&mut lock, directory, id)?;
             // Another process may have written the one and not yet the other. One that always has is
@@ -228,6 +234,22 @@ impl Lock {
         line.read.iter().find(|standing| standing.number == number).map(|standing| standing.at)
     }
 
+    /// Marks a place as left.
+    pub(super) fn leave(&self, inside: &Inside<'_>, id: RecordId, place: &Standing) -> Result<(), Failure> {
+        self.over(inside, id, place.at, LEFT)
+    }
+
+    /// Writes a place over itself.
+    pub(super) fn refresh(&self, inside: &Inside<'_>, id: RecordId, place: &Standing) -> Result<(), Failure> {
+        self.over(inside, id, place.at, place.encode().as_bytes())
+    }
+
+    fn over(&self, inside: &Inside<'_>, id: RecordId, at: u64, bytes: &[u8]) -> Result<(), Failure> {
+        let Some(line) = &self.line else { return Ok(()) };
+        write_at(&line.file, at, bytes)
+            .map_err(|errno| failed("write the line", &inside.path_of(&id.line()), errno))
+    }
+
     /// Whether a part of the line that was not read names this owner.
     pub(super) fn names_further_back(&self, owner: &Owner) -> bool {
         let Some(line) = self.line.as_ref().filter(|line| line.next < line.end) else { return false };
@@ -253,21 +275,6 @@ fn read_at(file: &OwnedFd, at: u64, bytes: usize) -> Result<Vec<u8>, Errno> {
     }
     read.truncate(done);
     Ok(read)
-}
-
-/// Marks a place as left.
-pub(super) fn leave(inside: &Inside<'_>, id: RecordId, standing: &Standing) -> Result<(), Failure> {
-    over(inside, id, standing.at, LEFT)
-}
-
-/// Writes a place over itself.
-pub(super) fn refresh(inside: &Inside<'_>, id: RecordId, standing: &Standing) -> Result<(), Failure> {
-    over(inside, id, standing.at, standing.encode().as_bytes())
-}
-
-fn over(inside: &Inside<'_>, id: RecordId, at: u64, bytes: &[u8]) -> Result<(), Failure> {
-    let written = inside.open_file(&id.line(), true).and_then(|file| write_at(&file, at, bytes));
-    written.map_err(|errno| failed("write the line", &inside.path_of(&id.line()), errno))
 }
 
 /// One write, within a page or two: a process that is killed leaves the old or the new.
@@ -324,28 +331,10 @@ fn write_line(
     let Record { lock: Entry { value: Data::Queue(queue), .. }, bindings, span, .. } = after else {
         return Ok(None);
     };
-    let line = before.and_then(|lock| lock.line.as_ref());
-    let read = line.map_or(&[][..], |line| &line.read);
-    let mut first = line.map(|line| line.next);
-    for standing in read.iter().rev() {
-        let number = standing.number;
-        let now = queue.ticket(number).filter(|_| number > queue.mark);
-        let Some(ticket) = now else {
-            span.count = span.count.saturating_sub(1);
-            continue;
-        };
-        first = Some(standing.at);
-        let now = Standing { ticket: ticket.clone(), holder: bindings.holder_of(number), ..standing.clone() };
-        if now != *standing {
-            refresh(inside, id, &now)?;
-        }
+    if let Some(lock) = before {
+        write_read(inside, id, lock, queue, bindings, span)?;
     }
-    if let (Some(first), true) = (first, line.is_some()) {
-        // Those before it hold by now, or are gone. Of those behind it, each says so.
-        span.from = first;
-        let is_gone = |standing: &&Standing| standing.at > first && queue.ticket(standing.number).is_none();
-        read.iter().filter(is_gone).try_for_each(|standing| leave(inside, id, standing))?;
-    }
+    let read = before.and_then(|lock| lock.line.as_ref()).map_or(&[][..], |line| &line.read);
     let last = read.last().map_or(queue.mark, |standing| standing.number.max(queue.mark));
     let Some((number, ticket)) = queue.tickets().next_back().filter(|(number, _)| *number > last) else {
         return Ok(None);
@@ -355,6 +344,39 @@ fn write_line(
     }
     let new = Standing { at: span.to, number, ticket: ticket.clone(), holder: bindings.holder_of(number) };
     append(inside, id, span, new).map(Some)
+}
+
+/// Writes what has become of the places that were read.
+fn write_read(
+    inside: &Inside<'_>,
+    id: RecordId,
+    lock: &Lock,
+    queue: &Queue,
+    bindings: &Bindings,
+    span: &mut Span,
+) -> Result<(), Failure> {
+    let Some(line) = &lock.line else { return Ok(()) };
+    let mut first = line.next;
+    for standing in line.read.iter().rev() {
+        let number = standing.number;
+        let Some(ticket) = queue.ticket(number).filter(|_| number > queue.mark) else {
+            span.count = span.count.saturating_sub(1);
+            continue;
+        };
+        first = standing.at;
+        let now = Standing { ticket: ticket.clone(), holder: bindings.holder_of(number), ..standing.clone() };
+        if now != *standing {
+            lock.refresh(inside, id, &now)?;
+        }
+    }
+    // Those before it hold by now, or are gone. Of those behind it, each says so.
+    span.from = first;
+    if span.is_empty() {
+        // One that was marked by a process that was killed before it said so in the record.
+        span.count = 0;
+    }
+    let is_gone = |standing: &&Standing| standing.at > first && queue.ticket(standing.number).is_none();
+    line.read.iter().filter(is_gone).try_for_each(|standing| lock.leave(inside, id, standing))
 }
 
 /// Adds a place, and says where it is. What does not count yet is written before it counts.

@@ -182,3 +182,43 @@ impl Shared {
         tried
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::LockName;
+    use crate::owner::Owner;
+    use crate::runtime::Driver;
+
+    #[test]
+    fn a_request_is_for_the_worker_after_a_slow_change_and_behind_one_that_the_worker_has() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let runtime = Driver::start().expect("a thread");
+        let shared = Shared::new(0);
+        let name = LockName::new("x").expect("a name");
+        let owner = Owner::fresh("", &*runtime);
+        let op = Op { name, rule: LockSpec::Mutex, owner, request: 0, verb: Verb::Inspect };
+        let is_here = || {
+            shared.took(Duration::ZERO, 1);
+            matches!(shared.call(&*runtime, &op), Tried::Done(Ok(Answer::Free), _))
+        };
+        assert!(!is_here(), "the directory is not open");
+        {
+            let mut core = shared.core();
+            core.directory = Some(Directory::open(dir.path()).expect("a directory"));
+            assert!(!is_here(), "the worker is inside");
+        }
+        assert!(!is_here(), "what crashed was not cleared away yet");
+        shared.core().swept = Some(runtime.now());
+        assert!(is_here());
+        shared.took(10 * QUICK, 20);
+        assert!(matches!(shared.call(&*runtime, &op), Tried::Done(..)), "half of what is slow");
+        shared.took(10 * QUICK, 9);
+        assert!(matches!(shared.call(&*runtime, &op), Tried::NotHere));
+        let handed = shared.hand_over();
+        assert!(!is_here());
+        drop(handed);
+        assert!(is_here());
+        runtime.stop();
+    }
+}
