@@ -149,6 +149,7 @@ pub(super) fn apply(
         op,
         told,
         before.as_ref(),
+        &later,
         written.as_ref().ok().copied().flatten(),
         after.as_ref(),
     );
@@ -208,7 +209,10 @@ fn seen(
     if sees_all(&op.verb) || matches!(op.verb, Verb::Resize) {
         lock.read_all(inside, id)?;
     } else if !lock.is_whole() {
-        fill(inside, holders, lock, id, now, budget)?;
+        let is_far = matches!(op.verb, Verb::Refresh { .. }) && is_far(inside, lock, id, now, op)?;
+        if !is_far {
+            fill(inside, holders, lock, id, now, budget)?;
+        }
         later = match further(lock, holders, id, op) {
             Some(later)
                 if later.is_empty() || matches!(op.verb, Verb::Refresh { .. } | Verb::Release { .. }) =>
@@ -237,6 +241,19 @@ fn seen(
     let (lock, bindings) =
         record.map_or((None, Bindings::default()), |record| (Some(record.lock), record.bindings));
     Ok(Living { lock, bindings, span: has_file, later })
+}
+
+/// Reads on until two wait, for a refresh. False if it is one of these two that asks: then the line
+/// is as it was before.
+fn is_far(inside: &Inside<'_>, lock: &mut Lock, id: RecordId, now: Now, op: &Op) -> Result<bool, Failure> {
+    lock.fill(inside, id, 2, |standing| now.ms > standing.ticket.deadline_ms)?;
+    let is_near = lock
+        .queue()
+        .is_some_and(|queue| queue.waiting().take(2).any(|(_, ticket)| asked(op).contains(&ticket.owner)));
+    if is_near && let Some(anew) = Lock::load(inside, id)? {
+        *lock = anew;
+    }
+    Ok(!is_near)
 }
 
 /// Reads on until two wait. Those at the front that have lapsed or crashed are passed over.
@@ -337,12 +354,14 @@ fn further_back(op: &Op, answer: Answer, later: &[Standing], state: &State) -> A
 }
 
 /// Remembers where this store's own places are written.
+#[expect(clippy::too_many_arguments, reason = "all that is known of a request that was carried out")]
 fn note_places(
     holders: &mut Holders,
     id: RecordId,
     op: &Op,
     answer: &Answer,
     before: Option<&Lock>,
+    later: &[Standing],
     new: Option<u64>,
     after: Option<&Record>,
 ) {
@@ -362,7 +381,8 @@ fn note_places(
                 }
             }
             Some(_) => holders.forget_place(id, owner),
-            None => {}
+            None if later.iter().any(|standing| standing.ticket.owner == *owner) => {}
+            None => holders.forget_place(id, owner),
         }
     }
 }
@@ -408,9 +428,8 @@ impl Run<'_, '_> {
         // Those whose turn it is come before who asks.
         self.settle(&settles, is_new, line, budget, &mut let_in, &mut is_bounded)?;
         let (answer, wake) = self.alive(op);
-        match wake {
-            Some(Notification::Granted { tickets }) => let_in.extend(tickets),
-            _ => {}
+        if let Some(Notification::Granted { tickets }) = wake {
+            let_in.extend(tickets);
         }
         if self.is_short(line) {
             self.settle(&settles, false, line, budget, &mut let_in, &mut is_bounded)?;

@@ -3,7 +3,7 @@
 //! Everything is relative to one open descriptor of the directory. What changes a file is a method
 //! of [`Inside`], which exists only while this process has the guard's OS lock.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fs::DirBuilder;
 use std::io;
 use std::ops::Deref;
@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use rustix::buffer::spare_capacity;
 use rustix::fs::{
@@ -47,6 +47,11 @@ pub(super) struct Directory {
     /// The file that was written last, under whatever name it is now: opening it again takes longer
     /// than to see that it is the same.
     kept: RefCell<Option<Kept>>,
+    /// The line that was used last. It stays open, because to close what was open for writing is
+    /// told to all that watch the directory.
+    line: RefCell<Option<(RecordId, Arc<OwnedFd>)>>,
+    /// It was shown that files can be written here.
+    is_proven: Cell<bool>,
     /// The socket from which waiting processes are called, once one was.
     caller: OnceLock<UnixDatagram>,
 }
@@ -131,13 +136,15 @@ impl Directory {
         warn_of_network(&dir, path);
         let boot = boot_id()?;
         let (place, kept, caller) = (place_of(&stat), RefCell::default(), OnceLock::new());
-        Ok(Self { path: path.to_owned(), dir, guard, guard_path, place, boot, kept, caller })
+        let (path, line, is_proven) = (path.to_owned(), RefCell::default(), Cell::new(false));
+        Ok(Self { path, dir, guard, guard_path, place, boot, kept, line, is_proven, caller })
     }
 
     /// The guard's file, opened once more: what [`Locked::wait`] waits for.
     pub(super) fn guard_to_wait_for(&self) -> Option<Locked> {
         let path = format!("/proc/self/fd/{}", self.guard.as_raw_fd());
-        rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok().map(Locked)
+        // Not to write: closing it would be told to all that watch the directory.
+        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok().map(Locked)
     }
 
     /// Takes the guard if it is free, or with the lock that was waited for. Never waits.
@@ -487,11 +494,21 @@ impl Inside<'_> {
     }
 
     /// Opens the line of a lock, and creates it if need be.
-    pub(super) fn open_line(&self, id: RecordId) -> Result<OwnedFd, Errno> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = openat(&self.dir, id.line(), flags, MODE);
+    pub(super) fn open_line(&self, id: RecordId, create: bool) -> Result<Arc<OwnedFd>, Errno> {
+        let name = id.line();
+        let mut line = self.line.borrow_mut();
+        if let Some((_, file)) = line.as_ref().filter(|(known, _)| *known == id)
+            && let Ok(stat) = statat(&self.dir, &name, AtFlags::SYMLINK_NOFOLLOW)
+            && fstat(file).is_ok_and(|known| place_of(&known) == place_of(&stat))
+        {
+            return Ok(Arc::clone(file));
+        }
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let flags = if create { flags | OFlags::CREATE } else { flags };
+        let file = Arc::new(openat(&self.dir, name, flags, MODE)?);
         crash_point();
-        file
+        *line = Some((id, Arc::clone(&file)));
+        Ok(file)
     }
 
     /// Creates and flocks the file of a holder. Under the guard, so no process sees it before it is
@@ -510,10 +527,15 @@ impl Inside<'_> {
         Ok(file)
     }
 
-    /// Proves that records can be written.
+    /// Proves once that records can be written. A process that waits asks again and again whether
+    /// the store answers: to have the guard is enough then.
     pub(super) fn probe(&self) -> Result<(), Failure> {
+        if self.is_proven.get() {
+            return Ok(());
+        }
         let written = self.create(TEMP, OFlags::CLOEXEC).and_then(|temp| write(&temp, self.boot.as_bytes()));
         self.remove_temp();
+        self.is_proven.set(written.is_ok());
         written.map(drop).map_err(|errno| failed("write", &self.path.join(TEMP), errno))
     }
 

@@ -5,6 +5,7 @@
 //! marked in the line before that is right in itself: a place that was refreshed or left.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, FileType, fallocate, fstat};
 use rustix::io::{Errno, pread, pwrite};
@@ -43,7 +44,7 @@ pub(super) struct Lock {
 /// The line of a queue.
 #[derive(Debug)]
 struct Line {
-    file: OwnedFd,
+    file: Arc<OwnedFd>,
     /// The places that were read, in order, but for those that had been left.
     read: Vec<Standing>,
     /// What is read next, and where the line ends.
@@ -54,11 +55,14 @@ struct Line {
 impl Lock {
     /// Reads a record, and nothing of its line yet.
     pub(super) fn load(inside: &Inside<'_>, id: RecordId) -> Result<Option<Self>, Failure> {
-        Self::open(inside, id, true)
+        Self::open(inside, id, || inside.open_line(id, false))
     }
 
-    /// `write`: its line, too.
-    fn open(directory: &Directory, id: RecordId, write: bool) -> Result<Option<Self>, Failure> {
+    fn open(
+        directory: &Directory,
+        id: RecordId,
+        line: impl Fn() -> Result<Arc<OwnedFd>, Errno>,
+    ) -> Result<Option<Self>, Failure> {
         let file = id.to_string();
         let Some(text) = directory.read_file(&file)? else { return Ok(None) };
         let record = Record::decode(&text)
@@ -69,7 +73,7 @@ impl Lock {
         let line = match record.span {
             span if span.is_empty() => None,
             Span { from, to, .. } => {
-                let file = directory.open_file(&id.line(), write).map_err(|errno| match errno {
+                let file = line().map_err(|errno| match errno {
                     Errno::NOENT => directory.line_damaged(id),
                     errno => failed("open the line", &directory.path_of(&id.line()), errno),
                 })?;
@@ -96,7 +100,8 @@ impl Lock {
         is_last: bool,
         read: impl Fn(&mut Self, &Directory, RecordId) -> Result<(), Failure>,
     ) -> Result<Option<Record>, Failure> {
-        let Some(mut lock) = Self::open(directory, id, false)? else { return Ok(None) };
+        let line = || directory.open_file(&id.line(), false).map(Arc::new);
+        let Some(mut lock) = Self::open(directory, id, line)? else { return Ok(None) };
         if lock.line.is_some() {
             read(&mut lock, directory, id)?;
             // Another process may have written the one and not yet the other. One that always has is
@@ -383,7 +388,7 @@ fn write_read(
 fn append(inside: &Inside<'_>, id: RecordId, span: &mut Span, mut new: Standing) -> Result<u64, Failure> {
     let path = || inside.path_of(&id.line());
     let broken = |errno| failed("write the line", &path(), errno);
-    let file = inside.open_line(id).map_err(broken)?;
+    let file = inside.open_line(id, true).map_err(broken)?;
     if fstat(&file).is_ok_and(|stat| !FileType::from_raw_mode(stat.st_mode).is_file()) {
         return Err(unusable(&path(), "is no regular file: remove it"));
     }
@@ -412,6 +417,6 @@ fn give_back(inside: &Inside<'_>, id: RecordId, before: u64, span: Span) {
     let unused = span.from / WASTE_BYTES * WASTE_BYTES;
     if unused > 0 && before / WASTE_BYTES != span.from / WASTE_BYTES {
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let _ = inside.open_file(&id.line(), true).and_then(|file| fallocate(&file, punch, 0, unused));
+        let _ = inside.open_line(id, false).and_then(|file| fallocate(&file, punch, 0, unused));
     }
 }
