@@ -9,8 +9,12 @@ mod subscriber;
 
 use std::fs;
 use std::hint::black_box;
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, openat, renameat, unlinkat};
+use rustix::io::write;
 use rustix::time::{ClockId, clock_gettime};
 use subscriber::Hears;
 use tenure::{Locks, block_on};
@@ -20,14 +24,13 @@ const ROUNDS: usize = 7;
 const ROUND: Duration = Duration::from_millis(700);
 
 fn main() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let file = Locks::open(&format!("file:{}", dir.path().display())).expect("a store");
     println!("{:<58} {:>10} {:>10} {:>10}", "", "median", "least", "greatest");
     // First and once: later rounds would be given the memory that the first one left.
     let bytes = bytes_per_guard(&Locks::memory());
     println!("{:<58} {bytes:>10.0}", "memory: bytes per held guard, 10,000 held");
     report("memory: uncontended pairs/s, one task", || pairs_per_s(&Locks::memory()));
-    report("file: uncontended pairs/s, one task", || pairs_per_s(&file));
+    on_files("on disk", &std::env::temp_dir());
+    on_files("in memory", Path::new("/dev/shm"));
     report("memory: CPU of a pair in ns, no subscriber", || cpu_of_pair(&Locks::memory()));
     grouped();
     with_default(NoSubscriber::default(), || {
@@ -36,6 +39,65 @@ fn main() {
     with_default(Hears(|said| drop(black_box(said))), || {
         report("the same, a subscriber that takes all of them", || cpu_of_pair(&Locks::memory()));
     });
+}
+
+/// The file store beside what it cannot do without, in turns.
+fn on_files(place: &str, parent: &Path) {
+    let Ok(dir) = tempfile::tempdir_in(parent) else { return println!("file, {place}: no directory there") };
+    let locks = Locks::open(&format!("file:{}", dir.path().display())).expect("a store");
+    let bare = Bare::new(dir.path());
+    let rounds: Vec<[Rate; 2]> = (0..ROUNDS).map(|_| [rate_of(&locks), bare.rate()]).collect();
+    let print = |what: &str, digits: usize, of: &dyn Fn(&[Rate; 2]) -> f64| {
+        let mut all: Vec<f64> = rounds.iter().map(of).collect();
+        all.sort_by(f64::total_cmp);
+        let what = format!("file, {place}: {what}");
+        let [median, least, greatest] = [all[ROUNDS / 2], all[0], all[ROUNDS - 1]];
+        println!("{what:<58} {median:>10.digits$} {least:>10.digits$} {greatest:>10.digits$}");
+    };
+    print("uncontended pairs/s, one task", 0, &|round| round[0].per_s);
+    print("bare flock, write and rename", 0, &|round| round[1].per_s);
+    print("share of the bare pairs", 2, &|round| round[0].per_s / round[1].per_s);
+    print("pairs per second of processor", 0, &|round| round[0].per_cpu_s);
+    print("bare pairs per second of processor", 0, &|round| round[1].per_cpu_s);
+    print("share of the bare pairs, by processor", 2, &|round| round[0].per_cpu_s / round[1].per_cpu_s);
+}
+
+/// A lock by hand: a file that is written and renamed under a `flock`, and unlinked under it.
+struct Bare {
+    dir: OwnedFd,
+    guard: OwnedFd,
+}
+
+impl Bare {
+    const TEXT: [u8; 200] = [b'x'; 200];
+
+    fn new(path: &Path) -> Self {
+        let dir =
+            rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).expect("a directory");
+        let guard = Self::create(&dir, "bare-guard");
+        Self { dir, guard }
+    }
+
+    fn create(dir: &OwnedFd, name: &str) -> OwnedFd {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        openat(dir, name, flags, Mode::from_raw_mode(0o600)).expect("a file")
+    }
+
+    fn under_guard(&self, change: impl FnOnce(&OwnedFd)) {
+        flock(&self.guard, FlockOperation::LockExclusive).expect("a lock");
+        change(&self.dir);
+        flock(&self.guard, FlockOperation::Unlock).expect("an unlock");
+    }
+
+    fn rate(&self) -> Rate {
+        per_s(|| {
+            self.under_guard(|dir| {
+                write(Self::create(dir, "bare-temp"), &Self::TEXT).expect("written");
+                renameat(dir, "bare-temp", dir, "bare").expect("renamed");
+            });
+            self.under_guard(|dir| unlinkat(dir, "bare", AtFlags::empty()).expect("removed"));
+        })
+    }
 }
 
 /// With numbers for each group of names.
@@ -67,20 +129,39 @@ fn report(what: &str, mut measure: impl FnMut() -> f64) {
     println!("{what:<58} {:>10.0} {:>10.0} {:>10.0}", rounds[ROUNDS / 2], rounds[0], rounds[ROUNDS - 1]);
 }
 
+/// How many pairs there were in a second, and in one of the processor's time: other programs change
+/// the second less.
+struct Rate {
+    per_s: f64,
+    per_cpu_s: f64,
+}
+
 fn pairs_per_s(locks: &Locks) -> f64 {
+    rate_of(locks).per_s
+}
+
+fn rate_of(locks: &Locks) -> Rate {
     let mutex = locks.mutex("pairs").expect("a name");
-    let started = Instant::now();
+    per_s(|| {
+        block_on(async {
+            let guard = mutex.lock().await.expect("a free lock");
+            guard.release().await.expect("a release");
+        });
+    })
+}
+
+fn per_s(mut pair: impl FnMut()) -> Rate {
+    let computed = || Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).expect("a time");
+    let (started, before) = (Instant::now(), computed());
     let mut pairs = 0_u32;
     while started.elapsed() < ROUND {
-        block_on(async {
-            for _ in 0..64 {
-                let guard = mutex.lock().await.expect("a free lock");
-                guard.release().await.expect("a release");
-            }
-        });
+        (0..64).for_each(|_| pair());
         pairs += 64;
     }
-    f64::from(pairs) / started.elapsed().as_secs_f64()
+    let pairs = f64::from(pairs);
+    let (per_s, per_cpu_s) =
+        (pairs / started.elapsed().as_secs_f64(), pairs / (computed() - before).as_secs_f64());
+    Rate { per_s, per_cpu_s }
 }
 
 /// The growth of the process while so many are held. What the store itself keeps of a lock is in it

@@ -12,3 +12,4 @@ mod env;
 mod kills;
 mod stress;
 mod turns;
+mod waiting;

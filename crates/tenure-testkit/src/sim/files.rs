@@ -209,6 +209,8 @@ impl Scene {
             sim.note(|| format!("p{process}: {}: {answer:?}", Shown(op)));
             let after = after.and_then(|record| LockView::at(at, record, clock));
             oracle.executed(&Executed { process, op, answer, wake, after });
+            // A request is carried out where it is asked, and takes its time there.
+            sim.pass();
         })));
     }
 

@@ -52,6 +52,16 @@ pub fn decode(kind: Kind, text: &str) -> Option<Data> {
     match kind {
         Kind::Mutex => Some(Data::Text(text.to_owned())),
         Kind::Reentrant => hash(text).map(Data::Hash),
+        Kind::Fair | Kind::RwLock | Kind::Semaphore => {
+            queue(kind, text).filter(|queue| queue.owners() > 0 || queue.is_set).map(Data::Queue)
+        }
+    }
+}
+
+/// What [`encode`] wrote of a queue whose waiters are kept elsewhere. It may have no ticket.
+pub fn decode_part(kind: Kind, text: &str) -> Option<Data> {
+    match kind {
+        Kind::Mutex | Kind::Reentrant => decode(kind, text),
         Kind::Fair | Kind::RwLock | Kind::Semaphore => queue(kind, text).map(Data::Queue),
     }
 }
@@ -105,7 +115,7 @@ fn queue(kind: Kind, text: &str) -> Option<Queue> {
         fits.then(|| queue.insert(ticket, Ticket { owner, weight, deadline_ms }))?;
         (last, count) = (Some(ticket), count + 1);
     }
-    ((count > 0 || queue.is_set) && queue.owners() == count).then_some(queue)
+    (queue.owners() == count).then_some(queue)
 }
 
 /// The lines of a text that ends with a line's end.

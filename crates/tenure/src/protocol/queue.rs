@@ -378,7 +378,7 @@ impl Queue {
     }
 
     /// All tickets, by number.
-    pub fn tickets(&self) -> impl Iterator<Item = (u64, &Ticket)> {
+    pub fn tickets(&self) -> impl DoubleEndedIterator<Item = (u64, &Ticket)> {
         self.tickets.iter().map(|(number, ticket)| (*number, ticket))
     }
 
@@ -396,6 +396,16 @@ impl Queue {
     /// How many have a ticket.
     pub fn owners(&self) -> usize {
         self.numbers.len()
+    }
+
+    /// The ticket of this number.
+    pub fn ticket(&self, number: u64) -> Option<&Ticket> {
+        self.tickets.get(&number)
+    }
+
+    /// The number of an owner's ticket, also if it has lapsed.
+    pub fn number(&self, owner: &Owner) -> Option<u64> {
+        self.numbers.get(owner).copied()
     }
 
     /// Whether there is a ticket of this number.

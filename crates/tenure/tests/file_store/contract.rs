@@ -130,3 +130,71 @@ fn a_lapsed_lease_is_free_and_its_record_goes() {
     assert_eq!(files(dir.path(), "lock-"), Vec::<PathBuf>::new());
     assert_eq!(client.renew("x", &name, None, LONG_MS), Answer::Free);
 }
+
+fn mutex_op(owner: &Owner, verb: Verb) -> Op {
+    let name = LockName::new("x").expect("a name");
+    Op { name, rule: LockSpec::Mutex, owner: owner.clone(), request: 7, verb }
+}
+
+fn takes() -> Verb {
+    let (fence, bind) = (Fence::Assign, Liveness::Process);
+    Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms: None, bind }
+}
+
+#[test]
+fn a_request_that_waits_for_nothing_is_carried_out_where_it_is_asked() {
+    let (dir, name) = (dir(), owner());
+    let client = Client::new(dir.path());
+    // The first opens the directory; and a machine that is slow at the moment is no caller's.
+    let mut at_once = 0;
+    for _ in 0..1_000 {
+        let taken = client.store.call(mutex_op(&name, takes()), SECOND).now_or_never();
+        at_once += u32::from(matches!(taken, Some(Ok(Answer::Held { .. }))));
+        assert_eq!(client.release("x", &name), Answer::Released { left: 0 });
+    }
+    println!("{at_once} of 1,000 at once");
+    assert!(at_once > 0);
+}
+
+#[test]
+fn a_release_never_passes_an_acquire_that_waits_for_the_guard() {
+    let dir = dir();
+    let client = Client::new(dir.path());
+    client.inspect("x").expect("an answer");
+    let guard = fs::File::open(dir.path().join("guard")).expect("the guard");
+    for _ in 0..100 {
+        let name = owner();
+        guard.lock().expect("the guard's lock");
+        let mut takes = client.store.call(mutex_op(&name, takes()), 5 * SECOND);
+        assert!((&mut takes).now_or_never().is_none(), "the guard is locked");
+        guard.unlock().expect("the guard's lock");
+        assert_eq!(client.release("x", &name), Answer::Released { left: 0 });
+        assert!(matches!(block_on(takes), Ok(Answer::Held { .. })));
+        assert_eq!(client.inspect("x").expect("an answer"), Answer::Free);
+    }
+}
+
+/// As a crowd does: each of them has the guard for a moment, and none of them is stuck.
+#[test]
+fn a_guard_that_goes_from_hand_to_hand_is_waited_for_and_one_that_does_not_is_not() {
+    let dir = dir();
+    let client = Client::new(dir.path());
+    client.inspect("x").expect("an answer");
+    let guard = fs::File::open(dir.path().join("guard")).expect("the guard");
+    guard.lock().expect("the guard's lock");
+    let within = Duration::from_millis(300);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| client.ask("x", &owner(), Verb::Inspect, within));
+        // Changes, as another process makes them while it has the guard.
+        for change in 0..12 {
+            sleep(Duration::from_millis(100));
+            fs::write(dir.path().join(format!("change-{change}")), "").expect("written");
+        }
+        guard.unlock().expect("the guard's lock");
+        assert_eq!(waits.join().expect("an end").expect("an answer"), Answer::Free);
+    });
+    guard.lock().expect("the guard's lock");
+    let begin = Instant::now();
+    assert!(matches!(client.ask("x", &owner(), Verb::Inspect, within), Err(Failure::NotSent(_))));
+    assert!(begin.elapsed() < 3 * within, "{:?}", begin.elapsed());
+}

@@ -1,5 +1,6 @@
 //! Damaged files, and those of an earlier boot.
 
+use super::line::line;
 use super::*;
 
 #[test]
@@ -20,7 +21,7 @@ fn damaged(rule: LockSpec) {
     assert!(is_held(&other.acquire("untouched", &owner())));
     let digit = text.rfind(|char: char| char.is_ascii_digit()).expect("a number");
     let other_digit = if text.as_bytes()[digit] == b'1' { "2" } else { "1" };
-    let damages: [(&str, Vec<u8>, &str); 11] = [
+    let damages: [(&str, Vec<u8>, &str); 12] = [
         ("emptied", Vec::new(), "remove the file"),
         ("half-written", text.as_bytes()[..text.len() / 2].to_vec(), "remove the file"),
         ("without its last byte", text.as_bytes()[..text.len() - 1].to_vec(), "remove the file"),
@@ -35,7 +36,8 @@ fn damaged(rule: LockSpec) {
         ),
         ("with another owner", text.replacen("test@", "tess@", 1).into(), "remove the file"),
         ("twice", text.repeat(2).into(), "remove the file"),
-        ("of a later version", text.replace("tenure lock 1", "tenure lock 2").into(), "format 2"),
+        ("of a later version", text.replace("tenure lock 2", "tenure lock 3").into(), "format 3"),
+        ("of an earlier version", text.replace("tenure lock 2", "tenure lock 1").into(), "format 1"),
     ];
     for (what, bytes, advice) in damages {
         fs::write(&file, bytes).expect("written");
@@ -93,7 +95,8 @@ fn a_damaged_guard_is_refused_and_lets_nobody_in() {
         (text.as_bytes()[..20].to_vec(), "remove the file"),
         (vec![0; 80], "remove the file"),
         (b"#!/bin/sh\n".to_vec(), "remove the file"),
-        (text.replace("guard 1", "guard 2").into_bytes(), "format 2"),
+        (text.replace("guard 2", "guard 3").into_bytes(), "format 3"),
+        (text.replace("guard 2", "guard 1").into_bytes(), "format 1"),
     ] {
         fs::write(&file, bytes).expect("written");
         let other = Client::new(dir.path());
@@ -136,23 +139,30 @@ fn another_kind_of_lock_is_said_and_its_record_left_alone() {
     }
 }
 
-/// The record of a queue with this many more places in it, each of another owner.
-fn lengthen(file: &Path, by: usize) {
-    let text = fs::read_to_string(file).expect("a record");
-    let (head, body) = text.split_once("bytes ").expect("a header");
-    let (body, _) = body.rsplit_once("sum ").expect("a last line");
-    let (name, value) = body.split_once('\n').and_then(|(_, body)| body.split_once('\n')).expect("a name");
-    let mut value = value.strip_suffix('\n').expect("a line's end").to_owned();
-    let last = value.lines().last().expect("a ticket").to_owned();
+fn sealed(body: &str) -> String {
+    format!("{body}sum {:016x}\n", siphasher::sip::SipHasher13::new().hash(body.as_bytes()))
+}
+
+/// Puts this many more into the line of the only queue, each another owner.
+fn lengthen(dir: &Path, by: usize) {
+    let mut text = fs::read_to_string(line(dir)).expect("a line");
+    let last = text.lines().last().expect("a place").to_owned();
     let words: Vec<_> = last.split(' ').collect();
-    let (ticket, random): (u64, _) = (words[0].parse().expect("a number"), words[3].len() - 8);
+    let (ticket, random): (u64, _) = (words[1].parse().expect("a number"), words[5].len() - 8);
     for n in 1..=by {
-        let (weight, deadline, owner) = (words[1], words[2], &words[3][..random]);
-        value += &format!("{} {weight} {deadline} {owner}{n:08x}\n", ticket + n as u64);
+        let owner = &words[5][..random];
+        let body = format!(" {} {} {} {} {owner}{n:08x}", ticket + n as u64, words[2], words[3], words[4]);
+        let sum = siphasher::sip::SipHasher13::new().hash(body.as_bytes());
+        text += &format!("+{body} {sum:016x}\n");
     }
-    let text = format!("{head}bytes {} {}\n{name}\n{value}\n", name.len(), value.len());
-    let sum = siphasher::sip::SipHasher13::new().hash(text.as_bytes());
-    fs::write(file, format!("{text}sum {sum:016x}\n")).expect("written");
+    fs::write(line(dir), &text).expect("written");
+    let record = record(dir);
+    let head = fs::read_to_string(&record).expect("a record");
+    let span = head.lines().find(|line| line.starts_with("line ")).expect("where its line is");
+    let count: usize = span.rsplit(' ').next().and_then(|count| count.parse().ok()).expect("a number");
+    let head = head.replace(span, &format!("line 0 {} {}", text.len(), count + by));
+    let (body, _) = head.rsplit_once("sum ").expect("a last line");
+    fs::write(record, sealed(body)).expect("written");
 }
 
 #[test]
@@ -161,13 +171,19 @@ fn a_queue_of_ten_thousand_is_kept_and_a_full_one_lets_nobody_more_in() {
     let client = Client::of(FAIR, dir.path());
     client.join("x", &names[0]);
     client.join("x", &names[1]);
-    lengthen(&record(dir.path()), 10_000);
+    lengthen(dir.path(), 10_000);
+    let before = fs::read(line(dir.path())).expect("a line");
     let begin = Instant::now();
     client.join("x", &names[2]);
+    let took = begin.elapsed();
+    // What stood there is not written again.
+    let after = fs::read(line(dir.path())).expect("a line");
+    assert!(after.starts_with(&before) && after.len() < before.len() + 300);
+    assert!(fs::metadata(record(dir.path())).expect("a record").len() < 600);
     let found = found(client.inspect("x"));
     assert_eq!(found.waiters.len() as u64 + found.unlisted, 10_002);
-    println!("a place behind ten thousand, and a look at them: {:?}", begin.elapsed());
-    lengthen(&record(dir.path()), 50_000);
+    println!("a place behind ten thousand: {took:?}, and a look at them: {:?}", begin.elapsed());
+    lengthen(dir.path(), 50_000);
     let (fence, wait_ms, bind) = (Fence::Assign, Some(LONG_MS), Liveness::Process);
     let late = Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms, bind };
     let text = refusal(client.ask("x", &names[3], late, 5 * SECOND), &record(dir.path()));
@@ -175,6 +191,37 @@ fn a_queue_of_ten_thousand_is_kept_and_a_full_one_lets_nobody_more_in() {
     assert!(is_held(&client.renew("x", &names[0], None, LONG_MS + 1)));
     assert_eq!(client.release("x", &names[1]), Answer::Released { left: 0 });
     assert_eq!(client.release("x", &names[0]), Answer::Released { left: 0 });
+}
+
+#[test]
+fn a_damaged_line_is_refused_by_name_and_hides_no_other_lock() {
+    let (dir, name) = (dir(), owner());
+    let (client, other) = (Client::of(FAIR, dir.path()), Client::of(FAIR, dir.path()));
+    client.join("x", &name);
+    client.join("x", &owner());
+    let file = line(dir.path());
+    assert!(is_held(&other.acquire("untouched", &owner())));
+    let text = fs::read_to_string(&file).expect("a line");
+    let damages: [(&str, Vec<u8>); 5] = [
+        ("emptied", Vec::new()),
+        ("half-written", text.as_bytes()[..text.len() / 2].to_vec()),
+        ("foreign bytes", vec![0xff; 5_000]),
+        ("zeroes after a power cut", vec![0; text.len()]),
+        ("with another owner", text.replacen("test@", "tess@", 1).into()),
+    ];
+    for (what, bytes) in damages {
+        fs::write(&file, bytes).expect("written");
+        for result in [other.try_acquire("x", &owner(), Liveness::Process, LONG_MS), other.inspect("x")] {
+            let text = refusal(result, &file);
+            assert!(text.contains("remove the file"), "{what}: {text}");
+        }
+        assert_eq!(other.list("").expect("the other locks"), ["untouched"], "{what}");
+    }
+    fs::remove_file(&file).expect("removed");
+    refusal(other.inspect("x"), &file);
+    fs::write(&file, &text).expect("written");
+    assert_eq!(client.release("x", &name), Answer::Released { left: 0 });
+    assert_eq!(found(other.inspect("x")).holders.len(), 1);
 }
 
 #[test]

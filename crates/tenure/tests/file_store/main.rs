@@ -13,6 +13,7 @@ mod crashes;
 mod crowds;
 mod damage;
 mod directories;
+mod line;
 mod process;
 mod turns;
 
@@ -27,7 +28,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, FutureExt, select};
 use tempfile::TempDir;
 use tenure::internals::protocol::{
     Answer, Fence, Found, Kind, Liveness, LockSpec, Notification, Op, Place, QueueSpec, ReleaseScope, Verb,

@@ -136,6 +136,11 @@ impl Sim {
         self.core().now
     }
 
+    /// So much time passes within a poll as one takes.
+    pub fn pass(&self) {
+        self.core().now += POLL;
+    }
+
     /// How many polls were made.
     pub fn steps(&self) -> u64 {
         self.core().steps

@@ -1,16 +1,21 @@
 //! What a request does to the files, and what a look at them tells.
 
+use std::sync::Arc;
+
 use super::bindings::Bindings;
-use super::directory::{Directory, HolderState, Inside, Over};
-use super::holders::Holders;
+use super::directory::{Directory, HolderState, Inside};
+use super::holders::{Holders, MyPlace};
+use super::line::{Span, Standing};
+use super::lock::{Lock, store};
 use super::names::{HolderId, RecordId};
-use super::record::{FULL_BYTES, Record};
+use super::record::Record;
 use crate::events::{event, text};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::queue::Queue;
+use crate::protocol::queue::{BOUND, Queue};
 use crate::protocol::{
-    self, Answer, Data, Liveness, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb, parse_value,
+    self, Answer, Data, Entry, Liveness, LockSpec, Notification, Now, Op, Place, ReleaseScope, State, Verb,
+    parse_value,
 };
 use crate::runtime::Runtime;
 use crate::store::{Cursor, Failure, Page, SETUP};
@@ -53,7 +58,8 @@ impl Applied {
     }
 }
 
-/// Runs one request against its record. Either all of it is written or nothing but a used-up token.
+/// Runs one request against its record. Either all of it is written or nothing but a used-up token,
+/// places that were refreshed, and one that was left.
 pub(super) fn apply(
     inside: &mut Inside<'_>,
     holders: &mut Holders,
@@ -62,24 +68,31 @@ pub(super) fn apply(
     op: &Op,
 ) -> Result<Applied, Failure> {
     let id = RecordId::of(&op.name);
-    let (before, text) = inside.load(id)?.unzip();
-    if let Some(record) = before.as_ref().filter(|record| record.name != op.name) {
-        return Err(inside.misplaced(id, record));
+    let mut before = Lock::load(inside, id)?;
+    if let Some(lock) = before.as_ref().filter(|lock| lock.record.name != op.name) {
+        return Err(inside.misplaced(id, &lock.record));
     }
-    let front_before = before.as_ref().map_or([None; 2], |record| front(&record.lock.value));
-    let mut is_bounded = false;
-    let living = before.map(|record| living_for(inside, holders, record, op, &mut is_bounded));
-    let (lock, mut bindings) = match living.transpose()?.flatten() {
-        Some(record) => (Some(record.lock), record.bindings),
-        None => (None, Bindings::default()),
+    let mut budget = DEAD;
+    let mut living = match &mut before {
+        Some(lock) => seen(inside, holders, lock, id, now, op, &mut budget)?,
+        None => Living::default(),
     };
-    let mut state = State { lock, ballot: None };
+    let (asked, later) = (asked(op), std::mem::take(&mut living.later));
+    let later = match &before {
+        Some(lock) => keep(inside, id, lock, now, op, later, &mut living.span)?,
+        None => later,
+    };
     let mut counter = inside.fence();
-    let is_dead = |number| bindings.holder_of(number).is_some_and(|holder| is_dead(inside, holders, holder));
-    let (answer, wake) = run(&mut state, &mut counter, now, op, is_dead);
+    let Living { lock, mut bindings, span, .. } = living;
+    let mut state = State { lock, ballot: None };
+    let mut run =
+        Run { inside, holders, id, now, state: &mut state, bindings: &mut bindings, counter: &mut counter };
+    let line = before.as_mut().filter(|_| span.count > 0 || !span.is_empty());
+    let Ran { answer, wake, is_bounded } = run.all(op, asked, line, &mut budget)?;
+    let answer = further_back(op, answer, &later, &state);
     let answer = match answer {
         Answer::More(_) => answer,
-        answer if is_bounded => answer.and_more(),
+        answer if is_bounded || budget == 0 => answer.and_more(),
         answer => answer,
     };
 
@@ -97,16 +110,24 @@ pub(super) fn apply(
     {
         holders.listen(inside, holder);
     }
-    let after = state.lock.map(|lock| {
+    let mut after = state.lock.map(|lock| {
         bindings.retain(|number| lock.value.has(number));
-        Record { name: op.name.clone(), boot: inside.boot().to_owned(), bindings, lock }
+        Record { name: op.name.clone(), boot: inside.boot().to_owned(), bindings, lock, span }
     });
-    let written = store(inside, id, text.as_deref(), after.as_ref(), counter, op);
-    let removed = text.is_some() && after.is_none();
+    // The counter first, so that a token that was told is never given again.
+    let may_grow = matches!(op.verb, Verb::Acquire { .. });
+    let written = match counter == inside.fence() {
+        true => Ok(()),
+        false => inside.set_fence(counter),
+    };
+    let written = written.and_then(|()| store(inside, id, before.as_ref(), after.as_mut(), may_grow));
+    let removed = before.is_some() && after.is_none();
     let wake = wake.or(removed.then_some(Notification::Free { by: None }));
+    #[cfg(tenure_planted)]
     if written.is_ok() {
-        #[cfg(tenure_planted)]
-        super::observe::applied(op, &answer, wake.as_ref(), after.as_ref().map(|record| &record.lock));
+        super::observe::applied(op, &answer, wake.as_ref(), || {
+            Lock::peek_whole(inside, id).ok().flatten().map(|record| record.lock)
+        });
     }
     let (mut calls, mut is_near) = (Vec::new(), false);
     if let Some(record) = &after {
@@ -115,23 +136,381 @@ pub(super) fn apply(
             _ => &[],
         };
         let front = front(&record.lock.value);
+        let front_before = before.as_ref().map_or([None; 2], Lock::first_two);
         let moved = front.iter().zip(front_before).filter(|(now, before)| *now != before);
         let numbers = granted.iter().copied().chain(moved.filter_map(|(now, _)| *now));
         calls.extend(numbers.filter_map(|number| record.bindings.holder_of(number)));
         calls.retain(|holder| !holders.is_mine(*holder));
         is_near = ahead_of_mine(record, holders).is_some();
     }
+    note_places(
+        holders,
+        id,
+        op,
+        told,
+        before.as_ref(),
+        &later,
+        written.as_ref().ok().copied().flatten(),
+        after.as_ref(),
+    );
     // After a failure, what stood there before stands there still. What cannot be read may name any
     // holder.
     let kept = match &written {
-        Ok(()) => Some(after.map(|record| record.bindings).unwrap_or_default()),
-        Err(_) => inside.read(id).ok().map(|record| record.map(|record| record.bindings).unwrap_or_default()),
+        Ok(_) => Some(after.map(|record| record.bindings).unwrap_or_default()),
+        Err(_) => Lock::peek_whole(inside, id)
+            .ok()
+            .map(|record| record.map(|record| record.bindings).unwrap_or_default()),
     };
     if let Some(kept) = kept {
-        holders.settle(inside, &op.name, &kept);
+        holders.settle(inside, &op.name, id, &kept);
     }
     written?;
     Ok(Applied { answer, wake, calls, is_near })
+}
+
+/// What counts of a lock for one request.
+#[derive(Default)]
+struct Living {
+    lock: Option<Entry<Data>>,
+    bindings: Bindings,
+    span: Span,
+    /// The places of the owners that ask which are further back in line than what was read.
+    later: Vec<Standing>,
+}
+
+/// The owners whose places a request is about.
+fn asked(op: &Op) -> &[Owner] {
+    match &op.verb {
+        Verb::Refresh { owners, .. } => owners,
+        _ => std::slice::from_ref(&op.owner),
+    }
+}
+
+/// What counts of a lock for one request, which reads and looks at no more than it decides about: of
+/// a queue, at the first waiters until one is alive, and at the holders if they are few or the first
+/// waiter asks. Otherwise the work of a queue would grow with the square of its waiters.
+fn seen(
+    inside: &Inside<'_>,
+    holders: &Holders,
+    lock: &mut Lock,
+    id: RecordId,
+    now: Now,
+    op: &Op,
+    budget: &mut usize,
+) -> Result<Living, Failure> {
+    let has_file = lock.record.span;
+    if lock.record.boot != inside.boot() {
+        lock.read_all(inside, id)?;
+    }
+    if !is_of_this_boot(inside, holders, &lock.record)? {
+        return Ok(Living { span: Span { from: has_file.to, count: 0, ..has_file }, ..Living::default() });
+    }
+    let mut later = Vec::new();
+    if sees_all(&op.verb) || matches!(op.verb, Verb::Resize) {
+        lock.read_all(inside, id)?;
+    } else if !lock.is_whole() {
+        let is_far = matches!(op.verb, Verb::Refresh { .. }) && is_far(inside, lock, id, now, op)?;
+        if !is_far {
+            fill(inside, holders, lock, id, now, budget)?;
+        }
+        later = match further(lock, holders, id, op) {
+            Some(later)
+                if later.is_empty() || matches!(op.verb, Verb::Refresh { .. } | Verb::Release { .. }) =>
+            {
+                later
+            }
+            _ => {
+                lock.read_all(inside, id)?;
+                Vec::new()
+            }
+        };
+    }
+    let dead: Vec<u64> = match &lock.record.lock.value {
+        Data::Queue(queue) if !sees_all(&op.verb) => {
+            let holding: Vec<u64> = queue.holding().collect();
+            let looks = holding.len() <= FEW || asks_first(queue, op);
+            let bindings = &lock.record.bindings;
+            let is_dead = |number: &u64| {
+                bindings.holder_of(*number).is_some_and(|holder| is_dead(inside, holders, holder))
+            };
+            holding.into_iter().filter(|number| looks && is_dead(number)).collect()
+        }
+        _ => lock.record.bound_to(|holder| is_dead(inside, holders, holder)),
+    };
+    let record = lock.take_or_clone().without_numbers(&dead);
+    let (lock, bindings) =
+        record.map_or((None, Bindings::default()), |record| (Some(record.lock), record.bindings));
+    Ok(Living { lock, bindings, span: has_file, later })
+}
+
+/// Reads on until two wait, for a refresh. False if it is one of these two that asks: then the line
+/// is as it was before.
+fn is_far(inside: &Inside<'_>, lock: &mut Lock, id: RecordId, now: Now, op: &Op) -> Result<bool, Failure> {
+    lock.fill(inside, id, 2, |standing| now.ms > standing.ticket.deadline_ms)?;
+    let is_near = lock
+        .queue()
+        .is_some_and(|queue| queue.waiting().take(2).any(|(_, ticket)| asked(op).contains(&ticket.owner)));
+    if is_near && let Some(anew) = Lock::load(inside, id)? {
+        *lock = anew;
+    }
+    Ok(!is_near)
+}
+
+/// Reads on until two wait. Those at the front that have lapsed or crashed are passed over.
+fn fill(
+    directory: &Directory,
+    holders: &Holders,
+    lock: &mut Lock,
+    id: RecordId,
+    now: Now,
+    budget: &mut usize,
+) -> Result<(), Failure> {
+    lock.fill(directory, id, 2, |standing| {
+        if now.ms > standing.ticket.deadline_ms {
+            return true;
+        }
+        let looks = *budget > 0;
+        *budget = budget.saturating_sub(1);
+        let is_over = looks && standing.holder.is_some_and(|holder| is_dead(directory, holders, holder));
+        if !is_over && looks {
+            *budget += 1;
+        }
+        is_over
+    })
+}
+
+/// The places further back of the owners that ask; `None` if one is there, and not where this store
+/// has written it.
+fn further(lock: &Lock, holders: &Holders, id: RecordId, op: &Op) -> Option<Vec<Standing>> {
+    let queue = lock.queue()?;
+    let mut later = Vec::new();
+    for owner in asked(op).iter().filter(|owner| queue.number(owner).is_none()) {
+        match holders.place_of(id, owner).and_then(|at| lock.standing_at(at, owner)) {
+            Some(standing) => later.push(standing),
+            None if lock.names_further_back(owner) => return None,
+            None => {}
+        }
+    }
+    Some(later)
+}
+
+/// Refreshes places that are further back, or leaves one. Returns those that are there still.
+fn keep(
+    inside: &Inside<'_>,
+    id: RecordId,
+    lock: &Lock,
+    now: Now,
+    op: &Op,
+    later: Vec<Standing>,
+    span: &mut Span,
+) -> Result<Vec<Standing>, Failure> {
+    let mut kept = Vec::new();
+    for mut standing in later {
+        match op.verb {
+            Verb::Refresh { wait_ms, .. } if now.ms <= standing.ticket.deadline_ms => {
+                let deadline_ms = now.ms.saturating_add(wait_ms);
+                if deadline_ms > standing.ticket.deadline_ms {
+                    standing.ticket.deadline_ms = deadline_ms;
+                    lock.refresh(inside, id, &standing)?;
+                }
+                kept.push(standing);
+            }
+            _ => {
+                lock.leave(inside, id, &standing)?;
+                span.count = span.count.saturating_sub(1);
+                if now.ms <= standing.ticket.deadline_ms {
+                    kept.push(standing);
+                }
+            }
+        }
+    }
+    Ok(kept)
+}
+
+/// The answer, with what it says of places that the machine did not see.
+fn further_back(op: &Op, answer: Answer, later: &[Standing], state: &State) -> Answer {
+    if later.is_empty() {
+        return answer;
+    }
+    match (answer, &op.verb) {
+        (Answer::More(answer), _) => further_back(op, *answer, later, state).and_more(),
+        (Answer::Free, Verb::Release { .. }) => Answer::Released { left: 0 },
+        (Answer::Places { mut places, retry_in_ms }, Verb::Refresh { owners, .. }) => {
+            for (place, owner) in places.iter_mut().zip(owners.iter()) {
+                let Some(standing) = later.iter().find(|standing| standing.ticket.owner == *owner) else {
+                    continue;
+                };
+                let number = standing.number;
+                // It may have been read, and let in, since the machine was asked.
+                let holds = matches!(&state.lock, Some(Entry { value: Data::Queue(queue), .. })
+                    if queue.ticket(number).is_some() && number <= queue.mark);
+                *place =
+                    if holds { Place::Held { fence: number } } else { Place::Waiting { ticket: number } };
+            }
+            Answer::Places { places, retry_in_ms }
+        }
+        (answer, _) => answer,
+    }
+}
+
+/// Remembers where this store's own places are written.
+#[expect(clippy::too_many_arguments, reason = "all that is known of a request that was carried out")]
+fn note_places(
+    holders: &mut Holders,
+    id: RecordId,
+    op: &Op,
+    answer: &Answer,
+    before: Option<&Lock>,
+    later: &[Standing],
+    new: Option<u64>,
+    after: Option<&Record>,
+) {
+    let Some(Record { lock: Entry { value: Data::Queue(queue), .. }, .. }) = after else {
+        return holders.forget_places(id);
+    };
+    if let Answer::Released { .. } | Answer::Free = answer {
+        return holders.forget_place(id, &op.owner);
+    }
+    for owner in asked(op) {
+        match queue.number(owner) {
+            Some(number) if number > queue.mark => {
+                let at = before.and_then(|lock| lock.place_of(number)).or(new);
+                let holder = after.and_then(|record| record.bindings.holder_of(number));
+                if let Some(at) = at {
+                    holders.note_place(id, owner, MyPlace { number, at, holder });
+                }
+            }
+            Some(_) => holders.forget_place(id, owner),
+            None if later.iter().any(|standing| standing.ticket.owner == *owner) => {}
+            None => holders.forget_place(id, owner),
+        }
+    }
+}
+
+/// One request under way.
+struct Run<'a, 'b> {
+    inside: &'a Inside<'b>,
+    holders: &'a Holders,
+    id: RecordId,
+    now: Now,
+    state: &'a mut State,
+    bindings: &'a mut Bindings,
+    counter: &'a mut u64,
+}
+
+/// What came of it.
+struct Ran {
+    answer: Answer,
+    wake: Option<Notification>,
+    is_bounded: bool,
+}
+
+impl Run<'_, '_> {
+    /// Runs the machine. `line`: where more who wait can be read.
+    fn all(
+        &mut self,
+        op: &Op,
+        asked: &[Owner],
+        line: Option<&mut Lock>,
+        budget: &mut usize,
+    ) -> Result<Ran, Failure> {
+        let Some(line) = line.filter(|line| !line.is_whole()) else {
+            let (answer, wake) = self.alive(op);
+            return Ok(Ran { answer, wake, is_bounded: false });
+        };
+        let (verb, name) = (Verb::Refresh { owners: Arc::new([]), wait_ms: 0 }, op.name.clone());
+        let settles = Op { name, rule: op.rule, owner: op.owner.clone(), request: op.request, verb };
+        let (mut let_in, mut is_bounded) = (Vec::new(), false);
+        let is_new = matches!(op.verb, Verb::Acquire { .. });
+        if is_new {
+            *self.counter = (*self.counter).max(line.last_number().unwrap_or(0));
+        }
+        // Those whose turn it is come before who asks.
+        self.settle(&settles, is_new, line, budget, &mut let_in, &mut is_bounded)?;
+        let (answer, wake) = self.alive(op);
+        if let Some(Notification::Granted { tickets }) = wake {
+            let_in.extend(tickets);
+        }
+        if self.is_short(line) {
+            self.settle(&settles, false, line, budget, &mut let_in, &mut is_bounded)?;
+        }
+        let mine = |queue: &Queue| asked.iter().filter_map(|owner| queue.number(owner)).collect::<Vec<_>>();
+        let mine = self.queue().map(mine).unwrap_or_default();
+        let_in.retain(|number| !mine.contains(number));
+        let wake = (!let_in.is_empty()).then_some(Notification::Granted { tickets: let_in });
+        Ok(Ran { answer, wake, is_bounded })
+    }
+
+    /// Lets in those whose turn it is, and reads on where more may be. `all`: however many they are,
+    /// because a newcomer must not pass them.
+    fn settle(
+        &mut self,
+        op: &Op,
+        all: bool,
+        line: &mut Lock,
+        budget: &mut usize,
+        let_in: &mut Vec<u64>,
+        is_bounded: &mut bool,
+    ) -> Result<(), Failure> {
+        loop {
+            let (answer, wake) = self.alive(op);
+            if let Some(Notification::Granted { tickets }) = wake {
+                let_in.extend(tickets);
+            }
+            let is_more = matches!(answer, Answer::More(_));
+            match self.is_short(line) {
+                true if all || self.queue().is_none() || (let_in.len() < BOUND && *budget > 0) => {
+                    let read = self.read_on(line)?;
+                    *budget = budget.saturating_sub(read);
+                }
+                false if is_more && all => {}
+                is_short => {
+                    *is_bounded |= is_more || is_short;
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn queue(&self) -> Option<&Queue> {
+        match &self.state.lock {
+            Some(Entry { value: Data::Queue(queue), .. }) => Some(queue),
+            _ => None,
+        }
+    }
+
+    /// Whether too few are known to wait, and more are in line.
+    fn is_short(&self, line: &Lock) -> bool {
+        !line.is_whole() && self.queue().is_none_or(|queue| queue.waiting().nth(1).is_none())
+    }
+
+    /// Brings in those who wait behind what was read, and says how many.
+    fn read_on(&mut self, line: &mut Lock) -> Result<usize, Failure> {
+        let waiting = |line: &Lock| line.queue().map_or(0, |queue| queue.waiting().count());
+        let known = waiting(line);
+        let last = line.queue().and_then(|queue| queue.tickets().next_back()).map_or(0, |(last, _)| last);
+        line.fill(self.inside, self.id, known + 1, |_| false)?;
+        let Some(read) = line.queue() else { return Ok(0) };
+        // All that was known of it may be gone.
+        let Some(lock) = self.state.lock.take().or_else(|| line.shell()) else { return Ok(0) };
+        let (lock, bindings) = (self.state.lock.insert(lock), &line.record.bindings);
+        let Data::Queue(queue) = &mut lock.value else { return Ok(0) };
+        for (number, ticket) in read.waiting().filter(|(number, _)| *number > last) {
+            queue.insert(number, ticket.clone());
+            self.bindings.bind(number, bindings.holder_of(number));
+        }
+        Ok(waiting(line) - known)
+    }
+
+    /// Runs the machine for one request. A place that it lets in although its process is dead is
+    /// taken out, and so is one that has come to the front and keeps out those behind it: then the
+    /// next is let in.
+    fn alive(&mut self, op: &Op) -> (Answer, Option<Notification>) {
+        let Self { inside, holders, now, state, bindings, counter, .. } = self;
+        let is_dead =
+            |number| bindings.holder_of(number).is_some_and(|holder| is_dead(inside, holders, holder));
+        run(state, counter, *now, op, is_dead)
+    }
 }
 
 /// Runs the machine. A place that it lets in although its process is dead is taken out, and so is
@@ -195,31 +574,6 @@ fn binding(op: &Op, answer: &Answer) -> Option<(u64, Liveness)> {
     }
 }
 
-/// Writes what changed; the counter first, so that a token that was told is never given again.
-fn store(
-    inside: &mut Inside<'_>,
-    id: RecordId,
-    before: Option<&[u8]>,
-    after: Option<&Record>,
-    fence: u64,
-    op: &Op,
-) -> Result<(), Failure> {
-    let text = after.map(Record::encode);
-    if matches!(op.verb, Verb::Acquire { .. }) && text.as_ref().is_some_and(|text| text.len() > FULL_BYTES) {
-        return Err(inside.full(id));
-    }
-    if fence != inside.fence() {
-        inside.set_fence(fence)?;
-    }
-    match (before, text) {
-        (None, None) => Ok(()),
-        (Some(before), Some(text)) if text.as_bytes() == before => Ok(()),
-        (Some(_), Some(text)) => inside.write(id, &text, Over::Record),
-        (None, Some(text)) => inside.write(id, &text, Over::Nothing),
-        (Some(_), None) => inside.remove(id),
-    }
-}
-
 fn is_dead(directory: &Directory, holders: &Holders, holder: HolderId) -> bool {
     !holders.is_mine(holder) && directory.life(holder) == HolderState::Dead && !planted(Bug::DeathIgnored)
 }
@@ -231,51 +585,22 @@ pub(super) fn living(
     holders: &Holders,
     record: Record,
 ) -> Result<Option<Record>, Failure> {
-    let record = of_this_boot(directory, holders, record)?;
-    Ok(record.and_then(|record| record.without(|holder| is_dead(directory, holders, holder))))
+    if !is_of_this_boot(directory, holders, &record)? {
+        return Ok(None);
+    }
+    Ok(record.without(|holder| is_dead(directory, holders, holder)))
 }
 
-fn of_this_boot(directory: &Directory, holders: &Holders, record: Record) -> Result<Option<Record>, Failure> {
+fn is_of_this_boot(directory: &Directory, holders: &Holders, record: &Record) -> Result<bool, Failure> {
     if record.boot == directory.boot() {
-        return Ok(Some(record));
+        return Ok(true);
     }
     // A process outlives no boot, so with a living holder the boot id is what is wrong.
     let is_alive = |holder| holders.is_mine(holder) || directory.life(holder) == HolderState::Alive;
     if record.bindings.iter().any(|(_, holder)| is_alive(holder)) {
         return Err(directory.other_boot());
     }
-    Ok(None)
-}
-
-/// What counts of a record for one request, which looks at no more than it decides about: of a
-/// queue, at the first waiters until one is alive, and at the holders if they are few or the first
-/// waiter asks. Otherwise the work of a queue would grow with the square of its waiters.
-fn living_for(
-    directory: &Directory,
-    holders: &Holders,
-    record: Record,
-    op: &Op,
-    is_bounded: &mut bool,
-) -> Result<Option<Record>, Failure> {
-    let (Data::Queue(_), false) = (&record.lock.value, sees_all(&op.verb)) else {
-        return living(directory, holders, record);
-    };
-    let Some(record) = of_this_boot(directory, holders, record)? else { return Ok(None) };
-    let is_dead = |record: &Record, number: &u64| {
-        record.bindings.holder_of(*number).is_some_and(|holder| is_dead(directory, holders, holder))
-    };
-    let Data::Queue(queue) = &record.lock.value else { return Ok(Some(record)) };
-    let waiting = queue.waiting().map(|(number, _)| number);
-    let dead: Vec<u64> = waiting.take(DEAD).take_while(|number| is_dead(&record, number)).collect();
-    *is_bounded = dead.len() == DEAD;
-    let Some(record) = record.without_numbers(&dead) else { return Ok(None) };
-    let Data::Queue(queue) = &record.lock.value else { return Ok(Some(record)) };
-    let holding: Vec<u64> = queue.holding().collect();
-    if holding.len() > FEW && !asks_first(queue, op) {
-        return Ok(Some(record));
-    }
-    let dead: Vec<u64> = holding.into_iter().filter(|number| is_dead(&record, number)).collect();
-    Ok(record.without_numbers(&dead))
+    Ok(false)
 }
 
 /// Whether a request is about all that stands there.
@@ -319,7 +644,7 @@ fn ahead_of_mine(record: &Record, holders: &Holders) -> Option<Vec<HolderId>> {
 
 /// What to tell those who listen to a lock whose record has changed, whichever process changed it.
 pub(super) fn changed(directory: &Directory, now: Now, id: RecordId) -> Option<Notification> {
-    match directory.peek(id) {
+    match Lock::peek(directory, id) {
         Ok(record) => news(record.as_ref(), now),
         // The next look decides: it may have been read while its file was used again.
         Err(_) => None,
@@ -338,7 +663,7 @@ pub(super) struct Looked {
 /// Looks at a lock. Of a queue in which processes wait it looks at those only that are ahead of a
 /// place of this process at the front of the line: each other waiter is told when it comes there.
 pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: RecordId) -> Looked {
-    let Ok(Some(record)) = directory.peek(id) else {
+    let Ok(Some(record)) = Lock::peek(directory, id) else {
         // Gone; or unreadable, which the next request reports.
         return Looked { wake: Some(Notification::Free { by: None }), ahead: None };
     };
@@ -364,7 +689,7 @@ pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: Rec
 
 /// What a record says to those who listen.
 fn news(record: Option<&Record>, now: Now) -> Option<Notification> {
-    match record.filter(|record| !record.lock.is_over(now)).map(|record| &record.lock.value) {
+    match record.filter(|record| !record.is_over(now)).map(|record| &record.lock.value) {
         None => Some(Notification::Free { by: None }),
         // A process was taken out, and the process that asks first lets the next in.
         Some(Data::Queue(queue)) if queue.is_due() => Some(Notification::Reconnected),
@@ -375,7 +700,7 @@ fn news(record: Option<&Record>, now: Now) -> Option<Notification> {
 
 /// A part of the listing, in the order of the files.
 pub(super) fn page(directory: &Directory, now: Now, prefix: &str, from: &Cursor) -> Result<Page, Failure> {
-    let (records, _) = directory.entries()?;
+    let (records, ..) = directory.entries()?;
     let start = match from.0.parse::<RecordId>() {
         Ok(from) => records.partition_point(|id| *id <= from),
         Err(()) => 0,
@@ -383,7 +708,7 @@ pub(super) fn page(directory: &Directory, now: Now, prefix: &str, from: &Cursor)
     let part = &records[start..records.len().min(start + PAGE)];
     let mut page = Page::default();
     for id in part {
-        let record = match directory.peek(*id) {
+        let record = match Lock::peek_whole(directory, *id) {
             Ok(Some(record)) => record,
             // Gone since the directory was read.
             Ok(None) => continue,

@@ -7,6 +7,7 @@ use super::apply::{Applied, apply, living};
 use super::directory::{Directory, Inside, Over};
 use super::error::unusable;
 use super::holders::Holders;
+use super::lock::Lock;
 use super::names::RecordId;
 use crate::protocol::record::{self, Record, RecordAnswer, RecordOp, RecordVerb, Then};
 use crate::protocol::{Fence, LockSpec, Now, Op, ReleaseScope, Verb};
@@ -30,7 +31,7 @@ pub(super) fn apply_to_record(
             return Ok((RecordAnswer::Read { record, now_us: now.unix_us }, None));
         }
         RecordVerb::Put(put) => {
-            let lock = match inside.read(id)? {
+            let lock = match Lock::peek_whole(inside, id)? {
                 Some(lock) => living(inside, holders, lock)?,
                 None => None,
             };

@@ -3,6 +3,7 @@
 //! Everything is relative to one open descriptor of the directory. What changes a file is a method
 //! of [`Inside`], which exists only while this process has the guard's OS lock.
 
+use std::cell::{Cell, RefCell};
 use std::fs::DirBuilder;
 use std::io;
 use std::ops::Deref;
@@ -10,18 +11,18 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use rustix::buffer::spare_capacity;
 use rustix::fs::{
-    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, chmodat, flock, fstat, ftruncate,
-    openat, renameat, renameat_with, unlinkat,
+    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat, chmodat, flock, fstat,
+    ftruncate, openat, renameat, renameat_with, statat, unlinkat,
 };
 use rustix::io::{Errno, pread, pwrite, read, write};
 
 use super::error::{failed, unusable};
 use super::names::{HolderId, RecordId, socket_name};
-use super::record::{Ledger, MAX_BYTES, Record};
+use super::record::{Damage, Ledger, MAX_BYTES, Record};
 use super::system::{boot_id, errno, warn_of_network};
 use crate::planted::crash_point;
 use crate::store::Failure;
@@ -43,8 +44,23 @@ pub(super) struct Directory {
     /// Device and inode of the guard: another file at its path is another store.
     place: (u64, u64),
     boot: String,
+    /// The file that was written last, under whatever name it is now: opening it again takes longer
+    /// than to see that it is the same.
+    kept: RefCell<Option<Kept>>,
+    /// The line that was used last. It stays open, because to close what was open for writing is
+    /// told to all that watch the directory.
+    line: RefCell<Option<(RecordId, Arc<OwnedFd>)>>,
+    /// It was shown that files can be written here.
+    is_proven: Cell<bool>,
     /// The socket from which waiting processes are called, once one was.
     caller: OnceLock<UnixDatagram>,
+}
+
+/// An open file, by which it is known again.
+#[derive(Debug)]
+struct Kept {
+    file: OwnedFd,
+    place: (u64, u64),
 }
 
 /// What came of asking for the guard.
@@ -119,14 +135,16 @@ impl Directory {
         }
         warn_of_network(&dir, path);
         let boot = boot_id()?;
-        let (place, caller) = ((stat.st_dev, stat.st_ino), OnceLock::new());
-        Ok(Self { path: path.to_owned(), dir, guard, guard_path, place, boot, caller })
+        let (place, kept, caller) = (place_of(&stat), RefCell::default(), OnceLock::new());
+        let (path, line, is_proven) = (path.to_owned(), RefCell::default(), Cell::new(false));
+        Ok(Self { path, dir, guard, guard_path, place, boot, kept, line, is_proven, caller })
     }
 
     /// The guard's file, opened once more: what [`Locked::wait`] waits for.
     pub(super) fn guard_to_wait_for(&self) -> Option<Locked> {
         let path = format!("/proc/self/fd/{}", self.guard.as_raw_fd());
-        rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok().map(Locked)
+        // Not to write: closing it would be told to all that watch the directory.
+        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok().map(Locked)
     }
 
     /// Takes the guard if it is free, or with the lock that was waited for. Never waits.
@@ -161,40 +179,29 @@ impl Directory {
     /// Whether this directory still is what its path leads to.
     pub(super) fn is_in_place(&self) -> Result<bool, Failure> {
         match rustix::fs::stat(&self.guard_path) {
-            Ok(stat) => Ok((stat.st_dev, stat.st_ino) == self.place),
+            Ok(stat) => Ok(place_of(&stat) == self.place),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
             Err(errno) => Err(failed("look at the guard file", &self.guard_path, errno)),
         }
     }
 
-    /// The record of one lock, without the guard. A file that is used again meanwhile may read as
-    /// damaged or as another lock's; it does not do so several times.
-    pub(super) fn peek(&self, id: RecordId) -> Result<Option<Record>, Failure> {
-        self.read(id).or_else(|_| self.read(id)).or_else(|_| self.read(id))
-    }
-
-    /// The record of one lock.
-    pub(super) fn read(&self, id: RecordId) -> Result<Option<Record>, Failure> {
-        Ok(self.load(id)?.map(|(record, _)| record))
-    }
-
-    /// The record of one lock, and how it is written.
-    pub(super) fn load(&self, id: RecordId) -> Result<Option<(Record, Vec<u8>)>, Failure> {
-        let file = id.to_string();
-        let Some(bytes) = self.read_file(&file)? else { return Ok(None) };
-        let record =
-            Record::decode(&bytes).map_err(|damage| unusable(&self.path.join(&file), &damage.of_record()))?;
-        if RecordId::of(&record.name) != id {
-            return Err(self.misplaced(id, &record));
-        }
-        Ok(Some((record, bytes)))
-    }
-
     /// What a file of records says, if it is there.
     pub(super) fn read_file(&self, file: &str) -> Result<Option<Vec<u8>>, Failure> {
         let broken = |errno| failed("read the record", &self.path.join(file), errno);
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let open = match openat(&self.dir, file, flags, Mode::empty()) {
+        if let Some(kept) = &*self.kept.borrow() {
+            match statat(&self.dir, file, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) if place_of(&stat) == kept.place && stat.st_size as usize <= MAX_BYTES => {
+                    let mut bytes = vec![0; stat.st_size as usize];
+                    let length = pread(&kept.file, &mut bytes[..], 0).map_err(broken)?;
+                    bytes.truncate(length);
+                    return Ok(Some(bytes));
+                }
+                Err(Errno::NOENT) => return Ok(None),
+                // What is to be said of it is said where it is opened.
+                Ok(_) | Err(_) => {}
+            }
+        }
+        let open = match self.open_file(file, false) {
             Ok(open) => open,
             Err(Errno::NOENT) => return Ok(None),
             Err(errno) => return Err(broken(errno)),
@@ -208,6 +215,17 @@ impl Directory {
             bytes.reserve(bytes.len());
         }
         Ok(Some(bytes))
+    }
+
+    /// Opens a file of this directory, to write to it if need be.
+    pub(super) fn open_file(&self, file: &str, write: bool) -> Result<OwnedFd, Errno> {
+        let flags = if write { OFlags::RDWR } else { OFlags::RDONLY };
+        openat(&self.dir, file, flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    /// What is said of a line that is not what the lock's record says.
+    pub(super) fn line_damaged(&self, id: RecordId) -> Failure {
+        unusable(&self.path.join(id.line()), Damage::of_line())
     }
 
     /// Where a file is, for messages.
@@ -226,8 +244,7 @@ impl Directory {
 
     /// Whether a holder is alive: its file is flocked for as long as a process has it open.
     pub(super) fn life(&self, holder: HolderId) -> HolderState {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let Ok(file) = openat(&self.dir, holder.to_string(), flags, Mode::empty()) else {
+        let Ok(file) = self.open_file(&holder.to_string(), false) else {
             return HolderState::Unknown;
         };
         // Shared, so that two who look at once do not take each other for the holder.
@@ -238,10 +255,10 @@ impl Directory {
         }
     }
 
-    /// All records and holders, in the order of their file names.
-    pub(super) fn entries(&self) -> Result<(Vec<RecordId>, Vec<HolderId>), Failure> {
+    /// All records and holders, in the order of their file names, and all lines.
+    pub(super) fn entries(&self) -> Result<(Vec<RecordId>, Vec<HolderId>, Vec<RecordId>), Failure> {
         let broken = |errno| failed("read the directory", &self.path, errno);
-        let (mut records, mut holders) = (Vec::new(), Vec::new());
+        let (mut records, mut holders, mut lines) = (Vec::new(), Vec::new(), Vec::new());
         for entry in Dir::read_from(&self.dir).map_err(broken)? {
             let entry = entry.map_err(broken)?;
             let Ok(name) = entry.file_name().to_str() else { continue };
@@ -249,16 +266,19 @@ impl Directory {
                 records.push(record);
             } else if let Ok(holder) = name.parse() {
                 holders.push(holder);
+            } else {
+                lines.extend(RecordId::of_line(name));
             }
         }
         records.sort_unstable();
         holders.sort_unstable();
-        Ok((records, holders))
+        Ok((records, holders, lines))
     }
 
-    /// When a file was last made, renamed or removed.
-    pub(super) fn modified(&self) -> Option<(i64, u64)> {
-        fstat(&self.dir).ok().map(|stat| (stat.st_mtime, stat.st_mtime_nsec))
+    /// When a file was last made, renamed or removed, and when a token was last given.
+    pub(super) fn modified(&self) -> Option<[(i64, u64); 2]> {
+        let time_of = |file| fstat(file).map(|stat| (stat.st_mtime, stat.st_mtime_nsec));
+        Some([time_of(&self.dir).ok()?, time_of(&self.guard).ok()?])
     }
 
     /// All names in the directory, to be read in pieces.
@@ -317,7 +337,7 @@ impl Directory {
 
     /// Whether there is a record of this lock, also if it cannot be read.
     pub(super) fn has(&self, id: RecordId) -> bool {
-        rustix::fs::statat(&self.dir, id.to_string(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
+        statat(&self.dir, id.to_string(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
     /// What is said when a lock's record has no space for another.
@@ -417,30 +437,49 @@ impl Inside<'_> {
 
     /// Writes the temp file, which no name but its own may lead to.
     fn write_temp(&self, text: &[u8]) -> Result<(), Errno> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let mut length = 0;
-        let temp = match openat(&self.dir, TEMP, flags, MODE).and_then(|temp| Ok((fstat(&temp)?, temp))) {
-            Ok((stat, temp)) if FileType::from_raw_mode(stat.st_mode).is_file() && stat.st_nlink == 1 => {
-                length = stat.st_size as usize;
-                temp
-            }
-            // Of another user, or put there: not to be written to.
-            _ => self.create(TEMP, OFlags::CLOEXEC)?,
-        };
+        let (temp, length) = self.open_temp()?;
+        let mut kept = self.kept.borrow_mut();
+        let temp = kept.insert(temp);
         let mut written = 0;
         while written < text.len() {
             crash_point();
-            written += pwrite(&temp, &text[written..], written as u64)?;
+            written += pwrite(&temp.file, &text[written..], written as u64)?;
         }
         crash_point();
-        if length > text.len() { ftruncate(&temp, text.len() as u64) } else { Ok(()) }
+        if length > text.len() { ftruncate(&temp.file, text.len() as u64) } else { Ok(()) }
+    }
+
+    /// The temp file, and how long it is.
+    fn open_temp(&self) -> Result<(Kept, usize), Errno> {
+        let is_fit = |stat: &Stat| FileType::from_raw_mode(stat.st_mode).is_file() && stat.st_nlink == 1;
+        let found = statat(&self.dir, TEMP, AtFlags::SYMLINK_NOFOLLOW);
+        let kept = self.kept.take();
+        if let (Ok(stat), Some(kept)) = (&found, kept)
+            && kept.place == place_of(stat)
+            && is_fit(stat)
+        {
+            return Ok((kept, stat.st_size as usize));
+        }
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let open =
+            || openat(&self.dir, TEMP, flags, Mode::empty()).and_then(|file| Ok((fstat(&file)?, file)));
+        match found.and_then(|_| open()) {
+            Ok((stat, file)) if is_fit(&stat) => {
+                Ok((Kept { file, place: place_of(&stat) }, stat.st_size as usize))
+            }
+            // There is none; or it is another user's, or was put there: not to be written to.
+            _ => {
+                let file = self.create(TEMP, OFlags::CLOEXEC)?;
+                let place = place_of(&fstat(&file)?);
+                Ok((Kept { file, place }, 0))
+            }
+        }
     }
 
     /// Writes a record over itself, on a full disk. A process that is killed within the one call
     /// leaves it whole if it is no longer than a page; a longer one may be damaged by that.
     fn write_in_place(&self, file: &str, record: &[u8]) -> Result<(), Errno> {
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = openat(&self.dir, file, flags, Mode::empty())?;
+        let file = self.open_file(file, true)?;
         let stat = fstat(&file)?;
         let (length, space) = (stat.st_size as usize, stat.st_blocks as u64 * 512);
         if record.len() > length && record.len() as u64 > space {
@@ -452,6 +491,24 @@ impl Inside<'_> {
         }
         crash_point();
         if length > record.len() { ftruncate(&file, record.len() as u64) } else { Ok(()) }
+    }
+
+    /// Opens the line of a lock, and creates it if need be.
+    pub(super) fn open_line(&self, id: RecordId, create: bool) -> Result<Arc<OwnedFd>, Errno> {
+        let name = id.line();
+        let mut line = self.line.borrow_mut();
+        if let Some((_, file)) = line.as_ref().filter(|(known, _)| *known == id)
+            && let Ok(stat) = statat(&self.dir, &name, AtFlags::SYMLINK_NOFOLLOW)
+            && fstat(file).is_ok_and(|known| place_of(&known) == place_of(&stat))
+        {
+            return Ok(Arc::clone(file));
+        }
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let flags = if create { flags | OFlags::CREATE } else { flags };
+        let file = Arc::new(openat(&self.dir, name, flags, MODE)?);
+        crash_point();
+        *line = Some((id, Arc::clone(&file)));
+        Ok(file)
     }
 
     /// Creates and flocks the file of a holder. Under the guard, so no process sees it before it is
@@ -470,23 +527,29 @@ impl Inside<'_> {
         Ok(file)
     }
 
-    /// Proves that records can be written.
+    /// Proves once that records can be written. A process that waits asks again and again whether
+    /// the store answers: to have the guard is enough then.
     pub(super) fn probe(&self) -> Result<(), Failure> {
+        if self.is_proven.get() {
+            return Ok(());
+        }
         let written = self.create(TEMP, OFlags::CLOEXEC).and_then(|temp| write(&temp, self.boot.as_bytes()));
         self.remove_temp();
+        self.is_proven.set(written.is_ok());
         written.map(drop).map_err(|errno| failed("write", &self.path.join(TEMP), errno))
     }
 
     /// Frees everything after a reboot. No process of another boot is alive, so a living holder
     /// means that this is not one.
     fn clear(&self) -> Result<(), Failure> {
-        let (records, holders) = self.entries()?;
+        let (records, holders, lines) = self.entries()?;
         if holders.iter().any(|holder| self.life(*holder) == HolderState::Alive) {
             return Err(self.other_boot());
         }
         for record in records {
             self.remove(record)?;
         }
+        lines.into_iter().try_for_each(|id| self.remove_file(&id.line()))?;
         holders.into_iter().for_each(|holder| self.remove_holder(holder));
         Ok(())
     }
@@ -507,6 +570,10 @@ impl Inside<'_> {
     fn remove_temp(&self) {
         let _ = unlinkat(&self.dir, TEMP, AtFlags::empty());
     }
+}
+
+fn place_of(stat: &Stat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
 }
 
 impl Deref for Inside<'_> {

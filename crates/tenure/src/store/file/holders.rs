@@ -13,6 +13,7 @@ use super::directory::{Directory, Inside};
 use super::names::{HolderId, RecordId};
 use crate::events::{event, text};
 use crate::name::LockName;
+use crate::owner::Owner;
 use crate::protocol::Liveness;
 use crate::runtime::Runtime;
 use crate::store::Failure;
@@ -24,8 +25,18 @@ pub(super) struct Holders {
     /// The names whose records named the process when they were last seen.
     bound: BTreeSet<LockName>,
     works: BTreeMap<LockName, BTreeMap<u64, Holder>>,
+    /// Where the places that this store's owners had in a line were written.
+    places: BTreeMap<RecordId, BTreeMap<Owner, MyPlace>>,
     /// A socket could not be bound: nothing calls this process, so it has to look.
     cannot_be_called: bool,
+}
+
+/// A place in a line, as this store last wrote it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MyPlace {
+    pub(super) number: u64,
+    pub(super) at: u64,
+    pub(super) holder: Option<HolderId>,
 }
 
 /// An open holder file: flocked until the last process that has it open is gone.
@@ -142,9 +153,42 @@ impl Holders {
         self.process.iter_mut().chain(self.works.values_mut().flat_map(BTreeMap::values_mut))
     }
 
-    /// Keeps what the lock's record names now, and lets go of the rest.
-    pub(super) fn settle(&mut self, directory: &Directory, name: &LockName, bindings: &Bindings) {
-        if self.process.as_ref().is_some_and(|process| bindings.names(process.id)) {
+    /// Where an owner's place in the line of a lock was written, if it is one of this store's.
+    pub(super) fn place_of(&self, id: RecordId, owner: &Owner) -> Option<u64> {
+        Some(self.places.get(&id)?.get(owner)?.at)
+    }
+
+    pub(super) fn note_place(&mut self, id: RecordId, owner: &Owner, place: MyPlace) {
+        self.places.entry(id).or_default().insert(owner.clone(), place);
+    }
+
+    pub(super) fn forget_place(&mut self, id: RecordId, owner: &Owner) {
+        let Some(places) = self.places.get_mut(&id) else { return };
+        places.remove(owner);
+        if places.is_empty() {
+            self.places.remove(&id);
+        }
+    }
+
+    pub(super) fn forget_places(&mut self, id: RecordId) {
+        self.places.remove(&id);
+    }
+
+    /// Keeps what the lock's record and line name now, and lets go of the rest. The bindings are
+    /// those that were read.
+    pub(super) fn settle(
+        &mut self,
+        directory: &Directory,
+        name: &LockName,
+        id: RecordId,
+        bindings: &Bindings,
+    ) {
+        let places = self.places.get(&id);
+        let waits =
+            |is_it: &dyn Fn(&MyPlace) -> bool| places.is_some_and(|places| places.values().any(is_it));
+        let names =
+            |process: &Holder| bindings.names(process.id) || waits(&|place| place.holder == Some(process.id));
+        if self.process.as_ref().is_some_and(names) {
             if !self.bound.contains(name) {
                 self.bound.insert(name.clone());
             }
@@ -153,7 +197,8 @@ impl Holders {
         }
         let Some(works) = self.works.get_mut(name) else { return };
         works.retain(|number, work| {
-            let is_named = bindings.holder_of(*number) == Some(work.id);
+            let is_named = bindings.holder_of(*number) == Some(work.id)
+                || waits(&|place| (place.number, place.holder) == (*number, Some(work.id)));
             if !is_named {
                 directory.remove_holder(work.id);
             }

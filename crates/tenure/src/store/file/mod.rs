@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! DIR/guard           its flock is held during each change; has the boot id and last token
-//! DIR/lock-HASH       one record per lock that is held: its name, its holders and waiters, until when
+//! DIR/lock-HASH       one record per lock that is held: its name, its holders, until when
+//! DIR/line-HASH       those who wait for it, if it has a queue
 //! DIR/holder-ID       flocked by the process that holds or waits, for as long as it lives
 //! DIR/wake-ID         the socket on which that process is called while it waits in a queue
 //! DIR/record-HASH     what the last holder of a lock wrote beside it, until when
@@ -10,7 +11,8 @@
 //! ```
 //!
 //! A record is replaced by a rename and removed when no process holds the lock, so a process that
-//! is killed at any point leaves the old state or the new one. Nothing is synced to the disk: a
+//! is killed at any point leaves the old state or the new one. A line counts as far as the record
+//! says, so a change writes the record and one place, however many wait. Nothing is synced to the disk: a
 //! lock does not outlive the machine. Leases count on a clock that starts with the machine and name
 //! the boot they belong to, so a reboot frees everything.
 //!
@@ -26,11 +28,12 @@
 //! crashes: the first the holders, the second the first. A request looks at the flocks of those
 //! only that it decides about, and of the places that it lets in.
 //!
-//! The map: `worker` is the task that does it all on the runtime's thread; `apply` what a request
-//! does to the files, and `beside` to the record beside a lock; `directory` the files and their
-//! guard, `record`, `value` and `bindings` what they say; `holders` who is alive, `watch` who
-//! listens; `sweep` what crashed processes left; `system` says which boot and file system this is,
-//! `fault` what is said when something cannot be done.
+//! The map: `shared` carries out a request on the caller's thread, if that waits for nothing, and
+//! `worker` is the task on the runtime's thread that does everything else; `apply` is what a request
+//! does to the files, and `beside` to the record beside a lock; `lock` reads and writes one lock;
+//! `directory` has the files and their guard, `record`, `line` and `bindings` what they say;
+//! `holders` who is alive, `watch` who listens; `sweep` what crashed processes left; `system` says
+//! which boot and file system this is, `error` what is said when something cannot be done.
 
 mod apply;
 mod beside;
@@ -38,10 +41,13 @@ mod bindings;
 mod directory;
 mod error;
 mod holders;
+mod line;
+mod lock;
 mod names;
 #[cfg(tenure_planted)]
 pub mod observe;
 mod record;
+mod shared;
 mod sweep;
 mod system;
 mod watch;
@@ -53,12 +59,15 @@ use std::fmt;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select};
 use tokio::sync::{mpsc, oneshot, watch::Sender};
 
+use self::shared::{Shared, Tried};
+use self::system::boot_clock_offset_ms;
 use self::worker::{Job, Promise, Request, Worker};
 use super::{
     Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Opening, Page,
@@ -79,6 +88,7 @@ struct Inner {
     url: Arc<str>,
     runtime: Arc<dyn Runtime>,
     jobs: OnceLock<mpsc::UnboundedSender<Job>>,
+    shared: Arc<Shared>,
     /// How often another directory was found at the path.
     replaced: Arc<Sender<u64>>,
 }
@@ -114,8 +124,20 @@ impl File {
             url: url.into(),
             runtime,
             jobs: OnceLock::new(),
+            shared: Shared::new(boot_clock_offset_ms()),
             replaced: Arc::default(),
         }))
+    }
+
+    /// What a request did that was carried out on this thread, if it was.
+    fn done<T>(&self, tried: Tried<T>) -> Option<Result<T, Failure>> {
+        let Tried::Done(answer, applied) = tried else { return None };
+        if let Some(applied) = applied.filter(|_| self.0.shared.listens.load(Ordering::Acquire)) {
+            let now = self.0.runtime.now();
+            // A worker that has ended has no listeners.
+            let _ = self.0.jobs().send(Job::new(Request::Heard(applied), now, Duration::MAX, None));
+        }
+        Some(answer)
     }
 
     /// Hands a request to the worker when first polled, and waits for what it says.
@@ -127,8 +149,9 @@ impl File {
         let store = self.clone();
         async move {
             let (promise, answer) = oneshot::channel();
-            let job = Job::new(ask(promise), store.0.runtime.now(), within);
             let jobs = store.0.jobs();
+            let handed = store.0.shared.hand_over();
+            let job = Job::new(ask(promise), store.0.runtime.now(), within, Some(handed));
             if jobs.send(job).is_err() {
                 return Err(Failure::NotSent(Failure::cause("the store is shut down")));
             }
@@ -148,7 +171,8 @@ impl Inner {
         self.jobs.get_or_init(|| {
             let (sender, jobs) = mpsc::unbounded_channel();
             let runtime = Arc::clone(&self.runtime);
-            let worker = Worker::new(self.path.clone(), runtime, Arc::clone(&self.replaced), jobs);
+            let shared = Arc::clone(&self.shared);
+            let worker = Worker::new(self.path.clone(), runtime, shared, Arc::clone(&self.replaced), jobs);
             self.runtime.spawn(worker.run().boxed());
             sender
         })
@@ -157,11 +181,25 @@ impl Inner {
 
 impl Store for File {
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
-        self.ask(within, |promise| Request::Call(op, promise)).boxed()
+        let store = self.clone();
+        async move {
+            match store.done(store.0.shared.call(&*store.0.runtime, &op)) {
+                Some(answer) => answer,
+                None => store.ask(within, |promise| Request::Call(op, promise)).await,
+            }
+        }
+        .boxed()
     }
 
     fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        self.ask(within, |promise| Request::Record(op, promise)).boxed()
+        let store = self.clone();
+        async move {
+            match store.done(store.0.shared.record(&*store.0.runtime, &op)) {
+                Some(answer) => answer,
+                None => store.ask(within, |promise| Request::Record(op, promise)).await,
+            }
+        }
+        .boxed()
     }
 
     fn listen(

@@ -8,6 +8,7 @@ use siphasher::sip128::SipHasher24;
 use crate::name::LockName;
 
 const BESIDE: &str = "record-";
+const LINE: &str = "line-";
 
 /// Which file a lock's record is in: a hash of its name. The record says the name too, so that two
 /// locks are never taken for one.
@@ -22,6 +23,16 @@ impl RecordId {
     /// The file of the record beside the lock, which only its holder writes.
     pub(super) fn beside(self) -> String {
         format!("{BESIDE}{:032x}", self.0)
+    }
+
+    /// The file of those who wait for the lock.
+    pub(super) fn line(self) -> String {
+        format!("{LINE}{:032x}", self.0)
+    }
+
+    /// The lock whose line this file is.
+    pub(super) fn of_line(file: &str) -> Option<Self> {
+        u128::from_str_radix(digits(file, LINE, 32)?, 16).map(Self).ok()
     }
 
     /// The lock whose record this file is.
@@ -82,6 +93,7 @@ mod tests {
         let id = RecordId::of(&LockName::new("x").expect("a name"));
         assert_eq!(id.to_string().parse(), Ok(id));
         assert_eq!(HolderId(7).to_string().parse(), Ok(HolderId(7)));
+        assert_eq!((RecordId::of_line(&id.line()), RecordId::of_beside(&id.beside())), (Some(id), Some(id)));
         for file in ["lock-7", "lock-+0000000000000000000000000000007", "temp", "guard", "lock-"] {
             assert_eq!(file.parse::<RecordId>(), Err(()), "{file}");
         }

@@ -11,8 +11,15 @@ thread_local! {
     static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
 }
 
-pub(crate) fn applied(op: &Op, answer: &Answer, wake: Option<&Notification>, after: Option<&Entry<Data>>) {
-    OBSERVER.with_borrow(|observer| observer.iter().for_each(|observer| observer(op, answer, wake, after)));
+pub(crate) fn applied(
+    op: &Op,
+    answer: &Answer,
+    wake: Option<&Notification>,
+    after: impl Fn() -> Option<Entry<Data>>,
+) {
+    OBSERVER.with_borrow(|observer| {
+        observer.iter().for_each(|observer| observer(op, answer, wake, after().as_ref()));
+    });
 }
 
 /// Lets a test hear of each request that stores in directories carry out on this thread, in

@@ -9,23 +9,26 @@ use std::fmt::Write;
 use siphasher::sip::SipHasher13;
 
 use super::bindings::Bindings;
+use super::line::Span;
 use super::names::HolderId;
 use crate::name::LockName;
 use crate::protocol::codec::{self, number, word};
 use crate::protocol::record::USE;
-use crate::protocol::{self, Data, Entry, Kind, State};
+use crate::protocol::{self, Data, Entry, Kind, Now, State};
 
-const FORMAT: &str = codec::VERSION;
+/// The version of a directory's files. A process of another version is refused by the guard file.
+const FORMAT: &str = "2";
 const RECORD: &str = "tenure lock";
 const SUM: &str = "sum ";
 const LEDGER: &str = "tenure guard";
-/// No process is let into a queue whose record would be longer: some 10,000 of the longest owners,
-/// or 30,000 of usual ones.
+/// No process is let into a queue whose record or line would be longer: some 10,000 of the longest
+/// owners, or 30,000 of usual ones.
 pub(super) const FULL_BYTES: usize = 1 << 22;
 /// No record is longer. What is in a full queue can still be renewed.
 pub(super) const MAX_BYTES: usize = 2 * FULL_BYTES;
 
-/// One lock, as its file says.
+/// One lock, as its file says. Those who wait in a queue are in a file of their own: see
+/// [`line`](super::line).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) name: LockName,
@@ -33,6 +36,8 @@ pub(super) struct Record {
     pub(super) boot: String,
     pub(super) bindings: Bindings,
     pub(super) lock: Entry<Data>,
+    /// Where its waiters are written.
+    pub(super) span: Span,
 }
 
 /// What the guard file says: the boot in which the directory is used, and the last token given.
@@ -53,9 +58,18 @@ pub(super) enum Damage {
 
 impl Record {
     pub(super) fn encode(&self) -> String {
-        let (kind, value) = (codec::kind(&self.lock.value), codec::encode(&self.lock.value));
-        let ends = self.lock.expires_ms.map_or("never".to_owned(), |end| end.to_string());
-        let (boot, name, bindings) = (&self.boot, self.name.as_str(), self.bindings.by_holder());
+        let (kind, held) = (codec::kind(&self.lock.value), held(&self.lock.value));
+        let value = codec::encode(held.as_ref().unwrap_or(&self.lock.value));
+        let ends = ends(held.as_ref(), &self.lock).map_or("never".to_owned(), |end| end.to_string());
+        let (boot, name) = (&self.boot, self.name.as_str());
+        let bindings = match &held {
+            Some(held) => {
+                let mut bindings = self.bindings.clone();
+                bindings.retain(|number| held.has(number));
+                bindings.by_holder()
+            }
+            None => self.bindings.by_holder(),
+        };
         let mut text = format!("{RECORD} {FORMAT}\nboot {boot}\nends {ends}\nholders {}\n", bindings.len());
         for (holder, numbers) in bindings {
             let _ = write!(text, "{holder}");
@@ -64,7 +78,12 @@ impl Record {
             }
             text.push('\n');
         }
-        let _ = write!(text, "kind {kind}\nbytes {} {}\n{name}\n{value}\n", name.len(), value.len());
+        let _ = writeln!(text, "kind {kind}");
+        if held.is_some() {
+            let Span { from, to, count } = self.span;
+            let _ = writeln!(text, "line {from} {to} {count}");
+        }
+        let _ = write!(text, "bytes {} {}\n{name}\n{value}\n", name.len(), value.len());
         text.push_str(&seal_of(text.as_bytes()));
         text
     }
@@ -89,23 +108,45 @@ impl Record {
         };
         let bindings = decode_bindings(&mut rest)?;
         let kind: Kind = field(&mut rest, "kind")?.parse().ok()?;
+        let span = match kind {
+            Kind::Mutex | Kind::Reentrant => Span::default(),
+            _ => decode_span(field(&mut rest, "line")?)?,
+        };
         let (name_bytes, value_bytes) = field(&mut rest, "bytes")?.split_once(' ')?;
         let name = take(&mut rest, number(name_bytes)?)?;
-        let value = codec::decode(kind, take(&mut rest, number(value_bytes)?)?)?;
+        let value = take(&mut rest, number(value_bytes)?)?;
+        let value = match span.is_empty() {
+            true => codec::decode(kind, value)?,
+            false => codec::decode_part(kind, value)?,
+        };
         let name = match name.starts_with(USE) {
             true => LockName::in_store(name.to_owned()),
             false => LockName::new(name).ok()?,
         };
         let is_whole = rest.is_empty() && bindings.iter().all(|(number, _)| value.has(number));
-        is_whole.then_some(Self { name, boot, bindings, lock: Entry { value, expires_ms } })
+        let lock = Entry { value, expires_ms };
+        let held = held(&lock.value);
+        let is_held =
+            held.as_ref().is_none_or(|held| *held == lock.value && ends(Some(held), &lock) == expires_ms);
+        (is_whole && is_held).then_some(Self { name, boot, bindings, lock, span })
+    }
+
+    /// The holds and places that are bound to these holders.
+    pub(super) fn bound_to(&self, is_one: impl Fn(HolderId) -> bool) -> Vec<u64> {
+        let holders = self.bindings.by_holder();
+        let those = holders.into_iter().filter(|(holder, _)| is_one(*holder));
+        those.flat_map(|(_, numbers)| numbers).collect()
     }
 
     /// What is left without what is bound to these holders, unless that is all.
     pub(super) fn without(self, is_dead: impl Fn(HolderId) -> bool) -> Option<Self> {
-        let holders = self.bindings.by_holder();
-        let dead = holders.into_iter().filter(|(holder, _)| is_dead(*holder));
-        let numbers: Vec<u64> = dead.flat_map(|(_, numbers)| numbers).collect();
+        let numbers = self.bound_to(is_dead);
         self.without_numbers(&numbers)
+    }
+
+    /// Whether nothing of it counts any more. While some wait whose places were not read, it does.
+    pub(super) fn is_over(&self, now: Now) -> bool {
+        self.lock.is_over(now) && self.span.count == 0
     }
 
     /// What is left without these holds and places, unless that is all.
@@ -119,6 +160,34 @@ impl Record {
         self.bindings.retain(|number| self.lock.value.has(number));
         Some(self)
     }
+}
+
+/// Of a queue, those who hold: the part that is in the lock's record.
+fn held(value: &Data) -> Option<Data> {
+    let Data::Queue(queue) = value else { return None };
+    let mut held = queue.without_tickets();
+    for number in queue.holding() {
+        held.insert(number, queue.ticket(number)?.clone());
+    }
+    Some(Data::Queue(held))
+}
+
+/// Until when a record counts. A queue that was not set ends with its tickets; its record tells of
+/// those who hold.
+fn ends(held: Option<&Data>, lock: &Entry<Data>) -> Option<u64> {
+    match held {
+        Some(Data::Queue(queue)) if !queue.is_set => {
+            Some(queue.tickets().map(|(_, ticket)| ticket.deadline_ms).max().unwrap_or(0))
+        }
+        _ => lock.expires_ms,
+    }
+}
+
+fn decode_span(text: &str) -> Option<Span> {
+    let (from, rest) = text.split_once(' ')?;
+    let (to, count) = rest.split_once(' ')?;
+    let span = Span { from: number(from)?, to: number(to)?, count: number(count)? };
+    (span.from <= span.to && !(span.is_empty() && span.count > 0)).then_some(span)
 }
 
 /// The last line: a hash of all before it.
@@ -176,6 +245,11 @@ impl Damage {
             }
             Self::Format(format) => other_version(format),
         }
+    }
+
+    /// The same for a lock's line.
+    pub(super) fn of_line() -> &'static str {
+        "is no whole line of a queue: once no process holds that lock or waits for it, remove the file, and the lock's record"
     }
 
     /// The same for the guard file.
@@ -240,6 +314,7 @@ mod tests {
             boot: "b00t".to_owned(),
             bindings: Bindings::default(),
             lock: Entry { value, expires_ms: Some(1_234) },
+            span: Span::default(),
         }
     }
 
@@ -270,15 +345,16 @@ mod tests {
         record
     }
 
-    /// Three places of a semaphore of two permits: one holds both.
+    /// Three holders of a semaphore of three permits.
     fn semaphore() -> Record {
-        let mut queue = Queue::new(Kind::Semaphore, 2);
-        queue.mark = 5;
-        for (number, weight, owner) in [(5, 2, A), (6, 1, B), (9, 1, C)] {
+        let mut queue = Queue::new(Kind::Semaphore, 3);
+        queue.mark = 9;
+        for (number, weight, owner) in [(5, 1, A), (6, 1, B), (9, 1, C)] {
             let owner = owner.parse().expect("an owner");
             queue.insert(number, Ticket { owner, weight, deadline_ms: 1_000 + number });
         }
         let mut record = record("name", Data::Queue(queue));
+        record.lock.expires_ms = Some(1_009);
         for (number, holder) in [(5, 7), (6, 8), (9, 7)] {
             record.bindings.bind(number, Some(HolderId(holder)));
         }
@@ -309,17 +385,30 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_of_ten_thousand_with_the_longest_names_has_room() {
+    fn those_who_wait_are_not_in_the_record() {
+        let mut record = semaphore();
+        let text = record.encode();
+        let Data::Queue(queue) = &mut record.lock.value else { panic!("{record:?}") };
+        let owner = "d@h:4/0123456789abcdef0123456789abcdef".parse().expect("an owner");
+        queue.insert(11, Ticket { owner, weight: 1, deadline_ms: 2_000 });
+        record.bindings.bind(11, Some(HolderId(9)));
+        record.lock.expires_ms = Some(2_000);
+        assert_eq!(record.encode(), text);
+    }
+
+    #[test]
+    fn ten_thousand_holders_with_the_longest_names_have_room() {
         let longest = format!("{}@{}:{}/{}", "l".repeat(64), "h".repeat(64), u32::MAX, "f".repeat(27));
         let mut queue = Queue::new(Kind::RwLock, 1 << 20);
+        queue.mark = u64::MAX;
         let mut record = record(&"n".repeat(LockName::MAX_BYTES), Data::Text(String::new()));
         for number in 0..10_000 {
             let owner = format!("{longest}{number:05}").parse().expect("an owner");
             let number = u64::MAX - 10_000 + number;
-            queue.insert(number, Ticket { owner, weight: 1 << 20, deadline_ms: u64::MAX });
+            queue.insert(number, Ticket { owner, weight: 1, deadline_ms: u64::MAX });
             record.bindings.bind(number, Some(HolderId(number)));
         }
-        record.lock.value = Data::Queue(queue);
+        record.lock = Entry { value: Data::Queue(queue), expires_ms: Some(u64::MAX) };
         let text = record.encode();
         assert!(text.len() <= FULL_BYTES, "{}", text.len());
         assert_eq!(Record::decode(text.as_bytes()), Ok(record));
@@ -346,7 +435,7 @@ mod tests {
             (
                 mutex(),
                 &[
-                    ("tenure lock 1", "tenure lock 1 "),
+                    ("tenure lock 2", "tenure lock 2 "),
                     ("ends 1234", "ends +1234"),
                     ("ends 1234", "ends 99999999999999999999"),
                     ("holders 1", "holders 0"),
@@ -384,10 +473,14 @@ mod tests {
             (
                 semaphore(),
                 &[
-                    ("\n2 5\n", "\n1 5\n"),
-                    ("\n2 5\n", "\n2 6\n"),
-                    ("\n5 2 ", "\n5 0 "),
-                    ("\n5 2 ", "\n5 3 "),
+                    ("\n3 9\n", "\n2 9\n"),
+                    ("\n3 9\n", "\n3 8\n"),
+                    ("ends 1009", "ends 1010"),
+                    ("line 0 0 0", "line 5 0 0"),
+                    ("line 0 0 0", "line 0 0 1"),
+                    ("line 0 0 0", "line 0 0"),
+                    ("\n5 1 ", "\n5 0 "),
+                    ("\n5 1 ", "\n5 4 "),
                     ("\n6 1 ", "\n5 1 "),
                     ("\n6 1 ", "\n9 1 "),
                     (" 1006 ", " 100x "),
@@ -428,8 +521,9 @@ mod tests {
             "kind reentrant mutex",
             "kind read-write lock",
             "kind semaphore",
-            "tenure lock 1\n",
-            "tenure guard 1\n",
+            "tenure lock 2\n",
+            "tenure guard 2\n",
+            "line 0 9 1\n",
             A,
             B,
         ];
@@ -478,17 +572,19 @@ mod tests {
         let left = reentrant().without(|_| true).expect("a detached hold");
         assert!(matches!(&left.lock.value, Data::Hash(hash) if hash[A] == "1"));
 
-        let left = semaphore().without(is_seven).expect("one that waits");
+        let left = semaphore().without(is_seven).expect("one that holds");
         let Data::Queue(queue) = &left.lock.value else { panic!("{left:?}") };
         assert_eq!(queue.tickets().map(|(number, _)| number).collect::<Vec<_>>(), [6]);
-        assert!(queue.is_due() && queue.holding().next().is_none());
+        assert_eq!(queue.holding().collect::<Vec<_>>(), [6]);
         assert_eq!(semaphore().without(|_| true), None);
     }
 
     #[test]
     fn another_version_is_told_from_damage() {
-        let later = [b"tenure lock 2\n".as_slice(), &[0xff; 20]].concat();
-        assert_eq!(Record::decode(&later), Err(Damage::Format("2".to_owned())));
+        let later = [b"tenure lock 3\n".as_slice(), &[0xff; 20]].concat();
+        assert_eq!(Record::decode(&later), Err(Damage::Format("3".to_owned())));
+        let earlier = b"tenure lock 1\n".as_slice();
+        assert_eq!(Record::decode(earlier), Err(Damage::Format("1".to_owned())));
         assert_eq!(Ledger::decode(b"tenure guard 10\n"), Err(Damage::Format("10".to_owned())));
     }
 

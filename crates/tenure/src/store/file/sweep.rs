@@ -5,7 +5,8 @@
 use rustix::fs::Dir;
 
 use super::beside;
-use super::directory::{HolderState, Inside, Over};
+use super::directory::{HolderState, Inside};
+use super::lock::{Lock, store};
 use super::names::{HolderId, RecordId};
 use crate::protocol::Now;
 use crate::store::Failure;
@@ -27,6 +28,8 @@ pub(super) struct Sweep {
     records: Vec<RecordId>,
     /// The records beside locks.
     beside: Vec<RecordId>,
+    /// The lines of queues.
+    lines: Vec<RecordId>,
     /// Holders that have crashed, in order. Their files stay until no record names them: a record
     /// whose holder's file is gone counts until its lease ends.
     dead: Vec<HolderId>,
@@ -34,8 +37,9 @@ pub(super) struct Sweep {
 
 impl Sweep {
     pub(super) fn new(inside: &Inside<'_>, random: u64) -> Result<Self, Failure> {
-        let (holders, records, beside, dead) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { random, names: Some(inside.names()?), holders, records, beside, dead })
+        let (holders, records, beside) = (Vec::new(), Vec::new(), Vec::new());
+        let (lines, dead) = (Vec::new(), Vec::new());
+        Ok(Self { random, names: Some(inside.names()?), holders, records, beside, lines, dead })
     }
 
     /// Does one piece. True if nothing is left to do.
@@ -65,6 +69,11 @@ impl Sweep {
                 if matches!(inside.read_file(&file), Ok(Some(bytes)) if beside::is_over(&bytes, now)) {
                     inside.remove_file(&file)?;
                 }
+            } else if let Some(id) = self.lines.pop() {
+                // Its lock was removed by a process that ended in between.
+                if !inside.has(id) {
+                    inside.remove_file(&id.line())?;
+                }
             } else {
                 self.dead.drain(..).for_each(|holder| inside.remove_holder(holder));
                 return Ok(true);
@@ -87,6 +96,8 @@ impl Sweep {
                 self.holders.push(holder);
             } else if let Some(id) = RecordId::of_beside(name) {
                 self.beside.push(id);
+            } else {
+                self.lines.extend(RecordId::of_line(name));
             }
         }
         let is_over = read < NAMES;
@@ -95,6 +106,7 @@ impl Sweep {
             self.records.sort_unstable();
             self.holders.sort_unstable();
             sample(&mut self.beside, self.random);
+            sample(&mut self.lines, self.random);
             sample(&mut self.holders, self.random);
             if self.holders.is_empty() {
                 self.draw_records();
@@ -113,16 +125,18 @@ impl Sweep {
 
     fn clear(&self, inside: &Inside<'_>, now: Now, id: RecordId) -> Result<(), Failure> {
         // One that cannot be read is for the process that asks for it.
-        let Ok(Some(record)) = inside.read(id) else { return Ok(()) };
-        let is_over = record.boot == inside.boot() && record.lock.is_over(now);
-        let is_dead = |holder: HolderId| self.dead.binary_search(&holder).is_ok();
-        if !is_over && !record.bindings.iter().any(|(_, holder)| is_dead(holder)) {
+        let Ok(Some(mut lock)) = Lock::load(inside, id) else { return Ok(()) };
+        if lock.read_all(inside, id).is_err() {
             return Ok(());
         }
-        match record.without(is_dead).filter(|_| !is_over) {
-            Some(rest) => inside.write(id, &rest.encode(), Over::Record),
-            None => inside.remove(id),
+        let is_ours = lock.record.boot == inside.boot();
+        let is_over = is_ours && lock.record.lock.is_over(now);
+        let dead = lock.record.bound_to(|holder| self.dead.binary_search(&holder).is_ok());
+        if !is_over && dead.is_empty() {
+            return Ok(());
         }
+        let mut rest = lock.record.clone().without_numbers(&dead).filter(|_| !is_over);
+        store(inside, id, Some(&lock), rest.as_mut(), false).map(drop)
     }
 }
 

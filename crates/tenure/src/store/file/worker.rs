@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -17,8 +18,8 @@ use super::directory::{Directory, Entered, Inside, Locked};
 use super::error::shown;
 use super::holders::Holders;
 use super::names::{HolderId, RecordId};
+use super::shared::{Core, Handed, SWEEP, Shared};
 use super::sweep::Sweep;
-use super::system::boot_clock_offset_ms;
 use super::watch::{Listeners, Seen, Watch};
 use crate::events::{event, text};
 use crate::moment::Moment;
@@ -39,9 +40,10 @@ const PAUSE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)
 /// How often the locks that a process listens to are looked at. A release and most crashes are seen
 /// at once.
 const LOOK: Duration = Duration::from_millis(200);
-/// So often a request is given its time again while other processes make changes: then the guard is
-/// not stuck, and it is in the system's queue for it.
-const PROLONGED: u32 = 10;
+/// A timer that is so late says that this process had no processor; so often a request is given its
+/// time again for that.
+const STARVED: Duration = Duration::from_millis(200);
+const STARVED_TIMES: u32 = 3;
 /// How long after a holder's file was closed its flock has certainly gone too.
 const AFTER_CLOSE: Duration = Duration::from_millis(1);
 /// How many looks without a listener end the watch.
@@ -50,22 +52,23 @@ const IDLE_LOOKS: u32 = 25;
 const LOOKS: usize = 32;
 /// The looks take at most one part in so many of the time.
 const SHARE: u32 = 4;
-/// How often what lapsed or crashed is cleared away, and the pause between two pieces of that.
+/// The pause between two pieces of a sweep.
 const PIECE_PAUSE: Duration = Duration::from_millis(2);
-const SWEEP: Duration = Duration::from_secs(60);
 
 /// A request, and by when it must be answered.
 pub(super) struct Job {
     ask: Request,
     within: Duration,
     until: Moment,
-    /// How often it was given more time.
-    prolonged: u32,
+    /// How often it was given its time again because this process had no processor.
+    starved: u32,
+    /// While it is here, no later request is carried out elsewhere.
+    _handed: Option<Handed>,
 }
 
 impl Job {
-    pub(super) fn new(ask: Request, now: Moment, within: Duration) -> Self {
-        Self { ask, within, until: now + within, prolonged: 0 }
+    pub(super) fn new(ask: Request, now: Moment, within: Duration, handed: Option<Handed>) -> Self {
+        Self { ask, within, until: now + within, starved: 0, _handed: handed }
     }
 }
 
@@ -75,8 +78,14 @@ pub(super) enum Request {
     Call(Op, Promise<Answer>),
     Record(RecordOp, Promise<RecordAnswer>),
     Listen(LockName, LockSpec, Promise<Listener>),
-    List { prefix: String, from: Cursor, promise: Promise<Page> },
+    List {
+        prefix: String,
+        from: Cursor,
+        promise: Promise<Page>,
+    },
     Ready(Promise<()>),
+    /// A caller's thread has done this: those who listen are to hear of it.
+    Heard((RecordId, Applied)),
 }
 
 impl Request {
@@ -88,22 +97,19 @@ impl Request {
             Self::Listen(_, _, promise) => drop(promise.send(Err(failure))),
             Self::List { promise, .. } => drop(promise.send(Err(failure))),
             Self::Ready(promise) => drop(promise.send(Err(failure))),
+            Self::Heard(_) => {}
         }
     }
 }
 
-/// The task's state. No process else touches the directory.
+/// The task's state.
 pub(super) struct Worker {
     path: PathBuf,
     runtime: Arc<dyn Runtime>,
     replaced: Arc<Sender<u64>>,
     jobs: mpsc::UnboundedReceiver<Job>,
     queue: VecDeque<Job>,
-    directory: Option<Directory>,
-    holders: Holders,
-    /// See [`boot_clock_offset_ms`].
-    offset_ms: i64,
-    swept: Option<Moment>,
+    shared: Arc<Shared>,
     sweep: Option<Sweep>,
     /// When to do the next piece of the sweep.
     sweep_at: Option<BoxFuture<'static, ()>>,
@@ -142,6 +148,15 @@ impl Answered {
     }
 }
 
+/// What was done in one turn.
+#[derive(Default)]
+struct Done {
+    requests: usize,
+    applied: Vec<(RecordId, Applied)>,
+    replies: Vec<Answered>,
+    listing: Option<(String, Cursor, Promise<Page>)>,
+}
+
 /// What came of one turn under the guard.
 enum Turn {
     Done,
@@ -160,6 +175,7 @@ impl Worker {
     pub(super) fn new(
         path: PathBuf,
         runtime: Arc<dyn Runtime>,
+        shared: Arc<Shared>,
         replaced: Arc<Sender<u64>>,
         jobs: mpsc::UnboundedReceiver<Job>,
     ) -> Self {
@@ -169,10 +185,7 @@ impl Worker {
             replaced,
             jobs,
             queue: VecDeque::new(),
-            directory: None,
-            holders: Holders::default(),
-            offset_ms: boot_clock_offset_ms(),
-            swept: None,
+            shared,
             sweep: None,
             sweep_at: None,
             listeners: Listeners::default(),
@@ -185,14 +198,14 @@ impl Worker {
     }
 
     fn now(&self) -> Now {
-        now(&*self.runtime, self.offset_ms)
+        now(&*self.runtime, self.shared.offset_ms)
     }
 
     pub(super) async fn run(mut self) {
         loop {
             match self.next().await {
                 Event::Job(job) => {
-                    self.queue.push_back(job);
+                    self.take_in(job);
                     self.serve().await;
                 }
                 Event::Seen => self.hear(Vec::new()),
@@ -201,6 +214,14 @@ impl Worker {
                 Event::Look => self.look(),
                 Event::End => return,
             }
+        }
+    }
+
+    /// Puts a request in the queue. What was done elsewhere is passed on.
+    fn take_in(&mut self, job: Job) {
+        match job.ask {
+            Request::Heard(applied) => self.hear(vec![applied]),
+            _ => self.queue.push_back(job),
         }
     }
 
@@ -215,7 +236,7 @@ impl Worker {
             if self.watch.as_ref().is_some_and(|watch| watch.poll_ready(context).is_ready()) {
                 return Poll::Ready(Event::Seen);
             }
-            if self.holders.poll_called(context).is_ready() {
+            if self.shared.core().holders.poll_called(context).is_ready() {
                 return Poll::Ready(Event::Called);
             }
             if self.sweep_at.as_mut().is_some_and(|sweep| sweep.poll_unpin(context).is_ready()) {
@@ -241,29 +262,31 @@ impl Worker {
             match self.turn(locked.take()) {
                 Ok(Turn::Done) => (attempts, replaced, waiting) = (0, 0, None),
                 Ok(Turn::Locked) => {
-                    if attempts >= EAGER && waiting.is_none() {
-                        waiting = self.wait_for_guard();
-                        modified = self.directory.as_ref().and_then(Directory::modified);
-                    }
-                    let mut is_stuck = true;
                     let due = self.queue.iter().map(|job| job.until).min().unwrap_or_default();
+                    if (attempts >= EAGER || due <= self.runtime.now()) && waiting.is_none() {
+                        waiting = self.wait_for_guard();
+                        modified = self.modified();
+                    }
                     match waiting.take() {
                         Some(mut guard) => match self.wait(&mut guard, due).await {
                             Waited::Guard(taken) => locked = taken,
                             Waited::Job(job) => {
-                                self.queue.push_back(job);
+                                self.take_in(job);
                                 waiting = Some(guard);
                             }
                             Waited::Due => {
-                                let now = self.directory.as_ref().and_then(Directory::modified);
-                                is_stuck = std::mem::replace(&mut modified, now) == now;
+                                let now = self.modified();
+                                let moves = std::mem::replace(&mut modified, now) != now;
+                                self.expire(moves, self.runtime.now().since(due) >= STARVED);
                                 waiting = Some(guard);
                             }
                         },
-                        None => self.pause(attempts).await,
+                        None => {
+                            self.pause(attempts).await;
+                            self.expire(false, false);
+                        }
                     }
                     attempts += 1;
-                    self.expire(is_stuck);
                 }
                 Ok(Turn::Replaced) if replaced < 3 => {
                     replaced += 1;
@@ -276,7 +299,7 @@ impl Worker {
                 Err(failure) => self.fail_first(failure),
             }
             while let Ok(job) = self.jobs.try_recv() {
-                self.queue.push_back(job);
+                self.take_in(job);
             }
             if !self.queue.is_empty() {
                 // The process that was answered has asked again, and so on without end: renewals
@@ -284,6 +307,11 @@ impl Worker {
                 tokio::task::yield_now().await;
             }
         }
+    }
+
+    /// When another process was last seen to change something.
+    fn modified(&self) -> Option<[(i64, u64); 2]> {
+        self.shared.core().directory.as_ref().and_then(Directory::modified)
     }
 
     fn fail_first(&mut self, failure: Failure) {
@@ -325,7 +353,7 @@ impl Worker {
 
     /// Has another thread wait for the guard, if there are threads.
     fn wait_for_guard(&self) -> Option<oneshot::Receiver<Locked>> {
-        let guard = self.directory.as_ref()?.guard_to_wait_for()?;
+        let guard = self.shared.core().directory.as_ref()?.guard_to_wait_for()?;
         let (sender, receiver) = oneshot::channel();
         let wait = move || {
             if let Ok(locked) = guard.wait() {
@@ -336,12 +364,16 @@ impl Worker {
         self.runtime.spawn_blocking(Box::new(wait)).then_some(receiver)
     }
 
-    /// Refuses the requests whose time is over, unless the guard goes from process to process.
-    fn expire(&mut self, is_stuck: bool) {
+    /// Refuses the requests whose time is over, unless others make changes meanwhile: then the guard
+    /// goes from process to process, and this one is in the system's queue for it. If this process
+    /// had no processor for a while, the one that has the guard may have had none either.
+    fn expire(&mut self, moves: bool, starved: bool) {
         let now = self.runtime.now();
         for job in self.queue.iter_mut().filter(|job| job.until <= now) {
-            if !is_stuck && job.prolonged < PROLONGED {
-                (job.until, job.prolonged) = (now + job.within, job.prolonged + 1);
+            let is_starved = starved && job.starved < STARVED_TIMES;
+            if moves || is_starved {
+                job.until = now + job.within;
+                job.starved += u32::from(!moves);
             }
         }
         let (over, rest) = std::mem::take(&mut self.queue).into_iter().partition(|job| job.until <= now);
@@ -379,15 +411,44 @@ impl Worker {
 
     /// Enters once and answers what is in the queue, as far as a batch reaches.
     fn turn(&mut self, locked: Option<Locked>) -> Result<Turn, Failure> {
-        let directory = match self.directory.take() {
+        let shared = Arc::clone(&self.shared);
+        let mut core = shared.core();
+        let (begun, mut done) = (self.runtime.now(), Done::default());
+        let turn = self.enter(&mut core, locked, &mut done);
+        if let (Ok(Turn::Done), None) = (&turn, &done.listing) {
+            shared.took(self.runtime.now().since(begun), done.requests);
+        }
+        // Outside the guard, so that a process that is called does not wait for it; and before the
+        // answers, because a process that has released its lock may end at once.
+        if let Some(directory) = &core.directory {
+            for (id, applied) in &done.applied {
+                applied.calls.iter().for_each(|holder| directory.call(*holder, *id));
+            }
+        }
+        if let (Some((prefix, from, promise)), Some(directory)) = (done.listing, &core.directory) {
+            // Long, and each record is whole in itself: no reason to keep others out meanwhile.
+            let _ = promise.send(page(directory, self.now(), &prefix, &from));
+        }
+        // Who is answered may ask again at once.
+        drop(core);
+        done.replies.into_iter().for_each(Answered::send);
+        if !self.listeners.is_empty() && matches!(turn, Ok(Turn::Done)) {
+            self.hear(done.applied);
+        }
+        turn
+    }
+
+    fn enter(&mut self, core: &mut Core, locked: Option<Locked>, done: &mut Done) -> Result<Turn, Failure> {
+        let directory = match core.directory.take() {
             Some(directory) => directory,
             None if matches!(self.path.try_exists(), Ok(false)) && self.sees_nothing() => {
                 return Ok(Turn::Done);
             }
             None => Directory::open(&self.path)?,
         };
-        let directory = &*self.directory.insert(directory);
-        let cannot_be_called = self.holders.cannot_be_called();
+        let Core { directory: open, holders, swept } = core;
+        let directory = &*open.insert(directory);
+        let cannot_be_called = holders.cannot_be_called();
         let watches = |job: &Job| match &job.ask {
             Request::Listen(_, rule, _) => cannot_be_called || !matches!(rule, LockSpec::Queue(_)),
             _ => false,
@@ -401,44 +462,47 @@ impl Worker {
             Entered::Locked => return Ok(Turn::Locked),
             Entered::Replaced => return Ok(Turn::Replaced),
         };
-        let runtime = &*self.runtime;
-        if self.sweep.is_none() && self.swept.is_none_or(|swept| runtime.now().since(swept) >= SWEEP) {
-            self.swept = Some(runtime.now());
+        let (runtime, offset_ms) = (&*self.runtime, self.shared.offset_ms);
+        if self.sweep.is_none() && swept.is_none_or(|swept| runtime.now().since(swept) >= SWEEP) {
+            *swept = Some(runtime.now());
             match Sweep::new(&inside, runtime.random()) {
                 Ok(sweep) => self.sweep = Some(sweep),
                 Err(failure) => not_swept(&failure),
             }
-            self.sweep_at = do_piece(&mut self.sweep, &inside, &self.holders, runtime, self.offset_ms);
+            self.sweep_at = do_piece(&mut self.sweep, &inside, holders, runtime, offset_ms);
         }
-        let (mut done, mut replies, mut listing) = (Vec::new(), Vec::new(), None);
         for _ in 0..BATCH {
-            match self.queue.pop_front() {
-                Some(Job { ask: Request::Call(op, promise), .. }) => {
-                    let now = now(runtime, self.offset_ms);
-                    let applied = apply(&mut inside, &mut self.holders, now, runtime, &op);
+            let Some(Job { ask, _handed, .. }) = self.queue.pop_front() else { break };
+            done.requests += 1;
+            match ask {
+                Request::Call(op, promise) => {
+                    let now = now(runtime, offset_ms);
+                    let applied = apply(&mut inside, holders, now, runtime, &op);
                     let reply = applied.map(|applied| {
                         let answer = applied.answer.clone();
-                        done.push((RecordId::of(&op.name), applied));
+                        done.applied.push((RecordId::of(&op.name), applied));
                         answer
                     });
-                    replies.push(Answered::Call(promise, reply));
+                    done.replies.push(Answered::Call(promise, reply));
                 }
-                Some(Job { ask: Request::Record(op, promise), .. }) => {
-                    let now = now(runtime, self.offset_ms);
-                    let answer = apply_to_record(&mut inside, &mut self.holders, now, runtime, &op);
+                Request::Record(op, promise) => {
+                    let now = now(runtime, offset_ms);
+                    let answer = apply_to_record(&mut inside, holders, now, runtime, &op);
                     let answer = answer.map(|(answer, applied)| {
-                        done.extend(applied.map(|applied| (RecordId::of(&op.lock), applied)));
+                        done.applied.extend(applied.map(|applied| (RecordId::of(&op.lock), applied)));
                         answer
                     });
-                    replies.push(Answered::Record(promise, answer));
+                    done.replies.push(Answered::Record(promise, answer));
                 }
-                Some(Job { ask: Request::Listen(name, rule, promise), .. }) => {
+                Request::Listen(name, rule, promise) => {
                     let (id, is_called) =
                         (RecordId::of(&name), !cannot_be_called && matches!(rule, LockSpec::Queue(_)));
                     let listener = Listener::new(|sender| {
                         self.listeners.add(id, sender, is_called);
                         Box::new(())
                     });
+                    // Before the guard is given back: every later change is heard.
+                    self.shared.listens.store(true, Ordering::Release);
                     if is_called {
                         // Whether its place is at the front of the line.
                         if self.looking.is_empty() {
@@ -451,29 +515,15 @@ impl Worker {
                     }
                     let _ = promise.send(Ok(listener));
                 }
-                Some(Job { ask: Request::Ready(promise), .. }) => {
+                Request::Ready(promise) => {
                     let _ = promise.send(inside.probe());
                 }
-                Some(Job { ask: Request::List { prefix, from, promise }, .. }) => {
-                    listing = Some((prefix, from, promise));
+                Request::List { prefix, from, promise } => {
+                    done.listing = Some((prefix, from, promise));
                     break;
                 }
-                None => break,
+                Request::Heard(_) => {}
             }
-        }
-        drop(inside);
-        // Outside the guard, so that a process that is called does not wait for it; and before the
-        // answers, because a process that has released its lock may end at once.
-        for (id, applied) in &done {
-            applied.calls.iter().for_each(|holder| directory.call(*holder, *id));
-        }
-        replies.into_iter().for_each(Answered::send);
-        if let Some((prefix, from, promise)) = listing {
-            // Long, and each record is whole in itself: no reason to keep others out meanwhile.
-            let _ = promise.send(page(directory, now(runtime, self.offset_ms), &prefix, &from));
-        }
-        if !self.listeners.is_empty() {
-            self.hear(done);
         }
         Ok(Turn::Done)
     }
@@ -493,7 +543,9 @@ impl Worker {
                 Seen::Missed => self.listeners.tell_all(&Notification::Reconnected),
             }
         }
-        let Some(directory) = &self.directory else { return };
+        let shared = Arc::clone(&self.shared);
+        let core = shared.core();
+        let Some(directory) = &core.directory else { return };
         let mut near = Vec::new();
         for (id, Applied { wake, is_near, .. }) in own {
             if self.listeners.has(id) && is_near && !self.listeners.is_near(id) {
@@ -518,6 +570,7 @@ impl Worker {
                 self.listeners.tell_news(id, wake);
             }
         }
+        drop(core);
         for id in near {
             self.look_at(id);
         }
@@ -525,7 +578,8 @@ impl Worker {
 
     /// Looks at the locks about which another process has called.
     fn called(&mut self) {
-        for id in self.holders.called() {
+        let called = self.shared.core().holders.called();
+        for id in called {
             if self.listeners.has(id) && !planted(Bug::ChangeUnheard) {
                 self.look_at(id);
             }
@@ -541,6 +595,7 @@ impl Worker {
     fn look(&mut self) {
         if self.looking.is_empty() {
             self.looking = self.listeners.due_looks();
+            self.shared.listens.store(!self.listeners.is_empty(), Ordering::Release);
             self.looking_since = self.runtime.now();
             self.idle_looks = if self.looking.is_empty() { self.idle_looks + 1 } else { 0 };
             if !self.looking.is_empty() && !self.listeners.any_watches() {
@@ -553,12 +608,10 @@ impl Worker {
                 return;
             }
         }
-        match &self.directory {
-            Some(directory) if !directory.is_in_place().unwrap_or(true) => {
-                self.look_after(LOOK);
-                return self.replaced();
-            }
-            _ => {}
+        let is_in_place = |directory: &Directory| directory.is_in_place().unwrap_or(true);
+        if !self.shared.core().directory.as_ref().is_none_or(is_in_place) {
+            self.look_after(LOOK);
+            return self.replaced();
         }
         for _ in 0..LOOKS {
             let Some(id) = self.looking.pop() else { break };
@@ -574,8 +627,10 @@ impl Worker {
     /// are watched from here on.
     fn look_at(&mut self, id: RecordId) {
         let now = self.now();
-        let Some(directory) = &self.directory else { return };
-        let looked = looked(directory, &self.holders, now, id);
+        let shared = Arc::clone(&self.shared);
+        let core = shared.core();
+        let Some(directory) = &core.directory else { return };
+        let looked = looked(directory, &core.holders, now, id);
         if self.listeners.set_ahead(id, looked.ahead) {
             let ahead = self.listeners.all_ahead();
             if !ahead.is_empty() && self.watch.is_none() {
@@ -593,11 +648,12 @@ impl Worker {
     /// Does a piece of the sweep, unless another process is inside.
     fn sweep(&mut self) {
         self.sweep_at = None;
-        let Some(directory) = &self.directory else { return };
-        let runtime = &*self.runtime;
+        let core = self.shared.core();
+        let Some(directory) = &core.directory else { return };
+        let (runtime, offset_ms) = (&*self.runtime, self.shared.offset_ms);
         self.sweep_at = match directory.enter(None) {
             Ok(Entered::Inside(inside)) => {
-                do_piece(&mut self.sweep, &inside, &self.holders, runtime, self.offset_ms)
+                do_piece(&mut self.sweep, &inside, &core.holders, runtime, offset_ms)
             }
             Ok(Entered::Locked) => Some(runtime.sleep_until(runtime.now() + PIECE_PAUSE)),
             // The next request notices.
@@ -607,10 +663,11 @@ impl Worker {
 
     /// Another directory is at the path now: nothing that was known of the old one counts.
     fn replaced(&mut self) {
-        let Some(directory) = self.directory.take() else { return };
+        let Core { directory, holders, .. } = std::mem::take(&mut *self.shared.core());
+        let Some(directory) = directory else { return };
         self.watch.iter_mut().for_each(Watch::end);
-        std::mem::take(&mut self.holders).leave(&directory);
-        (self.swept, self.sweep, self.sweep_at) = (None, None, None);
+        holders.leave(&directory);
+        (self.sweep, self.sweep_at) = (None, None);
         self.listeners.tell_all(&Notification::Reconnected);
         self.replaced.send_modify(|count| *count += 1);
         event!(
@@ -625,12 +682,13 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        let holders = std::mem::take(&mut self.holders);
-        if std::thread::panicking() {
+        let (mut core, is_sound) = self.shared.last();
+        let Core { directory, holders, .. } = std::mem::take(&mut *core);
+        if !is_sound || std::thread::panicking() {
             // The holder still believes so: then the leases have to end it, not the files.
             std::mem::forget(holders);
-        } else if let Some(directory) = &self.directory {
-            holders.leave(directory);
+        } else if let Some(directory) = directory {
+            holders.leave(&directory);
         }
     }
 }

@@ -1,0 +1,60 @@
+//! Five hundred processes that are started at once and wait for one fair lock.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::Duration;
+
+use crate::env::{Running, TestEnv, now};
+
+const CROWD: usize = 500;
+/// A busy machine is waited for.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// How many wait, as the record of the only lock says.
+fn waiting(env: &TestEnv) -> usize {
+    let records = fs::read_dir(env.store()).expect("a store").filter_map(Result::ok);
+    let texts = records.filter(|entry| entry.file_name().to_string_lossy().starts_with("lock-"));
+    let text = texts.filter_map(|entry| fs::read_to_string(entry.path()).ok()).next().unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("line ")).unwrap_or_default().to_owned();
+    line.rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap_or(0)
+}
+
+/// Processor time of a process, in hundredths of a second.
+fn ticks(running: &Running) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", running.pid().as_raw_nonzero()));
+    let stat = stat.expect("it waits");
+    let fields: Vec<_> = stat.rsplit_once(')').expect("a name").1.split_whitespace().collect();
+    fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum()
+}
+
+#[test]
+fn of_five_hundred_started_at_once_none_fails_and_waiting_costs_next_to_nothing() {
+    let env = TestEnv::new();
+    let holder = env.start_script(&["--fair"], "x", "READY; while [ ! -e go ]; do sleep 0.1; done");
+    let crowd: Vec<Running> =
+        (0..CROWD).map(|_| env.start(env.tenure_run_command(["--fair", "x", "--", "true"]))).collect();
+    let end = now() + LIMIT;
+    while waiting(&env) < CROWD {
+        assert!(now() < end, "{} wait", waiting(&env));
+        for running in &crowd {
+            assert!(!running.has_ended(), "{running:?}");
+        }
+        sleep(Duration::from_millis(50));
+    }
+    let used = || crowd.iter().map(ticks).sum::<u64>();
+    // The last to come have still to hear whether they are first.
+    sleep(Duration::from_secs(2));
+    let (before, begun) = (used(), now());
+    sleep(Duration::from_secs(10));
+    let (used, took) = (used() - before, now() - begun);
+    let share = used as f64 / 100.0 / took.as_secs_f64();
+    println!("{CROWD} that wait use {:.1} % of a core", 100.0 * share);
+    assert!(share <= 0.2, "{CROWD} that wait use {:.1} % of a core", 100.0 * share);
+    let begun = now();
+    fs::write(env.path("go"), "").expect("written");
+    holder.wait().exits_with(0);
+    for running in crowd {
+        running.wait_for(LIMIT).exits_with(0).says_nothing();
+    }
+    println!("{CROWD} turns took {:?}", now() - begun);
+}
