@@ -40,6 +40,15 @@ pub enum Bug {
     ReleaseOfAnother,
     /// A refresh revives a place that has lapsed.
     LapsedWaiterRevived,
+    /// A waiter whose client has not said that it listens is removed when it is called and not
+    /// heard.
+    ListeningIgnored,
+    /// A waiter is let in whether a client hears that it is called or not.
+    NobodyCalled,
+    /// A waiter says that it listens from its first request on, before it does.
+    ListensTooSoon,
+    /// A waiter leaves its messages while a newcomer that has said that it listens is on its way.
+    NewcomerForgotten,
     /// A waiter that leaves lets no client in.
     LeaverPromotesNobody,
     /// Promotion counts tickets instead of weight.

@@ -165,7 +165,7 @@ impl Quorum {
         let fence = Fence::Ballot(EPOCH + u64::from(letter.ballot));
         let verb = match letter.request {
             Request::Acquire => {
-                Verb::Acquire { ttl_ms: 1_000, hold: 1, fence, wait_ms: None, bind: Liveness::Process }
+                Verb::Acquire { ttl_ms: 1_000, hold: 1, fence, wait_ms: None, listens: None, bind: Liveness::Process }
             }
             Request::Release => Verb::Release { hold: 1, fence, whose: ReleaseScope::Own },
         };

@@ -312,7 +312,7 @@ impl Bench {
             n @ 0..5 => {
                 let wait_ms =
                     (is_queue && n > 0).then(|| 1 + self.below(if is_long { 30_000 } else { 3_000 }));
-                Verb::Acquire { ttl_ms, hold, fence, wait_ms, bind: Liveness::Process }
+                Verb::Acquire { ttl_ms, hold, fence, wait_ms, listens: None, bind: Liveness::Process }
             }
             5 | 6 => {
                 let weight = (is_queue && self.below(3) == 0).then(|| {
@@ -335,14 +335,14 @@ impl Bench {
             }
             9 => Verb::Inspect,
             10..12 if is_long => {
-                Verb::Acquire { ttl_ms, hold, fence, wait_ms: Some(20_000 + ttl_ms), bind: Liveness::Process }
+                Verb::Acquire { ttl_ms, hold, fence, wait_ms: Some(20_000 + ttl_ms), listens: None, bind: Liveness::Process }
             }
             _ => {
                 let count = 1 + self.below(if is_long { 100 } else { 6 });
                 let owners = (0..count).map(|_| self.below(self.owners.len() as u64) as usize);
                 let owners: Vec<_> = owners.collect();
                 let owners = owners.into_iter().map(|owner| self.owners[owner].clone()).collect();
-                Verb::Refresh { owners, wait_ms: ttl_ms }
+                Verb::Refresh { owners, wait_ms: ttl_ms, listens: None }
             }
         }
     }

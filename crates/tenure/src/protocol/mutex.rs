@@ -254,7 +254,7 @@ mod tests {
         }
 
         fn acquire_with(&mut self, owner: &Owner, ttl_ms: u64, fence: Fence) -> Answer {
-            self.ask(owner, Verb::Acquire { ttl_ms, hold: 1, fence, wait_ms: None, bind: Liveness::Process })
+            self.ask(owner, Verb::Acquire { ttl_ms, hold: 1, fence, wait_ms: None, listens: None, bind: Liveness::Process })
                 .0
         }
 

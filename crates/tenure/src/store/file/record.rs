@@ -276,7 +276,7 @@ mod tests {
         queue.mark = 5;
         for (number, weight, owner) in [(5, 2, A), (6, 1, B), (9, 1, C)] {
             let owner = owner.parse().expect("an owner");
-            queue.insert(number, Ticket { owner, weight, deadline_ms: 1_000 + number });
+            queue.insert(number, Ticket { owner, weight, deadline_ms: 1_000 + number, listens: None });
         }
         let mut record = record("name", Data::Queue(queue));
         for (number, holder) in [(5, 7), (6, 8), (9, 7)] {
@@ -316,7 +316,7 @@ mod tests {
         for number in 0..10_000 {
             let owner = format!("{longest}{number:05}").parse().expect("an owner");
             let number = u64::MAX - 10_000 + number;
-            queue.insert(number, Ticket { owner, weight: 1 << 20, deadline_ms: u64::MAX });
+            queue.insert(number, Ticket { owner, weight: 1 << 20, deadline_ms: u64::MAX, listens: None });
             record.bindings.bind(number, Some(HolderId(number)));
         }
         record.lock.value = Data::Queue(queue);
