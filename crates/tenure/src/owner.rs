@@ -183,6 +183,12 @@ impl Client {
     }
 }
 
+impl From<&Owner> for Client {
+    fn from(owner: &Owner) -> Self {
+        owner.client()
+    }
+}
+
 /// As it stands in its owners: 10 hexadecimal digits.
 impl fmt::Display for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -238,7 +238,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them, but those of stores by compare-and-swap, which have schedules of their own.
-    pub const ALL: [Self; 96] = [
+    pub const ALL: [Self; 100] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -256,6 +256,10 @@ impl Bug {
         Self::ReleaseOfAnother,
         Self::LapsedWaiterRevived,
         Self::LeaverPromotesNobody,
+        Self::ListeningIgnored,
+        Self::NobodyCalled,
+        Self::ListensTooSoon,
+        Self::NewcomerForgotten,
         Self::WeightIgnored,
         Self::DowngradeWakesNobody,
         Self::UpgradeBesideReaders,

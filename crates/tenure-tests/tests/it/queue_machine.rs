@@ -159,7 +159,11 @@ impl<M: Machine> Bench<M> {
 
     fn acquire(&mut self, owner: usize, seat: QueueSpec, wait_ms: Option<u64>) -> Answer {
         let (bind, fence) = (Liveness::Process, Fence::Assign);
-        let answer = self.ask(owner, seat, Verb::Acquire { ttl_ms: TTL_MS, hold: 1, fence, wait_ms, listens: None, bind });
+        let answer = self.ask(
+            owner,
+            seat,
+            Verb::Acquire { ttl_ms: TTL_MS, hold: 1, fence, wait_ms, listens: None, bind },
+        );
         let (number, holds) = match answer {
             Answer::Held { fence } => (fence, true),
             Answer::Waiting { ticket, .. } => (ticket, false),
@@ -197,7 +201,8 @@ impl<M: Machine> Bench<M> {
         {
             told.deadline_ms = told.deadline_ms.max(now + WAIT_MS);
         }
-        let answer = self.ask(owners[0], seat, Verb::Refresh { owners: all, wait_ms: WAIT_MS, listens: None });
+        let answer =
+            self.ask(owners[0], seat, Verb::Refresh { owners: all, wait_ms: WAIT_MS, listens: None });
         let Answer::Places { places, .. } = answer else { panic!("{answer:?}") };
         for (owner, place) in owners.iter().zip(places) {
             let known = before.iter().find(|(_, told)| told.owner == *owner && now <= told.deadline_ms);

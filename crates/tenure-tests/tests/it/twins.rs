@@ -334,9 +334,14 @@ impl Bench {
                 Verb::Release { hold: hold / 2, fence, whose }
             }
             9 => Verb::Inspect,
-            10..12 if is_long => {
-                Verb::Acquire { ttl_ms, hold, fence, wait_ms: Some(20_000 + ttl_ms), listens: None, bind: Liveness::Process }
-            }
+            10..12 if is_long => Verb::Acquire {
+                ttl_ms,
+                hold,
+                fence,
+                wait_ms: Some(20_000 + ttl_ms),
+                listens: None,
+                bind: Liveness::Process,
+            },
             _ => {
                 let count = 1 + self.below(if is_long { 100 } else { 6 });
                 let owners = (0..count).map(|_| self.below(self.owners.len() as u64) as usize);

@@ -540,13 +540,13 @@ impl Queue {
         !waits && self.fits(weight)
     }
 
-    /// No request ever shortens a lease.
+    /// No request ever shortens a lease. One that is set does not say where its client listens.
     fn extend(&mut self, number: u64, deadline_ms: u64) {
         if let Some(ticket) = self.tickets.get_mut(&number)
             && deadline_ms > ticket.deadline_ms
         {
             self.deadlines.remove(&(ticket.deadline_ms, ticket.owner.clone()));
-            ticket.deadline_ms = deadline_ms;
+            (ticket.deadline_ms, ticket.listens) = (deadline_ms, None);
             self.deadlines.insert((deadline_ms, ticket.owner.clone()));
         }
     }

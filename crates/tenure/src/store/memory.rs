@@ -9,13 +9,13 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt, pending, ready};
 
 use super::{
-    Capabilities, Client, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Opening, Page,
-    Publisher, QuorumMember, Station, Store,
+    Capabilities, Client, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Opening,
+    Page, Publisher, QuorumMember, Station, Store,
 };
 use crate::error::Result;
 use crate::name::LockName;
-use crate::protocol::record::{self, Record, RecordAnswer, RecordOp};
 use crate::owner::Owner;
+use crate::protocol::record::{self, Record, RecordAnswer, RecordOp};
 use crate::protocol::{self, Answer, Entry, Listening, LockSpec, Notification, Now, Op, State};
 use crate::runtime::Runtime;
 

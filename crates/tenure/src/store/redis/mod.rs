@@ -37,7 +37,8 @@ pub use topology::{Access, Address, Sentinels, Target, Terms, Topology};
 
 use super::quorum::Quorum;
 use super::{
-    Capabilities, Client, Cursor, Failure, Incarnation, Listener, Opening, Page, QuorumMember, RenewsMany, Store,
+    Capabilities, Client, Cursor, Failure, Incarnation, Listener, Opening, Page, QuorumMember, RenewsMany,
+    Store,
 };
 use crate::error::{Error, Result};
 use crate::name::LockName;

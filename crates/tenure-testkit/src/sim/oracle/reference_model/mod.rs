@@ -11,7 +11,7 @@ use tenure::{LockName, Owner};
 
 use super::history::History;
 use super::votes::Members;
-use super::{Executed, Hold, Violation, Wait};
+use super::{Executed, Hold, Passed, Violation, Wait};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{ProcessId, Sim};
 use crate::sim::regime::{LockKind, Plan};

@@ -42,13 +42,13 @@ static GUARDED_REENTRANT: Script = Script {
 /// The queue machine.
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../../../protocol/queue.lua"),
-    sha: "7b5a29aaab75c3536a43820c5e84fba30df00b80",
+    sha: "16cbe029b59fe4d3dce8dc713e9eb85b23263508",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/queue.lua")),
-    sha: "8fa07414b09b5c801e484d250b22e892888e089f",
+    sha: "1c3aae4f194ecb17328ed825af23d562fe2a813d",
     guarded: None,
 };
 
