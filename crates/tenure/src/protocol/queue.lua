@@ -364,6 +364,11 @@ while vacant > 0 and not is_new do
       call('ZADD', lock, 0 - used, '#used')
       used_was, first = used, tonumber(call('ZRANGE', lock, '2', '2', 'WITHSCORES')[2])
       vacant = let_in < 64 and used < capacity and 1 or 0
+      if not first and not follows then
+        -- As if it were swept empty.
+        call('DEL', lock)
+        is_new, used = true, 0
+      end
     end
   end
 end

@@ -60,7 +60,8 @@ pub struct Queue {
     used: u32,
     tickets: BTreeMap<u64, Ticket>,
     numbers: BTreeMap<Owner, u64>,
-    deadlines: BTreeSet<(u64, Owner)>,
+    /// In the order in which a server has them: those of one millisecond by where they listen.
+    deadlines: BTreeSet<(u64, Option<Listening>, Owner)>,
 }
 
 /// One place in a queue.
@@ -74,6 +75,12 @@ pub struct Ticket {
     pub deadline_ms: u64,
     /// Where its client listened as it said so last.
     pub listens: Option<Listening>,
+}
+
+impl Ticket {
+    fn lapses(&self) -> (u64, Option<Listening>, Owner) {
+        (self.deadline_ms, self.listens, self.owner.clone())
+    }
 }
 
 /// Runs one request.
@@ -373,7 +380,7 @@ fn settle(state: &mut State) {
             false => queue.deadlines.last(),
         };
         match last {
-            Some((end, _)) => lock.expires_ms = Some(lock.expires_ms.map_or(*end, |old| old.max(*end))),
+            Some((end, ..)) => lock.expires_ms = Some(lock.expires_ms.map_or(*end, |old| old.max(*end))),
             None if queue.is_set => {}
             None => state.lock = None,
         }
@@ -422,7 +429,7 @@ impl Queue {
             self.used = self.used.saturating_add(ticket.weight);
         }
         self.numbers.insert(ticket.owner.clone(), number);
-        self.deadlines.insert((ticket.deadline_ms, ticket.owner.clone()));
+        self.deadlines.insert(ticket.lapses());
         self.tickets.insert(number, ticket);
     }
 
@@ -477,15 +484,17 @@ impl Queue {
                 self.used = self.used.saturating_sub(ticket.weight);
             }
             self.numbers.remove(&ticket.owner);
-            self.deadlines.remove(&(ticket.deadline_ms, ticket.owner));
+            self.deadlines.remove(&ticket.lapses());
         }
     }
 
     /// Removes what has lapsed. What it leaves because of its bound, the next request removes.
     fn sweep(&mut self, now: Now, done: &mut Done<'_>) {
         for _ in 0..BOUND {
-            let lapsed = self.deadlines.first().filter(|(deadline_ms, _)| now.ms > *deadline_ms);
-            let Some(number) = lapsed.and_then(|(_, owner)| self.numbers.get(owner).copied()) else { return };
+            let lapsed = self.deadlines.first().filter(|(deadline_ms, ..)| now.ms > *deadline_ms);
+            let Some(number) = lapsed.and_then(|(_, _, owner)| self.numbers.get(owner).copied()) else {
+                return;
+            };
             self.remove(number);
         }
         done.is_bounded |= !planted(Bug::SweepStops);
@@ -545,16 +554,18 @@ impl Queue {
         if let Some(ticket) = self.tickets.get_mut(&number)
             && deadline_ms > ticket.deadline_ms
         {
-            self.deadlines.remove(&(ticket.deadline_ms, ticket.owner.clone()));
+            self.deadlines.remove(&ticket.lapses());
             (ticket.deadline_ms, ticket.listens) = (deadline_ms, None);
-            self.deadlines.insert((deadline_ms, ticket.owner.clone()));
+            self.deadlines.insert(ticket.lapses());
         }
     }
 
     /// Where its client hears that it is called.
     fn listens(&mut self, number: u64, listens: Option<Listening>) {
         if let Some(ticket) = self.tickets.get_mut(&number) {
+            self.deadlines.remove(&ticket.lapses());
             ticket.listens = listens;
+            self.deadlines.insert(ticket.lapses());
         }
     }
 
@@ -587,7 +598,7 @@ impl Queue {
     }
 
     fn next_lapse_in_ms(&self, now: Now) -> Option<u64> {
-        let (deadline_ms, _) = self.deadlines.first()?;
+        let (deadline_ms, ..) = self.deadlines.first()?;
         Some(deadline_ms.saturating_sub(now.ms) + 1)
     }
 
@@ -608,7 +619,7 @@ impl Queue {
     }
 
     fn is_over(&self, now: Now) -> bool {
-        !self.is_set && self.deadlines.last().is_none_or(|(deadline_ms, _)| now.ms > *deadline_ms)
+        !self.is_set && self.deadlines.last().is_none_or(|(deadline_ms, ..)| now.ms > *deadline_ms)
     }
 
     /// Holders and waiters, without what has lapsed: some of them, and how many there are
@@ -616,7 +627,7 @@ impl Queue {
     pub(super) fn found(&self, now: Now) -> Option<Found> {
         let (mut holders, mut waiters) = (Vec::new(), Vec::new());
         let living =
-            self.deadlines.iter().rev().take_while(|(deadline_ms, _)| now.ms <= *deadline_ms).count();
+            self.deadlines.iter().rev().take_while(|(deadline_ms, ..)| now.ms <= *deadline_ms).count();
         let is_living = |(_, ticket): &(u64, &Ticket)| now.ms <= ticket.deadline_ms;
         for (number, ticket) in self.tickets().take(LOOKED_AT).filter(is_living).take(LISTED) {
             let holding = Holding {

@@ -42,13 +42,13 @@ static GUARDED_REENTRANT: Script = Script {
 /// The queue machine.
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../../../protocol/queue.lua"),
-    sha: "16cbe029b59fe4d3dce8dc713e9eb85b23263508",
+    sha: "266dc009a7467fc5efab1bcc5e6a05d8f6c30031",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/queue.lua")),
-    sha: "1c3aae4f194ecb17328ed825af23d562fe2a813d",
+    sha: "2b856e0acf208d5915cf88118fc66231d1e204fa",
     guarded: None,
 };
 
