@@ -37,4 +37,5 @@ mod testing;
 mod tls;
 mod twins;
 mod uses;
+mod wake;
 mod watching;
