@@ -7,13 +7,14 @@
 --   up to 0    with the sign turned: #1:KIND:CAPACITY, the mark; and #used, the weight of those that hold. So these two come
 --              first, and behind them the ticket that lapses next. #1:KIND:=CAPACITY where the capacity was set: then it is
 --              also that of clients which were opened with another, and the set is kept without a ticket
---   from 1e10  !OWNER: until when its ticket lives, in milliseconds. Behind the point, in 4096ths, where its client listens: a number
---              that this script works out of the server's run_id, and of PUBLISH or SPUBLISH. 0: it has not said so
+--   from 1e10  !OWNER: until when its ticket lives, in milliseconds. Behind the point, in 4096ths,
+--              where its client listens: a number that this script works out of the server's run_id,
+--              and of PUBLISH or SPUBLISH. 0: it has not said so
 --   from 1e14  OWNER: the number of its ticket. It holds if that is at or below the mark
 --   from 8e15  +OWNER: 8e15 and the weight of its ticket, where that is not 1
 --
 -- KEYS   1 the lock   2 the counter of tokens: for acquire
--- ARGV   acquire owner request header capacity channel publish ttl_ms weight wait_ms listens   wait_ms: '' asks once
+-- ARGV   acquire owner request header capacity channel publish ttl_ms weight wait_ms listens
 --        renew   owner request header capacity channel publish ttl_ms weight           weight: '' leaves it; one that has more
 --                than half of a read-write lock may take more, and is growing while that does not fit beside the others
 --        refresh owner request header capacity channel publish wait_ms listens owner...
@@ -22,6 +23,7 @@
 --        inspect owner request header capacity channel publish
 --        header: #1:KIND:CAPACITY, where KIND is fair mutex, read-write lock or semaphore
 --        publish: PUBLISH, or SPUBLISH on a cluster that has it
+--        wait_ms: of acquire, '' asks once
 --        listens: see !OWNER; '' if the client does not, or if not all who listen are counted
 -- Reply  { owner, request, answer, ... }, and held, waiting, growing and released as one string, with spaces, because a list takes
 --        longer; where the answer is one of
@@ -34,8 +36,9 @@
 --        ticket:      '' where it is gone
 --        retry_in_ms: -1 for all but the first in line
 --        left_ms:     -1 where there is no TTL
--- Message on the channel, a colon and the client, which is the first 10 of the last 20 digits of its owners: its tickets that hold
--- now, with commas. An empty one: what it holds may have been ended by force.
+-- Message on the channel, a colon and the client, which is the first 10 of the last 20 digits of its
+-- owners: its tickets that hold now, with commas. An empty one: what it holds may have been ended by
+-- force.
 
 local lock, counter, call = KEYS[1], KEYS[2], redis.call
 local verb, owner, request, header, capacity = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])

@@ -98,7 +98,9 @@ pub fn apply(
     let over = queue_of(state).filter(|queue| queue.is_over_full()).map(|queue| queue.mark);
     let askers = match &op.verb {
         Verb::Refresh { owners, .. } => owners,
-        _ => std::slice::from_ref(&op.owner),
+        Verb::Acquire { .. } | Verb::Renew { .. } => std::slice::from_ref(&op.owner),
+        // Whether it waits itself is not looked at.
+        Verb::Release { .. } | Verb::Resize | Verb::Inspect => &[],
     };
     let mut done = Done { granted: Vec::new(), is_bounded: false, over, knows: None, askers, hears };
     let answer = match &op.verb {

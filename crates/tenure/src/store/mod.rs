@@ -93,8 +93,8 @@ impl fmt::Display for Failure {
 /// request at a time.
 ///
 /// Every method is required, [`renews_many`](Self::renews_many) and
-/// [`listen_for_turns`](Self::listen_for_turns) excepted: a store that forgets one does not compile.
-/// What wraps a store is a [`Decorator`], which forwards what it does not change.
+/// [`listen_for_turns`](Self::listen_for_turns) excepted: a store that forgets another does not
+/// compile. What wraps a store is a [`Decorator`], which forwards what it does not change.
 ///
 /// Futures are `'static` and may be polled on any thread, outside every runtime.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
@@ -132,8 +132,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<Listener, Failure>>;
 
     /// Subscribes for a client that waits in a queue, which the owners of its waiters name: to what
-    /// is said to it about one lock. As [`listen`](Self::listen), where the store says everything to
-    /// all who listen.
+    /// is said to it about one lock. As [`listen`](Self::listen) where the store says everything
+    /// to all who listen.
     ///
     /// What wraps a store has to forward it.
     fn listen_for_turns(

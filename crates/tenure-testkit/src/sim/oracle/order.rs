@@ -23,8 +23,8 @@ impl ReferenceModel {
         }
     }
 
-    /// A waiter was removed when it was called: rightly, its process is over, or hears nothing, or has
-    /// left.
+    /// A waiter was removed when it was called: rightly, its process is over, or hears nothing, or
+    /// has left.
     pub(super) fn check_passed(&mut self, at: TrueTime, name: &LockName, passed: &Passed) {
         let waits = |process| {
             self.waits.iter().any(|wait| wait.process == process && wait.name.as_ref() == Some(name))

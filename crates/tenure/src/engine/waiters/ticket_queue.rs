@@ -79,8 +79,8 @@ impl TicketQueues {
         TicketHandle { ticket_queue, ticket, receiver }
     }
 
-    /// Somebody is about to ask for a place. Where messages about the lock are heard, they are until
-    /// this is dropped.
+    /// A client is about to ask for a place. Where messages about the lock are heard, they are
+    /// until this is dropped.
     pub(in crate::engine) fn newcomer(&self, name: &LockName) -> Option<Newcomer> {
         let station = match self.all().get(name) {
             Some(ticket_queue) => {

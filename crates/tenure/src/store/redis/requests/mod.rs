@@ -66,8 +66,8 @@ pub(crate) struct Keyspace {
 }
 
 impl Keyspace {
-    /// Whether the server that says something counts all who hear it: on a cluster, where it is said
-    /// to no other node.
+    /// Whether the server that says something counts all who hear it: on a cluster, where it is
+    /// said to no other node.
     pub(crate) fn counts_listeners(self) -> bool {
         !self.has_slots || self.publish == Publish::Sharded
     }

@@ -42,13 +42,13 @@ static GUARDED_REENTRANT: Script = Script {
 /// The queue machine.
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../../../protocol/queue.lua"),
-    sha: "266dc009a7467fc5efab1bcc5e6a05d8f6c30031",
+    sha: "eb4191795beca7629ba2ee7b079f2b6c62b8fae7",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/queue.lua")),
-    sha: "2b856e0acf208d5915cf88118fc66231d1e204fa",
+    sha: "e5f8664734035c760bc177cb2f4d03f58f149d71",
     guarded: None,
 };
 
