@@ -94,7 +94,14 @@ impl Asker {
 
 /// An acquire of 30 s.
 pub fn acquire() -> Verb {
-    Verb::Acquire { ttl_ms: 30_000, hold: 1, fence: Fence::Assign, wait_ms: None, bind: Liveness::Process }
+    Verb::Acquire {
+        ttl_ms: 30_000,
+        hold: 1,
+        fence: Fence::Assign,
+        wait_ms: None,
+        listens: None,
+        bind: Liveness::Process,
+    }
 }
 
 /// The release of that.

@@ -22,7 +22,8 @@ use crate::runtime::Runtime;
 /// re-entrant kind take one from you.
 ///
 /// The `id` is 32 hexadecimal digits: 12 of them the milliseconds since 1970 at which it was made,
-/// by the clock of its process, and the others random.
+/// by the clock of its process, then 10 that all owners of one [`Locks`](crate::Locks) have in
+/// common, and 10 more.
 ///
 /// ```
 /// use tenure::Owner;
@@ -54,6 +55,17 @@ impl Owner {
     /// A fresh owner for one acquisition; the label was checked with the options.
     pub(crate) fn fresh(label: &str, runtime: &dyn Runtime) -> Self {
         Self::made(label, runtime.unix_micros(), runtime.random_long())
+    }
+
+    /// A fresh owner of this client, whose next number is `serial`.
+    pub(crate) fn of(client: Client, serial: u64, label: &str, unix_us: u64) -> Self {
+        Self::made(label, unix_us, u128::from(client.0) << SERIAL_BITS | u128::from(serial & LOW))
+    }
+
+    /// Which client made it.
+    pub(crate) fn client(&self) -> Client {
+        let id = self.0.rsplit_once('/').map_or("", |(_, id)| id);
+        Client((u128::from_str_radix(id, 16).unwrap_or(0) >> SERIAL_BITS) as u64 & LOW)
     }
 
     fn made(label: &str, unix_us: u64, random: u128) -> Self {
@@ -160,6 +172,30 @@ impl FromStr for Owner {
     }
 }
 
+/// What all owners of one [`Locks`](crate::Locks) have in common: where messages to it are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Client(u64);
+
+impl Client {
+    /// A client of this random number.
+    pub(crate) fn new(random: u64) -> Self {
+        Self(random & LOW)
+    }
+}
+
+impl From<&Owner> for Client {
+    fn from(owner: &Owner) -> Self {
+        owner.client()
+    }
+}
+
+/// As it stands in its owners: 10 hexadecimal digits.
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:010x}", self.0)
+    }
+}
+
 fn parts(text: &str) -> Option<()> {
     let (who, rest) = text.split_once('@')?;
     let (place, id) = rest.split_once('/')?;
@@ -181,6 +217,8 @@ const MAX_USER: usize = 64;
 /// The user, a slash, and a label of which each byte takes three.
 const MAX_WHO: usize = MAX_USER + 1 + 3 * MAX_LABEL;
 const RANDOM_BITS: u32 = 80;
+const SERIAL_BITS: u32 = 40;
+const LOW: u64 = (1 << SERIAL_BITS) - 1;
 /// From 2000 to 2100.
 const PLAUSIBLE_MS: Range<u64> = 946_684_800_000..4_102_444_800_000;
 
@@ -258,6 +296,18 @@ mod tests {
                 "{owner}"
             );
         }
+    }
+
+    #[test]
+    fn an_owner_says_which_client_made_it() {
+        let client = Client::new(u64::MAX - 1);
+        let owners = [7, 8].map(|serial| Owner::of(client, serial, "a/b", 1_700_000_000_000_000));
+        assert!(owners[0] < owners[1] && owners.iter().all(|owner| owner.client() == client));
+        // A script finds it there.
+        let digits = owners[0].as_str().len();
+        assert_eq!(owners[0].as_str()[digits - 20..digits - 10], client.to_string());
+        assert_eq!(client.to_string(), "fffffffffe");
+        assert!(owners[0].made_at().is_some());
     }
 
     #[test]

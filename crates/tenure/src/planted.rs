@@ -40,6 +40,15 @@ pub enum Bug {
     ReleaseOfAnother,
     /// A refresh revives a place that has lapsed.
     LapsedWaiterRevived,
+    /// A waiter whose client has not said that it listens is removed when it is called and not
+    /// heard.
+    ListeningIgnored,
+    /// A waiter is let in whether a client hears that it is called or not.
+    NobodyCalled,
+    /// A waiter says that it listens from its first request on, before it does.
+    ListensTooSoon,
+    /// A waiter leaves its messages while a newcomer that has said that it listens is on its way.
+    NewcomerForgotten,
     /// A waiter that leaves lets no client in.
     LeaverPromotesNobody,
     /// Promotion counts tickets instead of weight.
@@ -232,7 +241,7 @@ pub enum Bug {
 impl Bug {
     /// All of them, but those of stores by compare-and-swap, which have schedules of their own, and
     /// that of the connection on a runtime of callers, which `tests/sim/callers.rs` finds.
-    pub const ALL: [Self; 96] = [
+    pub const ALL: [Self; 100] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -250,6 +259,10 @@ impl Bug {
         Self::ReleaseOfAnother,
         Self::LapsedWaiterRevived,
         Self::LeaverPromotesNobody,
+        Self::ListeningIgnored,
+        Self::NobodyCalled,
+        Self::ListensTooSoon,
+        Self::NewcomerForgotten,
         Self::WeightIgnored,
         Self::DowngradeWakesNobody,
         Self::UpgradeBesideReaders,

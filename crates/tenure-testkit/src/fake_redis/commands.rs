@@ -24,9 +24,11 @@ impl Database {
             }
             ("PUBLISH" | "SPUBLISH", [channel, message]) => {
                 let [channel, message] = [channel, message].map(|bytes| String::from_utf8_lossy(bytes));
+                let is_heard = !self.unheard.iter().any(|end| channel.ends_with(end));
                 self.published.push((channel.into_owned(), message.into_owned()));
-                Ok(Value::Int(0))
+                Ok(Value::Int(is_heard.into()))
             }
+            ("INFO", [b"server"]) => Ok(text(format!("# Server\r\nrun_id:{}\r\n", self.run_id))),
             ("DEL" | "UNLINK", keys) => {
                 let gone = |key: &&[u8]| self.entry(key).is_some() && self.keys.remove(*key).is_some();
                 Ok(Value::Int(keys.iter().copied().filter(gone).count() as i64))

@@ -8,6 +8,10 @@ pub(super) struct Database {
     pub(super) keys: BTreeMap<Vec<u8>, Entry>,
     pub(super) now_us: u64,
     pub(super) published: Vec<(String, String)>,
+    /// What is said on channels that end so, no client hears.
+    pub(super) unheard: BTreeSet<String>,
+    /// What it calls itself.
+    pub(super) run_id: String,
 }
 
 pub(super) struct Entry {

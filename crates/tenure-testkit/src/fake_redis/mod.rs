@@ -58,6 +58,14 @@ impl Keyspace {
         self.database().now_us = unix_us;
     }
 
+    /// From now on it calls itself so, and what is said on channels that end in one of these no
+    /// client hears.
+    pub fn set_unheard(&self, run_id: &str, unheard: impl IntoIterator<Item = String>) {
+        let mut database = self.database();
+        run_id.clone_into(&mut database.run_id);
+        database.unheard = unheard.into_iter().collect();
+    }
+
     /// Carries out a command.
     pub fn command(&self, words: &[&[u8]]) -> Value {
         self.database().run(words)

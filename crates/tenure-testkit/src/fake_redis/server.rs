@@ -10,7 +10,7 @@ use tenure::internals::protocol::{
 use tenure::{LockName, Owner};
 
 use crate::sim::clock::TrueTime;
-use crate::sim::scripts::Scripts;
+use crate::sim::scripts::{Audience, Scripts};
 
 /// Replaces one reply of a script.
 pub(crate) type Spoiler = Box<dyn Fn(Vec<u8>) -> Vec<u8> + Send>;
@@ -292,7 +292,8 @@ impl Server {
         let (answer, wake) = protocol::apply(state, &mut self.counter, clock(now), &op);
         let is_new = self.counter != counter;
         if let Some(scripts) = &self.scripts {
-            let same = scripts.compare(clock(now), &op, &(answer.clone(), wake.clone()));
+            let same =
+                scripts.compare(clock(now), &op, &Audience::default(), &(answer.clone(), wake.clone()));
             assert_eq!(same, Ok(()), "the script and its twin");
         }
         if let Some(lock) = &state.lock {
@@ -330,7 +331,7 @@ impl Server {
             let state = self.locks.entry((*key).to_owned()).or_default();
             let (answer, _) = protocol::apply(state, &mut self.counter, clock(now), &op);
             if let Some(scripts) = &self.scripts {
-                let same = scripts.compare(clock(now), &op, &(answer.clone(), None));
+                let same = scripts.compare(clock(now), &op, &Audience::default(), &(answer.clone(), None));
                 assert_eq!(same, Ok(()), "the script and its twin");
             }
             line += &match &answer {
@@ -388,6 +389,7 @@ fn op(keys: &[&str], args: &[&str]) -> Op {
             hold: 0,
             fence: fence(4),
             wait_ms: None,
+            listens: None,
             bind: Liveness::Process,
         },
         "renew" => Verb::Renew { ttl_ms: number(3), hold: 0, bind: None, weight: None },

@@ -30,6 +30,7 @@ impl Event {
             Self::AtEdge => faults.edge,
             Self::AtLimit => faults.limit,
             Self::Again => faults.again,
+            Self::NobodyThere => node_faults.kill,
         };
         share > 0
     }

@@ -45,11 +45,13 @@ pub enum Event {
     AtLimit,
     /// A request was sent a second time.
     Again,
+    /// A waiter was called, and no client heard it.
+    NobodyThere,
 }
 
 impl Event {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Paused,
         Self::Died,
         Self::Cut,
@@ -71,6 +73,7 @@ impl Event {
         Self::AtEdge,
         Self::AtLimit,
         Self::Again,
+        Self::NobodyThere,
     ];
 }
 

@@ -111,7 +111,7 @@ impl fmt::Display for Shown<'_> {
                 let hold = hold & 0xffff;
                 write!(f, "release {name} by …{owner} of {whose:?}, hold {hold} [{request}]")
             }
-            Verb::Refresh { owners, wait_ms } => {
+            Verb::Refresh { owners, wait_ms, .. } => {
                 write!(f, "refresh {name} by {} for {wait_ms} ms [{request}]", owners.len())
             }
             Verb::Resize => write!(f, "resize {name} to {:?} [{request}]", self.0.rule.capacity()),

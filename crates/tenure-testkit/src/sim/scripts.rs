@@ -3,7 +3,8 @@
 
 use redis::Value;
 use tenure::LockName;
-use tenure::internals::protocol::{Answer, LockSpec, Notification, Now, Op};
+use tenure::internals::protocol::{Answer, Listening, LockSpec, Notification, Now, Op};
+use tenure::internals::store::Client;
 use tenure::internals::store::redis::scripted::{Scripted, heard, read};
 
 use crate::fake_redis::Keyspace;
@@ -11,6 +12,22 @@ use crate::fake_redis::Keyspace;
 thread_local! {
     /// To make one takes longer than a schedule.
     static KEYSPACE: Keyspace = Keyspace::new();
+}
+
+/// Who hears what a server says.
+#[derive(Clone, Debug, Default)]
+pub struct Audience {
+    /// How often the server has started.
+    pub starts: u16,
+    /// The clients that do not hear when they are called.
+    pub deaf: Vec<Client>,
+}
+
+impl Audience {
+    /// What a place says whose client listens at this server.
+    pub fn station(&self) -> Option<Listening> {
+        Listening::new(self.starts % 1024 * 4 + 1)
+    }
 }
 
 /// A small server that runs the scripts.
@@ -26,8 +43,10 @@ impl Scripts {
     }
 
     /// Runs the script that answers `op`.
-    pub fn run(&self, now: Now, op: &Op) -> (Value, Vec<(String, String)>) {
+    pub fn run(&self, now: Now, op: &Op, audience: &Audience) -> (Value, Vec<(String, String)>) {
         self.0.set_clock(now.unix_us);
+        let deaf = audience.deaf.iter().map(|client| format!(":{client}"));
+        self.0.set_unheard(&format!("{:03x}", audience.starts % 1024 * 4), deaf);
         let Scripted { text, keys, args } = Scripted::new(op);
         let (keys, args): (Vec<&str>, Vec<&str>) =
             (keys.iter().map(String::as_str).collect(), args.iter().map(String::as_str).collect());
@@ -38,16 +57,23 @@ impl Scripts {
     ///
     /// # Errors
     /// In what the two differ.
-    pub fn compare(&self, now: Now, op: &Op, said: &(Answer, Option<Notification>)) -> Result<(), String> {
-        let (value, messages) = self.run(now, op);
+    pub fn compare(
+        &self,
+        now: Now,
+        op: &Op,
+        audience: &Audience,
+        said: &(Answer, Option<Notification>),
+    ) -> Result<(), String> {
+        let (value, messages) = self.run(now, op, audience);
         let answer = read(&value, op);
-        let wake = messages.first().map(|(_, message)| heard(message, op.rule));
+        let wakes: Vec<_> = messages.iter().map(|(_, message)| heard(message, op.rule)).collect();
         let is_same_wake = match op.rule {
             // In Redisson's words, which do not say whose hold it was.
-            LockSpec::Reentrant => wake.is_some() == said.1.is_some(),
-            _ => wake == said.1,
+            LockSpec::Reentrant => wakes.len() < 2 && wakes.is_empty() == said.1.is_none(),
+            LockSpec::Mutex => wakes.len() < 2 && wakes.first() == said.1.as_ref(),
+            LockSpec::Queue(_) => in_one(&messages, wakes, &audience.deaf, said.1.as_ref()) == said.1,
         };
-        if messages.len() < 2 && is_same_wake && answer.as_ref() == Ok(&said.0) {
+        if is_same_wake && answer.as_ref() == Ok(&said.0) {
             return Ok(());
         }
         Err(format!("{op:?}: in Rust {said:?}, as a script {answer:?} ({value:?}) and {messages:?}"))
@@ -80,6 +106,29 @@ impl Scripts {
     pub fn forget(&self) {
         self.0.forget();
     }
+}
+
+/// The messages of a queue, each to one client, as the machine says them to all. It does not say
+/// what was said for nothing, to a client that does not hear.
+fn in_one(
+    messages: &[(String, String)],
+    wakes: Vec<Notification>,
+    deaf: &[Client],
+    said: Option<&Notification>,
+) -> Option<Notification> {
+    let known: &[u64] = match said {
+        Some(Notification::Granted { tickets }) => tickets,
+        _ => &[],
+    };
+    let mut numbers = Vec::new();
+    for ((channel, _), wake) in messages.iter().zip(wakes) {
+        let is_heard = !deaf.iter().any(|client| channel.ends_with(&format!(":{client}")));
+        if let Notification::Granted { tickets } = wake {
+            numbers.extend(tickets.into_iter().filter(|ticket| is_heard || known.contains(ticket)));
+        }
+    }
+    numbers.sort_unstable();
+    (!numbers.is_empty()).then_some(Notification::Granted { tickets: numbers })
 }
 
 impl Default for Scripts {

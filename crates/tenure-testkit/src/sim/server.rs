@@ -1,12 +1,15 @@
 //! The one store behind every process: the machines of `protocol`, on its own clock.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use tenure::internals::protocol::{self, Answer, Data, Entry, Found, Notification, Now, Op, State};
+use tenure::internals::protocol::{
+    self, Answer, Data, Entry, Found, Listening, Notification, Now, Op, State,
+};
 use tenure::{LockName, Owner};
 
 use super::clock::{Clock, MS, TrueTime};
-use super::scripts::Scripts;
+use super::scripts::{Audience, Scripts};
 
 /// Its wall clock began here, in microseconds since 1970.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
@@ -36,6 +39,7 @@ struct Past {
     op: Op,
     before: State,
     counter: u64,
+    audience: Audience,
 }
 
 /// What stands at a lock's key.
@@ -128,21 +132,37 @@ impl Server {
         Now { ms: shown / MS, unix_us: EPOCH_US + shown / 1_000 }
     }
 
-    /// Runs one request at a true time.
-    pub fn apply(&mut self, at: TrueTime, op: &Op) -> (Answer, Option<Notification>) {
+    /// Runs one request at a true time, before this audience. Says which waiters it has removed
+    /// because their clients did not hear it.
+    pub fn apply(
+        &mut self,
+        at: TrueTime,
+        op: &Op,
+        audience: Audience,
+    ) -> ((Answer, Option<Notification>), Vec<Owner>) {
         let now = self.now(at);
         let state = match self.locks.get_mut(&op.name) {
             Some(state) => state,
             None => self.locks.entry(op.name.clone()).or_default(),
         };
         if let Some(past) = &mut self.past {
-            past.push(Past { at, now, op: op.clone(), before: state.clone(), counter: self.counter });
+            let (op, before, audience) = (op.clone(), state.clone(), audience.clone());
+            past.push(Past { at, now, op, before, counter: self.counter, audience });
         }
-        let answer = protocol::apply(state, &mut self.counter, now, op);
+        let passed: RefCell<Vec<Owner>> = RefCell::default();
+        let hears = |listens: Option<Listening>, owner: &Owner| {
+            let is_elsewhere = listens.is_some() && listens != audience.station();
+            let hears = is_elsewhere || !audience.deaf.contains(&owner.into());
+            if !hears {
+                passed.borrow_mut().push(owner.clone());
+            }
+            hears
+        };
+        let answer = protocol::apply_calling(state, &mut self.counter, now, op, &hears);
         if let Some(scripts) = &self.scripts {
-            self.difference = scripts.compare(now, op, &answer).err();
+            self.difference = scripts.compare(now, op, &audience, &answer).err();
         }
-        answer
+        (answer, passed.into_inner())
     }
 
     /// What stands at a lock's key.
@@ -199,7 +219,7 @@ impl Server {
         if let Some(scripts) = &self.scripts {
             scripts.forget();
             for kept in past {
-                scripts.run(kept.now, &kept.op);
+                scripts.run(kept.now, &kept.op, &kept.audience);
             }
         }
     }

@@ -14,7 +14,8 @@ use tenure::internals::Store;
 use tenure::internals::protocol::record::{RecordAnswer, RecordOp};
 use tenure::internals::protocol::{Answer, LockSpec, Op};
 use tenure::internals::store::{
-    Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Page, QuorumMember,
+    Capabilities, Client, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Page,
+    QuorumMember,
 };
 
 use super::executor::{Process, ProcessId, lock};
@@ -69,7 +70,18 @@ impl Store for SimStore {
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let (network, process, name) = (self.network.clone(), self.process, name.clone());
-        async move { network.listen(process, &name, rule.kind(), within).await }.boxed()
+        async move { network.listen(process, &name, rule.kind(), false, within).await }.boxed()
+    }
+
+    fn listen_for_turns(
+        &self,
+        name: &LockName,
+        rule: LockSpec,
+        _: Client,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        let (network, process, name) = (self.network.clone(), self.process, name.clone());
+        async move { network.listen(process, &name, rule.kind(), true, within).await }.boxed()
     }
 
     fn list(&self, prefix: &str, _: Cursor, _: Duration) -> BoxFuture<'static, Result<Page, Failure>> {

@@ -164,9 +164,14 @@ impl Quorum {
         let mut state = State { lock: held, ballot: Some(ballot) };
         let fence = Fence::Ballot(EPOCH + u64::from(letter.ballot));
         let verb = match letter.request {
-            Request::Acquire => {
-                Verb::Acquire { ttl_ms: 1_000, hold: 1, fence, wait_ms: None, bind: Liveness::Process }
-            }
+            Request::Acquire => Verb::Acquire {
+                ttl_ms: 1_000,
+                hold: 1,
+                fence,
+                wait_ms: None,
+                listens: None,
+                bind: Liveness::Process,
+            },
             Request::Release => Verb::Release { hold: 1, fence, whose: ReleaseScope::Own },
         };
         let name = LockName::new("x").expect("a name");

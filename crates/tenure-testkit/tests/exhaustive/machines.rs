@@ -342,7 +342,7 @@ impl Model for Askers {
         let (fence, bind) = (Fence::Assign, Liveness::Process);
         let acquire = |index: usize, wait_ms| {
             let Asker { hold, ttl: ttl_ms, .. } = self.askers[index];
-            Verb::Acquire { ttl_ms, hold, fence, wait_ms, bind }
+            Verb::Acquire { ttl_ms, hold, fence, wait_ms, listens: None, bind }
         };
         match step {
             Step::Ask(index) => drop(self.ask(&mut next, index, acquire(index, None))),
@@ -372,7 +372,7 @@ impl Model for Askers {
                     Step::Refresh(index) => (index, [self.askers[index].owner.clone()].into()),
                     _ => (0, self.askers.iter().map(|asker| asker.owner.clone()).collect()),
                 };
-                self.ask(&mut next, index, Verb::Refresh { owners, wait_ms: self.wait });
+                self.ask(&mut next, index, Verb::Refresh { owners, wait_ms: self.wait, listens: None });
             }
             Step::Release(index) => {
                 let verb = Verb::Release { hold: self.askers[index].hold, fence, whose: ReleaseScope::Own };

@@ -73,7 +73,14 @@ fn name() -> LockName {
 }
 
 fn acquire() -> Verb {
-    Verb::Acquire { ttl_ms: 10_000, hold: 1, fence: Fence::Assign, wait_ms: None, bind: Liveness::Process }
+    Verb::Acquire {
+        ttl_ms: 10_000,
+        hold: 1,
+        fence: Fence::Assign,
+        wait_ms: None,
+        listens: None,
+        bind: Liveness::Process,
+    }
 }
 
 fn release() -> Verb {

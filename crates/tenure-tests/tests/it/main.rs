@@ -39,5 +39,6 @@ mod testing;
 mod tls;
 mod twins;
 mod uses;
+mod wake;
 mod watching;
 mod zookeeper;

@@ -71,7 +71,7 @@ fn sent(answer: impl Fn(&[&str]) -> &'static str + Send + 'static) -> Vec<String
 /// An acquire that does without a token.
 fn tokenless() -> Verb {
     let Verb::Acquire { ttl_ms, hold, wait_ms, bind, .. } = acquire() else { unreachable!("it acquires") };
-    Verb::Acquire { ttl_ms, hold, fence: Fence::Optional, wait_ms, bind }
+    Verb::Acquire { ttl_ms, hold, fence: Fence::Optional, wait_ms, listens: None, bind }
 }
 
 /// What all servers of these tests say: the lock is taken, then it is the asker's, with some of its

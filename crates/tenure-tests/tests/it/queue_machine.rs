@@ -65,7 +65,7 @@ impl Served {
         let server = Server::with_clock();
         let store = Redis::open(&server.url(), Driver::start().expect("a thread")).expect("a store");
         let mut listener = server.client().expect("a connection");
-        listener.command(&["SUBSCRIBE", "tenure:wake:0:{x}"]).expect("a subscription");
+        listener.command(&["PSUBSCRIBE", "tenure:wake:0:{x}:*"]).expect("a subscription");
         Self { server, store, listener, now: None }
     }
 
@@ -82,16 +82,19 @@ impl Machine for &mut Served {
         }
         let reply = block_on(self.store.call(op.clone(), Duration::from_secs(10))).expect("an answer");
         self.listener.send(&["PING"]).expect("a connection");
-        let mut wake = None;
+        let mut tickets = Vec::new();
         loop {
             match self.listener.receive().expect("a message") {
-                Value::Array(message) | Value::Push(message) if message.len() == 3 => {
-                    let numbers =
-                        message[2].text().split(',').map(|number| number.parse().expect("a number"));
-                    wake = Some(Notification::Granted { tickets: numbers.collect() });
+                Value::Array(message) | Value::Push(message) if message.len() == 4 => {
+                    // An empty one says that holds were ended by force.
+                    let numbers = message[3].text().split(',').filter(|number| !number.is_empty());
+                    tickets.extend(numbers.map(|number| number.parse::<u64>().expect("a number")));
                 }
                 // The answer to the question whether there is more.
-                _ => return (reply, wake),
+                _ => {
+                    let wake = (!tickets.is_empty()).then_some(Notification::Granted { tickets });
+                    return (reply, wake);
+                }
             }
         }
     }
@@ -159,7 +162,11 @@ impl<M: Machine> Bench<M> {
 
     fn acquire(&mut self, owner: usize, seat: QueueSpec, wait_ms: Option<u64>) -> Answer {
         let (bind, fence) = (Liveness::Process, Fence::Assign);
-        let answer = self.ask(owner, seat, Verb::Acquire { ttl_ms: TTL_MS, hold: 1, fence, wait_ms, bind });
+        let answer = self.ask(
+            owner,
+            seat,
+            Verb::Acquire { ttl_ms: TTL_MS, hold: 1, fence, wait_ms, listens: None, bind },
+        );
         let (number, holds) = match answer {
             Answer::Held { fence } => (fence, true),
             Answer::Waiting { ticket, .. } => (ticket, false),
@@ -197,7 +204,8 @@ impl<M: Machine> Bench<M> {
         {
             told.deadline_ms = told.deadline_ms.max(now + WAIT_MS);
         }
-        let answer = self.ask(owners[0], seat, Verb::Refresh { owners: all, wait_ms: WAIT_MS });
+        let answer =
+            self.ask(owners[0], seat, Verb::Refresh { owners: all, wait_ms: WAIT_MS, listens: None });
         let Answer::Places { places, .. } = answer else { panic!("{answer:?}") };
         for (owner, place) in owners.iter().zip(places) {
             let known = before.iter().find(|(_, told)| told.owner == *owner && now <= told.deadline_ms);

@@ -61,8 +61,14 @@ fn the_record_machine_in_lua_answers_as_the_one_in_rust() {
             0..3 => {
                 let wait_ms = matches!(rule, LockSpec::Queue(_)).then_some(1_000);
                 let ttl_ms = 1 + random.below(5_000);
-                let verb =
-                    Verb::Acquire { ttl_ms, hold: 1, fence: Fence::Assign, wait_ms, bind: Liveness::Process };
+                let verb = Verb::Acquire {
+                    ttl_ms,
+                    hold: 1,
+                    fence: Fence::Assign,
+                    wait_ms,
+                    listens: None,
+                    bind: Liveness::Process,
+                };
                 Err(verb)
             }
             3 => Err(Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own }),

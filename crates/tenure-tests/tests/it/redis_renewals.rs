@@ -79,7 +79,7 @@ impl Direct {
 
     fn acquire_all(&self) {
         let (fence, bind) = (Fence::Assign, Liveness::Process);
-        let verb = Verb::Acquire { ttl_ms: 60_000, hold: 1, fence, wait_ms: None, bind };
+        let verb = Verb::Acquire { ttl_ms: 60_000, hold: 1, fence, wait_ms: None, listens: None, bind };
         for number in 0..self.owners.len() {
             let answer = block_on(self.store.call(self.op(number, verb.clone()), WITHIN));
             assert!(matches!(answer, Ok(Answer::Held { .. })), "{answer:?}");

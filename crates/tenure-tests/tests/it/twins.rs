@@ -1,13 +1,14 @@
 //! The machines in Rust and in Lua are twins: the same requests at the same moments get the same
 //! answers and leave the same behind.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use tenure::internals::protocol::{
-    self, Answer, Data, Entry, Fence, Kind, Liveness, LockSpec, Notification, Now, Op, QueueSpec,
+    self, Answer, Data, Entry, Fence, Kind, Listening, Liveness, LockSpec, Notification, Now, Op, QueueSpec,
     ReleaseScope, State, Verb, lease, parse_value, queue::Queue,
 };
 use tenure::internals::store::RenewsMany;
@@ -46,7 +47,7 @@ fn the_queue_in_lua_answers_as_the_one_in_rust() {
     let all =
         ["Busy", "Found", "Free", "Granted", "Held", "Mismatch", "Places", "Released", "Resized", "Waiting"];
     bench.has_seen(&all);
-    bench.has_seen(&["Growing", "Grown", "More asked than there is", "Set and free"]);
+    bench.has_seen(&["Growing", "Grown", "More asked than there is", "Set and free", "Ended", "Passed"]);
 }
 
 /// So many that what one request may sweep and let in is not all.
@@ -81,6 +82,8 @@ struct Bench {
     owners: Vec<Owner>,
     states: Vec<State>,
     counter: u64,
+    /// What a place says whose client listens at this server.
+    here: Option<Listening>,
     requests: u64,
     /// The kinds of answers so far.
     seen: BTreeSet<String>,
@@ -100,7 +103,16 @@ impl Bench {
             }
         }
         let eye = server.client().expect("a connection");
-        let owners = (0..owners).map(|_| Owner::new("twin").expect("an owner")).collect();
+        let owners: Vec<Owner> = (0..owners).map(owner).collect();
+        for owner in owners.iter().filter(|owner| is_there(owner)) {
+            for key in KEYS {
+                listener.command(&["SUBSCRIBE", &turns(key, owner)]).expect("a subscription");
+            }
+        }
+        let info = server.client().and_then(|mut client| client.command(&["INFO", "server"]));
+        let info = info.expect("a reply").text().to_owned();
+        let run_id = info.split_once("run_id:").expect("a run id").1;
+        let here = u16::from_str_radix(&run_id[..3], 16).expect("digits") & !3 | 1;
         let states = KEYS.iter().map(|_| State::default()).collect();
         let mut bench = Self {
             server,
@@ -113,6 +125,7 @@ impl Bench {
             owners,
             states,
             counter: 0,
+            here: Listening::new(here),
             requests: 0,
             seen: BTreeSet::new(),
         };
@@ -303,6 +316,12 @@ impl Bench {
             }),
             _ => Fence::Assign,
         };
+        // Here, or at another server.
+        let listens = match self.below(4) {
+            0 => Listening::new(2),
+            1 => None,
+            _ => self.here,
+        };
         let hold = match rule {
             LockSpec::Reentrant => 1 + self.below(3),
             _ => 1,
@@ -312,7 +331,7 @@ impl Bench {
             n @ 0..5 => {
                 let wait_ms =
                     (is_queue && n > 0).then(|| 1 + self.below(if is_long { 30_000 } else { 3_000 }));
-                Verb::Acquire { ttl_ms, hold, fence, wait_ms, bind: Liveness::Process }
+                Verb::Acquire { ttl_ms, hold, fence, wait_ms, listens, bind: Liveness::Process }
             }
             5 | 6 => {
                 let weight = (is_queue && self.below(3) == 0).then(|| {
@@ -334,15 +353,20 @@ impl Bench {
                 Verb::Release { hold: hold / 2, fence, whose }
             }
             9 => Verb::Inspect,
-            10..12 if is_long => {
-                Verb::Acquire { ttl_ms, hold, fence, wait_ms: Some(20_000 + ttl_ms), bind: Liveness::Process }
-            }
+            10..12 if is_long => Verb::Acquire {
+                ttl_ms,
+                hold,
+                fence,
+                wait_ms: Some(20_000 + ttl_ms),
+                listens: None,
+                bind: Liveness::Process,
+            },
             _ => {
                 let count = 1 + self.below(if is_long { 100 } else { 6 });
                 let owners = (0..count).map(|_| self.below(self.owners.len() as u64) as usize);
                 let owners: Vec<_> = owners.collect();
                 let owners = owners.into_iter().map(|owner| self.owners[owner].clone()).collect();
-                Verb::Refresh { owners, wait_ms: ttl_ms }
+                Verb::Refresh { owners, wait_ms: ttl_ms, listens }
             }
         }
     }
@@ -376,7 +400,19 @@ impl Bench {
         let now = self.now();
         for ((key, op), reply) in ops.iter().zip(replies) {
             let before = self.states[*key].clone();
-            let (answer, wake) = protocol::apply(&mut self.states[*key], &mut self.counter, now, op);
+            let passed = Cell::new(false);
+            let hears = |listens, owner: &Owner| {
+                let hears = listens != self.here || is_there(owner);
+                passed.set(passed.get() || !hears);
+                hears
+            };
+            let mut state = std::mem::take(&mut self.states[*key]);
+            let mut counter = self.counter;
+            let (answer, wake) = protocol::apply_calling(&mut state, &mut counter, now, op, &hears);
+            (self.states[*key], self.counter) = (state, counter);
+            if passed.get() {
+                self.seen.insert("Passed".to_owned());
+            }
             if let (Answer::Mismatch { capacity: Some(capacity), .. }, LockSpec::Queue(seat)) =
                 (&answer, op.rule)
                 && seat.weight > *capacity
@@ -386,27 +422,70 @@ impl Bench {
             let reply = reply.expect("an answer");
             assert_eq!(reply, answer, "{op:?} at {now:?} on {before:?}");
             self.note(*key, &answer, wake.as_ref());
+            if let LockSpec::Queue(_) = op.rule {
+                self.hear_turns(*key, op, &before, wake);
+                continue;
+            }
             let Some(wake) = wake else { continue };
-            let message = self.listener.receive();
-            let message =
-                message.unwrap_or_else(|error| panic!("{error:?} for {wake:?} of {op:?} on {before:?}"));
-            let [_, heard, said] = message.items() else { panic!("not a message: {message:?}") };
-            assert_eq!(heard.text(), channel(op.rule, KEYS[*key]));
-            let Value::Bytes(said) = said else { panic!("not a message: {message:?}") };
-            let said = String::from_utf8_lossy(said);
+            let (heard, said) = self.hear(&format!("{wake:?} of {op:?} on {before:?}"));
+            assert_eq!(heard, channel(op.rule, KEYS[*key]));
             match (wake, op.rule) {
                 (Notification::Free { .. }, LockSpec::Reentrant) => assert_eq!(said, "0"),
                 (Notification::Free { by }, _) => {
                     assert_eq!(parse_value(&*said).map(|(owner, _)| owner), by, "{op:?}")
                 }
-                (Notification::Granted { tickets }, _) => {
-                    let tickets: Vec<_> = tickets.iter().map(u64::to_string).collect();
-                    assert_eq!(said, tickets.join(","), "{op:?}");
-                }
                 (other, _) => panic!("no machine says {other:?}"),
             }
         }
         ops.len()
+    }
+
+    /// What was said to the clients that are there: that holds of theirs were ended by force, and
+    /// which of their tickets hold now.
+    fn hear_turns(&mut self, key: usize, op: &Op, before: &State, wake: Option<Notification>) {
+        let tickets = |state: &State| -> BTreeMap<u64, Owner> {
+            match &state.lock {
+                Some(Entry { value: Data::Queue(queue), .. }) => {
+                    queue.tickets().map(|(number, ticket)| (number, ticket.owner.clone())).collect()
+                }
+                _ => BTreeMap::new(),
+            }
+        };
+        let (was, is) = (tickets(before), tickets(&self.states[key]));
+        let mut expected: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let granted = match wake {
+            Some(Notification::Granted { tickets }) => tickets,
+            None => Vec::new(),
+            Some(other) => panic!("no queue says {other:?}"),
+        };
+        for number in granted {
+            let owner = is.get(&number).or(was.get(&number)).expect("whose it is");
+            if is_there(owner) {
+                expected.entry(turns(KEYS[key], owner)).or_default().push(number.to_string());
+            }
+        }
+        let mut heard: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for _ in 0..expected.len() {
+            let (channel, said) = self.hear(&format!("{expected:?} of {op:?} on {before:?}"));
+            heard.insert(channel, said.split(',').map(str::to_owned).collect());
+        }
+        assert_eq!(heard, expected, "{op:?} on {before:?}");
+    }
+
+    /// The next message, and its channel; but for those that say that holds were ended by force.
+    fn hear(&mut self, what: &str) -> (String, String) {
+        loop {
+            let message = self.listener.receive();
+            let message = message.unwrap_or_else(|error| panic!("{error:?} for {what}"));
+            let [_, channel, Value::Bytes(said)] = message.items() else {
+                panic!("not a message: {message:?}")
+            };
+            let (channel, said) = (channel.text().to_owned(), String::from_utf8_lossy(said).into_owned());
+            if !said.is_empty() || channel.ends_with(['}', 'd', 'b']) {
+                return (channel, said);
+            }
+            self.seen.insert("Ended".to_owned());
+        }
     }
 
     /// Asks for renewals of all keys in one script, and its twin for each.
@@ -530,7 +609,8 @@ fn compare_queue(all: &[(String, String)], queue: &Queue) {
     let mut used = 0;
     for (number, ticket) in queue.tickets() {
         expected.insert(ticket.owner.to_string(), number.to_string());
-        expected.insert(format!("!{}", ticket.owner), ticket.deadline_ms.to_string());
+        let listens = ticket.listens.map_or(0.0, |listens| f64::from(listens.get()) / 4096.0);
+        expected.insert(format!("!{}", ticket.owner), (ticket.deadline_ms as f64 + listens).to_string());
         if ticket.weight != 1 {
             expected.insert(
                 format!("+{}", ticket.owner),
@@ -544,7 +624,8 @@ fn compare_queue(all: &[(String, String)], queue: &Queue) {
     let set = if queue.is_set { "=" } else { "" };
     expected.insert(format!("#1:{}:{set}{}", queue.kind, queue.capacity), negative(queue.mark));
     expected.insert("#used".to_owned(), negative(used));
-    let found: BTreeMap<_, _> = all.iter().cloned().collect();
+    let shortest = |score: &String| score.parse::<f64>().expect("a score").to_string();
+    let found: BTreeMap<_, _> = all.iter().map(|(member, score)| (member.clone(), shortest(score))).collect();
     assert_eq!(found, expected);
 }
 
@@ -562,6 +643,27 @@ fn channel(rule: LockSpec, key: &str) -> String {
         LockSpec::Reentrant => format!("redisson_lock__channel:{{{key}}}"),
         _ => side("tenure:wake:0:", key),
     }
+}
+
+/// Two of them have one client, so that it hears of both at once.
+fn owner(number: usize) -> Owner {
+    let id = format!("{:012x}{:010x}{number:010x}", 1_700_000_000_000_u64, number / 2);
+    format!("twin@h:1/{id}").parse().expect("an owner")
+}
+
+/// Whether its client listens; every second does.
+fn is_there(owner: &Owner) -> bool {
+    client(owner).ends_with(['0', '2', '4', '6', '8', 'a', 'c', 'e'])
+}
+
+fn client(owner: &Owner) -> &str {
+    let text = owner.as_str();
+    &text[text.len() - 20..text.len() - 10]
+}
+
+/// Where a client hears which of its tickets hold.
+fn turns(key: &str, owner: &Owner) -> String {
+    format!("{}:{}", side("tenure:wake:0:", key), client(owner))
 }
 
 fn left_ms(expires_ms: Option<u64>, now: Now) -> i64 {

@@ -55,6 +55,7 @@ fn take_places(store: &dyn Store, names: &[String]) {
             hold: 1,
             fence: Fence::Assign,
             wait_ms: Some(60_000),
+            listens: None,
             bind: Liveness::Process,
         };
         let owner = Owner::new("bench").expect("an owner");

@@ -9,6 +9,7 @@ use super::Engine;
 use super::hold::Hold;
 use super::lease::{Grant, Lease, bind};
 use super::release::Release;
+use super::waiters::ticket_queue::Newcomer;
 use crate::error::{Error, Result};
 use crate::metrics::Meter;
 use crate::moment::Moment;
@@ -85,7 +86,7 @@ impl Acquisition {
         meter: Meter,
     ) -> Self {
         let is_fresh = owner.is_none();
-        let owner = owner.unwrap_or_else(|| Owner::fresh(&options.label, &*engine.runtime));
+        let owner = owner.unwrap_or_else(|| engine.owner(&options.label));
         let (hold, since) = (engine.id(), engine.now());
         engine.store.declare_ttl(options.ttl);
         let interruptions = engine.store.interruptions();
@@ -115,7 +116,9 @@ impl Acquisition {
             (wait && matches!(self.rule, LockSpec::Queue(_))).then(|| lease::millis(lease::wait(ttl)));
         let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, bind(&self.options));
         let fence = if self.options.unfenced { Fence::Optional } else { Fence::Assign };
-        let verb = Verb::Acquire { ttl_ms, hold, fence, wait_ms, bind };
+        let newcomer = wait_ms.and_then(|_| self.engine.ticket_queues.newcomer(&self.name));
+        let listens = newcomer.as_ref().and_then(Newcomer::listens);
+        let verb = Verb::Acquire { ttl_ms, hold, fence, wait_ms, listens, bind };
         for round in 1.. {
             let engine = &self.engine;
             let sent = engine.now();
@@ -138,7 +141,7 @@ impl Acquisition {
                 ),
                 Ok(Answer::Waiting { ticket, retry_in_ms }) => {
                     let retry_at = retry_in_ms.map(|retry_in_ms| sent + Duration::from_millis(retry_in_ms));
-                    (Outcome::Waiting(Waiting { ticket, sent, retry_at }), true)
+                    (Outcome::Waiting(Waiting { ticket, sent, retry_at, _newcomer: newcomer }), true)
                 }
                 Ok(Answer::Mismatch { kind, capacity }) => {
                     (Outcome::Refused(self.mismatch(kind, capacity)), false)
@@ -254,4 +257,6 @@ pub(super) struct Waiting {
     pub(super) ticket: u64,
     pub(super) sent: Moment,
     pub(super) retry_at: Option<Moment>,
+    /// Until it has joined those who wait here.
+    pub(super) _newcomer: Option<Newcomer>,
 }

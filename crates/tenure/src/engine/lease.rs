@@ -193,7 +193,9 @@ impl Lease {
     pub(crate) fn question(&self) -> Verb {
         match self.rule {
             // Not all of a queue: only this place in it.
-            LockSpec::Queue(_) => Verb::Refresh { owners: Arc::new([self.owner.clone()]), wait_ms: 0 },
+            LockSpec::Queue(_) => {
+                Verb::Refresh { owners: Arc::new([self.owner.clone()]), wait_ms: 0, listens: None }
+            }
             LockSpec::Mutex | LockSpec::Reentrant => Verb::Inspect,
         }
     }

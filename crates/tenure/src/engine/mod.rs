@@ -37,7 +37,7 @@ use crate::events;
 use crate::metrics::{Metrics, RequestResult, RequestVerb};
 use crate::moment::Moment;
 use crate::name::LockName;
-use crate::owner::Owner;
+use crate::owner::{self, Owner};
 use crate::planted::{Bug, planted};
 use crate::protocol::queue::FORCED;
 use crate::protocol::record::{RecordAnswer, RecordOp};
@@ -56,6 +56,8 @@ pub(crate) struct Engine {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) metrics: Metrics,
+    /// What all of its owners have in common.
+    client: owner::Client,
     local_queues: LocalQueues,
     ticket_queues: TicketQueues,
     renewer: Renewer,
@@ -71,6 +73,7 @@ impl Engine {
         // Ids need to be unique per owner only, but a random start distinguishes two processes'
         // traces.
         let ids = AtomicU64::new(runtime.random() >> 1);
+        let client = owner::Client::new(runtime.random());
         let (local_queues, ticket_queues) = (LocalQueues::default(), TicketQueues::default());
         let (renewer, pending_releases) = (Renewer::default(), PendingReleases::default());
         let unfinished = Mutex::default();
@@ -79,6 +82,7 @@ impl Engine {
             store,
             runtime,
             metrics,
+            client,
             local_queues,
             ticket_queues,
             renewer,
@@ -188,8 +192,8 @@ impl Engine {
         let (engine, name) = (Arc::clone(self), name.clone());
         let task = async move {
             // For an unused owner: waiters that it lets in hear so by message.
-            let owner = Owner::fresh("", &*engine.runtime);
-            let verb = Verb::Refresh { owners: Arc::new([owner.clone()]), wait_ms: 0 };
+            let owner = engine.owner("");
+            let verb = Verb::Refresh { owners: Arc::new([owner.clone()]), wait_ms: 0, listens: None };
             let within = Duration::from_secs(1);
             let ask = || engine.call_once(&name, rule, &owner, verb.clone(), within);
             while let Ok(Answer::More(_)) = ask().await {}
@@ -204,6 +208,11 @@ impl Engine {
 
     pub(crate) fn now(&self) -> Moment {
         self.runtime.now()
+    }
+
+    /// A fresh owner for one acquisition; the label was checked with the options.
+    fn owner(&self, label: &str) -> Owner {
+        Owner::of(self.client, self.id(), label, self.runtime.unix_micros())
     }
 
     /// A number that no other request or hold of this process has.

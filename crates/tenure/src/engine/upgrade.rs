@@ -50,7 +50,11 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
             Err(error) => return Err(error),
         };
         if subscription.is_idle() {
-            let opening = engine.store.listen(&lease.name, lease.rule, lease.op_timeout);
+            let opening = {
+                // A hold that was taken over is called by the client that has made its owner.
+                let client = lease.owner.client();
+                engine.store.listen_for_turns(&lease.name, lease.rule, client, lease.op_timeout)
+            };
             subscription = Subscription::Connecting(opening);
         }
         let until = engine.now() + pause;

@@ -26,7 +26,8 @@ pub fn kind(data: &Data) -> Kind {
 
 /// A mutex is its value; a reentrant mutex has a line for each field, `FIELD VALUE`; a queue one
 /// for its capacity and mark, and one for each ticket, `NUMBER WEIGHT DEADLINE OWNER`. Before a
-/// capacity that was set is a `=`.
+/// capacity that was set is a `=`. Where a client listens is not kept: these stores find out in
+/// other ways that it is gone.
 pub fn encode(data: &Data) -> String {
     let mut text = String::new();
     match data {
@@ -39,7 +40,7 @@ pub fn encode(data: &Data) -> String {
         Data::Queue(queue) => {
             let set = if queue.is_set { "=" } else { "" };
             let _ = writeln!(text, "{set}{} {}", queue.capacity, queue.mark);
-            for (number, Ticket { owner, weight, deadline_ms }) in queue.tickets() {
+            for (number, Ticket { owner, weight, deadline_ms, .. }) in queue.tickets() {
                 let _ = writeln!(text, "{number} {weight} {deadline_ms} {owner}");
             }
         }
@@ -112,7 +113,7 @@ fn queue(kind: Kind, text: &str) -> Option<Queue> {
         let owner: Owner = line.parse().ok()?;
         used += if ticket <= mark { u64::from(weight) } else { 0 };
         let fits = last < Some(ticket) && (1..=heaviest).contains(&weight) && used <= u64::from(most);
-        fits.then(|| queue.insert(ticket, Ticket { owner, weight, deadline_ms }))?;
+        fits.then(|| queue.insert(ticket, Ticket { owner, weight, deadline_ms, listens: None }))?;
         (last, count) = (Some(ticket), count + 1);
     }
     (queue.owners() == count).then_some(queue)

@@ -17,6 +17,7 @@ pub mod record;
 pub mod reentrant;
 
 use std::fmt;
+use std::num::NonZeroU16;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -175,6 +176,8 @@ pub enum Verb {
         /// Where the machine keeps a queue: stay in it for this long, until refreshed. `None` asks
         /// once.
         wait_ms: Option<u64>,
+        /// Where the asker hears of its turn while it waits: see [`Listening`].
+        listens: Option<Listening>,
         /// What the hold is bound to besides its lease.
         bind: Liveness,
     },
@@ -198,6 +201,8 @@ pub enum Verb {
         owners: Arc<[Owner]>,
         /// For how much longer.
         wait_ms: u64,
+        /// As in `Acquire`, for all of them.
+        listens: Option<Listening>,
     },
     /// Give it back.
     Release {
@@ -215,6 +220,33 @@ pub enum Verb {
     /// Report the holders.
     Inspect,
 }
+
+/// At which server, and by which kind of message, a client hears that it is called: a number from 1
+/// to 4095 that is written beside its place.
+///
+/// A store that calls such a place, and is told by that same server that no client hears it, knows
+/// that its client is gone. A place without it is kept until it lapses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Listening(NonZeroU16);
+
+impl Listening {
+    /// One of these numbers.
+    pub const fn new(number: u16) -> Option<Self> {
+        match NonZeroU16::new(number) {
+            Some(number) if number.get() < 4096 => Some(Self(number)),
+            _ => None,
+        }
+    }
+
+    /// The number.
+    pub const fn get(self) -> u16 {
+        self.0.get()
+    }
+}
+
+/// Whether a client that waits hears that it is called, as far as the store knows. It is asked for
+/// places whose clients listen, and says yes where it cannot tell.
+pub type Hears<'a> = &'a dyn Fn(Option<Listening>, &Owner) -> bool;
 
 /// How a grant's fencing token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -589,6 +621,17 @@ fn other_kind(lock: &Entry<Data>, now: Now) -> Answer {
 /// Returns the answer and, where the change may let another client in, the message to those who
 /// wait.
 pub fn apply(state: &mut State, counter: &mut u64, now: Now, op: &Op) -> (Answer, Option<Notification>) {
+    apply_calling(state, counter, now, op, &|_, _| true)
+}
+
+/// The same in a store that learns by calling a waiter whether its client is there.
+pub fn apply_calling(
+    state: &mut State,
+    counter: &mut u64,
+    now: Now,
+    op: &Op,
+    hears: Hears<'_>,
+) -> (Answer, Option<Notification>) {
     if state.lock.as_ref().is_some_and(|lock| lock.is_over(now)) {
         state.lock = None;
     }
@@ -598,7 +641,7 @@ pub fn apply(state: &mut State, counter: &mut u64, now: Now, op: &Op) -> (Answer
     match op.rule {
         LockSpec::Mutex => mutex::apply(state, counter, now, op),
         LockSpec::Reentrant => reentrant::apply(state, counter, now, op),
-        LockSpec::Queue(seat) => queue::apply(state, counter, now, op, seat),
+        LockSpec::Queue(seat) => queue::apply(state, counter, now, op, seat, hears),
     }
 }
 

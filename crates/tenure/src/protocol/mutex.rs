@@ -254,8 +254,18 @@ mod tests {
         }
 
         fn acquire_with(&mut self, owner: &Owner, ttl_ms: u64, fence: Fence) -> Answer {
-            self.ask(owner, Verb::Acquire { ttl_ms, hold: 1, fence, wait_ms: None, bind: Liveness::Process })
-                .0
+            self.ask(
+                owner,
+                Verb::Acquire {
+                    ttl_ms,
+                    hold: 1,
+                    fence,
+                    wait_ms: None,
+                    listens: None,
+                    bind: Liveness::Process,
+                },
+            )
+            .0
         }
 
         fn renew(&mut self, owner: &Owner, ttl_ms: u64) -> Answer {

@@ -7,20 +7,24 @@
 --   up to 0    with the sign turned: #1:KIND:CAPACITY, the mark; and #used, the weight of those that hold. So these two come
 --              first, and behind them the ticket that lapses next. #1:KIND:=CAPACITY where the capacity was set: then it is
 --              also that of clients which were opened with another, and the set is kept without a ticket
---   from 1e10  !OWNER: until when its ticket lives, in milliseconds
+--   from 1e10  !OWNER: until when its ticket lives, in milliseconds. Behind the point, in 4096ths,
+--              where its client listens: a number that this script works out of the server's run_id,
+--              and of PUBLISH or SPUBLISH. 0: it has not said so
 --   from 1e14  OWNER: the number of its ticket. It holds if that is at or below the mark
 --   from 8e15  +OWNER: 8e15 and the weight of its ticket, where that is not 1
 --
 -- KEYS   1 the lock   2 the counter of tokens: for acquire
--- ARGV   acquire owner request header capacity channel publish ttl_ms weight wait_ms   wait_ms: '' asks once
+-- ARGV   acquire owner request header capacity channel publish ttl_ms weight wait_ms listens
 --        renew   owner request header capacity channel publish ttl_ms weight           weight: '' leaves it; one that has more
 --                than half of a read-write lock may take more, and is growing while that does not fit beside the others
---        refresh owner request header capacity channel publish wait_ms owner...
+--        refresh owner request header capacity channel publish wait_ms listens owner...
 --        release owner request header capacity channel publish whose                   whose: mine | anyone
 --        resize  owner request header capacity channel publish kept_ms                 header: with the =
 --        inspect owner request header capacity channel publish
 --        header: #1:KIND:CAPACITY, where KIND is fair mutex, read-write lock or semaphore
 --        publish: PUBLISH, or SPUBLISH on a cluster that has it
+--        wait_ms: of acquire, '' asks once
+--        listens: see !OWNER; '' if the client does not, or if not all who listen are counted
 -- Reply  { owner, request, answer, ... }, and held, waiting, growing and released as one string, with spaces, because a list takes
 --        longer; where the answer is one of
 --        held token            waiting ticket retry_in_ms      busy holder left_ms        free        released        resized
@@ -32,7 +36,9 @@
 --        ticket:      '' where it is gone
 --        retry_in_ms: -1 for all but the first in line
 --        left_ms:     -1 where there is no TTL
--- Message on the channel: the tickets that hold now, with commas.
+-- Message on the channel, a colon and the client, which is the first 10 of the last 20 digits of its
+-- owners: its tickets that hold now, with commas. An empty one: what it holds may have been ended by
+-- force.
 
 local lock, counter, call = KEYS[1], KEYS[2], redis.call
 local verb, owner, request, header, capacity = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
@@ -157,7 +163,7 @@ end
 
 -- sweep: removes what has lapsed, 64 tickets at most. Then it answers more, and the next request
 -- removes the rest.
-local mark_was, used_was, thinned, more, was_over, told_only = mark, used, false, false, used > capacity and string.format('%.0f', mark), nil
+local mark_was, used_was, thinned, more, was_over, unheard = mark, used, false, false, used > capacity and string.format('%.0f', mark), nil
 if first and first < now then
   local dead, names = call('ZRANGE', lock, '1e10', '(' .. now, 'BYSCORE', 'LIMIT', '0', '64'), {}
   for i = 1, #dead do
@@ -196,7 +202,7 @@ end
 if is_new and verb ~= 'acquire' and verb ~= 'resize' then
   if verb == 'refresh' then
     answer = { owner, request, 'places', '0', -1 }
-    for i = 9, #ARGV do
+    for i = 10, #ARGV do
       answer[#answer + 1] = ''
     end
   end
@@ -226,8 +232,8 @@ if verb == 'renew' then
     grows = weight > half
   end
 elseif verb == 'refresh' then
-  local names, longer, until_ms = {}, {}, now + lease_ms
-  for i = 9, #ARGV do
+  local names, longer, until_ms, listens = {}, {}, now + lease_ms, (tonumber(ARGV[9]) or 0) / 4096
+  for i = 10, #ARGV do
     names[#names + 1] = ARGV[i]
     names[#names + 1] = '!' .. ARGV[i]
   end
@@ -243,9 +249,12 @@ elseif verb == 'refresh' then
         used = used - (weight and weight - 8e15 or 1)
       end
       ticket, thinned = false, true
-    elseif ticket and till < until_ms then
-      longer[#longer + 1] = until_ms
-      longer[#longer + 1] = '!' .. who
+    elseif ticket then
+      local lives_until = math.max(math.floor(till), until_ms) + listens
+      if till ~= lives_until then
+        longer[#longer + 1] = lives_until
+        longer[#longer + 1] = '!' .. who
+      end
     end
     answer[#answer + 1] = ticket or ''
     mine[ticket or ''] = true
@@ -272,6 +281,14 @@ elseif verb == 'release' and looks then
     end
     call('ZREM', lock, unpack(names))
   end
+  for i = 1, #holders do
+    -- Their clients may ask at once whether they hold still.
+    local client = string.sub(holders[i], -20, -11)
+    if not names[client] then
+      names[client] = redis.pcall(ARGV[7], ARGV[6] .. ':' .. client, '')
+      unheard = type(names[client]) == 'table' and names[client].err or unheard
+    end
+  end
   goes_on, thinned = #holders == 250, true
 elseif verb == 'release' and number then
   local weight = (capacity > 1 or follows) and call('ZSCORE', lock, '+' .. owner)
@@ -290,8 +307,9 @@ elseif verb == 'resize' then
 end
 
 -- promote: lets in from the front while it fits, 64 at most. The first alone, since mostly no other
--- fits behind it.
-local granted, vacant = nil, used < capacity and not goes_on and 1 or 0
+-- fits behind it. Then they are called, but for those who are answered. By pcall: what has happened
+-- stays so where the user has no right to the channel.
+local called, let_in, here, vacant = {}, 0, nil, used < capacity and not goes_on and 1 or 0
 while vacant > 0 and not is_new do
   local waiting = call('ZRANGE', lock, string.format('(%.0f', mark), '(8e15', 'BYSCORE', 'LIMIT', '0', vacant, 'WITHSCORES')
   local n, names, fits = #waiting / 2, {}, 0
@@ -305,18 +323,64 @@ while vacant > 0 and not is_new do
     if used + math.min(weight, capacity) > capacity then
       break
     end
-    used, mark, fits = used + weight, tonumber(waiting[2 * i]), i
-    granted = granted or {}
-    granted[#granted + 1] = waiting[2 * i]
+    used, mark, fits, let_in = used + weight, tonumber(waiting[2 * i]), i, let_in + 1
+    if waiting[2 * i] ~= number and not (mine and mine[waiting[2 * i]]) then
+      local client = string.sub(waiting[2 * i - 1], -20, -11)
+      local its = called[client] or { numbers = {} }
+      called[client], called[#called + 1] = its, not called[client] and client or nil
+      its.numbers[#its.numbers + 1] = waiting[2 * i]
+      its[#its + 1] = { waiting[2 * i - 1], weight }
+    end
   end
-  vacant = fits == vacant and math.min(64 - #granted, capacity - used) or 0
+  vacant = fits == vacant and math.min(64 - let_in, capacity - used) or 0
+  if vacant <= 0 and mark ~= mark_was then
+    -- The first write comes before the first message: what a server refuses, no client hears.
+    if answer[3] ~= 'released' then
+      call('ZREM', lock, '')
+    end
+    call('ZADD', lock, 0 - mark, header, 0 - used, '#used')
+    mark_was, used_was = mark, used
+    for i = 1, #called do
+      local its = called[called[i]]
+      local told = redis.pcall(ARGV[7], ARGV[6] .. ':' .. called[i], table.concat(its.numbers, ','))
+      if type(told) == 'table' then
+        unheard = told.err
+      end
+      for j = 1, told == 0 and #its or 0 do
+        -- Nobody is there, if the client has said that it listens at this server: the ticket is
+        -- removed, and the next is let in.
+        local who, weight = its[j][1], its[j][2]
+        local listens = (call('ZSCORE', lock, '!' .. who) or 0) % 1 * 4096
+        if listens > 0 and here == nil then
+          local server = redis.pcall('INFO', 'server')
+          local id = type(server) == 'string' and tonumber(string.match(server, 'run_id:(%x%x%x)') or '', 16)
+          here = id and id - id % 4 + (ARGV[7] == 'SPUBLISH' and 3 or 1)
+        end
+        if listens > 0 and listens == here then
+          call('ZREM', lock, who, '!' .. who, '+' .. who)
+          used, thinned = used - weight, true
+        end
+      end
+    end
+    called = {}
+    if used ~= used_was then
+      call('ZADD', lock, 0 - used, '#used')
+      used_was, first = used, tonumber(call('ZRANGE', lock, '2', '2', 'WITHSCORES')[2])
+      vacant = let_in < 64 and used < capacity and 1 or 0
+      if not first and not follows then
+        -- As if it were swept empty.
+        call('DEL', lock)
+        is_new, used = true, 0
+      end
+    end
+  end
 end
-more = more or goes_on or granted and #granted == 64
+more = more or goes_on or let_in == 64
 
 -- acquire: a new ticket, unless it has one, or asks once and is not let in at once.
 local is_first, inserted = false, false
 if verb == 'acquire' and not number then
-  local weight, wait_ms = tonumber(ARGV[9]), tonumber(ARGV[10])
+  local weight, wait_ms, listens = tonumber(ARGV[9]), tonumber(ARGV[10]), (tonumber(ARGV[11]) or 0) / 4096
   local waits = false
   if capacity == 1 and not follows and not is_new then
     -- Behind the header, two members are the holder's.
@@ -347,10 +411,10 @@ if verb == 'acquire' and not number then
       call('ZADD', lock, weight + 8e15, '+' .. owner)
     end
     if is_new or lets_in then
-      call('ZADD', lock, lets_in and '-' .. number or 0 - mark, header, 0 - used, '#used', number, owner, due, ends)
+      call('ZADD', lock, lets_in and '-' .. number or 0 - mark, header, 0 - used, '#used', number, owner, due + (lets_in and 0 or listens), ends)
       mark_was, used_was = mark, used
     else
-      call('ZADD', lock, number, owner, due, ends)
+      call('ZADD', lock, number, owner, due + listens, ends)
     end
     if not first or due < first then
       first = due
@@ -369,13 +433,17 @@ elseif number and (verb == 'acquire' or verb == 'renew') then
   -- extend: no request ever shortens a lease. A renewal gives one that waits nothing.
   local holds = tonumber(number) <= mark
   local term_ms = holds and lease_ms or verb == 'acquire' and tonumber(ARGV[10])
-  if term_ms and now + term_ms > deadline then
+  local lives_until = term_ms and math.max(math.floor(deadline), now + term_ms)
+  if term_ms and not holds then
+    lives_until = lives_until + (tonumber(ARGV[11]) or 0) / 4096
+  end
+  if term_ms and (holds and lives_until > deadline or not holds and lives_until ~= deadline) then
     if call('PTTL', lock) < term_ms then
       call('PEXPIREAT', lock, now + term_ms)
     else
       call('ZREM', lock, '')
     end
-    call('ZADD', lock, now + term_ms, ends)
+    call('ZADD', lock, lives_until, ends)
   end
   is_first = not holds
   grows = grows and used > capacity
@@ -425,7 +493,7 @@ if is_first or grows then
   if not inserted then
     first = tonumber(call('ZRANGE', lock, '2', '2', 'WITHSCORES')[2])
   end
-  answer[5] = first > now and first - now + 1 or 1
+  answer[5] = first > now and math.floor(first) - now + 1 or 1
 elseif answer[3] == 'waiting' then
   answer[5] = -1
 end
@@ -435,27 +503,15 @@ end
 
 -- upgraded: what a holder of a read-write lock has taken fits since this request. It is the only one.
 if was_over and used == capacity and string.sub(header, 4, 7) == 'read' then
-  local only = call('ZRANGE', lock, '1e14', was_over, 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')[2]
-  if only and not (weighs and only == number) then
-    granted, told_only = granted or {}, only
+  local only = call('ZRANGE', lock, '1e14', was_over, 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
+  if only[2] and not (weighs and only[2] == number) then
+    local told = redis.pcall(ARGV[7], ARGV[6] .. ':' .. string.sub(only[1], -20, -11), only[2])
+    unheard = type(told) == 'table' and told.err or unheard
   end
 end
-
--- Those who hold now are told, but for the one who is answered. By pcall: what has happened stays
--- so where the user has no right to the channel.
-if granted then
-  local others = {}
-  for i = 1, #granted do
-    if granted[i] ~= number and not (mine and mine[granted[i]]) then
-      others[#others + 1] = granted[i]
-    end
-  end
-  others[#others + 1] = told_only
-  local told = #others > 0 and redis.pcall(ARGV[7], ARGV[6], table.concat(others, ','))
-  if type(told) == 'table' then
-    answer[#answer + 1] = told.err
-    return answer
-  end
+if unheard then
+  answer[#answer + 1] = unheard
+  return answer
 end
 if answer[3] == 'held' or answer[3] == 'waiting' or answer[3] == 'released' or grows then
   return table.concat(answer, ' ')

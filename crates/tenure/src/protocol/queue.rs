@@ -21,15 +21,16 @@
 //! full one once it holds. Every verb *sweeps* what has lapsed, *acts*, *promotes* from the front,
 //! and names the tickets that hold now, also when it was a waiter that left or lapsed. It writes
 //! nothing for those it promotes: they renew themselves, so a dead one is passed within its short
-//! lease.
+//! lease. Where its client said that it *listens*, and no client hears the call, it is passed at
+//! once: the ticket is removed, and the next is called.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::mutex::assign_above;
 use super::{
-    Answer, Data, Entry, Found, Holding, Kind, Notification, Now, Op, Place, QueueSpec, ReleaseScope, State,
-    Verb, inspect, lease, other_kind,
+    Answer, Data, Entry, Found, Hears, Holding, Kind, Listening, Notification, Now, Op, Place, QueueSpec,
+    ReleaseScope, State, Verb, inspect, lease, other_kind,
 };
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -59,7 +60,8 @@ pub struct Queue {
     used: u32,
     tickets: BTreeMap<u64, Ticket>,
     numbers: BTreeMap<Owner, u64>,
-    deadlines: BTreeSet<(u64, Owner)>,
+    /// In the order in which a server has them: those of one millisecond by where they listen.
+    deadlines: BTreeSet<(u64, Option<Listening>, Owner)>,
 }
 
 /// One place in a queue.
@@ -71,6 +73,14 @@ pub struct Ticket {
     pub weight: u32,
     /// Alive up to and including this millisecond.
     pub deadline_ms: u64,
+    /// Where its client listened as it said so last.
+    pub listens: Option<Listening>,
+}
+
+impl Ticket {
+    fn lapses(&self) -> (u64, Option<Listening>, Owner) {
+        (self.deadline_ms, self.listens, self.owner.clone())
+    }
 }
 
 /// Runs one request.
@@ -80,19 +90,29 @@ pub fn apply(
     now: Now,
     op: &Op,
     seat: QueueSpec,
+    hears: Hears<'_>,
 ) -> (Answer, Option<Notification>) {
     if let Some(answer) = mismatch(state, now, seat, &op.verb) {
         return (answer, None);
     }
     let over = queue_of(state).filter(|queue| queue.is_over_full()).map(|queue| queue.mark);
-    let mut done = Done { over, ..Done::default() };
+    let askers = match &op.verb {
+        Verb::Refresh { owners, .. } => owners,
+        Verb::Acquire { .. } | Verb::Renew { .. } => std::slice::from_ref(&op.owner),
+        // Whether it waits itself is not looked at.
+        Verb::Release { .. } | Verb::Resize | Verb::Inspect => &[],
+    };
+    let mut done = Done { granted: Vec::new(), is_bounded: false, over, knows: None, askers, hears };
     let answer = match &op.verb {
-        Verb::Acquire { ttl_ms, wait_ms, .. } => {
-            let asked = Asked { owner: &op.owner, seat, ttl_ms: *ttl_ms, wait_ms: *wait_ms };
+        Verb::Acquire { ttl_ms, wait_ms, listens, .. } => {
+            let (owner, ttl_ms, wait_ms, listens) = (&op.owner, *ttl_ms, *wait_ms, *listens);
+            let asked = Asked { owner, seat, ttl_ms, wait_ms, listens };
             acquire(state, counter, now, asked, &mut done)
         }
         Verb::Renew { ttl_ms, weight, .. } => renew(state, now, &op.owner, *ttl_ms, *weight, &mut done),
-        Verb::Refresh { owners, wait_ms } => refresh(state, now, owners, *wait_ms, &mut done),
+        Verb::Refresh { owners, wait_ms, listens } => {
+            refresh(state, now, owners, (*wait_ms, *listens), &mut done)
+        }
         Verb::Release { whose, .. } => release(state, now, &op.owner, *whose, &mut done),
         Verb::Resize => resize(state, now, seat, &mut done),
         Verb::Inspect => inspect(state, now, |_| true),
@@ -107,8 +127,7 @@ pub fn apply(
 }
 
 /// What a request did beside its own business.
-#[derive(Default)]
-struct Done {
+struct Done<'a> {
     /// The tickets that it let in, except the asker's own.
     granted: Vec<u64>,
     /// It stopped at its bound.
@@ -117,11 +136,24 @@ struct Done {
     over: Option<u64>,
     /// The asker that was told whether all that is held fits.
     knows: Option<u64>,
+    /// Those who get the answer: they are not called.
+    askers: &'a [Owner],
+    hears: Hears<'a>,
+}
+
+impl Done<'_> {
+    /// Whether the client of a ticket that is let in is there, as far as is known.
+    fn reaches(&self, ticket: &Ticket) -> bool {
+        let says_so = ticket.listens.is_some() || planted(Bug::ListeningIgnored);
+        let is_there =
+            !says_so || self.askers.contains(&ticket.owner) || (self.hears)(ticket.listens, &ticket.owner);
+        is_there || planted(Bug::NobodyCalled)
+    }
 }
 
 /// The holder of a read-write lock that has waited until its greater weight fits, if it does since
 /// this request.
-fn upgraded(state: &mut State, done: &Done) -> Option<u64> {
+fn upgraded(state: &mut State, done: &Done<'_>) -> Option<u64> {
     let queue = queue_of(state).filter(|queue| queue.kind == Kind::RwLock)?;
     let (number, held) = (queue.first()?, done.over?);
     let is_so = number <= held && queue.used == queue.capacity && done.knows != Some(number);
@@ -160,10 +192,11 @@ struct Asked<'a> {
     seat: QueueSpec,
     ttl_ms: u64,
     wait_ms: Option<u64>,
+    listens: Option<Listening>,
 }
 
-fn acquire(state: &mut State, counter: &mut u64, now: Now, asked: Asked<'_>, done: &mut Done) -> Answer {
-    let Asked { owner, seat, ttl_ms, wait_ms } = asked;
+fn acquire(state: &mut State, counter: &mut u64, now: Now, asked: Asked<'_>, done: &mut Done<'_>) -> Answer {
+    let Asked { owner, seat, ttl_ms, wait_ms, listens } = asked;
     let (mut fits, mut capacity) = (true, seat.capacity);
     let mut mine = None;
     if let Some(queue) = queue_of(state) {
@@ -185,7 +218,8 @@ fn acquire(state: &mut State, counter: &mut u64, now: Now, asked: Asked<'_>, don
             let queue = queue_or_new(state, seat);
             // Its lease is set below, once it is known whether it holds or waits: no request could
             // shorten it then.
-            queue.insert(number, Ticket { owner: owner.clone(), weight: seat.weight, deadline_ms: now.ms });
+            let (owner, weight) = (owner.clone(), seat.weight);
+            queue.insert(number, Ticket { owner, weight, deadline_ms: now.ms, listens: None });
             if fits {
                 queue.let_in(number, seat.weight);
             }
@@ -200,6 +234,7 @@ fn acquire(state: &mut State, counter: &mut u64, now: Now, asked: Asked<'_>, don
     }
     if let Some(wait_ms) = wait_ms {
         queue.extend(number, now.ms.saturating_add(wait_ms));
+        queue.listens(number, listens);
     }
     Answer::Waiting { ticket: number, retry_in_ms: queue.retry_in_ms(number, now) }
 }
@@ -210,7 +245,7 @@ fn renew(
     owner: &Owner,
     ttl_ms: u64,
     weight: Option<u32>,
-    done: &mut Done,
+    done: &mut Done<'_>,
 ) -> Answer {
     let Some(queue) = queue_of(state) else { return Answer::Free };
     queue.sweep(now, done);
@@ -240,7 +275,13 @@ fn renew(
     Answer::Held { fence: number }
 }
 
-fn refresh(state: &mut State, now: Now, owners: &Arc<[Owner]>, wait_ms: u64, done: &mut Done) -> Answer {
+fn refresh(
+    state: &mut State,
+    now: Now,
+    owners: &Arc<[Owner]>,
+    (wait_ms, listens): (u64, Option<Listening>),
+    done: &mut Done<'_>,
+) -> Answer {
     let gone = || Answer::Places { places: owners.iter().map(|_| Place::Gone).collect(), retry_in_ms: None };
     let Some(queue) = queue_of(state) else { return gone() };
     if planted(Bug::LapsedWaiterRevived) {
@@ -254,6 +295,7 @@ fn refresh(state: &mut State, now: Now, owners: &Arc<[Owner]>, wait_ms: u64, don
     let numbers: Vec<_> = owners.iter().map(|owner| queue.number_of(owner, now)).collect();
     for number in numbers.iter().flatten() {
         queue.extend(*number, now.ms.saturating_add(wait_ms));
+        queue.listens(*number, listens);
     }
     queue.promote(done);
     done.granted.retain(|ticket| !numbers.contains(&Some(*ticket)));
@@ -266,7 +308,7 @@ fn refresh(state: &mut State, now: Now, owners: &Arc<[Owner]>, wait_ms: u64, don
     Answer::Places { places: numbers.iter().map(place).collect(), retry_in_ms }
 }
 
-fn release(state: &mut State, now: Now, owner: &Owner, whose: ReleaseScope, done: &mut Done) -> Answer {
+fn release(state: &mut State, now: Now, owner: &Owner, whose: ReleaseScope, done: &mut Done<'_>) -> Answer {
     if whose.is_forced() {
         let answer = inspect(state, now, |_| true);
         let Some(queue) = queue_of(state) else { return answer };
@@ -300,7 +342,7 @@ fn release(state: &mut State, now: Now, owner: &Owner, whose: ReleaseScope, done
 }
 
 /// The capacity becomes that of the asker's seat. What holds more goes on; what fits now is let in.
-fn resize(state: &mut State, now: Now, seat: QueueSpec, done: &mut Done) -> Answer {
+fn resize(state: &mut State, now: Now, seat: QueueSpec, done: &mut Done<'_>) -> Answer {
     if queue_of(state).is_none() {
         state.lock =
             Some(Entry { value: Data::Queue(Queue::new(seat.kind, seat.capacity)), expires_ms: None });
@@ -340,7 +382,7 @@ fn settle(state: &mut State) {
             false => queue.deadlines.last(),
         };
         match last {
-            Some((end, _)) => lock.expires_ms = Some(lock.expires_ms.map_or(*end, |old| old.max(*end))),
+            Some((end, ..)) => lock.expires_ms = Some(lock.expires_ms.map_or(*end, |old| old.max(*end))),
             None if queue.is_set => {}
             None => state.lock = None,
         }
@@ -389,7 +431,7 @@ impl Queue {
             self.used = self.used.saturating_add(ticket.weight);
         }
         self.numbers.insert(ticket.owner.clone(), number);
-        self.deadlines.insert((ticket.deadline_ms, ticket.owner.clone()));
+        self.deadlines.insert(ticket.lapses());
         self.tickets.insert(number, ticket);
     }
 
@@ -454,31 +496,37 @@ impl Queue {
                 self.used = self.used.saturating_sub(ticket.weight);
             }
             self.numbers.remove(&ticket.owner);
-            self.deadlines.remove(&(ticket.deadline_ms, ticket.owner));
+            self.deadlines.remove(&ticket.lapses());
         }
     }
 
     /// Removes what has lapsed. What it leaves because of its bound, the next request removes.
-    fn sweep(&mut self, now: Now, done: &mut Done) {
+    fn sweep(&mut self, now: Now, done: &mut Done<'_>) {
         for _ in 0..BOUND {
-            let lapsed = self.deadlines.first().filter(|(deadline_ms, _)| now.ms > *deadline_ms);
-            let Some(number) = lapsed.and_then(|(_, owner)| self.numbers.get(owner).copied()) else { return };
+            let lapsed = self.deadlines.first().filter(|(deadline_ms, ..)| now.ms > *deadline_ms);
+            let Some(number) = lapsed.and_then(|(_, _, owner)| self.numbers.get(owner).copied()) else {
+                return;
+            };
             self.remove(number);
         }
         done.is_bounded |= !planted(Bug::SweepStops);
     }
 
-    /// Lets in from the front while it fits.
-    fn promote(&mut self, done: &mut Done) {
+    /// Lets in from the front while it fits, and removes those whose client is gone.
+    fn promote(&mut self, done: &mut Done<'_>) {
         for _ in 0..BOUND {
             let Some((number, ticket)) = self.tickets.range(self.mark + 1..).next() else { return };
             let weight = if planted(Bug::WeightIgnored) { 1 } else { ticket.weight };
             if !self.fits(weight) {
                 return;
             }
-            let (number, weight) = (*number, ticket.weight);
+            let (number, weight, is_there) = (*number, ticket.weight, done.reaches(ticket));
             self.let_in(number, weight);
-            done.granted.push(number);
+            if is_there {
+                done.granted.push(number);
+            } else {
+                self.remove(number);
+            }
         }
         done.is_bounded |= !planted(Bug::LettingInStops);
     }
@@ -513,14 +561,23 @@ impl Queue {
         !waits && self.fits(weight)
     }
 
-    /// No request ever shortens a lease.
+    /// No request ever shortens a lease. One that is set does not say where its client listens.
     fn extend(&mut self, number: u64, deadline_ms: u64) {
         if let Some(ticket) = self.tickets.get_mut(&number)
             && deadline_ms > ticket.deadline_ms
         {
-            self.deadlines.remove(&(ticket.deadline_ms, ticket.owner.clone()));
-            ticket.deadline_ms = deadline_ms;
-            self.deadlines.insert((deadline_ms, ticket.owner.clone()));
+            self.deadlines.remove(&ticket.lapses());
+            (ticket.deadline_ms, ticket.listens) = (deadline_ms, None);
+            self.deadlines.insert(ticket.lapses());
+        }
+    }
+
+    /// Where its client hears that it is called.
+    fn listens(&mut self, number: u64, listens: Option<Listening>) {
+        if let Some(ticket) = self.tickets.get_mut(&number) {
+            self.deadlines.remove(&ticket.lapses());
+            ticket.listens = listens;
+            self.deadlines.insert(ticket.lapses());
         }
     }
 
@@ -553,7 +610,7 @@ impl Queue {
     }
 
     fn next_lapse_in_ms(&self, now: Now) -> Option<u64> {
-        let (deadline_ms, _) = self.deadlines.first()?;
+        let (deadline_ms, ..) = self.deadlines.first()?;
         Some(deadline_ms.saturating_sub(now.ms) + 1)
     }
 
@@ -574,7 +631,7 @@ impl Queue {
     }
 
     fn is_over(&self, now: Now) -> bool {
-        !self.is_set && self.deadlines.last().is_none_or(|(deadline_ms, _)| now.ms > *deadline_ms)
+        !self.is_set && self.deadlines.last().is_none_or(|(deadline_ms, ..)| now.ms > *deadline_ms)
     }
 
     /// Holders and waiters, without what has lapsed: some of them, and how many there are
@@ -582,7 +639,7 @@ impl Queue {
     pub(super) fn found(&self, now: Now) -> Option<Found> {
         let (mut holders, mut waiters) = (Vec::new(), Vec::new());
         let living =
-            self.deadlines.iter().rev().take_while(|(deadline_ms, _)| now.ms <= *deadline_ms).count();
+            self.deadlines.iter().rev().take_while(|(deadline_ms, ..)| now.ms <= *deadline_ms).count();
         let is_living = |(_, ticket): &(u64, &Ticket)| now.ms <= ticket.deadline_ms;
         for (number, ticket) in self.tickets().take(LOOKED_AT).filter(is_living).take(LISTED) {
             let holding = Holding {

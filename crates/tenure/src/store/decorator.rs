@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use super::{Capabilities, Cursor, Failure, Listener, Page, QuorumMember, Store};
+use super::{Capabilities, Client, Cursor, Failure, Listener, Page, QuorumMember, Store};
 use crate::name::LockName;
 use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, LockSpec, Op};
@@ -37,6 +37,17 @@ pub trait Decorator: fmt::Debug + Send + Sync + 'static {
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         self.inner().listen(name, rule, within)
+    }
+
+    /// As [`Store::listen_for_turns`].
+    fn listen_for_turns(
+        &self,
+        name: &LockName,
+        rule: LockSpec,
+        client: Client,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        self.inner().listen_for_turns(name, rule, client, within)
     }
 
     /// As [`Store::list`].
@@ -117,6 +128,16 @@ impl<D: Decorator> Store for D {
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         Decorator::listen(self, name, rule, within)
+    }
+
+    fn listen_for_turns(
+        &self,
+        name: &LockName,
+        rule: LockSpec,
+        client: Client,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        Decorator::listen_for_turns(self, name, rule, client, within)
     }
 
     fn list(
@@ -220,6 +241,17 @@ mod tests {
             ready(Err(Failure::impossible("listen"))).boxed()
         }
 
+        fn listen_for_turns(
+            &self,
+            _: &LockName,
+            _: LockSpec,
+            _: Client,
+            _: Duration,
+        ) -> BoxFuture<'static, Result<Listener, Failure>> {
+            self.ask("listen_for_turns");
+            ready(Err(Failure::impossible("listen"))).boxed()
+        }
+
         fn list(&self, _: &str, _: Cursor, _: Duration) -> BoxFuture<'static, Result<Page, Failure>> {
             self.ask("list");
             ready(Err(Failure::impossible("list"))).boxed()
@@ -306,6 +338,8 @@ mod tests {
         let answer = store.record(op, second).now_or_never().expect(now).expect("an answer");
         assert_eq!(answer, RecordAnswer::Voided);
         assert!(store.listen(&name, rule, second).now_or_never().expect(now).is_err());
+        let client = Owner::new("a").expect("an owner").client();
+        assert!(store.listen_for_turns(&name, rule, client, second).now_or_never().expect(now).is_err());
         assert!(store.list("", Cursor::default(), second).now_or_never().expect(now).is_err());
         assert!(store.ready(second).now_or_never().expect(now).is_err());
         assert_eq!(store.capabilities(), CAPABILITIES);
@@ -316,7 +350,7 @@ mod tests {
         assert_eq!(store.interruptions(), 7);
         assert_eq!(store.member().expect("a member").incarnation(), Incarnation::Unknown);
         assert_eq!(&**store.url(), "told:");
-        let all = "call record listen list ready capabilities supports declare_ttl settled interrupted \
+        let all = "call record listen listen_for_turns list ready capabilities supports declare_ttl settled interrupted \
                    interruptions member incarnation url";
         assert_eq!(plain.0.asked.lock().expect("no panic").join(" "), all);
     }

@@ -9,13 +9,14 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt, pending, ready};
 
 use super::{
-    Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Opening, Page,
-    Publisher, QuorumMember, Store,
+    Capabilities, Client, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Opening,
+    Page, Publisher, QuorumMember, Station, Store,
 };
 use crate::error::Result;
 use crate::name::LockName;
+use crate::owner::Owner;
 use crate::protocol::record::{self, Record, RecordAnswer, RecordOp};
-use crate::protocol::{self, Answer, Entry, LockSpec, Notification, Now, Op, State};
+use crate::protocol::{self, Answer, Entry, Listening, LockSpec, Notification, Now, Op, State};
 use crate::runtime::Runtime;
 
 /// A store in memory. Clones share it.
@@ -33,7 +34,8 @@ struct Inner {
     counter: u64,
     /// By the names of their locks.
     records: BTreeMap<LockName, Entry<Record>>,
-    listeners: BTreeMap<(LockName, u64), Publisher>,
+    /// Those that are for a client's turns name it.
+    listeners: BTreeMap<(LockName, u64), (Option<Client>, Publisher)>,
     next_listener: u64,
     /// When the map was last cleared of what has lapsed.
     swept_ms: u64,
@@ -75,9 +77,13 @@ impl Memory {
         let now = self.now();
         let mut inner = self.inner();
         inner.sweep(now);
-        let Inner { locks, counter, .. } = &mut *inner;
+        let Inner { locks, counter, listeners, .. } = &mut *inner;
         let state = locks.entry(op.name.clone()).or_default();
-        let (answer, wake) = protocol::apply(state, counter, now, op);
+        let hears = |_: Option<Listening>, owner: &Owner| {
+            let mut those = listeners.range((op.name.clone(), 0)..=(op.name.clone(), u64::MAX));
+            those.any(|(_, (client, _))| *client == Some(owner.client()))
+        };
+        let (answer, wake) = protocol::apply_calling(state, counter, now, op, &hears);
         if state.lock.is_none() && state.ballot.is_none() {
             inner.locks.remove(&op.name);
         }
@@ -85,6 +91,16 @@ impl Memory {
             inner.tell(&op.name, &wake);
         }
         answer
+    }
+
+    fn listener(&self, name: &LockName, client: Option<Client>) -> Listener {
+        Listener::new(|sender| {
+            let mut inner = self.inner();
+            let id = inner.next_listener;
+            inner.next_listener += 1;
+            inner.listeners.insert((name.clone(), id), (client, sender));
+            Box::new(Subscription { store: self.clone(), name: name.clone(), id }) as Box<dyn Any + Send>
+        })
     }
 
     fn apply_to_record(&self, op: &RecordOp) -> RecordAnswer {
@@ -121,7 +137,7 @@ impl Inner {
 
     fn tell(&mut self, name: &LockName, wake: &Notification) {
         let range = (name.clone(), 0)..=(name.clone(), u64::MAX);
-        for (_, listener) in self.listeners.range(range) {
+        for (_, (_, listener)) in self.listeners.range(range) {
             listener.say(wake.clone());
         }
     }
@@ -144,14 +160,19 @@ impl Store for Memory {
         _rule: LockSpec,
         _within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        let listener = Listener::new(|sender| {
-            let mut inner = self.inner();
-            let id = inner.next_listener;
-            inner.next_listener += 1;
-            inner.listeners.insert((name.clone(), id), sender);
-            Box::new(Subscription { store: self.clone(), name: name.clone(), id }) as Box<dyn Any + Send>
-        });
-        ready(Ok(listener)).boxed()
+        ready(Ok(self.listener(name, None))).boxed()
+    }
+
+    fn listen_for_turns(
+        &self,
+        name: &LockName,
+        _rule: LockSpec,
+        client: Client,
+        _within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        let station = Station::default();
+        station.set(Listening::new(1));
+        ready(Ok(self.listener(name, Some(client)).at(station))).boxed()
     }
 
     fn list(

@@ -21,7 +21,7 @@ pub mod zookeeper;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -33,10 +33,11 @@ use crate::credentials::Provider;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::protocol::record::{RecordAnswer, RecordOp};
-use crate::protocol::{Answer, Found, Kind, LockSpec, Notification, Op};
+use crate::protocol::{Answer, Found, Kind, Listening, LockSpec, Notification, Op};
 use crate::runtime::Runtime;
 
 pub use crate::error::Cause;
+pub use crate::owner::Client;
 pub use decorator::Decorator;
 
 /// The target of warnings about what an operator should change, as opposed to what happens.
@@ -93,8 +94,9 @@ impl fmt::Display for Failure {
 /// A place where locks are kept: it runs [`apply`](crate::protocol::apply), or its twin, one
 /// request at a time.
 ///
-/// Every method is required, [`renews_many`](Self::renews_many) excepted: a store that forgets one
-/// does not compile. What wraps a store is a [`Decorator`], which forwards what it does not change.
+/// Every method is required, [`renews_many`](Self::renews_many) and
+/// [`listen_for_turns`](Self::listen_for_turns) excepted: a store that forgets another does not
+/// compile. What wraps a store is a [`Decorator`], which forwards what it does not change.
 ///
 /// Futures are `'static` and may be polled on any thread, outside every runtime.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
@@ -130,6 +132,21 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         rule: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>>;
+
+    /// Subscribes for a client that waits in a queue, which the owners of its waiters name: to what
+    /// is said to it about one lock. As [`listen`](Self::listen) where the store says everything
+    /// to all who listen.
+    ///
+    /// What wraps a store has to forward it.
+    fn listen_for_turns(
+        &self,
+        name: &LockName,
+        rule: LockSpec,
+        _client: Client,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        self.listen(name, rule, within)
+    }
 
     /// A part of the locks whose full names begin with `prefix`, and where the next part begins.
     fn list(&self, prefix: &str, from: Cursor, within: Duration)
@@ -313,7 +330,25 @@ pub enum Incarnation {
 pub struct Listener {
     messages: mpsc::Receiver<Notification>,
     missed: Arc<AtomicBool>,
+    station: Station,
     _subscription: Box<dyn Any + Send>,
+}
+
+/// Where a subscription hears its messages: for as long as a store can tell by it that its client
+/// is there. Clones are the same one.
+#[derive(Clone, Debug, Default)]
+pub struct Station(Arc<AtomicU16>);
+
+impl Station {
+    /// From now on there, or not any more.
+    pub fn set(&self, listens: Option<Listening>) {
+        self.0.store(listens.map_or(0, Listening::get), Ordering::Release);
+    }
+
+    /// What a request says that keeps a place.
+    pub fn listens(&self) -> Option<Listening> {
+        Listening::new(self.0.load(Ordering::Acquire))
+    }
 }
 
 impl Listener {
@@ -326,7 +361,18 @@ impl Listener {
         let (sender, messages) = mpsc::channel(Self::UNREAD);
         let missed = Arc::new(AtomicBool::new(false));
         let publisher = Publisher { messages: sender, missed: Arc::clone(&missed) };
-        Self { messages, missed, _subscription: subscription(publisher) }
+        Self { messages, missed, station: Station::default(), _subscription: subscription(publisher) }
+    }
+
+    /// The same at this station, which its store keeps.
+    #[must_use]
+    pub fn at(self, station: Station) -> Self {
+        Self { station, ..self }
+    }
+
+    /// Where it hears its messages.
+    pub fn station(&self) -> &Station {
+        &self.station
     }
 
     /// The next message; `None` when there will be none any more. Messages that were dropped are

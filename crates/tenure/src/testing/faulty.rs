@@ -15,7 +15,7 @@ use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, LockSpec, Notification, Op};
 use crate::runtime::{Callers, Runtime};
 use crate::store::memory::Memory;
-use crate::store::{Decorator, Failure, Listener, Publisher, Store};
+use crate::store::{Client, Decorator, Failure, Listener, Publisher, Store};
 
 /// So many requests are kept.
 const MOST: usize = 10_000;
@@ -95,7 +95,7 @@ impl Faulty {
                 (state.keep(asked), state.delay, state.outages > 0)
             };
             let answer = if is_out {
-                Err(Failure::NotSent(Failure::cause("the test has an outage of its store")))
+                Err(outage())
             } else {
                 let answer = request.await;
                 runtime.sleep_until(runtime.now() + delay.min(within)).await;
@@ -109,6 +109,29 @@ impl Faulty {
         }
         .boxed()
     }
+
+    /// The same subscription, as the faults of this moment let its messages pass.
+    fn passed_on(
+        &self,
+        heard: BoxFuture<'static, Result<Listener, Failure>>,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        let (state, runtime) = (Arc::clone(&self.state), self.runtime.clone());
+        let interruptions = self.interruptions.subscribe();
+        async move {
+            let heard = heard.await?;
+            let station = heard.station().clone();
+            let listener = Listener::new(|publisher| {
+                runtime.spawn(pass_on(heard, publisher, state, interruptions).boxed());
+                Box::new(())
+            });
+            Ok(listener.at(station))
+        }
+        .boxed()
+    }
+}
+
+fn outage() -> Failure {
+    Failure::NotSent(Failure::cause("the test has an outage of its store"))
 }
 
 impl State {
@@ -148,19 +171,22 @@ impl Decorator for Faulty {
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         if self.state().outages > 0 {
-            let failure = Failure::NotSent(Failure::cause("the test has an outage of its store"));
-            return ready(Err(failure)).boxed();
+            return ready(Err(outage())).boxed();
         }
-        let (state, runtime) = (Arc::clone(&self.state), self.runtime.clone());
-        let (heard, interruptions) = (self.memory.listen(name, rule, within), self.interruptions.subscribe());
-        async move {
-            let heard = heard.await?;
-            Ok(Listener::new(|publisher| {
-                runtime.spawn(pass_on(heard, publisher, state, interruptions).boxed());
-                Box::new(())
-            }))
+        self.passed_on(self.memory.listen(name, rule, within))
+    }
+
+    fn listen_for_turns(
+        &self,
+        name: &LockName,
+        rule: LockSpec,
+        client: Client,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        if self.state().outages > 0 {
+            return ready(Err(outage())).boxed();
         }
-        .boxed()
+        self.passed_on(self.memory.listen_for_turns(name, rule, client, within))
     }
 
     fn interrupted(&self) -> BoxFuture<'static, ()> {

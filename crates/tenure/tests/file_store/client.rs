@@ -44,22 +44,28 @@ impl Client {
         bind: Liveness,
         ttl_ms: u64,
     ) -> Result<Answer, Failure> {
-        let verb = Verb::Acquire { ttl_ms, hold: 1, fence: Fence::Assign, wait_ms: None, bind };
+        let verb =
+            Verb::Acquire { ttl_ms, hold: 1, fence: Fence::Assign, wait_ms: None, listens: None, bind };
         self.ask(name, owner, verb, 5 * SECOND)
     }
 
     /// Another hold of an owner that may have several.
     pub(crate) fn enter(&self, name: &str, owner: &Owner, hold: u64) -> Answer {
         let (fence, bind) = (Fence::Assign, Liveness::Process);
-        let verb = Verb::Acquire { ttl_ms: LONG_MS, hold, fence, wait_ms: None, bind };
+        let verb = Verb::Acquire { ttl_ms: LONG_MS, hold, fence, wait_ms: None, listens: None, bind };
         self.ask(name, owner, verb, 5 * SECOND).expect("an answer")
     }
 
     /// Takes a place in a queue that no test outlives.
     pub(crate) fn join(&self, name: &str, owner: &Owner) -> Answer {
         let (fence, wait_ms, bind) = (Fence::Assign, Some(LONG_MS), Liveness::Process);
-        self.ask(name, owner, Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms, bind }, 5 * SECOND)
-            .expect("an answer")
+        self.ask(
+            name,
+            owner,
+            Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms, listens: None, bind },
+            5 * SECOND,
+        )
+        .expect("an answer")
     }
 
     pub(crate) fn acquire(&self, name: &str, owner: &Owner) -> Answer {

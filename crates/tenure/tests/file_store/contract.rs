@@ -15,6 +15,7 @@ fn a_locked_guard_fails_calls_in_time_and_they_are_never_carried_out() {
         hold: 1,
         fence: Fence::Assign,
         wait_ms: None,
+        listens: None,
         bind: Liveness::Process,
     };
     let begin = Instant::now();
@@ -60,6 +61,7 @@ fn a_release_undoes_an_acquire_whose_future_was_dropped() {
             hold: 1,
             fence: Fence::Assign,
             wait_ms: None,
+            listens: None,
             bind: Liveness::Process,
         };
         let lock = LockName::new("x").expect("a name");

@@ -52,7 +52,7 @@ fn dead_waiters_by_the_hundred_cost_the_next_living_one_nothing() {
     let begin = Instant::now();
     // It takes out the dead in pieces, and says that there are more.
     assert_eq!(client.release("x", &mine), Answer::More(Box::new(Answer::Released { left: 0 })));
-    let verb = Verb::Refresh { owners: Arc::new([last.clone()]), wait_ms: LONG_MS };
+    let verb = Verb::Refresh { owners: Arc::new([last.clone()]), wait_ms: LONG_MS, listens: None };
     let places = eventually_some(|| match other.ask("x", &last, verb.clone(), 5 * SECOND) {
         Ok(Answer::Places { places, .. }) if places[..] == [Place::Held { fence: place }] => Some(places),
         Ok(Answer::More(_) | Answer::Places { .. }) => None,

@@ -185,7 +185,7 @@ fn a_queue_of_ten_thousand_is_kept_and_a_full_one_lets_nobody_more_in() {
     println!("a place behind ten thousand: {took:?}, and a look at them: {:?}", begin.elapsed());
     lengthen(dir.path(), 50_000);
     let (fence, wait_ms, bind) = (Fence::Assign, Some(LONG_MS), Liveness::Process);
-    let late = Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms, bind };
+    let late = Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms, listens: None, bind };
     let text = refusal(client.ask("x", &names[3], late, 5 * SECOND), &record(dir.path()));
     assert!(text.contains("full"), "{text}");
     assert!(is_held(&client.renew("x", &names[0], None, LONG_MS + 1)));

@@ -122,7 +122,7 @@ fn on_a_full_file_system_what_is_held_is_renewed_and_who_waits_keeps_its_place()
     while file.write_all(&[0; 1024]).is_ok() {}
     assert!(is_held(&client.renew("x", &name, None, LONG_MS + 1)));
     assert!(is_held(&queue.renew("q", &first, None, LONG_MS + 1)));
-    let verb = Verb::Refresh { owners: Arc::new([second.clone()]), wait_ms: LONG_MS + 1 };
+    let verb = Verb::Refresh { owners: Arc::new([second.clone()]), wait_ms: LONG_MS + 1, listens: None };
     let places = queue.ask("q", &second, verb, 5 * SECOND).expect("an answer");
     let waits = [Place::Waiting { ticket: place }];
     assert!(matches!(&places, Answer::Places { places, .. } if *places == waits), "{places:?}");

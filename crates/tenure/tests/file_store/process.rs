@@ -243,7 +243,7 @@ pub(crate) fn churn(client: &Client) {
         block_on(client.store.call(op, 5 * SECOND)).expect("an answer")
     };
     let (fence, wait_ms, bind) = (Fence::Assign, Some(LONG_MS), Liveness::Process);
-    assert!(is_held(&queue(Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms, bind })));
+    assert!(is_held(&queue(Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms, listens: None, bind })));
     assert_eq!(queue(release()), Answer::Released { left: 0 });
     for bind in [Liveness::Process, Liveness::Work] {
         if is_held(&client.try_acquire("x", &owner, bind, LONG_MS).expect("an answer")) {

@@ -75,8 +75,11 @@ fn what_holds_is_told_to_another_process_by_number_and_once() {
     let tickets = [0, 1, 2, 3].map(|n| ticket(&first.join("x", &owners[n])));
     let mut listener = second.listen("x");
     let refresh = || {
-        let verb =
-            Verb::Refresh { owners: Arc::new([owners[2].clone(), owners[3].clone()]), wait_ms: LONG_MS };
+        let verb = Verb::Refresh {
+            owners: Arc::new([owners[2].clone(), owners[3].clone()]),
+            wait_ms: LONG_MS,
+            listens: None,
+        };
         let places = first.ask("x", &owners[2], verb, 5 * SECOND).expect("an answer");
         let waiting = [2, 3].map(|n| Place::Waiting { ticket: tickets[n] });
         assert!(matches!(&places, Answer::Places { places, .. } if *places == waiting), "{places:?}");

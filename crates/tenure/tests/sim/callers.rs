@@ -120,7 +120,7 @@ impl Client {
         for turn in 0..TURNS {
             let owner = Owner::new("callers").expect("an owner");
             let (fence, bind) = (Fence::Assign, Liveness::Process);
-            let verb = Verb::Acquire { ttl_ms: 60_000, hold: 1, fence, wait_ms: None, bind };
+            let verb = Verb::Acquire { ttl_ms: 60_000, hold: 1, fence, wait_ms: None, listens: None, bind };
             let asked = self.sim.now();
             let most = if self.sim.choose(3) == 0 { self.sim.between(0, 4 * MS) } else { SECOND };
             let answer = self.ask(self.somewhere(), &owner, u64::from(2 * turn), verb, most).await;

@@ -44,7 +44,7 @@ impl Client {
         for turn in 0..TURNS {
             let owner = Owner::new("pair").expect("an owner");
             let (fence, bind) = (Fence::Assign, Liveness::Process);
-            let verb = Verb::Acquire { ttl_ms: 30_000, hold: 1, fence, wait_ms: None, bind };
+            let verb = Verb::Acquire { ttl_ms: 30_000, hold: 1, fence, wait_ms: None, listens: None, bind };
             let asked = self.sim.now();
             let answer = self.ask(&owner, u64::from(2 * turn), verb).await;
             let answered = self.sim.now();

@@ -11,26 +11,27 @@ mod subscription;
 mod trouble;
 
 use std::any::Any;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tenure::LockName;
 use tenure::internals::Moment;
 use tenure::internals::protocol::{
-    Answer, Fence, Found, Kind, LockSpec, Notification, Op, ReleaseScope, Verb,
+    Answer, Fence, Found, Kind, Listening, LockSpec, Notification, Op, ReleaseScope, Verb,
 };
-use tenure::internals::store::{Failure, Incarnation, Listener, Publisher};
+use tenure::internals::store::{Client, Failure, Incarnation, Listener, Publisher, Station};
+use tenure::{LockName, Owner};
 
 use super::clock::{Clock, MS, SECOND, TrueTime};
 use super::event::Event;
 use super::executor::{OUTSIDE, Process, ProcessId, Sim, lock};
 use super::oracle::votes::Trouble;
-use super::oracle::{Executed, Oracle};
+use super::oracle::{Executed, Oracle, Passed};
 use super::regime::Faults;
 use super::request::{Shown, Slot, unknown};
+use super::scripts::Audience;
 use super::server::Server;
 
 /// How long a server had been up when the schedule began.
@@ -58,6 +59,8 @@ struct Inner {
     ends: Vec<End>,
     listeners: Vec<Subscriber>,
     next_ear: u64,
+    /// Whose each client is.
+    clients: BTreeMap<Client, ProcessId>,
     /// How often the server has started again, and when last.
     starts: u64,
     started_at: TrueTime,
@@ -128,6 +131,9 @@ struct Subscriber {
     name: LockName,
     kind: Kind,
     publisher: Publisher,
+    /// It is for its client's turns: the server counts it.
+    is_counted: bool,
+    station: Station,
     /// The server knows of it.
     is_open: bool,
 }
@@ -160,6 +166,7 @@ impl Network {
             ends: Vec::new(),
             listeners: Vec::new(),
             next_ear: 0,
+            clients: BTreeMap::new(),
             starts: 0,
             started_at: 0,
             rewinds: 0,
@@ -208,6 +215,7 @@ impl Network {
     pub(super) fn send(&self, process: ProcessId, op: Op, slot: &Arc<Slot>, within: Duration) -> bool {
         let now = self.sim.now();
         let mut inner = self.inner();
+        inner.clients.entry((&op.owner).into()).or_insert(process);
         let refused = inner.faults.refuse;
         let end = &inner.ends[process];
         let (out_of_time_at, leaves_at) = (now + end.clock.lasts(within), now.max(end.up_at));
@@ -336,7 +344,13 @@ impl Network {
     fn carry_out(&self, process: ProcessId, op: &Op) -> Answer {
         let now = self.sim.now();
         let mut inner = self.inner();
-        let (answer, wake) = inner.server.apply(now, op);
+        let audience = inner.audience(now, op);
+        let ((answer, wake), passed) = inner.server.apply(now, op, audience);
+        let passed: Vec<_> = passed.into_iter().map(|owner| inner.passed(now, owner)).collect();
+        for Passed { owner, .. } in &passed {
+            self.sim.note(|| format!("server: {owner} is called, and no client hears it"));
+            self.sim.count(Event::NobodyThere);
+        }
         if let (Some(difference), Some(oracle)) = (inner.server.difference(), &self.oracle) {
             oracle.accuse("the scripts are the machines", difference);
         }
@@ -344,7 +358,8 @@ impl Network {
         self.sim.note(|| format!("server: p{process}: {} -> {answer:?}", Shown(op)));
         let after = inner.server.view(now, &op.name);
         if let Some(oracle) = &self.oracle {
-            oracle.executed(&Executed { process, op, answer: &answer, wake: wake.as_ref(), after });
+            let (answer, wake, passed) = (&answer, wake.as_ref(), &passed);
+            oracle.executed(&Executed { process, op, answer, wake, passed, after });
         }
         if let Some(wake) = wake {
             self.tell(&mut inner, op, &wake);
@@ -447,6 +462,34 @@ impl Inner {
             return sim.between(self.faults.latency.1, self.faults.late.1);
         }
         self.latency(sim)
+    }
+
+    /// Who does not hear it when a waiter of this lock is called.
+    fn audience(&self, now: TrueTime, op: &Op) -> Audience {
+        let starts = (self.starts % 1024) as u16;
+        if !matches!(op.rule, LockSpec::Queue(_)) {
+            return Audience { starts, deaf: Vec::new() };
+        }
+        let hears = |process: ProcessId| {
+            let mut those = self.subscribers_of(process);
+            now >= self.ends[process].hears_from
+                && those.any(|listener| listener.is_counted && listener.name == op.name)
+        };
+        let deaf = self.clients.iter().filter(|(_, process)| !hears(**process));
+        Audience { starts, deaf: deaf.map(|(client, _)| *client).collect() }
+    }
+
+    /// What a place says whose client listens at this server.
+    fn station(&self) -> Option<Listening> {
+        Audience { starts: (self.starts % 1024) as u16, deaf: Vec::new() }.station()
+    }
+
+    /// Whether a waiter that was removed could have been reached.
+    fn passed(&self, now: TrueTime, owner: Owner) -> Passed {
+        let end = self.clients.get(&(&owner).into()).map(|process| (*process, &self.ends[*process]));
+        let process =
+            end.filter(|(_, end)| !end.is_dead && now >= end.hears_from).map(|(process, _)| process);
+        Passed { owner, process }
     }
 
     fn subscribers_of(&self, process: ProcessId) -> impl Iterator<Item = &Subscriber> {

@@ -47,6 +47,7 @@ impl Network {
         process: ProcessId,
         name: &LockName,
         kind: Kind,
+        is_counted: bool,
         within: Duration,
     ) -> Result<Listener, Failure> {
         let now = self.sim.now();
@@ -63,8 +64,11 @@ impl Network {
                 end.is_dead || self.sim.chance(inner.faults.lose_reply + inner.faults.lose_subscription);
             (inner.next_ear, opens_at, confirmed_at, out_of_time_at, is_lost)
         };
+        let station = Station::default();
         let listener = Listener::new(|publisher| {
-            let subscriber = Subscriber { id, process, name: name.clone(), kind, publisher, is_open: false };
+            let (name, station) = (name.clone(), station.clone());
+            let subscriber =
+                Subscriber { id, process, name, kind, publisher, is_counted, station, is_open: false };
             self.inner().listeners.push(subscriber);
             Box::new(Subscription { network: self.clone(), id }) as Box<dyn Any + Send>
         });
@@ -72,12 +76,14 @@ impl Network {
             self.sim.sleep_until(out_of_time_at).await;
             return Err(unknown());
         }
+        let listener = listener.at(station);
         let network = self.clone();
         self.sim.at(opens_at, move || {
-            if let Some(subscriber) =
-                network.inner().listeners.iter_mut().find(|subscriber| subscriber.id == id)
-            {
+            let mut inner = network.inner();
+            let at = inner.station();
+            if let Some(subscriber) = inner.listeners.iter_mut().find(|subscriber| subscriber.id == id) {
                 subscriber.is_open = true;
+                subscriber.station.set(at.filter(|_| is_counted));
             }
         });
         self.sim.sleep_until(confirmed_at).await;

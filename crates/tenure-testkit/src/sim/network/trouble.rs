@@ -215,8 +215,12 @@ impl Network {
         let network = self.clone();
         self.sim.at(heard_at, move || {
             let inner = network.inner();
-            let listeners: Vec<_> =
-                inner.subscribers_of(process).map(|listener| listener.publisher.clone()).collect();
+            let at = inner.station();
+            let listeners = inner.subscribers_of(process).map(|listener| {
+                listener.station.set(at.filter(|_| listener.is_counted));
+                listener.publisher.clone()
+            });
+            let listeners: Vec<_> = listeners.collect();
             drop(inner);
             for listener in listeners {
                 listener.say(Notification::Reconnected);

@@ -142,6 +142,7 @@ impl ReferenceModel {
             _ => op.owner == *owner,
         };
         let is_released = matches!(executed.answer, Answer::Released { left: 0 });
+        let is_passed = |owner: &Owner| executed.passed.iter().any(|passed| passed.owner == *owner);
         let Some(lock) = self.locks.get(&op.name) else { return };
         let wrong = lock.places.iter().find_map(|place| {
             let share = after.and_then(|after| after.share(&place.owner));
@@ -151,6 +152,7 @@ impl ReferenceModel {
             let (by, of) = (&op.owner, &place.owner);
             match lapses {
                 _ if asked(of) && is_released => None,
+                None if is_passed(of) => None,
                 None => Some(format!("a request of {by} ended the place of {of}: {:?}", op.verb)),
                 Some(lapses) if lapses < place.lapses => {
                     let less = (place.lapses - lapses) / 1_000;

@@ -125,8 +125,19 @@ pub struct Executed<'a> {
     pub answer: &'a Answer,
     /// What it tells those who listen.
     pub wake: Option<&'a Notification>,
+    /// The waiters that it has removed, because their clients did not hear that they were called.
+    pub passed: &'a [Passed],
     /// What stands at the key now.
     pub after: Option<LockView<'a>>,
+}
+
+/// A waiter that was removed when it was called.
+#[derive(Debug)]
+pub struct Passed {
+    /// Who waited.
+    pub owner: Owner,
+    /// Its process, if that could be reached.
+    pub process: Option<ProcessId>,
 }
 
 impl Oracle {

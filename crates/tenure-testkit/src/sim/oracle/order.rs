@@ -3,8 +3,8 @@
 use tenure::internals::protocol::Verb;
 use tenure::{LockName, Owner};
 
-use super::Executed;
 use super::reference_model::{Lock, ReferenceModel};
+use super::{Executed, Passed};
 use crate::sim::clock::TrueTime;
 use crate::sim::regime::LockKind;
 
@@ -19,6 +19,18 @@ impl ReferenceModel {
         let passed = lock.places.iter().find(|other| !other.holds && other.number < place.number);
         if let Some(passed) = passed {
             let what = format!("{name}: {owner} was let in before {}, who came first", passed.owner);
+            self.accuse(at, ORDER, what);
+        }
+    }
+
+    /// A waiter was removed when it was called: rightly, its process is over, or hears nothing, or
+    /// has left.
+    pub(super) fn check_passed(&mut self, at: TrueTime, name: &LockName, passed: &Passed) {
+        let waits = |process| {
+            self.waits.iter().any(|wait| wait.process == process && wait.name.as_ref() == Some(name))
+        };
+        if let Some(process) = passed.process.filter(|process| waits(*process)) {
+            let what = format!("{name}: {} was passed, and its process {process} could hear", passed.owner);
             self.accuse(at, ORDER, what);
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure::internals::protocol::{Op, Verb};
+use tenure::internals::protocol::{Op, QueueSpec, Verb};
 use tenure::{LockName, Owner};
 
 use super::progress::TELLING;
@@ -182,6 +182,9 @@ impl Oracle {
         let id = model.next_id;
         let place = model.locks.get(name).and_then(|lock| lock.place(owner));
         let weight = told.weight.unwrap_or(place.map_or(1, |place| place.weight));
+        // A reader whose upgrade was cut short reads, also in the process that takes it over.
+        let is_growing = model.locks.get(name).is_some_and(|lock| lock.used() > u64::from(lock.capacity));
+        let weight = if is_growing { weight.min(QueueSpec::UPGRADEABLE.weight) } else { weight };
         model.check_reported(at, name, owner, token, weight, told.is_resumed);
         if told.remaining.is_zero() {
             model.accuse(at, REPORTING, format!("{owner} was handed a guard that is lost already"));

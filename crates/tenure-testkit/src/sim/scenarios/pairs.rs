@@ -33,7 +33,7 @@ impl Scene {
 
     async fn acquire(&self, owner: &Owner) -> Result<u64, String> {
         let (fence, bind) = (Fence::Assign, Liveness::Process);
-        let verb = Verb::Acquire { ttl_ms: 30_000, hold: 1, fence, wait_ms: None, bind };
+        let verb = Verb::Acquire { ttl_ms: 30_000, hold: 1, fence, wait_ms: None, listens: None, bind };
         match self.ask(owner, verb).await {
             Ok(Answer::Held { fence }) => Ok(fence),
             other => Err(format!("{other:?}")),

@@ -56,7 +56,14 @@ impl Twins {
         let owner = self.owners[at].clone();
         let fence = Fence::Assign;
         let verb = match self.below(10) {
-            0..=3 => Verb::Acquire { ttl_ms: TTL_MS, hold: 1, fence, wait_ms: None, bind: Liveness::Process },
+            0..=3 => Verb::Acquire {
+                ttl_ms: TTL_MS,
+                hold: 1,
+                fence,
+                wait_ms: None,
+                listens: None,
+                bind: Liveness::Process,
+            },
             4..=5 => Verb::Renew { ttl_ms: TTL_MS, hold: 1, bind: None, weight: None },
             6..=8 => Verb::Release { hold: 1, fence, whose: ReleaseScope::Own },
             _ => Verb::Release { hold: 1, fence, whose: ReleaseScope::Any },

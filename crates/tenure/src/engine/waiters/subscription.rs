@@ -8,7 +8,7 @@ use futures_util::future::{BoxFuture, FutureExt, pending};
 
 use crate::planted::{Bug, planted};
 use crate::protocol::Notification;
-use crate::store::{Failure, Listener};
+use crate::store::{Failure, Listener, Station};
 
 pub(in crate::engine) enum Subscription {
     Idle,
@@ -27,6 +27,14 @@ pub(in crate::engine) enum Heard {
 impl Subscription {
     pub(in crate::engine) fn is_open(&self) -> bool {
         matches!(self, Self::Open(_))
+    }
+
+    /// Where it is heard what is said to this client.
+    pub(in crate::engine) fn station(&self) -> Option<&Station> {
+        match self {
+            Self::Open(listener) => Some(listener.station()),
+            _ => None,
+        }
     }
 
     pub(in crate::engine) fn is_idle(&self) -> bool {

@@ -30,8 +30,8 @@ use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Fence, LockSpec, Notification, Place, Verb, lease};
-use crate::store::Failure;
+use crate::protocol::{Answer, Fence, Listening, LockSpec, Notification, Place, Verb, lease};
+use crate::store::{Failure, Station};
 
 /// So many places are refreshed by one request.
 const BATCH: usize = 256;
@@ -55,7 +55,8 @@ impl TicketQueues {
         place: Waiting,
     ) -> TicketHandle {
         let (sender, receiver) = oneshot::channel();
-        let Waiting { ticket, sent, retry_at } = place;
+        // The newcomer is one until it is in line.
+        let Waiting { ticket, sent, retry_at, _newcomer } = place;
         let (ticket_queue, server) = self.enter(
             ask.name.clone(),
             |ticket_queue| Server::<KeepPlaces>::new(engine, ticket_queue),
@@ -77,6 +78,49 @@ impl TicketQueues {
         }
         TicketHandle { ticket_queue, ticket, receiver }
     }
+
+    /// A client is about to ask for a place. Where messages about the lock are heard, they are
+    /// until this is dropped.
+    pub(in crate::engine) fn newcomer(&self, name: &LockName) -> Option<Newcomer> {
+        let station = match self.all().get(name) {
+            Some(ticket_queue) => {
+                let mut queue = ticket_queue.queue();
+                let station = queue.station.clone()?;
+                queue.newcomers += 1;
+                Some((Arc::clone(ticket_queue), station))
+            }
+            None => None,
+        };
+        (station.is_some() || planted(Bug::ListensTooSoon)).then_some(Newcomer(station))
+    }
+}
+
+/// Who asks for a place where messages are heard.
+pub(in crate::engine) struct Newcomer(Option<(Arc<TicketQueue>, Station)>);
+
+impl Newcomer {
+    /// Where they are.
+    pub(in crate::engine) fn listens(&self) -> Option<Listening> {
+        match &self.0 {
+            _ if planted(Bug::ListensTooSoon) => Listening::new(1),
+            Some((_, station)) => station.listens(),
+            None => None,
+        }
+    }
+}
+
+impl Drop for Newcomer {
+    fn drop(&mut self) {
+        let Some((ticket_queue, _)) = &self.0 else { return };
+        let is_last = {
+            let mut queue = ticket_queue.queue();
+            queue.newcomers -= 1;
+            queue.newcomers == 0 && queue.waiters.is_empty()
+        };
+        if is_last {
+            ticket_queue.notify.notify_one();
+        }
+    }
 }
 
 /// What became of a wait.
@@ -96,17 +140,27 @@ pub(in crate::engine) struct Queue {
     silence: Option<(Moment, Failure)>,
     /// Since when messages have been heard without a gap; `None` without a subscription.
     hears_from: Option<Moment>,
+    /// Where: what a request says that keeps a place.
+    station: Option<Station>,
+    /// How many are asking for a place, and may have said so.
+    newcomers: usize,
     closed: bool,
 }
 
 impl Default for Queue {
     fn default() -> Self {
         let (waiters, refresh_at) = (BTreeMap::new(), Moment(u64::MAX));
-        Self { waiters, refresh_at, retry_at: None, silence: None, hears_from: None, closed: false }
+        let (retry_at, silence, hears_from, station) = (None, None, None, None);
+        Self { waiters, refresh_at, retry_at, silence, hears_from, station, newcomers: 0, closed: false }
     }
 }
 
 impl Queue {
+    /// What a request says that keeps a place.
+    fn listens(&self) -> Option<Listening> {
+        self.station.as_ref().and_then(Station::listens)
+    }
+
     /// Whether a place that was granted to a request of then may have been called before messages
     /// were heard.
     fn may_have_missed(&self, sent: Moment) -> bool {
@@ -140,7 +194,7 @@ impl wait_queues::Queue for Queue {
     type Waiters = BTreeMap<u64, Waiter>;
 
     fn is_empty(&self) -> bool {
-        self.waiters.is_empty()
+        self.waiters.is_empty() && (self.newcomers == 0 || planted(Bug::NewcomerForgotten))
     }
 
     fn clear(&mut self) -> BTreeMap<u64, Waiter> {
@@ -257,13 +311,17 @@ impl Server<KeepPlaces> {
             return;
         }
         if let Some((rule, within)) = self.first(|ask| (ask.rule, ask.options.op_timeout)) {
-            self.subscription =
-                Subscription::Connecting(self.engine.store.listen(&self.wait_queue.key, rule, within));
+            let (store, client) = (&self.engine.store, self.engine.client);
+            let opening = store.listen_for_turns(&self.wait_queue.key, rule, client, within);
+            self.subscription = Subscription::Connecting(opening);
         }
     }
 
     fn hears_no_more(&mut self, failure: Option<Failure>) {
-        self.wait_queue.queue().hears_from = None;
+        {
+            let mut queue = self.wait_queue.queue();
+            (queue.hears_from, queue.station) = (None, None);
+        }
         if let Some(failure) = failure {
             // Until then, refreshing has to do.
             self.strategy.listen_at = self.engine.now() + lease::WAIT_MAX / 3;
@@ -275,6 +333,7 @@ impl Server<KeepPlaces> {
     fn hears_from_now(&self) {
         let mut queue = self.wait_queue.queue();
         (queue.refresh_at, queue.hears_from) = (ALL, Some(self.engine.now()));
+        queue.station = self.subscription.station().cloned();
     }
 
     fn first<T>(&self, what: impl FnOnce(&Acquisition) -> T) -> Option<T> {
@@ -285,6 +344,7 @@ impl Server<KeepPlaces> {
     fn ask_what_is_due(&mut self) -> Moment {
         let now = self.engine.now();
         let mut queue = self.wait_queue.queue();
+        let listens = queue.listens();
         let mut due: Vec<u64> = Vec::new();
         if now >= queue.refresh_at {
             let all = queue.refresh_at == ALL;
@@ -319,7 +379,7 @@ impl Server<KeepPlaces> {
         drop(queue);
         for (tickets, owners, rule, wait, within) in batches {
             self.strategy.asked.extend(&tickets);
-            let verb = Verb::Refresh { owners: Arc::clone(&owners), wait_ms: lease::millis(wait) };
+            let verb = Verb::Refresh { owners: Arc::clone(&owners), wait_ms: lease::millis(wait), listens };
             self.ask(tickets, rule, owners[0].clone(), verb, wait, within);
         }
         until
@@ -493,7 +553,8 @@ impl Server<KeepPlaces> {
             let verb = if !messages_grant {
                 // Only an acquisition asks whether it may be granted here and now.
                 let (fence, wait_ms, bind) = (Fence::Assign, Some(lease::millis(wait)), bind(&ask.options));
-                Verb::Acquire { ttl_ms, hold, fence, wait_ms, bind }
+                let listens = self.wait_queue.queue().listens();
+                Verb::Acquire { ttl_ms, hold, fence, wait_ms, listens, bind }
             } else {
                 Verb::Renew { ttl_ms, hold, bind: None, weight: None }
             };

@@ -87,7 +87,7 @@ impl Client {
         match &op.verb {
             Verb::Renew { ttl_ms, .. } => until(&key(op, false), *ttl_ms),
             Verb::Release { whose: ReleaseScope::Own, .. } => until(&key(op, false), RELEASE_MS),
-            Verb::Refresh { owners, wait_ms } => {
+            Verb::Refresh { owners, wait_ms, .. } => {
                 owners.iter().for_each(|owner| until(&(owner.clone(), 0), *wait_ms));
             }
             _ => {}
@@ -280,7 +280,7 @@ impl Client {
                 };
                 Ok(Some(Bind::to(&lease, ttl)))
             }
-            Verb::Refresh { ref owners, wait_ms } => {
+            Verb::Refresh { ref owners, wait_ms, .. } => {
                 let wait = Duration::from_millis(wait_ms);
                 let lives: Vec<Duration> = {
                     let mut table = self.table.lock();
@@ -345,7 +345,7 @@ impl Client {
                 };
                 enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts));
             }
-            (Verb::Refresh { owners, wait_ms }, Answer::Places { places, .. }) => {
+            (Verb::Refresh { owners, wait_ms, .. }, Answer::Places { places, .. }) => {
                 for (owner, place) in owners.iter().zip(places) {
                     let Some(hold) = table.hold(&op.name, &(owner.clone(), 0)) else { continue };
                     if *place != Place::Gone {

@@ -418,7 +418,8 @@ impl Run<'_, '_> {
             let (answer, wake) = self.alive(op);
             return Ok(Ran { answer, wake, is_bounded: false });
         };
-        let (verb, name) = (Verb::Refresh { owners: Arc::new([]), wait_ms: 0 }, op.name.clone());
+        let (verb, name) =
+            (Verb::Refresh { owners: Arc::new([]), wait_ms: 0, listens: None }, op.name.clone());
         let settles = Op { name, rule: op.rule, owner: op.owner.clone(), request: op.request, verb };
         let (mut let_in, mut is_bounded) = (Vec::new(), false);
         let is_new = matches!(op.verb, Verb::Acquire { .. });

@@ -59,7 +59,7 @@ pub(super) struct Standing {
 
 impl Standing {
     pub(super) fn encode(&self) -> String {
-        let Ticket { owner, weight, deadline_ms } = &self.ticket;
+        let Ticket { owner, weight, deadline_ms, listens: _ } = &self.ticket;
         let mut text = format!("+ {} {weight} {deadline_ms:020} ", self.number);
         let _ = match self.holder {
             Some(HolderId(holder)) => write!(text, "{holder:016x}"),
@@ -93,7 +93,7 @@ impl Standing {
             false => Some(u64::from_str_radix(holder, 16).map(HolderId).ok()?),
         };
         let owner: Owner = rest.parse().ok()?;
-        let ticket = Ticket { owner, weight, deadline_ms: deadline.parse().ok()? };
+        let ticket = Ticket { owner, weight, deadline_ms: deadline.parse().ok()?, listens: None };
         let standing = Self { at, number: ticket_number, ticket, holder };
         // Nothing but what is written: so it can be written over.
         (standing.encode().as_bytes()[1..] == line.as_bytes()[1..]).then_some(Some(standing))
@@ -113,7 +113,7 @@ mod tests {
 
     fn standing(holder: Option<u64>) -> Standing {
         let owner = "a@h:1/0123456789abcdef0123456789abcdef".parse().expect("an owner");
-        let ticket = Ticket { owner, weight: 3, deadline_ms: 77 };
+        let ticket = Ticket { owner, weight: 3, deadline_ms: 77, listens: None };
         Standing { at: 5, number: 9, ticket, holder: holder.map(HolderId) }
     }
 

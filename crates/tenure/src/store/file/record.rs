@@ -351,7 +351,7 @@ mod tests {
         queue.mark = 9;
         for (number, weight, owner) in [(5, 1, A), (6, 1, B), (9, 1, C)] {
             let owner = owner.parse().expect("an owner");
-            queue.insert(number, Ticket { owner, weight, deadline_ms: 1_000 + number });
+            queue.insert(number, Ticket { owner, weight, deadline_ms: 1_000 + number, listens: None });
         }
         let mut record = record("name", Data::Queue(queue));
         record.lock.expires_ms = Some(1_009);
@@ -390,7 +390,7 @@ mod tests {
         let text = record.encode();
         let Data::Queue(queue) = &mut record.lock.value else { panic!("{record:?}") };
         let owner = "d@h:4/0123456789abcdef0123456789abcdef".parse().expect("an owner");
-        queue.insert(11, Ticket { owner, weight: 1, deadline_ms: 2_000 });
+        queue.insert(11, Ticket { owner, weight: 1, deadline_ms: 2_000, listens: None });
         record.bindings.bind(11, Some(HolderId(9)));
         record.lock.expires_ms = Some(2_000);
         assert_eq!(record.encode(), text);
@@ -405,7 +405,7 @@ mod tests {
         for number in 0..10_000 {
             let owner = format!("{longest}{number:05}").parse().expect("an owner");
             let number = u64::MAX - 10_000 + number;
-            queue.insert(number, Ticket { owner, weight: 1, deadline_ms: u64::MAX });
+            queue.insert(number, Ticket { owner, weight: 1, deadline_ms: u64::MAX, listens: None });
             record.bindings.bind(number, Some(HolderId(number)));
         }
         record.lock = Entry { value: Data::Queue(queue), expires_ms: Some(u64::MAX) };

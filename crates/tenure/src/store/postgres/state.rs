@@ -108,9 +108,9 @@ impl Seen {
 
 fn with_ends(queue: &Queue, end: impl Fn(u64, u64) -> u64) -> Queue {
     let mut changed = queue.without_tickets();
-    for (number, Ticket { owner, weight, deadline_ms }) in queue.tickets() {
+    for (number, Ticket { owner, weight, deadline_ms, .. }) in queue.tickets() {
         let deadline_ms = end(number, *deadline_ms);
-        changed.insert(number, Ticket { owner: owner.clone(), weight: *weight, deadline_ms });
+        changed.insert(number, Ticket { owner: owner.clone(), weight: *weight, deadline_ms, listens: None });
     }
     changed
 }

@@ -525,7 +525,8 @@ fn of_another_side(answer: &Answer, release: &Op, hold: &Hold, member: usize) ->
 
 fn with_ballot(op: &Op, ttl_ms: u64, ballot: u64) -> Op {
     let fence = if planted(Bug::TokensByCounter) { Fence::Assign } else { Fence::Ballot(ballot) };
-    let verb = Verb::Acquire { ttl_ms, hold: 0, fence, wait_ms: None, bind: Liveness::Process };
+    let verb =
+        Verb::Acquire { ttl_ms, hold: 0, fence, wait_ms: None, listens: None, bind: Liveness::Process };
     Op { verb, ..op.clone() }
 }
 

@@ -427,7 +427,14 @@ mod tests {
     }
 
     fn acquire(fence: Fence) -> Verb {
-        Verb::Acquire { ttl_ms: DAY_MS, hold: 0, fence, wait_ms: None, bind: Liveness::Process }
+        Verb::Acquire {
+            ttl_ms: DAY_MS,
+            hold: 0,
+            fence,
+            wait_ms: None,
+            listens: None,
+            bind: Liveness::Process,
+        }
     }
 
     #[test]

@@ -37,7 +37,7 @@ use crate::store::redis::topology::Address;
 use crate::store::redis::topology::Target;
 use crate::store::redis::topology::slots::{self, Redirect, View};
 use crate::store::redis::topology::{Terms, Topology};
-use crate::store::{Capabilities, Cursor, Failure, Listener, Page, QuorumMember, RenewsMany, Store};
+use crate::store::{Capabilities, Client, Cursor, Failure, Listener, Page, QuorumMember, RenewsMany, Store};
 
 /// So long, at least, between two questions who serves what.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -143,7 +143,18 @@ impl Store for Cluster {
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let (inner, name) = (Arc::clone(&self.0), name.clone());
-        async move { inner.listen(&name, rule, inner.runtime.now() + within).await }.boxed()
+        async move { inner.listen(&name, rule, None, inner.runtime.now() + within).await }.boxed()
+    }
+
+    fn listen_for_turns(
+        &self,
+        name: &LockName,
+        rule: LockSpec,
+        client: Client,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        let (inner, name) = (Arc::clone(&self.0), name.clone());
+        async move { inner.listen(&name, rule, Some(client), inner.runtime.now() + within).await }.boxed()
     }
 
     /// One master after the other, as on one server. A lock whose slot moves meanwhile may be told
@@ -486,15 +497,27 @@ impl Inner {
         }
     }
 
-    async fn listen(&self, name: &LockName, rule: LockSpec, deadline: Moment) -> Result<Listener, Failure> {
+    /// To all that is said about a lock, or to what is said to one client that waits for it.
+    async fn listen(
+        &self,
+        name: &LockName,
+        rule: LockSpec,
+        client: Option<Client>,
+        deadline: Moment,
+    ) -> Result<Listener, Failure> {
         fits(rule, name)?;
         let slot = keys::slot(name.as_str());
         let mut turns = Turns::default();
         loop {
             let (member, space) = self.known(deadline, |map| map.owner(slot)).await?;
-            let channel = keys::channel(space.db, rule, name.as_str());
-            let failure = match member.node.notifications.listen(channel, space.publish, rule, deadline).await
-            {
+            let channel = match client {
+                Some(client) => keys::turns(space.db, rule, name.as_str(), client),
+                None => keys::channel(space.db, rule, name.as_str()),
+            };
+            let is_counted = client.is_some() && space.counts_listeners();
+            let notifications = &member.node.notifications;
+            let listens = notifications.listen(channel, space.publish, is_counted, rule, deadline);
+            let failure = match listens.await {
                 Ok(listener) => return Ok(listener),
                 Err(failure) => failure,
             };

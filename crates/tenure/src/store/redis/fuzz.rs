@@ -46,6 +46,7 @@ fn read_all(value: &Value) -> String {
     let refresh = Verb::Refresh {
         owners: [OWNER, OWNER].map(|owner| owner.parse().expect("an owner")).into(),
         wait_ms: 1,
+        listens: None,
     };
     for rule in RULES {
         for verb in [Verb::Inspect, refresh.clone()] {

@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 
 use crate::events::event;
 use crate::moment::Moment;
-use crate::protocol::{LockSpec, Notification, parse_value};
+use crate::protocol::{Listening, LockSpec, Notification, parse_value};
 use crate::store::dial::{by, pause};
 use crate::store::redis::command::command;
 use crate::store::redis::connection::supervisor::Pace;
@@ -26,7 +26,7 @@ use crate::store::redis::connection::{Connection, Connector, PushListener};
 use crate::store::redis::replies::failure;
 use crate::store::redis::replies::{bytes, text};
 use crate::store::redis::requests::Publish;
-use crate::store::{Failure, Listener, Publisher};
+use crate::store::{Failure, Incarnation, Listener, Publisher, Station};
 
 /// A channel is left this long after its last listener, so that those who take turns do not
 /// subscribe each time.
@@ -55,11 +55,16 @@ struct State {
     closed: bool,
     /// Something came in that was not asked for: the connection is not to be trusted any more.
     spoiled: bool,
+    /// The server of the connection, if it told which it is.
+    life: Option<Incarnation>,
     failure: Option<Failure>,
 }
 
 struct Channel {
     publish: Publish,
+    /// It is one client's: a server that says something on it counts who hears it.
+    is_counted: bool,
+    station: Station,
     /// With the rule of the lock that each of them waits for.
     listeners: BTreeMap<u64, (LockSpec, Publisher)>,
     /// When the last listener left.
@@ -67,6 +72,12 @@ struct Channel {
     state: ChannelState,
     /// Whether a connection before this one had confirmed it: then messages may have been missed.
     was_heard: bool,
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        self.station.set(None);
+    }
 }
 
 /// How a channel stands with the server.
@@ -86,18 +97,24 @@ impl Notifications {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Listens to a channel: ready once the server has confirmed it.
+    /// Listens to a channel: ready once the server has confirmed it. `is_counted`: a server that
+    /// says something on it learns whether it is heard.
     pub(crate) async fn listen(
         self: &Arc<Self>,
         channel: String,
         publish: Publish,
+        is_counted: bool,
         rule: LockSpec,
         deadline: Moment,
     ) -> Result<Listener, Failure> {
         let name = channel.clone();
+        let mut station = Station::default();
         let listener = Listener::new(|publisher| {
-            Box::new(self.enter(channel, publish, rule, publisher)) as Box<dyn Any + Send>
+            let subscription = self.enter(channel, publish, is_counted, rule, publisher);
+            station = subscription.station.clone();
+            Box::new(subscription) as Box<dyn Any + Send>
         });
+        let listener = listener.at(station);
         let confirmed = async {
             loop {
                 let mut told = pin!(self.told.notified());
@@ -123,6 +140,7 @@ impl Notifications {
         self: &Arc<Self>,
         name: String,
         publish: Publish,
+        is_counted: bool,
         rule: LockSpec,
         publisher: Publisher,
     ) -> Subscription {
@@ -131,6 +149,8 @@ impl Notifications {
         state.next += 1;
         let channel = state.channels.entry(name.clone()).or_insert_with(|| Channel {
             publish,
+            is_counted,
+            station: Station::default(),
             listeners: BTreeMap::new(),
             left: None,
             state: ChannelState::New,
@@ -138,6 +158,7 @@ impl Notifications {
         });
         channel.listeners.insert(id, (rule, publisher));
         channel.left = None;
+        let station = channel.station.clone();
         if let ChannelState::Refused(_) = channel.state {
             channel.state = ChannelState::New;
         }
@@ -148,7 +169,7 @@ impl Notifications {
         } else if new {
             self.work.notify_one();
         }
-        Subscription { notifications: Arc::downgrade(self), name, id }
+        Subscription { notifications: Arc::downgrade(self), name, id, station }
     }
 
     fn leave(&self, name: &str, id: u64) {
@@ -199,7 +220,10 @@ impl Notifications {
             });
             match self.connector.connect(Some(listener), None).await {
                 Ok(connection) => {
-                    self.state().failure = None;
+                    {
+                        let mut state = self.state();
+                        (state.failure, state.life) = (None, Some(connection.life.clone()));
+                    }
                     let (since, mut was_of_use) = (runtime.now(), false);
                     if self.attend(connection, &mut was_of_use).await {
                         return;
@@ -228,7 +252,9 @@ impl Notifications {
         for channel in state.channels.values_mut() {
             channel.was_heard |= matches!(channel.state, ChannelState::Confirmed);
             channel.state = ChannelState::New;
+            channel.station.set(None);
         }
+        state.life = None;
         state.channels.retain(|_, channel| channel.left.is_none_or(|left| left + KEPT > now));
         state.spoiled = false;
         state.runs = !(state.closed || state.channels.is_empty());
@@ -344,7 +370,8 @@ impl Notifications {
                 Value::ServerError(_) => {}
                 _ => return false,
             }
-            let Some(channel) = state.channels.get_mut(*name) else { continue };
+            let State { channels, life, .. } = &mut *state;
+            let Some(channel) = channels.get_mut(*name) else { continue };
             if let Value::ServerError(error) = answer {
                 channel.state = ChannelState::Refused(failure::of(error).0);
                 // Those who had listened so far hear nothing any more, and are told that.
@@ -352,6 +379,8 @@ impl Notifications {
                 continue;
             }
             channel.state = ChannelState::Confirmed;
+            let life = life.as_ref().filter(|_| channel.is_counted);
+            channel.station.set(life.and_then(|life| listening(life, channel.publish)));
             if std::mem::take(&mut channel.was_heard) {
                 tell(channel, |_| Notification::Reconnected);
             }
@@ -430,6 +459,18 @@ impl Todo {
     }
 }
 
+/// What a place says whose client hears messages of this kind from this server. The script that
+/// calls it works out the same of the server that runs it.
+fn listening(life: &Incarnation, publish: Publish) -> Option<Listening> {
+    let Incarnation::Since { id, .. } = life else { return None };
+    let digits = u16::from_str_radix(id.get(..3)?, 16).ok()?;
+    let kind = match publish {
+        Publish::Plain => 1,
+        Publish::Sharded => 3,
+    };
+    Listening::new(digits - digits % 4 + kind)
+}
+
 /// What a message says to those who wait for a lock of this rule.
 pub(crate) fn meant(message: &str, rule: LockSpec) -> Notification {
     if let LockSpec::Queue(_) = rule
@@ -460,6 +501,7 @@ struct Subscription {
     notifications: Weak<Notifications>,
     name: String,
     id: u64,
+    station: Station,
 }
 
 impl Drop for Subscription {

@@ -37,7 +37,8 @@ pub use topology::{Access, Address, Sentinels, Target, Terms, Topology};
 
 use super::quorum::Quorum;
 use super::{
-    Capabilities, Cursor, Failure, Incarnation, Listener, Opening, Page, QuorumMember, RenewsMany, Store,
+    Capabilities, Client, Cursor, Failure, Incarnation, Listener, Opening, Page, QuorumMember, RenewsMany,
+    Store,
 };
 use crate::error::{Error, Result};
 use crate::name::LockName;
@@ -179,7 +180,21 @@ impl Store for Redis {
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let Self { runtime, node, context: RequestContext { space, .. }, .. } = self.clone();
         let channel = requests::keys::channel(space.db, rule, name.as_str());
-        async move { node.notifications.listen(channel, space.publish, rule, runtime.now() + within).await }
+        let deadline = runtime.now() + within;
+        async move { node.notifications.listen(channel, space.publish, false, rule, deadline).await }.boxed()
+    }
+
+    fn listen_for_turns(
+        &self,
+        name: &LockName,
+        rule: LockSpec,
+        client: Client,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        let Self { runtime, node, context: RequestContext { space, .. }, .. } = self.clone();
+        let channel = requests::keys::turns(space.db, rule, name.as_str(), client);
+        let (deadline, is_counted) = (runtime.now() + within, space.counts_listeners());
+        async move { node.notifications.listen(channel, space.publish, is_counted, rule, deadline).await }
             .boxed()
     }
 

@@ -11,7 +11,7 @@ use tenure::{LockName, Owner};
 
 use super::history::History;
 use super::votes::Members;
-use super::{Executed, Hold, Violation, Wait};
+use super::{Executed, Hold, Passed, Violation, Wait};
 use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{ProcessId, Sim};
 use crate::sim::regime::{LockKind, Plan};
@@ -305,8 +305,14 @@ impl ReferenceModel {
         }
         let is_one = self.locks.get(&executed.op.name).is_some_and(|lock| lock.sort != LockKind::Reentrant);
         owned.doubted.retain(|doubted| !is_one || *doubted != token);
-        let guards =
-            self.holds.iter_mut().filter(|hold| is_one && hold.owner == *owner && hold.token == token);
+        // What had come to weigh more, and weighs less again on a server that went back, is not what
+        // its guard was told.
+        let place = self.locks.get(&executed.op.name).and_then(|lock| lock.place(owner));
+        let weight = place.map_or(0, |place| place.weight);
+        let guards = self
+            .holds
+            .iter_mut()
+            .filter(|hold| is_one && hold.owner == *owner && hold.token == token && hold.weight <= weight);
         guards.for_each(|hold| hold.is_doubted = false);
     }
 

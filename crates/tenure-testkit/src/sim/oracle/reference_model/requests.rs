@@ -14,6 +14,7 @@ impl ReferenceModel {
         news: &mut Vec<Owner>,
     ) {
         let (name, owner) = (&executed.op.name, &executed.op.owner);
+        executed.passed.iter().for_each(|passed| self.pass(at, name, passed));
         match (&executed.op.verb, executed.answer) {
             (Verb::Acquire { .. } | Verb::Renew { .. }, Answer::Held { fence }) => {
                 self.held(at, executed, owner, *fence, sim, news);
@@ -192,6 +193,16 @@ impl ReferenceModel {
             }
         }
         news.push(owner);
+    }
+
+    /// A waiter was removed because no client heard that it was called.
+    fn pass(&mut self, at: TrueTime, name: &LockName, passed: &Passed) {
+        self.check_passed(at, name, passed);
+        let Some(lock) = self.locks.get_mut(name) else { return };
+        lock.places.retain(|place| place.owner != passed.owner);
+        if let Some(owned) = self.owners.get_mut(&passed.owner) {
+            owned.ended = Some((at, End::Forced));
+        }
     }
 
     /// As much may hold now.

@@ -7,6 +7,7 @@
 
 use std::sync::LazyLock;
 
+use crate::owner::Client;
 use crate::protocol::LockSpec;
 use crate::protocol::record::{beside, tag};
 use crate::store::redis::topology::slots::SLOTS;
@@ -51,6 +52,15 @@ pub(crate) fn channel(db: u32, rule: LockSpec, key: &str) -> String {
         LockSpec::Reentrant => ["redisson_lock__channel:{", key, "}"].concat(),
         LockSpec::Mutex | LockSpec::Queue(_) => beside(&format!("tenure:wake:{db}:"), key),
     }
+}
+
+/// The channel on which a client that waits is told that it holds now. Scripts form it, of the
+/// lock's channel and of what all owners of a client have in common.
+///
+/// The channel of a lock with a tag, whose name ends so, is the same. Those who listen there are
+/// told for nothing: no two places of a database have one number.
+pub(crate) fn turns(db: u32, rule: LockSpec, key: &str, client: Client) -> String {
+    format!("{}:{client}", channel(db, rule, key))
 }
 
 fn has_tag(key: &str) -> bool {

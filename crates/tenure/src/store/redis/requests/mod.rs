@@ -17,7 +17,7 @@ use std::sync::Arc;
 use redis::Value;
 
 use crate::events::{event, text};
-use crate::protocol::{Fence, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb, lease};
+use crate::protocol::{Fence, Listening, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb, lease};
 use crate::store::redis::connection::pipeline::Pipeline;
 use crate::store::redis::replies::failure;
 use crate::store::redis::requests::script::{MUTEX, QUEUE, REENTRANT, Script};
@@ -63,6 +63,14 @@ pub(crate) struct Keyspace {
     pub(crate) publish: Publish,
     /// Each slot has a counter of tokens: a script can reach no other.
     pub(crate) has_slots: bool,
+}
+
+impl Keyspace {
+    /// Whether the server that says something counts all who hear it: on a cluster, where it is
+    /// said to no other node.
+    pub(crate) fn counts_listeners(self) -> bool {
+        !self.has_slots || self.publish == Publish::Sharded
+    }
 }
 
 /// How a request is made.
@@ -181,15 +189,16 @@ impl<'a> Request<'a> {
             .number(seat.capacity)
             .channel(op.rule, space);
         match &op.verb {
-            Verb::Acquire { ttl_ms, wait_ms, .. } => {
+            Verb::Acquire { ttl_ms, wait_ms, listens, .. } => {
                 self.with_counter(space);
                 self.number(*ttl_ms).number(seat.weight).maybe(*wait_ms);
+                self.maybe(listens.map(Listening::get));
             }
             Verb::Renew { ttl_ms, weight, .. } => {
                 self.number(*ttl_ms).maybe(*weight);
             }
-            Verb::Refresh { owners, wait_ms } => {
-                self.number(*wait_ms);
+            Verb::Refresh { owners, wait_ms, listens } => {
+                self.number(*wait_ms).maybe(listens.map(Listening::get));
                 self.args.extend(owners.iter().map(|owner| Cow::Borrowed(owner.as_str())));
             }
             Verb::Release { whose, .. } => {

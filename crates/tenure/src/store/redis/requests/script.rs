@@ -42,13 +42,13 @@ static GUARDED_REENTRANT: Script = Script {
 /// The queue machine.
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../../../protocol/queue.lua"),
-    sha: "7b5a29aaab75c3536a43820c5e84fba30df00b80",
+    sha: "eb4191795beca7629ba2ee7b079f2b6c62b8fae7",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/queue.lua")),
-    sha: "8fa07414b09b5c801e484d250b22e892888e089f",
+    sha: "e5f8664734035c760bc177cb2f4d03f58f149d71",
     guarded: None,
 };
 

@@ -1,0 +1,205 @@
+//! Who waits in a queue, and is not there any more when it is called: its place costs the next no
+//! time. Who is there keeps its place, whatever it may hear.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests against real servers measure real time"
+)]
+
+use std::env;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use futures_util::future::{Either, join_all, select};
+use tenure::{Guard, Locks, Options, Result, block_on};
+use tenure_testkit::proxy::{Fault, Proxy};
+use tenure_testkit::servers::{Client, Server, eventually};
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn locks(url: &str) -> Locks {
+    Locks::open(url).expect("a store")
+}
+
+fn waiters(locks: &Locks) -> usize {
+    let found = block_on(locks.inspect("x")).expect("an answer");
+    found.map_or(0, |found| found.waiters.len() + found.unlisted as usize)
+}
+
+/// Waits for the fair lock on a thread of its own.
+fn waits(locks: &Locks) -> thread::JoinHandle<Result<Option<Guard>>> {
+    let lock = locks.fair_mutex("x").expect("a name");
+    thread::spawn(move || block_on(lock.try_lock_for(SOON)))
+}
+
+/// Their places are kept for up to 5 s, and none of them lapses before the next has its turn.
+#[test]
+fn waiters_that_are_gone_are_passed_at_their_turn() {
+    const GONE: usize = 150;
+    let server = Server::start();
+    let here = locks(&server.url());
+    let held = block_on(here.fair_mutex("x").expect("a name").lock()).expect("a free lock");
+    let proxy = Proxy::start(server.address());
+    let gone = locks(&proxy.url());
+    let all = (0..GONE).map(|_| {
+        let lock = gone.fair_mutex("x").expect("a name");
+        async move { lock.lock().await }
+    });
+    let all_listen = async {
+        let until = Instant::now() + SOON;
+        // The last digits of a place's end say that its client listens.
+        let listens = || {
+            let ends =
+                server.command(&["ZRANGE", "x", "10000000000", "(100000000000000", "BYSCORE", "WITHSCORES"]);
+            let ends = ends.items().iter().skip(1).step_by(2);
+            ends.filter(|end| end.text().parse::<f64>().expect("a number").fract() != 0.0).count()
+        };
+        while listens() < GONE {
+            assert!(Instant::now() < until, "only {} of {GONE} listen", listens());
+            here.inspect("x").await.expect("an answer");
+        }
+    };
+    match block_on(select(Box::pin(join_all(all)), Box::pin(all_listen))) {
+        Either::Left(_) => panic!("none of them has its turn"),
+        Either::Right(((), waiting)) => {
+            let next = waits(&here);
+            eventually("the next waits", SOON, || waiters(&here) == GONE + 1);
+            let client = client_of(&gone);
+            proxy.set(Fault::BlackHole);
+            proxy.reset();
+            std::mem::forget(waiting);
+            let cut_at = Instant::now();
+            eventually("the server has noticed", SOON, || !is_heard(&server, &client));
+            block_on(held.release()).expect("it is held");
+            let next = next.join().expect("no panic").expect("an answer").expect("its turn");
+            assert!(cut_at.elapsed() < Duration::from_secs(3), "it took {:?}", cut_at.elapsed());
+            assert_eq!(waiters(&here), 0, "their places are gone");
+            block_on(next.release()).expect("it is held");
+        }
+    }
+}
+
+/// What the owners of these locks have in common, and their channels end in.
+fn client_of(locks: &Locks) -> String {
+    let guard = block_on(locks.mutex("whose").expect("a name").lock()).expect("a free lock");
+    let owner = guard.owner().to_string();
+    owner[owner.len() - 20..owner.len() - 10].to_owned()
+}
+
+/// Whether this client hears that it is called.
+fn is_heard(server: &Server, client: &str) -> bool {
+    let channel = format!("tenure:wake:0:{{x}}:{client}");
+    server.command(&["PUBSUB", "NUMSUB", &channel]).items()[1].int() == 1
+}
+
+#[test]
+fn a_waiter_that_may_not_listen_keeps_its_place() {
+    let server = Server::start();
+    let rights = ["ACL", "SETUSER", "deaf", "on", ">secret", "~*", "&*", "+@all", "-subscribe"];
+    server.command(&rights);
+    let here = locks(&server.url());
+    let deaf = locks(&server.url().replace("://", "://deaf:secret@"));
+    let held = block_on(here.fair_mutex("x").expect("a name").lock()).expect("a free lock");
+    let first = waits(&deaf);
+    eventually("it waits", SOON, || waiters(&here) == 1);
+    let second = waits(&here);
+    eventually("both wait", SOON, || waiters(&here) == 2);
+    block_on(held.release()).expect("it is held");
+    let first = first.join().expect("no panic").expect("an answer").expect("its turn");
+    assert!(!second.is_finished(), "it came later");
+    block_on(first.release()).expect("it is held");
+    let second = second.join().expect("no panic").expect("an answer").expect("its turn");
+    block_on(second.release()).expect("it is held");
+}
+
+#[test]
+fn a_waiter_that_has_listened_anew_is_called_in_its_turn() {
+    let server = Server::start();
+    let (holder, early, late) = (locks(&server.url()), locks(&server.url()), locks(&server.url()));
+    let held = block_on(holder.fair_mutex("x").expect("a name").lock()).expect("a free lock");
+    let first = waits(&early);
+    eventually("it waits", SOON, || waiters(&holder) == 1);
+    let second = waits(&late);
+    eventually("both wait", SOON, || waiters(&holder) == 2);
+    let clients = [client_of(&early), client_of(&late)];
+    let all_listen = || clients.iter().all(|client| is_heard(&server, client));
+    eventually("both listen", SOON, all_listen);
+    server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    eventually("both listen again", SOON, all_listen);
+    block_on(held.release()).expect("it is held");
+    let first = first.join().expect("no panic").expect("an answer").expect("its turn");
+    assert!(!second.is_finished(), "it came later");
+    block_on(first.release()).expect("it is held");
+    let second = second.join().expect("no panic").expect("an answer").expect("its turn");
+    block_on(second.release()).expect("it is held");
+}
+
+const STORE: &str = "TENURE_TEST_STORE";
+const HOLD: Duration = Duration::from_millis(20);
+
+/// Eight processes take turns, and every 0.3 s one that waits is killed, and another started.
+#[test]
+fn a_crowd_whose_waiters_are_killed_goes_on_at_once() {
+    const PROCESSES: usize = 8;
+    const KILLS: usize = 20;
+    const BETWEEN: Duration = Duration::from_millis(300);
+    let server = Server::start();
+    let here = locks(&server.url());
+    let mut members: Vec<Child> = (0..PROCESSES).map(|_| member(&server)).collect();
+    eventually("all wait", Duration::from_secs(120), || waiters(&here) >= PROCESSES - 2);
+    server.command(&["DEL", "turns"]);
+    let begun = Instant::now();
+    let mut killed = 0;
+    while killed < KILLS {
+        assert!(begun.elapsed() < Duration::from_secs(120), "{killed} were killed");
+        thread::sleep(BETWEEN);
+        let found = block_on(here.inspect("x")).expect("an answer").expect("they take turns");
+        // One of the last in line: its turn does not come just now.
+        let last = found.waiters.last().and_then(|waiter| waiter.owner.as_ref()).map(tenure::Owner::pid);
+        let Some(at) = members.iter().position(|member| Some(member.id()) == last) else { continue };
+        members[at].kill().expect("a process");
+        members[at].wait().expect("a process");
+        members[at] = member(&server);
+        killed += 1;
+    }
+    let took = begun.elapsed();
+    for member in &mut members {
+        member.kill().expect("a process");
+        member.wait().expect("a process");
+    }
+    let turns = server.command(&["LRANGE", "turns", "0", "-1"]);
+    let mut turns: Vec<u64> = turns.items().iter().map(|at| at.text().parse().expect("ms")).collect();
+    turns.sort_unstable();
+    let longest = turns.windows(2).map(|two| two[1] - two[0]).max().expect("turns");
+    println!("{:.1} turns/s, the longest pause {longest} ms", turns.len() as f64 / took.as_secs_f64());
+    // A place that is waited for lapses 3.3 s after its process has refreshed it, at the earliest.
+    assert!(longest < 3_000, "no client held for {longest} ms, of {} turns in {took:?}", turns.len());
+}
+
+fn member(server: &Server) -> Child {
+    Command::new(env::current_exe().expect("this program"))
+        .args(["--exact", "wake::member_of_a_crowd", "--ignored"])
+        .env(STORE, server.address().to_string())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("a process")
+}
+
+#[test]
+#[ignore = "a process of the crowd above"]
+fn member_of_a_crowd() {
+    let Ok(address) = env::var(STORE) else { return };
+    let options = Options::new().ttl(Duration::from_secs(10));
+    let locks = locks(&format!("redis://{address}")).with(|_| options).expect("options");
+    let lock = locks.fair_mutex("x").expect("a name");
+    let mut client = Client::dial(address.parse().expect("an address")).expect("a connection");
+    loop {
+        let guard = block_on(lock.lock()).expect("a turn");
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
+        client.command(&["RPUSH", "turns", &now.to_string()]).expect("a reply");
+        thread::sleep(HOLD);
+        block_on(guard.release()).expect("it is held");
+    }
+}
