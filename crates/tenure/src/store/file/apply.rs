@@ -701,7 +701,7 @@ fn news(record: Option<&Record>, now: Now) -> Option<Notification> {
 
 /// A part of the listing, in the order of the files.
 pub(super) fn page(directory: &Directory, now: Now, prefix: &str, from: &Cursor) -> Result<Page, Failure> {
-    let (records, ..) = directory.entries()?;
+    let records = directory.entries()?.records;
     let start = match from.0.parse::<RecordId>() {
         Ok(from) => records.partition_point(|id| *id <= from),
         Err(()) => 0,

@@ -63,6 +63,14 @@ struct Kept {
     place: (u64, u64),
 }
 
+/// What is in a directory.
+#[derive(Debug)]
+pub(super) struct Entries {
+    pub(super) records: Vec<RecordId>,
+    pub(super) holders: Vec<HolderId>,
+    pub(super) lines: Vec<RecordId>,
+}
+
 /// What came of asking for the guard.
 pub(super) enum Entered<'a> {
     Inside(Inside<'a>),
@@ -256,7 +264,7 @@ impl Directory {
     }
 
     /// All records and holders, in the order of their file names, and all lines.
-    pub(super) fn entries(&self) -> Result<(Vec<RecordId>, Vec<HolderId>, Vec<RecordId>), Failure> {
+    pub(super) fn entries(&self) -> Result<Entries, Failure> {
         let broken = |errno| failed("read the directory", &self.path, errno);
         let (mut records, mut holders, mut lines) = (Vec::new(), Vec::new(), Vec::new());
         for entry in Dir::read_from(&self.dir).map_err(broken)? {
@@ -272,7 +280,7 @@ impl Directory {
         }
         records.sort_unstable();
         holders.sort_unstable();
-        Ok((records, holders, lines))
+        Ok(Entries { records, holders, lines })
     }
 
     /// When a file was last made, renamed or removed, and when a token was last given.
@@ -542,7 +550,7 @@ impl Inside<'_> {
     /// Frees everything after a reboot. No process of another boot is alive, so a living holder
     /// means that this is not one.
     fn clear(&self) -> Result<(), Failure> {
-        let (records, holders, lines) = self.entries()?;
+        let Entries { records, holders, lines } = self.entries()?;
         if holders.iter().any(|holder| self.life(*holder) == HolderState::Alive) {
             return Err(self.other_boot());
         }

@@ -262,11 +262,16 @@ impl Worker {
             match self.turn(locked.take()) {
                 Ok(Turn::Done) => (attempts, replaced, waiting) = (0, 0, None),
                 Ok(Turn::Locked) => {
-                    let due = self.queue.iter().map(|job| job.until).min().unwrap_or_default();
+                    let first_due = |queue: &VecDeque<Job>| queue.iter().map(|job| job.until).min();
+                    let due = first_due(&self.queue).unwrap_or_default();
                     if (attempts >= EAGER || due <= self.runtime.now()) && waiting.is_none() {
                         waiting = self.wait_for_guard();
                         modified = self.modified();
+                        if waiting.is_some() {
+                            self.begin_to_wait();
+                        }
                     }
+                    let due = first_due(&self.queue).unwrap_or_default();
                     match waiting.take() {
                         Some(mut guard) => match self.wait(&mut guard, due).await {
                             Waited::Guard(taken) => locked = taken,
@@ -362,6 +367,13 @@ impl Worker {
             }
         };
         self.runtime.spawn_blocking(Box::new(wait)).then_some(receiver)
+    }
+
+    /// From here on this process is in the system's queue for the guard: what it had no processor
+    /// for before is no sign that the guard is stuck.
+    fn begin_to_wait(&mut self) {
+        let now = self.runtime.now();
+        self.queue.iter_mut().for_each(|job| job.until = job.until.max(now + job.within));
     }
 
     /// Refuses the requests whose time is over, unless others make changes meanwhile: then the guard
