@@ -47,8 +47,6 @@ pub enum Bug {
     NobodyCalled,
     /// A waiter says that it listens from its first request on, before it does.
     ListensTooSoon,
-    /// A waiter leaves its messages while a newcomer that has said that it listens is on its way.
-    NewcomerForgotten,
     /// A waiter that leaves lets no client in.
     LeaverPromotesNobody,
     /// Promotion counts tickets instead of weight.
@@ -241,7 +239,7 @@ pub enum Bug {
 impl Bug {
     /// All of them, but those of stores by compare-and-swap, which have schedules of their own, and
     /// that of the connection on a runtime of callers, which `tests/sim/callers.rs` finds.
-    pub const ALL: [Self; 100] = [
+    pub const ALL: [Self; 99] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -262,7 +260,6 @@ impl Bug {
         Self::ListeningIgnored,
         Self::NobodyCalled,
         Self::ListensTooSoon,
-        Self::NewcomerForgotten,
         Self::WeightIgnored,
         Self::DowngradeWakesNobody,
         Self::UpgradeBesideReaders,

@@ -49,8 +49,8 @@ pub const ONE_SERVER: &[Regression] = &[
     ),
     found(
         "a detach that was dropped left its hold counted for no client",
-        Regime::Forgetting,
-        20_000_387,
+        Regime::LateMessages,
+        20_000_332,
         Some(Bug::DetachLeaves),
     ),
     found(

@@ -140,7 +140,7 @@ fn mutex_op(owner: &Owner, verb: Verb) -> Op {
 
 fn takes() -> Verb {
     let (fence, bind) = (Fence::Assign, Liveness::Process);
-    Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms: None, bind }
+    Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms: None, listens: None, bind }
 }
 
 #[test]

@@ -12,7 +12,7 @@ pub(crate) fn line(dir: &Path) -> PathBuf {
 }
 
 fn refresh(owners: &[Owner]) -> Verb {
-    Verb::Refresh { owners: owners.into(), wait_ms: LONG_MS + 1 }
+    Verb::Refresh { owners: owners.into(), wait_ms: LONG_MS + 1, listens: None }
 }
 
 #[test]
@@ -220,6 +220,7 @@ fn a_store_that_reads_the_front_says_what_the_machine_says_that_knows_all() {
                 hold: 1,
                 fence: Fence::Assign,
                 wait_ms,
+                listens: None,
                 bind: if wait_ms == Some(LONG_MS) { Liveness::Process } else { Liveness::Lease },
             };
             let verb = match next(100) {

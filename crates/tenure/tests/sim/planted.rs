@@ -98,7 +98,6 @@ const CAUGHT: &[(Bug, &str, u64)] = &[
     (Bug::ListeningIgnored, "first come, first served", 1_000),
     (Bug::NobodyCalled, "first come, first served", 1_000),
     (Bug::ListensTooSoon, "first come, first served", 1_000),
-    (Bug::NewcomerForgotten, "first come, first served", 20_000),
 ];
 
 /// A seed shortly before one that shows a rare bug, so that the test command need not run thousands

@@ -158,6 +158,17 @@ mod tests {
     }
 
     #[test]
+    fn turns_are_told_in_the_slot_of_their_lock() {
+        let client = Client::from(&"@h:1/0123456789ab0123456789abcdef0123".parse().expect("an owner"));
+        let rule = LockSpec::Queue(QueueSpec::FAIR);
+        for key in ODD.iter().filter(|key| share_a_slot(rule, key)) {
+            assert_eq!(slot(&turns(0, rule, key, client)), slot(key), "{key}");
+        }
+        assert_eq!(turns(3, rule, "orders", client), "tenure:wake:3:{orders}:0123456789");
+        assert_eq!(turns(0, rule, "a{b}c", client), "tenure:wake:0:=a{b}c:0123456789");
+    }
+
+    #[test]
     fn slots_are_those_of_the_servers() {
         // Told by CLUSTER KEYSLOT.
         for (key, expected) in [
