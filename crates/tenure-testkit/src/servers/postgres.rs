@@ -1,5 +1,5 @@
-//! A PostgreSQL server of its own for one test, on a socket in a temporary directory: alone, or with
-//! a standby that can take its place.
+//! A PostgreSQL server for one test, on a socket in a temporary directory: alone, or with a standby
+//! that can take its place.
 
 use std::env;
 use std::fs::{self, Permissions};

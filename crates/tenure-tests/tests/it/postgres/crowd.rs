@@ -1,4 +1,4 @@
-//! Tasks of several clients that take turns at two locks, whatever happens to the server.
+//! Tasks of several clients that take turns at two locks while a server fails.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -55,7 +55,7 @@ fn a_failover_to_a_synchronous_standby_costs_no_overlap_no_token_and_no_waiter()
 
 /// What an asynchronous standby costs: it has not heard of the last grant.
 #[test]
-fn a_failover_to_an_asynchronous_standby_forgets_a_grant_and_its_holder_hears_of_it() {
+fn an_asynchronous_standby_forgets_a_grant_and_its_holder_hears_of_it() {
     on(async {
         let mut primary = Postgres::start();
         let standby = primary.standby();

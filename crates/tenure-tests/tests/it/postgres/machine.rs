@@ -1,5 +1,5 @@
-//! The statements for an uncontended mutex do what the machine does, and so does what is carried out
-//! together. And the sweep takes only rows of no use.
+//! The statements for an uncontended mutex do what the machine does, and so do requests that are
+//! carried out together. And the sweep takes only rows of no use.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -2,8 +2,8 @@
 //!
 //! `worker` carries out all requests on one connection; `inbox` takes them, and `lock_queue` has
 //! those about one lock. `steps` says what is sent next, `statements` has the SQL, `asking` sends
-//! it, `group` runs the machines on what was read, and `state` reads rows. `connection` dials, `url` says where to, and `failure` what an error means.
-//! `listen` hears messages.
+//! it, `group` runs the machines on what was read, and `state` reads rows. `connection` dials,
+//! `url` says where to, and `failure` what an error means. `listen` hears messages.
 
 mod asking;
 mod connection;
