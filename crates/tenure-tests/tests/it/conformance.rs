@@ -123,7 +123,7 @@ mod zookeeper {
     use super::*;
 
     fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
-        static SERVER: LazyLock<ZooKeeper> = LazyLock::new(|| ZooKeeper::start().until_exit());
+        static SERVER: LazyLock<ZooKeeper> = LazyLock::new(crate::zookeeper::warmed);
         static CASES: AtomicU32 = AtomicU32::new(0);
         let case_number = CASES.fetch_add(1, Ordering::Relaxed);
         real(&format!("{}/cases/{case_number}", SERVER.url()), &[], flavour, case);

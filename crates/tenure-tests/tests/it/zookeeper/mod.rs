@@ -22,7 +22,19 @@ use crate::etcd::{Crowd, TTL, client, kills, said};
 use relay::{Cut, Relay};
 
 /// One server for the tests that only ask it, each with its path.
-static SERVER: LazyLock<ZooKeeper> = LazyLock::new(|| ZooKeeper::start().until_exit());
+static SERVER: LazyLock<ZooKeeper> = LazyLock::new(warmed);
+
+/// A server whose program was compiled by what it has done: a cold one takes longer than short leases.
+pub(crate) fn warmed() -> ZooKeeper {
+    let server = ZooKeeper::start().until_exit();
+    let patient = Options::new().ttl(Duration::from_secs(60)).patience(Duration::from_secs(30));
+    let locks = with(&format!("{}/warm", server.url()), patient);
+    for _ in 0..100 {
+        let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
+        block_on(guard.release()).expect("a release");
+    }
+    server
+}
 
 fn address(url: &str) -> SocketAddr {
     url.trim_start_matches("zookeeper://").parse().expect("an address")
