@@ -104,7 +104,7 @@ impl Server {
             _ if said.contains("corrupt message") => PLAIN,
             // A server that wants one says so when the client believes that it is connected.
             _ if files.pair.is_none()
-                && ["closed", "reset", "alert"].iter().any(|word| said.contains(word)) =>
+                && ["closed", "reset", "alert", "eof"].iter().any(|word| said.contains(word)) =>
             {
                 "; it may want a client's certificate: cert=FILE and key=FILE in the URL"
             }

@@ -58,21 +58,24 @@ impl Group {
         let state = if is_checked_in { seen.spared() } else { seen.state.clone() };
         let mut now = Now { state, record: seen.record.clone(), counter: seen.counter, wake: Vec::new() };
         let asking: BTreeSet<&Owner> = asks.iter().filter_map(|ask| releases(ask)).collect();
-        let mut said = Vec::with_capacity(asks.len());
-        for ask in asks {
-            if !is_checked_in {
-                said.push(Ok(now.apply(key, seen, ask)));
-                continue;
+        let mut all = now.clone();
+        let mut said: Vec<_> = asks.iter().map(|ask| Ok(all.apply(key, seen, ask))).collect();
+        let ends = |now: &Now| seen.ends_hold(&seen.unspared(now.state.clone()), &asking);
+        if !is_checked_in || !ends(&all) {
+            now = all;
+        } else {
+            said.clear();
+            for ask in asks {
+                let mut next = now.clone();
+                let answer = next.apply(key, seen, ask);
+                if ends(&next) {
+                    let cause = "a transaction that has checked in a hold of this lock is still open";
+                    said.push(Err(Failure::NotSent(Failure::cause(cause))));
+                    continue;
+                }
+                now = next;
+                said.push(Ok(answer));
             }
-            let mut next = now.clone();
-            let answer = next.apply(key, seen, ask);
-            if seen.ends_hold(&seen.unspared(next.state.clone()), &asking) {
-                let cause = "a transaction that has checked in a hold of this lock is still open";
-                said.push(Err(Failure::NotSent(Failure::cause(cause))));
-                continue;
-            }
-            now = next;
-            said.push(Ok(answer));
         }
         let change = now.change(seen, is_checked_in, &asking);
         Self { said, change }

@@ -1,6 +1,6 @@
 //! A lock's row as its machine sees it, and back.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tokio_postgres::Row;
@@ -91,11 +91,10 @@ impl Seen {
         if let (Some(before), Some(lock)) = (&self.state.lock, &mut after.lock) {
             match (&before.value, &lock.value) {
                 (Data::Queue(old), Data::Queue(new)) => {
-                    let end_of = |number| old.tickets().find(|(known, _)| *known == number);
-                    let unspare = |number, end| match end_of(number) {
-                        Some((_, ticket)) if ticket.deadline_ms < self.now.ms => ticket.deadline_ms,
-                        _ => end,
-                    };
+                    let lapsed = old.tickets().filter(|(_, ticket)| ticket.deadline_ms < self.now.ms);
+                    let lapsed: BTreeMap<u64, u64> =
+                        lapsed.map(|(number, ticket)| (number, ticket.deadline_ms)).collect();
+                    let unspare = |number, end| lapsed.get(&number).copied().unwrap_or(end);
                     lock.value = Data::Queue(with_ends(new, unspare));
                 }
                 (old, new) if old == new => lock.expires_ms = before.expires_ms,
