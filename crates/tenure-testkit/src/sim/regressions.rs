@@ -85,8 +85,8 @@ pub const ONE_SERVER: &[Regression] = &[
     ),
     found(
         "a call that was heard before its server went back was believed of a younger place with that number",
-        Regime::Rewinding,
-        31_620,
+        Regime::Relapsing,
+        20_007_815,
         Some(Bug::OldCallBelieved),
     ),
     found(
