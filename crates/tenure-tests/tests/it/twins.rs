@@ -42,7 +42,7 @@ fn the_reentrant_machine_in_lua_answers_as_the_one_in_rust() {
 
 #[test]
 fn the_queue_in_lua_answers_as_the_one_in_rust() {
-    let mut bench = Bench::new(Subject::Queue, 9, 13);
+    let mut bench = Bench::new(Subject::Queue, 7, 19);
     bench.run();
     let all =
         ["Busy", "Found", "Free", "Granted", "Held", "Mismatch", "Places", "Released", "Resized", "Waiting"];
