@@ -85,14 +85,14 @@ pub const ONE_SERVER: &[Regression] = &[
     ),
     found(
         "a call that was heard before its server went back was believed of a younger place with that number",
-        Regime::Rewinding,
-        31_620,
+        Regime::Relapsing,
+        20_007_815,
         Some(Bug::OldCallBelieved),
     ),
     found(
         "an acquisition that was given up was carried out when its undo had been given up too",
-        Regime::Drifting,
-        945_845,
+        Regime::Lossy,
+        20_000_456,
         Some(Bug::ReleaseGivenUp),
     ),
     found(
@@ -140,7 +140,7 @@ pub const ONE_SERVER: &[Regression] = &[
     found(
         "the same, as an earlier time had hidden it and was answered by the grant of the one before it",
         Regime::Fleeting,
-        140_758,
+        20_003_384,
         Some(Bug::RetryForgotten),
     ),
 ];

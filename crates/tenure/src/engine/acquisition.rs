@@ -9,7 +9,7 @@ use super::Engine;
 use super::hold::Hold;
 use super::lease::{Grant, Lease, bind};
 use super::release::Release;
-use super::waiters::ticket_queue::Newcomer;
+use super::waiters::newcomer::Newcomer;
 use crate::error::{Error, Result};
 use crate::metrics::Meter;
 use crate::moment::Moment;

@@ -7,6 +7,7 @@
 //! - [`subscription`] is what both hear.
 
 pub(super) mod local_queue;
+pub(super) mod newcomer;
 mod server;
 pub(super) mod subscription;
 pub(super) mod ticket_queue;

@@ -18,6 +18,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, Stream};
 use tokio::sync::oneshot;
 
+use super::newcomer::Newcomer;
 use super::server::{Event, Server, Strategy, earlier};
 use super::subscription::{Heard, Subscription};
 use super::wait_queues::{self, WaitQueue, WaitQueues};
@@ -82,44 +83,28 @@ impl TicketQueues {
     /// A client is about to ask for a place. Where messages about the lock are heard, they are
     /// until this is dropped.
     pub(in crate::engine) fn newcomer(&self, name: &LockName) -> Option<Newcomer> {
-        let station = match self.all().get(name) {
-            Some(ticket_queue) => {
-                let mut queue = ticket_queue.queue();
-                let station = queue.station.clone()?;
-                queue.newcomers += 1;
-                Some((Arc::clone(ticket_queue), station))
-            }
-            None => None,
+        // It is not closed meanwhile.
+        let all = self.all();
+        let Some(ticket_queue) = all.get(name).cloned() else {
+            return planted(Bug::ListensTooSoon).then(|| Newcomer::new(None, || {}));
         };
-        (station.is_some() || planted(Bug::ListensTooSoon)).then_some(Newcomer(station))
-    }
-}
-
-/// Who asks for a place where messages are heard.
-pub(in crate::engine) struct Newcomer(Option<(Arc<TicketQueue>, Station)>);
-
-impl Newcomer {
-    /// Where they are.
-    pub(in crate::engine) fn listens(&self) -> Option<Listening> {
-        match &self.0 {
-            _ if planted(Bug::ListensTooSoon) => Listening::new(1),
-            Some((_, station)) => station.listens(),
-            None => None,
-        }
-    }
-}
-
-impl Drop for Newcomer {
-    fn drop(&mut self) {
-        let Some((ticket_queue, _)) = &self.0 else { return };
-        let is_last = {
+        let station = {
             let mut queue = ticket_queue.queue();
-            queue.newcomers -= 1;
-            queue.newcomers == 0 && queue.waiters.is_empty()
+            let station = queue.station.clone()?;
+            queue.newcomers += 1;
+            station
         };
-        if is_last {
-            ticket_queue.notify.notify_one();
-        }
+        drop(all);
+        Some(Newcomer::new(Some(station), move || {
+            let is_last = {
+                let mut queue = ticket_queue.queue();
+                queue.newcomers -= 1;
+                queue.newcomers == 0 && queue.waiters.is_empty()
+            };
+            if is_last {
+                ticket_queue.notify.notify_one();
+            }
+        }))
     }
 }
 
