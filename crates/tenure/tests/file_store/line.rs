@@ -61,7 +61,7 @@ fn a_line_that_many_have_left_does_not_grow_for_ever() {
 }
 
 #[test]
-fn hundreds_of_readers_behind_a_writer_are_all_let_in_and_no_newcomer_is_before_them() {
+fn hundreds_of_readers_are_let_in_together_and_no_newcomer_passes_them() {
     let dir = dir();
     let (writer, reader) = (Client::of(WRITER, dir.path()), Client::of(READER, dir.path()));
     let (writes, late) = (owner(), owner());

@@ -44,8 +44,8 @@ pub(super) struct Directory {
     /// Device and inode of the guard: another file at its path is another store.
     place: (u64, u64),
     boot: String,
-    /// The file that was written last, under whatever name it is now: opening it again takes longer
-    /// than to see that it is the same.
+    /// The file that was written last; it may have another name by now. Opening it again takes
+    /// longer than to see that it is the same.
     kept: RefCell<Option<Kept>>,
     /// The line that was used last. It stays open, because to close what was open for writing is
     /// told to all that watch the directory.
@@ -475,7 +475,7 @@ impl Inside<'_> {
             Ok((stat, file)) if is_fit(&stat) => {
                 Ok((Kept { file, place: place_of(&stat) }, stat.st_size as usize))
             }
-            // There is none; or it is another user's, or was put there: not to be written to.
+            // It is missing; or it is another user's, or was put there: nothing is written to it.
             _ => {
                 let file = self.create(TEMP, OFlags::CLOEXEC)?;
                 let place = place_of(&fstat(&file)?);

@@ -376,8 +376,8 @@ impl Worker {
         self.queue.iter_mut().for_each(|job| job.until = job.until.max(now + job.within));
     }
 
-    /// Refuses the requests whose time is over, unless others make changes meanwhile: then the guard
-    /// goes from process to process, and this one is in the system's queue for it. If this process
+    /// Refuses the requests whose time is over, unless others make changes meanwhile. Then the
+    /// guard goes from process to process, and this one is in the system's queue for it. If this process
     /// had no processor for a while, the one that has the guard may have had none either.
     fn expire(&mut self, moves: bool, starved: bool) {
         let now = self.runtime.now();
