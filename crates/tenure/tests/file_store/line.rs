@@ -67,7 +67,8 @@ fn hundreds_of_readers_are_let_in_together_and_no_newcomer_passes_them() {
     let (writes, late) = (owner(), owner());
     writer.join("x", &writes);
     let readers: Vec<Owner> = (0..400).map(|_| owner()).collect();
-    let last = readers.iter().map(|owner| ticket(&reader.join("x", owner))).last().expect("readers");
+    let places: Vec<u64> = readers.iter().map(|owner| ticket(&reader.join("x", owner))).collect();
+    let last = places[places.len() - 1];
     let released = writer.release("x", &writes);
     assert_eq!(released, Answer::More(Box::new(Answer::Released { left: 0 })), "in pieces");
     // A newcomer lets in all that are before it.

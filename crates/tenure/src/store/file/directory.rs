@@ -283,10 +283,12 @@ impl Directory {
         Ok(Entries { records, holders, lines })
     }
 
-    /// When a file was last made, renamed or removed, and when a token was last given.
-    pub(super) fn modified(&self) -> Option<[(i64, u64); 2]> {
-        let time_of = |file| fstat(file).map(|stat| (stat.st_mtime, stat.st_mtime_nsec));
-        Some([time_of(&self.dir).ok()?, time_of(&self.guard).ok()?])
+    /// When a file was last made, renamed or removed, when a token was last given, and when the line
+    /// was last written in which this process waits.
+    pub(super) fn modified(&self) -> Option<[(i64, u64); 3]> {
+        let time_of = |file: &OwnedFd| fstat(file).map(|stat| (stat.st_mtime, stat.st_mtime_nsec));
+        let line = self.line.borrow().as_ref().and_then(|(_, file)| time_of(file).ok());
+        Some([time_of(&self.dir).ok()?, time_of(&self.guard).ok()?, line.unwrap_or_default()])
     }
 
     /// All names in the directory, to be read in pieces.
