@@ -141,10 +141,9 @@ const CAUGHT_IN_A_DIRECTORY: &[(Bug, &str, u64)] = &[
     (Bug::LossUnannounced, "reporting", 200),
     (Bug::NoGrace, "exclusion within validity", 200),
     (Bug::ReentryBumpsToken, "token order", 200),
-    (Bug::RepeatCountsTwice, "each hold counts once", 500),
     (Bug::RankOffByOne, "exclusion within validity", 200),
     (Bug::WeightIgnored, "exclusion within validity", 200),
-    (Bug::LeaverPromotesNobody, "a waiter that fits is let in", 200),
+    (Bug::LeaverPromotesNobody, "a waiter that fits is let in", 1_000),
     (Bug::ReentryInLine, "progress", 200),
     (Bug::RefreshedTooLate, "nothing is left behind", 500),
 ];

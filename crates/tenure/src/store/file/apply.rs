@@ -186,9 +186,9 @@ fn asked(op: &Op) -> &[Owner] {
     }
 }
 
-/// What counts of a lock for one request, which reads and looks at no more than it decides about: of
-/// a queue, at the first waiters until one is alive, and at the holders if they are few or the first
-/// waiter asks. Otherwise the work of a queue would grow with the square of its waiters.
+/// What counts of a lock for one request, which reads and looks at no more than it decides about.
+/// Of a queue that is the first waiters until one is alive, and the holders if they are few or the
+/// first waiter asks. Otherwise the work of a queue would grow with the square of its waiters.
 fn seen(
     inside: &Inside<'_>,
     holders: &Holders,
@@ -426,7 +426,7 @@ impl Run<'_, '_> {
         if is_new {
             *self.counter = (*self.counter).max(line.last_number().unwrap_or(0));
         }
-        // Those whose turn it is come before who asks.
+        // Those whose turn it is come before the asker.
         self.settle(&settles, is_new, line, budget, &mut let_in, &mut is_bounded)?;
         let (answer, wake) = self.alive(op);
         if let Some(Notification::Granted { tickets }) = wake {
@@ -442,8 +442,8 @@ impl Run<'_, '_> {
         Ok(Ran { answer, wake, is_bounded })
     }
 
-    /// Lets in those whose turn it is, and reads on where more may be. `all`: however many they are,
-    /// because a newcomer must not pass them.
+    /// Lets in those whose turn it is, and reads on where more may be. `all`: however many they
+    /// are, because a newcomer must not pass them.
     fn settle(
         &mut self,
         op: &Op,

@@ -44,8 +44,8 @@ pub(super) struct Directory {
     /// Device and inode of the guard: another file at its path is another store.
     place: (u64, u64),
     boot: String,
-    /// The file that was written last, under whatever name it is now: opening it again takes longer
-    /// than to see that it is the same.
+    /// The file that was written last; it may have another name by now. Opening it again takes
+    /// longer than to see that it is the same.
     kept: RefCell<Option<Kept>>,
     /// The line that was used last. It stays open, because to close what was open for writing is
     /// told to all that watch the directory.
@@ -283,10 +283,12 @@ impl Directory {
         Ok(Entries { records, holders, lines })
     }
 
-    /// When a file was last made, renamed or removed, and when a token was last given.
-    pub(super) fn modified(&self) -> Option<[(i64, u64); 2]> {
-        let time_of = |file| fstat(file).map(|stat| (stat.st_mtime, stat.st_mtime_nsec));
-        Some([time_of(&self.dir).ok()?, time_of(&self.guard).ok()?])
+    /// When a file was last made, renamed or removed, when a token was last given, and when the line
+    /// was last written in which this process waits.
+    pub(super) fn modified(&self) -> Option<[(i64, u64); 3]> {
+        let time_of = |file: &OwnedFd| fstat(file).map(|stat| (stat.st_mtime, stat.st_mtime_nsec));
+        let line = self.line.borrow().as_ref().and_then(|(_, file)| time_of(file).ok());
+        Some([time_of(&self.dir).ok()?, time_of(&self.guard).ok()?, line.unwrap_or_default()])
     }
 
     /// All names in the directory, to be read in pieces.
@@ -475,7 +477,7 @@ impl Inside<'_> {
             Ok((stat, file)) if is_fit(&stat) => {
                 Ok((Kept { file, place: place_of(&stat) }, stat.st_size as usize))
             }
-            // There is none; or it is another user's, or was put there: not to be written to.
+            // It is missing; or it is another user's, or was put there: nothing is written to it.
             _ => {
                 let file = self.create(TEMP, OFlags::CLOEXEC)?;
                 let place = place_of(&fstat(&file)?);

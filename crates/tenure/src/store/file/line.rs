@@ -1,5 +1,5 @@
-//! How those who wait in a queue are written: a line each, in a file beside the lock's record. Pure:
-//! text in, text out.
+//! How those who wait in a queue are written: a line each, in a file beside the lock's record.
+//! Pure: text in, text out.
 //!
 //! ```text
 //! + NUMBER WEIGHT DEADLINE HOLDER OWNER SUM

@@ -27,8 +27,8 @@ const FIRST_BYTES: usize = 512;
 const MORE_BYTES: usize = 16 << 10;
 /// The longest line of one place, and more.
 const PLACE_BYTES: usize = 1 << 10;
-/// Above so many bytes, a line of which less than half still waits is written anew; and so much at a
-/// time is given back to the file system.
+/// Above so many bytes, a line of which less than half still waits is written once more. So much at
+/// a time is given back to the file system.
 const WASTE_BYTES: u64 = 64 << 10;
 
 /// A lock that was read.
@@ -104,8 +104,8 @@ impl Lock {
         let Some(mut lock) = Self::open(directory, id, line)? else { return Ok(None) };
         if lock.line.is_some() {
             read(&mut lock, directory, id)?;
-            // Another process may have written the one and not yet the other. One that always has is
-            // no reason to see nothing.
+            // Another process may have written the one and not yet the other. If each look meets
+            // one, the last is good enough.
             if !is_last && directory.read_file(&id.to_string())?.as_ref() != Some(&lock.text) {
                 return Err(directory.line_damaged(id));
             }

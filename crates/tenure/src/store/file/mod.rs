@@ -12,9 +12,9 @@
 //!
 //! A record is replaced by a rename and removed when no process holds the lock, so a process that
 //! is killed at any point leaves the old state or the new one. A line counts as far as the record
-//! says, so a change writes the record and one place, however many wait. Nothing is synced to the disk: a
-//! lock does not outlive the machine. Leases count on a clock that starts with the machine and name
-//! the boot they belong to, so a reboot frees everything.
+//! says, so a change writes the record and one place, however many wait. Nothing is synced to the
+//! disk: a lock does not outlive the machine. Leases count on a clock that starts with the machine
+//! and name the boot they belong to, so a reboot frees everything.
 //!
 //! Each hold, and each place in a queue, is bound to a holder file, whose flock the system drops
 //! with the last process that has it open. So a crash ends what the process had at once, in
@@ -29,9 +29,9 @@
 //! only that it decides about, and of the places that it lets in.
 //!
 //! The map: `shared` carries out a request on the caller's thread, if that waits for nothing, and
-//! `worker` is the task on the runtime's thread that does everything else; `apply` is what a request
-//! does to the files, and `beside` to the record beside a lock; `lock` reads and writes one lock;
-//! `directory` has the files and their guard, `record`, `line` and `bindings` what they say;
+//! `worker` is the task on the runtime's thread that does everything else. `apply` is what a
+//! request does to the files, and `beside` to the record beside a lock; `lock` reads and writes one
+//! lock. `directory` has the files and their guard, `record`, `line` and `bindings` what they say;
 //! `holders` who is alive, `watch` who listens; `sweep` what crashed processes left; `system` says
 //! which boot and file system this is, `error` what is said when something cannot be done.
 

@@ -191,7 +191,7 @@ mod tests {
     use crate::runtime::Driver;
 
     #[test]
-    fn a_request_is_for_the_worker_after_a_slow_change_and_behind_one_that_the_worker_has() {
+    fn a_request_is_for_the_worker_after_a_slow_change_and_behind_another_there() {
         let dir = tempfile::tempdir().expect("a directory");
         let runtime = Driver::start().expect("a thread");
         let shared = Shared::new(0);

@@ -315,7 +315,7 @@ impl Worker {
     }
 
     /// When another process was last seen to change something.
-    fn modified(&self) -> Option<[(i64, u64); 2]> {
+    fn modified(&self) -> Option<[(i64, u64); 3]> {
         self.shared.core().directory.as_ref().and_then(Directory::modified)
     }
 
@@ -376,8 +376,8 @@ impl Worker {
         self.queue.iter_mut().for_each(|job| job.until = job.until.max(now + job.within));
     }
 
-    /// Refuses the requests whose time is over, unless others make changes meanwhile: then the guard
-    /// goes from process to process, and this one is in the system's queue for it. If this process
+    /// Refuses the requests whose time is over, unless others make changes meanwhile. Then the
+    /// guard goes from process to process, and this one is in the system's queue for it. If it
     /// had no processor for a while, the one that has the guard may have had none either.
     fn expire(&mut self, moves: bool, starved: bool) {
         let now = self.runtime.now();
