@@ -20,7 +20,7 @@ pub struct Audience {
     /// How often the server has started.
     pub starts: u16,
     /// The clients that do not hear when they are called.
-    pub deaf: Vec<Client>,
+    pub unreached: Vec<Client>,
 }
 
 impl Audience {
@@ -45,8 +45,8 @@ impl Scripts {
     /// Runs the script that answers `op`.
     pub fn run(&self, now: Now, op: &Op, audience: &Audience) -> (Value, Vec<(String, String)>) {
         self.0.set_clock(now.unix_us);
-        let deaf = audience.deaf.iter().map(|client| format!(":{client}"));
-        self.0.set_unheard(&format!("{:03x}", audience.starts % 1024 * 4), deaf);
+        let unreached = audience.unreached.iter().map(|client| format!(":{client}"));
+        self.0.set_unheard(&format!("{:03x}", audience.starts % 1024 * 4), unreached);
         let Scripted { text, keys, args } = Scripted::new(op);
         let (keys, args): (Vec<&str>, Vec<&str>) =
             (keys.iter().map(String::as_str).collect(), args.iter().map(String::as_str).collect());
@@ -71,7 +71,7 @@ impl Scripts {
             // In Redisson's words, which do not say whose hold it was.
             LockSpec::Reentrant => wakes.len() < 2 && wakes.is_empty() == said.1.is_none(),
             LockSpec::Mutex => wakes.len() < 2 && wakes.first() == said.1.as_ref(),
-            LockSpec::Queue(_) => in_one(&messages, wakes, &audience.deaf, said.1.as_ref()) == said.1,
+            LockSpec::Queue(_) => in_one(&messages, wakes, &audience.unreached, said.1.as_ref()) == said.1,
         };
         if is_same_wake && answer.as_ref() == Ok(&said.0) {
             return Ok(());
@@ -113,7 +113,7 @@ impl Scripts {
 fn in_one(
     messages: &[(String, String)],
     wakes: Vec<Notification>,
-    deaf: &[Client],
+    unreached: &[Client],
     said: Option<&Notification>,
 ) -> Option<Notification> {
     let known: &[u64] = match said {
@@ -122,7 +122,7 @@ fn in_one(
     };
     let mut numbers = Vec::new();
     for ((channel, _), wake) in messages.iter().zip(wakes) {
-        let is_heard = !deaf.iter().any(|client| channel.ends_with(&format!(":{client}")));
+        let is_heard = !unreached.iter().any(|client| channel.ends_with(&format!(":{client}")));
         if let Notification::Granted { tickets } = wake {
             numbers.extend(tickets.into_iter().filter(|ticket| is_heard || known.contains(ticket)));
         }

@@ -152,7 +152,7 @@ impl Server {
         let passed: RefCell<Vec<Owner>> = RefCell::default();
         let hears = |listens: Option<Listening>, owner: &Owner| {
             let is_elsewhere = listens.is_some() && listens != audience.station();
-            let hears = is_elsewhere || !audience.deaf.contains(&owner.into());
+            let hears = is_elsewhere || !audience.unreached.contains(&owner.into());
             if !hears {
                 passed.borrow_mut().push(owner.clone());
             }

@@ -1,5 +1,5 @@
-//! Requests on the runtime of the callers: whatever becomes of that runtime, other callers, leases
-//! and the order of requests do not depend on it.
+//! Requests on the runtime of the callers: other callers, leases and the order of
+//! requests do not depend on that runtime.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -96,12 +96,12 @@ fn is_heard(server: &Server, client: &str) -> bool {
 #[test]
 fn a_waiter_that_may_not_listen_keeps_its_place() {
     let server = Server::start();
-    let rights = ["ACL", "SETUSER", "deaf", "on", ">secret", "~*", "&*", "+@all", "-subscribe"];
+    let rights = ["ACL", "SETUSER", "unreached", "on", ">secret", "~*", "&*", "+@all", "-subscribe"];
     server.command(&rights);
     let here = locks(&server.url());
-    let deaf = locks(&server.url().replace("://", "://deaf:secret@"));
+    let unreached = locks(&server.url().replace("://", "://unreached:secret@"));
     let held = block_on(here.fair_mutex("x").expect("a name").lock()).expect("a free lock");
-    let first = waits(&deaf);
+    let first = waits(&unreached);
     eventually("it waits", SOON, || waiters(&here) == 1);
     let second = waits(&here);
     eventually("both wait", SOON, || waiters(&here) == 2);

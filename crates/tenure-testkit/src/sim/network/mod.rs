@@ -468,20 +468,20 @@ impl Inner {
     fn audience(&self, now: TrueTime, op: &Op) -> Audience {
         let starts = (self.starts % 1024) as u16;
         if !matches!(op.rule, LockSpec::Queue(_)) {
-            return Audience { starts, deaf: Vec::new() };
+            return Audience { starts, unreached: Vec::new() };
         }
         let hears = |process: ProcessId| {
             let mut those = self.subscribers_of(process);
             now >= self.ends[process].hears_from
                 && those.any(|listener| listener.is_counted && listener.name == op.name)
         };
-        let deaf = self.clients.iter().filter(|(_, process)| !hears(**process));
-        Audience { starts, deaf: deaf.map(|(client, _)| *client).collect() }
+        let unreached = self.clients.iter().filter(|(_, process)| !hears(**process));
+        Audience { starts, unreached: unreached.map(|(client, _)| *client).collect() }
     }
 
     /// What a place says whose client listens at this server.
     fn station(&self) -> Option<Listening> {
-        Audience { starts: (self.starts % 1024) as u16, deaf: Vec::new() }.station()
+        Audience { starts: (self.starts % 1024) as u16, unreached: Vec::new() }.station()
     }
 
     /// Whether a waiter that was removed could have been reached.

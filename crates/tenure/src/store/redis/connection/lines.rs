@@ -98,7 +98,7 @@ struct Numbered {
 }
 
 impl Lines {
-    /// Over this connection of ours; `connector` is the one that it is dialled by.
+    /// Over our connection, `ours`; `connector` is the one that it is dialled by.
     pub(crate) fn new(connector: Arc<Connector>, ours: Arc<Supervisor>) -> Arc<Self> {
         let (runtime, callers, unanswered) =
             (Arc::clone(&connector.runtime), OnceLock::new(), Mutex::default());
