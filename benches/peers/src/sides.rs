@@ -44,7 +44,8 @@ const MINE: &str = "0123456789abcdef0123";
 
 impl Bare {
     pub(crate) async fn new(url: &str, ttl: Duration) -> Self {
-        let text = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0";
+        let text =
+            "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0";
         Self { connection: connect(url).await, unlock: Script::new(text), ttl: ttl.as_millis() as u64 }
     }
 }
@@ -62,7 +63,8 @@ impl Side for Bare {
 
     async fn unlock(&self, key: String) {
         let mut connection = self.connection.clone();
-        let deleted: u64 = self.unlock.key(key).arg(MINE).invoke_async(&mut connection).await.expect("a reply");
+        let deleted: u64 =
+            self.unlock.key(key).arg(MINE).invoke_async(&mut connection).await.expect("a reply");
         assert_eq!(deleted, 1, "the key was there");
     }
 
