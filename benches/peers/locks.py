@@ -1,0 +1,111 @@
+"""The Python sides of `scripts/peers`, redis-py's lock and python-redis-lock: threads, one client.
+
+Words and protocol as in src/main.rs; settings as the libraries have them by themselves.
+"""
+
+import json
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+
+import redis
+
+side, action = sys.argv[1:3]
+port, seconds, tasks, share, ttl, hold, spread, rest = map(int, sys.argv[3:])
+client = redis.Redis(port=port, max_connections=2000)  # a pool: a connection for each thread that asks
+rows = []  # the task, when it got the lock, and when it gave the lock back
+
+if side == "redis-py":
+
+    def lock_of(key, renewed=False):
+        return client.lock(key, timeout=ttl / 1000)
+else:
+    import redis_lock
+
+    def lock_of(key, renewed=False):
+        return redis_lock.Lock(client, key, expire=ttl // 1000, auto_renewal=renewed)
+
+
+def in_thread(work, *words):
+    def works():
+        try:
+            work(*words)
+        except Exception:  # an error of any task ends the run
+            traceback.print_exc()
+            os._exit(1)
+
+    threading.Thread(target=works, daemon=True).start()
+
+
+def say(line):
+    print(line, flush=True)
+
+
+def ready():
+    say("ready")
+    if not sys.stdin.readline():
+        os._exit(1)
+
+
+def finish(took, turns):
+    say(json.dumps({"seconds": took / 1e9, "turns": turns, "lost": 0, "rows": rows}))
+    sys.stdin.readline()  # /proc is read until then
+    os._exit(0)
+
+
+def turns_for(seconds):
+    """Each task locks, holds, unlocks and rests until the time is over: how long, and how many turns."""
+    start, ended = time.monotonic_ns(), [0] * tasks
+    end = start + int(seconds * 1e9)
+
+    def turns(task):
+        turn = 0
+        while True:
+            lock = lock_of(f"peers:{task // share}:{0 if hold else turn % 256}")
+            lock.acquire()
+            if hold:
+                taken = time.monotonic_ns()
+                time.sleep((hold + random.random() * spread) / 1000)
+                rows.append((task, taken, time.monotonic_ns()))
+            lock.release()
+            if time.monotonic_ns() >= end:
+                return
+            turn += 1
+            ended[task] = turn
+            time.sleep(rest / 1000) if rest else None
+
+    for task in range(tasks):
+        in_thread(turns, task)
+    time.sleep(max(0, end - time.monotonic_ns()) / 1e9)
+    return time.monotonic_ns() - start, sum(ended)
+
+
+def look_on(turns):
+    time.sleep(1)
+    ready()
+    start = time.monotonic_ns()
+    time.sleep(seconds)
+    finish(time.monotonic_ns() - start, turns())
+
+
+if action == "turns":
+    if not hold:
+        turns_for(0.5)
+    ready()
+    finish(*turns_for(seconds))
+elif action == "wait":
+    held, got = lock_of("peers:0:0"), []
+    held.acquire()
+    for _ in range(tasks):
+        in_thread(lambda: got.append(lock_of("peers:0:0").acquire()))
+    look_on(lambda: len(got))
+elif side == "redis-py":
+    say("cannot: it has no renewal of its own")
+else:
+    kept = [lock_of(f"peers:{task}:0", renewed=True) for task in range(tasks)]
+    for lock in kept:
+        lock.acquire()
+    look_on(lambda: len(kept))

@@ -1,0 +1,83 @@
+// The Node side of `scripts/peers`: redlock on one connection of ioredis.
+// Words and protocol as in src/main.rs; settings as the library has them, but waiters never give up.
+import { createRequire } from "node:module";
+import { createInterface } from "node:readline";
+
+const require = createRequire(process.env.PEERS_NODE + "/"); // the directory of node_modules
+const { Redis } = require("ioredis");
+const Redlock = require("redlock").default;
+
+const action = process.argv[3];
+const [port, seconds, tasks, share, ttl, hold, spread, rest] = process.argv.slice(4).map(Number);
+const rows = []; // the task, when it got the lock, and when it gave the lock back
+let turns = 0, lost = 0;
+
+const redlock = new Redlock([new Redis({ host: "127.0.0.1", port })], { retryCount: -1 });
+redlock.on("error", () => {}); // one for each attempt on a held key
+const now = () => Number(process.hrtime.bigint());
+const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
+const say = (line) => new Promise((done) => process.stdout.write(line + "\n", done));
+const input = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
+
+async function ready() {
+  await say("ready");
+  if ((await input.next()).done) process.exit(1);
+}
+
+async function finish(took) {
+  await say(JSON.stringify({ seconds: took / 1e9, turns, lost, rows }));
+  await input.next(); // /proc is read until then
+  process.exit(0);
+}
+
+// Each task locks, holds, unlocks and rests until the time is over, which it returns.
+async function turnsFor(seconds) {
+  const start = now(), end = start + seconds * 1e9;
+  turns = 0;
+  const work = async (task) => {
+    for (let turn = 0; ; turn++) {
+      const lock = await redlock.acquire([`peers:${Math.floor(task / share)}:${hold ? 0 : turn % 256}`], ttl);
+      if (hold) {
+        const taken = now();
+        await sleep(hold + Math.random() * spread);
+        rows.push([task, taken, now()]);
+      }
+      await lock.release();
+      if (now() >= end) return;
+      turns++;
+      if (rest) await sleep(rest);
+    }
+  };
+  for (let task = 0; task < tasks; task++) work(task); // an error of any task ends the run
+  await sleep(Math.max(0, end - now()) / 1e6);
+  return now() - start;
+}
+
+async function lookOn() {
+  await sleep(1000);
+  await ready();
+  const start = now();
+  await sleep(seconds * 1000);
+  await finish(now() - start);
+}
+
+if (action === "turns") {
+  if (!hold) await turnsFor(0.5);
+  await ready();
+  await finish(await turnsFor(seconds));
+} else if (action === "wait") {
+  await redlock.acquire(["peers:0:0"], ttl);
+  for (let task = 0; task < tasks; task++) redlock.acquire(["peers:0:0"], ttl).then(() => turns++);
+  await lookOn();
+} else {
+  for (let task = 0; task < tasks; task++) {
+    const held = (signal) => {
+      turns++;
+      signal.addEventListener("abort", () => lost++);
+      return new Promise(() => {});
+    };
+    redlock.using([`peers:${task}:0`], ttl, held).catch(() => lost++);
+  }
+  while (turns < tasks) await sleep(20);
+  await lookOn();
+}

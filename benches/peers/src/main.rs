@@ -1,0 +1,158 @@
+//! The Rust sides of `scripts/peers`, which starts this program and says what a run does:
+//! `peers SIDE ACTION PORT SECONDS TASKS SHARE TTL HOLD SPREAD REST`, with times in ms after SECONDS.
+//!
+//! The program connects, prints `ready`, awaits a line, works, prints its numbers as JSON, and stays
+//! until its input ends. `locks.py` and `redlock.mjs` do the same for their libraries.
+
+mod sides;
+
+use std::io::{Write, stdin, stdout};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use futures_timer::Delay;
+use rustix::time::{ClockId, clock_gettime};
+use sides::{Bare, BareTurns, Rslock, Side, Tenure};
+
+/// Turns that ended; in `keep`, locks that are held.
+static TURNS: AtomicU64 = AtomicU64::new(0);
+static LOST: AtomicU64 = AtomicU64::new(0);
+/// The task, when it got the lock, and when it gave the lock back.
+static ROWS: Mutex<Vec<[u64; 3]>> = Mutex::new(Vec::new());
+
+struct Run {
+    action: String,
+    seconds: f64,
+    tasks: u64,
+    share: u64,
+    hold: u64,
+    spread: u64,
+    rest: u64,
+}
+
+#[tokio::main]
+async fn main() {
+    let mut words = std::env::args().skip(1);
+    let mut word = || words.next().expect("ten words; see the head of main.rs");
+    let (side, action) = (word(), word());
+    let mut number = || word().parse::<u64>().expect("a number");
+    let (url, seconds) = (format!("redis://127.0.0.1:{}", number()), number() as f64);
+    let (tasks, share, ttl) = (number(), number(), Duration::from_millis(number()));
+    let run = Run { action, seconds, tasks, share, hold: number(), spread: number(), rest: number() };
+    match side.as_str() {
+        "bare" if run.hold == 0 && run.action != "wait" => run.on(Bare::new(&url, ttl).await).await,
+        "bare" => run.on(BareTurns::new(&url).await).await,
+        "tenure" => run.on(Tenure::new(&url, ttl, false)).await,
+        "tenure fair" => run.on(Tenure::new(&url, ttl, true)).await,
+        "rslock" => run.on(Rslock::new(url, ttl)).await,
+        other => panic!("no side {other:?}"),
+    }
+}
+
+impl Run {
+    async fn on<S: Side>(&self, side: S) {
+        match self.action.as_str() {
+            "turns" => {
+                if self.hold == 0 {
+                    self.turns(&side, 0.5).await; // scripts are loaded, connections made
+                }
+                ready();
+                let seconds = self.turns(&side, self.seconds).await;
+                finish(seconds);
+            }
+            "wait" => {
+                let holder = side.of_task().await;
+                let _held = holder.lock(&key(0, 0)).await;
+                for _ in 0..self.tasks {
+                    let side = side.of_task().await;
+                    tokio::spawn(async move {
+                        let _held = side.lock(&key(0, 0)).await;
+                        TURNS.fetch_add(1, Relaxed); // two hold: scripts/peers calls the run failed
+                    });
+                }
+                self.look_on().await;
+            }
+            "keep" => {
+                side.keep((0..self.tasks).map(|task| key(task, 0)).collect()).await;
+                while TURNS.load(Relaxed) < self.tasks {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                self.look_on().await;
+            }
+            other => panic!("no action {other:?}"),
+        }
+    }
+
+    async fn look_on(&self) {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        ready();
+        let start = now();
+        tokio::time::sleep(Duration::from_secs_f64(self.seconds)).await;
+        finish((now() - start) as f64 / 1e9);
+    }
+
+    /// Each task locks, holds, unlocks and rests until the time is over, which it returns.
+    async fn turns<S: Side>(&self, side: &S, seconds: f64) -> f64 {
+        let mut sides = Vec::new();
+        for _ in 0..self.tasks {
+            sides.push(side.of_task().await);
+        }
+        TURNS.store(0, Relaxed);
+        let start = now();
+        let end = start + (seconds * 1e9) as u64;
+        for (task, side) in (0..).zip(sides) {
+            let &Self { share, hold, spread, rest, .. } = self;
+            tokio::spawn(async move {
+                for turn in 0.. {
+                    let held = side.lock(&key(task / share, if hold == 0 { turn % 256 } else { 0 })).await;
+                    if hold > 0 {
+                        let taken = now();
+                        let longer = if spread > 0 { (taken >> 8) % (spread * 1000) } else { 0 };
+                        Delay::new(Duration::from_micros(hold * 1000 + longer)).await;
+                        ROWS.lock().expect("no panic").push([task, taken, now()]);
+                    }
+                    side.unlock(held).await;
+                    if now() >= end {
+                        break;
+                    }
+                    TURNS.fetch_add(1, Relaxed);
+                    if rest > 0 {
+                        tokio::time::sleep(Duration::from_millis(rest)).await;
+                    }
+                }
+            });
+        }
+        tokio::time::sleep(Duration::from_nanos(end.saturating_sub(now()))).await;
+        (now() - start) as f64 / 1e9
+    }
+}
+
+fn key(group: u64, turn: u64) -> String {
+    format!("peers:{group}:{turn}")
+}
+
+/// Nanoseconds of the clock that all processes of the machine share.
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+fn ready() {
+    say("ready");
+    if stdin().read_line(&mut String::new()).expect("a line") == 0 {
+        std::process::exit(1);
+    }
+}
+
+fn finish(seconds: f64) -> ! {
+    let (turns, lost) = (TURNS.load(Relaxed), LOST.load(Relaxed));
+    let rows = ROWS.lock().expect("no panic").clone();
+    say(&format!(r#"{{"seconds": {seconds:.6}, "turns": {turns}, "lost": {lost}, "rows": {rows:?}}}"#));
+    stdin().read_line(&mut String::new()).expect("the end"); // /proc is read until then
+    std::process::exit(0)
+}
+
+fn say(line: &str) {
+    writeln!(stdout(), "{line}").and_then(|()| stdout().flush()).expect("scripts/peers reads");
+}
