@@ -150,7 +150,7 @@ pub const QUORUM: &[Regression] = &[
     found(
         "what an earlier try may have left was given back after a later one had been granted",
         Regime::Lossy,
-        20_000_005,
+        20_000_004,
         Some(Bug::UndoOutlivesRetry),
     ),
     found(
@@ -159,7 +159,7 @@ pub const QUORUM: &[Regression] = &[
         3,
         Some(Bug::RaisedTooLittle),
     ),
-    found("two held after the undo of one", Regime::Parted, 20_000_019, Some(Bug::UndoOutlivesRetry)),
+    found("two held after the undo of one", Regime::Parted, 20_000_038, Some(Bug::UndoOutlivesRetry)),
     found(
         "`verify` said that a lock is held that a majority did not have, because the rest was silent",
         Regime::Rewinding,
@@ -175,7 +175,7 @@ pub const QUORUM: &[Regression] = &[
     found(
         "a hold that was taken over had a lower token than before",
         Regime::Drifting,
-        20_009_982,
+        20_011_657,
         Some(Bug::LowestTokenTaken),
     ),
     found(
@@ -241,6 +241,6 @@ pub const QUORUM: &[Regression] = &[
 pub const DIRECTORY: &[Regression] = &[found(
     "who was kept out by one that stood still inside was told so up to a pause after its time",
     Regime::Drifting,
-    20_331,
+    20_520,
     Some(Bug::LateRefusal),
 )];

@@ -152,6 +152,14 @@ impl Plain {
         listener
     }
 
+    /// Listens to what all clients are told who wait for this lock in a queue.
+    fn listen_to_turns(server: &Server, name: &str) -> Self {
+        let mut listener = Self::new(server, 'e');
+        let channel = format!("{}:??????????", page::channel(Machine::Queue, name));
+        listener.command(&["PSUBSCRIBE", &channel]);
+        listener
+    }
+
     fn hear(&mut self) -> String {
         let message = self.client.receive().expect("a message");
         word(message.items().last().expect("a message has three parts"))
@@ -180,6 +188,8 @@ fn arguments(lock: Lock, verb: &str, given: &[(&str, &str)]) -> Vec<String> {
             "capacity" => Some(page::header(lock.kind, lock.permits).1),
             "channel" => Some(page::channel(lock.machine, "x")),
             "publish" => Some("PUBLISH".to_owned()),
+            // It does not say where it listens: it is never passed.
+            "listens" => Some(String::new()),
             _ => None,
         };
         let given = given.iter().filter(|(given, _)| *given == name.trim_end_matches('…'));
@@ -297,7 +307,7 @@ fn another_client_takes_its_turn_in_our_queue() {
     let server = Server::start();
     let (locks, mut plain) = (locks(&server), Plain::new(&server, 'a'));
     let fair = locks.fair_mutex("x").expect("a name");
-    let mut listener = Plain::listen(&server, &page::channel(Machine::Queue, "x"));
+    let mut listener = Plain::listen_to_turns(&server, "x");
     let guard = block_on(fair.lock()).expect("a grant");
     let busy = plain.ask(FAIR, "acquire", &[("ttl", "30000"), ("weight", "1"), ("wait", "")]);
     assert_eq!((&*busy.word, busy.part("holder")), ("busy", format!("{}#{}", guard.owner(), guard.fence())));
@@ -326,8 +336,10 @@ fn another_client_takes_its_turn_in_our_queue() {
 fn readers_of_another_client_are_let_in_together_when_our_writer_is_done() {
     let server = Server::start();
     let (locks, mut readers) = (locks(&server), ['a', 'b'].map(|digit| Plain::new(&server, digit)));
+    // Two owners of one client, who are told together.
+    readers[1].owner = format!("plain@elsewhere:7/{}{}{}", "b".repeat(12), "a".repeat(10), "b".repeat(10));
     let lock = locks.rwlock("x").expect("a name");
-    let mut listener = Plain::listen(&server, &page::channel(Machine::Queue, "x"));
+    let mut listener = Plain::listen_to_turns(&server, "x");
     let writer = block_on(lock.write()).expect("a grant");
     let tickets = readers.each_mut().map(|plain| {
         let read = [("ttl", "30000"), ("weight", "1"), ("wait", "20000")];

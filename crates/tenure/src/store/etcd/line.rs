@@ -106,7 +106,7 @@ impl Server {
             _ if files.pair.is_none()
                 && ["closed", "reset", "alert", "eof"].iter().any(|word| said.contains(word)) =>
             {
-                "; it may want a client's certificate: cert=FILE and key=FILE in the URL"
+                "; it may want a client's certificate (cert=FILE and key=FILE in the URL), or not speak TLS (etcd://)"
             }
             _ => "",
         }
