@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 use std::{fs, io};
 
-use tenure::{Locks, Multi};
+use tenure::{Locks, Multi, MultiGuard};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -23,15 +23,21 @@ async fn main() -> Result<(), Box<dyn Error>> {
     fs::create_dir_all(&dir)?;
     for amount in 1..=50 {
         let (from, to) = if amount % 2 == 0 { ("alice", "bob") } else { ("bob", "alice") };
-        let both = Multi::new([account(&locks, from)?.into(), account(&locks, to)?.into()])?;
-        let Some(guards) = both.try_lock_for(Duration::from_secs(30)).await? else {
-            return Err("another process has had these accounts for 30 s".into());
-        };
+        let guards = both(&locks, from, to).await?;
         transfer(&dir, from, to, amount)?;
         guards.release().await?;
     }
+    // A reader takes the locks too: a file that is being written may be empty.
+    let guards = both(&locks, "alice", "bob").await?;
     println!("alice has {}, bob {}", balance(&dir, "alice")?, balance(&dir, "bob")?);
+    guards.release().await?;
     Ok(())
+}
+
+async fn both(locks: &Locks, from: &str, to: &str) -> Result<MultiGuard, Box<dyn Error>> {
+    let both = Multi::new([account(locks, from)?.into(), account(locks, to)?.into()])?;
+    let guards = both.try_lock_for(Duration::from_secs(30)).await?;
+    guards.ok_or_else(|| "another process has had these accounts for 30 s".into())
 }
 
 fn account(locks: &Locks, name: &str) -> tenure::Result<tenure::Mutex> {
