@@ -109,7 +109,10 @@ impl Lines {
     pub(crate) async fn line(self: &Arc<Self>, name: &LockName, deadline: Moment) -> Result<Line, Failure> {
         let (mut request, place) = self.begin(name, self.callers_line());
         let pipeline = match place {
-            Place::Callers(pipeline) => pipeline,
+            Place::Callers(pipeline) => {
+                self.note_use();
+                pipeline
+            }
             Place::Ours => match self.ours.pipeline(deadline).await {
                 Ok(pipeline) => pipeline,
                 Err(failure) => {
@@ -141,13 +144,16 @@ impl Lines {
         }
         let (pipeline, ours) = (callers.link.open_line()?, self.ours.open_line()?);
         let is_fit = pipeline.is_direct && pipeline.to == ours.to && ours.plain.get().is_none();
-        if !is_fit {
-            return None;
-        }
-        if !callers.is_used.swap(true, Ordering::AcqRel) {
+        is_fit.then_some(pipeline)
+    }
+
+    /// The callers' connection has something to do: our thread looks after it.
+    fn note_use(&self) {
+        if let Some(callers) = self.callers.get()
+            && !callers.is_used.swap(true, Ordering::AcqRel)
+        {
             callers.used.notify_one();
         }
-        Some(pipeline)
     }
 
     fn start(&self, runtime: Arc<dyn Runtime>) {
