@@ -14,12 +14,13 @@
 //!
 //! The map: `backend` is what a server has to offer, `view` what is written, `leases` the handles
 //! and holds of this client, `client` keeps them, `request` carries out requests, `watch` hears of
-//! changes.
+//! changes. `url` reads what the URLs of these servers have in common.
 
 mod backend;
 mod client;
 mod leases;
 mod request;
+pub(crate) mod url;
 mod view;
 mod watch;
 

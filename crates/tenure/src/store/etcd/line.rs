@@ -103,7 +103,7 @@ impl Server {
             _ if said.contains("peer certificate") => TRUST,
             _ if said.contains("corrupt message") => PLAIN,
             // A server that wants one says so when the client believes that it is connected.
-            _ if files.pair.is_none()
+            _ if files.identity.is_none()
                 && ["closed", "reset", "alert", "eof"].iter().any(|word| said.contains(word)) =>
             {
                 "; it may want a client's certificate (cert=FILE and key=FILE in the URL), or not speak TLS (etcd://)"

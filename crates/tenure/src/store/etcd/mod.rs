@@ -11,6 +11,7 @@ mod url;
 mod wire;
 
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
@@ -42,9 +43,10 @@ pub fn shown(url: &str) -> Option<String> {
 
 /// Reads the files of an encrypted connection.
 fn tls(files: &Files) -> Result<ClientTlsConfig> {
-    let read = |file: &String| {
+    let read = |file: &Path| {
         fs::read(file).map_err(|error| {
-            Error::invalid(format!("the file {} of this etcd URL cannot be read: {error}", Quoted(file)))
+            let file = Quoted(file.to_str().expect("text of a URL"));
+            Error::invalid(format!("the file {file} of this etcd URL cannot be read: {error}"))
         })
     };
     let mut config = ClientTlsConfig::new();
@@ -52,7 +54,7 @@ fn tls(files: &Files) -> Result<ClientTlsConfig> {
         Some(file) => config = config.ca_certificate(Certificate::from_pem(read(file)?)),
         None => config = config.with_native_roots(),
     }
-    if let Some((certificate, key)) = &files.pair {
+    if let Some((certificate, key)) = &files.identity {
         config = config.identity(Identity::from_pem(read(certificate)?, read(key)?));
     }
     Ok(config)
