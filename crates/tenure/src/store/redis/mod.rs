@@ -144,13 +144,7 @@ impl Store for Redis {
         let Self { runtime, node, context, .. } = self.clone();
         async move {
             let deadline = runtime.now() + within;
-            // Where replicas have to confirm, or a server may be in its grace, scripts do more than
-            // one connection can keep in order.
-            if context.terms != Terms::default() {
-                let line = node.link.pipeline(deadline).await?;
-                return node.ask(&line, &op, context, deadline).await;
-            }
-            let line = node.lines.line(&op.name, deadline).await?;
+            let line = node.lines.line(&op.name, context.terms, deadline).await?;
             let answer = node.ask(&line.pipeline, &op, context, deadline).await;
             line.answered(answer)
         }
@@ -161,11 +155,7 @@ impl Store for Redis {
         let Self { runtime, node, context, .. } = self.clone();
         async move {
             let deadline = runtime.now() + within;
-            if context.terms != Terms::default() {
-                let line = node.link.pipeline(deadline).await?;
-                return requests::record::ask(&*runtime, &line, &op, context, deadline).await;
-            }
-            let line = node.lines.line(&op.lock, deadline).await?;
+            let line = node.lines.line(&op.lock, context.terms, deadline).await?;
             let answer = requests::record::ask(&*runtime, &line.pipeline, &op, context, deadline).await;
             line.answered(answer)
         }

@@ -33,6 +33,7 @@ use crate::store::redis::command::command;
 use crate::store::redis::connection::Connector;
 use crate::store::redis::connection::pipeline::Pipeline;
 use crate::store::redis::connection::supervisor::Supervisor;
+use crate::store::redis::topology::Terms;
 
 /// For so long the callers' connection may answer nothing, while ours is answered.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -105,9 +106,16 @@ impl Lines {
         Arc::new(Self { runtime, connector, ours, callers, unanswered })
     }
 
-    /// The connection for a request about this name.
-    pub(crate) async fn line(self: &Arc<Self>, name: &LockName, deadline: Moment) -> Result<Line, Failure> {
-        let (mut request, place) = self.begin(name, self.callers_line());
+    /// The connection for a request about this name: ours where replicas have to confirm, or a
+    /// server may be in its grace. There scripts do more than two connections can keep in order.
+    pub(crate) async fn line(
+        self: &Arc<Self>,
+        name: &LockName,
+        terms: Terms,
+        deadline: Moment,
+    ) -> Result<Line, Failure> {
+        let preferred = if terms == Terms::default() { self.callers_line() } else { None };
+        let (mut request, place) = self.begin(name, preferred);
         let pipeline = match place {
             Place::Callers(pipeline) => {
                 self.note_use();
