@@ -16,10 +16,12 @@ use tenure::internals::store::redis::{Redis, Target};
 use tenure::internals::{Moment, Runtime};
 use tenure::{LockName, Owner};
 use tenure_testkit::sim::chooser::Chooser;
-use tenure_testkit::sim::clock::{Clock, MS, SECOND, TrueTime};
+use tenure_testkit::sim::clock::{Clock, MS, SECOND};
 use tenure_testkit::sim::executor::{Process, Sim, Stop};
 use tenure_testkit::sim_transport::{Cut, Direction, SimTransport, Then};
 use tokio::sync::oneshot;
+
+use crate::grants::{Grant, check};
 
 const WITHIN: Duration = Duration::from_millis(300);
 const TURNS: u32 = 30;
@@ -68,15 +70,6 @@ impl fmt::Debug for Half {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.process.fmt(f)
     }
-}
-
-/// A grant, and for how long its client relied on it.
-#[derive(Clone, Copy, Debug)]
-struct Grant {
-    token: u64,
-    asked: TrueTime,
-    answered: TrueTime,
-    given_back: TrueTime,
 }
 
 /// A program with two runtimes.
@@ -200,16 +193,6 @@ fn play(seed: u64) -> Played {
     assert_eq!(network.holder("x"), None, "seed {seed}: a lock that no client has");
     let grants = grants.lock().expect("one thread").clone();
     Played { grants, connections }
-}
-
-fn check(seed: u64, grants: &[Grant]) {
-    for first in grants {
-        for next in grants.iter().filter(|next| next.answered > first.answered) {
-            assert!(next.answered >= first.given_back, "seed {seed}: {first:?} beside {next:?}");
-            let is_later = next.asked >= first.answered;
-            assert!(!is_later || next.token > first.token, "seed {seed}: {first:?}, then {next:?}");
-        }
-    }
 }
 
 const SCHEDULES: u64 = 600;

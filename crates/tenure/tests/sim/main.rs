@@ -4,6 +4,7 @@
 mod callers;
 #[cfg(tenure_planted)]
 mod directory;
+mod grants;
 mod one_server;
 mod pair_bytes;
 #[cfg(tenure_planted)]

@@ -10,21 +10,14 @@ use tenure::internals::store::Store;
 use tenure::internals::store::redis::{Redis, Target};
 use tenure::{LockName, Owner};
 use tenure_testkit::sim::chooser::Chooser;
-use tenure_testkit::sim::clock::{Clock, MS, SECOND, TrueTime};
+use tenure_testkit::sim::clock::{Clock, MS, SECOND};
 use tenure_testkit::sim::executor::{Process, Sim, Stop};
 use tenure_testkit::sim_transport::{Cut, Direction, SimTransport, Then};
 
+use crate::grants::{Grant, check};
+
 const WITHIN: Duration = Duration::from_millis(300);
 const TURNS: u32 = 40;
-
-/// A grant, and for how long its client relied on it.
-#[derive(Clone, Copy, Debug)]
-struct Grant {
-    token: u64,
-    asked: TrueTime,
-    answered: TrueTime,
-    given_back: TrueTime,
-}
 
 struct Client {
     store: Redis,
@@ -113,13 +106,7 @@ fn grants_by_plain_commands_exclude_each_other_and_their_tokens_rise() {
     for seed in 0..400 {
         let (grants, has_lost) = play(seed);
         (granted, lost) = (granted + grants.len(), lost + usize::from(has_lost));
-        for first in &grants {
-            for next in grants.iter().filter(|next| next.answered > first.answered) {
-                assert!(next.answered >= first.given_back, "seed {seed}: {first:?} beside {next:?}");
-                let is_later = next.asked >= first.answered;
-                assert!(!is_later || next.token > first.token, "seed {seed}: {first:?}, then {next:?}");
-            }
-        }
+        check(seed, &grants);
     }
     assert!(granted > 5_000 && lost > 100, "{granted} grants, {lost} lost counters: this shows little");
 }
