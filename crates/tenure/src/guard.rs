@@ -7,12 +7,15 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::engine::Client;
+use crate::engine::acquisition::part;
 use crate::engine::hold::Hold;
-use crate::engine::lease::{HoldEnd, Lease, Lost};
+use crate::engine::lease::{HoldEnd, Lease};
+use crate::engine::lost::Lost;
 use crate::engine::upgrade::upgrade;
 use crate::error::{Error, Result, RunError};
 use crate::name::LockName;
 use crate::owner::Owner;
+use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Liveness, LockSpec, QueueSpec, Verb, lease};
 
 /// A lock that is held: what `lock`, `acquire` and their like give.
@@ -398,6 +401,7 @@ impl Guard {
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub async fn detach(mut self) -> Result<Owner> {
+        self.part().await?;
         self.lease().detaches();
         self.set_lease(Some(Liveness::Lease), None).await?;
         let owner = self.owner().clone();
@@ -405,6 +409,18 @@ impl Guard {
             held.disarm();
         }
         Ok(owner)
+    }
+
+    /// Where other guards of its owner share the hold on the store, gets one for this guard alone.
+    async fn part(&mut self) -> Result<()> {
+        if let Some(lost) = self.outcome() {
+            return Err(lost);
+        }
+        if self.lease().is_alone() || planted(Bug::SharedDetached) {
+            return Ok(());
+        }
+        self.held = Some(part(&self.home.engine, self.lease()).await?);
+        Ok(())
     }
 
     /// Lets go of the lock, which stays taken for this long and is then free by itself: so that
@@ -439,6 +455,7 @@ impl Guard {
             return Err(Error::invalid(format!("a lock is kept for {least:?} to {most:?}, got {time:?}")));
         }
         store.declare_ttl(time);
+        self.part().await?;
         self.lease().detaches();
         self.ask(self.lease().renewal(time, Some(Liveness::Lease), None)).await?;
         self.still()?;

@@ -118,7 +118,8 @@ mod uses;
 
 #[cfg(feature = "redis")]
 pub use credentials::Credentials;
-pub use engine::lease::{HoldEnd, Lost};
+pub use engine::lease::HoldEnd;
+pub use engine::lost::Lost;
 pub use error::{Error, ErrorKind, Result, RunError};
 pub use fair::FairMutex;
 pub use guard::Guard;

@@ -7,7 +7,7 @@ use futures_util::future::{Either, join_all, select};
 
 use crate::engine::Engine;
 use crate::engine::acquire::Wait;
-use crate::engine::lease::Lost;
+use crate::engine::lost::Lost;
 use crate::error::{Error, Result, RunError};
 use crate::fair::FairMutex;
 use crate::guard::{Guard, settled, unless_lost};

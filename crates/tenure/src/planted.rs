@@ -26,6 +26,12 @@ pub enum Bug {
     WakeSwallowed,
     /// A dropped acquisition leaves behind what it may have been granted.
     DropLeaves,
+    /// The first hold of an owner that is released releases what others of its holds share.
+    OneEndsAll,
+    /// A loss is told to one of the holds that share it.
+    LossToldToOne,
+    /// A hold is detached although others share it.
+    SharedDetached,
     /// A lease whose time is over is reported lost only when the store says so.
     LossUnannounced,
     /// A re-entry gets its own token.
@@ -239,7 +245,7 @@ pub enum Bug {
 impl Bug {
     /// All of them, but those of stores by compare-and-swap, which have schedules of their own, and
     /// that of the connection on a runtime of callers, which `tests/sim/callers.rs` finds.
-    pub const ALL: [Self; 99] = [
+    pub const ALL: [Self; 102] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -249,6 +255,9 @@ impl Bug {
         Self::FailedRenewalExtends,
         Self::WakeSwallowed,
         Self::DropLeaves,
+        Self::OneEndsAll,
+        Self::LossToldToOne,
+        Self::SharedDetached,
         Self::LossUnannounced,
         Self::ReentryBumpsToken,
         Self::RepeatCountsTwice,

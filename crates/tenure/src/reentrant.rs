@@ -27,6 +27,9 @@ use crate::protocol::{Answer, LockSpec, Verb};
 /// - *Exclusion* between owners while a guard [`is_held`](Guard::is_held). Holds of one owner do
 ///   not exclude each other.
 /// - *Order*: as [`Mutex`](crate::Mutex).
+/// - *Re-entry* through the same [`Locks`](crate::Locks) asks the store nothing, where the lease
+///   that the owner has will do: renewed, of the same `grace`, at least as long a `ttl`, and without
+///   a `max_hold`. The guards then share one hold on the store, which is released with the last.
 /// - *Counting*: each hold counts once, however often its requests had to be repeated. No hold
 ///   shortens the lease of another.
 /// - *A crash* of a holder costs a lease of that hold, and on the `file:` store nothing, while
@@ -152,7 +155,10 @@ impl ReentrantMutex {
         self.0.acquire(Wait::For(limit)).await
     }
 
-    /// How often this owner holds it, as the store sees it; 0 when it does not.
+    /// How often this owner holds it; 0 when it does not.
+    ///
+    /// The store is asked. It counts the holds through one [`Locks`](crate::Locks) that share a
+    /// lease once, so those of other processes may be more than this says.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -179,7 +185,8 @@ impl ReentrantMutex {
                 let mine = |value: &[u8]| {
                     crate::protocol::parse_value(value).is_some_and(|(holder, _)| holder == *owner)
                 };
-                Ok(found.holders.iter().find(|holder| mine(&holder.value)).map_or(0, |holder| holder.weight))
+                let counted = found.holders.iter().find(|holder| mine(&holder.value));
+                Ok(counted.map_or(0, |holder| holder.weight + engine.more_holds(full, owner)))
             }
             Ok(Answer::Free) => Ok(0),
             Ok(Answer::Mismatch { kind, capacity }) => {

@@ -26,31 +26,31 @@ pub const ONE_SERVER: &[Regression] = &[
     found(
         "a re-entry stood in line behind a client who waited for its owner",
         Regime::Slow,
-        2,
+        27,
         Some(Bug::ReentryInLine),
     ),
     found(
         "a second hold was not asked for when its owner had just been let in",
         Regime::Quiet,
-        703,
+        7_623,
         Some(Bug::SecondHoldForgotten),
     ),
     found(
         "the end of a hold in another process was taken for one that was known",
         Regime::Quiet,
-        72,
+        67,
         Some(Bug::EndOfAnotherForgotten),
     ),
     found(
         "the release of one of several holds was given up when its own lease was over",
         Regime::Pausing,
-        552,
+        46_171,
         Some(Bug::ReleaseGivenUp),
     ),
     found(
         "a detach that was dropped left its hold counted for no client",
         Regime::LateMessages,
-        20_000_332,
+        2,
         Some(Bug::DetachLeaves),
     ),
     found(
@@ -92,13 +92,13 @@ pub const ONE_SERVER: &[Regression] = &[
     found(
         "an acquisition that was given up was carried out when its undo had been given up too",
         Regime::Lossy,
-        20_000_456,
+        2_135,
         Some(Bug::ReleaseGivenUp),
     ),
     found(
         "a re-entry whose limit was shorter than a round trip let another in its line say that the store is silent",
-        Regime::Quiet,
-        3_713_654,
+        Regime::Rush,
+        4_554,
         Some(Bug::SilenceOfOne),
     ),
     found(
@@ -110,7 +110,7 @@ pub const ONE_SERVER: &[Regression] = &[
     found(
         "`verify` took an older hold of the same owner, on a server that had gone back, for the guard's",
         Regime::Relapsing,
-        20_002_483,
+        6_778,
         Some(Bug::TokenUnverified),
     ),
     found(

@@ -33,6 +33,7 @@ mod redis_login;
 mod redis_loss;
 mod redis_renewals;
 mod redis_replication;
+mod reentry;
 mod runtime;
 mod sentinel;
 mod testing;

@@ -36,6 +36,10 @@ pub(crate) enum Wait {
 /// Acquires a lock: `None` when it is busy and the wait is over.
 pub(crate) async fn acquire(ask: Acquisition, wait: Wait) -> Result<Option<Hold>> {
     let watch = Watch::new(&ask);
+    if let Some(held) = ask.reenter() {
+        watch.granted(&held, false);
+        return Ok(Some(held));
+    }
     let asked = ask_for(ask, wait).instrument(watch.span.clone()).await;
     match asked {
         Ok(Some(Granted { held, handed_over })) => {

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use super::Engine;
 use super::hold::Hold;
-use super::lease::{Grant, Lease, bind};
+use super::lease::{GONE, Grant, Lease, Loss, bind};
 use super::release::Release;
 use super::waiters::newcomer::Newcomer;
 use crate::error::{Error, Result};
-use crate::metrics::Meter;
+use crate::metrics::{LossReason, Meter};
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::options::Options;
@@ -104,6 +104,16 @@ impl Acquisition {
         let mut anew = Self::new(&self.engine, name, self.rule, owner, &self.options, meter);
         anew.since = self.since;
         anew
+    }
+
+    /// A re-entry without a request, if what the owner has already will do.
+    pub(super) fn reenter(&self) -> Option<Hold> {
+        let Self { engine, name, owner, meter, options, .. } = self;
+        if self.rule != LockSpec::Reentrant {
+            return None;
+        }
+        let lease = engine.reentries.enter(engine, name, owner, *meter, options)?;
+        Some(Hold::reentered(engine, lease))
     }
 
     /// Asks once; again only when the grant took so long to arrive that too little of it is left,
@@ -229,7 +239,7 @@ impl Acquisition {
         let Self { engine, name, rule, owner, hold, options, meter, interruptions, .. } = self;
         let (rule, hold, meter, interruptions) = (*rule, *hold, *meter, *interruptions);
         let grant = Grant { name, rule, owner, fence, hold, meter, begun, interruptions, options };
-        let held = Hold::new(Arc::clone(engine), Arc::new(Lease::granted(grant, sent, engine.now(), first)));
+        let held = Hold::granted(engine, Lease::granted(grant, sent, engine.now(), first));
         self.maybe.store(false, Ordering::Release);
         held
     }
@@ -249,6 +259,27 @@ impl Drop for Acquisition {
             let over_at = self.engine.now() + self.options.lease();
             drop(Release::new(&self.engine, &self.name, self.rule, &self.owner, self.hold, over_at));
         }
+    }
+}
+
+/// A hold for the guard alone that shares this one with others of its owner.
+pub(crate) async fn part(engine: &Arc<Engine>, lease: &Lease) -> Result<Hold> {
+    let (name, owner) = (lease.name.clone(), lease.owner.clone());
+    let options = Arc::new(lease.options());
+    let ask = Acquisition::new(engine, name, lease.rule, Some(owner), &options, lease.meter);
+    match ask.once(false, None).await {
+        // Else the lock was lost, and has been acquired again.
+        Outcome::Held(part) if part.lease.fence == lease.fence => {
+            part.lease.is_alone();
+            Ok(part)
+        }
+        Outcome::Held(_) | Outcome::Busy { .. } | Outcome::Waiting(_) => {
+            let loss = Loss::new(LossReason::Gone, GONE);
+            lease.lose(engine, &loss);
+            Err(Error::lost(&lease.name, engine.store.url(), GONE))
+        }
+        Outcome::Refused(error) => Err(error),
+        Outcome::Silent(failure) => Err(engine.failed(&lease.name, failure)),
     }
 }
 

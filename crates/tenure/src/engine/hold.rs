@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::lease::{HoldEnd, Lease};
-use super::release::Release;
+use super::release::{Release, announce};
 use super::{Engine, backoff};
 use crate::error::{Cause, Result};
 use crate::planted::{Bug, planted};
-use crate::protocol::Answer;
+use crate::protocol::{Answer, LockSpec};
 use crate::store::Failure;
 
 /// A granted lock, on its way to the caller or in its guard. Dropping it releases the lock in the
@@ -21,8 +21,18 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    pub(super) fn new(engine: Arc<Engine>, lease: Arc<Lease>) -> Self {
-        Self { engine, lease, armed: true }
+    /// What the store has granted.
+    pub(super) fn granted(engine: &Arc<Engine>, lease: Lease) -> Self {
+        let lease = match lease.rule {
+            LockSpec::Reentrant => Lease::first_share(lease),
+            LockSpec::Mutex | LockSpec::Queue(_) => Arc::new(lease),
+        };
+        Self { engine: Arc::clone(engine), lease, armed: true }
+    }
+
+    /// One more of an owner who has the lock.
+    pub(super) fn reentered(engine: &Arc<Engine>, lease: Arc<Lease>) -> Self {
+        Self { engine: Arc::clone(engine), lease, armed: true }
     }
 
     /// Whether anything of it is left.
@@ -34,11 +44,16 @@ impl Hold {
     pub(crate) fn keep(&self) {
         let (engine, lease) = (&self.engine, &self.lease);
         lease.kept(engine.now());
-        engine.renewer.keep(engine, lease);
+        let term = match lease.shared_term() {
+            // Another hold of its owner has it renewed.
+            Some(term) if !engine.reentries.add(term) => return,
+            term => term.unwrap_or(lease),
+        };
+        engine.renewer.keep(engine, term);
         // In the schedule first: an interruption is noticed there from then on, and here if it came
         // before.
         if engine.store.interruptions() != lease.interruptions && !planted(Bug::GrantUnverified) {
-            engine.renewer.verify_soon(engine, lease);
+            engine.renewer.verify_soon(engine, term);
         }
     }
 
@@ -52,8 +67,12 @@ impl Hold {
         let lost = self.lease.outcome(&engine).and_then(HoldEnd::into_error);
         let lost = lost.filter(|_| !planted(Bug::LossTakenForRelease));
         let (deadline, op_timeout) = (self.lease.lost_at(), self.lease.op_timeout);
-        let mut pending = Release::to(&self.engine, &self.lease);
-        let lease = self.disarm();
+        let (lease, left) = self.disarm();
+        if left > 0 {
+            announce(&engine, &lease, left);
+            return lost.map_or(Ok(()), Err);
+        }
+        let mut pending = Release::to(&engine, &lease);
         let until = engine.now() + op_timeout;
         loop {
             let left = until.since(engine.now()).max(Duration::from_millis(1));
@@ -90,24 +109,34 @@ impl Hold {
         }
     }
 
-    /// Lets go without releasing. What was not lost before counts as released from here on.
-    pub(crate) fn disarm(mut self) -> Arc<Lease> {
+    /// Lets go without releasing, and says how many others of the owner share the hold. What was
+    /// not lost before counts as released from here on.
+    pub(crate) fn disarm(mut self) -> (Arc<Lease>, usize) {
         self.armed = false;
-        self.settle();
-        Arc::clone(&self.lease)
+        let left = self.settle();
+        (Arc::clone(&self.lease), left)
     }
 
-    fn settle(&self) {
-        self.engine.renewer.forget(&self.lease);
+    fn settle(&self) -> usize {
+        let left = self.lease.leave().filter(|_| !planted(Bug::OneEndsAll)).unwrap_or(0);
+        if left == 0 {
+            let term = self.lease.term();
+            self.engine.renewer.forget(term);
+            self.engine.reentries.remove(term);
+        }
         self.lease.settle(&self.engine, HoldEnd::Released, None);
+        left
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if self.armed {
-            self.settle();
-            drop(Release::to(&self.engine, &self.lease));
+        if !self.armed {
+            return;
+        }
+        match self.settle() {
+            0 => drop(Release::to(&self.engine, &self.lease)),
+            left => announce(&self.engine, &self.lease, left),
         }
     }
 }

@@ -2,12 +2,9 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::future::Future;
-use std::panic::{RefUnwindSafe, UnwindSafe};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::Waker;
 use std::time::Duration;
 
 use super::Engine;
@@ -33,10 +30,12 @@ pub(crate) struct Lease {
     pub(super) meter: Meter,
     pub(crate) op_timeout: Duration,
     ttl: Duration,
-    grace: Duration,
+    pub(super) grace: Duration,
+    /// What it was bound to when it was granted.
+    pub(super) bind: Liveness,
     /// When `max_hold` is over.
-    end: Option<Moment>,
-    renewal: Renewal,
+    pub(super) end: Option<Moment>,
+    pub(super) renewal: Renewal,
     /// How often the store had been interrupted before it was asked for.
     pub(super) interruptions: u64,
     /// The store may have forgotten it since it granted it.
@@ -58,6 +57,7 @@ pub(crate) struct Lease {
     outcome: OnceLock<HoldEnd>,
     listeners: Mutex<Vec<(u64, Waker)>>,
     next_ear: AtomicU64,
+    pub(super) role: Role,
 }
 
 impl Lease {
@@ -76,6 +76,7 @@ impl Lease {
             op_timeout: options.op_timeout,
             ttl: options.ttl,
             grace: options.grace,
+            bind: bind(options),
             end: options.max_hold.map(|hold| begun + hold),
             renewal: options.renewal,
             interruptions,
@@ -90,6 +91,56 @@ impl Lease {
             outcome: OnceLock::new(),
             listeners: Mutex::default(),
             next_ear: AtomicU64::new(0),
+            role: Role::Alone,
+        }
+    }
+
+    /// Another hold on the same terms, whose lease is not renewed.
+    pub(super) fn like(&self, meter: Meter, role: Role) -> Self {
+        let (name, owner) = (self.name.clone(), self.owner.clone());
+        let Self { rule, fence, hold, op_timeout, ttl, grace, bind, end, renewal, .. } = *self;
+        let Self { interruptions, whole_at, .. } = *self;
+        let [sent, asked, deadline, due, kept, next_ear] = [const { AtomicU64::new(UNSET.0) }; 6];
+        let [is_doubtful, detaches] = [const { AtomicBool::new(false) }; 2];
+        let (outcome, listeners) = (OnceLock::new(), Mutex::default());
+        Self {
+            name,
+            rule,
+            owner,
+            fence,
+            hold,
+            meter,
+            op_timeout,
+            ttl,
+            grace,
+            bind,
+            end,
+            renewal,
+            interruptions,
+            is_doubtful,
+            detaches,
+            sent,
+            asked,
+            whole_at,
+            deadline,
+            due,
+            kept,
+            outcome,
+            listeners,
+            next_ear,
+            role,
+        }
+    }
+
+    /// The options of a hold like it.
+    pub(super) fn options(&self) -> Options {
+        Options {
+            ttl: self.ttl,
+            grace: self.grace,
+            renewal: self.renewal,
+            op_timeout: self.op_timeout,
+            inherit_liveness: self.bind == Liveness::Work,
+            ..Options::default()
         }
     }
 
@@ -107,13 +158,14 @@ impl Lease {
 
     /// Moves the deadline after a renewal that was sent at `sent` for `ttl`. It never moves back.
     pub(crate) fn renewed(&self, sent: Moment, answered: Moment, ttl: Duration) {
-        self.sent.fetch_max(sent.0, Ordering::AcqRel);
-        self.deadline.fetch_max(lease::deadline(sent, answered, ttl).0, Ordering::AcqRel);
+        let term = self.term();
+        term.sent.fetch_max(sent.0, Ordering::AcqRel);
+        term.deadline.fetch_max(lease::deadline(sent, answered, ttl).0, Ordering::AcqRel);
     }
 
     /// When the loss is announced: `grace` before another owner can have the lease.
     pub(super) fn lost_at(&self) -> Moment {
-        let deadline = Moment(self.deadline.load(Ordering::Acquire));
+        let deadline = Moment(self.term().deadline.load(Ordering::Acquire));
         let grace = if planted(Bug::NoGrace) { Duration::ZERO } else { self.grace };
         self.end.map_or(deadline, |end| deadline.min(end)) - grace
     }
@@ -121,14 +173,14 @@ impl Lease {
     /// When the lease itself is over, also on the store, and also if a renewal that was never
     /// answered has set it.
     pub(super) fn lapses_at(&self) -> Moment {
-        let asked = Moment(self.asked.load(Ordering::Acquire));
+        let asked = Moment(self.term().asked.load(Ordering::Acquire));
         asked + self.ttl_from(asked)
     }
 
     /// Until when there may be something to release. A hold that was taken over may have a longer
     /// lease than `max_hold` leaves it here: nothing ever shortens one.
     pub(super) fn over_at(&self) -> Moment {
-        Moment(self.asked.load(Ordering::Acquire)) + self.ttl
+        Moment(self.term().asked.load(Ordering::Acquire)) + self.ttl
     }
 
     /// When to renew next, unless there is nothing to renew or nothing to gain. A grant that came
@@ -154,7 +206,7 @@ impl Lease {
 
     /// A renewal is about to be sent. Returns the lease to ask for.
     pub(crate) fn asks(&self, now: Moment) -> Duration {
-        self.asked.fetch_max(now.0, Ordering::AcqRel);
+        self.term().asked.fetch_max(now.0, Ordering::AcqRel);
         self.ttl_from(now)
     }
 
@@ -175,13 +227,13 @@ impl Lease {
 
     /// A request is about to be sent that lets go of it without releasing.
     pub(crate) fn detaches(&self) {
-        self.detaches.store(true, Ordering::Release);
+        self.term().detaches.store(true, Ordering::Release);
     }
 
     /// Whether its count may have no hold on this side any more: where one owner may hold several
     /// times.
     pub(super) fn may_be_detached(&self) -> bool {
-        self.rule == LockSpec::Reentrant && self.detaches.load(Ordering::Acquire)
+        self.rule == LockSpec::Reentrant && self.term().detaches.load(Ordering::Acquire)
     }
 
     /// The request that sets the lease again.
@@ -224,7 +276,9 @@ impl Lease {
     /// Its time is over on this side, even if the store still keeps it.
     pub(super) fn expire(&self, engine: &Engine) {
         let (reason, text) = match self.end {
-            Some(end) if Moment(self.deadline.load(Ordering::Acquire)) + lease::margin(self.ttl) >= end => {
+            Some(end)
+                if Moment(self.term().deadline.load(Ordering::Acquire)) + lease::margin(self.ttl) >= end =>
+            {
                 (LossReason::MaxHold, "it was held for max_hold")
             }
             _ => (LossReason::Expired, "its lease expired before it could be renewed"),
@@ -235,10 +289,18 @@ impl Lease {
     /// Ends it as lost: final, and all listeners are told.
     pub(crate) fn lose(&self, engine: &Engine, loss: &Loss) {
         let error = Error::lost(&self.name, engine.store.url(), &loss.text);
-        if self.settle(engine, HoldEnd::Lost(error), Some(loss.reason)) {
-            engine.renewer.forget(self);
+        let term = self.term();
+        if term.settle(engine, HoldEnd::Lost(error.clone()), Some(loss.reason)) {
+            engine.renewer.forget(term);
             engine.local_queues.ask_soon(&self.name, None);
-            self.tell_loss(engine, loss);
+            if matches!(term.role, Role::Alone) {
+                term.tell_loss(engine, loss);
+            }
+        }
+        for share in term.shares() {
+            if share.settle(engine, HoldEnd::Lost(error.clone()), Some(loss.reason)) {
+                share.tell_loss(engine, loss);
+            }
         }
     }
 
@@ -322,8 +384,41 @@ impl Lease {
         first
     }
 
-    fn listeners(&self) -> std::sync::MutexGuard<'_, Vec<(u64, Waker)>> {
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What is renewed and released for it: itself, unless it shares a hold.
+    pub(super) fn term(&self) -> &Self {
+        self.shared_term().map_or(self, |term| term)
+    }
+
+    /// The same, if it shares a hold.
+    pub(super) fn shared_term(&self) -> Option<&Arc<Self>> {
+        match &self.role {
+            Role::Share(term) => Some(term),
+            Role::Alone | Role::Term(_) => None,
+        }
+    }
+
+    fn shares(&self) -> Vec<Arc<Self>> {
+        match &self.role {
+            Role::Term(shares) if planted(Bug::LossToldToOne) => {
+                lock(shares).leases.first().cloned().into_iter().collect()
+            }
+            Role::Term(shares) => lock(shares).leases.clone(),
+            Role::Alone | Role::Share(_) => Vec::new(),
+        }
+    }
+
+    /// How it ended, as far as is known without a look at the clock.
+    pub(super) fn known_outcome(&self) -> Option<HoldEnd> {
+        self.outcome.get().cloned()
+    }
+
+    /// A number for one who listens to its end.
+    pub(super) fn next_listener(&self) -> u64 {
+        self.next_ear.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn listeners(&self) -> MutexGuard<'_, Vec<(u64, Waker)>> {
+        lock(&self.listeners)
     }
 }
 
@@ -337,7 +432,7 @@ impl fmt::Debug for Lease {
 const UNSET: Moment = Moment(0);
 
 /// What a store's silence about a hold means.
-const GONE: &str = "it is gone from the store: expired, forced open, flushed or evicted";
+pub(super) const GONE: &str = "it is gone from the store: expired, forced open, flushed or evicted";
 
 /// Why a hold is lost.
 #[derive(Debug)]
@@ -350,6 +445,10 @@ impl Loss {
     pub(super) fn new(reason: LossReason, text: impl Into<Cow<'static, str>>) -> Self {
         Self { reason, text: text.into() }
     }
+}
+
+pub(super) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whose grant a lease is.
@@ -365,6 +464,24 @@ pub(super) struct Grant<'a> {
     /// As the store counted them before the first request.
     pub(super) interruptions: u64,
     pub(super) options: &'a Options,
+}
+
+/// Which of the holds of one owner share one hold on the store.
+pub(super) enum Role {
+    /// It shares with none.
+    Alone,
+    /// What the store has, for all that share it. It is in no caller's hands itself.
+    Term(Box<Mutex<Shares>>),
+    /// In a caller's hands: its lease is that one's.
+    Share(Arc<Lease>),
+}
+
+/// Those that share a hold.
+#[derive(Default)]
+pub(super) struct Shares {
+    pub(super) leases: Vec<Arc<Lease>>,
+    /// No more may come.
+    pub(super) is_closed: bool,
 }
 
 /// What a hold with these options is bound to.
@@ -437,132 +554,6 @@ impl fmt::Display for HoldEnd {
             Self::Lost(error) => fmt::Display::fmt(error, f),
             Self::Released => f.write_str("the lock was released"),
         }
-    }
-}
-
-/// A future that resolves when a lock is no longer held: see [`Guard::lost`](crate::Guard::lost).
-///
-/// Use it to stop work that [`Guard::run`](crate::Guard::run) cannot stop: a child process, a
-/// thread, a spawned task. To look once, use
-/// [`Guard::is_held`](crate::Guard::is_held).
-///
-/// - [`HoldEnd::Lost`] comes [`Options::grace`](crate::Options::grace) before another client can
-///   have the lock. In a process that was stopped for longer than its lease, it comes at the first
-///   look.
-/// - [`HoldEnd::Released`] comes when the guard is released, dropped or detached, so that a task
-///   that waits for the loss ends.
-///
-/// Clone it into every task that works under the lock.
-///
-/// # Cancel safety
-/// Nothing is lost: what has happened is told again to every later one.
-///
-/// # Examples
-/// ```
-/// # tenure::block_on(async {
-/// let locks = tenure::Locks::memory();
-/// let guard = locks.mutex("nightly")?.lock().await?;
-/// let lost = guard.lost();
-/// locks.force_release("nightly").await?;
-/// assert!(guard.verify().await.is_err());
-/// assert!(lost.await.is_lost());
-/// # Ok::<(), tenure::Error>(()) }).unwrap();
-/// ```
-#[must_use = "it does nothing until it is awaited"]
-pub struct Lost {
-    /// One for a guard, several for several at once.
-    listeners: Vec<LossListener>,
-}
-
-/// A listener to the end of one hold.
-struct LossListener {
-    engine: Arc<Engine>,
-    lease: Arc<Lease>,
-    id: u64,
-}
-
-/// As [`Locks`](crate::Locks).
-impl UnwindSafe for Lost {}
-impl RefUnwindSafe for Lost {}
-
-impl Lost {
-    pub(crate) fn new(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Self {
-        Self { listeners: vec![LossListener::new(engine, lease)] }
-    }
-
-    pub(crate) fn never() -> Self {
-        Self { listeners: Vec::new() }
-    }
-
-    /// Whichever is first.
-    pub(crate) fn or(mut self, mut other: Self) -> Self {
-        self.listeners.append(&mut other.listeners);
-        self
-    }
-}
-
-impl Future for Lost {
-    type Output = HoldEnd;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<HoldEnd> {
-        match self.listeners.iter().find_map(|listener| listener.listen(context)) {
-            Some(outcome) => Poll::Ready(outcome),
-            None => Poll::Pending,
-        }
-    }
-}
-
-impl Clone for Lost {
-    fn clone(&self) -> Self {
-        Self {
-            listeners: self
-                .listeners
-                .iter()
-                .map(|listener| LossListener::new(&listener.engine, &listener.lease))
-                .collect(),
-        }
-    }
-}
-
-impl fmt::Debug for Lost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.listeners.iter().map(|listener| &listener.lease.name)).finish()
-    }
-}
-
-impl LossListener {
-    fn new(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Self {
-        let id = lease.next_ear.fetch_add(1, Ordering::Relaxed);
-        Self { engine: Arc::clone(engine), lease: Arc::clone(lease), id }
-    }
-
-    fn listen(&self, context: &Context<'_>) -> Option<HoldEnd> {
-        if let Some(outcome) = self.lease.outcome(&self.engine) {
-            return Some(outcome);
-        }
-        let waker = context.waker().clone();
-        let _before = {
-            let mut listeners = self.lease.listeners();
-            match listeners.iter_mut().find(|(id, _)| *id == self.id) {
-                Some((_, known)) => Some(std::mem::replace(known, waker)),
-                None => {
-                    listeners.push((self.id, waker));
-                    None
-                }
-            }
-        };
-        // It may have ended between the look and the registration.
-        self.lease.outcome.get().cloned()
-    }
-}
-
-impl Drop for LossListener {
-    fn drop(&mut self) {
-        // What a waker drops in turn must find no lock.
-        let _waker = {
-            let mut listeners = self.lease.listeners();
-            listeners.iter().position(|(id, _)| *id == self.id).map(|at| listeners.remove(at))
-        };
     }
 }
 

@@ -4,7 +4,8 @@
 //! - [`acquire`] asks once, or waits; [`acquisition`] is one attempt, with what it asks and was
 //!   told;
 //! - [`waiters`] is where the tasks of one process wait for a lock;
-//! - [`hold`] is one grant, and [`lease`] its deadline and the news of its loss;
+//! - [`hold`] is one grant, [`lease`] its deadline, and [`lost`] the news of its loss;
+//! - [`reentry`] has the holds of one owner share a grant;
 //! - [`upgrade`] makes a reader the writer;
 //! - [`flight`] has one task of a process get for all what they need;
 //! - [`renew`] keeps all grants of one `Locks` alive, and [`window`] says how many renewals are
@@ -17,6 +18,8 @@ mod error;
 pub(crate) mod flight;
 pub(crate) mod hold;
 pub(crate) mod lease;
+pub(crate) mod lost;
+mod reentry;
 mod release;
 mod renew;
 pub(crate) mod upgrade;
@@ -46,6 +49,7 @@ use crate::runtime::{Driver, Runtime};
 use crate::store::{Failure, Store};
 
 use flight::Flights;
+use reentry::Reentries;
 use release::PendingReleases;
 use renew::Renewer;
 use waiters::local_queue::LocalQueues;
@@ -61,6 +65,7 @@ pub(crate) struct Engine {
     local_queues: LocalQueues,
     ticket_queues: TicketQueues,
     renewer: Renewer,
+    reentries: Reentries,
     pending_releases: PendingReleases,
     ids: AtomicU64,
     /// Locks of which a request stopped at its bound, and that are being asked about until none
@@ -75,7 +80,8 @@ impl Engine {
         let ids = AtomicU64::new(runtime.random() >> 1);
         let client = owner::Client::new(runtime.random());
         let (local_queues, ticket_queues) = (LocalQueues::default(), TicketQueues::default());
-        let (renewer, pending_releases) = (Renewer::default(), PendingReleases::default());
+        let (renewer, reentries) = (Renewer::default(), Reentries::default());
+        let pending_releases = PendingReleases::default();
         let unfinished = Mutex::default();
         let metrics = Metrics::new(store.url());
         Arc::new(Self {
@@ -86,10 +92,16 @@ impl Engine {
             local_queues,
             ticket_queues,
             renewer,
+            reentries,
             pending_releases,
             ids,
             unfinished,
         })
+    }
+
+    /// How many more holds an owner has here than the store knows of.
+    pub(crate) fn more_holds(&self, name: &LockName, owner: &Owner) -> u32 {
+        u32::try_from(self.reentries.more(self, name, owner)).unwrap_or(u32::MAX)
     }
 
     /// Sends one request.

@@ -147,17 +147,13 @@ impl Release {
                     Answer::Released { left } => Some(*left),
                     _ => None,
                 };
-                event!(
-                    DEBUG,
-                    target: "tenure",
-                    "lock_released",
-                    "released",
-                    lock = text(&self.name),
-                    kind = self.kind(),
-                    store = text(self.engine.store.url()),
-                    owner = text(&self.owner),
-                    left = left,
-                    held_ms = self.held.map(|(_, held)| millis(held)),
+                told(
+                    &self.engine,
+                    &self.name,
+                    &self.owner,
+                    self.kind(),
+                    left,
+                    self.held.map(|(_, held)| held),
                 );
             }
             Err(Failure::Unknown(_)) => {}
@@ -212,6 +208,34 @@ impl Drop for Release {
         let pending = self.engine.pending_releases.add(&self.engine);
         self.engine.runtime.spawn(rest.persist(pending).boxed());
     }
+}
+
+/// A hold has ended that others of its owner share: so many are left, and nothing is asked for.
+pub(super) fn announce(engine: &Engine, lease: &Lease, left: usize) {
+    let held = lease.held_for(engine.now());
+    told(engine, &lease.name, &lease.owner, lease.meter.kind(), u32::try_from(left).ok(), held);
+}
+
+fn told(
+    engine: &Engine,
+    name: &LockName,
+    owner: &Owner,
+    kind: &'static str,
+    left: Option<u32>,
+    held: Option<Duration>,
+) {
+    event!(
+        DEBUG,
+        target: "tenure",
+        "lock_released",
+        "released",
+        lock = text(name),
+        kind = kind,
+        store = text(engine.store.url()),
+        owner = text(owner),
+        left = left,
+        held_ms = held.map(millis),
+    );
 }
 
 /// How many releases are in the background, and the tasks that wait for them.

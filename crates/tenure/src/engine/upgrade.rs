@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use futures_util::future::FutureExt;
 
-use super::lease::{HoldEnd, Lease, Lost};
+use super::lease::{HoldEnd, Lease};
+use super::lost::Lost;
 use super::waiters::subscription::{Heard, Subscription};
 use super::{Engine, backoff};
 use crate::error::{Error, Result};

@@ -10,7 +10,7 @@ use super::period::{Period, Window, moment};
 use super::{RecordHandle, Seen, put};
 use crate::engine::Client;
 use crate::engine::acquire::Wait;
-use crate::engine::lease::Lost;
+use crate::engine::lost::Lost;
 use crate::error::{Error, Result};
 use crate::events::{event, text};
 use crate::guard::{Guard, unless_lost};

@@ -6,7 +6,7 @@ use futures_util::future::join;
 
 use super::log::{Word, append, checked_payload, unreadable};
 use super::{RecordHandle, put};
-use crate::engine::lease::Lost;
+use crate::engine::lost::Lost;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::metrics::UseResult;

@@ -5,7 +5,7 @@ use tenure::{LockName, Owner};
 use super::reference_model::ReferenceModel;
 use super::{Executed, Oracle};
 use crate::sim::clock::TrueTime;
-use crate::sim::executor::lock;
+use crate::sim::executor::{ProcessId, lock};
 use crate::sim::regime::LockKind;
 
 const COUNT: &str = "each hold counts once";
@@ -33,21 +33,25 @@ impl ReferenceModel {
 }
 
 impl Oracle {
-    /// The guards of an owner that say that they hold, and that no client took from it.
-    pub fn held_by(&self, name: &LockName, owner: &Owner) -> Vec<u64> {
+    /// The guards of an owner in a process that say that they hold, and that no client took from
+    /// it.
+    pub fn held_by(&self, process: ProcessId, name: &LockName, owner: &Owner) -> Vec<u64> {
         let model = lock(&self.model);
-        let guards = model.holds.iter().filter(|hold| hold.owner == *owner && hold.name == *name);
+        let guards = model
+            .holds
+            .iter()
+            .filter(|hold| hold.process == process && hold.owner == *owner && hold.name == *name);
         guards.filter(|hold| !hold.is_excused() && hold.is_held()).map(|hold| hold.id).collect()
     }
 
     /// How many of these guards still do.
-    pub fn still_held(&self, name: &LockName, owner: &Owner, before: &[u64]) -> usize {
-        self.held_by(name, owner).iter().filter(|guard| before.contains(guard)).count()
+    pub fn still_held(&self, process: ProcessId, name: &LockName, owner: &Owner, before: &[u64]) -> usize {
+        self.held_by(process, name, owner).iter().filter(|guard| before.contains(guard)).count()
     }
 
-    /// `hold_count` said this; these guards held before it was asked.
-    pub fn said_count(&self, name: &LockName, owner: &Owner, said: u32, before: &[u64]) {
-        let held = self.still_held(name, owner, before);
+    /// `hold_count` said this in a process; these guards of it held before it was asked.
+    pub fn said_count(&self, process: ProcessId, name: &LockName, owner: &Owner, said: u32, before: &[u64]) {
+        let held = self.still_held(process, name, owner, before);
         if (said as usize) < held {
             let at = self.sim.now();
             let what = format!("{owner} was told that it has {name} {said} times, and has {held} guards");

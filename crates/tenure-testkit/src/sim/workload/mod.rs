@@ -387,9 +387,9 @@ impl Task {
             let (sim, name, options) = (self.sim(), &self.workload.names[index], self.options());
             let (Ok(locks), true) = (locks.with(|_| options.clone()), outer.is_held()) else { return };
             let Ok(lock) = locks.reentrant_mutex(name.as_str(), outer.owner()) else { return };
-            let before = self.oracle().held_by(name, outer.owner());
+            let before = self.oracle().held_by(self.process.id(), name, outer.owner());
             if let Ok(count) = lock.hold_count().await {
-                self.oracle().said_count(name, outer.owner(), count, &before);
+                self.oracle().said_count(self.process.id(), name, outer.owner(), count, &before);
             }
             let (cut, asked_at) = (self.cut(), sim.now());
             let mut told = self.told(&options, cut, asked_at, false);
@@ -399,7 +399,7 @@ impl Task {
                 Ok(_) => return,
                 Err(error) => return self.refuse(&error),
             };
-            let still = self.oracle().still_held(name, outer.owner(), &before);
+            let still = self.oracle().still_held(self.process.id(), name, outer.owner(), &before);
             let is_strict = asked_at >= self.workload.plan.strict_from && still > 0;
             if is_strict
                 && sim.now() > asked_at + AT_ONCE

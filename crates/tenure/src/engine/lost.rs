@@ -1,0 +1,137 @@
+//! The news of the end of a hold, as a future.
+
+use std::fmt;
+use std::future::Future;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::Engine;
+use super::lease::{HoldEnd, Lease};
+
+/// A future that resolves when a lock is no longer held: see [`Guard::lost`](crate::Guard::lost).
+///
+/// Use it to stop work that [`Guard::run`](crate::Guard::run) cannot stop: a child process, a
+/// thread, a spawned task. To look once, use
+/// [`Guard::is_held`](crate::Guard::is_held).
+///
+/// - [`HoldEnd::Lost`] comes [`Options::grace`](crate::Options::grace) before another client can
+///   have the lock. In a process that was stopped for longer than its lease, it comes at the first
+///   look.
+/// - [`HoldEnd::Released`] comes when the guard is released, dropped or detached, so that a task
+///   that waits for the loss ends.
+///
+/// Clone it into every task that works under the lock.
+///
+/// # Cancel safety
+/// Nothing is lost: what has happened is told again to every later one.
+///
+/// # Examples
+/// ```
+/// # tenure::block_on(async {
+/// let locks = tenure::Locks::memory();
+/// let guard = locks.mutex("nightly")?.lock().await?;
+/// let lost = guard.lost();
+/// locks.force_release("nightly").await?;
+/// assert!(guard.verify().await.is_err());
+/// assert!(lost.await.is_lost());
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[must_use = "it does nothing until it is awaited"]
+pub struct Lost {
+    /// One for a guard, several for several at once.
+    listeners: Vec<LossListener>,
+}
+
+/// A listener to the end of one hold.
+struct LossListener {
+    engine: Arc<Engine>,
+    lease: Arc<Lease>,
+    id: u64,
+}
+
+/// As [`Locks`](crate::Locks).
+impl UnwindSafe for Lost {}
+impl RefUnwindSafe for Lost {}
+
+impl Lost {
+    pub(crate) fn new(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Self {
+        Self { listeners: vec![LossListener::new(engine, lease)] }
+    }
+
+    pub(crate) fn never() -> Self {
+        Self { listeners: Vec::new() }
+    }
+
+    /// Whichever is first.
+    pub(crate) fn or(mut self, mut other: Self) -> Self {
+        self.listeners.append(&mut other.listeners);
+        self
+    }
+}
+
+impl Future for Lost {
+    type Output = HoldEnd;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<HoldEnd> {
+        match self.listeners.iter().find_map(|listener| listener.listen(context)) {
+            Some(outcome) => Poll::Ready(outcome),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Clone for Lost {
+    fn clone(&self) -> Self {
+        Self {
+            listeners: self
+                .listeners
+                .iter()
+                .map(|listener| LossListener::new(&listener.engine, &listener.lease))
+                .collect(),
+        }
+    }
+}
+
+impl fmt::Debug for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.listeners.iter().map(|listener| &listener.lease.name)).finish()
+    }
+}
+
+impl LossListener {
+    fn new(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Self {
+        let id = lease.next_listener();
+        Self { engine: Arc::clone(engine), lease: Arc::clone(lease), id }
+    }
+
+    fn listen(&self, context: &Context<'_>) -> Option<HoldEnd> {
+        if let Some(outcome) = self.lease.outcome(&self.engine) {
+            return Some(outcome);
+        }
+        let waker = context.waker().clone();
+        let _before = {
+            let mut listeners = self.lease.listeners();
+            match listeners.iter_mut().find(|(id, _)| *id == self.id) {
+                Some((_, known)) => Some(std::mem::replace(known, waker)),
+                None => {
+                    listeners.push((self.id, waker));
+                    None
+                }
+            }
+        };
+        // It may have ended between the look and the registration.
+        self.lease.known_outcome()
+    }
+}
+
+impl Drop for LossListener {
+    fn drop(&mut self) {
+        // What a waker drops in turn must find no lock.
+        let _waker = {
+            let mut listeners = self.lease.listeners();
+            listeners.iter().position(|(id, _)| *id == self.id).map(|at| listeners.remove(at))
+        };
+    }
+}
