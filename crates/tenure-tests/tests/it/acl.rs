@@ -99,7 +99,8 @@ fn use_kind(kind: &str, url: &str) -> Result<()> {
         "reentrant" => {
             let (me, you) = (Owner::new("me")?, Owner::new("you")?);
             let (a, b) = (ours.reentrant_mutex("r", &me)?, theirs.reentrant_mutex("r", &you)?);
-            let again = ours.reentrant_mutex("r", &me)?;
+            // Another client's: the server does not hear of a re-entry through the same.
+            let again = theirs.reentrant_mutex("r", &me)?;
             let both = || {
                 let (one, two) = (block_on(a.lock())?, block_on(again.lock())?);
                 block_on(two.release())?;

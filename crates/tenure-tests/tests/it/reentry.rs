@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure::{Locks, Owner, Renewal, block_on};
-use tenure_testkit::servers::{Server, Value};
+use tenure_testkit::servers::{Server, Value, eventually};
 
 /// How many requests about locks the server has carried out.
 fn asked(server: &Server) -> u64 {
@@ -67,7 +67,7 @@ fn a_reentry_asks_where_the_lease_of_the_first_will_not_do() {
     let again = block_on(lock.lock()).expect("our own");
     assert_eq!(count_on_the_server(&server, &me).as_deref(), Some("1"));
     server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
-    block_on(first.verify()).expect("still held");
+    eventually("the connection is made again", Duration::from_secs(10), || block_on(first.verify()).is_ok());
     let before = asked(&server);
     let after = block_on(lock.lock()).expect("our own");
     assert!(asked(&server) > before);
@@ -93,6 +93,20 @@ fn a_loss_is_told_to_all_who_share_the_hold() {
         assert!(block_on(guard.release()).expect_err("it is gone").is_lost());
     }
     block_on(again.verify()).expect("still held");
+}
+
+/// Also before the loss is known.
+#[test]
+fn what_was_released_by_force_here_is_not_entered_again() {
+    let server = Server::start();
+    let (locks, me) = (locks(&server), Owner::new("me").expect("an owner"));
+    let lock = locks.reentrant_mutex("x", &me).expect("a name");
+    let before = block_on(lock.lock()).expect("a free lock");
+    block_on(locks.force_release("x")).expect("an answer").expect("a holder");
+    let after = block_on(lock.lock()).expect("a free lock");
+    assert!(after.fence() > before.fence());
+    assert!(block_on(before.release()).expect_err("it is gone").is_lost());
+    block_on(after.verify()).expect("still held");
 }
 
 /// The others keep what they share, and the process that takes it over has a hold of its own.

@@ -116,6 +116,9 @@ impl Engine {
         let until = self.now() + within;
         let only_asks = matches!(verb, Verb::Acquire { wait_ms: None, .. });
         let forces = matches!(verb, Verb::Release { whose, .. } if whose.is_forced());
+        if forces {
+            self.reentries.forced(name);
+        }
         let mut first = None;
         loop {
             let left = until.since(self.now()).max(Duration::from_millis(1));

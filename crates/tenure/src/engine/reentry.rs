@@ -27,6 +27,11 @@ impl Reentries {
         lock(&self.0).insert(key(term), Arc::clone(term)).is_none()
     }
 
+    /// The lock was released by force: what its owners had is no more to be entered by.
+    pub(super) fn forced(&self, name: &LockName) {
+        lock(&self.0).retain(|(known, ..), _| known != name);
+    }
+
     pub(super) fn remove(&self, term: &Lease) {
         lock(&self.0).remove(&key(term));
     }

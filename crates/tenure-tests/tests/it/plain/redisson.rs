@@ -74,12 +74,13 @@ fn its_lock_excludes_ours_through_all_its_holds_and_its_last_unlock_wakes_us() {
 #[test]
 fn our_lock_excludes_it_through_all_our_holds_and_our_last_release_wakes_it() {
     let server = Server::start();
-    let (locks, mut redisson) = (locks(&server), Redisson::new(&server));
+    // Two clients, because the server does not hear of a re-entry through the same.
+    let (ours, more, mut redisson) = (locks(&server), locks(&server), Redisson::new(&server));
     let me = Owner::new("me").expect("an owner");
-    let ours = locks.reentrant_mutex("x", &me).expect("a name");
+    let (ours, more) = (ours.reentrant_mutex("x", &me), more.reentrant_mutex("x", &me));
     let mut listener = Plain::listen(&server, CHANNEL);
-    let (outer, inner) =
-        (block_on(ours.lock()).expect("a grant"), block_on(ours.lock()).expect("a re-entry"));
+    let outer = block_on(ours.expect("a name").lock()).expect("a grant");
+    let inner = block_on(more.expect("a name").lock()).expect("a re-entry");
     assert_eq!(outer.fence(), inner.fence());
     assert!((1..=3_000).contains(&redisson.lock().expect_err("it is held")));
     assert_eq!(redisson.0.command(&["HGET", "x", me.as_str()]).text(), "2");
