@@ -6,6 +6,7 @@
     reason = "tests against real servers measure real time"
 )]
 
+mod callers;
 mod failover;
 mod replies;
 mod rights;
@@ -16,9 +17,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Scope, ScopedJoinHandle, scope, sleep};
 use std::time::{Duration, Instant};
 
+use futures_util::future::{BoxFuture, FutureExt, TryFutureExt};
 use tenure::{Guard, Locks, Owner, block_on};
 use tenure_testkit::fake_redis::FakeRedis;
 use tenure_testkit::servers::{Cluster, eventually};
+use tokio::runtime::{Builder, Runtime};
 
 const KINDS: [&str; 5] = ["mutex", "reentrant", "fair", "writer", "permit"];
 /// What a busy machine may take for something that takes no time.
@@ -34,18 +37,24 @@ fn locks(url: &str, ttl: Duration) -> Locks {
 
 /// One lock of a kind, alone.
 fn acquire(locks: &Locks, kind: &str, name: &str) -> tenure::Result<Guard> {
+    block_on(acquired(locks, kind, name))
+}
+
+async fn acquired(locks: &Locks, kind: &str, name: &str) -> tenure::Result<Guard> {
     match kind {
-        "mutex" => block_on(locks.mutex(name)?.lock()),
-        "reentrant" => block_on(locks.reentrant_mutex(name, &Owner::new("crowd")?)?.lock()),
-        "fair" => block_on(locks.fair_mutex(name)?.lock()),
-        "writer" => block_on(locks.rwlock(name)?.write()).map(Guard::from),
-        "permit" => block_on(locks.semaphore(name, 1)?.acquire()),
+        "mutex" => locks.mutex(name)?.lock().await,
+        "reentrant" => locks.reentrant_mutex(name, &Owner::new("crowd")?)?.lock().await,
+        "fair" => locks.fair_mutex(name)?.lock().await,
+        "writer" => locks.rwlock(name)?.write().await.map(Guard::from),
+        "permit" => locks.semaphore(name, 1)?.acquire().await,
         _ => unreachable!("a kind"),
     }
 }
 
-/// Several clients that hand on one lock of each kind all the time.
+/// Several clients that hand on one lock of each kind all the time. The first of them is asked on a
+/// tokio runtime.
 struct Crowd {
+    runtime: Runtime,
     names: Vec<(&'static str, String)>,
     over: AtomicBool,
     tallies: BTreeMap<&'static str, Mutex<Tally>>,
@@ -77,7 +86,7 @@ impl Crowd {
             pause: Duration::ZERO,
         };
         let tallies = KINDS.into_iter().map(|kind| (kind, Mutex::new(tally()))).collect();
-        Self { names, over: AtomicBool::new(false), tallies }
+        Self { runtime: runtime(), names, over: AtomicBool::new(false), tallies }
     }
 
     fn tally<T>(&self, kind: &str, with: impl FnOnce(&mut Tally) -> T) -> T {
@@ -90,15 +99,30 @@ impl Crowd {
         scope: &'scope Scope<'scope, '_>,
         clients: &'scope [Locks],
     ) -> Vec<ScopedJoinHandle<'scope, ()>> {
-        let pairs = clients.iter().flat_map(|client| self.names.iter().map(move |name| (client, name)));
+        let clients = clients.iter().enumerate().map(|(at, client)| (at == 0, client));
+        let pairs = clients.flat_map(|client| self.names.iter().map(move |name| (client, name)));
         pairs
-            .map(|(client, (kind, name))| scope.spawn(move || self.takes_turns(client, kind, name)))
+            .map(|((on_tokio, client), (kind, name))| {
+                scope.spawn(move || match on_tokio {
+                    true => self.takes_turns(client, kind, name, |task| self.runtime.block_on(task)),
+                    false => self.takes_turns(client, kind, name, |task| block_on(task)),
+                })
+            })
             .collect()
     }
 
-    fn takes_turns(&self, client: &Locks, kind: &'static str, name: &str) {
+    fn takes_turns(
+        &self,
+        client: &Locks,
+        kind: &'static str,
+        name: &str,
+        wait: impl Fn(BoxFuture<'_, tenure::Result<Option<Guard>>>) -> tenure::Result<Option<Guard>>,
+    ) {
         while !self.over.load(Ordering::Relaxed) {
-            let guard = acquire(client, kind, name).unwrap_or_else(|error| panic!("{kind}: {error:?}"));
+            let taken = wait(acquired(client, kind, name).map_ok(Some).boxed());
+            let guard = taken
+                .map(|guard| guard.expect("a grant"))
+                .unwrap_or_else(|error| panic!("{kind}: {error:?}"));
             self.tally(kind, |tally| {
                 tally.pause = tally.pause.max(tally.last.elapsed());
                 tally.last = Instant::now();
@@ -111,8 +135,8 @@ impl Crowd {
             sleep(ms(3));
             let was_held = guard.is_held();
             self.tally(kind, |tally| tally.inside -= 1);
-            match block_on(guard.release()) {
-                Ok(()) => {}
+            match wait(guard.release().map_ok(|()| None).boxed()) {
+                Ok(_) => {}
                 Err(error) if error.is_lost() || error.is_unknown() || !was_held => {
                     self.tally(kind, |tally| tally.lost += 1);
                 }
@@ -161,6 +185,10 @@ impl Crowd {
         }
         Ends(self)
     }
+}
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
 }
 
 /// A guard of each kind.

@@ -24,6 +24,7 @@ use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, LockSpec, Op, Verb};
 use crate::runtime::Runtime;
 use crate::store::redis::command::command;
+use crate::store::redis::connection::lines::Line;
 use crate::store::redis::connection::pipeline::Pipeline;
 use crate::store::redis::connection::{Connector, Dial, Network};
 use crate::store::redis::replies;
@@ -282,7 +283,9 @@ impl Inner {
             let asking = asked_of.is_some();
             let route = self.next_route(slot, asked_of.take(), deadline).await?;
             let context = RequestContext { space: route.space, asking, terms: self.terms };
-            let failure = match route.member.node.ask(&route.pipeline, &op, context, deadline).await {
+            let line = self.line(&route, &op.name, deadline).await?;
+            let answer = route.member.node.ask(&line.pipeline, &op, context, deadline).await;
+            let failure = match line.answered(answer) {
                 Ok(reply) => {
                     if asking && matches!(op.verb, Verb::Release { .. }) {
                         self.tell_where_it_was(&op, deadline).boxed().await;
@@ -329,10 +332,19 @@ impl Inner {
             let asking = asked_of.is_some();
             let route = self.next_route(slot, asked_of.take(), deadline).await?;
             let context = RequestContext { space: route.space, asking, terms: self.terms };
-            let answer = record::ask(&*self.runtime, &route.pipeline, &op, context, deadline).await;
+            let line = self.line(&route, &op.lock, deadline).await?;
+            let answer = record::ask(&*self.runtime, &line.pipeline, &op, context, deadline).await;
+            let answer = line.answered(answer);
             let Err(failure) = answer else { return answer };
             asked_of = self.redirected(slot, &route, failure, &mut turns, deadline).boxed().await?;
         }
+    }
+
+    /// The connection to a node for a request about this name.
+    async fn line(&self, route: &Route, name: &LockName, deadline: Moment) -> Result<Line, Failure> {
+        let Route { member, pipeline, .. } = route;
+        let line = member.node.lines.line_beside(pipeline, name, self.terms, deadline).await;
+        line.map_err(|failure| at(&member.address, failure))
     }
 
     /// Where a request goes next: to the node that was named, or the one that serves the slot.

@@ -16,6 +16,7 @@
 //! one: then the server can be told to end it.
 
 use std::collections::BTreeMap;
+use std::future::{Future, ready};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -114,14 +115,40 @@ impl Lines {
         terms: Terms,
         deadline: Moment,
     ) -> Result<Line, Failure> {
+        let (request, place) = self.place(name, terms);
+        self.take(request, place, self.ours.pipeline(deadline), deadline).await
+    }
+
+    /// The same where ours is known to be this one.
+    pub(crate) async fn line_beside(
+        self: &Arc<Self>,
+        ours: &Arc<Pipeline>,
+        name: &LockName,
+        terms: Terms,
+        deadline: Moment,
+    ) -> Result<Line, Failure> {
+        let (request, place) = self.place(name, terms);
+        self.take(request, place, ready(Ok(Arc::clone(ours))), deadline).await
+    }
+
+    fn place(self: &Arc<Self>, name: &LockName, terms: Terms) -> (Numbered, Place) {
         let preferred = if terms == Terms::default() { self.callers_line() } else { None };
-        let (mut request, place) = self.begin(name, preferred);
+        self.begin(name, preferred)
+    }
+
+    async fn take(
+        &self,
+        mut request: Numbered,
+        place: Place,
+        ours: impl Future<Output = Result<Arc<Pipeline>, Failure>>,
+        deadline: Moment,
+    ) -> Result<Line, Failure> {
         let pipeline = match place {
             Place::Callers(pipeline) => {
                 self.note_use();
                 pipeline
             }
-            Place::Ours => match self.ours.pipeline(deadline).await {
+            Place::Ours => match ours.await {
                 Ok(pipeline) => pipeline,
                 Err(failure) => {
                     request.settle();
