@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::bindings::Bindings;
+use super::called;
 use super::directory::{Directory, HolderState, Inside};
 use super::holders::{Holders, MyPlace};
 use super::line::{Span, Standing};
@@ -130,7 +131,11 @@ pub(super) fn apply(
         });
     }
     let (mut calls, mut is_near) = (Vec::new(), false);
-    if let Some(record) = &after {
+    if written.is_ok() && !matches!(op.rule, LockSpec::Queue(_)) {
+        let is_free = removed || matches!(wake, Some(Notification::Free { .. }));
+        (calls, is_near) = called::after(inside, holders, now, runtime, op, &answer, is_free);
+    }
+    if let Some(record) = after.as_ref().filter(|_| matches!(op.rule, LockSpec::Queue(_))) {
         let granted = match &wake {
             Some(Notification::Granted { tickets }) => tickets.as_slice(),
             _ => &[],
@@ -575,7 +580,7 @@ fn binding(op: &Op, answer: &Answer) -> Option<(u64, Liveness)> {
     }
 }
 
-fn is_dead(directory: &Directory, holders: &Holders, holder: HolderId) -> bool {
+pub(super) fn is_dead(directory: &Directory, holders: &Holders, holder: HolderId) -> bool {
     !holders.is_mine(holder) && directory.life(holder) == HolderState::Dead && !planted(Bug::DeathIgnored)
 }
 
@@ -661,9 +666,20 @@ pub(super) struct Looked {
     pub(super) ahead: Option<Vec<HolderId>>,
 }
 
-/// Looks at a lock. Of a queue in which processes wait it looks at those only that are ahead of a
+/// Looks at a lock. Of one in which processes wait it looks at those only that are ahead of a
 /// place of this process at the front of the line: each other waiter is told when it comes there.
 pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: RecordId) -> Looked {
+    let mut before = None;
+    if holders.asks(id) {
+        match called::seen(directory, holders, id) {
+            // It was called. Where the lock is busy by now, it has to come in again.
+            called::Seen::NotThere if holders.has_come_in(id) => {
+                return Looked { wake: Some(Notification::Free { by: None }), ahead: None };
+            }
+            called::Seen::NotThere => {}
+            called::Seen::InLine(others) => before = Some(others),
+        }
+    }
     let Ok(Some(record)) = Lock::peek(directory, id) else {
         // Gone; or unreadable, which the next request reports.
         return Looked { wake: Some(Notification::Free { by: None }), ahead: None };
@@ -681,11 +697,12 @@ pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: Rec
         };
         return Looked { wake, ahead };
     }
+    let ahead = before.and_then(|before| called::ahead(&record, holders, &before));
     let wake = match news(living(directory, holders, record).unwrap_or(None).as_ref(), now) {
         Some(Notification::Free { .. }) => Some(Notification::Free { by }),
         wake => wake,
     };
-    Looked { wake, ahead: None }
+    Looked { wake, ahead }
 }
 
 /// What a record says to those who listen.

@@ -114,7 +114,8 @@ impl Shared {
                 Err(failure) => return Tried::Done(Err(failure), None),
             };
             let id = RecordId::of(&op.name);
-            if may_wait && inside.has(id) {
+            let may_come_in = holders.asks(id) && !holders.has_socket();
+            if (may_wait || may_come_in) && inside.has(id) {
                 return Tried::NotHere;
             }
             let now = now(runtime, self.offset_ms);

@@ -12,21 +12,22 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{mpsc, oneshot, watch::Sender};
 
-use super::apply::{Applied, apply, changed as changed_to, looked, now, page};
+use super::apply::{Applied, Looked, apply, changed as changed_to, looked, now, page};
 use super::beside::apply_to_record;
+use super::called::rest;
 use super::directory::{Directory, Entered, Inside, Locked};
 use super::error::shown;
 use super::holders::Holders;
 use super::names::{HolderId, RecordId};
 use super::shared::{Core, Handed, SWEEP, Shared};
 use super::sweep::Sweep;
-use super::watch::{Listeners, Seen, Watch};
+use super::watch::{Hears, Listeners, Seen, Watch};
 use crate::events::{event, text};
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::planted::{Bug, planted};
 use crate::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
-use crate::protocol::{Answer, LockSpec, Notification, Now, Op, Verb};
+use crate::protocol::{Answer, Notification, Now, Op, Verb};
 use crate::runtime::Runtime;
 use crate::store::{Cursor, Failure, Listener, Page};
 
@@ -40,6 +41,9 @@ const PAUSE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)
 /// How often the locks that a process listens to are looked at. A release and most crashes are seen
 /// at once.
 const LOOK: Duration = Duration::from_millis(200);
+/// How often, at least and at most, a process looks at a lock about which others call it: the one
+/// that was called may be stopped, and those behind it too.
+const RARE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 /// A timer that is so late says that this process had no processor; so often a request is given its
 /// time again for that.
 const STARVED: Duration = Duration::from_millis(200);
@@ -77,7 +81,13 @@ pub(super) type Promise<T> = oneshot::Sender<Result<T, Failure>>;
 pub(super) enum Request {
     Call(Op, Promise<Answer>),
     Record(RecordOp, Promise<RecordAnswer>),
-    Listen(LockName, LockSpec, Promise<Listener>),
+    Listen {
+        name: LockName,
+        hears: Hears,
+        promise: Promise<Listener>,
+    },
+    /// This process asks no more for a lock without a queue.
+    Rest(RecordId),
     List {
         prefix: String,
         from: Cursor,
@@ -94,10 +104,10 @@ impl Request {
         match self {
             Self::Call(_, promise) => drop(promise.send(Err(failure))),
             Self::Record(_, promise) => drop(promise.send(Err(failure))),
-            Self::Listen(_, _, promise) => drop(promise.send(Err(failure))),
+            Self::Listen { promise, .. } => drop(promise.send(Err(failure))),
             Self::List { promise, .. } => drop(promise.send(Err(failure))),
             Self::Ready(promise) => drop(promise.send(Err(failure))),
-            Self::Heard(_) => {}
+            Self::Heard(_) | Self::Rest(_) => {}
         }
     }
 }
@@ -121,6 +131,8 @@ pub(super) struct Worker {
     looking: Vec<RecordId>,
     looking_since: Moment,
     idle_looks: u32,
+    /// When to look at all that other processes call this one about.
+    rare_at: Moment,
 }
 
 enum Event {
@@ -194,6 +206,7 @@ impl Worker {
             looking: Vec::new(),
             looking_since: Moment(0),
             idle_looks: 0,
+            rare_at: Moment(0),
         }
     }
 
@@ -209,9 +222,15 @@ impl Worker {
                     self.serve().await;
                 }
                 Event::Seen => self.hear(Vec::new()),
-                Event::Called => self.called(),
+                Event::Called => {
+                    self.called();
+                    self.serve().await;
+                }
                 Event::Sweep => self.sweep(),
-                Event::Look => self.look(),
+                Event::Look => {
+                    self.look();
+                    self.serve().await;
+                }
                 Event::End => return,
             }
         }
@@ -413,6 +432,7 @@ impl Worker {
             Request::List { promise, .. } => {
                 let _ = promise.send(Ok(Page { locks: Vec::new(), next: None }));
             }
+            Request::Rest(_) => {}
             ask => {
                 self.queue.push_front(Job { ask, ..job });
                 return false;
@@ -462,7 +482,7 @@ impl Worker {
         let directory = &*open.insert(directory);
         let cannot_be_called = holders.cannot_be_called();
         let watches = |job: &Job| match &job.ask {
-            Request::Listen(_, rule, _) => cannot_be_called || !matches!(rule, LockSpec::Queue(_)),
+            Request::Listen { hears, .. } => cannot_be_called || *hears == Hears::All,
             _ => false,
         };
         if self.listeners.any_watches() || self.queue.iter().take(BATCH).any(watches) {
@@ -506,26 +526,47 @@ impl Worker {
                     });
                     done.replies.push(Answered::Record(promise, answer));
                 }
-                Request::Listen(name, rule, promise) => {
-                    let (id, is_called) =
-                        (RecordId::of(&name), !cannot_be_called && matches!(rule, LockSpec::Queue(_)));
+                Request::Listen { name, hears, promise } => {
+                    let id = RecordId::of(&name);
+                    let hears = match hears {
+                        _ if cannot_be_called => Hears::All,
+                        Hears::Calls => match holders.begin_to_ask(&inside, runtime, id) {
+                            Ok(true) => hears,
+                            // Not watched from the first moment on: the look finds what is missed.
+                            Ok(false) | Err(_) => Hears::All,
+                        },
+                        hears => hears,
+                    };
                     let listener = Listener::new(|sender| {
-                        self.listeners.add(id, sender, is_called);
+                        self.listeners.add(id, sender, hears);
                         Box::new(())
                     });
                     // Before the guard is given back: every later change is heard.
                     self.shared.listens.store(true, Ordering::Release);
-                    if is_called {
-                        // Whether its place is at the front of the line.
-                        if self.looking.is_empty() {
-                            self.looking_since = runtime.now();
+                    match hears {
+                        Hears::Turns => {
+                            // Whether its place is at the front of the line.
+                            if self.looking.is_empty() {
+                                self.looking_since = runtime.now();
+                            }
+                            self.looking.push(id);
+                            self.look = Some(runtime.sleep_until(runtime.now()));
                         }
-                        self.looking.push(id);
-                        self.look = Some(runtime.sleep_until(runtime.now()));
-                    } else {
-                        self.look.get_or_insert_with(|| runtime.sleep_until(runtime.now() + LOOK));
+                        Hears::Calls if self.look.is_some() => {}
+                        Hears::Calls => {
+                            self.rare_at = runtime.now() + rare(runtime);
+                            self.look = Some(runtime.sleep_until(self.rare_at));
+                        }
+                        Hears::All => {
+                            self.look.get_or_insert_with(|| runtime.sleep_until(runtime.now() + LOOK));
+                        }
                     }
                     let _ = promise.send(Ok(listener));
+                }
+                Request::Rest(id) => {
+                    let calls = rest(&inside, holders, now(runtime, offset_ms), id);
+                    let applied = Applied { answer: Answer::Free, wake: None, calls, is_near: false };
+                    done.applied.push((id, applied));
                 }
                 Request::Ready(promise) => {
                     let _ = promise.send(inside.probe());
@@ -559,8 +600,10 @@ impl Worker {
         let core = shared.core();
         let Some(directory) = &core.directory else { return };
         let mut near = Vec::new();
-        for (id, Applied { wake, is_near, .. }) in own {
-            if self.listeners.has(id) && is_near && !self.listeners.is_near(id) {
+        for (id, Applied { answer, wake, is_near, .. }) in own {
+            // One that has asked for a mutex may have other holders ahead of it by now.
+            let is_news = matches!(answer, Answer::Busy { .. }) || !self.listeners.is_near(id);
+            if self.listeners.has(id) && is_near && is_news {
                 near.push(id);
             }
             match wake {
@@ -592,7 +635,10 @@ impl Worker {
     fn called(&mut self) {
         let called = self.shared.core().holders.called();
         for id in called {
-            if self.listeners.has(id) && !planted(Bug::ChangeUnheard) {
+            if !self.listeners.has(id) {
+                // It is another's turn.
+                self.queue.push_back(Job::new(Request::Rest(id), self.runtime.now(), Duration::MAX, None));
+            } else if !planted(Bug::ChangeUnheard) {
                 self.look_at(id);
             }
         }
@@ -606,12 +652,24 @@ impl Worker {
     /// unable to watch.
     fn look(&mut self) {
         if self.looking.is_empty() {
-            self.looking = self.listeners.due_looks();
+            let now = self.runtime.now();
+            let is_rare = now >= self.rare_at;
+            self.looking = self.listeners.due_looks(is_rare);
+            if is_rare {
+                self.rare_at = now + rare(&*self.runtime);
+            }
             self.shared.listens.store(!self.listeners.is_empty(), Ordering::Release);
+            let over = self.shared.core().holders.ask_no_more(|id| self.listeners.has(id));
+            let rest = |id| Job::new(Request::Rest(id), now, Duration::MAX, None);
+            self.queue.extend(over.into_iter().map(rest));
             self.looking_since = self.runtime.now();
             self.idle_looks = if self.looking.is_empty() { self.idle_looks + 1 } else { 0 };
             if !self.looking.is_empty() && !self.listeners.any_watches() {
                 self.watch.iter_mut().for_each(Watch::end_directory);
+            }
+            if self.looking.is_empty() && self.listeners.any_calls() {
+                self.look = Some(self.runtime.sleep_until(self.rare_at));
+                return;
             }
             let watches = self.watch.as_ref().is_some_and(Watch::is_active);
             if self.looking.is_empty() && (!watches || self.idle_looks > IDLE_LOOKS) {
@@ -642,17 +700,20 @@ impl Worker {
         let shared = Arc::clone(&self.shared);
         let core = shared.core();
         let Some(directory) = &core.directory else { return };
-        let looked = looked(directory, &core.holders, now, id);
-        if self.listeners.set_ahead(id, looked.ahead) {
+        let Looked { mut wake, ahead } = looked(directory, &core.holders, now, id);
+        if self.listeners.set_ahead(id, ahead) {
             let ahead = self.listeners.all_ahead();
             if !ahead.is_empty() && self.watch.is_none() {
                 self.watch = new_watch();
             }
             self.watch.iter_mut().for_each(|watch| watch.watch_holders(directory, &ahead));
             // A holder that crashed before it was watched.
-            self.look_after(if ahead.is_empty() { LOOK } else { AFTER_CLOSE });
+            let again = looked(directory, &core.holders, now, id);
+            self.listeners.set_ahead(id, again.ahead);
+            wake = wake.or(again.wake);
+            self.look_after(LOOK);
         }
-        if let Some(wake) = looked.wake {
+        if let Some(wake) = wake {
             self.listeners.tell_news(id, wake);
         }
     }
@@ -675,7 +736,10 @@ impl Worker {
 
     /// Another directory is at the path now: nothing that was known of the old one counts.
     fn replaced(&mut self) {
-        let Core { directory, holders, .. } = std::mem::take(&mut *self.shared.core());
+        let mut core = self.shared.core();
+        let Core { directory, holders, .. } = std::mem::take(&mut *core);
+        core.holders.ask_as(&holders);
+        drop(core);
         let Some(directory) = directory else { return };
         self.watch.iter_mut().for_each(Watch::end);
         holders.leave(&directory);
@@ -725,6 +789,12 @@ fn do_piece(
             None
         }
     }
+}
+
+/// Some earlier, some later, so that those who wait do not look all at once.
+fn rare(runtime: &dyn Runtime) -> Duration {
+    let [least, most] = RARE;
+    least + Duration::from_nanos(runtime.random() % (most - least).as_nanos() as u64)
 }
 
 fn not_swept(failure: &Failure) {
