@@ -528,6 +528,11 @@ impl Inside<'_> {
         Ok(file)
     }
 
+    /// Whether it was shown that records can be written.
+    pub(super) fn is_proven(&self) -> bool {
+        self.is_proven.get()
+    }
+
     /// Creates and flocks the file of a holder. Under the guard, so no process sees it before it is
     /// flocked.
     pub(super) fn create_holder(&self, holder: HolderId, inherit: bool) -> Result<OwnedFd, Failure> {

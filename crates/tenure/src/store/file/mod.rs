@@ -249,7 +249,14 @@ impl Store for File {
     }
 
     fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
-        self.ask(within, Request::Ready).boxed()
+        let store = self.clone();
+        async move {
+            match store.done(store.0.shared.ready(&*store.0.runtime)) {
+                Some(answer) => answer,
+                None => store.ask(within, Request::Ready).await,
+            }
+        }
+        .boxed()
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -154,6 +154,15 @@ impl Shared {
         })
     }
 
+    /// Says that the store answers, where that was shown before.
+    pub(super) fn ready(&self, runtime: &dyn Runtime) -> Tried<()> {
+        self.at_once(runtime, |directory, _| match directory.enter(None) {
+            Ok(Entered::Inside(inside)) if inside.is_proven() => Tried::Done(Ok(()), None),
+            Ok(_) => Tried::NotHere,
+            Err(failure) => Tried::Done(Err(failure), None),
+        })
+    }
+
     fn at_once<T>(
         &self,
         runtime: &dyn Runtime,
