@@ -378,7 +378,13 @@ impl Listener {
         let (sender, messages) = mpsc::channel(Self::UNREAD);
         let missed = Arc::new(AtomicBool::new(false));
         let publisher = Publisher { messages: sender, missed: Arc::clone(&missed) };
-        Self { messages, missed, station: Station::default(), rests: None, _subscription: subscription(publisher) }
+        Self {
+            messages,
+            missed,
+            station: Station::default(),
+            rests: None,
+            _subscription: subscription(publisher),
+        }
     }
 
     /// The same at this station, which its store keeps.

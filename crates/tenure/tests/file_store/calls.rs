@@ -81,9 +81,9 @@ fn one_that_asks_no_more_is_not_called_and_passes_its_turn_on() {
     assert!(waiting(dir.path()).iter().all(|line| holder(line) != holder(a)));
     client.release("x", &first);
     let is_called = |line: &str| {
-        waiting(dir.path()).first().is_some_and(|first| {
-            first.starts_with("called ") && holder(first) == holder(line)
-        })
+        waiting(dir.path())
+            .first()
+            .is_some_and(|first| first.starts_with("called ") && holder(first) == holder(line))
     };
     assert!(is_called(b), "{:?}", waiting(dir.path()));
     crowd[1].listener.rest();
@@ -161,7 +161,11 @@ fn a_crash_of_the_holder_is_noticed_by_the_first_that_waits() {
     let mut line = processes(dir.path(), 2);
     for dies in 0..2 {
         let begin = Instant::now();
-        if dies == 0 { holder.kill() } else { line[0].kill() }
+        if dies == 0 {
+            holder.kill()
+        } else {
+            line[0].kill()
+        }
         assert_eq!(line[dies].line(), "held");
         println!("noticed after {:?}", begin.elapsed());
         assert!(begin.elapsed() < 5 * SECOND, "{:?}", begin.elapsed());

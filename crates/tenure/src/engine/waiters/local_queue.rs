@@ -457,8 +457,11 @@ impl Server<AskInTurn> {
             return;
         }
         let within = ask.options.op_timeout;
-        self.subscription =
-            Subscription::Connecting(self.engine.store.listen_to_ask(self.wait_queue.name(), ask.rule, within));
+        self.subscription = Subscription::Connecting(self.engine.store.listen_to_ask(
+            self.wait_queue.name(),
+            ask.rule,
+            within,
+        ));
         let mut timer = self.engine.runtime.sleep_until(self.engine.now() + SUBSCRIBE.min(within));
         let heard = poll_fn(|context| match self.subscription.poll(context) {
             Poll::Ready(heard) => Poll::Ready(Some(heard)),

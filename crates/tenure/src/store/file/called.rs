@@ -1,9 +1,9 @@
 //! Who is called about a lock without a queue: what a request means to those who wait for it, and
 //! what one of them sees when it looks.
 
-use super::apply::is_dead;
-use super::directory::{Directory, Inside};
+use super::directory::{Directory, HolderState, Inside};
 use super::holders::Holders;
+use super::life::is_dead;
 use super::names::{HolderId, RecordId};
 use super::record::Record;
 use super::waits::{NEAR, Waits};
@@ -116,7 +116,6 @@ fn near(holders: &Holders, waits: &mut Waits) -> (Vec<HolderId>, bool) {
 
 /// Its file says that it is dead, or is gone because it has left.
 fn cannot_ask(directory: &Directory, holders: &Holders, holder: HolderId) -> bool {
-    use super::directory::HolderState;
     !holders.is_mine(holder) && directory.life(holder) != HolderState::Alive && !planted(Bug::DeathIgnored)
 }
 
@@ -124,7 +123,7 @@ fn cannot_ask(directory: &Directory, holders: &Holders, holder: HolderId) -> boo
 pub(super) enum Seen {
     /// It was called, or is not known to wait: it has to ask.
     NotThere,
-    /// So many that live are in front of it.
+    /// The first of those in front of it that live, and no more than two.
     InLine(Vec<HolderId>),
 }
 
@@ -134,13 +133,17 @@ pub(super) fn seen(directory: &Directory, holders: &Holders, id: RecordId) -> Se
     let Some(before) = holders.of_process().and_then(|mine| waits.before(mine)) else {
         return Seen::NotThere;
     };
-    let lives = |holder: &HolderId| !is_dead(directory, holders, *holder);
-    let (first, rest): (Vec<_>, Vec<_>) = {
-        let before: Vec<HolderId> = before.collect();
-        let (first, rest) = before.split_at(before.len().min(IN_FRONT));
-        (first.to_vec(), rest.to_vec())
-    };
-    Seen::InLine(first.into_iter().filter(lives).chain(rest).collect())
+    let mut others = Vec::new();
+    for (place, holder) in before.enumerate() {
+        // Who is behind two that live has nothing to watch.
+        if others.len() >= NEAR {
+            break;
+        }
+        if place >= IN_FRONT || !is_dead(directory, holders, holder) {
+            others.push(holder);
+        }
+    }
+    Seen::InLine(others)
 }
 
 /// Whom this process watches, by who is in front of it: the first the holders, the second the

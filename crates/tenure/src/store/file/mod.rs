@@ -42,12 +42,16 @@ mod called;
 mod directory;
 mod error;
 mod holders;
+mod life;
 mod line;
 mod lock;
+mod look;
 mod names;
 #[cfg(tenure_planted)]
 pub mod observe;
 mod record;
+mod run;
+mod seen;
 mod shared;
 mod sweep;
 mod system;
