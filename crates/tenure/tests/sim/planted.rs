@@ -81,6 +81,8 @@ const CAUGHT: &[(Bug, &str, u64)] = &[
     (Bug::DeathIgnored, "a waiter that fits is let in", 1_000),
     (Bug::DeathUnheard, "progress", 1_000),
     (Bug::ChangeUnheard, "progress", 1_000),
+    (Bug::CalledInVainLeft, "progress", 20_000),
+    (Bug::NearUntold, "progress", 20_000),
     (Bug::KeyEndsFirst, "no stale release, no revival", 1_000),
     (Bug::FirstDoesNotAsk, "progress", 1_000),
     (Bug::LongAttempts, "reporting", 5_000),
@@ -171,9 +173,12 @@ fn run_in(regime: Regime, bug: Bug, seed: u64) -> Report {
         | Bug::NoBallotBehind
         | Bug::NoBallotAhead
         | Bug::RaisedTooLittle => quorum::run_in(regime, seed),
-        Bug::DeathIgnored | Bug::DeathUnheard | Bug::ChangeUnheard | Bug::LateRefusal => {
-            files::run_in(regime, seed)
-        }
+        Bug::DeathIgnored
+        | Bug::DeathUnheard
+        | Bug::ChangeUnheard
+        | Bug::CalledInVainLeft
+        | Bug::NearUntold
+        | Bug::LateRefusal => files::run_in(regime, seed),
         _ => world::run_in(regime, seed),
     }
 }
@@ -190,7 +195,11 @@ fn regimes(bug: Bug) -> &'static [Regime] {
         Bug::LowestTokenTaken => &[Regime::Drifting],
         Bug::FailedResumeLeaves => &[Regime::Fleeting],
         Bug::BallotsTakenForHolder => &[Regime::Lossy],
-        Bug::DeathIgnored | Bug::DeathUnheard | Bug::ChangeUnheard => files::REGIMES,
+        Bug::DeathIgnored
+        | Bug::DeathUnheard
+        | Bug::ChangeUnheard
+        | Bug::CalledInVainLeft
+        | Bug::NearUntold => files::REGIMES,
         _ => &Regime::ALL,
     }
 }

@@ -62,13 +62,16 @@ fn busy(
     let Ok(Some(mine)) = holders.callee(inside, runtime) else { return (Vec::new(), false) };
     let before = Waits::load(inside, id).unwrap_or_default();
     let mut waits = before.clone();
-    waits.join(mine, holders.has_come_in(id));
+    let again = holders.has_come_in(id);
+    if !again || !planted(Bug::CalledInVainLeft) {
+        waits.join(mine, again);
+    }
     holders.note_come_in(id, true);
     let (calls, _) = near(holders, &mut waits);
     if waits != before {
         waits.store(inside, id);
     }
-    let is_near = waits.before(mine).is_some_and(|before| before.count() < NEAR);
+    let is_near = !planted(Bug::NearUntold) && waits.before(mine).is_some_and(|before| before.count() < NEAR);
     (calls, is_near)
 }
 
@@ -111,7 +114,7 @@ fn near(holders: &Holders, waits: &mut Waits) -> (Vec<HolderId>, bool) {
     let all = calls.len();
     calls.retain(|holder| !holders.is_mine(*holder));
     let is_near = calls.len() < all;
-    (calls, is_near)
+    if planted(Bug::NearUntold) { (Vec::new(), false) } else { (calls, is_near) }
 }
 
 /// Its file says that it is dead, or is gone because it has left.
