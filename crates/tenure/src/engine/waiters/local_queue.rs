@@ -280,10 +280,12 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut queue = self.line.queue();
-        if queue.leave(self.id).is_some() && queue.waiters.is_empty() {
+        let (left, is_empty) = {
+            let mut queue = self.line.queue();
+            (queue.leave(self.id), queue.waiters.is_empty())
+        };
+        if left.is_some() && is_empty {
             // The task of the line waits for none any more.
-            drop(queue);
             self.line.notify.notify_one();
         }
     }

@@ -3,7 +3,6 @@
 
 use super::directory::{Directory, HolderState, Inside};
 use super::holders::Holders;
-use super::life::is_dead;
 use super::names::{HolderId, RecordId};
 use super::record::Record;
 use super::waits::{NEAR, Waits};
@@ -142,7 +141,7 @@ pub(super) fn seen(directory: &Directory, holders: &Holders, id: RecordId) -> Se
         if others.len() >= NEAR {
             break;
         }
-        if place >= IN_FRONT || !is_dead(directory, holders, holder) {
+        if place >= IN_FRONT || !cannot_ask(directory, holders, holder) {
             others.push(holder);
         }
     }
