@@ -24,7 +24,7 @@ pub(crate) struct Child {
 impl Child {
     /// Starts the command. `leads` is whether it asks for a new process group.
     pub(crate) fn start(command: &mut Command, leads: bool) -> io::Result<Self> {
-        // The command first, which begins meanwhile. Until its own program runs, the system kills it
+        // The command first, which begins meanwhile. Until its program runs, the system kills it
         // with this one.
         let mut process = command.spawn()?;
         let group = Pid::from_child(&process);

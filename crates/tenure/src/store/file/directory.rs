@@ -286,8 +286,8 @@ impl Directory {
         Ok(Entries { records, holders, lines, waits })
     }
 
-    /// When a file was last made, renamed or removed, when a token was last given, and when the file
-    /// was last written in which this process waits.
+    /// When a file was last made, renamed or removed, when a token was last given, and when the
+    /// file was last written in which this process waits.
     pub(super) fn modified(&self) -> Option<[(i64, u64); 3]> {
         let time_of = |file: &OwnedFd| fstat(file).map(|stat| (stat.st_mtime, stat.st_mtime_nsec));
         let waiters = self.waiters.borrow().as_ref().and_then(|(_, file)| time_of(file).ok());

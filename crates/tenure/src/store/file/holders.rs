@@ -27,8 +27,8 @@ pub(super) struct Holders {
     works: BTreeMap<LockName, BTreeMap<u64, Holder>>,
     /// Where the places that this store's owners had in a line were written.
     places: BTreeMap<RecordId, BTreeMap<Owner, MyPlace>>,
-    /// The locks without a queue that this store asks for whenever they are free, and whether it has
-    /// come in among those who wait.
+    /// The locks without a queue that this store asks for whenever they are free, and whether it
+    /// has come in among those who wait.
     asks: BTreeMap<RecordId, bool>,
     /// A socket could not be bound: nothing calls this process, so it has to look.
     cannot_be_called: bool,

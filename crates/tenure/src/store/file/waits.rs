@@ -6,8 +6,8 @@
 //! - HOLDER
 //! ```
 //!
-//! Only hints are here. Who asks first has the lock, whether it was called or not, and a process
-//! that hears nothing looks now and then. So what cannot be read is left out, and a file that is
+//! Only hints are here. The first process that asks has the lock, whether it was called or not, and
+//! one that hears nothing looks now and then. So what cannot be read is left out, and a file that is
 //! lost costs some looks.
 //!
 //! A process comes in when it has found the lock busy, and is taken out when it is called, gets the
