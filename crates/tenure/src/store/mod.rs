@@ -96,7 +96,8 @@ impl fmt::Display for Failure {
 ///
 /// Every method is required but [`renews_many`](Self::renews_many),
 /// [`listen_for_turns`](Self::listen_for_turns) and [`listen_to_ask`](Self::listen_to_ask): a store
-/// that forgets another does not compile. What wraps a store is a [`Decorator`], which forwards what it does not change.
+/// that forgets another does not compile. What wraps a store is a [`Decorator`], which forwards
+/// what it does not change.
 ///
 /// Futures are `'static` and may be polled on any thread, outside every runtime.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
