@@ -24,9 +24,13 @@ pub(crate) struct Child {
 impl Child {
     /// Starts the command. `leads` is whether it asks for a new process group.
     pub(crate) fn start(command: &mut Command, leads: bool) -> io::Result<Self> {
-        let mut killer = Killer::start()?;
-        let process = command.spawn().inspect_err(|_| killer.stand_down())?;
+        // The command first, which begins meanwhile. Until its program runs, the system kills it
+        // with this one.
+        let mut process = command.spawn()?;
         let group = Pid::from_child(&process);
+        let mut killer = Killer::start().inspect_err(|_| {
+            let _ = process.kill().and_then(|()| process.wait());
+        })?;
         killer.watch(group);
         Ok(Self { process, group, reaped: false, killer, leads })
     }

@@ -206,6 +206,12 @@ pub enum Bug {
     DeathUnheard,
     /// What another process has changed in a directory is not heard of.
     ChangeUnheard,
+    /// A process that was called because a mutex in a directory is free, and finds it taken, is not
+    /// called again.
+    CalledInVainLeft,
+    /// Who comes to the front of those who wait for a mutex in a directory does not watch those
+    /// ahead of it.
+    NearUntold,
     /// Who is kept out of a directory is told so at the end of a pause, and not at that of its
     /// time.
     LateRefusal,
@@ -245,7 +251,7 @@ pub enum Bug {
 impl Bug {
     /// All of them, but those of stores by compare-and-swap, which have schedules of their own, and
     /// that of the connection on a runtime of callers, which `tests/sim/callers.rs` finds.
-    pub const ALL: [Self; 102] = [
+    pub const ALL: [Self; 104] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -334,6 +340,8 @@ impl Bug {
         Self::DeathIgnored,
         Self::DeathUnheard,
         Self::ChangeUnheard,
+        Self::CalledInVainLeft,
+        Self::NearUntold,
         Self::LateRefusal,
         Self::KeyEndsFirst,
         Self::FirstDoesNotAsk,

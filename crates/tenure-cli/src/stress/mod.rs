@@ -82,6 +82,7 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
         names: args.names,
         run: format!("stress-{:x}:", clock::unix().as_micros()),
         sorts: Vec::new(),
+        pulse: worker::pulse(args.processes),
     };
     let locks = Locks::open(&url)?.with(|_| orders.options())?;
     orders.sorts = sorts(args, &locks)?;

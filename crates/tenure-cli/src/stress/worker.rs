@@ -24,8 +24,11 @@ use crate::{clock, launch};
 /// The environment variable that names the store: all users could see an argument, with its
 /// password.
 pub(super) const STORE_URL: &str = "TENURE_STORE";
-/// So often a worker says that it lives, and looks whether what it holds is still its own.
+/// So often a worker looks whether what it holds is still its own, and says that it lives.
 const PULSE: Duration = Duration::from_millis(50);
+/// So much of that time belongs to each worker, where there are many: they say it more rarely, and
+/// not so often in all that they do nothing else.
+const SHARE: Duration = Duration::from_millis(2);
 /// What a semaphore has.
 pub(super) const PERMITS: u32 = 3;
 /// What a writer takes of a read-write lock: all of it.
@@ -52,6 +55,13 @@ pub(super) struct Orders {
     /// With this all names begin.
     pub(super) run: String,
     pub(super) sorts: Vec<Sort>,
+    /// So often a worker says that it lives.
+    pub(super) pulse: Duration,
+}
+
+/// How often each of so many workers says that it lives.
+pub(super) fn pulse(workers: u32) -> Duration {
+    PULSE.max(SHARE * workers)
 }
 
 impl Orders {
@@ -74,11 +84,12 @@ impl Orders {
             self.run.clone(),
             self.prefix.clone(),
             sorts.join(","),
+            self.pulse.as_millis().to_string(),
         ]
     }
 
     fn read(args: &[String]) -> Option<Self> {
-        let [ttl, hold, tasks, names, run, prefix, sorts] = args else { return None };
+        let [ttl, hold, tasks, names, run, prefix, sorts, pulse] = args else { return None };
         let sorts = sorts.split(',').map(Sort::named).collect::<Option<_>>()?;
         Some(Self {
             prefix: prefix.clone(),
@@ -88,6 +99,7 @@ impl Orders {
             names: names.parse().ok()?,
             run: run.clone(),
             sorts,
+            pulse: Duration::from_millis(pulse.parse().ok()?),
         })
     }
 }
@@ -126,7 +138,7 @@ async fn work(orders: Orders) -> Result<()> {
     let pulse = pin!(async {
         loop {
             note(Line { time: now(), task: 0, what: What::Lives });
-            sleep(PULSE).await;
+            sleep(orders.pulse).await;
         }
     });
     match select(pin!(tasks), pulse).await {
@@ -389,6 +401,7 @@ mod tests {
             names: 2,
             run: "stress:x:".into(),
             sorts: Sort::ALL.to_vec(),
+            pulse: pulse(500),
         };
         assert_eq!(Orders::read(&orders.write()), Some(orders));
     }

@@ -50,6 +50,16 @@ pub trait Decorator: fmt::Debug + Send + Sync + 'static {
         self.inner().listen_for_turns(name, rule, client, within)
     }
 
+    /// As [`Store::listen_to_ask`].
+    fn listen_to_ask(
+        &self,
+        name: &LockName,
+        rule: LockSpec,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        self.inner().listen_to_ask(name, rule, within)
+    }
+
     /// As [`Store::list`].
     fn list(
         &self,
@@ -138,6 +148,15 @@ impl<D: Decorator> Store for D {
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         Decorator::listen_for_turns(self, name, rule, client, within)
+    }
+
+    fn listen_to_ask(
+        &self,
+        name: &LockName,
+        rule: LockSpec,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        Decorator::listen_to_ask(self, name, rule, within)
     }
 
     fn list(
@@ -252,6 +271,16 @@ mod tests {
             ready(Err(Failure::impossible("listen"))).boxed()
         }
 
+        fn listen_to_ask(
+            &self,
+            _: &LockName,
+            _: LockSpec,
+            _: Duration,
+        ) -> BoxFuture<'static, Result<Listener, Failure>> {
+            self.ask("listen_to_ask");
+            ready(Err(Failure::impossible("listen"))).boxed()
+        }
+
         fn list(&self, _: &str, _: Cursor, _: Duration) -> BoxFuture<'static, Result<Page, Failure>> {
             self.ask("list");
             ready(Err(Failure::impossible("list"))).boxed()
@@ -340,6 +369,7 @@ mod tests {
         assert!(store.listen(&name, rule, second).now_or_never().expect(now).is_err());
         let client = Owner::new("a").expect("an owner").client();
         assert!(store.listen_for_turns(&name, rule, client, second).now_or_never().expect(now).is_err());
+        assert!(store.listen_to_ask(&name, rule, second).now_or_never().expect(now).is_err());
         assert!(store.list("", Cursor::default(), second).now_or_never().expect(now).is_err());
         assert!(store.ready(second).now_or_never().expect(now).is_err());
         assert_eq!(store.capabilities(), CAPABILITIES);
@@ -350,8 +380,8 @@ mod tests {
         assert_eq!(store.interruptions(), 7);
         assert_eq!(store.member().expect("a member").incarnation(), Incarnation::Unknown);
         assert_eq!(&**store.url(), "told:");
-        let all = "call record listen listen_for_turns list ready capabilities supports declare_ttl settled interrupted \
-                   interruptions member incarnation url";
+        let all = "call record listen listen_for_turns listen_to_ask list ready capabilities supports declare_ttl \
+                   settled interrupted interruptions member incarnation url";
         assert_eq!(plain.0.asked.lock().expect("no panic").join(" "), all);
     }
 

@@ -94,9 +94,10 @@ impl fmt::Display for Failure {
 /// A place where locks are kept: it runs [`apply`](crate::protocol::apply), or its twin, one
 /// request at a time.
 ///
-/// Every method is required, [`renews_many`](Self::renews_many) and
-/// [`listen_for_turns`](Self::listen_for_turns) excepted: a store that forgets another does not
-/// compile. What wraps a store is a [`Decorator`], which forwards what it does not change.
+/// Every method is required but [`renews_many`](Self::renews_many),
+/// [`listen_for_turns`](Self::listen_for_turns) and [`listen_to_ask`](Self::listen_to_ask): a store
+/// that forgets another does not compile. What wraps a store is a [`Decorator`], which forwards
+/// what it does not change.
 ///
 /// Futures are `'static` and may be polled on any thread, outside every runtime.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
@@ -143,6 +144,21 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         name: &LockName,
         rule: LockSpec,
         _client: Client,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        self.listen(name, rule, within)
+    }
+
+    /// Subscribes for a process that asks for a lock without a queue whenever it is free, and says
+    /// by [`Listener::rest`] that it does so no more. A store may tell one such process of many, so
+    /// each message is followed by a request or by `rest`. As [`listen`](Self::listen) where the
+    /// store says everything to all who listen.
+    ///
+    /// What wraps a store has to forward it.
+    fn listen_to_ask(
+        &self,
+        name: &LockName,
+        rule: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         self.listen(name, rule, within)
@@ -331,6 +347,8 @@ pub struct Listener {
     messages: mpsc::Receiver<Notification>,
     missed: Arc<AtomicBool>,
     station: Station,
+    /// What its store does when its process asks no more.
+    rests: Option<Box<dyn Fn() + Send + Sync>>,
     _subscription: Box<dyn Any + Send>,
 }
 
@@ -361,13 +379,31 @@ impl Listener {
         let (sender, messages) = mpsc::channel(Self::UNREAD);
         let missed = Arc::new(AtomicBool::new(false));
         let publisher = Publisher { messages: sender, missed: Arc::clone(&missed) };
-        Self { messages, missed, station: Station::default(), _subscription: subscription(publisher) }
+        Self {
+            messages,
+            missed,
+            station: Station::default(),
+            rests: None,
+            _subscription: subscription(publisher),
+        }
     }
 
     /// The same at this station, which its store keeps.
     #[must_use]
     pub fn at(self, station: Station) -> Self {
         Self { station, ..self }
+    }
+
+    /// The same, whose store does this when its process asks no more.
+    #[must_use]
+    pub fn resting(self, rests: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { rests: Some(Box::new(rests)), ..self }
+    }
+
+    /// Says that its process asks no more until it says otherwise by a request: what it was told
+    /// last may be another's turn.
+    pub fn rest(&self) {
+        self.rests.iter().for_each(|rests| rests());
     }
 
     /// Where it hears its messages.

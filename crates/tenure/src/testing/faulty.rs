@@ -189,6 +189,18 @@ impl Decorator for Faulty {
         self.passed_on(self.memory.listen_for_turns(name, rule, client, within))
     }
 
+    fn listen_to_ask(
+        &self,
+        name: &LockName,
+        rule: LockSpec,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        if self.state().outages > 0 {
+            return ready(Err(outage())).boxed();
+        }
+        self.passed_on(self.memory.listen_to_ask(name, rule, within))
+    }
+
     fn interrupted(&self) -> BoxFuture<'static, ()> {
         let mut interruptions = self.interruptions.subscribe();
         async move {

@@ -32,11 +32,35 @@ pub(crate) fn live(dir: &Path) {
             }
             assert_eq!(client.release(name, &first), Answer::Released { left: 0 });
         }
+        if rule == LockSpec::Mutex {
+            wait_for_one_another(dir, &client, name);
+        }
         if matches!(rule, LockSpec::Queue(_)) {
             say(&format!("{name} {}", ticket(&client.join(name, &second))));
             assert_eq!(client.release(name, &second), Answer::Released { left: 0 });
         }
     }
+}
+
+/// Two others wait for a mutex: one is called and gets it, the other waits no more.
+fn wait_for_one_another(dir: &Path, client: &Client, name: &str) {
+    let (first, second) = (owner(), owner());
+    assert!(is_held(&client.acquire(name, &first)));
+    let waiting = [(); 2].map(|()| {
+        let waiting = Client::new(dir);
+        let lock = LockName::new(name).expect("a name");
+        let listener = block_on(waiting.store.listen_to_ask(&lock, LockSpec::Mutex, SECOND));
+        assert!(is_busy(&waiting.acquire(name, &second)));
+        (waiting, listener.expect("a listener"))
+    });
+    assert_eq!(client.release(name, &first), Answer::Released { left: 0 });
+    let [(called, listener), (other, others)] = waiting;
+    assert!(is_held(&called.acquire(name, &second)));
+    others.rest();
+    // Carried out behind it.
+    assert!(matches!(other.inspect(name), Ok(Answer::Found(_))));
+    assert_eq!(called.release(name, &second), Answer::Released { left: 0 });
+    drop(listener);
 }
 
 /// A process that passes so many crash points and no more. Returns the greatest token that it said

@@ -3,7 +3,7 @@
 use super::*;
 
 /// So often a thread of a process has waited for something, in all.
-fn waits(pid: u32) -> u64 {
+pub(crate) fn waits(pid: u32) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("Linux tells");
     let of = |task: std::io::Result<fs::DirEntry>| {
         let status = fs::read_to_string(task.expect("a thread").path().join("status")).unwrap_or_default();

@@ -36,8 +36,8 @@ fn damaged(rule: LockSpec) {
         ),
         ("with another owner", text.replacen("test@", "tess@", 1).into(), "remove the file"),
         ("twice", text.repeat(2).into(), "remove the file"),
-        ("of a later version", text.replace("tenure lock 2", "tenure lock 3").into(), "format 3"),
-        ("of an earlier version", text.replace("tenure lock 2", "tenure lock 1").into(), "format 1"),
+        ("of a later version", text.replace("tenure lock 3", "tenure lock 4").into(), "format 4"),
+        ("of an earlier version", text.replace("tenure lock 3", "tenure lock 2").into(), "format 2"),
     ];
     for (what, bytes, advice) in damages {
         fs::write(&file, bytes).expect("written");
@@ -95,8 +95,8 @@ fn a_damaged_guard_is_refused_and_lets_nobody_in() {
         (text.as_bytes()[..20].to_vec(), "remove the file"),
         (vec![0; 80], "remove the file"),
         (b"#!/bin/sh\n".to_vec(), "remove the file"),
-        (text.replace("guard 2", "guard 3").into_bytes(), "format 3"),
-        (text.replace("guard 2", "guard 1").into_bytes(), "format 1"),
+        (text.replace("guard 3", "guard 4").into_bytes(), "format 4"),
+        (text.replace("guard 3", "guard 2").into_bytes(), "format 2"),
     ] {
         fs::write(&file, bytes).expect("written");
         let other = Client::new(dir.path());

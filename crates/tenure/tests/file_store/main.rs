@@ -5,6 +5,7 @@
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "real processes take real time")]
 #![expect(clippy::zombie_processes, reason = "some children are to outlive their parent")]
 
+mod calls;
 mod client;
 mod contract;
 #[cfg(tenure_planted)]

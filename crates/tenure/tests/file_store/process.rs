@@ -144,6 +144,12 @@ fn role() {
             say(&child.id().to_string());
             wait_for_parent();
         }
+        "wait for a mutex" => {
+            let guard = block_on(locks(&dir).mutex("x").expect("a name").lock()).expect("a grant");
+            say("held");
+            wait_for_parent();
+            block_on(guard.release()).expect("a release");
+        }
         "wait in line" => {
             let guard = block_on(locks(&dir).fair_mutex("x").expect("a name").lock()).expect("a grant");
             say("held");

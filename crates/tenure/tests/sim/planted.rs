@@ -82,8 +82,10 @@ const CAUGHT: &[(Bug, &str, u64)] = &[
     (Bug::NoBallotAhead, "the API's word", 1_000),
     (Bug::RaisedTooLittle, "the API's word", 5_000),
     (Bug::DeathIgnored, "a waiter that fits is let in", 1_000),
-    (Bug::DeathUnheard, "progress", 1_000),
+    (Bug::DeathUnheard, "progress", 5_000),
     (Bug::ChangeUnheard, "progress", 1_000),
+    (Bug::CalledInVainLeft, "progress", 5_000),
+    (Bug::NearUntold, "progress", 5_000),
     (Bug::KeyEndsFirst, "no stale release, no revival", 1_000),
     (Bug::FirstDoesNotAsk, "progress", 1_000),
     (Bug::LongAttempts, "reporting", 5_000),
@@ -174,9 +176,12 @@ fn run_in(regime: Regime, bug: Bug, seed: u64) -> Report {
         | Bug::NoBallotBehind
         | Bug::NoBallotAhead
         | Bug::RaisedTooLittle => quorum::run_in(regime, seed),
-        Bug::DeathIgnored | Bug::DeathUnheard | Bug::ChangeUnheard | Bug::LateRefusal => {
-            files::run_in(regime, seed)
-        }
+        Bug::DeathIgnored
+        | Bug::DeathUnheard
+        | Bug::ChangeUnheard
+        | Bug::CalledInVainLeft
+        | Bug::NearUntold
+        | Bug::LateRefusal => files::run_in(regime, seed),
         _ => world::run_in(regime, seed),
     }
 }
@@ -193,7 +198,11 @@ fn regimes(bug: Bug) -> &'static [Regime] {
         Bug::LowestTokenTaken => &[Regime::Drifting],
         Bug::FailedResumeLeaves => &[Regime::Fleeting],
         Bug::BallotsTakenForHolder => &[Regime::Lossy],
-        Bug::DeathIgnored | Bug::DeathUnheard | Bug::ChangeUnheard => files::REGIMES,
+        Bug::DeathIgnored
+        | Bug::DeathUnheard
+        | Bug::ChangeUnheard
+        | Bug::CalledInVainLeft
+        | Bug::NearUntold => files::REGIMES,
         _ => &Regime::ALL,
     }
 }

@@ -280,7 +280,14 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.line.leave(self.id);
+        let (left, is_empty) = {
+            let mut queue = self.line.queue();
+            (queue.leave(self.id), queue.waiters.is_empty())
+        };
+        if left.is_some() && is_empty {
+            // The task of the line waits for none any more.
+            self.line.notify.notify_one();
+        }
     }
 }
 
@@ -293,6 +300,8 @@ pub(in crate::engine) struct AskInTurn {
     streak_since: Moment,
     /// How long the last question took.
     hop: Duration,
+    /// The store may tell this process alone that the lock is free.
+    is_expected: bool,
     /// Counts among the releases from before a question until its outcome is known. The waiter may
     /// leave meanwhile, and then its grant is released.
     under_way: Option<Pending>,
@@ -301,7 +310,8 @@ pub(in crate::engine) struct AskInTurn {
 impl Default for AskInTurn {
     fn default() -> Self {
         let (foreign, streak_since) = (String::new(), Moment(0));
-        Self { foreign, streak: 0, streak_since, hop: Duration::ZERO, under_way: None }
+        let (hop, is_expected) = (Duration::ZERO, false);
+        Self { foreign, streak: 0, streak_since, hop, is_expected, under_way: None }
     }
 }
 
@@ -326,6 +336,13 @@ impl Strategy for AskInTurn {
         }
         if !server.has_waiters() {
             server.strategy.under_way = None;
+        }
+    }
+
+    /// A store that has told this process alone tells another.
+    fn rest(server: &mut Server<Self>) {
+        if std::mem::take(&mut server.strategy.is_expected) {
+            server.subscription.rest();
         }
     }
 
@@ -355,6 +372,7 @@ impl Server<AskInTurn> {
         let sent = self.engine.now();
         let asked = ask.once(true, None).await;
         self.strategy.hop = self.engine.now().since(sent);
+        self.strategy.is_expected = !matches!(asked, Outcome::Held(_));
         if planted(Bug::ListenAfterAsking) {
             self.listen(ask).await;
         }
@@ -441,8 +459,11 @@ impl Server<AskInTurn> {
             return;
         }
         let within = ask.options.op_timeout;
-        self.subscription =
-            Subscription::Connecting(self.engine.store.listen(self.wait_queue.name(), ask.rule, within));
+        self.subscription = Subscription::Connecting(self.engine.store.listen_to_ask(
+            self.wait_queue.name(),
+            ask.rule,
+            within,
+        ));
         let mut timer = self.engine.runtime.sleep_until(self.engine.now() + SUBSCRIBE.min(within));
         let heard = poll_fn(|context| match self.subscription.poll(context) {
             Poll::Ready(heard) => Poll::Ready(Some(heard)),

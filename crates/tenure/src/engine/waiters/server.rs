@@ -39,6 +39,9 @@ pub(super) trait Strategy: Default + Send + 'static {
     /// There are waiters: asks what is due, and sleeps until there is news.
     fn serve(server: &mut Server<Self>) -> impl Future<Output = ()> + Send;
 
+    /// There are no waiters any more.
+    fn rest(server: &mut Server<Self>);
+
     /// What was heard while there were no waiters.
     fn hear(server: &mut Server<Self>, event: Event<Self::Answer>);
 
@@ -103,6 +106,7 @@ impl<S: Strategy> Server<S> {
 
     /// Whether a waiter came while there were none. If not, the queue is closed.
     async fn lingers(&mut self) -> bool {
+        S::rest(self);
         let mut timer = self.engine.runtime.sleep_until(self.engine.now() + LINGER);
         loop {
             if self.wait_queue.queue().is_closed() {

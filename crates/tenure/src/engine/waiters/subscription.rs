@@ -41,6 +41,13 @@ impl Subscription {
         matches!(self, Self::Idle)
     }
 
+    /// Says that no task of this process asks any more.
+    pub(in crate::engine) fn rest(&self) {
+        if let Self::Open(listener) = self {
+            listener.rest();
+        }
+    }
+
     /// Forgets what was said so far.
     pub(in crate::engine) fn drain(&mut self) {
         if let Self::Open(listener) = self {

@@ -270,6 +270,9 @@ impl Strategy for KeepPlaces {
         Self::hear(server, event);
     }
 
+    /// Each place was left by its own request.
+    fn rest(_server: &mut Server<Self>) {}
+
     fn hear(server: &mut Server<Self>, event: Event<Refreshed>) {
         match event {
             Event::Notified => server.hand_out_early(),

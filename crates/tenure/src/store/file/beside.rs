@@ -3,10 +3,11 @@
 //! Its end is told by the wall clock, because a job that ran in this window has run in it after a
 //! reboot too.
 
-use super::apply::{Applied, apply, living};
+use super::apply::{Applied, apply};
 use super::directory::{Directory, Inside, Over};
 use super::error::unusable;
 use super::holders::Holders;
+use super::life::living;
 use super::lock::Lock;
 use super::names::RecordId;
 use crate::protocol::record::{self, Record, RecordAnswer, RecordOp, RecordVerb, Then};

@@ -47,9 +47,9 @@ pub(super) struct Directory {
     /// The file that was written last; it may have another name by now. Opening it again takes
     /// longer than to see that it is the same.
     kept: RefCell<Option<Kept>>,
-    /// The line that was used last. It stays open, because to close what was open for writing is
-    /// told to all that watch the directory.
-    line: RefCell<Option<(RecordId, Arc<OwnedFd>)>>,
+    /// The file of waiters that was used last. It stays open, because to close what was open for
+    /// writing is told to all that watch the directory.
+    waiters: RefCell<Option<(String, Arc<OwnedFd>)>>,
     /// It was shown that files can be written here.
     is_proven: Cell<bool>,
     /// The socket from which waiting processes are called, once one was.
@@ -69,6 +69,7 @@ pub(super) struct Entries {
     pub(super) records: Vec<RecordId>,
     pub(super) holders: Vec<HolderId>,
     pub(super) lines: Vec<RecordId>,
+    pub(super) waits: Vec<RecordId>,
 }
 
 /// What came of asking for the guard.
@@ -144,8 +145,8 @@ impl Directory {
         warn_of_network(&dir, path);
         let boot = boot_id()?;
         let (place, kept, caller) = (place_of(&stat), RefCell::default(), OnceLock::new());
-        let (path, line, is_proven) = (path.to_owned(), RefCell::default(), Cell::new(false));
-        Ok(Self { path, dir, guard, guard_path, place, boot, kept, line, is_proven, caller })
+        let (path, waiters, is_proven) = (path.to_owned(), RefCell::default(), Cell::new(false));
+        Ok(Self { path, dir, guard, guard_path, place, boot, kept, waiters, is_proven, caller })
     }
 
     /// The guard's file, opened once more: what [`Locked::wait`] waits for.
@@ -263,10 +264,11 @@ impl Directory {
         }
     }
 
-    /// All records and holders, in the order of their file names, and all lines.
+    /// All records and holders, in the order of their file names, and all files of waiters.
     pub(super) fn entries(&self) -> Result<Entries, Failure> {
         let broken = |errno| failed("read the directory", &self.path, errno);
-        let (mut records, mut holders, mut lines) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut records, mut holders) = (Vec::new(), Vec::new());
+        let (mut lines, mut waits) = (Vec::new(), Vec::new());
         for entry in Dir::read_from(&self.dir).map_err(broken)? {
             let entry = entry.map_err(broken)?;
             let Ok(name) = entry.file_name().to_str() else { continue };
@@ -276,19 +278,20 @@ impl Directory {
                 holders.push(holder);
             } else {
                 lines.extend(RecordId::of_line(name));
+                waits.extend(RecordId::of_waits(name));
             }
         }
         records.sort_unstable();
         holders.sort_unstable();
-        Ok(Entries { records, holders, lines })
+        Ok(Entries { records, holders, lines, waits })
     }
 
-    /// When a file was last made, renamed or removed, when a token was last given, and when the line
-    /// was last written in which this process waits.
+    /// When a file was last made, renamed or removed, when a token was last given, and when the
+    /// file was last written in which this process waits.
     pub(super) fn modified(&self) -> Option<[(i64, u64); 3]> {
         let time_of = |file: &OwnedFd| fstat(file).map(|stat| (stat.st_mtime, stat.st_mtime_nsec));
-        let line = self.line.borrow().as_ref().and_then(|(_, file)| time_of(file).ok());
-        Some([time_of(&self.dir).ok()?, time_of(&self.guard).ok()?, line.unwrap_or_default()])
+        let waiters = self.waiters.borrow().as_ref().and_then(|(_, file)| time_of(file).ok());
+        Some([time_of(&self.dir).ok()?, time_of(&self.guard).ok()?, waiters.unwrap_or_default()])
     }
 
     /// All names in the directory, to be read in pieces.
@@ -505,10 +508,14 @@ impl Inside<'_> {
 
     /// Opens the line of a lock, and creates it if need be.
     pub(super) fn open_line(&self, id: RecordId, create: bool) -> Result<Arc<OwnedFd>, Errno> {
-        let name = id.line();
-        let mut line = self.line.borrow_mut();
-        if let Some((_, file)) = line.as_ref().filter(|(known, _)| *known == id)
-            && let Ok(stat) = statat(&self.dir, &name, AtFlags::SYMLINK_NOFOLLOW)
+        self.open_waiters(&id.line(), create)
+    }
+
+    /// Opens a file of those who wait, and creates it if need be.
+    pub(super) fn open_waiters(&self, name: &str, create: bool) -> Result<Arc<OwnedFd>, Errno> {
+        let mut waiters = self.waiters.borrow_mut();
+        if let Some((_, file)) = waiters.as_ref().filter(|(known, _)| known == name)
+            && let Ok(stat) = statat(&self.dir, name, AtFlags::SYMLINK_NOFOLLOW)
             && fstat(file).is_ok_and(|known| place_of(&known) == place_of(&stat))
         {
             return Ok(Arc::clone(file));
@@ -517,8 +524,13 @@ impl Inside<'_> {
         let flags = if create { flags | OFlags::CREATE } else { flags };
         let file = Arc::new(openat(&self.dir, name, flags, MODE)?);
         crash_point();
-        *line = Some((id, Arc::clone(&file)));
+        *waiters = Some((name.to_owned(), Arc::clone(&file)));
         Ok(file)
+    }
+
+    /// Whether it was shown that records can be written.
+    pub(super) fn is_proven(&self) -> bool {
+        self.is_proven.get()
     }
 
     /// Creates and flocks the file of a holder. Under the guard, so no process sees it before it is
@@ -552,7 +564,7 @@ impl Inside<'_> {
     /// Frees everything after a reboot. No process of another boot is alive, so a living holder
     /// means that this is not one.
     fn clear(&self) -> Result<(), Failure> {
-        let Entries { records, holders, lines } = self.entries()?;
+        let Entries { records, holders, lines, waits } = self.entries()?;
         if holders.iter().any(|holder| self.life(*holder) == HolderState::Alive) {
             return Err(self.other_boot());
         }
@@ -560,6 +572,7 @@ impl Inside<'_> {
             self.remove(record)?;
         }
         lines.into_iter().try_for_each(|id| self.remove_file(&id.line()))?;
+        waits.into_iter().try_for_each(|id| self.remove_file(&id.waits()))?;
         holders.into_iter().for_each(|holder| self.remove_holder(holder));
         Ok(())
     }

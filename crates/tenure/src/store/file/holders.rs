@@ -27,6 +27,9 @@ pub(super) struct Holders {
     works: BTreeMap<LockName, BTreeMap<u64, Holder>>,
     /// Where the places that this store's owners had in a line were written.
     places: BTreeMap<RecordId, BTreeMap<Owner, MyPlace>>,
+    /// The locks without a queue that this store asks for whenever they are free, and whether it
+    /// has come in among those who wait.
+    asks: BTreeMap<RecordId, bool>,
     /// A socket could not be bound: nothing calls this process, so it has to look.
     cannot_be_called: bool,
 }
@@ -113,6 +116,77 @@ impl Holders {
             self.cannot_be_called = true;
             event!(DEBUG, target: "tenure", "directory_without_socket", "no socket in the directory: waiting looks instead", error = text(error));
         }
+    }
+
+    /// Notes that this store asks for a lock without a queue whenever it is free: its process has
+    /// to be called. Returns whether it can be.
+    pub(super) fn begin_to_ask(
+        &mut self,
+        inside: &Inside<'_>,
+        runtime: &dyn Runtime,
+        id: RecordId,
+    ) -> Result<bool, Failure> {
+        self.asks.entry(id).or_default();
+        Ok(self.callee(inside, runtime)?.is_some())
+    }
+
+    /// The holder on whose socket this process is called, if it can be.
+    pub(super) fn callee(
+        &mut self,
+        inside: &Inside<'_>,
+        runtime: &dyn Runtime,
+    ) -> Result<Option<HolderId>, Failure> {
+        if self.cannot_be_called {
+            return Ok(None);
+        }
+        let process = match self.process.take() {
+            Some(process) => process,
+            None => Holder::create(inside, runtime, false)?,
+        };
+        let id = self.process.insert(process).id;
+        self.listen(inside, id);
+        Ok((!self.cannot_be_called).then_some(id))
+    }
+
+    /// The process's own holder, if there is one.
+    pub(super) fn of_process(&self) -> Option<HolderId> {
+        self.process.as_ref().map(|process| process.id)
+    }
+
+    /// Whether the process has a socket by now.
+    pub(super) fn has_socket(&self) -> bool {
+        self.cannot_be_called || self.process.as_ref().is_some_and(|process| process.socket.is_some())
+    }
+
+    /// Whether this store asks for a lock without a queue whenever it is free.
+    pub(super) fn asks(&self, id: RecordId) -> bool {
+        self.asks.contains_key(&id)
+    }
+
+    /// Whether it has come in among those who wait for it, as far as it knows: who is called is
+    /// taken out.
+    pub(super) fn has_come_in(&self, id: RecordId) -> bool {
+        self.asks.get(&id).copied().unwrap_or(false)
+    }
+
+    pub(super) fn note_come_in(&mut self, id: RecordId, has: bool) {
+        if let Some(has_come_in) = self.asks.get_mut(&id) {
+            *has_come_in = has;
+        }
+    }
+
+    /// Forgets the locks for which this store asks no more. Returns those where it may stand among
+    /// those who wait.
+    pub(super) fn ask_no_more(&mut self, asks: impl Fn(RecordId) -> bool) -> Vec<RecordId> {
+        let (kept, over) = std::mem::take(&mut self.asks).into_iter().partition(|(id, _)| asks(*id));
+        self.asks = kept;
+        let over: BTreeMap<RecordId, bool> = over;
+        over.into_iter().filter_map(|(id, has_come_in)| has_come_in.then_some(id)).collect()
+    }
+
+    /// Asks for the same locks in another directory, where it has not come in yet.
+    pub(super) fn ask_as(&mut self, before: &Self) {
+        self.asks = before.asks.keys().map(|id| (*id, false)).collect();
     }
 
     /// Whether other processes cannot call this one.

@@ -269,7 +269,7 @@ fn peeked(look: impl Fn(bool) -> Result<Option<Record>, Failure>) -> Result<Opti
     look(false).or_else(|_| look(false)).or_else(|_| look(true))
 }
 
-fn read_at(file: &OwnedFd, at: u64, bytes: usize) -> Result<Vec<u8>, Errno> {
+pub(super) fn read_at(file: &OwnedFd, at: u64, bytes: usize) -> Result<Vec<u8>, Errno> {
     let mut read = vec![0; bytes];
     let mut done = 0;
     while done < bytes {

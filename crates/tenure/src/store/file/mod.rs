@@ -38,18 +38,24 @@
 mod apply;
 mod beside;
 mod bindings;
+mod called;
 mod directory;
 mod error;
 mod holders;
+mod life;
 mod line;
 mod lock;
+mod look;
 mod names;
 #[cfg(tenure_planted)]
 pub mod observe;
 mod record;
+mod run;
+mod seen;
 mod shared;
 mod sweep;
 mod system;
+mod waits;
 mod watch;
 mod worker;
 
@@ -66,8 +72,10 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select};
 use tokio::sync::{mpsc, oneshot, watch::Sender};
 
+use self::names::RecordId;
 use self::shared::{Shared, Tried};
 use self::system::boot_clock_offset_ms;
+use self::watch::Hears;
 use self::worker::{Job, Promise, Request, Worker};
 use super::{
     Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Opening, Page,
@@ -209,7 +217,29 @@ impl Store for File {
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let name = name.clone();
-        self.ask(within, move |promise| Request::Listen(name, rule, promise)).boxed()
+        let hears = if matches!(rule, LockSpec::Queue(_)) { Hears::Turns } else { Hears::All };
+        self.ask(within, move |promise| Request::Listen { name, hears, promise }).boxed()
+    }
+
+    fn listen_to_ask(
+        &self,
+        name: &LockName,
+        _rule: LockSpec,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        let (store, name) = (self.clone(), name.clone());
+        async move {
+            let (id, hears) = (RecordId::of(&name), Hears::Calls);
+            let listener = store.ask(within, move |promise| Request::Listen { name, hears, promise }).await?;
+            // A listener keeps no store alive.
+            let (jobs, runtime) = (store.0.jobs().downgrade(), Arc::clone(&store.0.runtime));
+            Ok(listener.resting(move || {
+                if let Some(jobs) = jobs.upgrade() {
+                    let _ = jobs.send(Job::new(Request::Rest(id), runtime.now(), Duration::MAX, None));
+                }
+            }))
+        }
+        .boxed()
     }
 
     fn list(
@@ -223,7 +253,14 @@ impl Store for File {
     }
 
     fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
-        self.ask(within, Request::Ready).boxed()
+        let store = self.clone();
+        async move {
+            match store.done(store.0.shared.ready(&*store.0.runtime)) {
+                Some(answer) => answer,
+                None => store.ask(within, Request::Ready).await,
+            }
+        }
+        .boxed()
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -9,6 +9,7 @@ use crate::name::LockName;
 
 const BESIDE: &str = "record-";
 const LINE: &str = "line-";
+const WAITS: &str = "waits-";
 
 /// Which file a lock's record is in: a hash of its name. The record says the name too, so that two
 /// locks are never taken for one.
@@ -33,6 +34,16 @@ impl RecordId {
     /// The lock whose line this file is.
     pub(super) fn of_line(file: &str) -> Option<Self> {
         u128::from_str_radix(digits(file, LINE, 32)?, 16).map(Self).ok()
+    }
+
+    /// The file of the processes that wait for the lock, if it has no queue.
+    pub(super) fn waits(self) -> String {
+        format!("{WAITS}{:032x}", self.0)
+    }
+
+    /// The lock for which the processes of this file wait.
+    pub(super) fn of_waits(file: &str) -> Option<Self> {
+        u128::from_str_radix(digits(file, WAITS, 32)?, 16).map(Self).ok()
     }
 
     /// The lock whose record this file is.
@@ -94,6 +105,7 @@ mod tests {
         assert_eq!(id.to_string().parse(), Ok(id));
         assert_eq!(HolderId(7).to_string().parse(), Ok(HolderId(7)));
         assert_eq!((RecordId::of_line(&id.line()), RecordId::of_beside(&id.beside())), (Some(id), Some(id)));
+        assert_eq!(RecordId::of_waits(&id.waits()), Some(id));
         for file in ["lock-7", "lock-+0000000000000000000000000000007", "temp", "guard", "lock-"] {
             assert_eq!(file.parse::<RecordId>(), Err(()), "{file}");
         }

@@ -17,7 +17,7 @@ use crate::protocol::record::USE;
 use crate::protocol::{self, Data, Entry, Kind, Now, State};
 
 /// The version of a directory's files. A process of another version is refused by the guard file.
-const FORMAT: &str = "2";
+const FORMAT: &str = "3";
 const RECORD: &str = "tenure lock";
 const SUM: &str = "sum ";
 const LEDGER: &str = "tenure guard";
@@ -435,7 +435,7 @@ mod tests {
             (
                 mutex(),
                 &[
-                    ("tenure lock 2", "tenure lock 2 "),
+                    ("tenure lock 3", "tenure lock 3 "),
                     ("ends 1234", "ends +1234"),
                     ("ends 1234", "ends 99999999999999999999"),
                     ("holders 1", "holders 0"),
@@ -521,8 +521,8 @@ mod tests {
             "kind reentrant mutex",
             "kind read-write lock",
             "kind semaphore",
-            "tenure lock 2\n",
-            "tenure guard 2\n",
+            "tenure lock 3\n",
+            "tenure guard 3\n",
             "line 0 9 1\n",
             A,
             B,
@@ -581,8 +581,8 @@ mod tests {
 
     #[test]
     fn another_version_is_told_from_damage() {
-        let later = [b"tenure lock 3\n".as_slice(), &[0xff; 20]].concat();
-        assert_eq!(Record::decode(&later), Err(Damage::Format("3".to_owned())));
+        let later = [b"tenure lock 4\n".as_slice(), &[0xff; 20]].concat();
+        assert_eq!(Record::decode(&later), Err(Damage::Format("4".to_owned())));
         let earlier = b"tenure lock 1\n".as_slice();
         assert_eq!(Record::decode(earlier), Err(Damage::Format("1".to_owned())));
         assert_eq!(Ledger::decode(b"tenure guard 10\n"), Err(Damage::Format("10".to_owned())));

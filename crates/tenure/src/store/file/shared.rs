@@ -114,7 +114,8 @@ impl Shared {
                 Err(failure) => return Tried::Done(Err(failure), None),
             };
             let id = RecordId::of(&op.name);
-            if may_wait && inside.has(id) {
+            let may_come_in = holders.asks(id) && !holders.has_socket();
+            if (may_wait || may_come_in) && inside.has(id) {
                 return Tried::NotHere;
             }
             let now = now(runtime, self.offset_ms);
@@ -150,6 +151,15 @@ impl Shared {
                 }
                 Err(failure) => Tried::Done(Err(failure), None),
             }
+        })
+    }
+
+    /// Says that the store answers, where that was shown before.
+    pub(super) fn ready(&self, runtime: &dyn Runtime) -> Tried<()> {
+        self.at_once(runtime, |directory, _| match directory.enter(None) {
+            Ok(Entered::Inside(inside)) if inside.is_proven() => Tried::Done(Ok(()), None),
+            Ok(_) => Tried::NotHere,
+            Err(failure) => Tried::Done(Err(failure), None),
         })
     }
 

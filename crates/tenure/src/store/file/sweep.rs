@@ -8,6 +8,7 @@ use super::beside;
 use super::directory::{HolderState, Inside};
 use super::lock::{Lock, store};
 use super::names::{HolderId, RecordId};
+use super::waits::Waits;
 use crate::protocol::Now;
 use crate::store::Failure;
 
@@ -30,6 +31,8 @@ pub(super) struct Sweep {
     beside: Vec<RecordId>,
     /// The lines of queues.
     lines: Vec<RecordId>,
+    /// The files of processes that wait for mutexes.
+    waits: Vec<RecordId>,
     /// Holders that have crashed, in order. Their files stay until no record names them: a record
     /// whose holder's file is gone counts until its lease ends.
     dead: Vec<HolderId>,
@@ -38,8 +41,8 @@ pub(super) struct Sweep {
 impl Sweep {
     pub(super) fn new(inside: &Inside<'_>, random: u64) -> Result<Self, Failure> {
         let (holders, records, beside) = (Vec::new(), Vec::new(), Vec::new());
-        let (lines, dead) = (Vec::new(), Vec::new());
-        Ok(Self { random, names: Some(inside.names()?), holders, records, beside, lines, dead })
+        let (lines, waits, dead) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { random, names: Some(inside.names()?), holders, records, beside, lines, waits, dead })
     }
 
     /// Does one piece. True if nothing is left to do.
@@ -74,6 +77,11 @@ impl Sweep {
                 if !inside.has(id) {
                     inside.remove_file(&id.line())?;
                 }
+            } else if let Some(id) = self.waits.pop() {
+                let is_alive = |holder| is_mine(holder) || inside.life(holder) == HolderState::Alive;
+                if !inside.has(id) && !Waits::peek(inside, id).holders().any(is_alive) {
+                    inside.remove_file(&id.waits())?;
+                }
             } else {
                 self.dead.drain(..).for_each(|holder| inside.remove_holder(holder));
                 return Ok(true);
@@ -98,6 +106,7 @@ impl Sweep {
                 self.beside.push(id);
             } else {
                 self.lines.extend(RecordId::of_line(name));
+                self.waits.extend(RecordId::of_waits(name));
             }
         }
         let is_over = read < NAMES;
@@ -107,6 +116,7 @@ impl Sweep {
             self.holders.sort_unstable();
             sample(&mut self.beside, self.random);
             sample(&mut self.lines, self.random);
+            sample(&mut self.waits, self.random);
             sample(&mut self.holders, self.random);
             if self.holders.is_empty() {
                 self.draw_records();

@@ -32,25 +32,36 @@ struct LockListeners {
     /// The tickets that hold, as was told last. Telling them again would make every change of a
     /// queue's record, and each refresh is one, news for every process.
     told: BTreeSet<u64>,
-    /// Other processes call this one. Otherwise it watches the directory.
-    is_called: bool,
+    /// How it hears of changes.
+    hears: Hears,
     /// The holders to watch, while a place of this process is at the front of the line.
     ahead: Option<Vec<HolderId>>,
 }
 
+/// How a process hears of the changes of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Hears {
+    /// It waits in a queue, and other processes call it at its turn. Until then it refreshes its
+    /// place.
+    Turns,
+    /// It asks whenever the lock is free, and other processes call it. It looks now and then.
+    Calls,
+    /// It watches the directory.
+    All,
+}
+
 impl Listeners {
-    /// Adds a listener. `is_called`: to a queue in which this process waits, so that other
-    /// processes call it.
-    pub(super) fn add(&mut self, id: RecordId, listener: Publisher, is_called: bool) {
+    /// Adds a listener.
+    pub(super) fn add(&mut self, id: RecordId, listener: Publisher, hears: Hears) {
         if self.by_lock.len() >= self.full.max(64) {
             self.forget();
             self.full = 2 * self.by_lock.len();
         }
-        let fresh = || LockListeners { listeners: Vec::new(), told: BTreeSet::new(), is_called, ahead: None };
+        let fresh = || LockListeners { listeners: Vec::new(), told: BTreeSet::new(), hears, ahead: None };
         let listening = self.by_lock.entry(id).or_insert_with(fresh);
-        listening.is_called &= is_called;
+        listening.hears = listening.hears.max(hears);
         listening.listeners.push(listener);
-        self.watching += usize::from(!is_called);
+        self.watching += usize::from(hears == Hears::All);
     }
 
     /// Forgets what no process listens to any more.
@@ -59,7 +70,7 @@ impl Listeners {
             listening.listeners.retain(|listener| !listener.is_over());
             !listening.listeners.is_empty()
         });
-        self.watching = self.by_lock.values().filter(|listening| !listening.is_called).count();
+        self.watching = self.by_lock.values().filter(|listening| listening.hears == Hears::All).count();
     }
 
     /// Tells what a request of this store's own has done.
@@ -98,7 +109,7 @@ impl Listeners {
 
     /// Whether changes of this lock have to be seen in the directory.
     pub(super) fn watches(&self, id: RecordId) -> bool {
-        self.by_lock.get(&id).is_some_and(|listening| !listening.is_called)
+        self.by_lock.get(&id).is_some_and(|listening| listening.hears == Hears::All)
     }
 
     /// Whether any lock's changes have to be seen in the directory.
@@ -110,14 +121,24 @@ impl Listeners {
         self.by_lock.is_empty()
     }
 
-    /// The locks that have to be looked at now and then, after forgetting what no process listens
-    /// to.
-    pub(super) fn due_looks(&mut self) -> Vec<RecordId> {
+    /// The locks that have to be looked at often, after forgetting what no process listens to;
+    /// `all`: also those that are looked at now and then.
+    pub(super) fn due_looks(&mut self, all: bool) -> Vec<RecordId> {
         self.forget();
         let looks = |(id, listening): (&RecordId, &LockListeners)| {
-            (!listening.is_called || listening.ahead.is_some()).then_some(*id)
+            let is_due = match listening.hears {
+                Hears::All => true,
+                Hears::Calls => all || listening.ahead.is_some(),
+                Hears::Turns => listening.ahead.is_some(),
+            };
+            is_due.then_some(*id)
         };
         self.by_lock.iter().filter_map(looks).collect()
+    }
+
+    /// Whether any lock has to be looked at now and then.
+    pub(super) fn any_calls(&self) -> bool {
+        self.by_lock.values().any(|listening| listening.hears == Hears::Calls)
     }
 
     /// Notes who is ahead of a place of this process at the front of the line. True if that is

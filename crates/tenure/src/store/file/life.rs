@@ -1,0 +1,42 @@
+//! Who is alive of those that a record names.
+
+use super::directory::{Directory, HolderState};
+use super::holders::Holders;
+use super::names::HolderId;
+use super::record::Record;
+use crate::planted::{Bug, planted};
+use crate::store::Failure;
+
+/// Whether a holder is certainly dead.
+pub(super) fn is_dead(directory: &Directory, holders: &Holders, holder: HolderId) -> bool {
+    !holders.is_mine(holder) && directory.life(holder) == HolderState::Dead && !planted(Bug::DeathIgnored)
+}
+
+/// What still counts of a record: it is of this boot, and some of those who have a part in it have
+/// not crashed.
+pub(super) fn living(
+    directory: &Directory,
+    holders: &Holders,
+    record: Record,
+) -> Result<Option<Record>, Failure> {
+    if !is_of_this_boot(directory, holders, &record)? {
+        return Ok(None);
+    }
+    Ok(record.without(|holder| is_dead(directory, holders, holder)))
+}
+
+pub(super) fn is_of_this_boot(
+    directory: &Directory,
+    holders: &Holders,
+    record: &Record,
+) -> Result<bool, Failure> {
+    if record.boot == directory.boot() {
+        return Ok(true);
+    }
+    // A process outlives no boot, so with a living holder the boot id is what is wrong.
+    let is_alive = |holder| holders.is_mine(holder) || directory.life(holder) == HolderState::Alive;
+    if record.bindings.iter().any(|(_, holder)| is_alive(holder)) {
+        return Err(directory.other_boot());
+    }
+    Ok(false)
+}

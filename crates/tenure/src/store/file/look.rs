@@ -1,0 +1,141 @@
+//! What a look at the files tells, without a request.
+
+use super::called;
+use super::directory::Directory;
+use super::holders::Holders;
+use super::life::{is_dead, living};
+use super::lock::Lock;
+use super::names::{HolderId, RecordId};
+use super::record::Record;
+use crate::events::{event, text};
+use crate::protocol::{self, Data, Notification, Now, State, parse_value};
+use crate::store::{Cursor, Failure, Page, SETUP};
+
+/// So many records are in one page of a listing.
+const PAGE: usize = 1_000;
+
+/// The first two places in line. Their processes watch those ahead of them: the first the holders,
+/// the second the first.
+pub(super) fn front(data: &Data) -> [Option<u64>; 2] {
+    let Data::Queue(queue) = data else { return [None; 2] };
+    let mut waiting = queue.waiting().map(|(number, _)| number);
+    [waiting.next(), waiting.next()]
+}
+
+/// Whose crashes this process has to notice, if its own place is at the front of the line.
+pub(super) fn ahead_of_mine(record: &Record, holders: &Holders) -> Option<Vec<HolderId>> {
+    let holder_of = |number: Option<u64>| number.and_then(|number| record.bindings.holder_of(number));
+    let [first, second] = front(&record.lock.value).map(holder_of);
+    let is_mine = |holder: Option<HolderId>| holder.is_some_and(|holder| holders.is_mine(holder));
+    let mut ahead: Vec<HolderId> = match &record.lock.value {
+        Data::Queue(queue) if is_mine(first) => {
+            queue.holding().filter_map(|number| record.bindings.holder_of(number)).collect()
+        }
+        Data::Queue(_) if is_mine(second) => first.into_iter().collect(),
+        _ => return None,
+    };
+    ahead.sort_unstable();
+    ahead.dedup();
+    Some(ahead)
+}
+
+/// What to tell those who listen to a lock whose record has changed, whichever process changed it.
+pub(super) fn changed(directory: &Directory, now: Now, id: RecordId) -> Option<Notification> {
+    match Lock::peek(directory, id) {
+        Ok(record) => news(record.as_ref(), now),
+        // The next look decides: it may have been read while its file was used again.
+        Err(_) => None,
+    }
+}
+
+/// What a look at a lock has seen.
+pub(super) struct Looked {
+    /// What to tell those who listen.
+    pub(super) wake: Option<Notification>,
+    /// Who is ahead of a place of this process that is at the front of the line: it has to notice
+    /// by itself that they crash.
+    pub(super) ahead: Option<Vec<HolderId>>,
+}
+
+/// Looks at a lock. Of one in which processes wait it looks at those only that are ahead of a
+/// place of this process at the front of the line: each other waiter is told when it comes there.
+pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: RecordId) -> Looked {
+    let mut before = None;
+    if holders.asks(id) {
+        match called::seen(directory, holders, id) {
+            // It was called. Where the lock is busy by now, it has to come in again.
+            called::Seen::NotThere if holders.has_come_in(id) => {
+                return Looked { wake: Some(Notification::Free { by: None }), ahead: None };
+            }
+            called::Seen::NotThere => {}
+            called::Seen::InLine(others) => before = Some(others),
+        }
+    }
+    let Ok(Some(record)) = Lock::peek(directory, id) else {
+        // Gone; or unreadable, which the next request reports.
+        return Looked { wake: Some(Notification::Free { by: None }), ahead: None };
+    };
+    let by = match &record.lock.value {
+        Data::Text(value) => parse_value(value).map(|(owner, _)| owner),
+        _ => None,
+    };
+    if front(&record.lock.value)[0].is_some() {
+        let ahead = ahead_of_mine(&record, holders);
+        let crashed = |ahead: &Vec<HolderId>| ahead.iter().any(|holder| is_dead(directory, holders, *holder));
+        let wake = match ahead.as_ref().is_some_and(crashed) {
+            true => Some(Notification::Reconnected),
+            false => news(Some(&record), now),
+        };
+        return Looked { wake, ahead };
+    }
+    let ahead = before.and_then(|before| called::ahead(&record, holders, &before));
+    let wake = match news(living(directory, holders, record).unwrap_or(None).as_ref(), now) {
+        Some(Notification::Free { .. }) => Some(Notification::Free { by }),
+        wake => wake,
+    };
+    Looked { wake, ahead }
+}
+
+/// What a record says to those who listen.
+fn news(record: Option<&Record>, now: Now) -> Option<Notification> {
+    match record.filter(|record| !record.is_over(now)).map(|record| &record.lock.value) {
+        None => Some(Notification::Free { by: None }),
+        // A process was taken out, and the process that asks first lets the next in.
+        Some(Data::Queue(queue)) if queue.is_due() => Some(Notification::Reconnected),
+        Some(Data::Queue(queue)) => Some(Notification::Granted { tickets: queue.holding().collect() }),
+        Some(_) => None,
+    }
+}
+
+/// A part of the listing, in the order of the files.
+pub(super) fn page(directory: &Directory, now: Now, prefix: &str, from: &Cursor) -> Result<Page, Failure> {
+    let records = directory.entries()?.records;
+    let start = match from.0.parse::<RecordId>() {
+        Ok(from) => records.partition_point(|id| *id <= from),
+        Err(()) => 0,
+    };
+    let part = &records[start..records.len().min(start + PAGE)];
+    let mut page = Page::default();
+    for id in part {
+        let record = match Lock::peek_whole(directory, *id) {
+            Ok(Some(record)) => record,
+            // Gone since the directory was read.
+            Ok(None) => continue,
+            Err(failure) => {
+                // The other locks are listed all the same.
+                event!(WARN, target: SETUP, "lock_not_listed", "a lock is not listed", failure = text(failure));
+                continue;
+            }
+        };
+        if !record.name.as_str().starts_with(prefix) {
+            continue;
+        }
+        let Some(record) = living(directory, &Holders::default(), record)? else { continue };
+        let state = State { lock: Some(record.lock), ballot: None };
+        page.locks.extend(protocol::found(&state, now).map(|found| (record.name, found)));
+    }
+    if start + PAGE < records.len() {
+        page.next = part.last().map(|id| Cursor(id.to_string()));
+    }
+    Ok(page)
+}

@@ -1,0 +1,216 @@
+//! What a request reads of a lock, and what it does with places further back in line.
+
+use super::bindings::Bindings;
+use super::directory::{Directory, Inside};
+use super::holders::Holders;
+use super::life::{is_dead, is_of_this_boot};
+use super::line::{Span, Standing};
+use super::lock::Lock;
+use super::names::RecordId;
+use crate::owner::Owner;
+use crate::protocol::queue::Queue;
+use crate::protocol::{Answer, Data, Entry, Now, Op, Place, ReleaseScope, State, Verb};
+use crate::store::Failure;
+
+/// So few holders are looked at by every request of a queue, and not only by that of the first
+/// waiter.
+const FEW: usize = 8;
+
+/// What counts of a lock for one request.
+#[derive(Default)]
+pub(super) struct Living {
+    pub(super) lock: Option<Entry<Data>>,
+    pub(super) bindings: Bindings,
+    pub(super) span: Span,
+    /// The places of the owners that ask which are further back in line than what was read.
+    pub(super) later: Vec<Standing>,
+}
+
+/// The owners whose places a request is about.
+pub(super) fn asked(op: &Op) -> &[Owner] {
+    match &op.verb {
+        Verb::Refresh { owners, .. } => owners,
+        _ => std::slice::from_ref(&op.owner),
+    }
+}
+
+/// What counts of a lock for one request, which reads and looks at no more than it decides about.
+/// Of a queue that is the first waiters until one is alive, and the holders if they are few or the
+/// first waiter asks. Otherwise the work of a queue would grow with the square of its waiters.
+pub(super) fn seen(
+    inside: &Inside<'_>,
+    holders: &Holders,
+    lock: &mut Lock,
+    id: RecordId,
+    now: Now,
+    op: &Op,
+    budget: &mut usize,
+) -> Result<Living, Failure> {
+    let has_file = lock.record.span;
+    if lock.record.boot != inside.boot() {
+        lock.read_all(inside, id)?;
+    }
+    if !is_of_this_boot(inside, holders, &lock.record)? {
+        return Ok(Living { span: Span { from: has_file.to, count: 0, ..has_file }, ..Living::default() });
+    }
+    let mut later = Vec::new();
+    if sees_all(&op.verb) || matches!(op.verb, Verb::Resize) {
+        lock.read_all(inside, id)?;
+    } else if !lock.is_whole() {
+        let is_far = matches!(op.verb, Verb::Refresh { .. }) && is_far(inside, lock, id, now, op)?;
+        if !is_far {
+            fill(inside, holders, lock, id, now, budget)?;
+        }
+        later = match further(lock, holders, id, op) {
+            Some(later)
+                if later.is_empty() || matches!(op.verb, Verb::Refresh { .. } | Verb::Release { .. }) =>
+            {
+                later
+            }
+            _ => {
+                lock.read_all(inside, id)?;
+                Vec::new()
+            }
+        };
+    }
+    let dead: Vec<u64> = match &lock.record.lock.value {
+        Data::Queue(queue) if !sees_all(&op.verb) => {
+            let holding: Vec<u64> = queue.holding().collect();
+            let looks = holding.len() <= FEW || asks_first(queue, op);
+            let bindings = &lock.record.bindings;
+            let is_dead = |number: &u64| {
+                bindings.holder_of(*number).is_some_and(|holder| is_dead(inside, holders, holder))
+            };
+            holding.into_iter().filter(|number| looks && is_dead(number)).collect()
+        }
+        _ => lock.record.bound_to(|holder| is_dead(inside, holders, holder)),
+    };
+    let record = lock.take_or_clone().without_numbers(&dead);
+    let (lock, bindings) =
+        record.map_or((None, Bindings::default()), |record| (Some(record.lock), record.bindings));
+    Ok(Living { lock, bindings, span: has_file, later })
+}
+
+/// Reads on until two wait, for a refresh. False if it is one of these two that asks: then the line
+/// is as it was before.
+fn is_far(inside: &Inside<'_>, lock: &mut Lock, id: RecordId, now: Now, op: &Op) -> Result<bool, Failure> {
+    lock.fill(inside, id, 2, |standing| now.ms > standing.ticket.deadline_ms)?;
+    let is_near = lock
+        .queue()
+        .is_some_and(|queue| queue.waiting().take(2).any(|(_, ticket)| asked(op).contains(&ticket.owner)));
+    if is_near && let Some(anew) = Lock::load(inside, id)? {
+        *lock = anew;
+    }
+    Ok(!is_near)
+}
+
+/// Reads on until two wait. Those at the front that have lapsed or crashed are passed over.
+fn fill(
+    directory: &Directory,
+    holders: &Holders,
+    lock: &mut Lock,
+    id: RecordId,
+    now: Now,
+    budget: &mut usize,
+) -> Result<(), Failure> {
+    lock.fill(directory, id, 2, |standing| {
+        if now.ms > standing.ticket.deadline_ms {
+            return true;
+        }
+        let looks = *budget > 0;
+        *budget = budget.saturating_sub(1);
+        let is_over = looks && standing.holder.is_some_and(|holder| is_dead(directory, holders, holder));
+        if !is_over && looks {
+            *budget += 1;
+        }
+        is_over
+    })
+}
+
+/// The places further back of the owners that ask; `None` if one is there, and not where this store
+/// has written it.
+fn further(lock: &Lock, holders: &Holders, id: RecordId, op: &Op) -> Option<Vec<Standing>> {
+    let queue = lock.queue()?;
+    let mut later = Vec::new();
+    for owner in asked(op).iter().filter(|owner| queue.number(owner).is_none()) {
+        match holders.place_of(id, owner).and_then(|at| lock.standing_at(at, owner)) {
+            Some(standing) => later.push(standing),
+            None if lock.names_further_back(owner) => return None,
+            None => {}
+        }
+    }
+    Some(later)
+}
+
+/// Refreshes places that are further back, or leaves one. Returns those that are there still.
+pub(super) fn keep(
+    inside: &Inside<'_>,
+    id: RecordId,
+    lock: &Lock,
+    now: Now,
+    op: &Op,
+    later: Vec<Standing>,
+    span: &mut Span,
+) -> Result<Vec<Standing>, Failure> {
+    let mut kept = Vec::new();
+    for mut standing in later {
+        match op.verb {
+            Verb::Refresh { wait_ms, .. } if now.ms <= standing.ticket.deadline_ms => {
+                let deadline_ms = now.ms.saturating_add(wait_ms);
+                if deadline_ms > standing.ticket.deadline_ms {
+                    standing.ticket.deadline_ms = deadline_ms;
+                    lock.refresh(inside, id, &standing)?;
+                }
+                kept.push(standing);
+            }
+            _ => {
+                lock.leave(inside, id, &standing)?;
+                span.count = span.count.saturating_sub(1);
+                if now.ms <= standing.ticket.deadline_ms {
+                    kept.push(standing);
+                }
+            }
+        }
+    }
+    Ok(kept)
+}
+
+/// The answer, with what it says of places that the machine did not see.
+pub(super) fn further_back(op: &Op, answer: Answer, later: &[Standing], state: &State) -> Answer {
+    if later.is_empty() {
+        return answer;
+    }
+    match (answer, &op.verb) {
+        (Answer::More(answer), _) => further_back(op, *answer, later, state).and_more(),
+        (Answer::Free, Verb::Release { .. }) => Answer::Released { left: 0 },
+        (Answer::Places { mut places, retry_in_ms }, Verb::Refresh { owners, .. }) => {
+            for (place, owner) in places.iter_mut().zip(owners.iter()) {
+                let Some(standing) = later.iter().find(|standing| standing.ticket.owner == *owner) else {
+                    continue;
+                };
+                let number = standing.number;
+                // It may have been read, and let in, since the machine was asked.
+                let holds = matches!(&state.lock, Some(Entry { value: Data::Queue(queue), .. })
+                    if queue.ticket(number).is_some() && number <= queue.mark);
+                *place =
+                    if holds { Place::Held { fence: number } } else { Place::Waiting { ticket: number } };
+            }
+            Answer::Places { places, retry_in_ms }
+        }
+        (answer, _) => answer,
+    }
+}
+
+/// Whether a request is about all that stands there.
+pub(super) fn sees_all(verb: &Verb) -> bool {
+    matches!(verb, Verb::Inspect | Verb::Release { whose: ReleaseScope::Any, .. })
+}
+
+/// Whether no waiter is ahead of this request's.
+fn asks_first(queue: &Queue, op: &Op) -> bool {
+    let Some((_, first)) = queue.waiting().next() else { return true };
+    match &op.verb {
+        Verb::Refresh { owners, .. } => owners.contains(&first.owner),
+        _ => first.owner == op.owner,
+    }
+}

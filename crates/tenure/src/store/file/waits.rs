@@ -1,0 +1,247 @@
+//! The processes that wait for a mutex, in the order in which they are called when it is free: a
+//! file of a lock that has no queue.
+//!
+//! ```text
+//! called HOLDER MS
+//! - HOLDER
+//! ```
+//!
+//! Only hints are here. The first process that asks has the lock, whether it was called or not, and
+//! one that hears nothing looks now and then. So what cannot be read is left out, and a file that is
+//! lost costs some looks.
+//!
+//! A process comes in when it has found the lock busy, and is taken out when it is called, gets the
+//! lock or waits no more. One that was called in vain comes in again in front of the others. The
+//! first two are told so, and watch: the first the holders, the second the first, who may be about
+//! to take the lock.
+
+use std::collections::VecDeque;
+use std::fmt::Write;
+
+use rustix::fs::ftruncate;
+use rustix::io::{Errno, pwrite};
+
+use super::directory::{Directory, Inside};
+use super::lock::read_at;
+use super::names::{HolderId, RecordId};
+use crate::planted::crash_point;
+
+/// Of those that come later, none is called. They look, and come in when there is space.
+const MOST: usize = 4_096;
+/// So long a process that was called is expected to ask, and no other is called.
+const ASKS_WITHIN_MS: u64 = 50;
+/// So many dead ones are passed over by one request.
+const DEAD: usize = 64;
+/// So many in front watch others.
+pub(super) const NEAR: usize = 2;
+
+/// Those who wait for one mutex.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Waits {
+    /// Who was called last and has not asked since, and when that was.
+    called: Option<(HolderId, u64)>,
+    waiting: VecDeque<Waiting>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Waiting {
+    holder: HolderId,
+    /// It was told that it is one of the first.
+    is_told: bool,
+}
+
+impl Waits {
+    /// Reads them; `None` if there is no file.
+    pub(super) fn load(inside: &Inside<'_>, id: RecordId) -> Option<Self> {
+        let file = inside.open_waiters(&id.waits(), false).ok()?;
+        Some(Self::decode(&read_at(&file, 0, MOST * 32).ok()?))
+    }
+
+    /// Reads them without the guard.
+    pub(super) fn peek(directory: &Directory, id: RecordId) -> Self {
+        directory.read_file(&id.waits()).ok().flatten().map_or_else(Self::default, |text| Self::decode(&text))
+    }
+
+    /// Writes them. On a full disk each looks for itself.
+    pub(super) fn store(&self, inside: &Inside<'_>, id: RecordId) {
+        let text = self.encode();
+        let write = || {
+            let file = inside.open_waiters(&id.waits(), true)?;
+            let mut written = 0;
+            while written < text.len() {
+                written += pwrite(&file, &text.as_bytes()[written..], written as u64)?;
+            }
+            crash_point();
+            ftruncate(&file, text.len() as u64)?;
+            crash_point();
+            Ok::<(), Errno>(())
+        };
+        let _ = write();
+    }
+
+    /// Whether no process waits, or is about to ask.
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.called.is_none()
+    }
+
+    /// The processes that are there, those that were called included.
+    pub(super) fn holders(&self) -> impl Iterator<Item = HolderId> {
+        let called = self.called.iter().map(|(holder, _)| *holder);
+        called.chain(self.waiting.iter().map(|waiting| waiting.holder))
+    }
+
+    /// Those in front of this process, if it is here.
+    pub(super) fn before(&self, holder: HolderId) -> Option<impl Iterator<Item = HolderId>> {
+        let place = self.waiting.iter().position(|waiting| waiting.holder == holder)?;
+        Some(self.waiting.iter().take(place).map(|waiting| waiting.holder))
+    }
+
+    /// A process has found the lock busy. `again`: it was here before.
+    pub(super) fn join(&mut self, holder: HolderId, again: bool) {
+        let was_called = self.asked(holder);
+        if self.before(holder).is_some() || self.waiting.len() >= MOST {
+            return;
+        }
+        let waiting = Waiting { holder, is_told: false };
+        match was_called || again {
+            true => self.waiting.push_front(waiting),
+            false => self.waiting.push_back(waiting),
+        }
+    }
+
+    /// A process has the lock, or waits no more.
+    pub(super) fn leave(&mut self, holder: HolderId) {
+        self.asked(holder);
+        self.waiting.retain(|waiting| waiting.holder != holder);
+    }
+
+    /// A process has asked. Returns whether it was the one that had been called.
+    fn asked(&mut self, holder: HolderId) -> bool {
+        self.called.take_if(|(called, _)| *called == holder).is_some()
+    }
+
+    /// The lock is free: takes out whom to call.
+    pub(super) fn call(&mut self, now_ms: u64, is_dead: impl Fn(HolderId) -> bool) -> Option<HolderId> {
+        let is_soon = |(called, at): (HolderId, u64)| now_ms < at + ASKS_WITHIN_MS && !is_dead(called);
+        if self.called.is_some_and(is_soon) {
+            return None;
+        }
+        self.called = None;
+        for _ in 0..DEAD {
+            let Waiting { holder, .. } = self.waiting.pop_front()?;
+            if !is_dead(holder) {
+                self.called = Some((holder, now_ms));
+                return Some(holder);
+            }
+        }
+        None
+    }
+
+    /// The lock is held: those who have come to the front and were not told yet.
+    pub(super) fn newly_near(&mut self) -> Vec<HolderId> {
+        let near = self.waiting.iter_mut().take(NEAR).filter(|waiting| !waiting.is_told);
+        near.map(|waiting| {
+            waiting.is_told = true;
+            waiting.holder
+        })
+        .collect()
+    }
+
+    fn encode(&self) -> String {
+        let mut text = String::with_capacity(24 * (self.waiting.len() + 1));
+        if let Some((HolderId(holder), at)) = self.called {
+            let _ = writeln!(text, "called {holder:016x} {at}");
+        }
+        for Waiting { holder: HolderId(holder), is_told } in &self.waiting {
+            let _ = writeln!(text, "{} {holder:016x}", if *is_told { '+' } else { '-' });
+        }
+        text
+    }
+
+    fn decode(text: &[u8]) -> Self {
+        let holder = |digits: &str| {
+            let is_one = digits.len() == 16;
+            is_one.then(|| u64::from_str_radix(digits, 16).ok().map(HolderId)).flatten()
+        };
+        let mut waits = Self::default();
+        for line in String::from_utf8_lossy(text).lines() {
+            let Some((sign, rest)) = line.split_once(' ') else { continue };
+            match sign {
+                "called" => {
+                    let called = rest.split_once(' ');
+                    waits.called = called.and_then(|(digits, at)| Some((holder(digits)?, at.parse().ok()?)));
+                }
+                "+" | "-" => {
+                    let waiting = holder(rest).map(|holder| Waiting { holder, is_told: sign == "+" });
+                    waits.waiting.extend(waiting);
+                }
+                _ => {}
+            }
+        }
+        waits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALIVE: fn(HolderId) -> bool = |_| false;
+
+    fn three() -> (Waits, [HolderId; 3]) {
+        let (mut waits, all) = (Waits::default(), [HolderId(1), HolderId(2), HolderId(3)]);
+        all.iter().for_each(|holder| waits.join(*holder, false));
+        (waits, all)
+    }
+
+    #[test]
+    fn what_was_written_reads_back_and_what_is_damaged_is_left_out() {
+        let (mut waits, [a, b, c]) = three();
+        assert_eq!(waits.newly_near(), [a, b]);
+        assert_eq!(waits.call(7, ALIVE), Some(a));
+        let text = waits.encode();
+        assert_eq!(Waits::decode(text.as_bytes()), waits);
+        assert_eq!(Waits::decode(b""), Waits::default());
+        let cut = Waits::decode(&text.as_bytes()[..text.len() - 3]);
+        assert_eq!((cut.called, cut.waiting.len()), (waits.called, 1));
+        assert!(Waits::decode(b"x\ncalled x 3\n- 7\n\xff").is_empty());
+        assert_eq!(waits.holders().collect::<Vec<_>>(), [a, b, c]);
+    }
+
+    #[test]
+    fn one_is_called_and_comes_back_in_front_if_it_was_in_vain() {
+        let (mut waits, [a, b, c]) = three();
+        assert_eq!(waits.call(100, ALIVE), Some(a));
+        assert_eq!(waits.call(100 + ASKS_WITHIN_MS - 1, ALIVE), None, "it is about to ask");
+        waits.join(a, true);
+        assert_eq!(waits.before(a).map(Iterator::count), Some(0));
+        assert_eq!(waits.call(110, ALIVE), Some(a));
+        // It has asked and holds.
+        waits.leave(a);
+        assert_eq!(waits.call(120, ALIVE), Some(b));
+        // It is stopped, and the lock was taken meanwhile.
+        assert_eq!(waits.call(120 + ASKS_WITHIN_MS, ALIVE), Some(c));
+        assert_eq!(waits.call(1_000, ALIVE), None);
+        assert!(waits.is_empty());
+    }
+
+    #[test]
+    fn the_dead_are_passed_over_and_no_time_is_given_to_them() {
+        let (mut waits, [a, b, c]) = three();
+        assert_eq!(waits.call(100, |holder| holder == a), Some(b));
+        assert_eq!(waits.call(101, |holder| holder == b), Some(c));
+    }
+
+    #[test]
+    fn each_is_told_once_that_it_is_near() {
+        let (mut waits, [a, b, c]) = three();
+        assert_eq!((waits.newly_near(), waits.newly_near()), (vec![a, b], vec![]));
+        assert_eq!(waits.call(100, ALIVE), Some(a));
+        waits.leave(a);
+        assert_eq!(waits.newly_near(), [c]);
+        waits.join(a, false);
+        assert_eq!(waits.newly_near(), []);
+        waits.leave(b);
+        assert_eq!(waits.newly_near(), [a]);
+    }
+}

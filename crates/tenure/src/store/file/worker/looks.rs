@@ -1,0 +1,244 @@
+//! How the worker hears of what other processes have changed: it watches, it is called, and it
+//! looks.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+
+use super::Worker;
+use super::job::{Job, Request};
+use crate::events::{event, text};
+use crate::planted::{Bug, planted};
+use crate::protocol::{Answer, Notification};
+use crate::runtime::Runtime;
+use crate::store::Failure;
+use crate::store::file::apply::{Applied, now};
+use crate::store::file::directory::{Directory, Entered, Inside};
+use crate::store::file::holders::Holders;
+use crate::store::file::look::{Looked, changed as changed_to, looked};
+use crate::store::file::names::{HolderId, RecordId};
+use crate::store::file::sweep::Sweep;
+use crate::store::file::watch::{Seen, Watch};
+
+/// How often the locks that a process listens to are looked at. A release and most crashes are seen
+/// at once.
+pub(super) const LOOK: Duration = Duration::from_millis(200);
+/// How often, at least and at most, a process looks at a lock about which others call it: the one
+/// that was called may be stopped, and those behind it too.
+const RARE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
+/// How long after a holder's file was closed its flock has certainly gone too.
+const AFTER_CLOSE: Duration = Duration::from_millis(1);
+/// How many looks without a listener end the watch.
+const IDLE_LOOKS: u32 = 25;
+/// So many locks are looked at before other tasks run.
+const LOOKS: usize = 32;
+/// The looks take at most one part in so many of the time.
+const SHARE: u32 = 4;
+/// The pause between two pieces of a sweep.
+const PIECE_PAUSE: Duration = Duration::from_millis(2);
+
+impl Worker {
+    /// Passes on what was seen. `own` is what this store's own requests have done; the system
+    /// reports that as well.
+    pub(super) fn hear(&mut self, own: Vec<(RecordId, Applied)>) {
+        let mut changed = BTreeSet::new();
+        for seen in self.watch.as_ref().map(Watch::read).unwrap_or_default() {
+            match seen {
+                Seen::Changed(_) if planted(Bug::ChangeUnheard) => {}
+                Seen::Changed(id) => drop(changed.insert(id)),
+                Seen::HolderClosed if planted(Bug::DeathUnheard) => {}
+                Seen::HolderClosed if self.look.is_some() => self.look_after(AFTER_CLOSE),
+                Seen::HolderClosed => {}
+                Seen::Replaced => self.replaced(),
+                Seen::Missed => self.listeners.tell_all(&Notification::Reconnected),
+            }
+        }
+        let shared = Arc::clone(&self.shared);
+        let core = shared.core();
+        let Some(directory) = &core.directory else { return };
+        let mut near = Vec::new();
+        for (id, Applied { answer, wake, is_near, .. }) in own {
+            // One that has asked for a mutex may have other holders ahead of it by now.
+            let is_news = matches!(answer, Answer::Busy { .. }) || !self.listeners.is_near(id);
+            if self.listeners.has(id) && is_near && is_news {
+                near.push(id);
+            }
+            match wake {
+                None => {}
+                _ if !self.listeners.has(id) => {}
+                // Taken again: its new holder frees it again.
+                Some(Notification::Free { .. }) if directory.has(id) => {}
+                Some(wake @ Notification::Free { .. }) => {
+                    changed.remove(&id);
+                    self.listeners.tell(id, &wake);
+                }
+                Some(wake) => self.listeners.tell(id, &wake),
+            }
+        }
+        let now = self.now();
+        changed.retain(|id| self.listeners.watches(*id));
+        for id in changed {
+            if let Some(wake) = changed_to(directory, now, id) {
+                self.listeners.tell_news(id, wake);
+            }
+        }
+        drop(core);
+        for id in near {
+            self.look_at(id);
+        }
+    }
+
+    /// Looks at the locks about which another process has called.
+    pub(super) fn called(&mut self) {
+        let called = self.shared.core().holders.called();
+        for id in called {
+            if !self.listeners.has(id) {
+                // It is another's turn.
+                self.queue.push_back(Job::new(Request::Rest(id), self.runtime.now(), Duration::MAX, None));
+            } else if !planted(Bug::ChangeUnheard) {
+                self.look_at(id);
+            }
+        }
+    }
+
+    fn look_after(&mut self, delay: Duration) {
+        self.look = Some(self.runtime.sleep_until(self.runtime.now() + delay));
+    }
+
+    /// Looks at some of what is listened to: a crash may leave no trace, and the system may be
+    /// unable to watch.
+    pub(super) fn look(&mut self) {
+        if self.looking.is_empty() {
+            let now = self.runtime.now();
+            let is_rare = now >= self.rare_at;
+            self.looking = self.listeners.due_looks(is_rare);
+            if is_rare {
+                self.rare_at = now + rare(&*self.runtime);
+            }
+            self.shared.listens.store(!self.listeners.is_empty(), Ordering::Release);
+            let over = self.shared.core().holders.ask_no_more(|id| self.listeners.has(id));
+            let rest = |id| Job::new(Request::Rest(id), now, Duration::MAX, None);
+            self.queue.extend(over.into_iter().map(rest));
+            self.looking_since = self.runtime.now();
+            self.idle_looks = if self.looking.is_empty() { self.idle_looks + 1 } else { 0 };
+            if !self.looking.is_empty() && !self.listeners.any_watches() {
+                self.watch.iter_mut().for_each(Watch::end_directory);
+            }
+            if self.looking.is_empty() && self.listeners.any_calls() {
+                self.look = Some(self.runtime.sleep_until(self.rare_at));
+                return;
+            }
+            let watches = self.watch.as_ref().is_some_and(Watch::is_active);
+            if self.looking.is_empty() && (!watches || self.idle_looks > IDLE_LOOKS) {
+                self.look = None;
+                self.watch.iter_mut().for_each(Watch::end);
+                return;
+            }
+        }
+        let is_in_place = |directory: &Directory| directory.is_in_place().unwrap_or(true);
+        if !self.shared.core().directory.as_ref().is_none_or(is_in_place) {
+            self.look_after(LOOK);
+            return self.replaced();
+        }
+        for _ in 0..LOOKS {
+            let Some(id) = self.looking.pop() else { break };
+            self.look_at(id);
+        }
+        // Other tasks run in between, and the next round is counted from the end of this one.
+        let took = self.runtime.now().since(self.looking_since);
+        let pause = if self.looking.is_empty() { LOOK.max(took * SHARE) } else { Duration::ZERO };
+        self.look_after(pause);
+    }
+
+    /// Looks at one lock. If a place of this process is at the front of the line, those ahead of it
+    /// are watched from here on.
+    fn look_at(&mut self, id: RecordId) {
+        let now = self.now();
+        let shared = Arc::clone(&self.shared);
+        let core = shared.core();
+        let Some(directory) = &core.directory else { return };
+        let Looked { mut wake, ahead } = looked(directory, &core.holders, now, id);
+        if self.listeners.set_ahead(id, ahead) {
+            let ahead = self.listeners.all_ahead();
+            if !ahead.is_empty() && self.watch.is_none() {
+                self.watch = new_watch();
+            }
+            self.watch.iter_mut().for_each(|watch| watch.watch_holders(directory, &ahead));
+            // A holder that crashed before it was watched.
+            let again = looked(directory, &core.holders, now, id);
+            self.listeners.set_ahead(id, again.ahead);
+            wake = wake.or(again.wake);
+            self.look_after(LOOK);
+        }
+        if let Some(wake) = wake {
+            self.listeners.tell_news(id, wake);
+        }
+    }
+
+    /// Does a piece of the sweep, unless another process is inside.
+    pub(super) fn sweep(&mut self) {
+        self.sweep_at = None;
+        let core = self.shared.core();
+        let Some(directory) = &core.directory else { return };
+        let (runtime, offset_ms) = (&*self.runtime, self.shared.offset_ms);
+        self.sweep_at = match directory.enter(None) {
+            Ok(Entered::Inside(inside)) => {
+                do_piece(&mut self.sweep, &inside, &core.holders, runtime, offset_ms)
+            }
+            Ok(Entered::Locked) => Some(runtime.sleep_until(runtime.now() + PIECE_PAUSE)),
+            // The next request notices.
+            Ok(Entered::Replaced) | Err(_) => None,
+        };
+    }
+}
+
+/// Does a piece of a sweep, and says when the next is due.
+pub(super) fn do_piece(
+    sweep: &mut Option<Sweep>,
+    inside: &Inside<'_>,
+    holders: &Holders,
+    runtime: &dyn Runtime,
+    offset_ms: i64,
+) -> Option<BoxFuture<'static, ()>> {
+    let mut under_way = sweep.take()?;
+    match under_way.piece(inside, now(runtime, offset_ms), |id: HolderId| holders.is_mine(id)) {
+        Ok(true) => None,
+        Ok(false) => {
+            *sweep = Some(under_way);
+            Some(runtime.sleep_until(runtime.now() + PIECE_PAUSE))
+        }
+        Err(failure) => {
+            not_swept(&failure);
+            None
+        }
+    }
+}
+
+/// Some earlier, some later, so that those who wait do not look all at once.
+pub(super) fn rare(runtime: &dyn Runtime) -> Duration {
+    let [least, most] = RARE;
+    least + Duration::from_nanos(runtime.random() % (most - least).as_nanos() as u64)
+}
+
+pub(super) fn not_swept(failure: &Failure) {
+    event!(DEBUG, target: "tenure", "directory_not_swept", "the directory was not swept", failure = text(failure));
+}
+
+/// Has the directory watched, if the system can: otherwise the looks have to do.
+pub(super) fn listen(watch: &mut Option<Watch>, directory: &Directory) {
+    if watch.is_none() {
+        *watch = new_watch();
+    }
+    if let Some(Err(errno)) = watch.as_mut().map(|watch| watch.begin(directory)) {
+        event!(DEBUG, target: "tenure", "directory_not_watched", "the system does not watch the directory", errno = text(errno));
+    }
+}
+
+fn new_watch() -> Option<Watch> {
+    Watch::new()
+        .inspect_err(|error| event!(DEBUG, target: "tenure", "directory_not_watched", "the system gives no inotify object", errno = text(error)))
+        .ok()
+}

@@ -1,0 +1,350 @@
+//! The task that does the store's work: it takes requests in their order, waits for the guard
+//! without blocking its thread, and tells those who listen what became free.
+
+mod job;
+mod looks;
+mod turn;
+
+pub(super) use job::{Job, Promise, Request};
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use tokio::sync::{mpsc, oneshot, watch::Sender};
+
+use self::turn::Turn;
+use super::apply::now;
+use super::directory::{Directory, Locked};
+use super::error::shown;
+use super::names::RecordId;
+use super::shared::{Core, Shared};
+use super::sweep::Sweep;
+use super::watch::{Listeners, Watch};
+use crate::events::{event, text};
+use crate::moment::Moment;
+use crate::planted::{Bug, planted};
+use crate::protocol::{Notification, Now};
+use crate::runtime::Runtime;
+use crate::store::Failure;
+
+/// So often a busy guard is asked for again at once, and how long the pauses between later attempts
+/// are.
+const EAGER: u32 = 8;
+const PAUSE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)];
+/// A timer that is so late says that this process had no processor; so often a request is given its
+/// time again for that.
+const STARVED: Duration = Duration::from_millis(200);
+const STARVED_TIMES: u32 = 3;
+
+/// The task's state.
+pub(super) struct Worker {
+    path: PathBuf,
+    runtime: Arc<dyn Runtime>,
+    replaced: Arc<Sender<u64>>,
+    jobs: mpsc::UnboundedReceiver<Job>,
+    queue: VecDeque<Job>,
+    shared: Arc<Shared>,
+    sweep: Option<Sweep>,
+    /// When to do the next piece of the sweep.
+    sweep_at: Option<BoxFuture<'static, ()>>,
+    listeners: Listeners,
+    watch: Option<Watch>,
+    /// When to look again; none while there is nothing to look at.
+    look: Option<BoxFuture<'static, ()>>,
+    /// What is still to be looked at in this round, which began then.
+    looking: Vec<RecordId>,
+    looking_since: Moment,
+    idle_looks: u32,
+    /// When to look at all that other processes call this one about.
+    rare_at: Moment,
+}
+
+enum Event {
+    Job(Job),
+    Seen,
+    Called,
+    Look,
+    Sweep,
+    End,
+}
+
+/// What ended a wait for the guard.
+enum Waited {
+    Guard(Option<Locked>),
+    Job(Job),
+    Due,
+}
+
+impl Worker {
+    pub(super) fn new(
+        path: PathBuf,
+        runtime: Arc<dyn Runtime>,
+        shared: Arc<Shared>,
+        replaced: Arc<Sender<u64>>,
+        jobs: mpsc::UnboundedReceiver<Job>,
+    ) -> Self {
+        Self {
+            path,
+            runtime,
+            replaced,
+            jobs,
+            queue: VecDeque::new(),
+            shared,
+            sweep: None,
+            sweep_at: None,
+            listeners: Listeners::default(),
+            watch: None,
+            look: None,
+            looking: Vec::new(),
+            looking_since: Moment(0),
+            idle_looks: 0,
+            rare_at: Moment(0),
+        }
+    }
+
+    fn now(&self) -> Now {
+        now(&*self.runtime, self.shared.offset_ms)
+    }
+
+    pub(super) async fn run(mut self) {
+        loop {
+            match self.next().await {
+                Event::Job(job) => {
+                    self.take_in(job);
+                    self.serve().await;
+                }
+                Event::Seen => self.hear(Vec::new()),
+                Event::Called => {
+                    self.called();
+                    self.serve().await;
+                }
+                Event::Sweep => self.sweep(),
+                Event::Look => {
+                    self.look();
+                    self.serve().await;
+                }
+                Event::End => return,
+            }
+        }
+    }
+
+    /// Puts a request in the queue. What was done elsewhere is passed on.
+    fn take_in(&mut self, job: Job) {
+        match job.ask {
+            Request::Heard(applied) => self.hear(vec![applied]),
+            _ => self.queue.push_back(job),
+        }
+    }
+
+    /// Waits for the first event.
+    async fn next(&mut self) -> Event {
+        poll_fn(|context| {
+            match self.jobs.poll_recv(context) {
+                Poll::Ready(Some(job)) => return Poll::Ready(Event::Job(job)),
+                Poll::Ready(None) => return Poll::Ready(Event::End),
+                Poll::Pending => {}
+            }
+            if self.watch.as_ref().is_some_and(|watch| watch.poll_ready(context).is_ready()) {
+                return Poll::Ready(Event::Seen);
+            }
+            if self.shared.core().holders.poll_called(context).is_ready() {
+                return Poll::Ready(Event::Called);
+            }
+            if self.sweep_at.as_mut().is_some_and(|sweep| sweep.poll_unpin(context).is_ready()) {
+                return Poll::Ready(Event::Sweep);
+            }
+            if self.look.as_mut().is_some_and(|look| look.poll_unpin(context).is_ready()) {
+                return Poll::Ready(Event::Look);
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Answers everything that is asked, or fails it when its time is over: nothing waits longer
+    /// than it was told to.
+    async fn serve(&mut self) {
+        let (mut attempts, mut replaced) = (0, 0);
+        // Waits for the guard on its own thread. Dropped, it gives the guard back as soon as
+        // it has it.
+        let mut waiting: Option<oneshot::Receiver<Locked>> = None;
+        let (mut locked, mut modified) = (None, None);
+        while !self.queue.is_empty() {
+            match self.turn(locked.take()) {
+                Ok(Turn::Done) => (attempts, replaced, waiting) = (0, 0, None),
+                Ok(Turn::Locked) => {
+                    let first_due = |queue: &VecDeque<Job>| queue.iter().map(|job| job.until).min();
+                    let due = first_due(&self.queue).unwrap_or_default();
+                    if (attempts >= EAGER || due <= self.runtime.now()) && waiting.is_none() {
+                        waiting = self.wait_for_guard();
+                        modified = self.modified();
+                        if waiting.is_some() {
+                            self.begin_to_wait();
+                        }
+                    }
+                    let due = first_due(&self.queue).unwrap_or_default();
+                    match waiting.take() {
+                        Some(mut guard) => match self.wait(&mut guard, due).await {
+                            Waited::Guard(taken) => locked = taken,
+                            Waited::Job(job) => {
+                                self.take_in(job);
+                                waiting = Some(guard);
+                            }
+                            Waited::Due => {
+                                let now = self.modified();
+                                let moves = std::mem::replace(&mut modified, now) != now;
+                                self.expire(moves, self.runtime.now().since(due) >= STARVED);
+                                waiting = Some(guard);
+                            }
+                        },
+                        None => {
+                            self.pause(attempts).await;
+                            self.expire(false, false);
+                        }
+                    }
+                    attempts += 1;
+                }
+                Ok(Turn::Replaced) if replaced < 3 => {
+                    replaced += 1;
+                    self.replaced();
+                }
+                Ok(Turn::Replaced) => {
+                    let text = format!("{} is replaced again and again", shown(&self.path));
+                    self.fail_first(Failure::NotSent(Failure::cause(text)));
+                }
+                Err(failure) => self.fail_first(failure),
+            }
+            while let Ok(job) = self.jobs.try_recv() {
+                self.take_in(job);
+            }
+            if !self.queue.is_empty() {
+                // The process that was answered has asked again, and so on without end: renewals
+                // and timers share this thread.
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// When another process was last seen to change something.
+    fn modified(&self) -> Option<[(i64, u64); 3]> {
+        self.shared.core().directory.as_ref().and_then(Directory::modified)
+    }
+
+    fn fail_first(&mut self, failure: Failure) {
+        if let Some(job) = self.queue.pop_front() {
+            job.ask.fail(failure);
+        }
+    }
+
+    /// Lets other tasks run, then sleeps longer and longer: the process that is inside is out again
+    /// in some ten microseconds, unless it was stopped there.
+    async fn pause(&mut self, attempts: u32) {
+        if attempts < EAGER {
+            return tokio::task::yield_now().await;
+        }
+        let pause = (PAUSE[0] * 2_u32.pow((attempts - EAGER).min(8))).min(PAUSE[1]);
+        // Some earlier, some later, so that two who wait do not meet again.
+        let jitter = Duration::from_nanos(self.runtime.random() % (pause.as_nanos() as u64 / 2));
+        let end = self.runtime.now() + pause - jitter;
+        // A request whose time is over by then is told so, and not only afterwards.
+        let due = self.queue.iter().map(|job| job.until).min();
+        let due = due.filter(|due| *due < end && !planted(Bug::LateRefusal));
+        self.runtime.sleep_until(due.unwrap_or(end)).await;
+    }
+
+    /// Waits for the guard, for another request, or until the first request is due.
+    async fn wait(&mut self, guard: &mut oneshot::Receiver<Locked>, due: Moment) -> Waited {
+        let mut timer = self.runtime.sleep_until(due);
+        poll_fn(|context| {
+            if let Poll::Ready(taken) = guard.poll_unpin(context) {
+                return Poll::Ready(Waited::Guard(taken.ok()));
+            }
+            if let Poll::Ready(Some(job)) = self.jobs.poll_recv(context) {
+                return Poll::Ready(Waited::Job(job));
+            }
+            timer.poll_unpin(context).map(|()| Waited::Due)
+        })
+        .await
+    }
+
+    /// Has another thread wait for the guard, if there are threads.
+    fn wait_for_guard(&self) -> Option<oneshot::Receiver<Locked>> {
+        let guard = self.shared.core().directory.as_ref()?.guard_to_wait_for()?;
+        let (sender, receiver) = oneshot::channel();
+        let wait = move || {
+            if let Ok(locked) = guard.wait() {
+                // If it is too late, what is not taken gives the guard back.
+                let _ = sender.send(locked);
+            }
+        };
+        self.runtime.spawn_blocking(Box::new(wait)).then_some(receiver)
+    }
+
+    /// From here on this process is in the system's queue for the guard: what it had no processor
+    /// for before is no sign that the guard is stuck.
+    fn begin_to_wait(&mut self) {
+        let now = self.runtime.now();
+        self.queue.iter_mut().for_each(|job| job.until = job.until.max(now + job.within));
+    }
+
+    /// Refuses the requests whose time is over, unless others make changes meanwhile. Then the
+    /// guard goes from process to process, and this one is in the system's queue for it. If it
+    /// had no processor for a while, the one that has the guard may have had none either.
+    fn expire(&mut self, moves: bool, starved: bool) {
+        let now = self.runtime.now();
+        for job in self.queue.iter_mut().filter(|job| job.until <= now) {
+            let is_starved = starved && job.starved < STARVED_TIMES;
+            if moves || is_starved {
+                job.until = now + job.within;
+                job.starved += u32::from(!moves);
+            }
+        }
+        let (over, rest) = std::mem::take(&mut self.queue).into_iter().partition(|job| job.until <= now);
+        self.queue = rest;
+        let over: VecDeque<Job> = over;
+        for job in over {
+            let guard = self.path.join("guard");
+            let text = format!("{} is locked by another process, which may be stopped", shown(&guard));
+            job.ask.fail(Failure::NotSent(Failure::cause(text)));
+        }
+    }
+
+    /// Another directory is at the path now: nothing that was known of the old one counts.
+    fn replaced(&mut self) {
+        let mut core = self.shared.core();
+        let Core { directory, holders, .. } = std::mem::take(&mut *core);
+        core.holders.ask_as(&holders);
+        drop(core);
+        let Some(directory) = directory else { return };
+        self.watch.iter_mut().for_each(Watch::end);
+        holders.leave(&directory);
+        (self.sweep, self.sweep_at) = (None, None);
+        self.listeners.tell_all(&Notification::Reconnected);
+        self.replaced.send_modify(|count| *count += 1);
+        event!(
+            WARN,
+            target: "tenure",
+            "directory_replaced",
+            "the directory was replaced: its locks are gone",
+            directory = text(shown(&self.path)),
+        );
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let (mut core, is_sound) = self.shared.last();
+        let Core { directory, holders, .. } = std::mem::take(&mut *core);
+        if !is_sound || std::thread::panicking() {
+            // The holder still believes so: then the leases have to end it, not the files.
+            std::mem::forget(holders);
+        } else if let Some(directory) = directory {
+            holders.leave(&directory);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Which of the processes that wait for a mutex are called, and what is done where one does not
+//! ask.
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::*;
+
+/// One that has found the lock busy and waits to ask again.
+struct Waiting {
+    client: Client,
+    owner: Owner,
+    listener: Listener,
+}
+
+impl Waiting {
+    fn new(dir: &Path) -> Self {
+        let (client, owner) = (Client::new(dir), owner());
+        let name = LockName::new("x").expect("a name");
+        let listener = block_on(client.store.listen_to_ask(&name, LockSpec::Mutex, 5 * SECOND));
+        let waiting = Self { client, owner, listener: listener.expect("a listener") };
+        assert!(is_busy(&waiting.client.acquire("x", &waiting.owner)));
+        waiting
+    }
+
+    fn has_heard(&mut self) -> bool {
+        self.listener.next().now_or_never().is_some()
+    }
+}
+
+/// What stands in the file of those who wait, a line each.
+fn waiting(dir: &Path) -> Vec<String> {
+    let files = files(dir, "waits-");
+    let text = files.first().map(|file| fs::read_to_string(file).unwrap_or_default());
+    text.unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+/// The holder in a line of that file.
+fn holder(line: &str) -> &str {
+    line.split(' ').nth(1).expect("a holder")
+}
+
+#[test]
+fn of_sixteen_that_wait_for_a_mutex_each_release_wakes_one() {
+    const CROWD: usize = 16;
+    let (dir, first) = (dir(), owner());
+    let client = Client::new(dir.path());
+    client.acquire("x", &first);
+    let mut crowd: Vec<_> = (0..CROWD).map(|_| Waiting::new(dir.path())).collect();
+    assert_eq!(waiting(dir.path()).len(), CROWD);
+    client.release("x", &first);
+    let mut heard = 0;
+    for turn in 0..CROWD {
+        let mut called = None;
+        eventually("one is called", || {
+            called = crowd[turn..].iter_mut().position(Waiting::has_heard);
+            called.is_some()
+        });
+        // They are called in the order in which they came, but one that looks may come first.
+        crowd.swap(turn, turn + called.expect("one"));
+        let Waiting { client, owner, .. } = &crowd[turn];
+        assert!(is_held(&client.acquire("x", owner)));
+        heard += 1 + crowd[turn..].iter_mut().map(|one| usize::from(one.has_heard())).sum::<usize>();
+        let Waiting { client, owner, .. } = &crowd[turn];
+        assert_eq!(client.release("x", owner), Answer::Released { left: 0 });
+    }
+    // The first two look now and then, and may see it free before the one that was called asks.
+    assert!(heard <= 3 * CROWD, "{CROWD} turns woke {heard}");
+    assert_eq!(files(dir.path(), "waits-"), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn one_that_asks_no_more_is_not_called_and_passes_its_turn_on() {
+    let (dir, first) = (dir(), owner());
+    let client = Client::new(dir.path());
+    client.acquire("x", &first);
+    let crowd: Vec<_> = (0..3).map(|_| Waiting::new(dir.path())).collect();
+    let lines = waiting(dir.path());
+    let [a, b, c] = &lines[..] else { panic!("{lines:?}") };
+    crowd[0].listener.rest();
+    eventually("it is out", || waiting(dir.path()).len() == 2);
+    assert!(waiting(dir.path()).iter().all(|line| holder(line) != holder(a)));
+    client.release("x", &first);
+    let is_called = |line: &str| {
+        waiting(dir.path())
+            .first()
+            .is_some_and(|first| first.starts_with("called ") && holder(first) == holder(line))
+    };
+    assert!(is_called(b), "{:?}", waiting(dir.path()));
+    crowd[1].listener.rest();
+    eventually("the next is called", || is_called(c));
+}
+
+#[test]
+fn a_waiter_that_gives_up_leaves_those_who_wait() {
+    let (dir, first) = (dir(), owner());
+    let client = Client::new(dir.path());
+    client.acquire("x", &first);
+    let mutex = locks(dir.path()).mutex("x").expect("a name");
+    let waits = std::thread::spawn(move || {
+        let given = block_on(mutex.try_lock_for(SECOND)).expect("an answer");
+        assert!(given.is_none());
+        mutex
+    });
+    eventually("it waits", || waiting(dir.path()).len() == 1);
+    let mutex = waits.join().expect("it gives up");
+    eventually("it is out", || waiting(dir.path()).is_empty());
+    drop(mutex);
+}
+
+/// Starts so many processes that wait for the mutex `x`, one after the other.
+fn processes(dir: &Path, count: usize) -> Vec<Process> {
+    let start = |number| {
+        let process = Process::start("wait for a mutex", dir);
+        eventually("it waits", || waiting(dir).len() > number);
+        process
+    };
+    (0..count).map(start).collect()
+}
+
+fn signal(process: &Process, signal: Signal) {
+    let pid = Pid::from_child(&process.child);
+    kill_process(pid, signal).expect("a process");
+}
+
+/// Without looks, the next would ask when the lease of the last holder is over: in ten minutes.
+fn the_last_gets_it_soon(break_it: impl Fn(&mut Process), broken: usize) {
+    let (dir, first) = (dir(), owner());
+    let client = Client::new(dir.path());
+    client.acquire("x", &first);
+    let mut line = processes(dir.path(), broken + 1);
+    line[..broken].iter().for_each(|process| signal(process, Signal::STOP));
+    client.release("x", &first);
+    line[..broken].iter_mut().for_each(break_it);
+    let begin = Instant::now();
+    assert_eq!(line[broken].line(), "held");
+    assert!(begin.elapsed() < 10 * SECOND, "{:?}", begin.elapsed());
+    println!("{broken} that do not ask cost the next {:?}", begin.elapsed());
+    line[..broken].iter().for_each(|process| signal(process, Signal::CONT));
+}
+
+#[test]
+fn a_called_process_that_is_stopped_costs_the_next_a_look() {
+    the_last_gets_it_soon(|_| {}, 1);
+}
+
+#[test]
+fn a_called_process_that_is_killed_before_it_asks_costs_the_next_a_look_at_most() {
+    the_last_gets_it_soon(|process| signal(process, Signal::KILL), 1);
+}
+
+#[test]
+fn the_first_two_may_be_stopped_and_the_third_looks() {
+    the_last_gets_it_soon(|_| {}, 2);
+}
+
+#[test]
+fn a_crash_of_the_holder_is_noticed_by_the_first_that_waits() {
+    let dir = dir();
+    let mut holder = Process::start("hold", dir.path());
+    assert_eq!(holder.line(), "held");
+    let mut line = processes(dir.path(), 2);
+    for dies in 0..2 {
+        let begin = Instant::now();
+        if dies == 0 {
+            holder.kill()
+        } else {
+            line[0].kill()
+        }
+        assert_eq!(line[dies].line(), "held");
+        println!("noticed after {:?}", begin.elapsed());
+        assert!(begin.elapsed() < 5 * SECOND, "{:?}", begin.elapsed());
+    }
+}
+
+/// With a watch of the directory, each of the changes would wake it.
+#[test]
+fn changes_of_other_locks_wake_none_that_waits() {
+    let (dir, first, other) = (dir(), owner(), owner());
+    let client = Client::new(dir.path());
+    client.acquire("x", &first);
+    let line = processes(dir.path(), 3);
+    let waits = |process: &Process| crowds::waits(process.child.id());
+    let before: Vec<u64> = line.iter().map(waits).collect();
+    for _ in 0..1_000 {
+        assert!(is_held(&client.acquire("y", &other)));
+        assert_eq!(client.release("y", &other), Answer::Released { left: 0 });
+        sleep(Duration::from_millis(1));
+    }
+    for (process, before) in line.iter().zip(before) {
+        let woken = waits(process) - before;
+        assert!(woken <= 200, "1,000 turns at another lock woke it {woken} times");
+    }
+}
