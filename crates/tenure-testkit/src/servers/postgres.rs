@@ -158,6 +158,11 @@ impl Postgres {
         self.answers();
     }
 
+    /// The memory of its processes, in bytes.
+    pub fn memory(&self) -> u64 {
+        self.process.memory()
+    }
+
     /// The URL of a store in this schema, as the superuser.
     pub fn url(&self, schema: &str) -> String {
         self.url_as("postgres", schema)

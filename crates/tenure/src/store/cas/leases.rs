@@ -56,6 +56,8 @@ pub(super) struct Hold {
     pub(super) end_ms: u64,
     /// Its token, once it is known to hold.
     pub(super) token: Option<u64>,
+    /// The number of its place in a queue, once that is known.
+    pub(super) ticket: Option<u64>,
     /// The version of its handle's marker before the lock was last read. Who ends a hold by force
     /// writes the marker: while it has this version, the hold stands.
     pub(super) verified: u64,

@@ -57,6 +57,9 @@ async fn tell(
         };
         match next {
             Ok(Seen::Lock(stored)) => {
+                if let Some(stored) = &stored {
+                    client.saw(&name, stored);
+                }
                 if let Some(wake) = news(stored.as_ref(), &mut told) {
                     publisher.say(wake);
                 }
