@@ -1,4 +1,4 @@
-//! What lies between the members of a cluster: each is reached through a relay, which can cut any two
+//! What lies between the members of a cluster: each is reached through a relay. It can cut any two
 //! from each other while both of them run, and clients reach both.
 
 use std::collections::BTreeSet;
@@ -90,7 +90,7 @@ impl Network {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One connection. Whoever dialled it, it passes nothing while these two are cut.
+    /// One connection. It passes nothing while the member that dialled it is cut from the other.
     fn serve(self: Arc<Self>, client: TcpStream, relay: SocketAddr, to: usize, target: SocketAddr) {
         let Some(from) = client.peer_addr().ok().and_then(|dialler| self.member(dialler, relay)) else {
             return;

@@ -67,8 +67,8 @@ impl ZooKeeper {
         Self::of(3, SESSIONS, None, Some(Between::default()))
     }
 
-    /// One server that also listens where it encrypts, and shows this certificate. Clients there show
-    /// one of the authority in `ca`.
+    /// One server that also listens where it encrypts, and shows this certificate. Clients there
+    /// show one of the authority in `ca`.
     ///
     /// # Panics
     /// As `start` does.
@@ -279,8 +279,8 @@ fn classes() -> String {
     let classes = PathBuf::from("/usr/share/java/zookeeper.jar");
     assert!(classes.exists(), "no ZooKeeper; the tests need one: apt-get install zookeeper");
     let classes = classes.to_str().expect("a path in UTF-8");
-    // What a server needs to encrypt is not all in the list of classes of the package.
-    format!("{classes}:/usr/share/java/netty-all.jar")
+    // What a server encrypts with is not in the package's own list of classes.
+    format!("{classes}:/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar")
 }
 
 fn java() -> PathBuf {

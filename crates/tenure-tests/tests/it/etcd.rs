@@ -151,8 +151,8 @@ fn a_member_without_a_majority_grants_nothing() {
     }
 }
 
-/// A leader that is cut from the others, while clients reach all of them: what its clients hold ends
-/// for them before the others get it. `isolate` cuts, and says how the cut is healed.
+/// A leader is cut from the others, while clients reach all of them. What its clients hold ends for
+/// them before the others get it. `cut` begins the cut, and ends it.
 pub(crate) fn a_cut_off_leader_costs_nothing(urls: [String; 3], leader: usize, cut: impl Fn(bool)) {
     let places = |of: &[usize]| {
         let (scheme, _) = urls[0].split_once("://").expect("a URL");

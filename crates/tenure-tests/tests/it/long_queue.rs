@@ -19,8 +19,11 @@ use tenure_testkit::setting;
 
 /// So many processes share the waiters.
 const PROCESSES: u64 = 4;
-/// What tells such a process its store and how many of its tasks wait.
+/// What tells such a process how many of its tasks wait, its ttl in seconds, and its store.
 const PART: &str = "TENURE_LINE";
+
+/// The ttl where no process dies, in seconds.
+const LONG: u64 = 300;
 
 /// Unless `TENURE_WAITERS` says another number.
 fn waiters() -> u64 {
@@ -39,8 +42,8 @@ fn resident(pid: u32) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
 }
 
-fn client(url: &str) -> Locks {
-    let options = Options::new().ttl(Duration::from_secs(300)).op_timeout(Duration::from_secs(250));
+fn client(url: &str, ttl: u64) -> Locks {
+    let options = Options::new().ttl(Duration::from_secs(ttl)).op_timeout(Duration::from_secs(250));
     Locks::open(url).expect("a store").with(|_| options).expect("options")
 }
 
@@ -57,14 +60,14 @@ impl Drop for Waits {
 }
 
 /// Lets processes line up; they begin once all are there.
-fn line_up(url: &str, all: u64) -> (Vec<Waits>, Receiver<u64>) {
+fn line_up(url: &str, all: u64, ttl: u64) -> (Vec<Waits>, Receiver<u64>) {
     let (tell, told) = channel();
     let (ready, is_ready) = channel();
     let begin = |at: u64| {
         let count = all / PROCESSES + u64::from(at < all % PROCESSES);
         let mut command = Command::new(env::current_exe().expect("this program"));
         command.args(["--exact", "long_queue::part_of_a_line", "--ignored", "--nocapture"]);
-        command.env(PART, format!("{count} {url}")).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.env(PART, format!("{count} {ttl} {url}")).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().expect("a process");
         let (said, tell, ready) = (process.stdout.take().expect("its output"), tell.clone(), ready.clone());
         thread::spawn(move || {
@@ -93,10 +96,11 @@ fn line_up(url: &str, all: u64) -> (Vec<Waits>, Receiver<u64>) {
 #[ignore = "a process of those below"]
 fn part_of_a_line() {
     let Ok(part) = env::var(PART) else { return };
-    let (count, url) = part.split_once(' ').expect("a number and a URL");
+    let words: Vec<&str> = part.splitn(3, ' ').collect();
+    let [count, ttl, url] = words[..] else { panic!("{part}") };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.expect("a runtime");
-    let locks = client(url);
+    let locks = client(url, ttl.parse().expect("a number"));
     block_on(locks.ping()).expect("a server");
     println!("\nis ready");
     let mut line = String::new();
@@ -116,16 +120,13 @@ fn part_of_a_line() {
 /// `memory` are those of the server.
 fn takes_turns(store: &str, url: &str, requests: impl Fn() -> u64, memory: impl Fn() -> u64) {
     let (all, count) = (waiters(), turns());
-    let first = client(url);
+    let first = client(url, LONG);
     let guard = block_on(first.fair_mutex("line").expect("a name").lock()).expect("a free lock");
     let server = memory();
     let begun = Instant::now();
-    let (waits, told) = line_up(url, all);
+    let (waits, told) = line_up(url, all, LONG);
     let mut held = guard.fence();
-    eventually("all are in line", Duration::from_secs(250), || {
-        let status = block_on(first.inspect("line")).expect("an answer").expect("it is held");
-        status.waiters.len() as u64 + status.unlisted == all
-    });
+    are_in_line(&first, all);
     let came = begun.elapsed();
     let here =
         waits.iter().map(|waits| resident(waits.process.id()).saturating_sub(waits.before)).sum::<u64>();
@@ -133,7 +134,7 @@ fn takes_turns(store: &str, url: &str, requests: impl Fn() -> u64, memory: impl 
     let before = requests();
     let begun = Instant::now();
     block_on(guard.release()).expect("a release");
-    // The words of two processes may come in another order than their turns: so far, and no further.
+    // The words of two processes may come in another order than their turns.
     let mut tokens = Vec::new();
     for _ in 0..count {
         let token = told.recv_timeout(Duration::from_secs(60)).expect("a turn");
@@ -158,6 +159,53 @@ fn takes_turns(store: &str, url: &str, requests: impl Fn() -> u64, memory: impl 
     // A turn is a release and what its successor asks. Places are refreshed in parts.
     let refreshes = (took.as_secs_f64() + 2.0) * (all as f64 / 256.0 + PROCESSES as f64 * 2.0) * 2.0;
     assert!(asked as f64 <= 5.0 * count as f64 + refreshes, "{asked} requests for {count} turns in {took:?}");
+}
+
+fn are_in_line(locks: &Locks, all: u64) {
+    eventually("all are in line", Duration::from_secs(250), || {
+        let status = block_on(locks.inspect("line")).expect("an answer").expect("it is held");
+        status.waiters.len() as u64 + status.unlisted == all
+    });
+}
+
+/// A process with a quarter of the places dies. The others wait for that once, and not at each of
+/// its places.
+fn one_dies(url: &str) {
+    let (all, ttl) = (400, 2);
+    let first = client(url, LONG);
+    let guard = block_on(first.fair_mutex("line").expect("a name").lock()).expect("a free lock");
+    let (mut waits, told) = line_up(url, all, ttl);
+    are_in_line(&first, all);
+    drop(waits.remove(0));
+    let begun = Instant::now();
+    block_on(guard.release()).expect("a release");
+    let mut tokens: Vec<u64> = (0..all - all / PROCESSES)
+        .map(|_| told.recv_timeout(Duration::from_secs(60)).expect("a turn"))
+        .collect();
+    let took = begun.elapsed();
+    println!("{} turns in {took:?}", tokens.len());
+    tokens.sort_unstable();
+    tokens.dedup();
+    assert_eq!(tokens.len() as u64, all - all / PROCESSES, "no token was given twice");
+    let status = || block_on(first.inspect("line")).expect("an answer");
+    eventually("nothing is left", Duration::from_secs(20), || status().is_none());
+    // The lease of the dead is seconds long, and there are a hundred of its places.
+    assert!(took < Duration::from_secs(40), "{took:?}");
+}
+
+#[test]
+fn a_process_that_dies_in_a_long_queue_on_etcd_costs_the_others_one_lease() {
+    one_dies(&Etcd::start().url());
+}
+
+#[test]
+fn a_process_that_dies_in_a_long_queue_on_zookeeper_costs_the_others_one_lease() {
+    one_dies(&ZooKeeper::start().url());
+}
+
+#[test]
+fn a_process_that_dies_in_a_long_queue_on_postgresql_costs_the_others_one_lease() {
+    one_dies(&Postgres::start().url("line"));
 }
 
 #[test]

@@ -14,6 +14,7 @@ use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use tenure::{Guard, Locks, Options, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Authority, ZooKeeper, eventually};
@@ -109,7 +110,7 @@ fn locks_are_kept_over_tls_and_wrong_certificates_are_named() {
     }
     for (url, what) in [
         (url(&stranger, &identity), "ca=FILE"),
-        (url(&authority, &identity).replace("127.0.0.1", "localhost"), "ca=FILE"),
+        (url(&authority, &identity).replace("127.0.0.1", "localhost"), "not valid for name"),
         (url(&authority, ""), "cert=FILE and key=FILE"),
     ] {
         let options = Options::new().ttl(TTL).patience(Duration::from_secs(2));
@@ -123,23 +124,29 @@ fn locks_are_kept_over_tls_and_wrong_certificates_are_named() {
 /// What would make a node larger than servers take is refused, and those that are there go on.
 #[test]
 fn a_lock_that_is_too_large_for_a_node_is_refused_in_one_line() {
-    let server = ZooKeeper::start();
-    let locks = with(&server.url(), Options::new().ttl(Duration::from_secs(600)).label("x".repeat(250)));
-    let permit = || block_on(locks.semaphore("s", 100_000).expect("a name").try_acquire());
-    let mut permits = Vec::new();
-    let error = loop {
-        match permit() {
-            Ok(permit) => permits.push(permit.expect("permits are left")),
-            Err(error) => break error,
-        }
+    let patient = Options::new().ttl(Duration::from_secs(600)).op_timeout(Duration::from_secs(60));
+    let locks = with(&format!("{}/large", SERVER.url()), patient.label("x".repeat(250)));
+    let some = |count: usize| {
+        let permits = (0..count).map(|_| locks.semaphore("s", 100_000).expect("a name"));
+        let got = block_on(join_all(permits.map(|permit| async move { permit.try_acquire().await })));
+        let (got, errors): (Vec<_>, Vec<_>) = got.into_iter().partition(Result::is_ok);
+        let got: Vec<_> = got.into_iter().filter_map(|got| got.ok().flatten()).collect();
+        (got, errors.into_iter().filter_map(Result::err).collect::<Vec<_>>())
     };
-    let all = said(&error);
-    println!("{} hold: {all}", permits.len());
-    assert!(error.is_refused() && all.contains("1000000 bytes") && !all.contains('\n'), "{all}");
-    // Room is made by those that leave.
-    block_on(permits.pop().expect("a permit").release()).expect("a release");
-    permits.push(permit().expect("an answer").expect("a permit"));
-    assert!(permit().is_err(), "it is full again");
+    let (mut permits, errors) = some(3_500);
+    assert!(permits.len() > 2_000, "{} hold", permits.len());
+    assert!(!errors.is_empty(), "{} hold", permits.len());
+    for error in errors {
+        let all = said(&error);
+        assert!(error.is_refused() && all.contains("1000000 bytes") && !all.contains('\n'), "{all}");
+    }
+    assert!(permits.iter().all(|permit| permit.is_held()));
+    // Those that leave make space.
+    for permit in permits.drain(..20) {
+        block_on(permit.release()).expect("a release");
+    }
+    let (more, errors) = some(10);
+    assert!(more.len() == 10 && errors.is_empty(), "{errors:?}");
 }
 
 #[test]

@@ -52,7 +52,7 @@ pub struct Change {
     pub victims: Vec<Handle>,
 }
 
-/// What becomes of one part of a line: of places that wait, and are kept apart from the lock.
+/// What becomes of one part of a line: of places that wait, and are not in the lock's own value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartChange {
     /// Which part, counted from the creation of the lock. A number is not used twice.

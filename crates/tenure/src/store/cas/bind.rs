@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Sent;
 use super::backend::Handle;
 use super::client::{Client, not_sent};
-use super::leases::{Lease, life};
-use super::notes::table_hold;
+use super::leases::{Lease, life, table_hold};
 use super::view::{Binding, View};
 use crate::protocol::lease::millis;
 use crate::protocol::{Liveness, Op, Verb};
@@ -37,6 +37,16 @@ impl Bind {
         let Self { handle, ttl, is_detached } = self;
         Binding { handle, ttl_ms: millis(ttl), is_detached }
     }
+}
+
+/// One of the requests about a lock that are carried out together.
+pub(super) struct Member<'a> {
+    pub(super) op: &'a Op,
+    pub(super) sent: &'a Sent,
+    /// What a hold or place of it is bound to.
+    pub(super) bind: Option<Bind>,
+    /// The number of a place that it is about, of which the request itself does not tell.
+    pub(super) about: Option<u64>,
 }
 
 impl Client {

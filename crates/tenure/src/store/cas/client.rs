@@ -13,8 +13,7 @@ use tokio::sync::{Mutex as Turn, Notify};
 use super::Sent;
 use super::backend::{Backend, Handle, Stamp, Stored};
 use super::leases::{Key, Lease, Shared, life};
-use super::parts::Written;
-use super::together::Coming;
+use super::turns::{Coming, Known};
 use super::view::View;
 use crate::moment::Moment;
 use crate::name::LockName;
@@ -54,36 +53,6 @@ pub(super) struct Client {
     /// A hold was entered that ends sooner than those before.
     pub(super) entered: Arc<Notify>,
     has_sweeper: AtomicBool,
-}
-
-/// What a lock was when this client last knew.
-#[derive(Debug, Default)]
-pub(super) struct Known {
-    pub(super) stored: Option<Stored>,
-    /// The last part of its line: the creation of the lock, its number, and its text.
-    tail: Option<(u64, u64, String)>,
-}
-
-impl Known {
-    /// A part of its line, if it is known. It may have changed.
-    pub(super) fn part(&self, base: u64, id: u64) -> Option<&str> {
-        self.tail.as_ref().filter(|tail| (tail.0, tail.1) == (base, id)).map(|tail| tail.2.as_str())
-    }
-
-    /// This stands there, and not what was known: of its line neither.
-    pub(super) fn found(&mut self, stored: &Option<Stored>) {
-        self.stored.clone_from(stored);
-        self.tail = None;
-    }
-
-    /// This was written.
-    pub(super) fn wrote(&mut self, written: Written, stamp: Stamp) {
-        let last = written.parts.into_iter().filter_map(|part| Some((part.id, part.text?))).max();
-        if let Some((id, text)) = last {
-            self.tail = Some((stamp.base, id, text));
-        }
-        self.stored = written.text.map(|text| Stored { text, stamp });
-    }
 }
 
 /// A write that is under way. Unless its outcome becomes known, the next request needs a fence.
@@ -187,12 +156,13 @@ impl Client {
         }
     }
 
-    /// A watch has told what a lock is now.
+    /// A watch has told what a queue is now: so the next write of this client need not fail first.
+    /// What this client does not know, it may have removed itself.
     pub(super) fn saw(&self, name: &LockName, stored: &Stored) {
         let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(Ok(mut known)) = names.get(name).map(|turn| turn.try_lock()) else { return };
         let at = |stamp: Stamp| (stamp.base, stamp.version);
-        if known.stored.as_ref().is_none_or(|known| at(known.stamp) < at(stored.stamp)) {
+        if known.stored.as_ref().is_some_and(|known| at(known.stamp) < at(stored.stamp)) {
             known.stored = Some(stored.clone());
         }
     }

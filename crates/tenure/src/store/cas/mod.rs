@@ -15,9 +15,10 @@
 //!
 //! The map: `backend` is what a server has to offer, `view` what is written, and `parts` what is
 //! written of a long line. `leases` has the handles and holds of this client, `client` keeps them,
-//! and `notes` says what each request changes of them. `request` carries out requests, bound to what
-//! `bind` says, and `together` carries out many at once. `watch` hears of changes. `url` reads what
-//! the URLs of these servers have in common.
+//! and `notes` says what each request changes of them. `request` carries out requests, which `bind`
+//! binds to handles. `together` carries out many at once, and `turns` has what the tasks share that
+//! take turns at a lock. `watch` hears of changes. `url` reads what the URLs of these servers have in
+//! common.
 
 mod backend;
 mod bind;
@@ -27,6 +28,7 @@ mod notes;
 mod parts;
 mod request;
 mod together;
+mod turns;
 pub(crate) mod url;
 mod view;
 mod watch;

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use super::backend::Handle;
-use super::bind::Bind;
+use super::bind::{Bind, Member};
 use super::client::Client;
-use super::leases::{Hold, Key, Table};
-use super::request::Member;
+use super::leases::{Hold, Key, Table, table_hold};
 use crate::protocol::lease::millis;
 use crate::protocol::{Answer, Liveness, LockSpec, Op, Place, ReleaseScope, Verb};
 
@@ -158,11 +157,6 @@ fn enter(table: &mut Table, op: &Op, key: Key, handle: Handle, end_ms: u64) {
     let hold = holds.entry(key).or_insert(fresh);
     hold.handle = handle;
     hold.end_ms = hold.end_ms.max(end_ms);
-}
-
-/// The hold by which the table knows it: only an owner of a reentrant mutex has several.
-pub(super) fn table_hold(op: &Op, hold: u64) -> u64 {
-    if op.rule == LockSpec::Reentrant { hold } else { 0 }
 }
 
 /// The same once it is bound: a detached hold has lost its number.

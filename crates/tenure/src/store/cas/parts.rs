@@ -1,4 +1,4 @@
-//! A long line of waiters, most of which is kept apart from its lock, in parts.
+//! A long line of waiters, most of which is not kept in the lock's own value, but in parts.
 //!
 //! The lock has those that hold and the first that wait. Behind them stand parts of some places
 //! each, in order. So a change writes the lock and at most the part that it is about, however many
@@ -10,50 +10,17 @@
 //! one text, which is never another, so a part that was read once need not be read again.
 //!
 //! The machine is given what was read: those that hold, the first that wait, and parts that the
-//! request is about. It lets in from the front, so that is enough as long as one that waits in front
-//! of the first part that was not read is still waiting afterwards. Otherwise that part is read too.
+//! request is about. It lets in from the front. So that is enough while one that waits before the
+//! first unread part still does so afterwards. Otherwise that part is read too.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use super::backend::PartChange;
-use super::view::{Body, View};
+use super::view::{Body, Part, View};
 use crate::protocol::codec::{self, number};
 use crate::protocol::queue::Queue;
 use crate::protocol::{Data, State};
-
-/// A part of a line, as the lock names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Part {
-    /// The places in it have this number or a later one, up to the next part.
-    pub(super) first: u64,
-    pub(super) serial: u64,
-    /// So many places are in it.
-    pub(super) count: u64,
-    /// Its places are in the view.
-    pub(super) is_read: bool,
-    /// It was not there, although the lock names it: it was deleted by hand.
-    is_missing: bool,
-}
-
-impl Part {
-    pub(super) fn read(text: &str, base: u64) -> Option<Self> {
-        let (first, rest) = text.split_once(':')?;
-        let (serial, count) = rest.split_once(':')?;
-        let first = number::<u64>(first)?.checked_add(base)?;
-        let (serial, count) = (number(serial)?, number(count)?);
-        Some(Self { first, serial, count, is_read: false, is_missing: false })
-    }
-
-    fn word(&self, base: u64) -> String {
-        format!("{}:{}:{}", self.first.saturating_sub(base), self.serial, self.count)
-    }
-
-    /// By what a server knows it.
-    pub(super) fn id(&self, base: u64) -> u64 {
-        self.first.saturating_sub(base)
-    }
-}
 
 /// How many places are where.
 #[derive(Clone, Copy, Debug)]
@@ -78,8 +45,8 @@ impl Sizes {
         (self.part / 2).max(1)
     }
 
-    /// Whether newcomers have room in this part.
-    pub(super) fn has_room(self, part: &Part) -> bool {
+    /// Whether newcomers fit into this part.
+    pub(super) fn takes_more(self, part: &Part) -> bool {
         (part.count as usize) < self.part
     }
 }
@@ -254,8 +221,8 @@ fn divided(queue: &Queue, before: &View, parts: &[Part], sizes: Sizes) -> (Vec<u
     let mut behind = match stretches.back_mut() {
         Some(last) => {
             let places = last.places.as_mut();
-            let room = places.as_ref().map_or(0, |places| sizes.part.saturating_sub(places.len()));
-            let behind = newcomers.split_off(room.min(newcomers.len()));
+            let fit = places.as_ref().map_or(0, |places| sizes.part.saturating_sub(places.len()));
+            let behind = newcomers.split_off(fit.min(newcomers.len()));
             if let Some(places) = places {
                 places.append(&mut newcomers);
             }

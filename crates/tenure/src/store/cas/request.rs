@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use super::Sent;
 use super::backend::{Change, Committed, Handle, Stored};
-use super::bind::Bind;
-use super::client::{Client, InFlight, Known, not_sent};
-use super::leases::{Hold, Lease, life};
-use super::notes::{number, table_hold};
+use super::bind::Member;
+use super::client::{Client, InFlight, not_sent};
+use super::leases::{Hold, Lease, life, table_hold};
+use super::notes::number;
 use super::parts::{Sizes, Written};
+use super::turns::Known;
 use super::view::View;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -24,16 +25,6 @@ const ATTEMPTS: u32 = 100;
 const LOOKED_AT: usize = 32;
 /// An inspection reads parts of a line until it has so many places.
 const LISTED: u64 = 1_000;
-
-/// One of the requests about a lock that are carried out together.
-pub(super) struct Member<'a> {
-    pub(super) op: &'a Op,
-    pub(super) sent: &'a Sent,
-    /// What a hold or place of it is bound to.
-    pub(super) bind: Option<Bind>,
-    /// The number of a place that it is about, of which the request itself does not tell.
-    pub(super) about: Option<u64>,
-}
 
 impl Client {
     /// Carries out one request.
@@ -340,7 +331,7 @@ impl Client {
                         let last = view.parts.len() - 1;
                         Some(last)
                             .filter(unread)
-                            .filter(|at| sizes.has_room(&view.parts[*at]))
+                            .filter(|at| sizes.takes_more(&view.parts[*at]))
                             .into_iter()
                             .collect()
                     }

@@ -4,30 +4,22 @@
 use std::future::poll_fn;
 use std::sync::{Arc, PoisonError};
 use std::task::Poll;
-use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select};
 use tokio::sync::oneshot;
 
 use super::Sent;
-use super::client::{Client, Known};
-use super::leases::life;
-use super::request::Member;
+use super::bind::Member;
+use super::client::Client;
+use super::turns::{Coming, Known};
 use crate::name::LockName;
-use crate::protocol::{Answer, Liveness, Op, Verb};
+use crate::protocol::{Answer, Op, Verb};
 use crate::store::Failure;
 
 /// So many are carried out together.
 const TOGETHER: usize = 256;
 
-/// An acquisition that waits to be carried out.
-pub(super) struct Coming {
-    op: Op,
-    sent: Sent,
-    reply: oneshot::Sender<Result<Answer, Failure>>,
-}
-
-/// The caller's end of it. If it is dropped with a write under way, the outcome of that is not known.
+/// The caller's end of it. If it is dropped with a write under way, no outcome of that is known.
 struct Awaited<'a> {
     client: &'a Client,
     sent: &'a Sent,
@@ -90,7 +82,7 @@ impl Client {
             all.remove(name);
             return None;
         };
-        // A hold that is detached at once has a handle of its own.
+        // A hold that is detached at once is the only one of its handle.
         let most = if first.is_none() { 1 } else { TOGETHER };
         let alike = line.iter().take(most).take_while(|coming| coming.bound_to() == first).count();
         Some(line.drain(..alike.max(1)).collect())
@@ -139,18 +131,6 @@ impl Client {
             })
             .collect();
         self.carry_out(&members, known).await
-    }
-}
-
-impl Coming {
-    /// How long a handle lives that serves it, in seconds; `None` for one that has its own.
-    fn bound_to(&self) -> Option<u64> {
-        match self.op.verb {
-            Verb::Acquire { ttl_ms, bind: Liveness::Process | Liveness::Work, .. } => {
-                Some(life(Duration::from_millis(ttl_ms)).as_secs())
-            }
-            _ => None,
-        }
     }
 }
 

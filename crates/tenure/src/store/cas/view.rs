@@ -17,7 +17,6 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::backend::{Handle, Stored};
-use super::parts::Part;
 use crate::owner::Owner;
 use crate::protocol::codec::{self, number, word};
 use crate::protocol::queue::{Queue, Ticket};
@@ -55,8 +54,42 @@ pub(super) struct View {
     pub(super) bindings: BTreeMap<u64, Binding>,
     /// The last number that was given.
     pub(super) last: u64,
-    /// Of a long line, what is kept apart.
+    /// Of a long line, what is not in the lock's own value.
     pub(super) parts: Vec<Part>,
+}
+
+/// A part of a line, as the lock names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    /// The places in it have this number or a later one, up to the next part.
+    pub(super) first: u64,
+    pub(super) serial: u64,
+    /// So many places are in it.
+    pub(super) count: u64,
+    /// Its places are in the view.
+    pub(super) is_read: bool,
+    /// It was not there, although the lock names it: it was deleted by hand.
+    pub(super) is_missing: bool,
+}
+
+impl Part {
+    pub(super) fn read(text: &str, base: u64) -> Option<Self> {
+        let (first, rest) = text.split_once(':')?;
+        let (serial, count) = rest.split_once(':')?;
+        let first = number::<u64>(first)?.checked_add(base)?;
+        let (serial, count) = (number(serial)?, number(count)?);
+        Some(Self { first, serial, count, is_read: false, is_missing: false })
+    }
+
+    /// As it is written in the lock's first line.
+    pub(super) fn word(&self, base: u64) -> String {
+        format!("{}:{}:{}", self.first.saturating_sub(base), self.serial, self.count)
+    }
+
+    /// By what a server knows it.
+    pub(super) fn id(&self, base: u64) -> u64 {
+        self.first.saturating_sub(base)
+    }
 }
 
 /// What a lock, or a part of its line, says behind its first line.

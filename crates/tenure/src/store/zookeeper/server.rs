@@ -458,7 +458,8 @@ impl Server {
     }
 }
 
-/// A part of the line of the lock whose node has this path. What tells its creation has another name.
+/// A part of the line of the lock whose node has this path. The child that tells its creation has
+/// another name.
 fn part_path(path: &str, id: u64) -> String {
     format!("{path}/line-{id}")
 }
