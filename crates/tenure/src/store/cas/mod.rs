@@ -17,8 +17,8 @@
 //! written of a long line. `leases` has the handles and holds of this client, `client` keeps them,
 //! and `notes` says what each request changes of them. `request` carries out requests, which `bind`
 //! binds to handles. `together` carries out many at once, and `turns` has what the tasks share that
-//! take turns at a lock. `watch` hears of changes. `url` reads what the URLs of these servers have in
-//! common.
+//! take turns at a lock. `watch` hears of changes. `url` reads what the URLs of these servers have
+//! in common.
 
 mod backend;
 mod bind;

@@ -1,5 +1,5 @@
-//! What the tasks of one client have in common that take turns at a lock: what it was when last known,
-//! and the acquisitions that come next.
+//! What the tasks of one client have in common that take turns at a lock: what it was when last
+//! known, and the acquisitions that come next.
 
 use std::time::Duration;
 
