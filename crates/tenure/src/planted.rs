@@ -115,6 +115,8 @@ pub enum Bug {
     CasWatchAfterLook,
     /// A write compares no version.
     CasUncompared,
+    /// What was read of a line is taken for all of it.
+    CasFrontIsAll,
     /// The handle of another hold is asked for whether it lives.
     CasHandleOfAnother,
     /// No allowance for stores that count whole milliseconds.

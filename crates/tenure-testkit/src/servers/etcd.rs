@@ -1,42 +1,42 @@
 //! etcd for one test: one member or several, on loopback ports, in a temporary directory.
 
-use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tempfile::TempDir;
-
 use super::authority::Certificate;
+use super::between::Between;
+use super::eventually;
+use super::members::Members;
 use super::port::Port;
 use super::process::Process;
-use super::{eventually, sweep_dirs_at_exit};
 
 /// Members of one etcd. Dropping it kills them and removes their directories.
 #[derive(Debug)]
 pub struct Etcd {
-    members: Vec<Member>,
-    dir: TempDir,
+    members: Members,
+    places: Vec<Place>,
     /// Further words of the command line of each.
     words: Vec<String>,
     /// Where the only member encrypts.
     encrypts: Option<Port>,
+    between: Option<Between>,
 }
 
+/// Where a member listens, and where the others reach it.
 #[derive(Debug)]
-struct Member {
-    process: Mutex<Option<Process>>,
+struct Place {
     client: Port,
     peer: Port,
+    reached: SocketAddr,
 }
 
 impl Etcd {
     /// The same for as long as this program runs, for a `static`: its directory is removed then.
     #[must_use]
     pub fn until_exit(self) -> Self {
-        sweep_dirs_at_exit([self.dir.path()]);
+        self.members.until_exit();
         self
     }
 
@@ -45,12 +45,12 @@ impl Etcd {
     /// # Panics
     /// Like each function here: if the server cannot be had, with its log in the message.
     pub fn start() -> Self {
-        Self::of(1, Vec::new(), None)
+        Self::of(1, Vec::new(), None, None)
     }
 
     /// One member that keeps no more than so many bytes.
     pub fn with_quota(bytes: u64) -> Self {
-        Self::of(1, vec!["--quota-backend-bytes".into(), bytes.to_string()], None)
+        Self::of(1, vec!["--quota-backend-bytes".into(), bytes.to_string()], None, None)
     }
 
     /// One member that also listens where it encrypts, and shows this certificate. Clients there
@@ -62,7 +62,7 @@ impl Etcd {
         if let Some(ca) = ca {
             words.extend(["--client-cert-auth".into(), "--trusted-ca-file".into(), word(ca)]);
         }
-        Self::of(1, words, Some(Port::claim()))
+        Self::of(1, words, Some(Port::claim()), None)
     }
 
     /// Where it encrypts: `HOST:PORT`.
@@ -75,17 +75,23 @@ impl Etcd {
 
     /// Three members, of which one may fail.
     pub fn cluster() -> Self {
-        Self::of(3, Vec::new(), None)
+        Self::of(3, Vec::new(), None, None)
     }
 
-    fn of(count: usize, words: Vec<String>, encrypts: Option<Port>) -> Self {
-        let shm = Path::new("/dev/shm"); // each write is synced
-        let mut dir = tempfile::Builder::new();
-        dir.prefix("tenure-");
-        let dir = if shm.is_dir() { dir.tempdir_in(shm) } else { dir.tempdir() };
-        let dir = dir.expect("a temporary directory");
-        let member = |_| Member { process: Mutex::default(), client: Port::claim(), peer: Port::claim() };
-        let etcd = Self { members: (0..count).map(member).collect(), dir, words, encrypts };
+    /// The same, and their network can be [cut](Self::isolate).
+    pub fn partitioned() -> Self {
+        Self::of(3, Vec::new(), None, Some(Between::default()))
+    }
+
+    fn of(count: usize, words: Vec<String>, encrypts: Option<Port>, mut between: Option<Between>) -> Self {
+        let places = (0..count).map(|at| {
+            let (client, peer) = (Port::claim(), Port::claim());
+            let reached =
+                between.as_mut().map_or(peer.address(), |between| between.relay(at, peer.address()));
+            Place { client, peer, reached }
+        });
+        let places = places.collect();
+        let etcd = Self { members: Members::new(count), places, words, encrypts, between };
         for at in 0..count {
             etcd.launch(at);
         }
@@ -93,21 +99,40 @@ impl Etcd {
         etcd
     }
 
+    /// Cuts a member from the others, each way, while all of them run. Clients reach it.
+    ///
+    /// # Panics
+    /// If they were not started so.
+    pub fn isolate(&self, at: usize) {
+        let between = self.between.as_ref().expect("members whose network can be cut");
+        (0..self.places.len()).filter(|other| *other != at).for_each(|other| between.cut(at, other));
+    }
+
+    /// Ends all cuts.
+    pub fn heal(&self) {
+        self.between.as_ref().expect("members whose network can be cut").heal();
+    }
+
+    /// The memory of its members, in bytes.
+    pub fn memory(&self) -> u64 {
+        self.members.memory()
+    }
+
     /// Its URL: that of all members.
     pub fn url(&self) -> String {
         let places: Vec<String> =
-            self.members.iter().map(|member| member.client.address().to_string()).collect();
+            self.places.iter().map(|member| member.client.address().to_string()).collect();
         format!("etcd://{}", places.join(","))
     }
 
     /// The URL of one member.
     pub fn url_of(&self, at: usize) -> String {
-        format!("etcd://{}", self.members[at].client.address())
+        format!("etcd://{}", self.places[at].client.address())
     }
 
     /// Where the first member takes clients.
     pub fn address(&self) -> SocketAddr {
-        self.members[0].client.address()
+        self.places[0].client.address()
     }
 
     /// What a member has at this path, by HTTP.
@@ -118,22 +143,18 @@ impl Etcd {
     /// Waits until every member that runs knows a leader.
     pub fn ready(&self) {
         let limit = Duration::from_secs(60);
-        eventually("etcd has a leader", limit, || (0..self.members.len()).all(|at| self.knows_leader(at)));
+        eventually("etcd has a leader", limit, || (0..self.places.len()).all(|at| self.knows_leader(at)));
     }
 
     fn knows_leader(&self, at: usize) -> bool {
-        let mut process = self.process(at);
-        let Some(running) = process.as_mut() else { return true };
-        assert!(!running.has_ended(), "etcd ended: {}", fs::read_to_string(self.log(at)).unwrap_or_default());
-        drop(process);
-        self.leader_of(at).is_some()
+        !self.members.is_running(at) || self.leader_of(at).is_some()
     }
 
     /// Which member leads.
     pub fn leader(&self) -> usize {
         let mut leader = None;
         eventually("etcd has a leader", Duration::from_secs(30), || {
-            let running = (0..self.members.len()).filter(|at| self.process(*at).is_some());
+            let running = (0..self.places.len()).filter(|at| self.members.is_running(*at));
             leader = running.into_iter().find(|at| self.leader_of(*at) == Some(true));
             leader.is_some()
         });
@@ -159,7 +180,7 @@ impl Etcd {
 
     fn http(&self, at: usize, request: &str) -> Option<String> {
         let limit = Some(Duration::from_secs(2));
-        let mut stream = TcpStream::connect(self.members[at].client.address()).ok()?;
+        let mut stream = TcpStream::connect(self.places[at].client.address()).ok()?;
         stream.set_read_timeout(limit).ok()?;
         stream.write_all(request.as_bytes()).ok()?;
         let mut said = String::new();
@@ -169,35 +190,35 @@ impl Etcd {
 
     /// Lets a member stand still (SIGSTOP).
     pub fn stop(&self, at: usize) {
-        self.process(at).as_ref().expect("it runs").stop();
+        self.members.stop(at);
     }
 
     /// Lets it go on.
     pub fn cont(&self, at: usize) {
-        self.process(at).as_ref().expect("it runs").cont();
+        self.members.cont(at);
     }
 
     /// Kills a member; its data stays.
     pub fn kill(&self, at: usize) {
-        drop(self.process(at).take().expect("it runs"));
+        self.members.kill(at);
     }
 
     /// Starts a member that was killed, with its data.
     pub fn restart(&self, at: usize) {
-        assert!(self.process(at).is_none(), "it runs already");
+        assert!(!self.members.is_running(at), "it runs already");
         self.launch(at);
         self.ready();
     }
 
     fn launch(&self, at: usize) {
-        let Member { client, peer, .. } = &self.members[at];
+        let Place { client, peer, reached } = &self.places[at];
         let url = |port: &Port| format!("http://{}", port.address());
-        let all = self.members.iter().enumerate();
-        let all: Vec<String> = all.map(|(at, member)| format!("m{at}={}", url(&member.peer))).collect();
+        let all = self.places.iter().enumerate();
+        let all: Vec<String> = all.map(|(at, member)| format!("m{at}=http://{}", member.reached)).collect();
         let (name, all) = (format!("m{at}"), all.join(","));
-        let data = self.dir.path().join(&name);
+        let data = self.members.dir().join(&name);
         let data = data.to_str().expect("a temporary directory in UTF-8");
-        let (client, peer) = (url(client), url(peer));
+        let (client, peer, reached) = (url(client), url(peer), format!("http://{reached}"));
         let encrypts = self.encrypts.as_ref().map(|port| format!("https://{}", port.address()));
         let client = [client].into_iter().chain(encrypts).collect::<Vec<_>>().join(",");
         let arguments = [
@@ -212,7 +233,7 @@ impl Etcd {
             "--listen-peer-urls",
             &peer,
             "--initial-advertise-peer-urls",
-            &peer,
+            &reached,
             "--initial-cluster",
             &all,
             "--initial-cluster-state",
@@ -226,16 +247,11 @@ impl Etcd {
         ];
         let arguments: Vec<&str> =
             arguments.into_iter().chain(self.words.iter().map(String::as_str)).collect();
-        let process = Process::start(&program(), &arguments, &[], &self.log(at)).expect("setpriv");
-        *self.process(at) = Some(process);
-    }
-
-    fn log(&self, at: usize) -> PathBuf {
-        self.dir.path().join(format!("log{at}"))
-    }
-
-    fn process(&self, at: usize) -> MutexGuard<'_, Option<Process>> {
-        self.members[at].process.lock().unwrap_or_else(PoisonError::into_inner)
+        let process = Process::start(&program(), &arguments, &[], &self.members.log(at)).expect("setpriv");
+        self.members.runs(at, process);
+        if let Some(between) = &self.between {
+            between.know(self.members.pids());
+        }
     }
 }
 

@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 mod authority;
+mod between;
 mod client;
 mod clock;
 mod cluster;
@@ -40,6 +41,7 @@ mod config;
 mod etcd;
 mod launch;
 mod mariadb;
+mod members;
 mod pgbouncer;
 pub(crate) mod port;
 mod postgres;

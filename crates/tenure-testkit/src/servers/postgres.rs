@@ -124,8 +124,7 @@ impl Postgres {
     /// Waits until it answers.
     fn answers(&mut self) {
         eventually("PostgreSQL answers", Duration::from_secs(30), || {
-            let log = self.dir.path().join("log");
-            assert!(!self.process.has_ended(), "it ended: {}", fs::read_to_string(log).unwrap_or_default());
+            assert!(!self.process.has_ended(), "it ended: {}", self.log());
             let asked = self.psql().args(["-c", "SELECT 1"]).stderr(Stdio::null()).output();
             asked.expect("psql").status.success()
         });
@@ -156,6 +155,17 @@ impl Postgres {
     pub fn restart(&mut self) {
         self.process = launch(&self.programs, self.dir.path(), self.port.as_ref());
         self.answers();
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        let log = fs::read(self.dir.path().join("log")).unwrap_or_default();
+        String::from_utf8_lossy(&log).into_owned()
+    }
+
+    /// The memory of its processes, in bytes.
+    pub fn memory(&self) -> u64 {
+        self.process.memory()
     }
 
     /// The URL of a store in this schema, as the superuser.

@@ -39,6 +39,11 @@ impl Process {
         self.0.id()
     }
 
+    /// Its memory and that of its children, in bytes; what several share is divided among them.
+    pub(super) fn memory(&self) -> u64 {
+        memory_of(self.id())
+    }
+
     /// Stops the process where it is (SIGSTOP). Returns once it stands still.
     pub(super) fn stop(&self) {
         self.signal(Signal::STOP);
@@ -108,4 +113,14 @@ fn spawn(command: Command) -> io::Result<Child> {
         .send((command, reply))
         .expect("the spawner never ends");
     child.recv().expect("the spawner answers each order")
+}
+
+fn memory_of(pid: u32) -> u64 {
+    let file = |pid: u32, name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let own = file(pid, "smaps_rollup");
+    let own =
+        own.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB")?.parse().ok());
+    let children = file(pid, &format!("task/{pid}/children"));
+    let children = children.split_whitespace().filter_map(|child| child.parse().ok()).map(memory_of);
+    own.unwrap_or(0_u64) * 1024 + children.sum::<u64>()
 }

@@ -4,36 +4,43 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tempfile::TempDir;
-
+use super::authority::Certificate;
+use super::between::Between;
+use super::eventually;
+use super::members::Members;
 use super::port::Port;
 use super::process::Process;
-use super::{eventually, sweep_dirs_at_exit};
 
 /// Servers of one ZooKeeper. Dropping it kills them and removes their directories.
 #[derive(Debug)]
 pub struct ZooKeeper {
-    members: Vec<Member>,
+    members: Members,
+    places: Vec<Place>,
     settings: String,
-    dir: TempDir,
+    /// Where the only server encrypts.
+    encrypts: Option<Port>,
+    between: Option<Between>,
 }
 
+/// Where a server listens, and where the others reach it.
 #[derive(Debug)]
-struct Member {
-    process: Mutex<Option<Process>>,
+struct Place {
     client: Port,
     peer: Port,
     election: Port,
+    reached: [SocketAddr; 2],
 }
+
+/// How long sessions may last, unless a test says otherwise.
+const SESSIONS: &str = "minSessionTimeout=500\nmaxSessionTimeout=86400000\n";
 
 impl ZooKeeper {
     /// The same for as long as this program runs, for a `static`: its directory is removed then.
     #[must_use]
     pub fn until_exit(self) -> Self {
-        sweep_dirs_at_exit([self.dir.path()]);
+        self.members.until_exit();
         self
     }
 
@@ -42,73 +49,122 @@ impl ZooKeeper {
     /// # Panics
     /// Like each function here: if the server cannot be had, with its log in the message.
     pub fn start() -> Self {
-        Self::of(1, "minSessionTimeout=500\nmaxSessionTimeout=86400000\n")
+        Self::of(1, SESSIONS, None, None)
     }
 
     /// One server with further lines in its `zoo.cfg`.
     pub fn start_with(settings: &str) -> Self {
-        Self::of(1, settings)
+        Self::of(1, settings, None, None)
     }
 
     /// Three servers, of which one may fail.
     pub fn ensemble() -> Self {
-        Self::of(3, "minSessionTimeout=500\nmaxSessionTimeout=86400000\n")
+        Self::of(3, SESSIONS, None, None)
     }
 
-    fn of(count: usize, settings: &str) -> Self {
-        let shm = Path::new("/dev/shm"); // each write is synced
-        let mut dir = tempfile::Builder::new();
-        dir.prefix("tenure-");
-        let dir = if shm.is_dir() { dir.tempdir_in(shm) } else { dir.tempdir() };
-        let dir = dir.expect("a temporary directory");
-        let member = |_| {
+    /// The same, and their network can be [cut](Self::isolate).
+    pub fn partitioned() -> Self {
+        Self::of(3, SESSIONS, None, Some(Between::default()))
+    }
+
+    /// One server that also listens where it encrypts, and shows this certificate. Clients there
+    /// show one of the authority in `ca`.
+    ///
+    /// # Panics
+    /// As `start` does.
+    pub fn with_tls(certificate: &Certificate, ca: &Path) -> Self {
+        let port = Port::claim();
+        let shown = certificate.cert.with_extension("both.pem");
+        let read = |file: &Path| fs::read_to_string(file).expect("a file");
+        fs::write(&shown, read(&certificate.key) + &read(&certificate.cert)).expect("a file");
+        let settings = format!(
+            "{SESSIONS}secureClientPort={}\nsecureClientPortAddress=127.0.0.1\n\
+             serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n\
+             ssl.keyStore.type=PEM\nssl.keyStore.location={}\n\
+             ssl.trustStore.type=PEM\nssl.trustStore.location={}\n",
+            port.number(),
+            shown.display(),
+            ca.display(),
+        );
+        Self::of(1, &settings, Some(port), None)
+    }
+
+    /// Where it encrypts: `HOST:PORT`.
+    ///
+    /// # Panics
+    /// If it was not started so.
+    pub fn encrypted(&self) -> String {
+        self.encrypts.as_ref().expect("a server that encrypts").address().to_string()
+    }
+
+    fn of(count: usize, settings: &str, encrypts: Option<Port>, mut between: Option<Between>) -> Self {
+        let places = (0..count).map(|at| {
             let (client, peer, election) = (Port::claim(), Port::claim(), Port::claim());
-            Member { process: Mutex::default(), client, peer, election }
-        };
-        let settings = settings.to_owned();
-        let zookeeper = Self { members: (0..count).map(member).collect(), settings, dir };
+            let reached = [peer.address(), election.address()];
+            let reached = match &mut between {
+                Some(between) => reached.map(|address| between.relay(at, address)),
+                None => reached,
+            };
+            Place { client, peer, election, reached }
+        });
+        let (places, settings) = (places.collect(), settings.to_owned());
+        let zookeeper = Self { members: Members::new(count), places, settings, encrypts, between };
         fs::write(zookeeper.logging(), LOGGING).expect("a file");
         (0..count).for_each(|at| zookeeper.launch(at));
         zookeeper.ready();
         zookeeper
     }
 
+    /// Cuts a server from the others, each way, while all of them run. Clients reach it.
+    ///
+    /// # Panics
+    /// If they were not started so.
+    pub fn isolate(&self, at: usize) {
+        let between = self.between.as_ref().expect("servers whose network can be cut");
+        (0..self.places.len()).filter(|other| *other != at).for_each(|other| between.cut(at, other));
+    }
+
+    /// Ends all cuts.
+    pub fn heal(&self) {
+        self.between.as_ref().expect("servers whose network can be cut").heal();
+    }
+
+    /// The memory of its servers, in bytes.
+    pub fn memory(&self) -> u64 {
+        self.members.memory()
+    }
+
     /// Its URL: that of all servers.
     pub fn url(&self) -> String {
-        let places = self.members.iter().map(|member| member.client.address().to_string());
+        let places = self.places.iter().map(|member| member.client.address().to_string());
         format!("zookeeper://{}", places.collect::<Vec<_>>().join(","))
     }
 
     /// The URL of one server.
     pub fn url_of(&self, at: usize) -> String {
-        format!("zookeeper://{}", self.members[at].client.address())
+        format!("zookeeper://{}", self.places[at].client.address())
     }
 
     /// Where the first server takes clients.
     pub fn address(&self) -> SocketAddr {
-        self.members[0].client.address()
+        self.places[0].client.address()
     }
 
     /// Waits until every server that runs serves.
     pub fn ready(&self) {
         let limit = Duration::from_secs(90);
-        eventually("ZooKeeper serves", limit, || (0..self.members.len()).all(|at| self.serves(at)));
+        eventually("ZooKeeper serves", limit, || (0..self.places.len()).all(|at| self.serves(at)));
     }
 
     fn serves(&self, at: usize) -> bool {
-        let mut process = self.process(at);
-        let Some(running) = process.as_mut() else { return true };
-        let log = || fs::read_to_string(self.log(at)).unwrap_or_default();
-        assert!(!running.has_ended(), "ZooKeeper ended: {}", log());
-        drop(process);
-        self.mode(at).is_some()
+        !self.members.is_running(at) || self.mode(at).is_some()
     }
 
     /// Which server leads.
     pub fn leader(&self) -> usize {
         let mut leader = None;
         eventually("ZooKeeper has a leader", Duration::from_secs(60), || {
-            let running = (0..self.members.len()).filter(|at| self.process(*at).is_some());
+            let running = (0..self.places.len()).filter(|at| self.members.is_running(*at));
             leader = running.into_iter().find(|at| self.mode(*at).as_deref() == Some("leader"));
             leader.is_some()
         });
@@ -124,7 +180,7 @@ impl ZooKeeper {
 
     /// What a server says to a command of four letters.
     pub fn command(&self, at: usize, word: &str) -> Option<String> {
-        let mut stream = TcpStream::connect(self.members[at].client.address()).ok()?;
+        let mut stream = TcpStream::connect(self.places[at].client.address()).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
         stream.write_all(word.as_bytes()).ok()?;
         let mut said = String::new();
@@ -134,22 +190,22 @@ impl ZooKeeper {
 
     /// Lets a server stand still (SIGSTOP).
     pub fn stop(&self, at: usize) {
-        self.process(at).as_ref().expect("it runs").stop();
+        self.members.stop(at);
     }
 
     /// Lets it go on.
     pub fn cont(&self, at: usize) {
-        self.process(at).as_ref().expect("it runs").cont();
+        self.members.cont(at);
     }
 
     /// Kills a server; its data stays.
     pub fn kill(&self, at: usize) {
-        drop(self.process(at).take().expect("it runs"));
+        self.members.kill(at);
     }
 
     /// Starts a server that was killed, with its data.
     pub fn restart(&self, at: usize) {
-        assert!(self.process(at).is_none(), "it runs already");
+        assert!(!self.members.is_running(at), "it runs already");
         self.launch(at);
         self.ready();
     }
@@ -164,18 +220,19 @@ impl ZooKeeper {
         let data = self.data(at);
         fs::create_dir_all(&data).expect("a directory");
         fs::write(data.join("myid"), (at + 1).to_string()).expect("a file");
-        let port = self.members[at].client.number();
+        let port = self.places[at].client.number();
         let mut config = format!("dataDir={}\nclientPort={port}\n", data.display());
         config += "clientPortAddress=127.0.0.1\ntickTime=200\ninitLimit=50\nsyncLimit=10\nmaxClientCnxns=0\n";
         config += "admin.enableServer=false\n4lw.commands.whitelist=srvr,mntr\npreAllocSize=1024\n";
         config += &self.settings;
-        if self.members.len() > 1 {
-            for (at, member) in self.members.iter().enumerate() {
-                let (id, peer, election) = (at + 1, member.peer.number(), member.election.number());
-                config += &format!("server.{id}=127.0.0.1:{peer}:{election}\n");
+        if self.places.len() > 1 {
+            for (other, place) in self.places.iter().enumerate() {
+                let own = [place.peer.number(), place.election.number()];
+                let [peer, election] = if other == at { own } else { place.reached.map(|to| to.port()) };
+                config += &format!("server.{}=127.0.0.1:{peer}:{election}\n", other + 1);
             }
         }
-        let file = self.dir.path().join(format!("zoo{at}.cfg"));
+        let file = self.members.dir().join(format!("zoo{at}.cfg"));
         fs::write(&file, config).expect("a file");
         let logging = format!("-Dlog4j.configuration=file:{}", self.logging().display());
         let file = file.to_str().expect("a temporary directory in UTF-8");
@@ -195,24 +252,19 @@ impl ZooKeeper {
             "org.apache.zookeeper.server.quorum.QuorumPeerMain",
             file,
         ];
-        let process = Process::start(&java(), &arguments, &[], &self.log(at)).expect("setpriv");
-        *self.process(at) = Some(process);
+        let process = Process::start(&java(), &arguments, &[], &self.members.log(at)).expect("setpriv");
+        self.members.runs(at, process);
+        if let Some(between) = &self.between {
+            between.know(self.members.pids());
+        }
     }
 
     fn data(&self, at: usize) -> PathBuf {
-        self.dir.path().join(format!("m{at}"))
-    }
-
-    fn log(&self, at: usize) -> PathBuf {
-        self.dir.path().join(format!("log{at}"))
+        self.members.dir().join(format!("m{at}"))
     }
 
     fn logging(&self) -> PathBuf {
-        self.dir.path().join("log4j.properties")
-    }
-
-    fn process(&self, at: usize) -> MutexGuard<'_, Option<Process>> {
-        self.members[at].process.lock().unwrap_or_else(PoisonError::into_inner)
+        self.members.dir().join("log4j.properties")
     }
 }
 
@@ -226,7 +278,9 @@ log4j.appender.stdout.layout.ConversionPattern=%d %p %c{1}: %m%n
 fn classes() -> String {
     let classes = PathBuf::from("/usr/share/java/zookeeper.jar");
     assert!(classes.exists(), "no ZooKeeper; the tests need one: apt-get install zookeeper");
-    classes.to_str().expect("a path in UTF-8").to_owned()
+    let classes = classes.to_str().expect("a path in UTF-8");
+    // What a server encrypts with is not in the package's own list of classes.
+    format!("{classes}:/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar")
 }
 
 fn java() -> PathBuf {

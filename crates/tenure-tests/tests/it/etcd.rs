@@ -151,6 +151,56 @@ fn a_member_without_a_majority_grants_nothing() {
     }
 }
 
+/// A leader is cut from the others, while clients reach all of them. What its clients hold ends for
+/// them before the others get it. `cut` begins the cut, and ends it.
+pub(crate) fn a_cut_off_leader_costs_nothing(urls: [String; 3], leader: usize, cut: impl Fn(bool)) {
+    let places = |of: &[usize]| {
+        let (scheme, _) = urls[0].split_once("://").expect("a URL");
+        let all = of.iter().filter_map(|at| urls[*at].split_once("://")).map(|(_, place)| place);
+        format!("{scheme}://{}", all.collect::<Vec<_>>().join(","))
+    };
+    let others: Vec<usize> = (0..3).filter(|at| *at != leader).collect();
+    let (ours, theirs) = (client(&urls[leader]), client(&places(&others)));
+    let crowd = Crowd::start(&places(&[0, 1, 2]), 4, false);
+    crowd.goes_on();
+    let guard = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
+    thread::sleep(TTL);
+    assert!(guard.is_held(), "it is renewed");
+    cut(true);
+    let since = Instant::now();
+    let asks = thread::scope(|scope| {
+        let next = scope.spawn(|| {
+            let limit = Duration::from_secs(60);
+            let got = block_on(theirs.mutex("x").expect("a name").try_lock_for(limit)).expect("an answer");
+            let got = got.expect("it is free when the lease is over");
+            assert!(!guard.is_held(), "both hold");
+            got
+        });
+        eventually("its holder knows of the loss", TTL, || !guard.is_held());
+        let got = block_on(ours.mutex("y").expect("a name").try_lock());
+        assert!(!matches!(got, Ok(Some(_))), "one of three has granted a lock");
+        next.join().expect("no panic")
+    });
+    assert!(asks.fence() > guard.fence(), "{} after {}", asks.fence(), guard.fence());
+    println!("the next held {:?} after the cut", since.elapsed());
+    // Those that were connected to it go on with the others.
+    crowd.goes_on();
+    cut(false);
+    crowd.goes_on();
+    crowd.end();
+    eventually("it grants locks again", Duration::from_secs(60), || {
+        block_on(ours.mutex("y").expect("a name").try_lock()).is_ok_and(|got| got.is_some())
+    });
+}
+
+#[test]
+fn a_leader_that_is_cut_from_the_others_costs_no_exclusion_no_token_and_no_waiter() {
+    let etcd = Etcd::partitioned();
+    let leader = etcd.leader();
+    let cut = |is_cut| if is_cut { etcd.isolate(leader) } else { etcd.heal() };
+    a_cut_off_leader_costs_nothing([0, 1, 2].map(|at| etcd.url_of(at)), leader, cut);
+}
+
 /// What a watch would have seen is compacted while its client is cut off.
 #[test]
 fn a_waiter_whose_watch_missed_what_was_compacted_has_its_turn() {

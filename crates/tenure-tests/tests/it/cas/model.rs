@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use tenure::LockName;
-use tenure::internals::store::cas::{Backend, Change, Committed, Handle, Listed, Seen, Stamp, Stored, Watch};
+use tenure::internals::store::cas::{
+    Backend, Change, Committed, Handle, Listed, PartChange, Seen, Stamp, Stored, Watch,
+};
 use tenure::internals::store::{Cursor, Failure};
 use tenure::internals::{Moment, Runtime};
 use tokio::sync::{mpsc, oneshot};
@@ -32,6 +34,8 @@ pub(crate) struct Faults {
     pub(crate) cut: u64,
     /// What it compares.
     pub(crate) versions: Versions,
+    /// So many places are in one part of a line; 0 is as many as on real servers.
+    pub(crate) part: usize,
 }
 
 /// What the server compares before it writes.
@@ -51,6 +55,8 @@ pub(crate) enum Versions {
 struct State {
     revision: u64,
     locks: BTreeMap<LockName, Stored>,
+    /// Parts of lines.
+    parts: BTreeMap<(LockName, u64), String>,
     handles: BTreeMap<Handle, Life>,
     next: Handle,
     watches: Vec<(LockName, Moment, mpsc::UnboundedSender<Seen>)>,
@@ -87,7 +93,18 @@ impl Model {
 
     /// Whether nothing is left of any lock.
     pub(crate) fn is_empty(&self) -> bool {
-        self.state().locks.is_empty()
+        let state = self.state();
+        state.locks.is_empty() && state.parts.is_empty()
+    }
+
+    /// How many parts there are of all lines.
+    pub(crate) fn parts(&self) -> usize {
+        self.state().parts.len()
+    }
+
+    /// Loses a part of a line, as if it was deleted by hand.
+    pub(crate) fn lose_part(&self) {
+        self.state().parts.pop_last();
     }
 
     fn chance(&self, permille: u64) -> bool {
@@ -190,8 +207,16 @@ impl Model {
             Versions::Alone => (stamp.version - stamp.base, (0, 0)),
         };
         let stands = stored.as_ref().map(|stored| compared(stored.stamp)) == change.seen.map(compared);
-        if !stands || marker != Some(change.guard.1) {
+        let there = |part: &PartChange| state.parts.contains_key(&(change.name.clone(), part.id));
+        let fits = change.parts.iter().all(|part| there(part) != part.is_new);
+        if !stands || !fits || marker != Some(change.guard.1) {
             return Committed::Conflict { stored, marker };
+        }
+        for PartChange { id, text, .. } in change.parts {
+            match text {
+                Some(text) => drop(state.parts.insert((change.name.clone(), id), text)),
+                None => drop(state.parts.remove(&(change.name.clone(), id))),
+            }
         }
         state.revision += 1;
         let version = state.revision;
@@ -232,6 +257,17 @@ impl Backend for Model {
     fn read(&self, name: &LockName) -> BoxFuture<'static, Result<Option<Stored>, Failure>> {
         let name = name.clone();
         self.ask("read", move |_, state| state.locks.get(&name).cloned())
+    }
+
+    fn parts(
+        &self,
+        name: &LockName,
+        ids: Vec<u64>,
+    ) -> BoxFuture<'static, Result<Vec<Option<String>>, Failure>> {
+        let name = name.clone();
+        self.ask("parts", move |_, state| {
+            ids.iter().map(|id| state.parts.get(&(name.clone(), *id)).cloned()).collect()
+        })
     }
 
     fn commit(&self, change: Change) -> BoxFuture<'static, Result<Committed, Failure>> {
@@ -305,6 +341,10 @@ impl Backend for Model {
 
     fn limit(&self) -> usize {
         100_000
+    }
+
+    fn part(&self) -> usize {
+        if self.0.faults.part == 0 { 128 } else { self.0.faults.part }
     }
 }
 

@@ -14,11 +14,12 @@ use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use tenure::{Guard, Locks, Options, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
-use tenure_testkit::servers::{ZooKeeper, eventually};
+use tenure_testkit::servers::{Authority, ZooKeeper, eventually};
 
-use crate::etcd::{Crowd, TTL, client, kills, said};
+use crate::etcd::{Crowd, TTL, a_cut_off_leader_costs_nothing, client, kills, said};
 use relay::{Cut, Relay};
 
 /// One server for the tests that only ask it, each with its path.
@@ -73,6 +74,79 @@ fn a_killed_leader_costs_no_exclusion_no_token_and_no_waiter() {
     ensemble.cont(leader);
     crowds.iter().for_each(Crowd::goes_on);
     crowds.into_iter().for_each(Crowd::end);
+}
+
+#[test]
+fn a_leader_that_is_cut_from_the_others_costs_no_exclusion_no_token_and_no_waiter() {
+    let ensemble = ZooKeeper::partitioned();
+    let leader = ensemble.leader();
+    let cut = |is_cut| if is_cut { ensemble.isolate(leader) } else { ensemble.heal() };
+    a_cut_off_leader_costs_nothing([0, 1, 2].map(|at| ensemble.url_of(at)), leader, cut);
+}
+
+#[test]
+fn locks_are_kept_over_tls_and_wrong_certificates_are_named() {
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let (named, us) = (authority.certify("127.0.0.1"), authority.certify("us.example"));
+    let server = ZooKeeper::with_tls(&named, &authority.ca());
+    let identity = format!("&cert={}&key={}", us.cert.display(), us.key.display());
+    let url = |authority: &Authority, identity: &str| {
+        format!("zookeepers://{}?ca={}{identity}", server.encrypted(), authority.ca().display())
+    };
+    let (ours, theirs) = (client(&url(&authority, &identity)), client(&url(&authority, &identity)));
+    for is_fair in [false, true] {
+        let lock = |locks: &Locks| match is_fair {
+            true => block_on(locks.fair_mutex("x").expect("a name").lock()).expect("a guard"),
+            false => block_on(locks.mutex("x").expect("a name").lock()).expect("a guard"),
+        };
+        let guard = lock(&ours);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| lock(&theirs));
+            thread::sleep(TTL);
+            assert!(guard.is_held(), "it is renewed");
+            block_on(guard.release()).expect("a release");
+            block_on(waiter.join().expect("no panic").release()).expect("a release");
+        });
+    }
+    for (url, what) in [
+        (url(&stranger, &identity), "ca=FILE"),
+        (url(&authority, &identity).replace("127.0.0.1", "localhost"), "not valid for name"),
+        (url(&authority, ""), "cert=FILE and key=FILE"),
+    ] {
+        let options = Options::new().ttl(TTL).patience(Duration::from_secs(2));
+        let error =
+            block_on(with(&url, options).mutex("x").expect("a name").try_lock()).expect_err("no connection");
+        let all = said(&error);
+        assert!(all.contains(what) && !all.contains('\n'), "{url}: {all}");
+    }
+}
+
+/// What would make a node larger than servers take is refused, and those that are there go on.
+#[test]
+fn a_lock_that_is_too_large_for_a_node_is_refused_in_one_line() {
+    let patient = Options::new().ttl(Duration::from_secs(600)).op_timeout(Duration::from_secs(60));
+    let locks = with(&format!("{}/large", SERVER.url()), patient.label("x".repeat(250)));
+    let some = |count: usize| {
+        let permits = (0..count).map(|_| locks.semaphore("s", 100_000).expect("a name"));
+        let got = block_on(join_all(permits.map(|permit| async move { permit.try_acquire().await })));
+        let (got, errors): (Vec<_>, Vec<_>) = got.into_iter().partition(Result::is_ok);
+        let got: Vec<_> = got.into_iter().filter_map(|got| got.ok().flatten()).collect();
+        (got, errors.into_iter().filter_map(Result::err).collect::<Vec<_>>())
+    };
+    let (mut permits, errors) = some(3_500);
+    assert!(permits.len() > 2_000, "{} hold", permits.len());
+    assert!(!errors.is_empty(), "{} hold", permits.len());
+    for error in errors {
+        let all = said(&error);
+        assert!(error.is_refused() && all.contains("1000000 bytes") && !all.contains('\n'), "{all}");
+    }
+    assert!(permits.iter().all(|permit| permit.is_held()));
+    // Those that leave make space.
+    for permit in permits.drain(..20) {
+        block_on(permit.release()).expect("a release");
+    }
+    let (more, errors) = some(10);
+    assert!(more.len() == 10 && errors.is_empty(), "{errors:?}");
 }
 
 #[test]

@@ -46,8 +46,21 @@ pub struct Change {
     pub guard: (Handle, u64),
     /// What stands there from then on; `None` removes it.
     pub text: Option<String>,
+    /// Parts of the line that are written or removed in the same step.
+    pub parts: Vec<PartChange>,
     /// Handles of others whose holds it ends: their markers are written in the same step.
     pub victims: Vec<Handle>,
+}
+
+/// What becomes of one part of a line: of places that wait, and are not in the lock's own value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartChange {
+    /// Which part, counted from the creation of the lock. A number is not used twice.
+    pub id: u64,
+    /// It was not there before.
+    pub is_new: bool,
+    /// What it is from then on; `None` removes it.
+    pub text: Option<String>,
 }
 
 /// What became of it.
@@ -87,6 +100,13 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// What is kept of one lock.
     fn read(&self, name: &LockName) -> BoxFuture<'static, Result<Option<Stored>, Failure>>;
 
+    /// Some parts of a lock's line; `None` for those that are not there.
+    fn parts(
+        &self,
+        name: &LockName,
+        ids: Vec<u64>,
+    ) -> BoxFuture<'static, Result<Vec<Option<String>>, Failure>>;
+
     /// Compares and swaps.
     fn commit(&self, change: Change) -> BoxFuture<'static, Result<Committed, Failure>>;
 
@@ -121,6 +141,11 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// So many bytes fit into the text of one lock.
     fn limit(&self) -> usize;
+
+    /// So many places are in one part of a line: few enough that a newcomer is written soon.
+    fn part(&self) -> usize {
+        128
+    }
 }
 
 /// A part of a listing.

@@ -1,6 +1,6 @@
 //! What one client keeps: its handles, the order of its requests, and the end of its holds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -11,8 +11,9 @@ use tokio::sync::watch::Sender;
 use tokio::sync::{Mutex as Turn, Notify};
 
 use super::Sent;
-use super::backend::{Backend, Handle, Stored};
+use super::backend::{Backend, Handle, Stamp, Stored};
 use super::leases::{Key, Lease, Shared, life};
+use super::turns::{Coming, Known};
 use super::view::View;
 use crate::moment::Moment;
 use crate::name::LockName;
@@ -35,7 +36,9 @@ pub(super) struct Client {
     /// How often a handle was found gone.
     pub(super) losses: Sender<u64>,
     /// What each lock was when this client last knew, for one request after the other.
-    names: Mutex<BTreeMap<LockName, Arc<Turn<Option<Stored>>>>>,
+    names: Mutex<BTreeMap<LockName, Arc<Turn<Known>>>>,
+    /// Acquisitions that are carried out together next, where a task does that.
+    pub(super) coming: Mutex<BTreeMap<LockName, VecDeque<Coming>>>,
     /// The requests of one owner about one lock, one after the other.
     owners: Mutex<BTreeMap<(LockName, Owner), OwnerTurn>>,
     /// For each life in seconds: one task opens or keeps the handle, and the others wait for it.
@@ -55,26 +58,32 @@ pub(super) struct Client {
 /// A write that is under way. Unless its outcome becomes known, the next request needs a fence.
 pub(super) struct InFlight<'a> {
     client: &'a Client,
-    sent: &'a Sent,
+    sents: Vec<Sent>,
     is_known: bool,
 }
 
 impl<'a> InFlight<'a> {
-    pub(super) fn new(client: &'a Client, sent: &'a Sent) -> Self {
-        sent.set(true);
-        Self { client, sent, is_known: false }
+    /// `None` if a request is left whose answer would be told.
+    pub(super) fn new(client: &'a Client, sents: Vec<Sent>) -> Option<Self> {
+        let are_open = sents.iter().filter(|sent| !sent.open()).count() == 0;
+        let in_flight = Self { client, sents, is_known: false };
+        if are_open {
+            return Some(in_flight);
+        }
+        in_flight.known();
+        None
     }
 
     pub(super) fn known(mut self) {
         self.is_known = true;
-        self.sent.set(false);
+        self.sents.iter().for_each(Sent::close);
     }
 }
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         if !self.is_known {
-            self.client.loose.fetch_add(1, Ordering::AcqRel);
+            self.client.unknown();
         }
     }
 }
@@ -87,6 +96,7 @@ impl Client {
             table: Shared::default(),
             losses: Sender::default(),
             names: Mutex::default(),
+            coming: Mutex::default(),
             owners: Mutex::default(),
             keeping: Mutex::default(),
             loose: AtomicU64::new(0),
@@ -96,6 +106,11 @@ impl Client {
             entered: Arc::default(),
             has_sweeper: AtomicBool::new(false),
         })
+    }
+
+    /// The outcome of a write is not known.
+    pub(super) fn unknown(&self) {
+        self.loose.fetch_add(1, Ordering::AcqRel);
     }
 
     pub(super) fn declare(&self, ttl: Duration) {
@@ -125,19 +140,30 @@ impl Client {
     }
 
     /// One acquisition after the other of one lock: those of one client need not conflict.
-    pub(super) fn turn(&self, name: &LockName) -> Arc<Turn<Option<Stored>>> {
+    pub(super) fn turn(&self, name: &LockName) -> Arc<Turn<Known>> {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(names.entry(name.clone()).or_default())
     }
 
     /// Forgets what no request needs: a lock of which this client has nothing is taken for free at
     /// first.
-    pub(super) fn end_turn(&self, name: &LockName, turn: Arc<Turn<Option<Stored>>>) {
+    pub(super) fn end_turn(&self, name: &LockName, turn: Arc<Turn<Known>>) {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         drop(turn);
         let is_idle = names.get(name).is_some_and(|turn| Arc::strong_count(turn) == 1);
         if is_idle && !self.table.lock().holds.contains_key(name) {
             names.remove(name);
+        }
+    }
+
+    /// A watch has told what a queue is now: so the next write of this client need not fail first.
+    /// What this client does not know, it may have removed itself.
+    pub(super) fn saw(&self, name: &LockName, stored: &Stored) {
+        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(Ok(mut known)) = names.get(name).map(|turn| turn.try_lock()) else { return };
+        let at = |stamp: Stamp| (stamp.base, stamp.version);
+        if known.stored.as_ref().is_some_and(|known| at(known.stamp) < at(stored.stamp)) {
+            known.stored = Some(stored.clone());
         }
     }
 
@@ -319,7 +345,11 @@ impl Client {
             self.look_at(&view, usize::MAX).await?;
             let now = self.now();
             let state = view.state(&self.ends(&name, &view, now));
-            page.locks.extend(protocol::found(&state, now).map(|found| (name, found)));
+            let found = protocol::found(&state, now).map(|mut found| {
+                found.unlisted += view.unread_places();
+                found
+            });
+            page.locks.extend(found.map(|found| (name, found)));
         }
         Ok(page)
     }
@@ -343,27 +373,27 @@ impl Client {
     /// Takes out holds whose time is over; returns when the next one's is.
     fn take_out(self: &Arc<Self>) -> Option<u64> {
         let now_ms = self.now().ms;
-        let mut over: Vec<(LockName, LockSpec, Key)> = Vec::new();
+        let mut over: Vec<(LockName, LockSpec, Key, Option<u64>)> = Vec::new();
         let mut next = None;
         for (name, holds) in &mut self.table.lock().holds {
             for (key, hold) in holds.iter_mut().filter(|(_, hold)| !hold.is_ending) {
                 if hold.end_ms < now_ms {
                     hold.is_ending = true;
-                    over.push((name.clone(), hold.rule, key.clone()));
+                    over.push((name.clone(), hold.rule, key.clone(), hold.ticket));
                 } else {
                     next = Some(next.map_or(hold.end_ms, |next: u64| next.min(hold.end_ms)));
                 }
             }
         }
-        for (name, rule, key) in over {
+        for (name, rule, key, ticket) in over {
             let client = Arc::clone(self);
-            self.runtime.spawn(async move { client.end(&name, rule, &key).await }.boxed());
+            self.runtime.spawn(async move { client.end(&name, rule, &key, ticket).await }.boxed());
         }
         next
     }
 
     /// Takes out a hold whose time is over, for as long as that takes.
-    async fn end(self: Arc<Self>, name: &LockName, rule: LockSpec, key: &Key) {
+    async fn end(self: Arc<Self>, name: &LockName, rule: LockSpec, key: &Key, ticket: Option<u64>) {
         let limit = Duration::from_secs(5);
         let mut pause = Duration::from_millis(100);
         loop {
@@ -372,7 +402,7 @@ impl Client {
             let owner = Owner::fresh("", &*self.runtime);
             let op = Op { name: name.clone(), rule, owner, request: 0, verb };
             let (sent, until) = (Sent::default(), self.runtime.now() + limit);
-            match by(&*self.runtime, until, self.call(&op, &sent).boxed()).await {
+            match by(&*self.runtime, until, self.call_about(&op, &sent, ticket).boxed()).await {
                 Some(Ok(protocol::Answer::More(_))) => {}
                 Some(Ok(_)) => break,
                 _ => {

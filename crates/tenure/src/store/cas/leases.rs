@@ -13,8 +13,8 @@ use super::backend::Handle;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::LockSpec;
 use crate::protocol::lease::margin;
+use crate::protocol::{LockSpec, Op};
 
 /// A leader that was deposed, and does not know it yet, may confirm a keep-alive: for no longer
 /// than this, if elections take a second as is usual.
@@ -56,6 +56,8 @@ pub(super) struct Hold {
     pub(super) end_ms: u64,
     /// Its token, once it is known to hold.
     pub(super) token: Option<u64>,
+    /// The number of its place in a queue, once that is known.
+    pub(super) ticket: Option<u64>,
     /// The version of its handle's marker before the lock was last read. Who ends a hold by force
     /// writes the marker: while it has this version, the hold stands.
     pub(super) verified: u64,
@@ -121,4 +123,9 @@ impl Shared {
         // Nothing in here panics half-way.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The hold by which the table knows it: only an owner of a reentrant mutex has several.
+pub(super) fn table_hold(op: &Op, hold: u64) -> u64 {
+    if op.rule == LockSpec::Reentrant { hold } else { 0 }
 }

@@ -1,7 +1,8 @@
 //! Locks on servers that compare and swap, and count the life of their clients: etcd, ZooKeeper.
 //!
-//! A lock is one key. A request reads it, runs the machine of `protocol` on it, and writes the
-//! outcome if nothing else was written meanwhile; otherwise it begins again.
+//! A lock is one key, and more for a long line of waiters. A request reads it, runs the machine of
+//! `protocol` on it, and writes the outcome if nothing else was written meanwhile; otherwise it
+//! begins again.
 //!
 //! Such servers have no clock that a request could be compared with. So each hold and place is
 //! bound to a handle of its client, whose life the server counts: an entry whose handle is gone has
@@ -12,14 +13,22 @@
 //! is not known, the next one first writes the marker: then the earlier one has taken effect, or
 //! never will.
 //!
-//! The map: `backend` is what a server has to offer, `view` what is written, `leases` the handles
-//! and holds of this client, `client` keeps them, `request` carries out requests, `watch` hears of
-//! changes. `url` reads what the URLs of these servers have in common.
+//! The map: `backend` is what a server has to offer, `view` what is written, and `parts` what is
+//! written of a long line. `leases` has the handles and holds of this client, `client` keeps them,
+//! and `notes` says what each request changes of them. `request` carries out requests, which `bind`
+//! binds to handles. `together` carries out many at once, and `turns` has what the tasks share that
+//! take turns at a lock. `watch` hears of changes. `url` reads what the URLs of these servers have
+//! in common.
 
 mod backend;
+mod bind;
 mod client;
 mod leases;
+mod notes;
+mod parts;
 mod request;
+mod together;
+mod turns;
 pub(crate) mod url;
 mod view;
 mod watch;
@@ -27,13 +36,13 @@ mod watch;
 use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select};
 use tokio::sync::oneshot;
 
-pub use backend::{Backend, Change, Committed, Handle, Listed, Seen, Stamp, Stored, Watch};
+pub use backend::{Backend, Change, Committed, Handle, Listed, PartChange, Seen, Stamp, Stored, Watch};
 
 use super::{
     Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Page, QuorumMember, Store,
@@ -97,17 +106,35 @@ impl Cas {
 /// A server that answers nothing for so long is not asked again while there is another.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// Whether a write of a request is under way.
+/// Whether a write of a request is under way, and whether its answer is still waited for.
 #[derive(Clone, Debug, Default)]
-struct Sent(Arc<AtomicBool>);
+struct Sent(Arc<AtomicU8>);
 
 impl Sent {
-    fn set(&self, is_open: bool) {
-        self.0.store(is_open, Ordering::Release);
+    const OPEN: u8 = 1;
+    const LEFT: u8 = 2;
+
+    /// A write is under way. False if its answer is not waited for any more.
+    fn open(&self) -> bool {
+        self.0.fetch_or(Self::OPEN, Ordering::AcqRel) & Self::LEFT == 0
+    }
+
+    /// It has come to an end.
+    fn close(&self) {
+        self.0.fetch_and(!Self::OPEN, Ordering::AcqRel);
     }
 
     fn is_open(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.load(Ordering::Acquire) & Self::OPEN != 0
+    }
+
+    /// The answer is not waited for any more. Says whether a write is under way.
+    fn leave(&self) -> bool {
+        self.0.fetch_or(Self::LEFT, Ordering::AcqRel) & Self::OPEN != 0
+    }
+
+    fn is_left(&self) -> bool {
+        self.0.load(Ordering::Acquire) & Self::LEFT != 0
     }
 }
 

@@ -7,6 +7,8 @@
 //! ...                         what the machine keeps, as `protocol::codec` writes it
 //! ```
 //!
+//! Behind LAST stand the parts of a long line: see `parts`.
+//!
 //! Numbers are counted from the creation of the key, whose revision is not known before it is
 //! written. A client adds it: so tokens grow also if the key was away meanwhile. No deadline is
 //! written: a hold ends when its handle does, or when its own client takes it out.
@@ -43,7 +45,8 @@ pub(super) struct Binding {
     pub(super) is_detached: bool,
 }
 
-/// One lock, as it stands there. Its deadlines mean nothing.
+/// One lock, as it stands there, without the parts of its line that were not read. Its deadlines
+/// mean nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct View {
     pub(super) data: Option<Data>,
@@ -51,44 +54,89 @@ pub(super) struct View {
     pub(super) bindings: BTreeMap<u64, Binding>,
     /// The last number that was given.
     pub(super) last: u64,
+    /// Of a long line, what is not in the lock's own value.
+    pub(super) parts: Vec<Part>,
 }
 
-impl View {
-    /// What stands there; `None` if that is no lock of this version.
-    pub(super) fn read(stored: Option<&Stored>) -> Option<Self> {
-        let Some(stored) = stored else { return Some(Self::default()) };
-        let (mut head, rest) = stored.text.split_once('\n')?;
+/// A part of a line, as the lock names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    /// The places in it have this number or a later one, up to the next part.
+    pub(super) first: u64,
+    pub(super) serial: u64,
+    /// So many places are in it.
+    pub(super) count: u64,
+    /// Its places are in the view.
+    pub(super) is_read: bool,
+    /// It was not there, although the lock names it: it was deleted by hand.
+    pub(super) is_missing: bool,
+}
+
+impl Part {
+    pub(super) fn read(text: &str, base: u64) -> Option<Self> {
+        let (first, rest) = text.split_once(':')?;
+        let (serial, count) = rest.split_once(':')?;
+        let first = number::<u64>(first)?.checked_add(base)?;
+        let (serial, count) = (number(serial)?, number(count)?);
+        Some(Self { first, serial, count, is_read: false, is_missing: false })
+    }
+
+    /// As it is written in the lock's first line.
+    pub(super) fn word(&self, base: u64) -> String {
+        format!("{}:{}:{}", self.first.saturating_sub(base), self.serial, self.count)
+    }
+
+    /// By what a server knows it.
+    pub(super) fn id(&self, base: u64) -> u64 {
+        self.first.saturating_sub(base)
+    }
+}
+
+/// What a lock, or a part of its line, says behind its first line.
+pub(super) struct Body {
+    pub(super) data: Data,
+    pub(super) bindings: BTreeMap<u64, Binding>,
+}
+
+impl Body {
+    /// The kind, what else the first line says, and what stands behind it. `decode`: of the codec.
+    pub(super) fn read(
+        text: &str,
+        base: u64,
+        decode: impl Fn(Kind, &str) -> Option<Data>,
+    ) -> Option<(&str, Self)> {
+        let (mut head, rest) = text.split_once('\n')?;
         let (handles, rest) = rest.split_once('\n')?;
         let (bound, text) = rest.split_once('\n')?;
         (word(&mut head)? == "tenure" && word(&mut head)? == codec::VERSION).then_some(())?;
         let letter = word(&mut head)?;
         let kind = KINDS.iter().find(|(_, known)| *known == letter)?.0;
-        let last = number::<u64>(head)?.checked_add(stored.stamp.base)?;
         let handles: Option<Vec<Binding>> = words(handles).map(binding).collect();
         let handles = handles?;
-        let data = shifted(codec::decode(kind, text)?, |number| number.checked_add(stored.stamp.base))?;
+        let data = shifted(decode(kind, text)?, |number| number.checked_add(base))?;
         let mut bindings = BTreeMap::new();
         for pair in words(bound) {
             let (bound, at) = pair.split_once('=')?;
             let bound: u64 = number(bound)?;
-            let bound = if kind == Kind::Reentrant { bound } else { bound.checked_add(stored.stamp.base)? };
+            let bound = if kind == Kind::Reentrant { bound } else { bound.checked_add(base)? };
             bindings.insert(bound, *handles.get(number::<usize>(at)?)?);
         }
-        let view = Self { data: Some(data), bindings, last };
-        let is_bound = |(bound, _, _): &(u64, Owner, u64)| view.bindings.contains_key(bound);
-        (view.entries().iter().all(is_bound) && view.entries().len() == view.bindings.len()).then_some(view)
+        let entries = entries(&data);
+        let is_bound = |(bound, _, _): &(u64, Owner, u64)| bindings.contains_key(bound);
+        let is_exact = entries.iter().all(is_bound) && entries.len() == bindings.len();
+        is_exact.then_some((head, Self { data, bindings }))
     }
 
-    /// As text, with numbers that count from `base`.
-    pub(super) fn text(&self, base: u64) -> Option<String> {
-        let data = self.data.clone()?;
+    /// As text, with numbers that count from `base`, and so much more in its first line.
+    pub(super) fn text(self, base: u64, head: &str) -> Option<String> {
+        let Self { data, bindings } = self;
         let kind = codec::kind(&data);
         let letter = KINDS.iter().find(|(known, _)| *known == kind)?.1;
         let data = shifted(data, |number| Some(number.saturating_sub(base)))?;
         let mut handles: Vec<Binding> = Vec::new();
         let mut at = BTreeMap::new();
         let mut bound = String::new();
-        for (number, binding) in &self.bindings {
+        for (number, binding) in &bindings {
             let at = *at.entry(binding.handle).or_insert_with(|| {
                 handles.push(*binding);
                 handles.len() - 1
@@ -101,31 +149,29 @@ impl View {
             format!("{:x}:{}{mark}", binding.handle, binding.ttl_ms)
         };
         let handles: Vec<String> = handles.iter().map(handle).collect();
-        let last = self.last.saturating_sub(base);
-        let head = format!("tenure {} {letter} {last}", codec::VERSION);
+        let head = format!("tenure {} {letter} {head}", codec::VERSION);
         Some(format!("{head}\n{}\n{bound}\n{}", handles.join(" "), codec::encode(&data)))
+    }
+}
+
+impl View {
+    /// What stands there; `None` if that is no lock of this version.
+    pub(super) fn read(stored: Option<&Stored>) -> Option<Self> {
+        let Some(stored) = stored else { return Some(Self::default()) };
+        let base = stored.stamp.base;
+        let (head, Body { data, bindings }) = Body::read(&stored.text, base, codec::decode)?;
+        let mut head = words(head);
+        let last = number::<u64>(head.next()?)?.checked_add(base)?;
+        let parts: Option<Vec<Part>> = head.map(|part| Part::read(part, base)).collect();
+        let parts = parts?;
+        let is_queue = matches!(data, Data::Queue(_)) || parts.is_empty();
+        let is_sorted = parts.is_sorted_by(|a, b| a.first < b.first);
+        (is_queue && is_sorted).then_some(Self { data: Some(data), bindings, last, parts })
     }
 
     /// Each hold and place: its number, its owner, and the hold by which its client knows it.
     pub(super) fn entries(&self) -> Vec<(u64, Owner, u64)> {
-        match &self.data {
-            None => Vec::new(),
-            Some(Data::Text(value)) => {
-                parse_value(value).into_iter().map(|(owner, token)| (token, owner, 0)).collect()
-            }
-            Some(Data::Hash(hash)) => {
-                let owner = hash.keys().find(|field| !field.starts_with('#'));
-                let Some(owner) = owner.and_then(|owner| owner.parse::<Owner>().ok()) else {
-                    return Vec::new();
-                };
-                let holds = hash.keys().filter(|field| *field != FENCE);
-                let holds = holds.filter_map(|field| u64::from_str_radix(field.strip_prefix('#')?, 16).ok());
-                holds.map(|hold| (hold, owner.clone(), hold)).collect()
-            }
-            Some(Data::Queue(queue)) => {
-                queue.tickets().map(|(number, ticket)| (number, ticket.owner.clone(), 0)).collect()
-            }
-        }
+        self.data.as_ref().map(entries).unwrap_or_default()
     }
 
     /// The state in which each hold and place ends as told: `None` for one that has.
@@ -162,18 +208,37 @@ impl View {
     }
 
     /// What stands there after a request.
-    pub(super) fn after(&self, state: State, last: u64, bind: Option<(u64, Binding)>) -> Self {
+    pub(super) fn after(&self, state: State, last: u64, bind: &BTreeMap<u64, Binding>) -> Self {
         let data = state.lock.map(|lock| lock.value);
-        let mut after = Self { data, bindings: BTreeMap::new(), last };
+        let mut after = Self { data, bindings: BTreeMap::new(), last, parts: self.parts.clone() };
         for (number, _, _) in after.entries() {
             let before = self.bindings.get(&number).copied();
-            let bound = bind.filter(|(bound, _)| *bound == number).map(|(_, binding)| binding);
+            let bound = bind.get(&number).copied();
             let bound = bound.filter(|bound| before.is_none_or(|before| before.handle != bound.handle));
             if let Some(binding) = bound.or(before) {
                 after.bindings.insert(number, binding);
             }
         }
         after
+    }
+}
+
+/// Each hold and place: its number, its owner, and the hold by which its client knows it.
+fn entries(data: &Data) -> Vec<(u64, Owner, u64)> {
+    match data {
+        Data::Text(value) => parse_value(value).into_iter().map(|(owner, token)| (token, owner, 0)).collect(),
+        Data::Hash(hash) => {
+            let owner = hash.keys().find(|field| !field.starts_with('#'));
+            let Some(owner) = owner.and_then(|owner| owner.parse::<Owner>().ok()) else {
+                return Vec::new();
+            };
+            let holds = hash.keys().filter(|field| *field != FENCE);
+            let holds = holds.filter_map(|field| u64::from_str_radix(field.strip_prefix('#')?, 16).ok());
+            holds.map(|hold| (hold, owner.clone(), hold)).collect()
+        }
+        Data::Queue(queue) => {
+            queue.tickets().map(|(number, ticket)| (number, ticket.owner.clone(), 0)).collect()
+        }
     }
 }
 

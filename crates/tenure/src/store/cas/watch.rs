@@ -57,7 +57,13 @@ async fn tell(
         };
         match next {
             Ok(Seen::Lock(stored)) => {
-                if let Some(wake) = news(stored.as_ref(), &mut told) {
+                let view = View::read(stored.as_ref());
+                if let (Some(Data::Queue(_)), Some(stored)) =
+                    (view.as_ref().and_then(|view| view.data.as_ref()), &stored)
+                {
+                    client.saw(&name, stored);
+                }
+                if let Some(wake) = news(view, &mut told) {
                     publisher.say(wake);
                 }
                 stands = stored;
@@ -100,10 +106,10 @@ fn is_bound(stored: Option<&Stored>, handle: u64) -> bool {
 }
 
 /// What to tell of what stands there now. Each grant is told once.
-fn news(stored: Option<&Stored>, told: &mut BTreeSet<u64>) -> Option<Notification> {
+fn news(view: Option<View>, told: &mut BTreeSet<u64>) -> Option<Notification> {
     let free = Some(Notification::Free { by: None });
     // What cannot be read is told by the next request.
-    let Some(view) = View::read(stored) else { return Some(Notification::Reconnected) };
+    let Some(view) = view else { return Some(Notification::Reconnected) };
     match view.data {
         None => {
             told.clear();

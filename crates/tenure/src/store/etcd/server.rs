@@ -28,6 +28,8 @@ const LIMIT: usize = 1_400_000;
 const PAGE: i64 = 500;
 /// etcd takes transactions of 128 steps, unless it is set to less.
 const STEPS: usize = 100;
+/// So many parts of a line are read by one request: with the longest owners, some megabytes.
+const PARTS: usize = 25;
 /// The oldest version that is supported.
 const OLDEST: [u32; 2] = [3, 4];
 
@@ -38,6 +40,10 @@ impl Server {
 
     fn lock_key(&self, name: &LockName) -> Vec<u8> {
         self.key("lock", name.as_str())
+    }
+
+    fn part_key(&self, name: &LockName, id: u64) -> Vec<u8> {
+        self.key("line", &format!("{}/{id}", name.as_str()))
     }
 
     fn marker(&self, handle: Handle) -> Vec<u8> {
@@ -104,7 +110,21 @@ impl Server {
             None => What::Delete(Delete { key: key.clone() }),
         };
         let mut success = vec![Step::from(write)];
-        success.extend(change.victims.iter().take(STEPS).map(|victim| self.write_marker(*victim)));
+        success.extend(change.parts.into_iter().map(|part| {
+            let key = self.part_key(&change.name, part.id);
+            match part.text {
+                Some(text) => What::Put(Put { key, value: text.into_bytes(), lease: 0, ignore_lease: false }),
+                None => What::Delete(Delete { key }),
+            }
+            .into()
+        }));
+        success.extend(
+            change
+                .victims
+                .iter()
+                .take(STEPS.saturating_sub(success.len()))
+                .map(|victim| self.write_marker(*victim)),
+        );
         let read = |key| What::Range(Range { key, ..Range::default() }).into();
         let compare = vec![self.is_marker(handle, Some(marker)), stands];
         let failure = vec![read(key), read(self.marker(handle))];
@@ -118,6 +138,21 @@ impl Server {
         let stored = found.next().flatten().map(stored).transpose()?;
         let marker = found.next().flatten().map(|marker| marker.mod_revision as u64);
         Ok(Committed::Conflict { stored, marker })
+    }
+
+    async fn parts(self, name: LockName, ids: Vec<u64>) -> Result<Vec<Option<String>>, Failure> {
+        let mut parts = Vec::new();
+        for some in ids.chunks(PARTS) {
+            let read =
+                |id: &u64| What::Range(Range { key: self.part_key(&name, *id), ..Range::default() }).into();
+            let success = some.iter().map(read).collect();
+            let done = self.txn(Txn { success, ..Txn::default() }).await?;
+            for step in done.responses {
+                let stored = ranged(step).kvs.pop().map(stored).transpose()?;
+                parts.push(stored.map(|stored| stored.text));
+            }
+        }
+        Ok(parts)
     }
 
     async fn open(self, life: Duration) -> Result<(Handle, u64), Failure> {
@@ -326,6 +361,14 @@ impl Backend for Server {
             found.kvs.pop().map(stored).transpose()
         }
         .boxed()
+    }
+
+    fn parts(
+        &self,
+        name: &LockName,
+        ids: Vec<u64>,
+    ) -> BoxFuture<'static, Result<Vec<Option<String>>, Failure>> {
+        Self::parts(self.clone(), name.clone(), ids).boxed()
     }
 
     fn commit(&self, change: Change) -> BoxFuture<'static, Result<Committed, Failure>> {

@@ -151,6 +151,11 @@ impl Dialer {
         let mut wire = Wire::new(self.encrypted(stream, place).await?);
         let answer = wire.exchange(&session.connect()).await.map_err(|error| {
             let hint = match error.kind() {
+                // A server that wants one says so when the handshake is over for the client.
+                _ if self.target.tls.as_ref().is_some_and(|files| files.identity.is_none()) => {
+                    let hint = "it may want a client's certificate (cert=FILE and key=FILE in the URL)";
+                    return not_sent(place, &format!("{error}; {hint}"));
+                }
                 io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
                     "it hung up: do most servers of the ensemble run, and does it take more clients \
                      of this host (maxClientCnxns)?"

@@ -93,6 +93,17 @@ impl Nodes {
         Ok(Some(read().unwrap_or_else(|| Stored { text: String::new(), stamp: stamp(stat, (0, 0)) })))
     }
 
+    /// A part of a line, of the answer to `get_data`.
+    pub(super) fn text(&self, reply: &Reply) -> Result<Option<String>, Failure> {
+        if reply.code == code::NO_NODE {
+            return Ok(None);
+        }
+        self.ok(reply)?;
+        let (data, _) = messages::data(&reply.body).ok_or_else(unreadable)?;
+        // What is no text is no part.
+        Ok(Some(String::from_utf8(data.to_vec()).unwrap_or_default()))
+    }
+
     /// The version of a marker, of the answer to `exists`: never 0.
     pub(super) fn marked(&self, reply: &Reply) -> Result<Option<u64>, Failure> {
         if reply.code == code::NO_NODE {

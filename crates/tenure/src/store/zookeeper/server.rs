@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex as Turn;
 
-use super::super::cas::{Backend, Change, Committed, Handle, Listed, Stamp, Stored, Watch};
+use super::super::cas::{Backend, Change, Committed, Handle, Listed, PartChange, Stamp, Stored, Watch};
 use super::super::{Cursor, Failure};
 use super::dial::Dialer;
 use super::jute::Reader;
@@ -175,6 +175,15 @@ impl Server {
         self.nodes().stored(found)
     }
 
+    async fn parts(self, name: LockName, ids: Vec<u64>) -> Result<Vec<Option<String>>, Failure> {
+        let path = self.nodes().lock_path(&name);
+        let reads = ids.iter().map(|id| get_data(&part_path(&path, *id), false));
+        let replies = self.ask(std::iter::once(self.barrier()).chain(reads).collect()).await?;
+        let (barrier, found) = replies.split_first().ok_or_else(unreadable)?;
+        self.passed(barrier)?;
+        found.iter().map(|reply| self.nodes().text(reply)).collect()
+    }
+
     async fn commit(self, change: Change) -> Result<Committed, Failure> {
         let (path, marker) = (self.nodes().lock_path(&change.name), self.nodes().marker(change.guard.0));
         let (handle, version) = change.guard;
@@ -186,12 +195,17 @@ impl Server {
         let data = change.text.as_ref().map(|text| format!("{head}\n{text}"));
         let mut victims: Vec<String> =
             change.victims.iter().map(|handle| self.nodes().marker(*handle)).collect();
+        let parts: Vec<(String, &PartChange)> =
+            change.parts.iter().map(|part| (part_path(&path, part.id), part)).collect();
         let (mut has_room, link) = (false, self.link().await?);
         loop {
             let guarded = i32::try_from(version - 1).unwrap_or(ANY - 1);
             let mut steps = vec![Step::Check { path: &marker, version: guarded }];
             let (lasts, rights) = (Lasts::Always, self.nodes().rights);
             let create = |path| Step::Create { path, data: "", lasts, rights };
+            // A node goes after those below it.
+            let removed = parts.iter().filter(|(_, part)| part.text.is_none());
+            steps.extend(removed.map(|(path, _)| Step::Delete { path, version: ANY }));
             let at = |seen: Stamp| i32::try_from(seen.version - seen.base).unwrap_or(ANY - 1);
             match (change.seen, &data) {
                 // ZooKeeper does not tell when it created what it creates in one step with others.
@@ -208,6 +222,13 @@ impl Server {
                 ]),
                 (None, None) => steps.extend([create(&path), Step::Delete { path: &path, version: ANY }]),
             }
+            steps.extend(parts.iter().filter_map(|(path, part)| {
+                let data = part.text.as_deref()?;
+                Some(match part.is_new {
+                    true => Step::Create { path, data, lasts, rights },
+                    false => Step::Set { path, data, version: ANY },
+                })
+            }));
             let first_victim = steps.len();
             steps.extend(victims.iter().map(|path| Step::Set { path, data: "", version: ANY }));
             let request = multi(&steps);
@@ -437,6 +458,12 @@ impl Server {
     }
 }
 
+/// A part of the line of the lock whose node has this path. The child that tells its creation has
+/// another name.
+fn part_path(path: &str, id: u64) -> String {
+    format!("{path}/line-{id}")
+}
+
 fn not_sent(failure: Failure) -> Failure {
     match failure {
         Failure::Unknown(cause) => Failure::NotSent(cause),
@@ -447,6 +474,14 @@ fn not_sent(failure: Failure) -> Failure {
 impl Backend for Server {
     fn read(&self, name: &LockName) -> BoxFuture<'static, Result<Option<Stored>, Failure>> {
         Self::read(self.clone(), name.clone()).boxed()
+    }
+
+    fn parts(
+        &self,
+        name: &LockName,
+        ids: Vec<u64>,
+    ) -> BoxFuture<'static, Result<Vec<Option<String>>, Failure>> {
+        Self::parts(self.clone(), name.clone(), ids).boxed()
     }
 
     fn commit(&self, change: Change) -> BoxFuture<'static, Result<Committed, Failure>> {

@@ -83,7 +83,7 @@ fn of(error: &Error, plain: &str) -> Failure {
             | UnknownCA
             | AccessDenied
             | DecryptError,
-        ) => "it does not accept our certificate",
+        ) => "it does not accept our certificate, or wants one: cert=FILE and key=FILE in the URL name it",
         Error::AlertReceived(ProtocolVersion) | Error::PeerIncompatible(_) => {
             "it speaks no version of TLS that is spoken here"
         }

@@ -1,0 +1,218 @@
+//! A line that is kept in parts, beside one that is kept whole: what requests are told is the same.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure::internals::planted::Bug;
+use tenure::internals::protocol::{
+    Answer, Fence, Liveness, LockSpec, Op, Place, QueueSpec, ReleaseScope, Verb, parse_value,
+};
+use tenure::internals::store::cas::Cas;
+use tenure::internals::{Runtime, Store};
+use tenure::{Kind, LockName, Locks, Owner};
+use tenure_testkit::plant;
+use tenure_testkit::sim::clock::{Clock, SECOND};
+
+use super::model::{Faults, Model};
+use super::{SECONDS, World};
+
+/// Of the process that dies, and of the one that goes on.
+const TTL_MS: [u64; 2] = [60_000, 3_000_000];
+const WITHIN: Duration = Duration::from_secs(20);
+const OWNERS: usize = 30;
+
+/// Clients in two processes, of a server with long parts and of one with short ones.
+struct Twins {
+    stores: [[Cas; 2]; 2],
+    owners: Vec<Owner>,
+    rule: [LockSpec; 3],
+    random: u64,
+    /// The numbers of each server, as they were told.
+    told: [BTreeMap<u64, u64>; 2],
+    alone: bool,
+}
+
+impl Twins {
+    fn below(&mut self, count: u64) -> u64 {
+        self.random =
+            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) % count
+    }
+
+    /// A request, and by which of the processes.
+    fn op(&mut self) -> (Op, usize) {
+        let process = if self.alone { 1 } else { self.below(2) as usize };
+        // The owners of one process are the even ones.
+        let some: Vec<Owner> = (0..5)
+            .map(|_| {
+                let at = 2 * self.below(OWNERS as u64 / 2) as usize + process;
+                self.owners[at].clone()
+            })
+            .collect();
+        let asks = some[0].clone();
+        let (ttl_ms, fence, hold, bind) = (TTL_MS[process], Fence::Assign, 1, Liveness::Process);
+        let acquire = |wait_ms| Verb::Acquire { ttl_ms, hold, fence, wait_ms, listens: None, bind };
+        let verb = match self.below(40) {
+            0..=15 => acquire(Some(ttl_ms)),
+            16..=17 => acquire(None),
+            18..=27 => Verb::Release { hold, fence, whose: ReleaseScope::Own },
+            28..=32 => Verb::Refresh { owners: some.into(), wait_ms: ttl_ms, listens: None },
+            33..=34 => Verb::Renew { ttl_ms, hold, bind: None, weight: None },
+            35..=36 => Verb::Inspect,
+            37 => Verb::Release { hold, fence, whose: ReleaseScope::Any },
+            38 if matches!(self.rule[0], LockSpec::Queue(QueueSpec { kind: Kind::Semaphore, .. })) => {
+                Verb::Resize
+            }
+            _ => acquire(Some(ttl_ms)),
+        };
+        let rule = self.rule[self.below(3) as usize];
+        let name = LockName::new("line").expect("a name");
+        (Op { name, rule, owner: asks, request: self.below(1 << 30), verb }, process)
+    }
+
+    /// An answer with the numbers of a server as ranks, and without times.
+    fn said(&mut self, of: usize, answer: &Answer) -> String {
+        if let Answer::More(answer) = answer {
+            return format!("{} and more", self.said(of, answer));
+        }
+        let ranks = std::cell::RefCell::new(&mut self.told[of]);
+        let rank = |number: u64| {
+            let mut ranks = ranks.borrow_mut();
+            let next = ranks.len() as u64;
+            *ranks.entry(number).or_insert(next)
+        };
+        let holder = |value: &[u8]| {
+            let (owner, token) = parse_value(value).expect("a holder");
+            format!("{owner}#{}", rank(token))
+        };
+        match answer {
+            Answer::Held { fence } => format!("held {}", rank(*fence)),
+            Answer::Waiting { ticket, retry_in_ms } => {
+                format!("waits {} {}", rank(*ticket), retry_in_ms.is_some())
+            }
+            Answer::Busy { holder: by, .. } => format!("busy {}", holder(by.as_bytes())),
+            Answer::Places { places, retry_in_ms } => {
+                let places = places.iter().map(|place| match place {
+                    Place::Held { fence } => format!("held {}", rank(*fence)),
+                    Place::Waiting { ticket } => format!("waits {}", rank(*ticket)),
+                    Place::Gone => "gone".into(),
+                });
+                format!("{} {}", places.collect::<Vec<_>>().join(", "), retry_in_ms.is_some())
+            }
+            Answer::Found(found) => {
+                let all = found.holders.iter().chain(&found.waiters);
+                let all: Vec<String> =
+                    all.map(|holding| format!("{} {}", holder(&holding.value), holding.weight)).collect();
+                format!("{} hold: {}; {}", found.holders.len(), all.join(", "), found.unlisted)
+            }
+            answer => format!("{answer:?}"),
+        }
+    }
+
+    /// Asks both servers the same, and compares.
+    async fn step(&mut self) -> Result<(), String> {
+        let (op, process) = self.op();
+        let mut said = Vec::new();
+        for of in 0..2 {
+            let answer = self.stores[of][process].call(op.clone(), WITHIN).await;
+            let answer = answer.map_err(|failure| format!("{:?}: {failure}", op.verb))?;
+            said.push(self.said(of, &answer));
+        }
+        match said[0] == said[1] {
+            true => Ok(()),
+            false => Err(format!("{:?} by {}: {} and {}", op.verb, op.owner, said[0], said[1])),
+        }
+    }
+}
+
+fn rules(seed: u64) -> [LockSpec; 3] {
+    let permits = |weight| LockSpec::Queue(QueueSpec::permits(3, weight));
+    match seed % 3 {
+        0 => [LockSpec::Queue(QueueSpec::FAIR); 3],
+        1 => [QueueSpec::READER, QueueSpec::READER, QueueSpec::WRITER].map(LockSpec::Queue),
+        _ => [permits(1), permits(1), permits(3)],
+    }
+}
+
+/// Runs one history on both servers. Returns how many parts the longest line had.
+fn alike(seed: u64) -> Result<usize, String> {
+    let world = World::new(seed, 2, Faults { part: 1 + seed as usize % 4, ..Faults::default() });
+    let whole =
+        Model::new(world.sim.process(Clock::default(), seed), Faults { part: 1_000, ..Faults::default() });
+    let runtimes = [0, 1].map(|at| Arc::clone(&world.processes[at]) as Arc<dyn Runtime>);
+    let clients = |model: &Model| {
+        [0, 1].map(|at: usize| Cas::new(Arc::new(model.clone()), "cas:model", Arc::clone(&runtimes[at])))
+    };
+    let stores = [clients(&whole), clients(&world.model)];
+    let owners = (0..OWNERS).map(|at| format!("o@h:1/{at:032x}").parse().expect("an owner")).collect();
+    let (rule, told) = (rules(seed), Default::default());
+    let mut twins = Twins { stores, owners, rule, random: seed, told, alone: false };
+    let (sim, dies) = (world.sim.clone(), world.processes[0].id());
+    let (model, sleep) = (world.model.clone(), world.sleep(1));
+    let (told, most) = std::sync::mpsc::channel();
+    world.spawn(1, async move {
+        let mut most = 0;
+        for _ in 0..150 {
+            twins.step().await?;
+            most = most.max(model.parts());
+        }
+        // The places of one process lapse, wherever in line they are.
+        sim.kill(dies);
+        twins.alone = true;
+        sleep(Duration::from_millis(2 * TTL_MS[0])).await;
+        for _ in 0..150 {
+            twins.step().await?;
+        }
+        let _ = told.send(most);
+        Ok(())
+    });
+    world.run(600 * SECOND)?;
+    most.recv().map_err(|_| "the history did not come to its end".into())
+}
+
+#[test]
+fn what_requests_are_told_does_not_depend_on_the_parts_of_a_line() {
+    let told = |seed| alike(seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    let longest = (0..60).map(told).max();
+    assert!(longest > Some(3), "the longest line had {longest:?} parts");
+}
+
+#[test]
+fn it_would_show_that_what_was_read_of_a_line_was_taken_for_all() {
+    plant(Some(Bug::CasFrontIsAll));
+    let seen = (0..60).map(alike).find_map(Result::err);
+    plant(None);
+    assert!(seen.is_some(), "it is not seen");
+}
+
+/// What is behind a part that was deleted by hand still has its turn.
+#[test]
+fn a_part_that_is_lost_costs_those_behind_it_nothing() {
+    let world = World::new(6, 2, Faults { part: 2, ..Faults::default() });
+    let (first, rest) = (world.client(0, SECONDS(20)), world.client(1, SECONDS(20)));
+    let (model, sleep) = (world.model.clone(), world.sleep(0));
+    let lock = |locks: &Locks| locks.fair_mutex("line").expect("a name");
+    let mutex = lock(&first);
+    world.spawn(0, async move {
+        let guard = mutex.lock().await.map_err(|error| error.to_string())?;
+        sleep(SECONDS(4)).await;
+        if model.parts() < 2 {
+            return Err(format!("the line has {} parts", model.parts()));
+        }
+        model.lose_part();
+        guard.release().await.map_err(|error| error.to_string())?;
+        Ok(())
+    });
+    for at in 0..8 {
+        let (mutex, sleep) = (lock(&rest), world.sleep(1));
+        world.spawn(1, async move {
+            sleep(Duration::from_millis(500 + 100 * at)).await;
+            // Those whose places are lost ask again, and stand at the end.
+            let got = mutex.try_lock_for(SECONDS(60)).await.map_err(|error| error.to_string())?;
+            let guard = got.ok_or_else(|| format!("{at} waited for its turn"))?;
+            guard.release().await.map_err(|error| error.to_string()).map(drop)
+        });
+    }
+    assert_eq!(world.outcome(), Ok(()));
+}

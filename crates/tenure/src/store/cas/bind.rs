@@ -1,0 +1,123 @@
+//! What holds and places are bound to: handles that are kept for long enough.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Sent;
+use super::backend::Handle;
+use super::client::{Client, not_sent};
+use super::leases::{Lease, life, table_hold};
+use super::view::{Binding, View};
+use crate::protocol::lease::millis;
+use crate::protocol::{Liveness, Op, Verb};
+use crate::store::Failure;
+
+/// What a request binds a hold or place to.
+#[derive(Clone, Copy)]
+pub(super) struct Bind {
+    pub(super) handle: Handle,
+    pub(super) ttl: Duration,
+    pub(super) is_detached: bool,
+}
+
+impl Bind {
+    fn to(lease: &Lease, ttl: Duration) -> Self {
+        Self { handle: lease.handle, ttl, is_detached: false }
+    }
+
+    /// The same handle for a request with another ttl.
+    pub(super) fn of(self, op: &Op) -> Self {
+        match op.verb {
+            Verb::Acquire { ttl_ms, .. } => Self { ttl: Duration::from_millis(ttl_ms), ..self },
+            _ => self,
+        }
+    }
+
+    pub(super) fn binding(self) -> Binding {
+        let Self { handle, ttl, is_detached } = self;
+        Binding { handle, ttl_ms: millis(ttl), is_detached }
+    }
+}
+
+/// One of the requests about a lock that are carried out together.
+pub(super) struct Member<'a> {
+    pub(super) op: &'a Op,
+    pub(super) sent: &'a Sent,
+    /// What a hold or place of it is bound to.
+    pub(super) bind: Option<Bind>,
+    /// The number of a place that it is about, of which the request itself does not tell.
+    pub(super) about: Option<u64>,
+}
+
+impl Client {
+    /// What the hold or place of this request is to be bound to, kept for long enough.
+    pub(super) async fn bind(self: &Arc<Self>, op: &Op) -> Result<Option<Bind>, Failure> {
+        match op.verb {
+            Verb::Acquire { ttl_ms, wait_ms, bind, .. } => {
+                let need = Duration::from_millis(ttl_ms.max(wait_ms.unwrap_or(0)));
+                self.bind_to(bind, Duration::from_millis(ttl_ms), need).await.map(Some)
+            }
+            Verb::Renew { ttl_ms, bind: Some(bind), .. } => {
+                // No request shortens a lease: a handle that it is bound to anew serves what is
+                // left.
+                let stored = self.backend.read(&op.name).await.map_err(not_sent)?;
+                let view = View::read(stored.as_ref()).unwrap_or_default();
+                let now = self.now();
+                let ends = self.ends(&op.name, &view, now);
+                let own = view.entries().into_iter().filter(|(_, owner, _)| *owner == op.owner);
+                let left_ms =
+                    own.filter_map(|(number, _, _)| ends.get(&number)).map(|end| end - now.ms).max();
+                let ttl = Duration::from_millis(left_ms.unwrap_or(0).max(ttl_ms));
+                self.bind_to(bind, ttl, ttl).await.map(Some)
+            }
+            Verb::Renew { ttl_ms, hold, .. } => {
+                let ttl = Duration::from_millis(ttl_ms);
+                let key = (op.owner.clone(), table_hold(op, hold));
+                let handle = self.table.lock().hold(&op.name, &key).map(|hold| hold.handle);
+                let Some(handle) = handle else { return Ok(None) };
+                let Some(known) = self.lease_of(handle) else { return Ok(None) };
+                let lease = match known.life >= life(ttl) {
+                    true => self.kept(known.life, ttl).await?,
+                    false => self.lease(ttl, ttl, None).await?,
+                };
+                Ok(Some(Bind::to(&lease, ttl)))
+            }
+            Verb::Refresh { ref owners, wait_ms, .. } => {
+                let wait = Duration::from_millis(wait_ms);
+                let lives: Vec<Duration> = {
+                    let mut table = self.table.lock();
+                    let mut lives = Vec::new();
+                    for owner in owners.iter() {
+                        let Some(hold) = table.hold(&op.name, &(owner.clone(), 0)).cloned() else { continue };
+                        if let Some(lease) = table.lease_of(hold.handle)
+                            && !lives.contains(&lease.life)
+                        {
+                            lives.push(lease.life);
+                        }
+                    }
+                    lives
+                };
+                for life in lives {
+                    self.kept(life, wait).await?;
+                }
+                Ok(None)
+            }
+            Verb::Release { .. } | Verb::Resize | Verb::Inspect => Ok(None),
+        }
+    }
+
+    async fn bind_to(self: &Arc<Self>, to: Liveness, ttl: Duration, need: Duration) -> Result<Bind, Failure> {
+        match to {
+            Liveness::Process | Liveness::Work => Ok(Bind::to(&self.lease(ttl, need, None).await?, ttl)),
+            Liveness::Lease => {
+                let (handle, _) = self.backend.open(life(ttl), false).await.map_err(not_sent)?;
+                Ok(Bind { handle, ttl, is_detached: true })
+            }
+        }
+    }
+
+    /// The handle of this life, kept lately: so a renewal reads its marker.
+    pub(super) async fn kept(&self, class: Duration, need: Duration) -> Result<Lease, Failure> {
+        self.lease_of_life(class, need, Some(need / 6)).await
+    }
+}

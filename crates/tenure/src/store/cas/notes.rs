@@ -1,0 +1,194 @@
+//! What a client notes of its holds and places, as requests are sent and answered.
+
+use std::sync::Arc;
+
+use super::backend::Handle;
+use super::bind::{Bind, Member};
+use super::client::Client;
+use super::leases::{Hold, Key, Table, table_hold};
+use crate::protocol::lease::millis;
+use crate::protocol::{Answer, Liveness, LockSpec, Op, Place, ReleaseScope, Verb};
+
+/// A hold is not taken out for so long after its release was asked for.
+const RELEASE_MS: u64 = 2_000;
+
+/// What was noted of a hold or place before a request.
+pub(super) type Former = Option<(Key, Option<Hold>)>;
+
+impl Client {
+    /// What has not lapsed when a request about it is sent does not lapse while that is under way:
+    /// no other client takes it out as long as its handle lives.
+    pub(super) fn touch(&self, op: &Op) {
+        let now_ms = self.now().ms;
+        let mut table = self.table.lock();
+        let mut until = |key: &Key, end_ms: u64| {
+            if let Some(hold) = table.hold(&op.name, key).filter(|hold| hold.end_ms >= now_ms) {
+                hold.end_ms = hold.end_ms.max(now_ms.saturating_add(end_ms));
+            }
+        };
+        match &op.verb {
+            Verb::Renew { ttl_ms, .. } => until(&key(op, false), *ttl_ms),
+            Verb::Release { whose: ReleaseScope::Own, .. } => until(&key(op, false), RELEASE_MS),
+            Verb::Refresh { owners, wait_ms, .. } => {
+                owners.iter().for_each(|owner| until(&(owner.clone(), 0), *wait_ms));
+            }
+            _ => {}
+        }
+    }
+
+    /// Notes what this request may have been granted, or told to keep.
+    pub(super) fn enter(self: &Arc<Self>, op: &Op, answer: &Answer, bind: Option<Bind>) {
+        let now_ms = self.now().ms;
+        let mut table = self.table.lock();
+        match (&op.verb, plain(answer)) {
+            (
+                Verb::Acquire { ttl_ms, hold, wait_ms, .. },
+                answer @ (Answer::Held { .. } | Answer::Waiting { .. }),
+            ) => {
+                let Some(bind) = bind else { return };
+                let is_held = matches!(answer, Answer::Held { .. });
+                let lasts = if is_held { *ttl_ms } else { wait_ms.unwrap_or(*ttl_ms) };
+                let key = (op.owner.clone(), bound_hold(op, *hold, bind.is_detached));
+                enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts));
+            }
+            (Verb::Renew { ttl_ms, hold, .. }, Answer::Held { .. } | Answer::Growing { .. }) => {
+                let Some(bind) = bind else { return };
+                let key = (op.owner.clone(), bound_hold(op, *hold, bind.is_detached));
+                // What is bound to something else keeps what is left of its lease.
+                let lasts = if matches!(op.verb, Verb::Renew { bind: Some(_), .. }) {
+                    millis(bind.ttl)
+                } else {
+                    *ttl_ms
+                };
+                enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts));
+            }
+            (Verb::Refresh { owners, wait_ms, .. }, Answer::Places { places, .. }) => {
+                for (owner, place) in owners.iter().zip(places) {
+                    let Some(hold) = table.hold(&op.name, &(owner.clone(), 0)) else { continue };
+                    if *place != Place::Gone {
+                        hold.end_ms = hold.end_ms.max(now_ms.saturating_add(*wait_ms));
+                    }
+                }
+            }
+            _ => return,
+        }
+        drop(table);
+        self.sweep();
+    }
+
+    /// Notes what a request may be granted, before it is sent. Returns what was noted before.
+    pub(super) fn enter_first(self: &Arc<Self>, of: &Member<'_>, answer: &Answer) -> Former {
+        let key = of.bind.map(|bind| key(of.op, bind.is_detached));
+        let former = key.map(|key| {
+            let former = self.table.lock().hold(&of.op.name, &key).cloned();
+            (key, former)
+        });
+        self.enter(of.op, answer, of.bind);
+        former
+    }
+
+    /// Undoes that: the request was not carried out.
+    pub(super) fn restore_first(&self, of: &Member<'_>, former: Former) {
+        if let Some((key, former)) = former {
+            self.restore(of.op, &key, former);
+        }
+    }
+
+    /// Undoes what was noted of a request that was not carried out.
+    fn restore(&self, op: &Op, key: &Key, former: Option<Hold>) {
+        let mut table = self.table.lock();
+        match former {
+            Some(former) => {
+                if let Some(hold) = table.hold(&op.name, key) {
+                    (hold.handle, hold.end_ms) = (former.handle, former.end_ms);
+                }
+            }
+            None => table.forget(&op.name, key),
+        }
+    }
+
+    /// Notes what the answer says about this client's holds.
+    pub(super) fn settle(
+        self: &Arc<Self>,
+        op: &Op,
+        answer: &Answer,
+        bind: Option<Bind>,
+        marker: Option<u64>,
+    ) {
+        self.enter(op, answer, bind);
+        let mut table = self.table.lock();
+        let (hold, is_bound) = match op.verb {
+            Verb::Acquire { hold, .. } => (hold, true),
+            Verb::Renew { hold, .. } => (hold, bind.is_some()),
+            Verb::Release { hold, whose: ReleaseScope::Own, .. } => (hold, true),
+            _ => return,
+        };
+        let is_detached = bind.is_some_and(|bind| bind.is_detached);
+        let key: Key = (op.owner.clone(), bound_hold(op, hold, is_detached));
+        match plain(answer) {
+            Answer::Held { fence } | Answer::Growing { fence, .. } if is_bound => {
+                if let Some(hold) = table.hold(&op.name, &key) {
+                    hold.token = Some(*fence);
+                    hold.verified = marker.unwrap_or(0);
+                }
+                // A hold that was detached, or is resumed, has another key from now on.
+                if op.rule == LockSpec::Reentrant
+                    && let Verb::Renew { bind: Some(_), hold, .. } = op.verb
+                {
+                    let other = if is_detached { hold } else { 0 };
+                    table.forget(&op.name, &(op.owner.clone(), other));
+                }
+            }
+            Answer::Waiting { ticket, .. } => {
+                if let Some(hold) = table.hold(&op.name, &key) {
+                    hold.ticket = Some(*ticket);
+                }
+            }
+            Answer::Held { .. } | Answer::Growing { .. } => {}
+            _ => table.forget(&op.name, &key),
+        }
+    }
+}
+
+fn enter(table: &mut Table, op: &Op, key: Key, handle: Handle, end_ms: u64) {
+    let holds = table.holds.entry(op.name.clone()).or_default();
+    let fresh =
+        Hold { rule: op.rule, handle, end_ms, token: None, ticket: None, verified: 0, is_ending: false };
+    let hold = holds.entry(key).or_insert(fresh);
+    hold.handle = handle;
+    hold.end_ms = hold.end_ms.max(end_ms);
+}
+
+/// The same once it is bound: a detached hold has lost its number.
+fn bound_hold(op: &Op, hold: u64, is_detached: bool) -> u64 {
+    if is_detached { 0 } else { table_hold(op, hold) }
+}
+
+/// By what the table knows the hold or place of this request.
+fn key(op: &Op, is_detached: bool) -> Key {
+    let hold = match op.verb {
+        Verb::Acquire { hold, .. } | Verb::Renew { hold, .. } | Verb::Release { hold, .. } => hold,
+        Verb::Refresh { .. } | Verb::Resize | Verb::Inspect => 0,
+    };
+    (op.owner.clone(), bound_hold(op, hold, is_detached))
+}
+
+/// The number of the hold or place that this answer is about.
+pub(super) fn number(op: &Op, answer: &Answer) -> Option<u64> {
+    let (hold, detaches) = match op.verb {
+        Verb::Acquire { hold, bind, .. } => (hold, bind == Liveness::Lease),
+        Verb::Renew { hold, bind, .. } => (hold, bind == Some(Liveness::Lease)),
+        _ => return None,
+    };
+    match *plain(answer) {
+        Answer::Held { .. } if op.rule == LockSpec::Reentrant => Some(bound_hold(op, hold, detaches)),
+        Answer::Held { fence: number }
+        | Answer::Growing { fence: number, .. }
+        | Answer::Waiting { ticket: number, .. } => Some(number),
+        _ => None,
+    }
+}
+
+pub(super) fn plain(answer: &Answer) -> &Answer {
+    if let Answer::More(answer) = answer { answer } else { answer }
+}

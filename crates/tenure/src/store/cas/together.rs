@@ -1,0 +1,143 @@
+//! Acquisitions of one lock that come at the same time are carried out together: many places are
+//! entered by one write.
+
+use std::future::poll_fn;
+use std::sync::{Arc, PoisonError};
+use std::task::Poll;
+
+use futures_util::future::{Either, FutureExt, select};
+use tokio::sync::oneshot;
+
+use super::Sent;
+use super::bind::Member;
+use super::client::Client;
+use super::turns::{Coming, Known};
+use crate::name::LockName;
+use crate::protocol::{Answer, Op, Verb};
+use crate::store::Failure;
+
+/// So many are carried out together.
+const TOGETHER: usize = 256;
+
+/// The caller's end of it. If it is dropped with a write under way, no outcome of that is known.
+struct Awaited<'a> {
+    client: &'a Client,
+    sent: &'a Sent,
+}
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        if self.sent.leave() {
+            self.client.unknown();
+        }
+    }
+}
+
+impl Client {
+    /// Carries out an acquisition beside others.
+    pub(super) async fn together(self: &Arc<Self>, op: &Op, sent: &Sent) -> Result<Answer, Failure> {
+        let (reply, answer) = oneshot::channel();
+        let awaited = Awaited { client: self, sent };
+        let begins = {
+            let mut coming = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
+            let begins = !coming.contains_key(&op.name);
+            let line = coming.entry(op.name.clone()).or_default();
+            line.push_back(Coming { op: op.clone(), sent: sent.clone(), reply });
+            begins
+        };
+        if begins {
+            let (client, name) = (Arc::clone(self), op.name.clone());
+            self.runtime.spawn(async move { client.let_come(&name).await }.boxed());
+        }
+        let ended = || Failure::Unknown(Failure::cause("the store ended meanwhile"));
+        let answer = answer.await.unwrap_or_else(|_| Err(ended()));
+        drop(awaited);
+        answer
+    }
+
+    /// Carries out what comes, until nothing does.
+    async fn let_come(self: &Arc<Self>, name: &LockName) {
+        loop {
+            let turn = self.turn(name);
+            let mut known = turn.lock().await;
+            let next = self.next(name);
+            let is_over = next.is_none();
+            if let Some(next) = next {
+                self.carry_out_all(next, &mut known).await;
+            }
+            drop(known);
+            self.end_turn(name, turn);
+            if is_over {
+                return;
+            }
+        }
+    }
+
+    /// The next that are bound to the same; `None` if there are none, and then the line is closed.
+    fn next(&self, name: &LockName) -> Option<Vec<Coming>> {
+        let mut all = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = all.get_mut(name)?;
+        line.retain(|coming| !coming.reply.is_closed());
+        let Some(first) = line.front().map(Coming::bound_to) else {
+            all.remove(name);
+            return None;
+        };
+        // A hold that is detached at once is the only one of its handle.
+        let most = if first.is_none() { 1 } else { TOGETHER };
+        let alike = line.iter().take(most).take_while(|coming| coming.bound_to() == first).count();
+        Some(line.drain(..alike.max(1)).collect())
+    }
+
+    async fn carry_out_all(self: &Arc<Self>, all: Vec<Coming>, known: &mut Known) {
+        let (asked, mut replies): (Vec<_>, Vec<_>) =
+            all.into_iter().map(|Coming { op, sent, reply }| ((op, sent), Some(reply))).unzip();
+        let said = {
+            let left = poll_fn(|context| {
+                let mut waiting = replies.iter_mut().flatten();
+                match waiting.all(|reply| reply.poll_closed(context).is_ready()) {
+                    true => Poll::Ready(()),
+                    false => Poll::Pending,
+                }
+            });
+            match select(self.carry_out_bound(&asked, known).boxed(), left).await {
+                Either::Left((said, _)) => said,
+                Either::Right(_) => return,
+            }
+        };
+        for (at, reply) in replies.iter_mut().enumerate() {
+            let said = match &said {
+                Ok(answers) => answers.get(at).cloned().flatten().map(Ok),
+                Err(failure) => Some(Err(failure.clone())),
+            };
+            if let (Some(said), Some(reply)) = (said, reply.take()) {
+                let _ = reply.send(said);
+            }
+        }
+    }
+
+    async fn carry_out_bound(
+        self: &Arc<Self>,
+        asked: &[(Op, Sent)],
+        known: &mut Known,
+    ) -> Result<Vec<Option<Answer>>, Failure> {
+        self.fence().await?;
+        let Some((longest, _)) = asked.iter().max_by_key(|(op, _)| needed(op)) else { return Ok(Vec::new()) };
+        let bind = self.bind(longest).await?;
+        let members: Vec<Member<'_>> = asked
+            .iter()
+            .map(|(op, sent)| {
+                let bind = bind.map(|bind| bind.of(op));
+                Member { op, sent, bind, about: None }
+            })
+            .collect();
+        self.carry_out(&members, known).await
+    }
+}
+
+/// For how long an acquisition needs its handle, in milliseconds.
+fn needed(op: &Op) -> u64 {
+    match op.verb {
+        Verb::Acquire { ttl_ms, wait_ms, .. } => ttl_ms.max(wait_ms.unwrap_or(0)),
+        _ => 0,
+    }
+}
