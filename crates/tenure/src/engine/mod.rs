@@ -7,6 +7,7 @@
 //! - [`hold`] is one grant, and [`lease`] its deadline and the news of its loss;
 //! - [`upgrade`] makes a reader the writer;
 //! - [`flight`] has one task of a process get for all what they need;
+//! - [`forced`] hears that a hold may have been ended by force;
 //! - [`renew`] keeps all grants of one `Locks` alive, and [`window`] says how many renewals are
 //!   under way at once; [`release`] ends grants;
 //! - [`error`] makes the caller's error of a store's failure.
@@ -15,6 +16,7 @@ pub(crate) mod acquire;
 pub(crate) mod acquisition;
 mod error;
 pub(crate) mod flight;
+mod forced;
 pub(crate) mod hold;
 pub(crate) mod lease;
 mod release;
@@ -46,6 +48,7 @@ use crate::runtime::{Driver, Runtime};
 use crate::store::{Failure, Store};
 
 use flight::Flights;
+use forced::Listeners;
 use release::PendingReleases;
 use renew::Renewer;
 use waiters::local_queue::LocalQueues;
@@ -61,6 +64,7 @@ pub(crate) struct Engine {
     local_queues: LocalQueues,
     ticket_queues: TicketQueues,
     renewer: Renewer,
+    listeners: Listeners,
     pending_releases: PendingReleases,
     ids: AtomicU64,
     /// Locks of which a request stopped at its bound, and that are being asked about until none
@@ -76,7 +80,7 @@ impl Engine {
         let client = owner::Client::new(runtime.random());
         let (local_queues, ticket_queues) = (LocalQueues::default(), TicketQueues::default());
         let (renewer, pending_releases) = (Renewer::default(), PendingReleases::default());
-        let unfinished = Mutex::default();
+        let (listeners, unfinished) = (Listeners::default(), Mutex::default());
         let metrics = Metrics::new(store.url());
         Arc::new(Self {
             store,
@@ -86,6 +90,7 @@ impl Engine {
             local_queues,
             ticket_queues,
             renewer,
+            listeners,
             pending_releases,
             ids,
             unfinished,

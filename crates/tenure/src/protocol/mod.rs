@@ -645,6 +645,15 @@ pub fn apply_calling(
     }
 }
 
+/// What a store says, beside the message of [`apply`], of a request that has ended holds of a queue by
+/// force: their holders ask whether they hold still. The other kinds say of each hold that it ended.
+pub fn forced(op: &Op, answer: &Answer) -> Option<Notification> {
+    let answer = if let Answer::More(answer) = answer { answer } else { answer };
+    let is_forced = matches!(op.verb, Verb::Release { whose, .. } if whose.is_forced());
+    let is_queue = matches!(op.rule, LockSpec::Queue(_));
+    (is_queue && is_forced && matches!(answer, Answer::Found(_))).then_some(Notification::Free { by: None })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

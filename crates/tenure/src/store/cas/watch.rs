@@ -10,22 +10,27 @@ use super::backend::{Seen, Stored, Watch};
 use super::client::Client;
 use super::view::View;
 use crate::name::LockName;
+use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Data, Notification};
+use crate::protocol::{Data, Notification, parse_value};
 use crate::store::{Failure, Listener, Publisher};
 
 /// How long after a watch ended the next one is begun.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Begins to watch, and then tells what it sees.
-pub(super) async fn listen(client: Arc<Client>, name: LockName) -> Result<Listener, Failure> {
+/// Begins to watch, and then tells what it sees. `holder`: only whether this owner holds no more.
+pub(super) async fn listen(
+    client: Arc<Client>,
+    name: LockName,
+    holder: Option<Owner>,
+) -> Result<Listener, Failure> {
     if planted(Bug::CasWatchAfterLook) {
         return Ok(Listener::new(|publisher| {
             let runtime = Arc::clone(&client.runtime);
             let late = async move {
                 client.runtime.sleep_until(client.runtime.now() + PAUSE).await;
                 if let Ok(watch) = client.backend.watch(&name).await {
-                    tell(client, name, watch, None, publisher).await;
+                    tell(client, name, holder, watch, None, publisher).await;
                 }
             };
             runtime.spawn(late.boxed());
@@ -36,7 +41,7 @@ pub(super) async fn listen(client: Arc<Client>, name: LockName) -> Result<Listen
     let first = client.backend.read(&name).await?;
     Ok(Listener::new(|publisher| {
         let runtime = Arc::clone(&client.runtime);
-        runtime.spawn(tell(client, name, watch, first, publisher).boxed());
+        runtime.spawn(tell(client, name, holder, watch, first, publisher).boxed());
         Box::new(())
     }))
 }
@@ -45,6 +50,7 @@ pub(super) async fn listen(client: Arc<Client>, name: LockName) -> Result<Listen
 async fn tell(
     client: Arc<Client>,
     name: LockName,
+    holder: Option<Owner>,
     mut watch: Box<dyn Watch>,
     mut stands: Option<Stored>,
     publisher: Publisher,
@@ -57,7 +63,11 @@ async fn tell(
         };
         match next {
             Ok(Seen::Lock(stored)) => {
-                if let Some(wake) = news(stored.as_ref(), &mut told) {
+                let news = match &holder {
+                    Some(holder) => ended(stored.as_ref(), holder),
+                    None => news(stored.as_ref(), &mut told),
+                };
+                if let Some(wake) = news {
                     publisher.say(wake);
                 }
                 stands = stored;
@@ -97,6 +107,17 @@ async fn tell(
 fn is_bound(stored: Option<&Stored>, handle: u64) -> bool {
     let view = View::read(stored).unwrap_or_default();
     view.bindings.values().any(|binding| binding.handle == handle)
+}
+
+/// What to tell one that holds of what stands there now.
+fn ended(stored: Option<&Stored>, holder: &Owner) -> Option<Notification> {
+    let holds = match View::read(stored).and_then(|view| view.data) {
+        None => false,
+        Some(Data::Text(value)) => parse_value(value.as_bytes()).is_some_and(|(owner, _)| owner == *holder),
+        Some(Data::Hash(hash)) => hash.contains_key(holder.as_str()),
+        Some(Data::Queue(queue)) => queue.number(holder).is_some(),
+    };
+    (!holds).then_some(Notification::Free { by: None })
 }
 
 /// What to tell of what stands there now. Each grant is told once.

@@ -43,8 +43,10 @@ pub(super) struct Applied {
     pub(super) answer: Answer,
     pub(super) wake: Option<Notification>,
     /// The holders of other processes whose places were let in, or have come to the front of the
-    /// line.
+    /// line, and those whose holds were ended.
     pub(super) calls: Vec<HolderId>,
+    /// It has ended what holds the lock, whoever that was.
+    pub(super) is_forced: bool,
     /// A place of this process is at the front of the line, so that this process has to watch those
     /// ahead of it.
     pub(super) is_near: bool,
@@ -54,7 +56,7 @@ impl Applied {
     /// Nothing has changed but what this owner has written beside its lock.
     pub(super) fn told(by: &Owner) -> Self {
         let wake = Some(Notification::Free { by: Some(by.clone()) });
-        Self { answer: Answer::Free, wake, calls: Vec::new(), is_near: false }
+        Self { answer: Answer::Free, wake, calls: Vec::new(), is_forced: false, is_near: false }
     }
 }
 
@@ -84,6 +86,8 @@ pub(super) fn apply(
     };
     let mut counter = inside.fence();
     let Living { lock, mut bindings, span, .. } = living;
+    let releases = matches!(op.verb, Verb::Release { .. });
+    let bound: Vec<_> = bindings.iter().filter(|_| releases).collect();
     let mut state = State { lock, ballot: None };
     let mut run =
         Run { inside, holders, id, now, state: &mut state, bindings: &mut bindings, counter: &mut counter };
@@ -129,7 +133,13 @@ pub(super) fn apply(
             Lock::peek_whole(inside, id).ok().flatten().map(|record| record.lock)
         });
     }
-    let (mut calls, mut is_near) = (Vec::new(), false);
+    let is_bound = |(number, _): &(u64, HolderId)| {
+        after.as_ref().is_some_and(|record| record.bindings.holder_of(*number).is_some())
+    };
+    let ended = bound.into_iter().filter(|bound| !is_bound(bound)).map(|(_, holder)| holder);
+    let mut calls: Vec<_> = ended.filter(|holder| !holders.is_mine(*holder)).collect();
+    let is_forced = matches!(op.verb, Verb::Release { whose, .. } if whose.is_forced());
+    let mut is_near = false;
     if let Some(record) = &after {
         let granted = match &wake {
             Some(Notification::Granted { tickets }) => tickets.as_slice(),
@@ -165,7 +175,7 @@ pub(super) fn apply(
         holders.settle(inside, &op.name, id, &kept);
     }
     written?;
-    Ok(Applied { answer, wake, calls, is_near })
+    Ok(Applied { answer, wake, calls, is_forced, is_near })
 }
 
 /// What counts of a lock for one request.

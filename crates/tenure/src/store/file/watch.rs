@@ -29,6 +29,8 @@ pub(super) struct Listeners {
 #[derive(Debug)]
 struct LockListeners {
     listeners: Vec<Publisher>,
+    /// Those of its holders, who are told only that a hold may have been ended by force.
+    holding: Vec<Publisher>,
     /// The tickets that hold, as was told last. Telling them again would make every change of a
     /// queue's record, and each refresh is one, news for every process.
     told: BTreeSet<u64>,
@@ -42,22 +44,45 @@ impl Listeners {
     /// Adds a listener. `is_called`: to a queue in which this process waits, so that other
     /// processes call it.
     pub(super) fn add(&mut self, id: RecordId, listener: Publisher, is_called: bool) {
+        let listening = self.of(id, is_called);
+        listening.listeners.push(listener);
+        self.watching += usize::from(!is_called);
+    }
+
+    /// Adds a listener of a holder. `is_called`: processes that end its hold by force call this one.
+    pub(super) fn add_holder(&mut self, id: RecordId, listener: Publisher, is_called: bool) {
+        self.of(id, is_called).holding.push(listener);
+        self.watching += usize::from(!is_called);
+    }
+
+    fn of(&mut self, id: RecordId, is_called: bool) -> &mut LockListeners {
         if self.by_lock.len() >= self.full.max(64) {
             self.forget();
             self.full = 2 * self.by_lock.len();
         }
-        let fresh = || LockListeners { listeners: Vec::new(), told: BTreeSet::new(), is_called, ahead: None };
-        let listening = self.by_lock.entry(id).or_insert_with(fresh);
+        let listening = self.by_lock.entry(id).or_insert_with(|| LockListeners {
+            listeners: Vec::new(),
+            holding: Vec::new(),
+            told: BTreeSet::new(),
+            is_called,
+            ahead: None,
+        });
         listening.is_called &= is_called;
-        listening.listeners.push(listener);
-        self.watching += usize::from(!is_called);
+        listening
+    }
+
+    /// Tells its holders that a hold may have been ended by force.
+    pub(super) fn tell_holders(&mut self, id: RecordId) {
+        let holding = self.by_lock.get(&id).into_iter().flat_map(|listening| &listening.holding);
+        holding.for_each(|listener| listener.say(Notification::Free { by: None }));
     }
 
     /// Forgets what no process listens to any more.
     fn forget(&mut self) {
         self.by_lock.retain(|_, listening| {
             listening.listeners.retain(|listener| !listener.is_over());
-            !listening.listeners.is_empty()
+            listening.holding.retain(|listener| !listener.is_over());
+            !listening.listeners.is_empty() || !listening.holding.is_empty()
         });
         self.watching = self.by_lock.values().filter(|listening| !listening.is_called).count();
     }
@@ -89,6 +114,7 @@ impl Listeners {
     pub(super) fn tell_all(&mut self, wake: &Notification) {
         for listening in self.by_lock.values() {
             listening.say(wake);
+            listening.holding.iter().for_each(|listener| listener.say(wake.clone()));
         }
     }
 

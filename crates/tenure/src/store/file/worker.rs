@@ -14,9 +14,11 @@ use tokio::sync::{mpsc, oneshot, watch::Sender};
 
 use super::apply::{Applied, apply, changed as changed_to, looked, now, page};
 use super::beside::apply_to_record;
+use super::bindings::Bindings;
 use super::directory::{Directory, Entered, Inside, Locked};
 use super::error::shown;
 use super::holders::Holders;
+use super::lock::Lock;
 use super::names::{HolderId, RecordId};
 use super::shared::{Core, Handed, SWEEP, Shared};
 use super::sweep::Sweep;
@@ -78,6 +80,8 @@ pub(super) enum Request {
     Call(Op, Promise<Answer>),
     Record(RecordOp, Promise<RecordAnswer>),
     Listen(LockName, LockSpec, Promise<Listener>),
+    /// For holders of this lock.
+    ListenWhileHeld(LockName, Promise<Listener>),
     List {
         prefix: String,
         from: Cursor,
@@ -94,7 +98,9 @@ impl Request {
         match self {
             Self::Call(_, promise) => drop(promise.send(Err(failure))),
             Self::Record(_, promise) => drop(promise.send(Err(failure))),
-            Self::Listen(_, _, promise) => drop(promise.send(Err(failure))),
+            Self::Listen(_, _, promise) | Self::ListenWhileHeld(_, promise) => {
+                drop(promise.send(Err(failure)))
+            }
             Self::List { promise, .. } => drop(promise.send(Err(failure))),
             Self::Ready(promise) => drop(promise.send(Err(failure))),
             Self::Heard(_) => {}
@@ -463,6 +469,7 @@ impl Worker {
         let cannot_be_called = holders.cannot_be_called();
         let watches = |job: &Job| match &job.ask {
             Request::Listen(_, rule, _) => cannot_be_called || !matches!(rule, LockSpec::Queue(_)),
+            Request::ListenWhileHeld(..) => cannot_be_called,
             _ => false,
         };
         if self.listeners.any_watches() || self.queue.iter().take(BATCH).any(watches) {
@@ -527,6 +534,23 @@ impl Worker {
                     }
                     let _ = promise.send(Ok(listener));
                 }
+                Request::ListenWhileHeld(name, promise) => {
+                    let id = RecordId::of(&name);
+                    let bindings = Lock::peek(&inside, id).ok().flatten().map(|record| record.bindings);
+                    for (_, holder) in bindings.iter().flat_map(Bindings::iter) {
+                        holders.listen(&inside, holder);
+                    }
+                    let is_called = !holders.cannot_be_called();
+                    let listener = Listener::new(|sender| {
+                        self.listeners.add_holder(id, sender, is_called);
+                        Box::new(())
+                    });
+                    self.shared.listens.store(true, Ordering::Release);
+                    if !is_called {
+                        self.look.get_or_insert_with(|| runtime.sleep_until(runtime.now() + LOOK));
+                    }
+                    let _ = promise.send(Ok(listener));
+                }
                 Request::Ready(promise) => {
                     let _ = promise.send(inside.probe());
                 }
@@ -559,7 +583,10 @@ impl Worker {
         let core = shared.core();
         let Some(directory) = &core.directory else { return };
         let mut near = Vec::new();
-        for (id, Applied { wake, is_near, .. }) in own {
+        for (id, Applied { wake, is_near, is_forced, .. }) in own {
+            if is_forced {
+                self.listeners.tell_holders(id);
+            }
             if self.listeners.has(id) && is_near && !self.listeners.is_near(id) {
                 near.push(id);
             }
@@ -593,6 +620,7 @@ impl Worker {
         let called = self.shared.core().holders.called();
         for id in called {
             if self.listeners.has(id) && !planted(Bug::ChangeUnheard) {
+                self.listeners.tell_holders(id);
                 self.look_at(id);
             }
         }
