@@ -44,13 +44,13 @@ pub const ONE_SERVER: &[Regression] = &[
     found(
         "the release of one of several holds was given up when its own lease was over",
         Regime::Pausing,
-        552,
+        20_000_282,
         Some(Bug::ReleaseGivenUp),
     ),
     found(
         "a detach that was dropped left its hold counted for no client",
         Regime::LateMessages,
-        20_000_332,
+        20_000_024,
         Some(Bug::DetachLeaves),
     ),
     found(

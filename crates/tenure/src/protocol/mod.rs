@@ -278,6 +278,8 @@ pub enum Liveness {
 pub enum ReleaseScope {
     /// The asking owner's, compared and deleted in one step.
     Own,
+    /// The same, where another client ends the hold: its holder is told.
+    Named,
     /// Any owner's, of a lock of this library. What another program wrote is left alone.
     Any,
     /// As `Any`, and also a string that another program wrote: the plain lock of another client.
@@ -649,9 +651,14 @@ pub fn apply_calling(
 /// force: their holders ask whether they hold still. The other kinds say of each hold that it ended.
 pub fn forced(op: &Op, answer: &Answer) -> Option<Notification> {
     let answer = if let Answer::More(answer) = answer { answer } else { answer };
-    let is_forced = matches!(op.verb, Verb::Release { whose, .. } if whose.is_forced());
+    let Verb::Release { whose, .. } = op.verb else { return None };
     let is_queue = matches!(op.rule, LockSpec::Queue(_));
-    (is_queue && is_forced && matches!(answer, Answer::Found(_))).then_some(Notification::Free { by: None })
+    let is_forced = match answer {
+        Answer::Found(_) => whose.is_forced(),
+        Answer::Released { .. } => whose == ReleaseScope::Named,
+        _ => false,
+    };
+    (is_queue && is_forced).then_some(Notification::Free { by: None })
 }
 
 #[cfg(test)]

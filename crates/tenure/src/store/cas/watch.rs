@@ -39,6 +39,9 @@ pub(super) async fn listen(
     }
     let watch = client.backend.watch(&name).await?;
     let first = client.backend.read(&name).await?;
+    if let Some(holder) = &holder {
+        ended(&client, &name, first.as_ref(), holder);
+    }
     Ok(Listener::new(|publisher| {
         let runtime = Arc::clone(&client.runtime);
         runtime.spawn(tell(client, name, holder, watch, first, publisher).boxed());
@@ -64,7 +67,7 @@ async fn tell(
         match next {
             Ok(Seen::Lock(stored)) => {
                 let news = match &holder {
-                    Some(holder) => ended(stored.as_ref(), holder),
+                    Some(holder) => ended(&client, &name, stored.as_ref(), holder),
                     None => news(stored.as_ref(), &mut told),
                 };
                 if let Some(wake) = news {
@@ -97,6 +100,9 @@ async fn tell(
                         Either::Right(_) => return,
                     }
                 };
+                if let Some(holder) = &holder {
+                    ended(&client, &name, stands.as_ref(), holder);
+                }
                 publisher.say(Notification::Reconnected);
             }
         }
@@ -109,15 +115,20 @@ fn is_bound(stored: Option<&Stored>, handle: u64) -> bool {
     view.bindings.values().any(|binding| binding.handle == handle)
 }
 
-/// What to tell one that holds of what stands there now.
-fn ended(stored: Option<&Stored>, holder: &Owner) -> Option<Notification> {
+/// What to tell one that holds of what stands there now: only that it holds no more. Then its next
+/// renewal reads the lock.
+fn ended(client: &Client, name: &LockName, stored: Option<&Stored>, holder: &Owner) -> Option<Notification> {
     let holds = match View::read(stored).and_then(|view| view.data) {
         None => false,
         Some(Data::Text(value)) => parse_value(value.as_bytes()).is_some_and(|(owner, _)| owner == *holder),
         Some(Data::Hash(hash)) => hash.contains_key(holder.as_str()),
         Some(Data::Queue(queue)) => queue.number(holder).is_some(),
     };
-    (!holds).then_some(Notification::Free { by: None })
+    if holds {
+        return None;
+    }
+    client.table.lock().doubt(name, holder);
+    Some(Notification::Free { by: None })
 }
 
 /// What to tell of what stands there now. Each grant is told once.

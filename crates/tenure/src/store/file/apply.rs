@@ -138,7 +138,7 @@ pub(super) fn apply(
     };
     let ended = bound.into_iter().filter(|bound| !is_bound(bound)).map(|(_, holder)| holder);
     let mut calls: Vec<_> = ended.filter(|holder| !holders.is_mine(*holder)).collect();
-    let is_forced = matches!(op.verb, Verb::Release { whose, .. } if whose.is_forced());
+    let is_forced = matches!(op.verb, Verb::Release { whose, .. } if whose != ReleaseScope::Own);
     let mut is_near = false;
     if let Some(record) = &after {
         let granted = match &wake {
