@@ -64,7 +64,7 @@ fn runs_on(ended: &Status) -> Option<String> {
     let leases: Option<Vec<Duration>> = ended.holders.iter().map(|holder| holder.remaining).collect();
     let longest = Span(leases?.into_iter().max()?);
     Some(match ended.holders.len() {
-        1 => format!("its command was told; if it does not hear, it may run for up to {longest} more\n"),
-        _ => format!("their commands were told; those that do not hear may run for up to {longest} more\n"),
+        1 => format!("its command may run for up to {longest} more, if no message reaches it\n"),
+        _ => format!("their commands may run for up to {longest} more, if no message reaches them\n"),
     })
 }
