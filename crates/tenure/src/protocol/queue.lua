@@ -70,7 +70,7 @@ end
 -- acquire, of a newcomer behind a holder, where one at a time holds and nothing has lapsed: its ticket
 -- goes to the end, and all else stays as it is.
 local micros = string.sub('00000' .. time[2], -6)
-if verb == 'acquire' and type(count) == 'number' and count > 3 and ARGV[10] ~= '' and ARGV[9] == '1' and call('ZRANK', lock, header) == 0
+if verb == 'acquire' and type(count) == 'number' and count > 3 and ARGV[10] ~= '' and ARGV[9] == '1' and call('ZRANGE', lock, '0', '0')[1] == header
   -- #used is -1, and there is no deadline below the clock.
   and call('ZCOUNT', lock, '(-0.5', '(' .. time[1] .. string.sub(micros, 1, 3)) == 0
   and not call('ZSCORE', lock, owner) then

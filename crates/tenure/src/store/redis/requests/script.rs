@@ -42,13 +42,13 @@ static GUARDED_REENTRANT: Script = Script {
 /// The queue machine.
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../../../protocol/queue.lua"),
-    sha: "7803662ffc9a3d411268c06575c49239ed7df7c5",
+    sha: "f5cff40326d40c0a5a4d702dfd5149d0d1f1503c",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/queue.lua")),
-    sha: "8aa3e92469381909adccb0445984093525305759",
+    sha: "1780428b79f0f029847c0eb771c08b6d3a4fd1ac",
     guarded: None,
 };
 
