@@ -24,10 +24,8 @@ pub(crate) async fn release(args: &Release) -> Result<u8, Failure> {
         (None, None, false) => locks.force_release(&args.name).await?,
     };
     let code = status::tell(&locks, "was held", &args.name, ended.as_ref(), args.json)?;
-    if let Some(ended) = &ended {
-        if let Some(line) = runs_on(ended).filter(|_| !args.json) {
-            output::print(line).map_err(|error| Failure::own("cannot print", &error))?;
-        }
+    if let Some(line) = ended.as_ref().and_then(runs_on).filter(|_| !args.json) {
+        output::print(line).map_err(|error| Failure::own("cannot print", &error))?;
     }
     Ok(code)
 }

@@ -112,7 +112,7 @@ fn who_may_not_listen_is_told_by_its_renewal() {
     let locks = Locks::open(&server.url()).expect("a store");
     let locks = locks.with(|options| options.ttl(Duration::from_secs(9))).expect("options");
     let guards = held(&locks);
-    eventually("it has tried to listen", LIMIT, || server.info_commandstats().get("subscribe").is_some());
+    eventually("it has tried to listen", LIMIT, || server.info_commandstats().contains_key("subscribe"));
     for guard in &guards {
         block_on(locks.force_release(guard.name().as_str())).expect("an answer").expect("a holder");
         eventually("its renewal tells it", LIMIT, || !guard.is_held());
