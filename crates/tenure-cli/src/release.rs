@@ -53,8 +53,8 @@ fn ended(name: &str, aim: &str, came_to: ForcedRelease) -> Result<Option<Status>
     }
 }
 
-/// How long a command of the holders may run on, where the message does not reach it: it ends before
-/// the lease would have ended.
+/// How long a command of the holders may run on, where the message does not reach it: it ends
+/// before the lease would have ended.
 fn runs_on(ended: &Status) -> Option<String> {
     if ended.foreign().is_some() {
         return None;

@@ -1,8 +1,8 @@
 //! What many held locks cost while one process renews all of them: memory here and on the server,
 //! commands, bytes and processor time.
 //!
-//! `cargo run --release -p tenure --example holds -- redis://HOST:PORT 100000 60s 60s`, and `fair` behind
-//! it for fair mutexes.
+//! `cargo run --release -p tenure --example holds -- redis://HOST:PORT 100000 60s 60s`; one more
+//! word, `fair`, for fair mutexes.
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "it measures real time")]
 
 #[path = "costs/mod.rs"]

@@ -722,9 +722,9 @@ impl Locks {
     }
 
     /// Ends all holds of a lock, and says whose they were: `None` when the lock was free. A
-    /// holder that has held for a second hears of it at once, where it can hear messages; every other
-    /// one within its first second, or at its next renewal. For operators; it breaks exclusion for the
-    /// holder's last moments.
+    /// holder that has held for a second hears of it at once, where it can hear messages. Every
+    /// other one hears of it when its first second is over, or at its next renewal. For operators;
+    /// it breaks exclusion for the holder's last moments.
     ///
     /// What is no lock of this library stays as it is: see
     /// [`force_release_foreign`](Self::force_release_foreign).

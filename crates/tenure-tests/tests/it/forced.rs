@@ -1,5 +1,5 @@
-//! A hold that is ended by force on real servers: what short holds pay for it, and what others can do
-//! with its messages. That its holder is told at once, each store shows in the conformance suite.
+//! A hold that is ended by force on real servers: what short holds pay for it, and what others can
+//! do with its messages. The conformance suite shows for each store that its holder is told at once.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tenure::{Guard, Locks, block_on};
 use tenure_testkit::servers::{Cluster, Server, eventually};
 
-/// What a busy machine may take. Renewals are 20 s apart.
+/// What a busy machine may take. A renewal comes each 20 s.
 const LIMIT: Duration = Duration::from_secs(15);
 
 fn locks(url: &str) -> Locks {

@@ -1,5 +1,5 @@
-//! Hears that a hold may have been ended by force, from a holder's first second on: its loss is told
-//! within a message's time then, and not at the next renewal.
+//! Hears that a hold may have been ended by force, from a holder's first second on: its loss is
+//! told within a message's time then, and not at the next renewal.
 //!
 //! A message ends nothing. It is a reason to ask the store about this hold at once, and no more
 //! often than [`check_at`](crate::protocol::lease::check_at) says: anyone may send messages.
@@ -40,7 +40,7 @@ impl Listeners {
         self.0.load(Ordering::Acquire) >= MOST
     }
 
-    /// Begins to listen for this hold, if that is still to be done and there is room.
+    /// Begins to listen for this hold, unless as many are listened for already.
     pub(super) fn listen(engine: &Arc<Engine>, lease: &Arc<Lease>) {
         let listening = Listening(Arc::clone(engine));
         if engine.listeners.0.fetch_add(1, Ordering::AcqRel) >= MOST {

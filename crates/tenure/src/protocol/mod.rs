@@ -647,8 +647,9 @@ pub fn apply_calling(
     }
 }
 
-/// What a store says, beside the message of [`apply`], of a request that has ended holds of a queue by
-/// force: their holders ask whether they hold still. The other kinds say of each hold that it ended.
+/// What a store says, beside the message of [`apply`], of a request that has ended holds of a queue
+/// by force: their holders ask whether they hold still. The other kinds say of each hold that it
+/// ended.
 pub fn forced(op: &Op, answer: &Answer) -> Option<Notification> {
     let answer = if let Answer::More(answer) = answer { answer } else { answer };
     let Verb::Release { whose, .. } = op.verb else { return None };

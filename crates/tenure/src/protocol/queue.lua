@@ -18,7 +18,8 @@
 --        renew   owner request header capacity channel publish ttl_ms weight           weight: '' leaves it; one that has more
 --                than half of a read-write lock may take more, and is growing while that does not fit beside the others
 --        refresh owner request header capacity channel publish wait_ms listens owner...
---        release owner request header capacity channel publish whose      whose: mine | anyone | named, by another client
+--        release owner request header capacity channel publish whose
+--                whose: mine | anyone | named, by another client
 --        resize  owner request header capacity channel publish kept_ms                 header: with the =
 --        inspect owner request header capacity channel publish
 --        header: #1:KIND:CAPACITY, where KIND is fair mutex, read-write lock or semaphore
@@ -67,8 +68,8 @@ if verb == 'release' and type(count) == 'number' and count < 6 then
   end
 end
 
--- acquire, of a newcomer behind a holder, where one at a time holds and nothing has lapsed: its ticket
--- goes to the end, and all else stays as it is.
+-- acquire, of a newcomer behind a holder, where one at a time holds and nothing has lapsed: its
+-- ticket goes to the end, and all else stays as it is.
 local micros = string.sub('00000' .. time[2], -6)
 if verb == 'acquire' and type(count) == 'number' and count > 3 and ARGV[10] ~= '' and ARGV[9] == '1' and call('ZRANGE', lock, '0', '0')[1] == header
   -- #used is -1, and there is no deadline below the clock.

@@ -96,7 +96,8 @@ impl fmt::Display for Failure {
 /// request at a time.
 ///
 /// Every method is required, [`renews_many`](Self::renews_many),
-/// [`listen_for_turns`](Self::listen_for_turns) and [`listen_while_held`](Self::listen_while_held) excepted: a store that forgets another does not
+/// [`listen_for_turns`](Self::listen_for_turns) and
+/// [`listen_while_held`](Self::listen_while_held) excepted: a store that forgets another does not
 /// compile. What wraps a store is a [`Decorator`], which forwards what it does not change.
 ///
 /// Futures are `'static` and may be polled on any thread, outside every runtime.

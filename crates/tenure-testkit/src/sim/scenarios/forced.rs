@@ -8,7 +8,7 @@ use tenure::{Guard, LockName, Options, Owner};
 use super::{Outcome, Scene, fails};
 use crate::sim::clock::{MS, SECOND};
 
-/// Its renewals are 20 s apart.
+/// It is renewed each 20 s.
 fn options() -> Options {
     Options::new().ttl(Duration::from_secs(60))
 }

@@ -156,8 +156,8 @@ fn who_waits_for_a_bare_majority_does_not_wake_himself_and_all_others_for_ever()
     let ours = locks(&nodes.url(), Options::new().ttl(Duration::from_secs(60)).renewal(Renewal::Off));
     let guard = held(&ours, "x").expect("a free lock");
     all_have(&nodes, "x");
-    // As after a restart, or where two have asked at once: the third is free, and no renewal takes it
-    // again.
+    // As after a restart, or where two have asked at once: the third is free, and no renewal takes
+    // it again.
     nodes[2].command(&["DEL", "x"]);
     let waiters: Vec<Locks> = (0..5).map(|_| locks(&nodes.url(), Options::new())).collect();
     let before = scripts(&nodes);

@@ -45,7 +45,7 @@ pub(super) struct Applied {
     /// The holders of other processes whose places were let in, or have come to the front of the
     /// line, and those whose holds were ended.
     pub(super) calls: Vec<HolderId>,
-    /// It has ended what holds the lock, whoever that was.
+    /// It has ended a hold of another client.
     pub(super) is_forced: bool,
     /// A place of this process is at the front of the line, so that this process has to watch those
     /// ahead of it.

@@ -5,7 +5,7 @@
 //! DIR/lock-HASH       one record per lock that is held: its name, its holders, until when
 //! DIR/line-HASH       those who wait for it, if it has a queue
 //! DIR/holder-ID       flocked by the process that holds or waits, for as long as it lives
-//! DIR/wake-ID         the socket on which that process is called while it waits in a queue or holds
+//! DIR/wake-ID         the socket on which that process is called while it waits or holds
 //! DIR/record-HASH     what the last holder of a lock wrote beside it, until when
 //! DIR/temp            the record that is being written
 //! ```

@@ -49,7 +49,8 @@ impl Listeners {
         self.watching += usize::from(!is_called);
     }
 
-    /// Adds a listener of a holder. `is_called`: processes that end its hold by force call this one.
+    /// Adds a listener of a holder. `is_called`: a process that ends its hold by force calls this
+    /// one.
     pub(super) fn add_holder(&mut self, id: RecordId, listener: Publisher, is_called: bool) {
         self.of(id, is_called).holding.push(listener);
         self.watching += usize::from(!is_called);

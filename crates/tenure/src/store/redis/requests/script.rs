@@ -42,13 +42,13 @@ static GUARDED_REENTRANT: Script = Script {
 /// The queue machine.
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../../../protocol/queue.lua"),
-    sha: "f5cff40326d40c0a5a4d702dfd5149d0d1f1503c",
+    sha: "c4b1e3ad8ab149c6c97d9e4adbcb86a893817904",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/queue.lua")),
-    sha: "1780428b79f0f029847c0eb771c08b6d3a4fd1ac",
+    sha: "08c7c5ab3bc26c34675ea77462682e245e18cd5c",
     guarded: None,
 };
 
@@ -69,7 +69,7 @@ pub(crate) static RENEW: Script = Script {
 /// The renewal of many holds of queues.
 pub(crate) static RENEW_QUEUE: Script = Script {
     text: include_str!("../../../protocol/renew_queue.lua"),
-    sha: "622612825555f9019e97cfd3e8080badbec4a255",
+    sha: "d5b3117a8db528c7e48cae0744ba6327e61d80b0",
     guarded: None,
 };
 
