@@ -58,16 +58,14 @@ impl Held {
         }
     }
 
-    /// Waits until a holder of one of the locks is asked to stop, where the store can tell. One whose
-    /// hold was ended by force has lost it: it is told of that at once, and not here.
+    /// Waits until a holder of one of the locks is asked to stop, where the store can tell.
     pub(crate) async fn stop_requested(&self, locks: &Locks) -> StopRequest {
         let Self::Locks(guards) = self else { return pending().await };
         let requested = guards.iter().map(|guard| {
             let requested = async move {
-                let Ok(request) = locks.stop_requested(guard).await else { return pending().await };
-                match guard.verify().await {
-                    Err(error) if error.is_lost() => pending().await,
-                    _ => request,
+                match locks.stop_requested(guard).await {
+                    Ok(request) => request,
+                    Err(_) => pending().await,
                 }
             };
             requested.boxed_local()

@@ -1,13 +1,8 @@
 //! `tenure release`: ends what holds a lock, by its owner or by force.
-#![expect(
-    clippy::disallowed_methods,
-    reason = "a timer of this command's own; the clock of leases is the library's"
-)]
 
 use std::time::Duration;
 
 use tenure::{ForcedRelease, LockName, Locks, Owner, Status};
-use tokio::time::timeout;
 
 use crate::cli::Release;
 use crate::exit::{BUSY, Failure, USAGE};
@@ -29,23 +24,10 @@ pub(crate) async fn release(args: &Release) -> Result<u8, Failure> {
         (None, None, false) => locks.force_release(&args.name).await?,
     };
     let code = status::tell(&locks, "was held", &args.name, ended.as_ref(), args.json)?;
-    if let Some(ended) = &ended {
-        let is_told = tell(&locks, ended).await;
-        if let Some(line) = runs_on(ended, is_told).filter(|_| !args.json) {
-            output::print(line).map_err(|error| Failure::own("cannot print", &error))?;
-        }
+    if let Some(line) = ended.as_ref().and_then(runs_on).filter(|_| !args.json) {
+        output::print(line).map_err(|error| Failure::own("cannot print", &error))?;
     }
     Ok(code)
-}
-
-/// Tells those whose holds have ended, so that they look before their next renewal. Returns whether
-/// that could be done: not every store can, and they notice all the same.
-async fn tell(locks: &Locks, ended: &Status) -> bool {
-    if ended.foreign().is_some() || ended.holders.iter().all(|holder| holder.owner.is_none()) {
-        return false;
-    }
-    let told = timeout(store::PATIENCE, locks.request_stop_of(ended, "its hold was ended by force")).await;
-    told.is_ok_and(|told| told.is_ok())
 }
 
 /// Ends the hold of this owner only. What holds the lock instead is told.
@@ -71,16 +53,16 @@ fn ended(name: &str, aim: &str, came_to: ForcedRelease) -> Result<Option<Status>
     }
 }
 
-/// How long a command of the holders may run on: it ends before the lease would have ended.
-fn runs_on(ended: &Status, is_told: bool) -> Option<String> {
+/// How long a command of the holders may run on, where the message does not reach it: it ends
+/// before the lease would have ended.
+fn runs_on(ended: &Status) -> Option<String> {
     if ended.foreign().is_some() {
         return None;
     }
     let leases: Option<Vec<Duration>> = ended.holders.iter().map(|holder| holder.remaining).collect();
-    let (longest, told) =
-        (Span(leases?.into_iter().max()?), if is_told { "; it was told to look" } else { "" });
+    let longest = Span(leases?.into_iter().max()?);
     Some(match ended.holders.len() {
-        1 => format!("its command may run for up to {longest} more, until it notices{told}\n"),
-        _ => format!("their commands may run for up to {longest} more, until they notice{told}\n"),
+        1 => format!("its command may run for up to {longest} more, if no message reaches it\n"),
+        _ => format!("their commands may run for up to {longest} more, if no message reaches them\n"),
     })
 }

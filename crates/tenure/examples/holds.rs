@@ -1,7 +1,8 @@
 //! What many held locks cost while one process renews all of them: memory here and on the server,
 //! commands, bytes and processor time.
 //!
-//! `cargo run --release -p tenure --example holds -- redis://HOST:PORT 100000 60s 60s`
+//! `cargo run --release -p tenure --example holds -- redis://HOST:PORT 100000 60s 60s`; one more
+//! word, `fair`, for fair mutexes.
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "it measures real time")]
 
 #[path = "costs/mod.rs"]
@@ -19,7 +20,11 @@ const AT_ONCE: usize = 256;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [url, holds, ttl, time] = &args[..] else { return Err("usage: URL HOLDS TTL TIME".into()) };
+    let (args, is_fair) = match &args[..] {
+        [args @ .., last] if last == "fair" => (args, true),
+        args => (args, false),
+    };
+    let [url, holds, ttl, time] = args else { return Err("usage: URL HOLDS TTL TIME [fair]".into()) };
     let (holds, ttl, time) = (holds.parse::<usize>()?, seconds(ttl)?, seconds(time)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -27,8 +32,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         drop(locks.mutex("holds")?.lock().await?);
         let (before, started) = (Costs::now(url)?, Instant::now());
         let acquire = |number: usize| {
-            let mutex = locks.mutex(format!("holds:{number}"));
-            async move { mutex?.lock().await }
+            let (locks, name) = (locks.clone(), format!("holds:{number}"));
+            async move {
+                match is_fair {
+                    true => locks.fair_mutex(name)?.lock().await,
+                    false => locks.mutex(name)?.lock().await,
+                }
+            }
         };
         let guards: Vec<Guard> =
             stream::iter(0..holds).map(acquire).buffer_unordered(AT_ONCE).try_collect().await?;

@@ -697,30 +697,6 @@ impl Locks {
         Ok(Some(status))
     }
 
-    /// Asks the holders that a status shows to stop, whether they still hold the lock or not: as
-    /// [`request_stop`](Self::request_stop). After a forced release, its status names those who have
-    /// to hear of it before their next renewal.
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # let locks = tenure::Locks::memory();
-    /// let stuck = locks.mutex("deploy")?.lock().await?;
-    /// let ended = locks.force_release("deploy").await?.expect("it was held");
-    /// locks.request_stop_of(&ended, "its hold was ended by force").await?;
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    ///
-    /// # Cancel safety
-    /// The request may still be made.
-    ///
-    /// # Errors
-    /// As [`cache`](Self::cache) and [`Mutex::lock`]; `is_invalid` when the reason cannot be used.
-    pub async fn request_stop_of(&self, status: &Status, reason: &str) -> Result<()> {
-        check_text("a reason", reason)?;
-        let record = stop::record(&self.home, &self.options, status.name.clone())?;
-        stop::request(&record, &status.owners(), reason).await
-    }
-
     /// Waits until the holder of this guard is [asked to stop](Self::request_stop). It looks at the
     /// store every 2 s. `guard` is one of a lock of this `Locks`.
     ///
@@ -745,8 +721,9 @@ impl Locks {
         stop::requested(&record, guard.owner()).await
     }
 
-    /// Ends all holds of a lock, and says whose they were: `None` when the lock was free. The
-    /// holder hears of it at its next renewal, at the latest when its lease is over. For operators;
+    /// Ends all holds of a lock, and says whose they were: `None` when the lock was free. A
+    /// holder that has held for a second hears of it at once, where it can hear messages. Every
+    /// other one hears of it when its first second is over, or at its next renewal. For operators;
     /// it breaks exclusion for the holder's last moments.
     ///
     /// What is no lock of this library stays as it is: see
@@ -877,7 +854,7 @@ impl Locks {
     async fn release_as(&self, status: &Status, owner: &Owner) -> Result<bool> {
         let (engine, full) = (&self.home.engine, self.options.full_name(&status.name)?);
         let rule = LockSpec::of(status.kind, status.capacity);
-        let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own };
+        let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Named };
         match engine.call(&full, rule, owner, verb, self.options.op_timeout).await {
             Ok(Answer::Released { .. }) => Ok(true),
             Ok(Answer::Free | Answer::Busy { .. } | Answer::Mismatch { .. }) => Ok(false),

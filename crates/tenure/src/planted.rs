@@ -246,6 +246,12 @@ pub enum Bug {
     TermSkipped,
     /// A leader is told that it leads until it resigns, also when its lease is over.
     LeaderToldLate,
+    /// A holder does not hear that its hold is ended by force.
+    ForcedUnheard,
+    /// A message that a hold may have ended ends it, and the store is not asked.
+    MessageEndsHold,
+    /// The store is asked about a hold at each message that it may have ended.
+    EachMessageAsks,
     /// A request that its caller gave up is taken for one that will never be carried out.
     GivenUpForgotten,
 }
@@ -253,7 +259,7 @@ pub enum Bug {
 impl Bug {
     /// All of them, but those of stores by compare-and-swap, which have schedules of their own, and
     /// that of the connection on a runtime of callers, which `tests/sim/callers.rs` finds.
-    pub const ALL: [Self; 104] = [
+    pub const ALL: [Self; 107] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -358,6 +364,9 @@ impl Bug {
         Self::WindowFromClient,
         Self::TermSkipped,
         Self::LeaderToldLate,
+        Self::ForcedUnheard,
+        Self::MessageEndsHold,
+        Self::EachMessageAsks,
     ];
 }
 

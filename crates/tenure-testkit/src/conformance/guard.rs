@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::pending;
-use tenure::{HoldEnd, Kind, Owner, Renewal};
+use tenure::{ForcedRelease, HoldEnd, Kind, Owner, Renewal};
 
 use super::{Fixture, TTL, options};
 
@@ -60,6 +60,23 @@ pub async fn a_forced_release_says_whose_it_was_and_the_holder_is_told(fixture: 
     let error = fixture.within(TTL, guard.lost()).await;
     assert!(error.is_lost() && error.to_string().contains("gone"), "{error}");
     assert!(fixture.mutex(&theirs, "x").await.try_lock().await.expect("an answer").is_some());
+}
+
+/// In its first moment, and later: its renewal is many seconds away.
+pub async fn a_holder_is_told_at_once_that_its_hold_was_ended_by_force(fixture: &Fixture) {
+    let ours = fixture.client_with(options().ttl(Duration::from_secs(30)));
+    let theirs = fixture.client();
+    for held_for in [Duration::ZERO, Duration::from_millis(1_500)] {
+        let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
+        fixture.sleep(held_for).await;
+        theirs.force_release("x").await.expect("an answer").expect("a holder");
+        assert!(fixture.within(Duration::from_secs(2), guard.lost()).await.is_lost());
+    }
+    let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
+    fixture.sleep(Duration::from_millis(1_500)).await;
+    let ended = theirs.force_release_owner("x", guard.owner()).await.expect("an answer");
+    assert!(matches!(ended, ForcedRelease::Ended(_)), "{ended:?}");
+    assert!(fixture.within(Duration::from_secs(2), guard.lost()).await.is_lost());
 }
 
 /// No client's is no client's.

@@ -292,6 +292,7 @@ macro_rules! conformance_exclusive {
             );
             $crate::conformance_cases!($run, $flavour, guard, guard:
                 a_released_lock_is_free_and_its_signal_says_released,
+                a_holder_is_told_at_once_that_its_hold_was_ended_by_force,
                 a_dropped_guard_releases,
                 tokens_grow_from_grant_to_grant,
                 a_detached_hold_is_resumed_with_its_token,

@@ -190,6 +190,10 @@ impl Database {
             }
             ("ZCARD", []) => Value::Int(sorted.len() as i64),
             ("ZSCORE", [member]) => score(member),
+            ("ZRANK", [member]) => {
+                let at = sorted.in_order().position(|(known, _)| known == *member);
+                at.map_or(Value::Nil, |at| Value::Int(at as i64))
+            }
             ("ZMSCORE", members) => Value::Array(members.iter().map(|member| score(member)).collect()),
             ("ZCOUNT", [low, high]) => {
                 let (low, high) = (Bound::parse(low)?, Bound::parse(high)?);

@@ -12,6 +12,7 @@ mod etcd;
 mod examples;
 mod fence;
 mod fence_s3;
+mod forced;
 mod imports;
 mod interop;
 mod long_queue;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, Verb};
+use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, QueueSpec, Verb};
 use tenure::internals::store::redis::Redis;
 use tenure::internals::store::{Failure, RenewsMany};
 use tenure::internals::{Driver, Store};
@@ -28,12 +28,31 @@ fn calls(servers: &[Server], command: &str) -> u64 {
     servers.iter().filter_map(|server| server.info_commandstats().get(command).copied()).sum()
 }
 
+/// Kinds that wait in order, by turns.
+fn hold_queues(url: &str, names: impl Iterator<Item = String>) -> (Locks, Vec<Guard>) {
+    let locks = Locks::open(url).expect("a store");
+    let locks = locks.with(|options| options.ttl(Duration::from_secs(6))).expect("options");
+    let taken = names.enumerate().map(|(number, name)| {
+        let locks = locks.clone();
+        async move {
+            match number % 3 {
+                0 => locks.fair_mutex(name)?.lock().await,
+                1 => locks.rwlock(name)?.read().await.map(Guard::from),
+                _ => locks.semaphore(name, 3)?.acquire_many(2).await,
+            }
+        }
+    });
+    let guards = block_on(try_join_all(taken)).expect("free locks");
+    (locks, guards)
+}
+
 fn renewed_together(servers: &[Server], locks: &Locks, guards: &[Guard], at_least: u64) {
     servers.iter().for_each(|server| assert_eq!(server.command(&["CONFIG", "RESETSTAT"]), "OK"));
     let before = locks.metrics().total().renewals;
     let count = guards.len() as u64;
     eventually("two renewals of each", LIMIT, || locks.metrics().total().renewals - before >= 2 * count);
-    let (scripts, renewals) = (calls(servers, "evalsha"), calls(servers, "pexpire"));
+    let (scripts, renewals) =
+        (calls(servers, "evalsha"), calls(servers, "pexpire") + calls(servers, "pexpireat"));
     assert!(renewals >= at_least * scripts, "{renewals} renewals by {scripts} scripts");
     assert!(guards.iter().all(Guard::is_held));
 }
@@ -43,6 +62,25 @@ fn the_renewals_of_a_thousand_locks_leave_in_few_requests() {
     let server = Server::start();
     let (locks, guards) = hold(&server.url(), (0..1_000).map(|number| format!("hold:{number}")));
     renewed_together(std::slice::from_ref(&server), &locks, &guards, 20);
+}
+
+#[test]
+fn so_do_those_of_locks_with_queues() {
+    let server = Server::start();
+    let (locks, guards) = hold_queues(&server.url(), (0..900).map(|number| format!("hold:{number}")));
+    renewed_together(std::slice::from_ref(&server), &locks, &guards, 10);
+    // One that is gone is told from the others.
+    server.command(&["DEL", "hold:450"]);
+    eventually("it is lost", LIMIT, || !guards[450].is_held());
+    assert_eq!(guards.iter().filter(|guard| guard.is_held()).count(), 899);
+}
+
+#[test]
+fn on_a_cluster_the_renewals_of_one_slots_queues_leave_together() {
+    let cluster = Cluster::without_replicas();
+    let one_slot = (0..150).map(|number| format!("{{shop}}:{number}"));
+    let (locks, guards) = hold_queues(&cluster.url(), one_slot);
+    renewed_together(cluster.nodes(), &locks, &guards, 4);
 }
 
 #[test]
@@ -63,18 +101,23 @@ fn on_a_cluster_the_renewals_of_one_slot_leave_together() {
 struct Direct {
     store: Redis,
     owners: Vec<Owner>,
+    rule: LockSpec,
 }
 
 impl Direct {
     fn new(url: &str, locks: usize) -> Self {
+        Self::of(LockSpec::Mutex, url, locks)
+    }
+
+    fn of(rule: LockSpec, url: &str, locks: usize) -> Self {
         let store = Redis::open(url, Driver::start().expect("a thread")).expect("a store");
-        Self { store, owners: (0..locks).map(|_| Owner::new("x").expect("an owner")).collect() }
+        Self { store, owners: (0..locks).map(|_| Owner::new("x").expect("an owner")).collect(), rule }
     }
 
     fn op(&self, number: usize, verb: Verb) -> Op {
         let name = LockName::new(&format!("hold:{number}")).expect("a name");
         let owner = self.owners[number].clone();
-        Op { name, rule: LockSpec::Mutex, owner, request: 100 + number as u64, verb }
+        Op { name, rule: self.rule, owner, request: 100 + number as u64, verb }
     }
 
     fn acquire_all(&self) {
@@ -122,6 +165,62 @@ fn there_is_an_answer_for_each_lock_and_no_lease_is_shortened() {
     // One without an end gets the first that is asked for, as by its own request.
     assert!((90_000..=120_000).contains(&left(4)), "{}", left(4));
     assert_eq!((left(1), left(2), left(3)), (-2, -1, -1));
+}
+
+#[test]
+fn there_is_an_answer_for_each_hold_of_a_queue() {
+    let server = Server::start();
+    let direct = Direct::of(LockSpec::Queue(QueueSpec::FAIR), &server.url(), 7);
+    direct.acquire_all();
+    server.command(&["DEL", "hold:1"]);
+    server.command(&["SET", "hold:2", "foreign"]);
+    // Its ticket is gone, and that of another is there.
+    server.command(&["RENAME", "hold:3", "hold:1"]);
+    // A semaphore of another size.
+    let (fence, bind) = (Fence::Assign, Liveness::Process);
+    let verb = Verb::Acquire { ttl_ms: 60_000, hold: 1, fence, wait_ms: None, listens: None, bind };
+    server.command(&["DEL", "hold:4"]);
+    let other = LockSpec::Queue(QueueSpec { kind: tenure::Kind::Semaphore, capacity: 5, weight: 1 });
+    let op = Op { rule: other, ..direct.op(4, verb) };
+    assert!(matches!(block_on(direct.store.call(op, WITHIN)), Ok(Answer::Held { .. })));
+    // It waits: its ticket is above the mark.
+    server.command(&["ZADD", "hold:5", "0", "#1:fair mutex:1"]);
+    // It has lapsed.
+    let ends = |number: usize| format!("!{}", direct.owners[number]);
+    server.command(&["ZADD", "hold:6", "20000000000", &ends(6)]);
+    let end = |number: usize| {
+        let score = server.command(&["ZSCORE", &format!("hold:{number}"), &ends(number)]);
+        score.text().parse::<f64>().expect("a number") / 1_000.0
+    };
+    for ttl_ms in [20_000, 120_000] {
+        let before = end(0);
+        let answers = direct.renew_all(ttl_ms);
+        assert!(matches!(answers[0], Ok(Answer::Held { .. })), "{answers:?}");
+        for gone in [1, 3, 6] {
+            assert!(matches!(answers[gone], Ok(Answer::Free)), "{gone}: {answers:?}");
+        }
+        assert!(matches!(&answers[2], Ok(Answer::Busy { holder, .. }) if holder == "foreign"), "{answers:?}");
+        assert!(matches!(answers[4], Ok(Answer::Mismatch { .. })), "{answers:?}");
+        assert!(!matches!(answers[5], Ok(Answer::Held { .. }) | Err(_)), "{answers:?}");
+        let (longer, left) = (end(0) - before, server.command(&["PTTL", "hold:0"]).int());
+        match ttl_ms {
+            20_000 => assert_eq!(longer, 0.0, "a lease was shortened or prolonged"),
+            _ => assert!((50.0..=70.0).contains(&longer), "{longer}"),
+        }
+        assert!((ttl_ms.max(60_000) as i64 - 30_000..=ttl_ms.max(60_000) as i64).contains(&left), "{left}");
+    }
+}
+
+/// What a server without memory still allows.
+#[test]
+fn a_full_server_renews_holds_of_queues() {
+    let server = Server::start();
+    let direct = Direct::of(LockSpec::Queue(QueueSpec::FAIR), &server.url(), 3);
+    direct.acquire_all();
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    let answers = direct.renew_all(120_000);
+    assert!(answers.iter().all(|answer| matches!(answer, Ok(Answer::Held { .. }))), "{answers:?}");
+    assert!(server.command(&["PTTL", "hold:2"]).int() > 60_000);
 }
 
 #[test]

@@ -49,6 +49,7 @@ impl Hold {
             Some(term) if !engine.reentries.add(term) => return,
             term => term.unwrap_or(lease),
         };
+        term.kept(engine.now());
         engine.renewer.keep(engine, term);
         // In the schedule first: an interruption is noticed there from then on, and here if it came
         // before.
@@ -120,9 +121,12 @@ impl Hold {
     fn settle(&self) -> usize {
         let left = self.lease.leave().filter(|_| !planted(Bug::OneEndsAll)).unwrap_or(0);
         if left == 0 {
-            let term = self.lease.term();
-            self.engine.renewer.forget(term);
-            self.engine.reentries.remove(term);
+            self.engine.renewer.forget(self.lease.term());
+            if let Some(term) = self.lease.shared_term() {
+                self.engine.reentries.remove(term);
+                // Those who listen for its loss are done.
+                term.settle(&self.engine, HoldEnd::Released, None);
+            }
         }
         self.lease.settle(&self.engine, HoldEnd::Released, None);
         left

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
@@ -38,8 +38,13 @@ pub(crate) struct Lease {
     pub(super) renewal: Renewal,
     /// How often the store had been interrupted before it was asked for.
     pub(super) interruptions: u64,
-    /// The store may have forgotten it since it granted it.
-    is_doubtful: AtomicBool,
+    /// From when it is to be asked about, because the store may have forgotten it or ended it; 0 if
+    /// it is not.
+    doubtful_at: AtomicU64,
+    /// When it was last asked about or renewed.
+    checked: AtomicU64,
+    /// How it stands with messages about its end: a [`Hearing`].
+    hearing: AtomicU8,
     /// It was asked to be detached, and may be.
     detaches: AtomicBool,
     /// When the request was sent that last set the whole lease.
@@ -80,7 +85,9 @@ impl Lease {
             end: options.max_hold.map(|hold| begun + hold),
             renewal: options.renewal,
             interruptions,
-            is_doubtful: AtomicBool::new(false),
+            doubtful_at: AtomicU64::new(0),
+            checked: AtomicU64::new(sent.0),
+            hearing: AtomicU8::new(Hearing::Later as u8),
             detaches: AtomicBool::new(false),
             sent: AtomicU64::new(if is_whole { sent.0 } else { UNSET.0 }),
             asked: AtomicU64::new(sent.0),
@@ -101,7 +108,8 @@ impl Lease {
         let Self { rule, fence, hold, op_timeout, ttl, grace, bind, end, renewal, .. } = *self;
         let Self { interruptions, whole_at, .. } = *self;
         let [sent, asked, deadline, due, kept, next_ear] = [const { AtomicU64::new(UNSET.0) }; 6];
-        let [is_doubtful, detaches] = [const { AtomicBool::new(false) }; 2];
+        let [doubtful_at, checked] = [const { AtomicU64::new(0) }; 2];
+        let (hearing, detaches) = (AtomicU8::new(Hearing::Never as u8), AtomicBool::new(false));
         let (outcome, listeners) = (OnceLock::new(), Mutex::default());
         Self {
             name,
@@ -117,7 +125,9 @@ impl Lease {
             end,
             renewal,
             interruptions,
-            is_doubtful,
+            doubtful_at,
+            checked,
+            hearing,
             detaches,
             sent,
             asked,
@@ -150,8 +160,11 @@ impl Lease {
         self.kept.store(now.0.max(1), Ordering::Release);
     }
 
-    /// For how long it has been in the caller's hands; `None` if it never was.
+    /// For how long it has been in the caller's hands; `None` if it never was, as a term.
     pub(super) fn held_for(&self, now: Moment) -> Option<Duration> {
+        if matches!(self.role, Role::Term(_)) {
+            return None;
+        }
         let kept = Moment(self.kept.load(Ordering::Acquire));
         (kept != UNSET).then(|| now.since(kept))
     }
@@ -215,14 +228,61 @@ impl Lease {
         self.end.map_or(self.ttl, |end| self.ttl.min(end.since(now)))
     }
 
-    /// The store may have forgotten it: it is to be asked about, also where it is not renewed.
-    pub(super) fn doubt(&self) {
-        self.is_doubtful.store(true, Ordering::Release);
+    /// The store may have forgotten it: it is to be asked about from then on, also where it is not
+    /// renewed.
+    pub(super) fn doubt(&self, from: Moment) {
+        let from = from.0.max(1);
+        let sooner = |at: u64| (at == 0 || from < at).then_some(from);
+        let _ = self.doubtful_at.fetch_update(Ordering::AcqRel, Ordering::Acquire, sooner);
     }
 
-    /// Whether it is in doubt. It is asked about once.
-    pub(super) fn take_doubt(&self) -> bool {
-        self.is_doubtful.swap(false, Ordering::AcqRel)
+    /// When it is to be asked about, if it is in doubt.
+    pub(super) fn doubtful_at(&self) -> Option<Moment> {
+        let at = self.doubtful_at.load(Ordering::Acquire);
+        (at != 0).then_some(Moment(at))
+    }
+
+    /// Whether it is to be asked about now because it is in doubt. It is asked about once.
+    pub(super) fn take_doubt(&self, now: Moment) -> bool {
+        let take = |at: u64| (at != 0 && at <= now.0).then_some(0);
+        self.doubtful_at.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok()
+    }
+
+    /// It is being asked about, or renewed.
+    pub(super) fn is_checked(&self, now: Moment) {
+        self.checked.fetch_max(now.0, Ordering::AcqRel);
+    }
+
+    /// When it was last asked about or renewed.
+    pub(super) fn checked_at(&self) -> Moment {
+        Moment(self.checked.load(Ordering::Acquire))
+    }
+
+    /// How it stands with messages about its end.
+    pub(super) fn hearing(&self) -> Hearing {
+        match self.hearing.load(Ordering::Acquire) {
+            state if state == Hearing::Later as u8 => Hearing::Later,
+            state if state == Hearing::Listens as u8 => Hearing::Listens,
+            state if state == Hearing::Again as u8 => Hearing::Again,
+            _ => Hearing::Never,
+        }
+    }
+
+    pub(super) fn set_hearing(&self, hearing: Hearing) {
+        self.hearing.store(hearing as u8, Ordering::Release);
+    }
+
+    /// When its holder begins to listen to messages about its end, if that is still to come.
+    pub(super) fn listen_at(&self) -> Option<Moment> {
+        let kept = Moment(self.kept.load(Ordering::Acquire));
+        let is_to_come = kept != UNSET && self.hearing() == Hearing::Later && !planted(Bug::ForcedUnheard);
+        if is_to_come { lease::listen_at(kept, self.ttl) } else { None }
+    }
+
+    /// Whether its holder tries to listen once more. Asked after a renewal.
+    pub(super) fn listens_again(&self, now: Moment) -> bool {
+        let kept = Moment(self.kept.load(Ordering::Acquire));
+        self.hearing() == Hearing::Again && lease::listen_at(kept, self.ttl).is_some_and(|at| at <= now)
     }
 
     /// A request is about to be sent that lets go of it without releasing.
@@ -426,6 +486,19 @@ impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease").field("name", &self.name).field("owner", &self.owner).finish_non_exhaustive()
     }
+}
+
+/// How a hold stands with messages that say that it may have ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Hearing {
+    /// Its holder listens once it has held for a while.
+    Later,
+    Listens,
+    /// It could not, and tries again after the next renewal.
+    Again,
+    /// The store refuses it.
+    Never,
 }
 
 /// No request has set the whole lease yet.

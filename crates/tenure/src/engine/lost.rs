@@ -45,7 +45,7 @@ pub struct Lost {
 }
 
 /// A listener to the end of one hold.
-struct LossListener {
+pub(super) struct LossListener {
     engine: Arc<Engine>,
     lease: Arc<Lease>,
     id: u64,
@@ -101,12 +101,12 @@ impl fmt::Debug for Lost {
 }
 
 impl LossListener {
-    fn new(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Self {
+    pub(super) fn new(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Self {
         let id = lease.next_listener();
         Self { engine: Arc::clone(engine), lease: Arc::clone(lease), id }
     }
 
-    fn listen(&self, context: &Context<'_>) -> Option<HoldEnd> {
+    pub(super) fn listen(&self, context: &Context<'_>) -> Option<HoldEnd> {
         if let Some(outcome) = self.lease.outcome(&self.engine) {
             return Some(outcome);
         }

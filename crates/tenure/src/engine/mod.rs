@@ -8,6 +8,7 @@
 //! - [`reentry`] has the holds of one owner share a grant;
 //! - [`upgrade`] makes a reader the writer;
 //! - [`flight`] has one task of a process get for all what they need;
+//! - [`forced`] hears that a hold may have been ended by force;
 //! - [`renew`] keeps all grants of one `Locks` alive, and [`window`] says how many renewals are
 //!   under way at once; [`release`] ends grants;
 //! - [`error`] makes the caller's error of a store's failure.
@@ -16,6 +17,7 @@ pub(crate) mod acquire;
 pub(crate) mod acquisition;
 mod error;
 pub(crate) mod flight;
+mod forced;
 pub(crate) mod hold;
 pub(crate) mod lease;
 pub(crate) mod lost;
@@ -49,6 +51,7 @@ use crate::runtime::{Driver, Runtime};
 use crate::store::{Failure, Store};
 
 use flight::Flights;
+use forced::Listeners;
 use reentry::Reentries;
 use release::PendingReleases;
 use renew::Renewer;
@@ -66,6 +69,7 @@ pub(crate) struct Engine {
     ticket_queues: TicketQueues,
     renewer: Renewer,
     reentries: Reentries,
+    listeners: Listeners,
     pending_releases: PendingReleases,
     ids: AtomicU64,
     /// Locks of which a request stopped at its bound, and that are being asked about until none
@@ -82,7 +86,7 @@ impl Engine {
         let (local_queues, ticket_queues) = (LocalQueues::default(), TicketQueues::default());
         let (renewer, reentries) = (Renewer::default(), Reentries::default());
         let pending_releases = PendingReleases::default();
-        let unfinished = Mutex::default();
+        let (listeners, unfinished) = (Listeners::default(), Mutex::default());
         let metrics = Metrics::new(store.url());
         Arc::new(Self {
             store,
@@ -93,6 +97,7 @@ impl Engine {
             ticket_queues,
             renewer,
             reentries,
+            listeners,
             pending_releases,
             ids,
             unfinished,

@@ -22,7 +22,8 @@ use futures_util::stream::{FuturesUnordered, Stream, StreamExt};
 use tokio::sync::Notify;
 
 use super::Engine;
-use super::lease::{Lease, Loss};
+use super::forced::{self, Listeners};
+use super::lease::{Hearing, Lease, Loss};
 use super::window::{Place, Window};
 use crate::events::{event, millis, text};
 use crate::metrics::LossReason;
@@ -53,6 +54,7 @@ struct Schedule {
 
 impl Schedule {
     fn put(&mut self, lease: &Arc<Lease>, due: Moment) {
+        let due = lease.doubtful_at().map_or(due, |doubtful| doubtful.min(due));
         // 0 means "not in the schedule".
         let due = due.max(Moment(1));
         lease.due.store(due.0, Ordering::Release);
@@ -63,10 +65,21 @@ impl Schedule {
     /// more than leave together: leases that were set together are not all renewed together.
     fn first_due(&self, lease: &Lease, sooner: Duration, together: usize) -> Moment {
         let due = first_due(lease);
-        match lease.renew_at() {
+        let due = match lease.renew_at() {
             Some(renew) if renew == due && self.due.len() > together => due - sooner,
             _ => due,
+        };
+        lease.listen_at().map_or(due, |listen| listen.min(due))
+    }
+
+    /// Has it looked at by then. True if that is sooner than it would have been.
+    fn hasten(&mut self, lease: &Arc<Lease>, by: Moment) -> bool {
+        let due = Moment(lease.due.load(Ordering::Acquire));
+        let is_sooner = by < due && self.take(lease);
+        if is_sooner {
+            self.put(lease, by);
         }
+        is_sooner
     }
 
     fn first(&self) -> Option<Moment> {
@@ -83,6 +96,9 @@ impl Schedule {
 impl Renewer {
     pub(super) fn keep(&self, engine: &Arc<Engine>, lease: &Arc<Lease>) {
         let mut schedule = self.schedule();
+        if engine.listeners.is_full() || schedule.due.len() >= forced::MOST {
+            lease.set_hearing(Hearing::Again);
+        }
         let due = schedule.first_due(lease, lease.first_spread(), together(engine));
         schedule.put(lease, due);
         match schedule.asleep_until {
@@ -99,10 +115,17 @@ impl Renewer {
     /// A grant is handed out after a break in the connection that came after it was asked for: the
     /// next look asks about it.
     pub(super) fn verify_soon(&self, engine: &Engine, lease: &Arc<Lease>) {
-        lease.doubt();
-        let mut schedule = self.schedule();
-        if schedule.take(lease) {
-            schedule.put(lease, engine.now());
+        self.ask_by(lease, engine.now());
+    }
+
+    /// A message says that it may have ended: it is asked about, at once if it was not just now.
+    pub(super) fn check(&self, engine: &Engine, lease: &Arc<Lease>) {
+        self.ask_by(lease, lease::check_at(lease.checked_at(), engine.now()));
+    }
+
+    fn ask_by(&self, lease: &Arc<Lease>, by: Moment) {
+        lease.doubt(by);
+        if self.schedule().hasten(lease, by) {
             self.notify.notify_one();
         }
     }
@@ -164,6 +187,7 @@ struct Asked {
 
 impl Asked {
     fn new(lease: Arc<Lease>, sent: Moment) -> Self {
+        lease.is_checked(sent);
         let renews = lease.renew_at().is_some();
         let ttl = if renews { lease.asks(sent) } else { Duration::ZERO };
         let left = lease.lost_at().since(sent);
@@ -241,7 +265,7 @@ impl Task {
     /// over.
     fn look(&mut self) -> Option<Moment> {
         let now = self.engine.now();
-        let (mut lost, mut due) = (Vec::new(), Vec::new());
+        let (mut lost, mut due, mut listening) = (Vec::new(), Vec::new(), Vec::new());
         let most = together(&self.engine);
         let until = {
             let mut schedule = self.engine.renewer.schedule();
@@ -262,16 +286,26 @@ impl Task {
                         due.push(Arc::clone(lease));
                     }
                 }
-                // While its renewal is due or under way, only the loss of a lease is in the
-                // schedule.
-                for lease in &due {
+                due.retain(|lease| {
                     schedule.take(lease);
+                    let is_doubtful = lease.take_doubt(now);
+                    if lease.listen_at().is_some_and(|at| at <= now) {
+                        lease.set_hearing(Hearing::Again);
+                        listening.push(Arc::clone(lease));
+                        let next = schedule.first_due(lease, lease.first_spread(), most);
+                        if !is_doubtful && next > now {
+                            schedule.put(lease, next);
+                            return false;
+                        }
+                    }
+                    // While its renewal is due or under way, only the loss of a lease is in the
+                    // schedule.
                     schedule.put(lease, lease.lost_at());
-                }
+                    is_doubtful || lease.renew_at().is_some()
+                });
                 for lease in &lost {
                     schedule.take(lease);
                 }
-                due.retain(|lease| lease.take_doubt() || lease.renew_at().is_some());
             }
             let until = schedule.first().unwrap_or(Moment(u64::MAX));
             schedule.asleep_until = Some(until);
@@ -280,6 +314,7 @@ impl Task {
         if !planted(Bug::LossUnannounced) {
             lost.iter().for_each(|lease| lease.expire(&self.engine));
         }
+        listening.iter().for_each(|lease| Listeners::listen(&self.engine, lease));
         self.line_up(due);
         Some(self.send().map_or(until, |at| until.min(at)))
     }
@@ -400,6 +435,9 @@ impl Task {
                     refusal => {
                         if renews && refusal.is_none() {
                             lease.renewed(sent, now, ttl);
+                        }
+                        if lease.listens_again(now) && !self.engine.listeners.is_full() {
+                            Listeners::listen(&self.engine, &lease);
                         }
                         let together = together(&self.engine);
                         self.engine.renewer.schedule().first_due(&lease, lease.spread(), together)

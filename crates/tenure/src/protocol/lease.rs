@@ -77,6 +77,20 @@ pub fn whole_at(granted: Moment, ttl: Duration) -> Moment {
     granted + (ttl / 6).min(MOST)
 }
 
+/// When a holder begins to listen to whether its hold was ended by force: most holds are over
+/// before. `None` where its renewals tell as soon.
+pub fn listen_at(kept: Moment, ttl: Duration) -> Option<Moment> {
+    const AFTER: Duration = Duration::from_secs(1);
+    (ttl / 3 > AFTER).then_some(kept + AFTER)
+}
+
+/// When a hold is asked about that a message says may have ended. Anyone may send messages, so it
+/// is not asked about more often than each 100 ms.
+pub fn check_at(checked: Moment, now: Moment) -> Moment {
+    const PAUSE: Duration = Duration::from_millis(100);
+    if planted(Bug::EachMessageAsks) { now } else { now.max(checked + PAUSE) }
+}
+
 /// How long after a failed renewal the next is tried: a twelfth of the lease, or a quarter of what
 /// is left of it. A hold that was handed on has the lease of its place at first, which may be much
 /// shorter than its `ttl`.

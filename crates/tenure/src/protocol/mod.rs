@@ -278,6 +278,8 @@ pub enum Liveness {
 pub enum ReleaseScope {
     /// The asking owner's, compared and deleted in one step.
     Own,
+    /// The same, where another client ends the hold: its holder is told.
+    Named,
     /// Any owner's, of a lock of this library. What another program wrote is left alone.
     Any,
     /// As `Any`, and also a string that another program wrote: the plain lock of another client.
@@ -643,6 +645,21 @@ pub fn apply_calling(
         LockSpec::Reentrant => reentrant::apply(state, counter, now, op),
         LockSpec::Queue(seat) => queue::apply(state, counter, now, op, seat, hears),
     }
+}
+
+/// What a store says, beside the message of [`apply`], of a request that has ended holds of a queue
+/// by force: their holders ask whether they hold still. The other kinds say of each hold that it
+/// ended.
+pub fn forced(op: &Op, answer: &Answer) -> Option<Notification> {
+    let answer = if let Answer::More(answer) = answer { answer } else { answer };
+    let Verb::Release { whose, .. } = op.verb else { return None };
+    let is_queue = matches!(op.rule, LockSpec::Queue(_));
+    let is_forced = match answer {
+        Answer::Found(_) => whose.is_forced(),
+        Answer::Released { .. } => whose == ReleaseScope::Named,
+        _ => false,
+    };
+    (is_queue && is_forced).then_some(Notification::Free { by: None })
 }
 
 #[cfg(test)]

@@ -171,15 +171,17 @@ fn release(
     }
     match (ownership_for(state, now, owner, fence), whose) {
         (Ownership::Free, _) => (Answer::Free, None),
-        (Ownership::Own { .. }, ReleaseScope::Own) => {
+        (Ownership::Own { .. }, ReleaseScope::Own | ReleaseScope::Named) => {
             state.lock = None;
             (Answer::Released { left: 0 }, Some(Notification::Free { by: Some(owner.clone()) }))
         }
-        (Ownership::Foreign(_), ReleaseScope::Own) if planted(Bug::ReleaseWithoutCompare) => {
+        (Ownership::Foreign(_), ReleaseScope::Own | ReleaseScope::Named)
+            if planted(Bug::ReleaseWithoutCompare) =>
+        {
             state.lock = None;
             (Answer::Released { left: 0 }, Some(Notification::Free { by: None }))
         }
-        (Ownership::Foreign(answer), ReleaseScope::Own) => (answer, None),
+        (Ownership::Foreign(answer), ReleaseScope::Own | ReleaseScope::Named) => (answer, None),
         (_, ReleaseScope::Any) => force(state, now, is_own, is_lock),
         (_, ReleaseScope::Foreign) => force(state, now, is_own, is_own),
     }

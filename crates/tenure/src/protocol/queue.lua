@@ -18,7 +18,8 @@
 --        renew   owner request header capacity channel publish ttl_ms weight           weight: '' leaves it; one that has more
 --                than half of a read-write lock may take more, and is growing while that does not fit beside the others
 --        refresh owner request header capacity channel publish wait_ms listens owner...
---        release owner request header capacity channel publish whose                   whose: mine | anyone
+--        release owner request header capacity channel publish whose
+--                whose: mine | anyone | named, by another client
 --        resize  owner request header capacity channel publish kept_ms                 header: with the =
 --        inspect owner request header capacity channel publish
 --        header: #1:KIND:CAPACITY, where KIND is fair mutex, read-write lock or semaphore
@@ -54,10 +55,10 @@ if now_us < 1e14 then
 end
 
 -- release, by the only one there.
-local own
-if verb == 'release' and not looks then
-  own = redis.pcall('ZMSCORE', lock, owner, ends, header)
-  if own[1] and own[3] and call('ZCARD', lock) < 6 then
+local count, own = (verb == 'acquire' and capacity == 1 or ARGV[8] == 'mine') and redis.pcall('ZCARD', lock), nil
+if verb == 'release' and type(count) == 'number' and count < 6 then
+  own = call('ZMSCORE', lock, owner, ends, header)
+  if own[1] and own[3] then
     -- Behind the two members of the header, two or three are its own.
     call('DEL', lock)
     if tonumber(own[2]) < now then
@@ -67,7 +68,33 @@ if verb == 'release' and not looks then
   end
 end
 
-local top = redis.pcall('ZRANGE', lock, '0', '2', 'WITHSCORES')
+-- acquire, of a newcomer behind a holder, where one at a time holds and nothing has lapsed: its
+-- ticket goes to the end, and all else stays as it is.
+local micros = string.sub('00000' .. time[2], -6)
+if verb == 'acquire' and type(count) == 'number' and count > 3 and ARGV[10] ~= '' and ARGV[9] == '1' and call('ZRANGE', lock, '0', '0')[1] == header
+  -- #used is -1, and there is no deadline below the clock.
+  and call('ZCOUNT', lock, '(-0.5', '(' .. time[1] .. string.sub(micros, 1, 3)) == 0
+  and not call('ZSCORE', lock, owner) then
+  local number, wait_ms = time[1] .. micros, tonumber(ARGV[10])
+  local last = call('SET', counter, number, 'GET')
+  if (tonumber(last or '0') or now_us) < now_us and call('ZCOUNT', lock, number, '(8e15') == 0 then
+    call('ZADD', lock, number, owner, now + wait_ms + (tonumber(ARGV[11]) or 0) / 4096, ends)
+    if call('PTTL', lock) < wait_ms then
+      call('PEXPIREAT', lock, now + wait_ms)
+    end
+    -- Behind the header, two members are the holder's: it is the first in line then.
+    local retry_in_ms = count > 4 and -1 or math.floor(call('ZRANGE', lock, '2', '2', 'WITHSCORES')[2]) - now + 1
+    return owner .. ' ' .. request .. ' waiting ' .. number .. ' ' .. retry_in_ms
+  end
+  -- Not below the last token, and above each number here: see assign.
+  if last then
+    call('SET', counter, last)
+  else
+    call('DEL', counter)
+  end
+end
+
+local top = count == 0 and {} or redis.pcall('ZRANGE', lock, '0', '2', 'WITHSCORES')
 
 -- mismatch: what stands at the name, if it is not a queue of this kind and capacity. Looking is
 -- free to all, and a capacity that was set is followed.
@@ -297,6 +324,11 @@ elseif verb == 'release' and number then
     used = used - (weight and weight - 8e15 or 1)
   end
   answer[3] = 'released'
+  if ARGV[8] == 'named' then
+    -- Its client may ask at once whether it holds still.
+    local told = redis.pcall(ARGV[7], ARGV[6] .. ':' .. string.sub(owner, -20, -11), '')
+    unheard = type(told) == 'table' and told.err or nil
+  end
 elseif verb == 'resize' then
   if not is_new then
     call('ZREM', lock, header)
@@ -311,7 +343,14 @@ end
 -- stays so where the user has no right to the channel.
 local called, let_in, here, vacant = {}, 0, nil, used < capacity and not goes_on and 1 or 0
 while vacant > 0 and not is_new do
-  local waiting = call('ZRANGE', lock, string.format('(%.0f', mark), '(8e15', 'BYSCORE', 'LIMIT', '0', vacant, 'WITHSCORES')
+  local waiting
+  if capacity == 1 and not follows then
+    -- None holds: behind the header are as many deadlines as tickets.
+    local at = tostring(call('ZCARD', lock) / 2 + 1)
+    waiting = call('ZRANGE', lock, at, at, 'WITHSCORES')
+  else
+    waiting = call('ZRANGE', lock, string.format('(%.0f', mark), '(8e15', 'BYSCORE', 'LIMIT', '0', vacant, 'WITHSCORES')
+  end
   local n, names, fits = #waiting / 2, {}, 0
   for i = 1, n do
     names[i] = '+' .. waiting[2 * i - 1]
@@ -394,15 +433,21 @@ if verb == 'acquire' and not number then
     answer = { owner, request, 'mismatch', string.match(header, '^#1:(.+):'), string.format('%.0f', capacity) }
   elseif lets_in or wait_ms then
     -- assign: not below the clock, and above the last token and each number here, because the
-    -- counter may have been lost. Written before the ticket.
-    local last = tonumber(call('GET', counter) or '0')
+    -- counter may have been lost. Written before the ticket. Mostly that is the clock.
+    local ticket = now_us
+    number = time[1] .. micros
+    local before = call('SET', counter, number, 'GET')
+    local last = tonumber(before or '0')
     if not last or last > now_us + 31536000000000 then
+      call('SET', counter, before)
       return redis.error_reply('ERR the counter of tokens at ' .. counter .. ' is no number, or a year ahead of the clock; delete it')
     end
-    local newest = waits and call('ZRANGE', lock, '(8e15', '1e14', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')[2]
-    local ticket = math.max(last + 1, mark + 1, (tonumber(newest or '0')) + 1, now_us)
-    number = string.format('%.0f', ticket)
-    call('SET', counter, number)
+    if last >= now_us or mark >= now_us or waits and call('ZCOUNT', lock, number, '(8e15') > 0 then
+      local newest = call('ZRANGE', lock, '(8e15', '1e14', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')[2]
+      ticket = math.max(last, mark, tonumber(newest or '0')) + 1
+      number = string.format('%.0f', ticket)
+      call('SET', counter, number)
+    end
     due = now + (lets_in and lease_ms or wait_ms)
     if lets_in then
       mark, used = ticket, used + weight

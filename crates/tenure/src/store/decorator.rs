@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 
 use super::{Capabilities, Client, Cursor, Failure, Listener, Page, QuorumMember, Store};
 use crate::name::LockName;
+use crate::owner::Owner;
 use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, LockSpec, Op};
 
@@ -58,6 +59,17 @@ pub trait Decorator: fmt::Debug + Send + Sync + 'static {
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         self.inner().listen_to_ask(name, rule, within)
+    }
+
+    /// As [`Store::listen_while_held`].
+    fn listen_while_held(
+        &self,
+        name: &LockName,
+        rule: LockSpec,
+        owner: &Owner,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        self.inner().listen_while_held(name, rule, owner, within)
     }
 
     /// As [`Store::list`].
@@ -157,6 +169,16 @@ impl<D: Decorator> Store for D {
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         Decorator::listen_to_ask(self, name, rule, within)
+    }
+
+    fn listen_while_held(
+        &self,
+        name: &LockName,
+        rule: LockSpec,
+        owner: &Owner,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        Decorator::listen_while_held(self, name, rule, owner, within)
     }
 
     fn list(
@@ -281,6 +303,17 @@ mod tests {
             ready(Err(Failure::impossible("listen"))).boxed()
         }
 
+        fn listen_while_held(
+            &self,
+            _: &LockName,
+            _: LockSpec,
+            _: &Owner,
+            _: Duration,
+        ) -> BoxFuture<'static, Result<Listener, Failure>> {
+            self.ask("listen_while_held");
+            ready(Err(Failure::impossible("listen"))).boxed()
+        }
+
         fn list(&self, _: &str, _: Cursor, _: Duration) -> BoxFuture<'static, Result<Page, Failure>> {
             self.ask("list");
             ready(Err(Failure::impossible("list"))).boxed()
@@ -367,9 +400,11 @@ mod tests {
         let answer = store.record(op, second).now_or_never().expect(now).expect("an answer");
         assert_eq!(answer, RecordAnswer::Voided);
         assert!(store.listen(&name, rule, second).now_or_never().expect(now).is_err());
-        let client = Owner::new("a").expect("an owner").client();
+        let owner = Owner::new("a").expect("an owner");
+        let client = owner.client();
         assert!(store.listen_for_turns(&name, rule, client, second).now_or_never().expect(now).is_err());
         assert!(store.listen_to_ask(&name, rule, second).now_or_never().expect(now).is_err());
+        assert!(store.listen_while_held(&name, rule, &owner, second).now_or_never().expect(now).is_err());
         assert!(store.list("", Cursor::default(), second).now_or_never().expect(now).is_err());
         assert!(store.ready(second).now_or_never().expect(now).is_err());
         assert_eq!(store.capabilities(), CAPABILITIES);
@@ -380,7 +415,7 @@ mod tests {
         assert_eq!(store.interruptions(), 7);
         assert_eq!(store.member().expect("a member").incarnation(), Incarnation::Unknown);
         assert_eq!(&**store.url(), "told:");
-        let all = "call record listen listen_for_turns listen_to_ask list ready capabilities supports declare_ttl \
+        let all = "call record listen listen_for_turns listen_to_ask listen_while_held list ready capabilities supports declare_ttl \
                    settled interrupted interruptions member incarnation url";
         assert_eq!(plain.0.asked.lock().expect("no panic").join(" "), all);
     }

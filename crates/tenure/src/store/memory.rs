@@ -87,7 +87,7 @@ impl Memory {
         if state.lock.is_none() && state.ballot.is_none() {
             inner.locks.remove(&op.name);
         }
-        if let Some(wake) = wake {
+        for wake in wake.into_iter().chain(protocol::forced(op, &answer)) {
             inner.tell(&op.name, &wake);
         }
         answer

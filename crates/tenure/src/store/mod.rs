@@ -32,6 +32,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use crate::credentials::Provider;
 use crate::moment::Moment;
 use crate::name::LockName;
+use crate::owner::Owner;
 use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, Found, Kind, Listening, LockSpec, Notification, Op};
 use crate::runtime::Runtime;
@@ -95,9 +96,9 @@ impl fmt::Display for Failure {
 /// request at a time.
 ///
 /// Every method is required but [`renews_many`](Self::renews_many),
-/// [`listen_for_turns`](Self::listen_for_turns) and [`listen_to_ask`](Self::listen_to_ask): a store
-/// that forgets another does not compile. What wraps a store is a [`Decorator`], which forwards
-/// what it does not change.
+/// [`listen_for_turns`](Self::listen_for_turns), [`listen_to_ask`](Self::listen_to_ask) and
+/// [`listen_while_held`](Self::listen_while_held): a store that forgets another does not compile.
+/// What wraps a store is a [`Decorator`], which forwards what it does not change.
 ///
 /// Futures are `'static` and may be polled on any thread, outside every runtime.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
@@ -162,6 +163,23 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         self.listen(name, rule, within)
+    }
+
+    /// Subscribes for an owner that holds: to what says that its hold may have been ended by force.
+    /// It is a hint: whether it is held only a request tells.
+    ///
+    /// What wraps a store has to forward it.
+    fn listen_while_held(
+        &self,
+        name: &LockName,
+        rule: LockSpec,
+        owner: &Owner,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        match rule {
+            LockSpec::Queue(_) => self.listen_for_turns(name, rule, owner.client(), within),
+            LockSpec::Mutex | LockSpec::Reentrant => self.listen(name, rule, within),
+        }
     }
 
     /// A part of the locks whose full names begin with `prefix`, and where the next part begins.

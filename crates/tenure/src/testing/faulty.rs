@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use super::request::{Request, of_failure, of_lock, of_record};
 use crate::metrics::RequestVerb;
 use crate::name::LockName;
+use crate::owner::Owner;
 use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, LockSpec, Notification, Op};
 use crate::runtime::{Callers, Runtime};
@@ -199,6 +200,19 @@ impl Decorator for Faulty {
             return ready(Err(outage())).boxed();
         }
         self.passed_on(self.memory.listen_to_ask(name, rule, within))
+    }
+
+    fn listen_while_held(
+        &self,
+        name: &LockName,
+        rule: LockSpec,
+        owner: &Owner,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        if self.state().outages > 0 {
+            return ready(Err(outage())).boxed();
+        }
+        self.passed_on(self.memory.listen_while_held(name, rule, owner, within))
     }
 
     fn interrupted(&self) -> BoxFuture<'static, ()> {

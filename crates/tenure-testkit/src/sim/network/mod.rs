@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use tenure::internals::Moment;
 use tenure::internals::protocol::{
-    Answer, Fence, Found, Kind, Listening, LockSpec, Notification, Op, ReleaseScope, Verb,
+    self, Answer, Fence, Found, Kind, Listening, LockSpec, Notification, Op, ReleaseScope, Verb,
 };
 use tenure::internals::store::{Client, Failure, Incarnation, Listener, Publisher, Station};
 use tenure::{LockName, Owner};
@@ -361,7 +361,7 @@ impl Network {
             let (answer, wake, passed) = (&answer, wake.as_ref(), &passed);
             oracle.executed(&Executed { process, op, answer, wake, passed, after });
         }
-        if let Some(wake) = wake {
+        for wake in wake.into_iter().chain(protocol::forced(op, &answer)) {
             self.tell(&mut inner, op, &wake);
         }
         answer

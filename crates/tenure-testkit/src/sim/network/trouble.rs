@@ -129,6 +129,15 @@ impl Network {
         self.show(Trouble::Evicted);
     }
 
+    /// A client says that the lock is free, which it need not be.
+    pub fn forge(&self, name: &LockName) {
+        let inner = self.inner();
+        let listeners = inner.listeners.iter().filter(|listener| listener.is_open && listener.name == *name);
+        let publishers: Vec<_> = listeners.map(|listener| listener.publisher.clone()).collect();
+        drop(inner);
+        publishers.iter().for_each(|publisher| publisher.say(Notification::Free { by: None }));
+    }
+
     /// An operator deletes a lock's key.
     pub fn delete(&self, name: &LockName) {
         self.changes(Event::Deleted, |server| server.delete(name));

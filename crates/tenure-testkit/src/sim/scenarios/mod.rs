@@ -2,6 +2,7 @@
 //! minute, or a future that is not polled when its answer comes. Each fails with its planted bug,
 //! and goes well without.
 
+mod forced;
 mod pairs;
 mod renewals;
 mod uses;
@@ -27,7 +28,7 @@ use crate::sim::regime::Faults;
 pub type Outcome = Result<(), String>;
 
 /// Each scenario, and the bug with which it fails.
-pub const ALL: [(Bug, fn() -> Outcome); 15] = [
+pub const ALL: [(Bug, fn() -> Outcome); 18] = [
     (Bug::GrantUnverified, a_grant_that_is_handed_out_after_a_restart_is_verified),
     (Bug::RetriesByTtl, a_hold_that_was_handed_on_survives_a_refusing_server),
     (Bug::DetachedTakenForLost, a_renewal_beside_a_detach_costs_nothing),
@@ -39,6 +40,9 @@ pub const ALL: [(Bug, fn() -> Outcome); 15] = [
     (Bug::PairLeftBehind, pairs::a_refusal_leaves_nothing_behind),
     (Bug::OneRenewedForAll, renewals::the_one_of_many_that_was_taken_over_is_lost),
     (Bug::PartTakenForAll, renewals::those_beside_one_that_is_gone_are_kept),
+    (Bug::ForcedUnheard, forced::who_is_forced_out_is_told_at_once),
+    (Bug::MessageEndsHold, forced::a_forged_message_ends_no_hold),
+    (Bug::EachMessageAsks, forced::forged_messages_make_few_requests),
     (Bug::RecordOfAnyone, uses::a_value_from_before_an_invalidation_is_not_kept),
     (Bug::WindowFromClient, uses::hosts_whose_clocks_differ_run_a_job_once_in_a_window),
     (Bug::TermSkipped, uses::an_observer_is_told_of_every_term),

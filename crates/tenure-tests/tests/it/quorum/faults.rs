@@ -9,7 +9,7 @@ use std::error::Error;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use tenure::{Guard, Locks, Options, block_on};
+use tenure::{Guard, Locks, Options, Renewal, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Config, Server, eventually};
 
@@ -153,11 +153,11 @@ fn scripts(nodes: &[Server]) -> u64 {
 #[test]
 fn who_waits_for_a_bare_majority_does_not_wake_himself_and_all_others_for_ever() {
     let nodes = Nodes::new(3);
-    let ours = locks(&nodes.url(), Options::new().ttl(Duration::from_secs(60)));
+    let ours = locks(&nodes.url(), Options::new().ttl(Duration::from_secs(60)).renewal(Renewal::Off));
     let guard = held(&ours, "x").expect("a free lock");
     all_have(&nodes, "x");
-    // As after a restart, or where two have asked at once: the third is free until the next
-    // renewal.
+    // As after a restart, or where two have asked at once: the third is free, and no renewal takes
+    // it again.
     nodes[2].command(&["DEL", "x"]);
     let waiters: Vec<Locks> = (0..5).map(|_| locks(&nodes.url(), Options::new())).collect();
     let before = scripts(&nodes);

@@ -97,6 +97,13 @@ impl Table {
         self.holds.get_mut(name)?.get_mut(key)
     }
 
+    /// The next renewals of this owner's holds read the lock. The marker of their handle is not
+    /// enough for them.
+    pub(super) fn doubt(&mut self, name: &LockName, owner: &Owner) {
+        let holds = self.holds.get_mut(name).into_iter().flatten();
+        holds.filter(|((of, _), _)| of == owner).for_each(|(_, hold)| hold.verified = u64::MAX);
+    }
+
     pub(super) fn forget(&mut self, name: &LockName, key: &Key) {
         if let Some(holds) = self.holds.get_mut(name) {
             holds.remove(key);

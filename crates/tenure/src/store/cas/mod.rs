@@ -48,6 +48,7 @@ use super::{
     Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Page, QuorumMember, Store,
 };
 use crate::name::LockName;
+use crate::owner::Owner;
 use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, LockSpec, Op};
 use crate::runtime::Runtime;
@@ -157,7 +158,18 @@ impl Store for Cas {
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let name = name.clone();
-        self.within(within, move |client, _| async move { watch::listen(client, name).await }.boxed())
+        self.within(within, move |client, _| async move { watch::listen(client, name, None).await }.boxed())
+    }
+
+    fn listen_while_held(
+        &self,
+        name: &LockName,
+        _rule: LockSpec,
+        owner: &Owner,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        let (name, owner) = (name.clone(), Some(owner.clone()));
+        self.within(within, move |client, _| async move { watch::listen(client, name, owner).await }.boxed())
     }
 
     fn list(

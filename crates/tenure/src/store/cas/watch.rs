@@ -10,22 +10,27 @@ use super::backend::{Seen, Stored, Watch};
 use super::client::Client;
 use super::view::View;
 use crate::name::LockName;
+use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Data, Notification};
+use crate::protocol::{Data, Notification, parse_value};
 use crate::store::{Failure, Listener, Publisher};
 
 /// How long after a watch ended the next one is begun.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Begins to watch, and then tells what it sees.
-pub(super) async fn listen(client: Arc<Client>, name: LockName) -> Result<Listener, Failure> {
+/// Begins to watch, and then tells what it sees. `holder`: only whether this owner holds no more.
+pub(super) async fn listen(
+    client: Arc<Client>,
+    name: LockName,
+    holder: Option<Owner>,
+) -> Result<Listener, Failure> {
     if planted(Bug::CasWatchAfterLook) {
         return Ok(Listener::new(|publisher| {
             let runtime = Arc::clone(&client.runtime);
             let late = async move {
                 client.runtime.sleep_until(client.runtime.now() + PAUSE).await;
                 if let Ok(watch) = client.backend.watch(&name).await {
-                    tell(client, name, watch, None, publisher).await;
+                    tell(client, name, holder, watch, None, publisher).await;
                 }
             };
             runtime.spawn(late.boxed());
@@ -34,9 +39,12 @@ pub(super) async fn listen(client: Arc<Client>, name: LockName) -> Result<Listen
     }
     let watch = client.backend.watch(&name).await?;
     let first = client.backend.read(&name).await?;
+    if let Some(holder) = &holder {
+        ended(&client, &name, View::read(first.as_ref()), holder);
+    }
     Ok(Listener::new(|publisher| {
         let runtime = Arc::clone(&client.runtime);
-        runtime.spawn(tell(client, name, watch, first, publisher).boxed());
+        runtime.spawn(tell(client, name, holder, watch, first, publisher).boxed());
         Box::new(())
     }))
 }
@@ -45,6 +53,7 @@ pub(super) async fn listen(client: Arc<Client>, name: LockName) -> Result<Listen
 async fn tell(
     client: Arc<Client>,
     name: LockName,
+    holder: Option<Owner>,
     mut watch: Box<dyn Watch>,
     mut stands: Option<Stored>,
     publisher: Publisher,
@@ -63,7 +72,11 @@ async fn tell(
                 {
                     client.saw(&name, stored);
                 }
-                if let Some(wake) = news(view, &mut told) {
+                let news = match &holder {
+                    Some(holder) => ended(&client, &name, view, holder),
+                    None => news(view, &mut told),
+                };
+                if let Some(wake) = news {
                     publisher.say(wake);
                 }
                 stands = stored;
@@ -93,6 +106,9 @@ async fn tell(
                         Either::Right(_) => return,
                     }
                 };
+                if let Some(holder) = &holder {
+                    ended(&client, &name, View::read(stands.as_ref()), holder);
+                }
                 publisher.say(Notification::Reconnected);
             }
         }
@@ -103,6 +119,22 @@ async fn tell(
 fn is_bound(stored: Option<&Stored>, handle: u64) -> bool {
     let view = View::read(stored).unwrap_or_default();
     view.bindings.values().any(|binding| binding.handle == handle)
+}
+
+/// What to tell one that holds of what stands there now: only that it holds no more. Then its next
+/// renewal reads the lock.
+fn ended(client: &Client, name: &LockName, view: Option<View>, holder: &Owner) -> Option<Notification> {
+    let holds = match view.and_then(|view| view.data) {
+        None => false,
+        Some(Data::Text(value)) => parse_value(value.as_bytes()).is_some_and(|(owner, _)| owner == *holder),
+        Some(Data::Hash(hash)) => hash.contains_key(holder.as_str()),
+        Some(Data::Queue(queue)) => queue.number(holder).is_some(),
+    };
+    if holds {
+        return None;
+    }
+    client.table.lock().doubt(name, holder);
+    Some(Notification::Free { by: None })
 }
 
 /// What to tell of what stands there now. Each grant is told once.

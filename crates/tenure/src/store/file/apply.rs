@@ -11,7 +11,9 @@ use super::record::Record;
 use super::run::{DEAD, Ran, Run};
 use super::seen::{Living, asked, further_back, keep, seen};
 use crate::owner::Owner;
-use crate::protocol::{Answer, Data, Entry, Liveness, LockSpec, Notification, Now, Op, State, Verb};
+use crate::protocol::{
+    Answer, Data, Entry, Liveness, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb,
+};
 use crate::runtime::Runtime;
 use crate::store::Failure;
 
@@ -29,8 +31,10 @@ pub(super) struct Applied {
     pub(super) answer: Answer,
     pub(super) wake: Option<Notification>,
     /// The holders of other processes whose places were let in, or have come to the front of the
-    /// line.
+    /// line, and those whose holds were ended.
     pub(super) calls: Vec<HolderId>,
+    /// It has ended a hold of another client.
+    pub(super) is_forced: bool,
     /// A place of this process is at the front of the line, so that this process has to watch those
     /// ahead of it.
     pub(super) is_near: bool,
@@ -40,7 +44,7 @@ impl Applied {
     /// Nothing has changed but what this owner has written beside its lock.
     pub(super) fn told(by: &Owner) -> Self {
         let wake = Some(Notification::Free { by: Some(by.clone()) });
-        Self { answer: Answer::Free, wake, calls: Vec::new(), is_near: false }
+        Self { answer: Answer::Free, wake, calls: Vec::new(), is_forced: false, is_near: false }
     }
 }
 
@@ -70,6 +74,8 @@ pub(super) fn apply(
     };
     let mut counter = inside.fence();
     let Living { lock, mut bindings, span, .. } = living;
+    let releases = matches!(op.verb, Verb::Release { .. });
+    let bound: Vec<_> = bindings.iter().filter(|_| releases).collect();
     let mut state = State { lock, ballot: None };
     let mut run =
         Run { inside, holders, id, now, state: &mut state, bindings: &mut bindings, counter: &mut counter };
@@ -115,10 +121,18 @@ pub(super) fn apply(
             Lock::peek_whole(inside, id).ok().flatten().map(|record| record.lock)
         });
     }
-    let (mut calls, mut is_near) = (Vec::new(), false);
+    let is_bound = |(number, _): &(u64, HolderId)| {
+        after.as_ref().is_some_and(|record| record.bindings.holder_of(*number).is_some())
+    };
+    let ended = bound.into_iter().filter(|bound| !is_bound(bound)).map(|(_, holder)| holder);
+    let mut calls: Vec<_> = ended.filter(|holder| !holders.is_mine(*holder)).collect();
+    let is_forced = matches!(op.verb, Verb::Release { whose, .. } if whose != ReleaseScope::Own);
+    let mut is_near = false;
     if written.is_ok() && !matches!(op.rule, LockSpec::Queue(_)) {
         let is_free = removed || matches!(wake, Some(Notification::Free { .. }));
-        (calls, is_near) = called::after(inside, holders, now, runtime, op, &answer, is_free);
+        let (called, near) = called::after(inside, holders, now, runtime, op, &answer, is_free);
+        calls.extend(called);
+        is_near = near;
     }
     if let Some(record) = after.as_ref().filter(|_| matches!(op.rule, LockSpec::Queue(_))) {
         let granted = match &wake {
@@ -155,7 +169,7 @@ pub(super) fn apply(
         holders.settle(inside, &op.name, id, &kept);
     }
     written?;
-    Ok(Applied { answer, wake, calls, is_near })
+    Ok(Applied { answer, wake, calls, is_forced, is_near })
 }
 
 /// Remembers where this store's own places are written.

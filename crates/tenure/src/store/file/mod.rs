@@ -5,7 +5,7 @@
 //! DIR/lock-HASH       one record per lock that is held: its name, its holders, until when
 //! DIR/line-HASH       those who wait for it, if it has a queue
 //! DIR/holder-ID       flocked by the process that holds or waits, for as long as it lives
-//! DIR/wake-ID         the socket on which that process is called while it waits in a queue
+//! DIR/wake-ID         the socket on which that process is called while it waits or holds
 //! DIR/record-HASH     what the last holder of a lock wrote beside it, until when
 //! DIR/temp            the record that is being written
 //! ```
@@ -83,6 +83,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::name::{LockName, Quoted};
+use crate::owner::Owner;
 use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, LockSpec, Op};
 use crate::runtime::Runtime;
@@ -240,6 +241,17 @@ impl Store for File {
             }))
         }
         .boxed()
+    }
+
+    fn listen_while_held(
+        &self,
+        name: &LockName,
+        _rule: LockSpec,
+        _owner: &Owner,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        let name = name.clone();
+        self.ask(within, move |promise| Request::ListenWhileHeld(name, promise)).boxed()
     }
 
     fn list(

@@ -29,6 +29,8 @@ pub(super) struct Listeners {
 #[derive(Debug)]
 struct LockListeners {
     listeners: Vec<Publisher>,
+    /// Those of its holders, who are told only that a hold may have been ended by force.
+    holding: Vec<Publisher>,
     /// The tickets that hold, as was told last. Telling them again would make every change of a
     /// queue's record, and each refresh is one, news for every process.
     told: BTreeSet<u64>,
@@ -53,22 +55,47 @@ pub(super) enum Hears {
 impl Listeners {
     /// Adds a listener.
     pub(super) fn add(&mut self, id: RecordId, listener: Publisher, hears: Hears) {
+        let listening = self.of(id, hears);
+        listening.listeners.push(listener);
+        self.watching += usize::from(hears == Hears::All);
+    }
+
+    /// Adds a listener of a holder. `is_called`: a process that ends its hold by force calls this
+    /// one.
+    pub(super) fn add_holder(&mut self, id: RecordId, listener: Publisher, is_called: bool) {
+        let hears = if is_called { Hears::Turns } else { Hears::All };
+        self.of(id, hears).holding.push(listener);
+        self.watching += usize::from(!is_called);
+    }
+
+    fn of(&mut self, id: RecordId, hears: Hears) -> &mut LockListeners {
         if self.by_lock.len() >= self.full.max(64) {
             self.forget();
             self.full = 2 * self.by_lock.len();
         }
-        let fresh = || LockListeners { listeners: Vec::new(), told: BTreeSet::new(), hears, ahead: None };
-        let listening = self.by_lock.entry(id).or_insert_with(fresh);
+        let listening = self.by_lock.entry(id).or_insert_with(|| LockListeners {
+            listeners: Vec::new(),
+            holding: Vec::new(),
+            told: BTreeSet::new(),
+            hears,
+            ahead: None,
+        });
         listening.hears = listening.hears.max(hears);
-        listening.listeners.push(listener);
-        self.watching += usize::from(hears == Hears::All);
+        listening
+    }
+
+    /// Tells its holders that a hold may have been ended by force.
+    pub(super) fn tell_holders(&mut self, id: RecordId) {
+        let holding = self.by_lock.get(&id).into_iter().flat_map(|listening| &listening.holding);
+        holding.for_each(|listener| listener.say(Notification::Free { by: None }));
     }
 
     /// Forgets what no process listens to any more.
     fn forget(&mut self) {
         self.by_lock.retain(|_, listening| {
             listening.listeners.retain(|listener| !listener.is_over());
-            !listening.listeners.is_empty()
+            listening.holding.retain(|listener| !listener.is_over());
+            !listening.listeners.is_empty() || !listening.holding.is_empty()
         });
         self.watching = self.by_lock.values().filter(|listening| listening.hears == Hears::All).count();
     }
@@ -100,11 +127,13 @@ impl Listeners {
     pub(super) fn tell_all(&mut self, wake: &Notification) {
         for listening in self.by_lock.values() {
             listening.say(wake);
+            listening.holding.iter().for_each(|listener| listener.say(wake.clone()));
         }
     }
 
+    /// Whether one waits for this lock.
     pub(super) fn has(&self, id: RecordId) -> bool {
-        self.by_lock.contains_key(&id)
+        self.by_lock.get(&id).is_some_and(|listening| !listening.listeners.is_empty())
     }
 
     /// Whether changes of this lock have to be seen in the directory.

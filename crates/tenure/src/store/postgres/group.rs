@@ -94,6 +94,8 @@ impl Now {
         let (said, wake) = match ask {
             Ask::Lock(op, _) => {
                 let (answer, wake) = protocol::apply(&mut self.state, &mut self.counter, seen.now, op);
+                let forced = protocol::forced(op, &answer);
+                self.wake.extend(forced.iter().flat_map(|wake| messages(key, wake)));
                 (Said::Lock(answer), wake)
             }
             Ask::Record(op, _) => {

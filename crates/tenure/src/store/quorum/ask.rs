@@ -435,19 +435,23 @@ impl Inner {
         let (now, part) = (self.runtime.now(), within / 2);
         let hold = self.holds.known(&op.owner).unwrap_or_else(|| self.unknown_hold(now));
         hold.leave();
+        // All listen for the end of a mutex.
+        let whose = if whose == ReleaseScope::Named { ReleaseScope::Own } else { whose };
         let releases = match whose {
-            ReleaseScope::Own => self.releases(&op, &hold),
+            ReleaseScope::Own | ReleaseScope::Named => self.releases(&op, &hold),
             ReleaseScope::Any | ReleaseScope::Foreign => vec![op.clone(); self.members.len()],
         };
         let mut round = Round::new(self, self.majority());
         for (index, release) in releases.iter().enumerate() {
             match whose {
-                ReleaseScope::Own => round.listen_to(index, self.release_once(index, release, &hold, part)),
+                ReleaseScope::Own | ReleaseScope::Named => {
+                    round.listen_to(index, self.release_once(index, release, &hold, part))
+                }
                 ReleaseScope::Any | ReleaseScope::Foreign => round.ask(index, release.clone(), part),
             }
         }
         let verdict = match whose {
-            ReleaseScope::Own => round.gather(released).await,
+            ReleaseScope::Own | ReleaseScope::Named => round.gather(released).await,
             ReleaseScope::Any | ReleaseScope::Foreign => round.gather(found).await,
         };
         if let (Decision::Is(_), ReleaseScope::Own) = (&verdict, whose) {

@@ -259,7 +259,12 @@ impl Store for Cluster {
 impl RenewsMany for Cluster {
     /// A script reaches the locks of one slot.
     fn group(&self, name: &LockName, rule: LockSpec) -> Option<u16> {
-        (rule == LockSpec::Mutex).then(|| keys::slot(name.as_str()))
+        let slot = || keys::slot(name.as_str());
+        match rule {
+            LockSpec::Mutex => Some(slot()),
+            LockSpec::Queue(_) => Some(slots::SLOTS + slot()),
+            LockSpec::Reentrant => None,
+        }
     }
 
     fn renew(&self, ops: Vec<Op>, within: Duration) -> BoxFuture<'static, Vec<Result<Answer, Failure>>> {

@@ -257,7 +257,11 @@ impl Store for Redis {
 
 impl RenewsMany for Redis {
     fn group(&self, _name: &LockName, rule: LockSpec) -> Option<u16> {
-        (rule == LockSpec::Mutex).then_some(0)
+        match rule {
+            LockSpec::Mutex => Some(0),
+            LockSpec::Queue(_) => Some(1),
+            LockSpec::Reentrant => None,
+        }
     }
 
     fn renew(&self, ops: Vec<Op>, within: Duration) -> BoxFuture<'static, Vec<Result<Answer, Failure>>> {

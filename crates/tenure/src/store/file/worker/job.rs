@@ -46,6 +46,8 @@ pub(in crate::store::file) enum Request {
         hears: Hears,
         promise: Promise<Listener>,
     },
+    /// For holders of this lock.
+    ListenWhileHeld(LockName, Promise<Listener>),
     /// This process asks no more for a lock without a queue.
     Rest(RecordId),
     List {
@@ -64,7 +66,9 @@ impl Request {
         match self {
             Self::Call(_, promise) => drop(promise.send(Err(failure))),
             Self::Record(_, promise) => drop(promise.send(Err(failure))),
-            Self::Listen { promise, .. } => drop(promise.send(Err(failure))),
+            Self::Listen { promise, .. } | Self::ListenWhileHeld(_, promise) => {
+                drop(promise.send(Err(failure)))
+            }
             Self::List { promise, .. } => drop(promise.send(Err(failure))),
             Self::Ready(promise) => drop(promise.send(Err(failure))),
             Self::Heard(_) | Self::Rest(_) => {}

@@ -60,7 +60,10 @@ impl Worker {
         let core = shared.core();
         let Some(directory) = &core.directory else { return };
         let mut near = Vec::new();
-        for (id, Applied { answer, wake, is_near, .. }) in own {
+        for (id, Applied { answer, wake, is_near, is_forced, .. }) in own {
+            if is_forced {
+                self.listeners.tell_holders(id);
+            }
             // One that has asked for a mutex may have other holders ahead of it by now.
             let is_news = matches!(answer, Answer::Busy { .. }) || !self.listeners.is_near(id);
             if self.listeners.has(id) && is_near && is_news {
@@ -95,6 +98,7 @@ impl Worker {
     pub(super) fn called(&mut self) {
         let called = self.shared.core().holders.called();
         for id in called {
+            self.listeners.tell_holders(id);
             if !self.listeners.has(id) {
                 // It is another's turn.
                 self.queue.push_back(Job::new(Request::Rest(id), self.runtime.now(), Duration::MAX, None));

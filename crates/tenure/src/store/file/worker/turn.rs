@@ -10,8 +10,10 @@ use crate::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
 use crate::protocol::{Answer, Op, Verb};
 use crate::store::file::apply::{Applied, apply, now};
 use crate::store::file::beside::apply_to_record;
+use crate::store::file::bindings::Bindings;
 use crate::store::file::called::rest;
 use crate::store::file::directory::{Directory, Entered, Locked};
+use crate::store::file::lock::Lock;
 use crate::store::file::look::page;
 use crate::store::file::names::RecordId;
 use crate::store::file::shared::{Core, SWEEP};
@@ -122,6 +124,7 @@ impl Worker {
         let cannot_be_called = holders.cannot_be_called();
         let watches = |job: &Job| match &job.ask {
             Request::Listen { hears, .. } => cannot_be_called || *hears == Hears::All,
+            Request::ListenWhileHeld(..) => cannot_be_called,
             _ => false,
         };
         if self.listeners.any_watches() || self.queue.iter().take(BATCH).any(watches) {
@@ -202,9 +205,27 @@ impl Worker {
                     }
                     let _ = promise.send(Ok(listener));
                 }
+                Request::ListenWhileHeld(name, promise) => {
+                    let id = RecordId::of(&name);
+                    let bindings = Lock::peek(&inside, id).ok().flatten().map(|record| record.bindings);
+                    for (_, holder) in bindings.iter().flat_map(Bindings::iter) {
+                        holders.listen(&inside, holder);
+                    }
+                    let is_called = !holders.cannot_be_called();
+                    let listener = Listener::new(|sender| {
+                        self.listeners.add_holder(id, sender, is_called);
+                        Box::new(())
+                    });
+                    self.shared.listens.store(true, Ordering::Release);
+                    if !is_called {
+                        self.look.get_or_insert_with(|| runtime.sleep_until(runtime.now() + LOOK));
+                    }
+                    let _ = promise.send(Ok(listener));
+                }
                 Request::Rest(id) => {
                     let calls = rest(&inside, holders, now(runtime, offset_ms), id);
-                    let applied = Applied { answer: Answer::Free, wake: None, calls, is_near: false };
+                    let applied =
+                        Applied { answer: Answer::Free, wake: None, calls, is_forced: false, is_near: false };
                     done.applied.push((id, applied));
                 }
                 Request::Ready(promise) => {

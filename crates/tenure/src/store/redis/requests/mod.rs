@@ -153,7 +153,7 @@ impl<'a> Request<'a> {
                     self.with_ballot();
                 }
                 self.ballot(*fence).text(match whose {
-                    ReleaseScope::Own => "mine",
+                    ReleaseScope::Own | ReleaseScope::Named => "mine",
                     ReleaseScope::Any => "anyone",
                     ReleaseScope::Foreign => "foreign",
                 });
@@ -184,8 +184,7 @@ impl<'a> Request<'a> {
     }
 
     fn queue(&mut self, op: &'a Op, seat: QueueSpec, space: Keyspace) {
-        let set = if op.verb == Verb::Resize { "=" } else { "" };
-        self.owned(format!("#1:{}:{set}{}", seat.kind, seat.capacity))
+        self.owned(header(seat, if op.verb == Verb::Resize { "=" } else { "" }))
             .number(seat.capacity)
             .channel(op.rule, space);
         match &op.verb {
@@ -200,6 +199,9 @@ impl<'a> Request<'a> {
             Verb::Refresh { owners, wait_ms, listens } => {
                 self.number(*wait_ms).maybe(listens.map(Listening::get));
                 self.args.extend(owners.iter().map(|owner| Cow::Borrowed(owner.as_str())));
+            }
+            Verb::Release { whose: ReleaseScope::Named, .. } => {
+                self.text("named");
             }
             Verb::Release { whose, .. } => {
                 self.whose(*whose);
@@ -292,6 +294,11 @@ impl<'a> Request<'a> {
         }
         command
     }
+}
+
+/// The first member of the set that a queue is. `set`: `=` where the capacity is set by it.
+pub(crate) fn header(seat: QueueSpec, set: &str) -> String {
+    format!("#1:{}:{set}{}", seat.kind, seat.capacity)
 }
 
 /// What the server answered, unless that is an error.

@@ -1,5 +1,5 @@
-//! Renewals of many mutexes by one script: a server carries out each in half the time that a script
-//! of its own takes, and so does the client.
+//! Renewals of many locks by one script, of mutexes and of queues each: a server carries out each
+//! in half the time that a script of its own takes, and so does the client.
 //!
 //! Its reply has the token of each lock that was renewed. Of a lock that was not, its own request
 //! says why; so does it of each lock where the server refuses the script, because the user may
@@ -14,11 +14,11 @@ use crate::protocol::{Answer, LockSpec, Op, Verb};
 use crate::store::Failure;
 use crate::store::redis::connection::pipeline::Pipeline;
 use crate::store::redis::replies::{self, failure};
-use crate::store::redis::requests::script::RENEW;
-use crate::store::redis::requests::{RequestContext, answered};
+use crate::store::redis::requests::script::{RENEW, RENEW_QUEUE, Script};
+use crate::store::redis::requests::{RequestContext, answered, header};
 use crate::store::redis::topology::slots;
 
-/// A script renews so many locks at most: a server carries that out in a quarter of a millisecond.
+/// A script renews so many locks at most: a server carries that out in a third of a millisecond.
 pub(crate) const MOST: usize = 64;
 /// The names and owners in it have so many bytes at most, unless it is one lock. A server reads so
 /// much at once.
@@ -26,7 +26,7 @@ const BYTES: usize = 16 * 1024;
 
 /// Whether a renewal can be one of many.
 pub(crate) fn is_for(op: &Op, context: RequestContext) -> bool {
-    op.rule == LockSpec::Mutex
+    op.rule != LockSpec::Reentrant
         && context.terms.acks == 0
         && !context.asking
         && matches!(op.verb, Verb::Renew { bind: None, weight: None, .. })
@@ -40,9 +40,9 @@ pub(crate) async fn ask(
     deadline: Moment,
 ) -> Vec<Option<Result<Answer, Failure>>> {
     let mut asked = Vec::new();
-    for (ttl_ms, together) in parts(ops) {
+    for together in parts(ops) {
         asked.push(async move {
-            match ask_part(pipeline, ttl_ms, together, deadline).await {
+            match ask_part(pipeline, together, deadline).await {
                 Ok(answers) => answers.into_iter().map(|answer| answer.map(Ok)).collect(),
                 // Its own request says whether that is so of each lock.
                 Err(failure) if is_of_this(&failure) => vec![None; together.len()],
@@ -58,18 +58,18 @@ fn is_of_this(failure: &Failure) -> bool {
     matches!(failure, Failure::Refused(_)) && !failure::said_in(failure).is_some_and(slots::redirects)
 }
 
-/// The parts that one script each can renew, in order, with the lease that is asked for.
-fn parts(ops: &[Op]) -> Vec<(u64, &[Op])> {
+/// The parts that one script each can renew, in order.
+fn parts(ops: &[Op]) -> Vec<&[Op]> {
     let (mut parts, mut rest) = (Vec::new(), ops);
     while let Some(first) = rest.first() {
-        let (ttl_ms, mut bytes) = (lease_of(first), 0);
+        let mut bytes = 0;
         let fits = |op: &&Op| {
             bytes += op.name.as_str().len() + op.owner.as_str().len();
-            bytes <= BYTES && lease_of(op) == ttl_ms
+            bytes <= BYTES && lease_of(op) == lease_of(first) && is_of_queue(op) == is_of_queue(first)
         };
         let count = rest.iter().take(MOST).take_while(fits).count().max(1);
         let (part, others) = rest.split_at(count);
-        parts.push((ttl_ms, part));
+        parts.push(part);
         rest = others;
     }
     parts
@@ -82,19 +82,19 @@ fn lease_of(op: &Op) -> u64 {
     }
 }
 
-async fn ask_part(
-    pipeline: &Pipeline,
-    ttl_ms: u64,
-    ops: &[Op],
-    deadline: Moment,
-) -> Result<Vec<Option<Answer>>, Failure> {
+fn is_of_queue(op: &Op) -> bool {
+    matches!(op.rule, LockSpec::Queue(_))
+}
+
+async fn ask_part(pipeline: &Pipeline, ops: &[Op], deadline: Moment) -> Result<Vec<Option<Answer>>, Failure> {
+    let script: &Script = if is_of_queue(&ops[0]) { &RENEW_QUEUE } else { &RENEW };
     // As each request does: the first after a reconnect brings its script along.
-    let first = if pipeline.brings_script() { ("EVAL", RENEW.text) } else { ("EVALSHA", RENEW.sha) };
-    let mut value = pipeline.ask(&command(first, ttl_ms, ops), deadline).await?;
+    let first = if pipeline.brings_script() { ("EVAL", script.text) } else { ("EVALSHA", script.sha) };
+    let mut value = pipeline.ask(&command(first, ops), deadline).await?;
     if let Value::ServerError(error) = &value
         && failure::is_no_script(error)
     {
-        value = pipeline.ask(&command(("EVAL", RENEW.text), ttl_ms, ops), deadline).boxed().await?;
+        value = pipeline.ask(&command(("EVAL", script.text), ops), deadline).boxed().await?;
     }
     let answers = replies::read_renewals(&answered(pipeline, value)?, ops).map_err(|what| {
         // From here on replies cannot be matched with requests.
@@ -110,19 +110,21 @@ async fn ask_part(
     })
 }
 
-fn command((verb, script): (&str, &str), ttl_ms: u64, ops: &[Op]) -> Cmd {
+fn command((verb, script): (&str, &str), ops: &[Op]) -> Cmd {
     let names = ops.iter().map(|op| op.name.as_str());
-    let owners = ops.iter().map(|op| op.owner.as_str());
-    let bytes: usize = names.clone().chain(owners.clone()).map(str::len).sum();
-    let mut command = Cmd::with_capacity(5 + 2 * ops.len(), bytes + script.len() + 64);
+    let bytes: usize = ops.iter().map(|op| op.name.as_str().len() + op.owner.as_str().len()).sum();
+    let mut command = Cmd::with_capacity(5 + 3 * ops.len(), bytes + script.len() + 64);
     command.arg(verb).arg(script).arg(ops.len());
     names.for_each(|name| {
         command.arg(name);
     });
-    command.arg(ops[0].request).arg(ttl_ms);
-    owners.for_each(|owner| {
-        command.arg(owner);
-    });
+    command.arg(ops[0].request).arg(lease_of(&ops[0]));
+    for op in ops {
+        if let LockSpec::Queue(seat) = op.rule {
+            command.arg(header(seat, ""));
+        }
+        command.arg(op.owner.as_str());
+    }
     command
 }
 
@@ -131,6 +133,7 @@ mod tests {
     use super::*;
     use crate::name::LockName;
     use crate::owner::Owner;
+    use crate::protocol::QueueSpec;
 
     fn renewal(name: &str, ttl_ms: u64) -> Op {
         let (name, owner) = (LockName::new(name).expect("a name"), Owner::new("x").expect("an owner"));
@@ -139,7 +142,7 @@ mod tests {
     }
 
     fn sizes(ops: &[Op]) -> Vec<usize> {
-        parts(ops).iter().map(|(_, part)| part.len()).collect()
+        parts(ops).iter().map(|part| part.len()).collect()
     }
 
     #[test]
@@ -153,6 +156,10 @@ mod tests {
         assert_eq!(sizes(&huge), [1, 1]);
         let mixed = [30_000, 30_000, 2_000, 30_000].map(|ttl_ms| renewal("x", ttl_ms));
         assert_eq!(sizes(&mixed), [2, 1, 1]);
+        let mut kinds = [(); 4].map(|()| renewal("x", 30_000));
+        kinds[1].rule = LockSpec::Queue(QueueSpec::FAIR);
+        kinds[2].rule = LockSpec::Queue(QueueSpec { capacity: 7, ..QueueSpec::FAIR });
+        assert_eq!(sizes(&kinds), [1, 2, 1]);
         assert_eq!(sizes(&[]), [0; 0]);
     }
 }

@@ -42,13 +42,13 @@ static GUARDED_REENTRANT: Script = Script {
 /// The queue machine.
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../../../protocol/queue.lua"),
-    sha: "eb4191795beca7629ba2ee7b079f2b6c62b8fae7",
+    sha: "c4b1e3ad8ab149c6c97d9e4adbcb86a893817904",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/queue.lua")),
-    sha: "e5f8664734035c760bc177cb2f4d03f58f149d71",
+    sha: "08c7c5ab3bc26c34675ea77462682e245e18cd5c",
     guarded: None,
 };
 
@@ -63,6 +63,13 @@ pub(crate) static RELEASE: Script = Script {
 pub(crate) static RENEW: Script = Script {
     text: include_str!("../../../protocol/renew.lua"),
     sha: "31d18961c52ff1145612b8cc292d7a4312d4ccb9",
+    guarded: None,
+};
+
+/// The renewal of many holds of queues.
+pub(crate) static RENEW_QUEUE: Script = Script {
+    text: include_str!("../../../protocol/renew_queue.lua"),
+    sha: "d5b3117a8db528c7e48cae0744ba6327e61d80b0",
     guarded: None,
 };
 
@@ -84,7 +91,7 @@ mod tests {
             let guarded = script.guarded.expect("each has one");
             assert_eq!(guarded.sha, sha1(guarded.text.as_bytes()));
         }
-        for script in [&RELEASE, &RENEW, &RECORD] {
+        for script in [&RELEASE, &RENEW, &RENEW_QUEUE, &RECORD] {
             assert_eq!(script.sha, sha1(script.text.as_bytes()));
         }
         assert_eq!(sha1(b"abc"), "a9993e364706816aba3e25717850c26c9cd0d89d");

@@ -326,10 +326,10 @@ impl Ask<'_> {
                 KeyContent::Text(value, left_ms) => (value, left_ms),
             };
             let answer = match whose {
-                ReleaseScope::Own if self.mine(&value).is_none() => {
+                ReleaseScope::Own | ReleaseScope::Named if self.mine(&value).is_none() => {
                     return Ok((Answer::Busy { holder: shown(&value), left_ms }, None));
                 }
-                ReleaseScope::Own => Answer::Released { left: 0 },
+                ReleaseScope::Own | ReleaseScope::Named => Answer::Released { left: 0 },
                 ReleaseScope::Any if parse_value(&value).is_none() => {
                     return Ok((Answer::Busy { holder: shown(&value), left_ms }, None));
                 }

@@ -1,0 +1,31 @@
+-- The renewal of many holds of queues: that of queue.lua for each of them, and no more. The requests
+-- of those who wait sweep and let in. Of a hold that is not as it should be, queue.lua says what
+-- stands there.
+--
+-- KEYS   the locks
+-- ARGV   request ttl_ms, and for each lock, in their order: header owner
+-- Reply  one string, with spaces: the first owner, the request, and for each lock
+--        its token, if it is held      -: something else is there, or nothing
+
+local ttl_ms, reply = tonumber(ARGV[2]), { ARGV[4], ARGV[1] }
+-- Redis 7 and Valkey have GT for the end of a key, and there a script knows its server's version.
+local has_gt = redis.REDIS_VERSION_NUM
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local until_ms = string.format('%.0f', now + ttl_ms)
+for i = 1, #KEYS do
+  local lock, header, owner = KEYS[i], ARGV[2 * i + 1], ARGV[2 * i + 2]
+  local ends, said = '!' .. owner, '-'
+  local known = redis.pcall('ZMSCORE', lock, header, owner, ends)
+  local mark, number, till = known[1], known[2], known[3]
+  if mark and number and till and tonumber(number) <= 0 - mark and tonumber(till) >= now then
+    -- The end of the key first: a server without memory allows that, and what comes after a write.
+    if not (has_gt and redis.call('PEXPIREAT', lock, until_ms, 'GT') == 1) and redis.call('PTTL', lock) < ttl_ms then
+      redis.call('PEXPIREAT', lock, until_ms)
+    end
+    redis.call('ZADD', lock, 'XX', 'GT', until_ms, ends)
+    said = number
+  end
+  reply[i + 2] = said
+end
+return table.concat(reply, ' ')
