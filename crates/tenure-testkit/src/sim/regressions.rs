@@ -50,7 +50,7 @@ pub const ONE_SERVER: &[Regression] = &[
     found(
         "a detach that was dropped left its hold counted for no client",
         Regime::LateMessages,
-        2,
+        83,
         Some(Bug::DetachLeaves),
     ),
     found(

@@ -562,7 +562,7 @@ pub(crate) fn bind(options: &Options) -> Liveness {
     if options.inherit_liveness { Liveness::Work } else { Liveness::Process }
 }
 
-/// How a hold ended: what [`Lost`] resolves to.
+/// How a hold ended: what [`Lost`](crate::Lost) resolves to.
 ///
 /// ```
 /// # tenure::block_on(async {

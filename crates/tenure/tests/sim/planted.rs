@@ -112,7 +112,7 @@ const STARTS: &[(Bug, u64)] = &[
     (Bug::EndTakenForTold, 1_600),
     (Bug::LossTakenForRelease, 1_650),
     (Bug::UndoOfGrantsOnly, 1_700),
-    (Bug::SecondHoldForgotten, 7_300),
+    (Bug::SecondHoldForgotten, 7_600),
     (Bug::ReleaseGivenUp, 7_300),
     (Bug::EarlyCallForgotten, 2_400),
     (Bug::LostGrantInLine, 4_200),
@@ -191,6 +191,7 @@ fn run_in(regime: Regime, bug: Bug, seed: u64) -> Report {
 fn regimes(bug: Bug) -> &'static [Regime] {
     match bug {
         Bug::CallMissed | Bug::SilenceOfOne => &[Regime::Rush],
+        Bug::SecondHoldForgotten => &[Regime::Quiet],
         Bug::RetryForgotten => &[Regime::Fleeting],
         Bug::OldCallBelieved | Bug::TokenUnverified => &[Regime::Relapsing],
         Bug::PatienceCutShort | Bug::LateRefusal => &[Regime::Outage],

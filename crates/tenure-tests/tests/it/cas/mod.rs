@@ -337,6 +337,13 @@ fn a_pair_is_two_requests_and_a_handle_serves_all_holds() {
                 .push(locks.mutex(format!("held{name}")).expect("a name").lock().await.expect("a free lock"));
         }
         model.requests();
+        // Once for each hold, its holder begins to listen to whether it is ended by force.
+        sleep(SECONDS(5)).await;
+        let mut listening = model.requests();
+        listening.retain(|what, count| !(["read", "watch"].contains(what) && *count <= 200));
+        if listening.values().sum::<u32>() > 6 {
+            return Err(format!("200 holds listen: {listening:?}"));
+        }
         sleep(SECONDS(9)).await;
         let renewals = model.requests();
         if renewals.values().sum::<u32>() > 10 || !guards.iter().all(Guard::is_held) {
