@@ -1,8 +1,9 @@
 //! The Rust sides of `scripts/peers`, which starts this program and says what a run does:
-//! `peers SIDE ACTION PORT SECONDS TASKS SHARE TTL HOLD SPREAD REST`, with times in ms after SECONDS.
+//! `peers SIDE ACTION PORT SECONDS TASKS SHARE TTL HOLD SPREAD REST`, with times in ms after
+//! SECONDS.
 //!
-//! The program connects, prints `ready`, awaits a line, works, prints its numbers as JSON, and stays
-//! until its input ends. `locks.py` and `redlock.mjs` do the same for their libraries.
+//! The program connects, prints `ready`, awaits a line, works, prints its numbers as JSON, and
+//! stays until its input ends. `locks.py` and `redlock.mjs` do the same for their libraries.
 
 mod sides;
 

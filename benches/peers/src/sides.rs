@@ -1,4 +1,5 @@
-//! What each Rust side does, with the settings that its library has by itself. An error ends the run.
+//! What each Rust side does, with the settings that its library has by itself. An error ends the
+//! run.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;

@@ -99,7 +99,8 @@ impl Multi {
     /// use tenure::Multi;
     ///
     /// let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
-    /// assert!(Multi::new([locks.mutex("a")?.into(), locks.mutex("a")?.into()]).unwrap_err().is_invalid());
+    /// let twice = [locks.mutex("a")?.into(), locks.mutex("a")?.into()];
+    /// assert!(Multi::new(twice).unwrap_err().is_invalid());
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     ///

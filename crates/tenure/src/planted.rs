@@ -95,7 +95,7 @@ pub enum Bug {
     CounterForgotten,
     /// A pair of plain commands takes a number for a token that is not above all that were known.
     PairUncounted,
-    /// It does not read who holds.
+    /// It does not read the holder.
     PairUnread,
     /// It comes before a script has raised the counter.
     PairUnraised,

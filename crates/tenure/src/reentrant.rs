@@ -28,8 +28,9 @@ use crate::protocol::{Answer, LockSpec, Verb};
 ///   not exclude each other.
 /// - *Order*: as [`Mutex`](crate::Mutex).
 /// - *Re-entry* through the same [`Locks`](crate::Locks) asks the store nothing, where the lease
-///   that the owner has will do: renewed, of the same `grace`, at least as long a `ttl`, and without
-///   a `max_hold`. The guards then share one hold on the store, which is released with the last.
+///   that the owner has will do: renewed, of the same `grace`, at least as long a `ttl`, and
+///   without a `max_hold`. The guards then share one hold on the store, which is released with the
+///   last.
 /// - *Counting*: each hold counts once, however often its requests had to be repeated. No hold
 ///   shortens the lease of another.
 /// - *A crash* of a holder costs a lease of that hold, and on the `file:` store nothing, while

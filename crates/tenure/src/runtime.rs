@@ -136,7 +136,7 @@ struct OfCaller {
     timers: Timers,
 }
 
-/// Whether the caller runs within a tokio runtime of its own.
+/// Whether the caller runs within its own tokio runtime.
 pub(crate) fn has_tokio() -> bool {
     Handle::try_current().is_ok()
 }

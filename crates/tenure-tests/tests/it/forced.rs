@@ -1,5 +1,6 @@
 //! A hold that is ended by force on real servers: what short holds pay for it, and what others can
-//! do with its messages. The conformance suite shows for each store that its holder is told at once.
+//! do with its messages. The conformance suite shows for each store that its holder is told at
+//! once.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,

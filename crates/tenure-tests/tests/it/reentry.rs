@@ -43,8 +43,8 @@ fn a_reentry_asks_nothing_and_the_last_release_frees() {
     assert_eq!(count_on_the_server(&server, &me), None);
 }
 
-/// What would be renewed otherwise, or end at another time, is a hold of its own; so is one after a
-/// break in the connection, when the server may have forgotten the first.
+/// The server counts two holds where the second would be renewed otherwise, or end at another time,
+/// and after a break in the connection, when it may have forgotten the first.
 #[test]
 fn a_reentry_asks_where_the_lease_of_the_first_will_not_do() {
     let server = Server::start();
@@ -109,7 +109,7 @@ fn what_was_released_by_force_here_is_not_entered_again() {
     block_on(after.verify()).expect("still held");
 }
 
-/// The others keep what they share, and the process that takes it over has a hold of its own.
+/// The others keep what they share, and the process that takes it over has its own hold.
 #[test]
 fn one_of_those_that_share_a_hold_is_detached_or_kept_for_a_time() {
     let server = Server::start();

@@ -440,8 +440,8 @@ impl Bench {
         ops.len()
     }
 
-    /// What was said to the clients that are there: that holds of theirs were ended by force, and
-    /// which of their tickets hold now.
+    /// What was said to the clients that are there: that some of their holds were ended by force,
+    /// and which of their tickets hold now.
     fn hear_turns(&mut self, key: usize, op: &Op, before: &State, wake: Option<Notification>) {
         let tickets = |state: &State| -> BTreeMap<u64, Owner> {
             match &state.lock {

@@ -1,5 +1,5 @@
-//! Who waits in a queue, and is not there any more when it is called: its place costs the next no
-//! time. Who is there keeps its place, whatever it may hear.
+//! A waiter of a queue that is not there any more when it is called: its place costs the next no
+//! time. One that is there keeps its place, whatever message it hears.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,

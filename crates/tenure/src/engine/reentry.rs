@@ -1,7 +1,7 @@
 //! Re-entry without a request: the holds that an owner has through one `Locks` share one hold on
 //! the store, which ends with the last of them.
 //!
-//! What the store has is a [`Lease`] of its own, the *term*: it is renewed, and its loss is the
+//! What the store has is a separate [`Lease`], the *term*: it is renewed, and its loss is the
 //! loss of all. Each hold in a caller's hands is a share of it, with an end and listeners of its
 //! own.
 

@@ -41,7 +41,7 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
             }
             Ok(Share::Waits(left)) => {
                 attempt = 0;
-                // As often as a place in a queue is asked about, whatever is heard.
+                // As often as a place in a queue is asked about, and not more often for messages.
                 left.min(lease::WAIT_MAX / 3)
             }
             Err(error) if (error.is_unreachable() || error.is_unknown()) && !is_out => {

@@ -190,8 +190,8 @@ pub enum Verb {
         /// `Some` binds the hold to something else: to the lease alone it is detached, back to a
         /// process it is resumed.
         bind: Option<Liveness>,
-        /// `Some` makes the hold lighter: a writer becomes a reader. One that takes more than half of
-        /// the capacity may become heavier: it is answered `Growing` until that fits beside the
+        /// `Some` makes the hold lighter: a writer becomes a reader. One that takes more than half
+        /// of the capacity may become heavier: it is answered `Growing` until that fits beside the
         /// others.
         weight: Option<u32>,
     },

@@ -37,9 +37,9 @@
 --        ticket:      '' where it is gone
 --        retry_in_ms: -1 for all but the first in line
 --        left_ms:     -1 where there is no TTL
--- Message on the channel, a colon and the client, which is the first 10 of the last 20 digits of its
--- owners: its tickets that hold now, with commas. An empty one: what it holds may have been ended by
--- force.
+-- Message on the channel, a colon and the client, which is the first 10 of the last 20 digits of
+-- its owners: its tickets that hold now, with commas. An empty one: what it holds may have been
+-- ended by force.
 
 local lock, counter, call = KEYS[1], KEYS[2], redis.call
 local verb, owner, request, header, capacity = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
@@ -386,7 +386,7 @@ while vacant > 0 and not is_new do
         unheard = told.err
       end
       for j = 1, told == 0 and #its or 0 do
-        -- Nobody is there, if the client has said that it listens at this server: the ticket is
+        -- It is gone, if its client has said that it listens at this server: the ticket is
         -- removed, and the next is let in.
         local who, weight = its[j][1], its[j][2]
         local listens = (call('ZSCORE', lock, '!' .. who) or 0) % 1 * 4096
@@ -546,7 +546,8 @@ if more then
   answer[#answer + 1] = 'more'
 end
 
--- upgraded: what a holder of a read-write lock has taken fits since this request. It is the only one.
+-- upgraded: what a holder of a read-write lock has taken fits since this request. It is the only
+-- one.
 if was_over and used == capacity and string.sub(header, 4, 7) == 'read' then
   local only = call('ZRANGE', lock, '1e14', was_over, 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
   if only[2] and not (weighs and only[2] == number) then

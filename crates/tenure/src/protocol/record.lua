@@ -1,4 +1,5 @@
--- The record machine: one string beside a lock, which only the lock's holder writes. Twin of record.rs.
+-- The record machine: one string beside a lock, which only the lock's holder writes. Twin of
+-- record.rs.
 --
 -- KEYS   1 the lock   2 its record
 -- ARGV   put owner from to keep_ms then channel publish value      from, to: '' or microseconds

@@ -1,6 +1,6 @@
--- The renewal of many holds of queues: that of queue.lua for each of them, and no more. The requests
--- of those who wait sweep and let in. Of a hold that is not as it should be, queue.lua says what
--- stands there.
+-- The renewal of many holds of queues: that of queue.lua for each of them, and no more. The
+-- requests of those who wait sweep and let in. Of a hold that is not as it should be, queue.lua
+-- says what stands there.
 --
 -- KEYS   the locks
 -- ARGV   request ttl_ms, and for each lock, in their order: header owner

@@ -107,8 +107,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// *Order*: calls about one name are sent in the order in which their futures are first polled.
     /// A call whose future was dropped after that may still be carried out, before any later one or
     /// never. The same holds after `Unknown`: once a later call about the name was answered, the
-    /// earlier one has taken effect or never will. So a release that follows an acquire undoes it for good,
-    /// also if the acquire's answer was lost.
+    /// earlier one has taken effect or never will. So a release that follows an acquire undoes it
+    /// for good, also if the acquire's answer was lost.
     ///
     /// *Time*: it answers within `within`, with a `Failure` if nothing else. A busy lock is an
     /// answer, not a failure.

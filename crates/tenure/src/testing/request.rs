@@ -18,9 +18,9 @@ pub struct Request {
     pub verb: &'static str,
     /// What came back. `held`, `growing`, `busy`, `waiting`, `free`, `released`, `resized`,
     /// `places`,
-    /// `found`, `mismatch`. Of a record `read`, `stored`, `not_held`, `outside_window`, `voided`. Without an
-    /// answer `not_sent` or `unknown`. `pending` while there is none, and for good if the caller
-    /// has left.
+    /// `found`, `mismatch`. Of a record `read`, `stored`, `not_held`, `outside_window`, `voided`.
+    /// Without an answer `not_sent` or `unknown`. `pending` while there is none, and for good if
+    /// the caller has left.
     pub answer: &'static str,
     /// When it was asked, since the store was made, on the store's clock.
     pub at: Duration,

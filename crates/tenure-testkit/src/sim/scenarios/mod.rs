@@ -221,8 +221,8 @@ fn a_dead_crowd_keeps_nobody_waiting() -> Outcome {
                 let theirs = crowd.locks.fair_mutex("x").map_err(fails)?;
                 scene.sim.spawn(crowd.process.id(), Box::pin(async move { drop(theirs.lock().await) }));
             }
-            // They have their places, and have not said yet that they listen: so they are not called
-            // and passed, but lapse.
+            // They have their places, and have not said yet that they listen: so they are not
+            // called and passed, but lapse.
             scene.sleep(2 * MS).await;
             scene.network.silence(crowd.process.id());
             scene.sim.kill(crowd.process.id());

@@ -201,7 +201,7 @@ fn the_dead_hold_nothing() -> Result<(), String> {
     world.outcome()
 }
 
-/// Who asks for what is free gets it, whatever else is written at that moment.
+/// A client that asks for a free lock gets it, also where others write at that moment.
 fn a_conflict_is_not_busy() -> Result<(), String> {
     let world = World::new(3, 4, Faults::default());
     for process in 0..4 {

@@ -25,7 +25,8 @@ use relay::{Cut, Relay};
 /// One server for the tests that only ask it, each with its path.
 static SERVER: LazyLock<ZooKeeper> = LazyLock::new(warmed);
 
-/// A server whose program was compiled by what it has done: a cold one takes longer than short leases.
+/// A server whose program was compiled by what it has done: a cold one takes longer than short
+/// leases.
 pub(crate) fn warmed() -> ZooKeeper {
     let server = ZooKeeper::start().until_exit();
     let patient = Options::new().ttl(Duration::from_secs(60)).patience(Duration::from_secs(30));

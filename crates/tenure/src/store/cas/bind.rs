@@ -58,7 +58,7 @@ impl Client {
                 self.bind_to(bind, Duration::from_millis(ttl_ms), need).await.map(Some)
             }
             Verb::Renew { ttl_ms, bind: Some(bind), .. } => {
-                // No request shortens a lease: a handle that it is bound to anew serves what is
+                // No request shortens a lease: a handle that it is bound to next serves what is
                 // left.
                 let stored = self.backend.read(&op.name).await.map_err(not_sent)?;
                 let view = View::read(stored.as_ref()).unwrap_or_default();

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Only hints are here. The first process that asks has the lock, whether it was called or not, and
-//! one that hears nothing looks now and then. So what cannot be read is left out, and a file that is
-//! lost costs some looks.
+//! one that hears nothing looks now and then. So what cannot be read is left out, and a file that
+//! is lost costs some looks.
 //!
 //! A process comes in when it has found the lock busy, and is taken out when it is called, gets the
 //! lock or waits no more. One that was called in vain comes in again in front of the others. The

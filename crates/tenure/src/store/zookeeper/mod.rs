@@ -9,8 +9,8 @@
 //!
 //! The map: `url` reads URLs. `jute` is ZooKeeper's way to write messages, and `messages` has those
 //! that this store sends. `dial` opens connections, and `link` keeps one session over them. `path`
-//! and `nodes` have what the nodes are called and hold, `server` carries out what the locks ask, and
-//! `watch` hears of changes.
+//! and `nodes` have what the nodes are called and hold, `server` carries out what the locks ask,
+//! and `watch` hears of changes.
 
 mod dial;
 mod jute;

@@ -1,8 +1,8 @@
 //! Names of locks as names of nodes.
 //!
 //! A node's name has no slash, no control character and no character of a few ranges of Unicode,
-//! and is neither `.` nor `..`. So all but letters, digits and a few signs is written as `%` and two
-//! digits, a dot at the beginning too. What begins alike is written alike.
+//! and is neither `.` nor `..`. So all but letters, digits and a few signs is written as `%` and
+//! two digits, a dot at the beginning too. What begins alike is written alike.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 

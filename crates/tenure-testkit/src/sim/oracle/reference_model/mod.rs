@@ -305,8 +305,8 @@ impl ReferenceModel {
         }
         let is_one = self.locks.get(&executed.op.name).is_some_and(|lock| lock.sort != LockKind::Reentrant);
         owned.doubted.retain(|doubted| !is_one || *doubted != token);
-        // What had come to weigh more, and weighs less again on a server that went back, is not what
-        // its guard was told.
+        // What had come to weigh more, and weighs less again on a server that went back, is not
+        // what its guard was told.
         let place = self.locks.get(&executed.op.name).and_then(|lock| lock.place(owner));
         let weight = place.map_or(0, |place| place.weight);
         let guards = self

@@ -1,5 +1,5 @@
 //! Renewals of many locks by one script, of mutexes and of queues each: a server carries out each
-//! in half the time that a script of its own takes, and so does the client.
+//! in half the time that a separate script takes, and so does the client.
 //!
 //! Its reply has the token of each lock that was renewed. Of a lock that was not, its own request
 //! says why; so does it of each lock where the server refuses the script, because the user may
