@@ -42,13 +42,13 @@ static GUARDED_REENTRANT: Script = Script {
 /// The queue machine.
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../../../protocol/queue.lua"),
-    sha: "c4b1e3ad8ab149c6c97d9e4adbcb86a893817904",
+    sha: "e0408ddc40367380cdbefdfdb025aa353dffdc29",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/queue.lua")),
-    sha: "08c7c5ab3bc26c34675ea77462682e245e18cd5c",
+    sha: "28f2be84a583e23973565ea6eab510e19dd1ea8c",
     guarded: None,
 };
 
@@ -69,14 +69,14 @@ pub(crate) static RENEW: Script = Script {
 /// The renewal of many holds of queues.
 pub(crate) static RENEW_QUEUE: Script = Script {
     text: include_str!("../../../protocol/renew_queue.lua"),
-    sha: "d5b3117a8db528c7e48cae0744ba6327e61d80b0",
+    sha: "242f15acf7c843c543f523cea8f2c4e92242d843",
     guarded: None,
 };
 
 /// The record machine.
 pub(crate) static RECORD: Script = Script {
     text: include_str!("../../../protocol/record.lua"),
-    sha: "016fcf7e5ed0284eddd706d1d2e983c4ff8f5008",
+    sha: "ad6ecb09ac52f0d8e298e0a5af98738adbe375b2",
     guarded: None,
 };
 
