@@ -220,10 +220,17 @@ impl Timers {
                     if *is_over { Poll::Ready(true) } else { piece.as_mut().poll(context).map(|()| false) }
                 });
                 if ended.await {
+                    // A loop around this one must not keep its thread.
+                    tokio::task::yield_now().await;
                     return;
                 }
             }
         })
+    }
+
+    /// Whether the driver has ended.
+    fn are_over(&self) -> bool {
+        *self.is_over.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -248,8 +255,13 @@ impl Runtime for OfCaller {
         self.timers.sleep_until(at)
     }
 
-    fn spawn(&self, task: BoxFuture<'static, ()>) {
-        self.handle.spawn(task);
+    fn spawn(&self, mut task: BoxFuture<'static, ()>) {
+        // Like the driver's own tasks it ends with the driver: its sleeps are none from then on.
+        let timers = self.timers.clone();
+        self.handle.spawn(poll_fn(move |context| match timers.are_over() {
+            true => Poll::Ready(()),
+            false => task.as_mut().poll(context),
+        }));
     }
 
     fn is_callers(&self) -> bool {

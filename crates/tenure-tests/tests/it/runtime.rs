@@ -4,7 +4,7 @@
 use std::future::Future;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll, Wake};
 use std::thread;
 use std::time::Duration;
@@ -42,6 +42,38 @@ fn a_timer_whose_thread_has_ended_keeps_nobody_waiting_and_does_not_panic() {
         sleep.as_mut().poll(&mut context).is_ready()
     });
     assert!(ended, "it goes on without its thread");
+}
+
+/// As of a connection that is dialled on the runtime of a caller while the last handle goes: its
+/// sleeps end at once from then on.
+#[test]
+fn a_task_on_a_callers_runtime_ends_with_the_client_and_keeps_no_thread() {
+    struct Over(mpsc::Sender<()>);
+    impl Drop for Over {
+        fn drop(&mut self) {
+            let _ = self.0.send(());
+        }
+    }
+    let (over, ended) = mpsc::channel();
+    let over = Over(over);
+    thread::spawn(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let driver = Driver::start().expect("a thread");
+            let callers = driver.of_caller().expect("a runtime of the caller");
+            let timers = Arc::clone(&callers);
+            let task = async move {
+                let _over = over;
+                loop {
+                    timers.sleep_until(timers.now() + Duration::from_millis(250)).await;
+                }
+            };
+            callers.spawn(Box::pin(task));
+            driver.stop();
+            tokio::time::sleep(Duration::from_secs(3)).await;
+        });
+    });
+    ended.recv_timeout(Duration::from_secs(20)).expect("the task ends");
 }
 
 #[test]
