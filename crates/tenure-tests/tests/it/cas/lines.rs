@@ -189,6 +189,16 @@ fn it_would_show_that_what_was_read_of_a_line_was_taken_for_all() {
 /// What is behind a part that was deleted by hand still has its turn.
 #[test]
 fn a_part_that_is_lost_costs_those_behind_it_nothing() {
+    after_a_part(Model::lose_part);
+}
+
+#[test]
+fn a_part_that_is_damaged_costs_those_behind_it_nothing() {
+    after_a_part(Model::damage_part);
+}
+
+/// Does this to the last part of a line, after which each that waits has its turn.
+fn after_a_part(is_broken: fn(&Model)) {
     let world = World::new(6, 2, Faults { part: 2, ..Faults::default() });
     let (first, rest) = (world.client(0, SECONDS(20)), world.client(1, SECONDS(20)));
     let (model, sleep) = (world.model.clone(), world.sleep(0));
@@ -200,7 +210,7 @@ fn a_part_that_is_lost_costs_those_behind_it_nothing() {
         if model.parts() < 2 {
             return Err(format!("the line has {} parts", model.parts()));
         }
-        model.lose_part();
+        is_broken(&model);
         guard.release().await.map_err(|error| error.to_string())?;
         Ok(())
     });
@@ -214,5 +224,66 @@ fn a_part_that_is_lost_costs_those_behind_it_nothing() {
             guard.release().await.map_err(|error| error.to_string()).map(drop)
         });
     }
+    assert_eq!(world.outcome(), Ok(()));
+}
+
+/// A server takes so many steps in one write, and no more.
+#[test]
+fn a_line_of_many_parts_in_which_all_have_died_goes_in_pieces() {
+    const WAIT: u64 = 300;
+    let world = World::new(8, 2, Faults { part: 1, ..Faults::default() });
+    let (dies, next) = (world.client(0, SECONDS(20)), world.client(1, SECONDS(20)));
+    for at in 0..=WAIT {
+        let (mutex, sleep) = (dies.fair_mutex("line").expect("a name"), world.sleep(0));
+        world.spawn(0, async move {
+            sleep(Duration::from_millis(20 * at)).await;
+            let guard = mutex.lock().await.map_err(|error| error.to_string())?;
+            sleep(SECONDS(600)).await;
+            drop(guard);
+            Ok(())
+        });
+    }
+    let (sim, process, model) = (world.sim.clone(), world.processes[0].id(), world.model.clone());
+    let (mutex, sleep) = (next.fair_mutex("line").expect("a name"), world.sleep(1));
+    world.spawn(1, async move {
+        sleep(SECONDS(8)).await;
+        if model.parts() < 128 {
+            return Err(format!("the line has {} parts", model.parts()));
+        }
+        sim.kill(process);
+        let got = mutex.try_lock_for(SECONDS(60)).await.map_err(|error| error.to_string())?;
+        got.ok_or("those that have died keep it")?
+            .release()
+            .await
+            .map_err(|error| error.to_string())
+            .map(drop)
+    });
+    assert_eq!(world.outcome(), Ok(()));
+}
+
+/// More than fit into the write that ends their holds.
+#[test]
+fn each_of_many_holders_is_told_that_its_hold_was_ended_by_force() {
+    const HOLDERS: usize = 130;
+    let world = World::new(9, HOLDERS + 1, Faults::default());
+    let lock = |locks: &Locks| locks.semaphore("many", HOLDERS as u32).expect("a name");
+    for at in 0..HOLDERS {
+        let (semaphore, sleep) = (lock(&world.client(at, SECONDS(2))), world.sleep(at));
+        world.spawn(at, async move {
+            let got = semaphore.try_acquire_for(SECONDS(30)).await.map_err(|error| error.to_string())?;
+            let guard = got.ok_or("no permit")?;
+            sleep(SECONDS(60)).await;
+            if guard.is_held() { Err(format!("{at} still believes that it holds")) } else { Ok(()) }
+        });
+    }
+    let (locks, sleep) = (world.client(HOLDERS, SECONDS(2)), world.sleep(HOLDERS));
+    world.spawn(HOLDERS, async move {
+        sleep(SECONDS(40)).await;
+        let ended = locks.force_release("many").await.map_err(|error| error.to_string())?;
+        match ended.map(|status| status.holders.len()) {
+            Some(HOLDERS) => Ok(()),
+            count => Err(format!("{count:?} were ended")),
+        }
+    });
     assert_eq!(world.outcome(), Ok(()));
 }

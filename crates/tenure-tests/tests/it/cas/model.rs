@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::{BoxFuture, FutureExt, ready};
 use tenure::LockName;
 use tenure::internals::store::cas::{
     Backend, Change, Committed, Handle, Listed, PartChange, Seen, Stamp, Stored, Watch,
@@ -37,6 +37,9 @@ pub(crate) struct Faults {
     /// So many places are in one part of a line; 0 is as many as on real servers.
     pub(crate) part: usize,
 }
+
+/// So many steps are in one write at most, as etcd is set without a word of its own.
+const STEPS: usize = 128;
 
 /// What the server compares before it writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,6 +108,13 @@ impl Model {
     /// Loses a part of a line, as if it was deleted by hand.
     pub(crate) fn lose_part(&self) {
         self.state().parts.pop_last();
+    }
+
+    /// Writes something else over a part of a line.
+    pub(crate) fn damage_part(&self) {
+        if let Some(mut part) = self.state().parts.last_entry() {
+            "something else".clone_into(part.get_mut());
+        }
     }
 
     fn chance(&self, permille: u64) -> bool {
@@ -271,6 +281,10 @@ impl Backend for Model {
     }
 
     fn commit(&self, change: Change) -> BoxFuture<'static, Result<Committed, Failure>> {
+        if 1 + change.parts.len() + change.victims.len() > STEPS {
+            let refused = Failure::Refused(Failure::cause("too many operations in txn request"));
+            return ready(Err(refused)).boxed();
+        }
         self.ask("commit", move |model, state| model.commit_now(state, change))
     }
 

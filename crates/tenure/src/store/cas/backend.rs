@@ -48,7 +48,8 @@ pub struct Change {
     pub text: Option<String>,
     /// Parts of the line that are written or removed in the same step.
     pub parts: Vec<PartChange>,
-    /// Handles of others whose holds it ends: their markers are written in the same step.
+    /// Handles of others whose holds it ends: their markers are written in the same step. With the
+    /// parts they are not much more than a hundred.
     pub victims: Vec<Handle>,
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -25,9 +26,6 @@ use crate::runtime::Runtime;
 use crate::store::dial::by;
 use crate::store::{Cursor, Failure, Page};
 
-/// The turn of one owner at one lock.
-type OwnerTurn = Arc<Turn<()>>;
-
 /// One client of a server.
 pub(super) struct Client {
     pub(super) backend: Arc<dyn Backend>,
@@ -40,7 +38,7 @@ pub(super) struct Client {
     /// Acquisitions that are carried out together next, where a task does that.
     pub(super) coming: Mutex<BTreeMap<LockName, VecDeque<Coming>>>,
     /// The requests of one owner about one lock, one after the other.
-    owners: Mutex<BTreeMap<(LockName, Owner), OwnerTurn>>,
+    owners: Mutex<BTreeMap<(LockName, Owner), Arc<Turn<()>>>>,
     /// For each life in seconds: one task opens or keeps the handle, and the others wait for it.
     keeping: Mutex<BTreeMap<u64, Arc<Turn<()>>>>,
     /// How many writes had no known outcome: each of them may yet be carried out.
@@ -88,6 +86,57 @@ impl Drop for InFlight<'_> {
     }
 }
 
+/// The turn of one owner at one lock. It is forgotten with the last request that has it, also if
+/// that is dropped.
+pub(super) struct OwnerTurn<'a> {
+    client: &'a Client,
+    key: (LockName, Owner),
+    turn: Option<Arc<Turn<()>>>,
+}
+
+impl Deref for OwnerTurn<'_> {
+    type Target = Turn<()>;
+    fn deref(&self) -> &Turn<()> {
+        self.turn.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl Drop for OwnerTurn<'_> {
+    fn drop(&mut self) {
+        let mut owners = self.client.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        self.turn = None;
+        if owners.get(&self.key).is_some_and(|turn| Arc::strong_count(turn) == 1) {
+            owners.remove(&self.key);
+        }
+    }
+}
+
+/// The turn of one lock. What no request needs is forgotten with the last one: a lock of which this
+/// client has nothing is taken for free at first.
+pub(super) struct NameTurn<'a> {
+    client: &'a Client,
+    name: LockName,
+    turn: Option<Arc<Turn<Known>>>,
+}
+
+impl Deref for NameTurn<'_> {
+    type Target = Turn<Known>;
+    fn deref(&self) -> &Turn<Known> {
+        self.turn.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl Drop for NameTurn<'_> {
+    fn drop(&mut self) {
+        let mut names = self.client.names.lock().unwrap_or_else(PoisonError::into_inner);
+        self.turn = None;
+        let is_idle = names.get(&self.name).is_some_and(|turn| Arc::strong_count(turn) == 1);
+        if is_idle && !self.client.table.lock().holds.contains_key(&self.name) {
+            names.remove(&self.name);
+        }
+    }
+}
+
 impl Client {
     pub(super) fn new(backend: Arc<dyn Backend>, runtime: Arc<dyn Runtime>) -> Arc<Self> {
         Arc::new(Self {
@@ -124,36 +173,18 @@ impl Client {
     }
 
     /// The requests of one owner about one lock, in the order in which they were sent.
-    pub(super) fn owner_turn(&self, name: &LockName, owner: &Owner) -> Arc<Turn<()>> {
+    pub(super) fn owner_turn(&self, name: &LockName, owner: &Owner) -> OwnerTurn<'_> {
         let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(owners.entry((name.clone(), owner.clone())).or_default())
-    }
-
-    /// Forgets the turn unless another request has it.
-    pub(super) fn end_owner_turn(&self, name: &LockName, owner: &Owner, turn: Arc<Turn<()>>) {
-        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(turn);
         let key = (name.clone(), owner.clone());
-        if owners.get(&key).is_some_and(|turn| Arc::strong_count(turn) == 1) {
-            owners.remove(&key);
-        }
+        let turn = Some(Arc::clone(owners.entry(key.clone()).or_default()));
+        OwnerTurn { client: self, key, turn }
     }
 
     /// One acquisition after the other of one lock: those of one client need not conflict.
-    pub(super) fn turn(&self, name: &LockName) -> Arc<Turn<Known>> {
+    pub(super) fn turn(&self, name: &LockName) -> NameTurn<'_> {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(names.entry(name.clone()).or_default())
-    }
-
-    /// Forgets what no request needs: a lock of which this client has nothing is taken for free at
-    /// first.
-    pub(super) fn end_turn(&self, name: &LockName, turn: Arc<Turn<Known>>) {
-        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(turn);
-        let is_idle = names.get(name).is_some_and(|turn| Arc::strong_count(turn) == 1);
-        if is_idle && !self.table.lock().holds.contains_key(name) {
-            names.remove(name);
-        }
+        let turn = Some(Arc::clone(names.entry(name.clone()).or_default()));
+        NameTurn { client: self, name: name.clone(), turn }
     }
 
     /// A watch has told what a queue is now: so the next write of this client need not fail first.
@@ -420,6 +451,9 @@ impl Client {
                 table.forget(name, key);
             }
         }
+        drop(table);
+        // What was known of the lock is forgotten with the last hold.
+        drop(self.turn(name));
     }
 }
 

@@ -99,10 +99,10 @@ impl View {
         is_it
     }
 
-    /// A part that the lock names is not there.
-    pub(super) fn miss(&mut self, at: usize) {
+    /// A part that the lock names is not there, or something else is.
+    pub(super) fn miss(&mut self, at: usize, is_there: bool) {
         let part = &mut self.parts[at];
-        (part.is_read, part.is_missing, part.count) = (true, true, 0);
+        (part.is_read, part.is_missing, part.count) = (true, !is_there, 0);
     }
 
     /// The numbers that may stand in a part.
@@ -119,6 +119,23 @@ impl View {
             Some(Data::Queue(queue)) => queue.waiting().next().is_some_and(|(number, _)| number < first),
             _ => false,
         }
+    }
+
+    /// The same without the last parts in which no place is alive, so many at most; `None` if there
+    /// is none.
+    pub(super) fn without_dead_parts(&self, living: &BTreeMap<u64, u64>, most: usize) -> Option<Self> {
+        let Some(Data::Queue(queue)) = &self.data else { return None };
+        let is_dead = |range: &Range<u64>| living.range(range.clone()).next().is_none();
+        let read = self.parts.iter().rev().filter(|part| part.is_read && !part.is_missing);
+        let dead: Vec<_> = read.map(|part| self.range_of(part)).filter(is_dead).take(most).collect();
+        let stays = |number: u64| !dead.iter().any(|range| range.contains(&number));
+        let mut left = queue.without_tickets();
+        for (number, ticket) in queue.tickets().filter(|(number, _)| stays(*number)) {
+            left.insert(number, ticket.clone());
+        }
+        let mut after = Self { data: Some(Data::Queue(left)), ..self.clone() };
+        after.bindings.retain(|number, _| stays(*number));
+        (!dead.is_empty()).then_some(after)
     }
 
     /// Divides the line, and says what is written. `before`: the same before the request.

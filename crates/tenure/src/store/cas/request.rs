@@ -23,6 +23,12 @@ use crate::store::Failure;
 const ATTEMPTS: u32 = 100;
 /// A request looks at the handles of so many others: of those that hold, and of the first in line.
 const LOOKED_AT: usize = 32;
+/// So many parts of a line are changed by one write: etcd takes no more than 128 steps at once. What
+/// changes more is that all places of a very long line are dead.
+const PARTS: usize = 64;
+/// So many holders are told by the write that ends their holds by force. The others are told after
+/// it, and their renewals succeed until then.
+const VICTIMS: usize = 48;
 /// An inspection reads parts of a line until it has so many places.
 const LISTED: u64 = 1_000;
 
@@ -56,19 +62,14 @@ impl Client {
         }
         let mine = self.owner_turn(&op.name, &op.owner);
         let turn = self.turn(&op.name);
-        let answer = {
-            let _mine = mine.lock().await;
-            match (&op.verb, turn.try_lock()) {
-                (_, Ok(mut known)) => self.run(op, sent, about, &mut known).await,
-                // Those that come at the same time are entered by one write.
-                (Verb::Acquire { .. }, Err(_)) => self.together(op, sent).await,
-                // A hold must not end because others come.
-                (_, Err(_)) => self.run(op, sent, about, &mut Known::default()).await,
-            }
-        };
-        self.end_turn(&op.name, turn);
-        self.end_owner_turn(&op.name, &op.owner, mine);
-        answer
+        let _mine = mine.lock().await;
+        match (&op.verb, turn.try_lock()) {
+            (_, Ok(mut known)) => self.run(op, sent, about, &mut known).await,
+            // Those that come at the same time are entered by one write.
+            (Verb::Acquire { .. }, Err(_)) => self.together(op, sent).await,
+            // A hold must not end because others come.
+            (_, Err(_)) => self.run(op, sent, about, &mut Known::default()).await,
+        }
     }
 
     /// Renews a hold by keeping its handle, if no client can have ended it meanwhile.
@@ -138,7 +139,7 @@ impl Client {
                 seen = self.backend.read(name).await.map_err(not_sent)?;
                 (is_fresh, proven) = (true, guard.map(|guard| guard.marker));
             }
-            let Tried { view, after, written, answers, living } =
+            let Tried { view, after, written, answers, living, is_cleared } =
                 match self.tried(members, &seen, known).await? {
                     Some(tried) => tried,
                     // Something else stands there by now.
@@ -174,16 +175,19 @@ impl Client {
             // What may be granted is entered first: if the answer is lost, it is taken out in time.
             let former: Vec<_> = asked().map(|(of, answer)| self.enter_first(of, answer)).collect();
             let owners: Vec<_> = asked().map(|(of, _)| &of.op.owner).collect();
+            let mut victims = victims(&view, &after, &living, &owners);
+            let untold = victims.split_off(VICTIMS.min(victims.len()));
             let change = Change {
                 name: name.clone(),
                 seen: seen.as_ref().map(|stored| stored.stamp),
                 guard: (guard.handle, guard.marker),
                 text: written.text.clone(),
                 parts: written.parts.clone(),
-                victims: victims(&view, &after, &living, &owners),
+                victims,
             };
             match self.backend.commit(change).await {
                 Ok(Committed::Done(stamp)) => {
+                    self.tell_ended(untold).await;
                     in_flight.known();
                     let added = if seen.is_none() { stamp.base } else { 0 };
                     let answers: Vec<_> = answers
@@ -197,6 +201,10 @@ impl Client {
                     }
                     self.close_left(&view, &after);
                     known.wrote(written, stamp);
+                    if is_cleared {
+                        is_fresh = false;
+                        continue;
+                    }
                     return Ok(answers);
                 }
                 Ok(Committed::Conflict { stored, marker }) => {
@@ -226,6 +234,7 @@ impl Client {
                 Err(failure @ Failure::Unknown(_)) => return Err(failure),
                 Err(failure) => {
                     in_flight.known();
+                    asked().zip(former).for_each(|((of, _), former)| self.restore_first(of, former));
                     return Err(failure);
                 }
             }
@@ -279,8 +288,16 @@ impl Client {
             if let Some((after, answers)) = tried {
                 let sizes = Sizes::new(self.backend.part());
                 let unbound = || Failure::NotSent(Failure::cause("a place is bound to nothing"));
-                let written = after.clone().written(&view, base, sizes).ok_or_else(unbound)?;
-                return Ok(Some(Tried { view, after, written, answers, living }));
+                let write = |after: &View| after.clone().written(&view, base, sizes).ok_or_else(unbound);
+                let written = write(&after)?;
+                if written.parts.len() > PARTS
+                    && !matches!(verb, Verb::Inspect)
+                    && let Some(after) = view.without_dead_parts(&living, PARTS / 2)
+                {
+                    let (written, answers) = (write(&after)?, vec![None; members.len()]);
+                    return Ok(Some(Tried { view, after, written, answers, living, is_cleared: true }));
+                }
+                return Ok(Some(Tried { view, after, written, answers, living, is_cleared: false }));
             }
             lacks.sort_unstable();
             lacks.dedup();
@@ -295,10 +312,12 @@ impl Client {
         let (Some(first), Some(Data::Queue(queue))) = (view.unread(), &view.data) else { return Vec::new() };
         let begins = view.parts[first].first;
         let mut waits = queue.waiting().take_while(|(number, _)| *number < begins);
-        if !waits.any(|(number, _)| living.contains_key(&number)) {
-            return vec![first];
-        }
         let unread = |at: &usize| !view.parts[*at].is_read;
+        if !waits.any(|(number, _)| living.contains_key(&number)) {
+            // The more are dead so far, the more are read at once.
+            let dead = view.parts.iter().filter(|part| part.is_read).count();
+            return (first..view.parts.len()).filter(unread).take(dead.clamp(1, PARTS)).collect();
+        }
         let all = || (first..view.parts.len()).filter(unread).collect::<Vec<_>>();
         let about = |number| view.part_of(number).filter(unread);
         if let Some(number) = of.about {
@@ -364,15 +383,17 @@ impl Client {
         let ids = asked.iter().map(|at| view.parts[*at].id(base)).collect();
         let texts = self.backend.parts(name, ids).await.map_err(not_sent)?;
         let found = asked.into_iter().zip(texts);
-        let missed: Vec<usize> =
-            found.filter(|(at, text)| !view.add(*at, text.as_deref(), base)).map(|(at, _)| at).collect();
+        let missed: Vec<(usize, bool)> = found
+            .filter(|(at, text)| !view.add(*at, text.as_deref(), base))
+            .map(|(at, text)| (at, text.is_some()))
+            .collect();
         if missed.is_empty() {
             return Ok(true);
         }
         let now = self.backend.read(name).await.map_err(not_sent)?;
         let is_same = now.as_ref().map(|stored| stored.stamp) == seen.as_ref().map(|stored| stored.stamp);
         if is_same {
-            missed.into_iter().for_each(|at| view.miss(at));
+            missed.into_iter().for_each(|(at, is_there)| view.miss(at, is_there));
         }
         Ok(is_same)
     }
@@ -422,6 +443,16 @@ impl Client {
         self.table.lock().leases.values().next_back().copied()
     }
 
+    /// Has the renewals of holds that were ended by force read the lock.
+    async fn tell_ended(&self, handles: Vec<Handle>) {
+        const ROUNDS: u32 = 3;
+        for _ in 0..ROUNDS {
+            if handles.is_empty() || self.backend.bump(handles.clone()).await.is_ok() {
+                return;
+            }
+        }
+    }
+
     /// Ends the handles of detached holds that have none any more.
     fn close_left(self: &Arc<Self>, before: &View, after: &View) {
         for binding in before.bindings.values().filter(|binding| binding.is_detached) {
@@ -441,6 +472,8 @@ struct Tried {
     answers: Vec<Option<Answer>>,
     /// When those that are alive end.
     living: BTreeMap<u64, u64>,
+    /// Some of what is dead is taken out first, and nothing else is done yet.
+    is_cleared: bool,
 }
 
 /// The handle of this client was lost while a request was under way.

@@ -65,8 +65,6 @@ impl Client {
             if let Some(next) = next {
                 self.carry_out_all(next, &mut known).await;
             }
-            drop(known);
-            self.end_turn(name, turn);
             if is_over {
                 return;
             }

@@ -118,13 +118,7 @@ impl Server {
             }
             .into()
         }));
-        success.extend(
-            change
-                .victims
-                .iter()
-                .take(STEPS.saturating_sub(success.len()))
-                .map(|victim| self.write_marker(*victim)),
-        );
+        success.extend(change.victims.iter().map(|victim| self.write_marker(*victim)));
         let read = |key| What::Range(Range { key, ..Range::default() }).into();
         let compare = vec![self.is_marker(handle, Some(marker)), stands];
         let failure = vec![read(key), read(self.marker(handle))];
