@@ -107,6 +107,88 @@ fn a_waiter_that_gives_up_leaves_those_who_wait() {
     drop(mutex);
 }
 
+/// Nothing else in the directory is written either, where its disk is full.
+#[test]
+fn one_that_cannot_be_written_down_asks_now_and_then() {
+    let (dir, first) = (dir(), owner());
+    let client = Client::new(dir.path());
+    client.acquire("x", &first);
+    let record = files(dir.path(), "lock-").remove(0);
+    let name = record.file_name().expect("a name").to_string_lossy().replace("lock-", "waits-");
+    fs::create_dir(dir.path().join(name)).expect("a directory in its place");
+    let mut waiting = Waiting::new(dir.path());
+    let (mut asked, begin) = (0, Instant::now());
+    while begin.elapsed() < SECOND {
+        if waiting.has_heard() {
+            assert!(is_busy(&waiting.client.acquire("x", &waiting.owner)));
+            asked += 1;
+        }
+        sleep(Duration::from_millis(1));
+    }
+    assert!(asked < 20, "it was told to ask {asked} times in a second");
+    client.release("x", &first);
+    eventually("it looks", || waiting.has_heard());
+}
+
+#[test]
+fn a_task_that_asks_once_and_does_not_wait_takes_no_turn_from_those_who_wait() {
+    let (dir, first) = (dir(), owner());
+    let client = Client::new(dir.path());
+    client.acquire("x", &first);
+    let mutex = locks(dir.path()).mutex("x").expect("a name");
+    assert!(block_on(mutex.try_lock_for(SECOND / 10)).expect("an answer").is_none());
+    eventually("it is out", || waiting(dir.path()).is_empty());
+    assert!(block_on(mutex.try_lock()).expect("an answer").is_none());
+    let next = Waiting::new(dir.path());
+    let lines = waiting(dir.path());
+    let last = holder(lines.last().expect("those who wait"));
+    client.release("x", &first);
+    let is_called = || {
+        waiting(dir.path()).first().is_some_and(|line| line.starts_with("called ") && holder(line) == last)
+    };
+    let took = eventually("the next is called", is_called);
+    assert!(took < 2 * SECOND, "after {took:?}");
+    drop(next);
+}
+
+/// As where its file is another user's, or the process that looks can open no further file.
+#[test]
+fn one_of_which_it_cannot_be_seen_that_it_lives_is_called() {
+    let (dir, first) = (dir(), owner());
+    let client = Client::new(dir.path());
+    client.acquire("x", &first);
+    let _one = Waiting::new(dir.path());
+    let lines = waiting(dir.path());
+    let one = holder(&lines[0]);
+    let file = dir.path().join(format!("holder-{one}"));
+    fs::rename(&file, dir.path().join("moved")).expect("its file");
+    symlink("moved", &file).expect("a link, which is not followed");
+    client.release("x", &first);
+    let lines = waiting(dir.path());
+    assert!(
+        lines.first().is_some_and(|line| line.starts_with("called ") && holder(line) == one),
+        "{lines:?}"
+    );
+}
+
+/// A task of the same process has had the lock, and left it to another process.
+#[test]
+fn one_that_waits_behind_a_hold_that_its_process_has_detached_comes_in_again() {
+    let (dir, first) = (dir(), owner());
+    let client = Client::new(dir.path());
+    client.acquire("x", &first);
+    let mut one = Waiting::new(dir.path());
+    client.release("x", &first);
+    let beside = owner();
+    assert!(is_held(&one.client.acquire("x", &beside)));
+    assert!(waiting(dir.path()).is_empty());
+    assert!(is_held(&one.client.renew("x", &beside, Some(Liveness::Lease), LONG_MS)));
+    while one.has_heard() {}
+    eventually("it is told to ask", || one.has_heard());
+    assert!(is_busy(&one.client.acquire("x", &one.owner)));
+    assert_eq!(waiting(dir.path()).len(), 1);
+}
+
 /// Starts so many processes that wait for the mutex `x`, one after the other.
 fn processes(dir: &Path, count: usize) -> Vec<Process> {
     let start = |number| {
@@ -190,4 +272,16 @@ fn changes_of_other_locks_wake_none_that_waits() {
         let woken = waits(process) - before;
         assert!(woken <= 200, "1,000 turns at another lock woke it {woken} times");
     }
+}
+
+#[test]
+fn a_holder_without_a_socket_hears_that_its_hold_was_ended_by_force() {
+    let dir = dir();
+    let mut process = Process::start("hold without a socket", dir.path());
+    assert_eq!(process.line(), "listens");
+    assert_eq!(files(dir.path(), "wake-"), Vec::<PathBuf>::new());
+    let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Any };
+    let ended = Client::new(dir.path()).ask("x", &owner(), verb, 5 * SECOND);
+    assert!(matches!(ended, Ok(Answer::Found(_))), "{ended:?}");
+    assert_eq!(process.line(), "told");
 }

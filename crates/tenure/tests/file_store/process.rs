@@ -1,5 +1,7 @@
 //! Other processes: this very program, with a role.
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 use super::*;
 
 pub(crate) const ROLE: &str = "TENURE_TEST_ROLE";
@@ -142,6 +144,21 @@ fn role() {
             let child = Command::new("sleep").arg("30").spawn().expect("sleep");
             assert!(take());
             say(&child.id().to_string());
+            wait_for_parent();
+        }
+        "hold without a socket" => {
+            let (owner, name) = (owner(), LockName::new("x").expect("a name"));
+            assert!(is_held(&client.acquire("x", &owner)));
+            // No file can be opened meanwhile, and no socket.
+            let most = getrlimit(Resource::Nofile);
+            let none = Rlimit { current: Some(0), maximum: most.maximum };
+            setrlimit(Resource::Nofile, none).expect("a limit");
+            let listens = client.store.listen_while_held(&name, LockSpec::Mutex, &owner, 5 * SECOND);
+            let mut listener = block_on(listens).expect("a listener");
+            setrlimit(Resource::Nofile, most).expect("the limit that was there");
+            say("listens");
+            let told = client.within(8 * SECOND, listener.next());
+            say(if told.is_some() { "told" } else { "not told" });
             wait_for_parent();
         }
         "wait for a mutex" => {

@@ -51,7 +51,8 @@ fn held(inside: &Inside<'_>, holders: &mut Holders, id: RecordId) -> (Vec<Holder
     near
 }
 
-/// It is busy: this process comes in, or comes in again.
+/// It is busy: this process comes in, or comes in again. If that cannot be written, it is none of
+/// the first: it would see that it is not there, ask, and so on without a pause.
 fn busy(
     inside: &Inside<'_>,
     holders: &mut Holders,
@@ -67,8 +68,8 @@ fn busy(
     }
     holders.note_come_in(id, true);
     let (calls, _) = near(holders, &mut waits);
-    if waits != before {
-        waits.store(inside, id);
+    if waits != before && !waits.store(inside, id) {
+        return (Vec::new(), false);
     }
     let is_near = !planted(Bug::NearUntold) && waits.before(mine).is_some_and(|before| before.count() < NEAR);
     (calls, is_near)
@@ -118,7 +119,8 @@ fn near(holders: &Holders, waits: &mut Waits) -> (Vec<HolderId>, bool) {
 
 /// Its file says that it is dead, or is gone because it has left.
 fn cannot_ask(directory: &Directory, holders: &Holders, holder: HolderId) -> bool {
-    !holders.is_mine(holder) && directory.life(holder) != HolderState::Alive && !planted(Bug::DeathIgnored)
+    let has_ended = || matches!(directory.life(holder), HolderState::Dead | HolderState::Gone);
+    !holders.is_mine(holder) && has_ended() && !planted(Bug::DeathIgnored)
 }
 
 /// What a process sees that waits for a lock without a queue.

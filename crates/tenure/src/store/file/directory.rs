@@ -116,8 +116,9 @@ pub(super) enum Over {
 pub(super) enum HolderState {
     Alive,
     Dead,
-    /// Its file is gone, or not ours to look at: nothing says that it is dead, so its lease
-    /// decides.
+    /// Its file is gone: nothing says that it is dead, so its lease decides.
+    Gone,
+    /// Its file is not ours to look at, or no further file can be opened: its lease decides.
     Unknown,
 }
 
@@ -253,8 +254,10 @@ impl Directory {
 
     /// Whether a holder is alive: its file is flocked for as long as a process has it open.
     pub(super) fn life(&self, holder: HolderId) -> HolderState {
-        let Ok(file) = self.open_file(&holder.to_string(), false) else {
-            return HolderState::Unknown;
+        let file = match self.open_file(&holder.to_string(), false) {
+            Ok(file) => file,
+            Err(Errno::NOENT) => return HolderState::Gone,
+            Err(_) => return HolderState::Unknown,
         };
         // Shared, so that two who look at once do not take each other for the holder.
         match flock(&file, FlockOperation::NonBlockingLockShared) {

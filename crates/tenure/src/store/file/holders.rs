@@ -11,6 +11,7 @@ use tokio::net::UnixDatagram;
 use super::bindings::Bindings;
 use super::directory::{Directory, Inside};
 use super::names::{HolderId, RecordId};
+use super::system::unread_messages;
 use crate::events::{event, text};
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -206,17 +207,20 @@ impl Holders {
         ready
     }
 
-    /// The locks that calls were about, since this was last asked. Never waits.
-    pub(super) fn called(&self) -> BTreeSet<RecordId> {
-        let mut called = BTreeSet::new();
+    /// The locks that calls were about, since this was last asked. And whether so many had come
+    /// that the system may have refused others. Never waits.
+    pub(super) fn called(&self) -> (BTreeSet<RecordId>, bool) {
+        let (mut called, mut may_lack) = (BTreeSet::new(), false);
         for socket in self.all().filter_map(|holder| holder.socket.as_ref()) {
-            let mut message = [0; 64];
+            let (mut message, mut count) = ([0; 64], 0);
             while let Ok(length) = socket.try_recv(&mut message) {
                 let text = std::str::from_utf8(&message[..length]);
                 called.extend(text.ok().and_then(|text| text.parse::<RecordId>().ok()));
+                count += 1;
             }
+            may_lack |= count >= unread_messages();
         }
-        called
+        (called, may_lack)
     }
 
     fn all(&self) -> impl Iterator<Item = &Holder> {
@@ -296,5 +300,45 @@ impl Holders {
         {
             directory.remove_holder(process.id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::sync::{Arc, mpsc};
+
+    use futures_util::future::FutureExt;
+
+    use super::*;
+    use crate::runtime::Driver;
+    use crate::store::file::directory::Entered;
+
+    #[test]
+    fn as_many_calls_as_a_socket_takes_may_not_be_all() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let driver = Driver::start().expect("a thread");
+        let (sender, told) = mpsc::channel();
+        let (path, runtime) = (dir.path().to_owned(), Arc::clone(&driver));
+        let called = async move {
+            let directory = Directory::open(&path).expect("a directory");
+            let mut holders = Holders::default();
+            let mine = match directory.enter(None) {
+                Ok(Entered::Inside(inside)) => holders.callee(&inside, &*runtime),
+                _ => panic!("it is locked"),
+            };
+            let mine = mine.expect("a holder").expect("a socket");
+            let ids = ["x", "y"].map(|name| RecordId::of(&LockName::new(name).expect("a name")));
+            for count in [2, 2 * unread_messages() + 2] {
+                (0..count).for_each(|at| directory.call(mine, ids[at % 2]));
+                poll_fn(|context| holders.poll_called(context)).await;
+                let (called, may_lack) = holders.called();
+                let _ =
+                    sender.send((called.into_iter().eq(ids.into_iter().collect::<BTreeSet<_>>()), may_lack));
+            }
+        };
+        Runtime::spawn(&*driver, called.boxed());
+        assert_eq!(told.iter().collect::<Vec<_>>(), [(true, false), (true, true)]);
+        driver.stop();
     }
 }

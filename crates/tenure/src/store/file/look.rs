@@ -48,6 +48,19 @@ pub(super) fn changed(directory: &Directory, now: Now, id: RecordId) -> Option<N
     }
 }
 
+/// Whether no holder of this process has the lock any more. A hold that is bound to its lease only
+/// tells nothing.
+pub(super) fn holds_no_more(directory: &Directory, holders: &Holders, id: RecordId) -> bool {
+    match Lock::peek(directory, id) {
+        Ok(Some(record)) => {
+            let mut bound = record.bindings.iter().map(|(_, holder)| holder).peekable();
+            bound.peek().is_some() && !bound.any(|holder| holders.is_mine(holder))
+        }
+        Ok(None) => true,
+        Err(_) => false,
+    }
+}
+
 /// What a look at a lock has seen.
 pub(super) struct Looked {
     /// What to tell those who listen.
@@ -60,14 +73,14 @@ pub(super) struct Looked {
 /// Looks at a lock. Of one in which processes wait it looks at those only that are ahead of a
 /// place of this process at the front of the line: each other waiter is told when it comes there.
 pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: RecordId) -> Looked {
-    let mut before = None;
+    let (mut before, mut is_out) = (None, false);
     if holders.asks(id) {
         match called::seen(directory, holders, id) {
             // It was called. Where the lock is busy by now, it has to come in again.
             called::Seen::NotThere if holders.has_come_in(id) => {
                 return Looked { wake: Some(Notification::Free { by: None }), ahead: None };
             }
-            called::Seen::NotThere => {}
+            called::Seen::NotThere => is_out = holders.of_process().is_some() && !holders.cannot_be_called(),
             called::Seen::InLine(others) => before = Some(others),
         }
     }
@@ -87,6 +100,10 @@ pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: Rec
             false => news(Some(&record), now),
         };
         return Looked { wake, ahead };
+    }
+    // A task of this process had it, and another waits. That one comes in when it asks.
+    if is_out && !record.bindings.iter().any(|(_, holder)| holders.is_mine(holder)) {
+        return Looked { wake: Some(Notification::Free { by: None }), ahead: None };
     }
     let ahead = before.and_then(|before| called::ahead(&record, holders, &before));
     let wake = match news(living(directory, holders, record).unwrap_or(None).as_ref(), now) {

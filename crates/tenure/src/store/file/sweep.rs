@@ -78,8 +78,10 @@ impl Sweep {
                     inside.remove_file(&id.line())?;
                 }
             } else if let Some(id) = self.waits.pop() {
-                let is_alive = |holder| is_mine(holder) || inside.life(holder) == HolderState::Alive;
-                if !inside.has(id) && !Waits::peek(inside, id).holders().any(is_alive) {
+                let has_ended = |holder| {
+                    !is_mine(holder) && matches!(inside.life(holder), HolderState::Dead | HolderState::Gone)
+                };
+                if !inside.has(id) && Waits::peek(inside, id).holders().all(has_ended) {
                     inside.remove_file(&id.waits())?;
                 }
             } else {

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use rustix::io::Errno;
 
@@ -42,6 +43,16 @@ fn offset_ms(text: &str) -> Option<i64> {
     let mut numbers = boot_clock.split_whitespace().skip(1).map(|number| number.parse::<i64>().ok());
     let (seconds, nanos) = (numbers.next()??, numbers.next()??);
     seconds.checked_mul(1_000)?.checked_add(nanos / 1_000_000)
+}
+
+/// So many messages may be unread in a socket before the system refuses others.
+pub(super) fn unread_messages() -> usize {
+    static UNREAD: OnceLock<usize> = OnceLock::new();
+    *UNREAD.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen").ok();
+        // What Linux begins with.
+        text.and_then(|text| text.trim().parse().ok()).unwrap_or(10)
+    })
 }
 
 /// The same error, as the system numbers it.

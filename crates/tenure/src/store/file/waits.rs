@@ -62,8 +62,8 @@ impl Waits {
         directory.read_file(&id.waits()).ok().flatten().map_or_else(Self::default, |text| Self::decode(&text))
     }
 
-    /// Writes them. On a full disk each looks for itself.
-    pub(super) fn store(&self, inside: &Inside<'_>, id: RecordId) {
+    /// Writes them, and says whether that could be done. On a full disk each looks for itself.
+    pub(super) fn store(&self, inside: &Inside<'_>, id: RecordId) -> bool {
         let text = self.encode();
         let write = || {
             let file = inside.open_waiters(&id.waits(), true)?;
@@ -76,7 +76,7 @@ impl Waits {
             crash_point();
             Ok::<(), Errno>(())
         };
-        let _ = write();
+        write().is_ok()
     }
 
     /// Whether no process waits, or is about to ask.
@@ -122,7 +122,9 @@ impl Waits {
 
     /// The lock is free: takes out whom to call.
     pub(super) fn call(&mut self, now_ms: u64, is_dead: impl Fn(HolderId) -> bool) -> Option<HolderId> {
-        let is_soon = |(called, at): (HolderId, u64)| now_ms < at + ASKS_WITHIN_MS && !is_dead(called);
+        // A time that is yet to come is none that was written here.
+        let is_lately = |at| now_ms.checked_sub(at).is_some_and(|since| since < ASKS_WITHIN_MS);
+        let is_soon = |(called, at): (HolderId, u64)| is_lately(at) && !is_dead(called);
         if self.called.is_some_and(is_soon) {
             return None;
         }
@@ -223,6 +225,14 @@ mod tests {
         assert_eq!(waits.call(120 + ASKS_WITHIN_MS, ALIVE), Some(c));
         assert_eq!(waits.call(1_000, ALIVE), None);
         assert!(waits.is_empty());
+    }
+
+    #[test]
+    fn a_time_that_is_damaged_keeps_no_other_from_being_called() {
+        for at in [u64::MAX, 1_000_000] {
+            let mut waits = Waits::decode(format!("called {:016x} {at}\n- {:016x}\n", 1, 2).as_bytes());
+            assert_eq!(waits.call(100, ALIVE), Some(HolderId(2)), "{at}");
+        }
     }
 
     #[test]

@@ -55,8 +55,7 @@ pub(super) enum Hears {
 impl Listeners {
     /// Adds a listener.
     pub(super) fn add(&mut self, id: RecordId, listener: Publisher, hears: Hears) {
-        let listening = self.of(id, hears);
-        listening.listeners.push(listener);
+        add(&mut self.of(id, hears).listeners, listener);
         self.watching += usize::from(hears == Hears::All);
     }
 
@@ -64,7 +63,7 @@ impl Listeners {
     /// one.
     pub(super) fn add_holder(&mut self, id: RecordId, listener: Publisher, is_called: bool) {
         let hears = if is_called { Hears::Turns } else { Hears::All };
-        self.of(id, hears).holding.push(listener);
+        add(&mut self.of(id, hears).holding, listener);
         self.watching += usize::from(!is_called);
     }
 
@@ -90,8 +89,14 @@ impl Listeners {
         holding.for_each(|listener| listener.say(Notification::Free { by: None }));
     }
 
+    /// Whether its holders have to see by themselves that a hold was ended by force.
+    pub(super) fn holders_look(&self, id: RecordId) -> bool {
+        let look = |listening: &LockListeners| listening.hears == Hears::All && !listening.holding.is_empty();
+        self.by_lock.get(&id).is_some_and(look)
+    }
+
     /// Forgets what no process listens to any more.
-    fn forget(&mut self) {
+    pub(super) fn forget(&mut self) {
         self.by_lock.retain(|_, listening| {
             listening.listeners.retain(|listener| !listener.is_over());
             listening.holding.retain(|listener| !listener.is_over());
@@ -133,7 +138,13 @@ impl Listeners {
 
     /// Whether one waits for this lock.
     pub(super) fn has(&self, id: RecordId) -> bool {
-        self.by_lock.get(&id).is_some_and(|listening| !listening.listeners.is_empty())
+        let mut listeners = self.by_lock.get(&id).into_iter().flat_map(|listening| &listening.listeners);
+        listeners.any(|listener| !listener.is_over())
+    }
+
+    /// All locks that are listened to.
+    pub(super) fn all(&self) -> Vec<RecordId> {
+        self.by_lock.keys().copied().collect()
     }
 
     /// Whether changes of this lock have to be seen in the directory.
@@ -189,6 +200,15 @@ impl Listeners {
     pub(super) fn all_ahead(&self) -> BTreeSet<HolderId> {
         self.by_lock.values().flat_map(|listening| listening.ahead.iter().flatten()).copied().collect()
     }
+}
+
+/// Adds a listener. Of those that come one after the other, no more are kept than are there at
+/// once.
+fn add(listeners: &mut Vec<Publisher>, listener: Publisher) {
+    if listeners.len() == listeners.capacity() {
+        listeners.retain(|listener| !listener.is_over());
+    }
+    listeners.push(listener);
 }
 
 impl LockListeners {
@@ -345,5 +365,47 @@ impl Watch {
             }
         }
         seen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::LockName;
+    use crate::store::Listener;
+
+    fn id() -> RecordId {
+        RecordId::of(&LockName::new("x").expect("a name"))
+    }
+
+    /// A listener that is added by this.
+    fn listens(add: impl FnOnce(Publisher)) -> Listener {
+        Listener::new(|publisher| {
+            add(publisher);
+            Box::new(())
+        })
+    }
+
+    #[test]
+    fn of_holders_that_come_one_after_the_other_few_are_kept() {
+        let mut listeners = Listeners::default();
+        let stays = listens(|publisher| listeners.add_holder(id(), publisher, true));
+        for _ in 0..10_000 {
+            drop(listens(|publisher| listeners.add_holder(id(), publisher, true)));
+            drop(listens(|publisher| listeners.add(id(), publisher, Hears::Calls)));
+        }
+        let LockListeners { listeners, holding, .. } = &listeners.by_lock[&id()];
+        assert!(holding.len() < 20 && listeners.len() < 20, "{} and {}", holding.len(), listeners.len());
+        assert!(holding.iter().any(|listener| !listener.is_over()));
+        drop(stays);
+    }
+
+    #[test]
+    fn none_waits_once_its_listener_is_dropped() {
+        let mut listeners = Listeners::default();
+        let one = listens(|publisher| listeners.add(id(), publisher, Hears::Calls));
+        assert!(listeners.has(id()));
+        drop(one);
+        assert!(!listeners.has(id()));
     }
 }

@@ -18,7 +18,7 @@ use crate::store::Failure;
 use crate::store::file::apply::{Applied, now};
 use crate::store::file::directory::{Directory, Entered, Inside};
 use crate::store::file::holders::Holders;
-use crate::store::file::look::{Looked, changed as changed_to, looked};
+use crate::store::file::look::{Looked, changed as changed_to, holds_no_more, looked};
 use crate::store::file::names::{HolderId, RecordId};
 use crate::store::file::sweep::Sweep;
 use crate::store::file::watch::{Seen, Watch};
@@ -84,6 +84,9 @@ impl Worker {
         let now = self.now();
         changed.retain(|id| self.listeners.watches(*id));
         for id in changed {
+            if self.listeners.holders_look(id) && holds_no_more(directory, &core.holders, id) {
+                self.listeners.tell_holders(id);
+            }
             if let Some(wake) = changed_to(directory, now, id) {
                 self.listeners.tell_news(id, wake);
             }
@@ -96,7 +99,7 @@ impl Worker {
 
     /// Looks at the locks about which another process has called.
     pub(super) fn called(&mut self) {
-        let called = self.shared.core().holders.called();
+        let (called, may_lack) = self.shared.core().holders.called();
         for id in called {
             self.listeners.tell_holders(id);
             if !self.listeners.has(id) {
@@ -106,6 +109,23 @@ impl Worker {
                 self.look_at(id);
             }
         }
+        if may_lack {
+            // What the system refused may have been about any of them.
+            self.looking = self.listeners.all();
+            self.looking_since = self.runtime.now();
+            self.look_after(Duration::ZERO);
+        }
+    }
+
+    /// Forgets what no process listens to any more, where no look does.
+    pub(super) fn forget(&mut self) {
+        let now = self.runtime.now();
+        if self.look.is_some() || now < self.forget_at {
+            return;
+        }
+        self.forget_at = now + LOOK;
+        self.listeners.forget();
+        self.shared.listens.store(!self.listeners.is_empty(), Ordering::Release);
     }
 
     fn look_after(&mut self, delay: Duration) {
@@ -164,6 +184,9 @@ impl Worker {
         let shared = Arc::clone(&self.shared);
         let core = shared.core();
         let Some(directory) = &core.directory else { return };
+        if self.listeners.holders_look(id) && holds_no_more(directory, &core.holders, id) {
+            self.listeners.tell_holders(id);
+        }
         let Looked { mut wake, ahead } = looked(directory, &core.holders, now, id);
         if self.listeners.set_ahead(id, ahead) {
             let ahead = self.listeners.all_ahead();

@@ -62,6 +62,8 @@ pub(super) struct Worker {
     idle_looks: u32,
     /// When to look at all that other processes call this one about.
     rare_at: Moment,
+    /// Before, no listener is forgotten where no look does that.
+    forget_at: Moment,
 }
 
 enum Event {
@@ -104,6 +106,7 @@ impl Worker {
             looking_since: Moment(0),
             idle_looks: 0,
             rare_at: Moment(0),
+            forget_at: Moment(0),
         }
     }
 
@@ -136,7 +139,13 @@ impl Worker {
     /// Puts a request in the queue. What was done elsewhere is passed on.
     fn take_in(&mut self, job: Job) {
         match job.ask {
-            Request::Heard(applied) => self.hear(vec![applied]),
+            Request::Heard(applied) => {
+                self.hear(vec![applied]);
+                self.forget();
+            }
+            // It does not stand among those who wait, and no request that is about to be carried
+            // out changes that.
+            Request::Rest(id) if self.queue.is_empty() && !self.shared.core().holders.has_come_in(id) => {}
             _ => self.queue.push_back(job),
         }
     }
