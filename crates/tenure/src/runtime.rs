@@ -68,6 +68,8 @@ pub struct Driver {
     stop: std::sync::Mutex<Option<oneshot::Sender<()>>>,
     thread: thread::ThreadId,
     events: Arc<Events>,
+    /// Nothing is sent. It is cut when the tasks are dropped.
+    ended: std::sync::Mutex<mpsc::Receiver<()>>,
 }
 
 impl Driver {
@@ -85,7 +87,9 @@ impl Driver {
         let over = Arc::clone(&is_over);
         let events = Events::new(start_thread);
         let queued = Arc::clone(&events);
+        let (runs, ended) = mpsc::channel::<()>();
         let work = move || {
+            let _runs = runs;
             let Ok(runtime) = handed.recv() else { return };
             queued.take_over();
             drop(queued);
@@ -100,8 +104,8 @@ impl Driver {
         let handle = runtime.handle().clone();
         hand_over.send(runtime).expect("the thread waits for it");
         let (stop, thread) = (std::sync::Mutex::new(Some(stop)), thread.thread().id());
-        let timers = Timers { handle, is_over };
-        Ok(Arc::new(Self { timers, stop, thread, events }))
+        let (timers, ended) = (Timers { handle, is_over }, std::sync::Mutex::new(ended));
+        Ok(Arc::new(Self { timers, stop, thread, events, ended }))
     }
 
     /// Whether the caller is the driver's own thread, which must not wait for itself.
@@ -118,6 +122,13 @@ impl Driver {
     pub fn stop(&self) {
         if let Ok(mut stop) = self.stop.lock() {
             stop.take();
+        }
+    }
+
+    /// Waits until its tasks are dropped after a [`stop`](Self::stop), at most this long. Blocks.
+    pub(crate) fn wait(&self, most: Duration) {
+        if let Ok(ended) = self.ended.lock() {
+            let _ = ended.recv_timeout(most);
         }
     }
 }

@@ -343,8 +343,7 @@ impl Drop for Client {
     /// moment to leave, and go on afterwards for as long as the process lives.
     fn drop(&mut self) {
         self.engine.renewer.close();
-        self.engine.local_queues.close();
-        self.engine.ticket_queues.close();
+        let has_waited = self.engine.local_queues.close() | self.engine.ticket_queues.close();
         let Some(driver) = self.driver.take() else { return };
         if self.engine.flushed().now_or_never().is_some() {
             driver.stop();
@@ -358,6 +357,10 @@ impl Drop for Client {
             if !driver.is_current() {
                 self.engine.pending_releases.wait(LAST_WAIT);
             }
+        }
+        // By what others find a process that waits, its store takes away at its end.
+        if has_waited && !driver.is_current() {
+            driver.wait(LAST_WAIT);
         }
         if !driver.is_current() {
             driver.events().wait(events::FLUSH);

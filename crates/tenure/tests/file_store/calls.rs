@@ -285,3 +285,21 @@ fn a_holder_without_a_socket_hears_that_its_hold_was_ended_by_force() {
     assert!(matches!(ended, Ok(Answer::Found(_))), "{ended:?}");
     assert_eq!(process.line(), "told");
 }
+
+#[test]
+fn who_has_waited_leaves_no_file_behind() {
+    for turn in 0..20 {
+        let (dir, first) = (dir(), owner());
+        let client = Client::new(dir.path());
+        client.acquire("x", &first);
+        let mutex = locks(dir.path()).mutex("x").expect("a name");
+        let waits = std::thread::spawn(move || {
+            let guard = block_on(mutex.lock()).expect("a grant");
+            block_on(guard.release()).expect("a release");
+        });
+        eventually("it waits", || waiting(dir.path()).len() == 1);
+        client.release("x", &first);
+        waits.join().expect("its turn");
+        assert_eq!(files(dir.path(), "wake-"), Vec::<PathBuf>::new(), "in turn {turn}");
+    }
+}

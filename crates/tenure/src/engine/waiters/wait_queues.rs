@@ -63,11 +63,14 @@ impl<K: Clone + Ord, Q: Queue> WaitQueues<K, Q> {
         (wait_queue, server)
     }
 
-    pub(in crate::engine) fn close(&self) {
-        for wait_queue in std::mem::take(&mut *self.all()).into_values() {
+    /// Closes all, and says whether there was one.
+    pub(in crate::engine) fn close(&self) -> bool {
+        let wait_queues = std::mem::take(&mut *self.all());
+        for wait_queue in wait_queues.values() {
             wait_queue.queue().close();
             wait_queue.notify.notify_one();
         }
+        !wait_queues.is_empty()
     }
 
     /// The task of this wait queue has ended: its waiters hear so, and the next waiter opens
