@@ -29,6 +29,9 @@ impl Child {
         let mut process = command.spawn()?;
         let group = Pid::from_child(&process);
         let mut killer = Killer::start().inspect_err(|_| {
+            if leads {
+                let _ = kill_process_group(group, Signal::KILL);
+            }
             let _ = process.kill().and_then(|()| process.wait());
         })?;
         killer.watch(group);

@@ -66,6 +66,10 @@ fn advice(message: &str) -> Option<&'static str> {
             "it wants a password: write redis://:PASSWORD@HOST, or add ?password-file=FILE to the URL",
         ),
         ("WRONGPASS", "correct the user or the password in the store's URL"),
+        (
+            "OOM command not allowed",
+            "its memory is full: raise maxmemory, or delete what is not needed there",
+        ),
         ("NOPERM", "`tenure doctor` prints the rights that this user lacks"),
         ("Connection refused", "no server listens there: start it, or correct the store's URL"),
         ("failed to lookup address", "correct the host in the store's URL"),
@@ -143,6 +147,7 @@ mod tests {
             advice("refused: NOAUTH Authentication required").is_some_and(|it| it.contains("password-file"))
         );
         assert!(advice("Connection refused (os error 111)").is_some_and(|it| it.contains("start it")));
+        assert!(advice("refused: OOM command not allowed").is_some_and(|it| it.contains("maxmemory")));
         assert_eq!(advice("no answer within 1s"), None);
     }
 

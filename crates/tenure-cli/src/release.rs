@@ -5,7 +5,7 @@ use std::time::Duration;
 use tenure::{ForcedRelease, LockName, Locks, Owner, Status};
 
 use crate::cli::Release;
-use crate::exit::{BUSY, Failure, USAGE};
+use crate::exit::{BUSY, Failure, MISMATCH, USAGE};
 use crate::output::{self, Span};
 use crate::{acquire, status, store};
 
@@ -21,13 +21,22 @@ pub(crate) async fn release(args: &Release) -> Result<u8, Failure> {
         (Some(owner), ..) => of_owner(&locks, &args.name, &owner.parse()?).await?,
         (None, Some(token), _) => with_token(&locks, &args.name, token).await?,
         (None, None, true) => locks.force_release_foreign(&args.name).await?,
-        (None, None, false) => locks.force_release(&args.name).await?,
+        (None, None, false) => locks.force_release(&args.name).await.map_err(not_ours)?,
     };
     let code = status::tell(&locks, "was held", &args.name, ended.as_ref(), args.json)?;
     if let Some(line) = ended.as_ref().and_then(runs_on).filter(|_| !args.json) {
         output::print(line).map_err(|error| Failure::own("cannot print", &error))?;
     }
     Ok(code)
+}
+
+/// Says by which flag the string of another program is released.
+fn not_ours(error: tenure::Error) -> Failure {
+    let mut failure = Failure::from(error);
+    if failure.code == MISMATCH && failure.message.contains("it is a string") {
+        failure.message.push_str("; with --foreign it is released too");
+    }
+    failure
 }
 
 /// Ends the hold of this owner only. What holds the lock instead is told.

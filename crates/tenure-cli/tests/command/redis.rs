@@ -410,6 +410,7 @@ fn a_forced_release_leaves_what_is_no_lock_and_says_what_it_is() {
     for name in ["list", "hash"] {
         run("release", &["--force", "--foreign", name]).exits_with(65).says("not a lock of tenure");
     }
+    run("release", &["--force", "text"]).exits_with(65).says("--foreign");
     assert_eq!(server.command(&["EXISTS", "text", "list", "hash"]).int(), 3);
     let said = run("release", &["--force", "--foreign", "text"]).exits_with(0).says_nothing();
     assert!(said.stdout.starts_with("was held by another program\n"), "{said:?}");
