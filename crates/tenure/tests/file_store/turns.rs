@@ -1,5 +1,7 @@
 //! Exclusion, order and waking.
 
+use rustix::fs::{FlockOperation, flock};
+
 use super::*;
 
 #[test]
@@ -168,4 +170,27 @@ fn ticks(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("Linux tells");
     let fields: Vec<_> = stat.rsplit_once(')').expect("a name").1.split_whitespace().collect();
     fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum()
+}
+
+/// As by a process that was stopped inside.
+#[test]
+fn a_guard_that_is_stuck_is_waited_for_by_one_thread() {
+    let (dir, owner) = (dir(), owner());
+    let client = Client::new(dir.path());
+    client.acquire("x", &owner);
+    let path = dir.path().join("guard");
+    let stuck = fs::File::open(&path).expect("the guard");
+    flock(&stuck, FlockOperation::LockExclusive).expect("its lock");
+    for _ in 0..10 {
+        let answer = client.ask("x", &owner, Verb::Inspect, SECOND / 20);
+        assert!(matches!(answer, Err(Failure::NotSent(_))), "{answer:?}");
+    }
+    let open = || {
+        let files = fs::read_dir("/proc/self/fd").expect("open files").flatten();
+        files.filter(|file| fs::read_link(file.path()).is_ok_and(|of| of == path)).count()
+    };
+    // This test's, the client's, and the thread's.
+    assert_eq!(open(), 3);
+    drop(stuck);
+    eventually("the guard is given back", || client.inspect("x").is_ok() && open() == 1);
 }

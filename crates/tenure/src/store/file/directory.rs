@@ -159,6 +159,9 @@ impl Directory {
 
     /// Takes the guard if it is free, or with the lock that was waited for. Never waits.
     pub(super) fn enter(&self, locked: Option<Locked>) -> Result<Entered<'_>, Failure> {
+        // Another directory may be here since it was waited for.
+        let is_of_this = |locked: &Locked| fstat(&locked.0).is_ok_and(|stat| place_of(&stat) == self.place);
+        let locked = locked.filter(is_of_this);
         if locked.is_none() {
             match flock(&self.guard, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
@@ -615,5 +618,23 @@ impl Drop for Inside<'_> {
             let _ = flock(&self.directory.guard, FlockOperation::Unlock);
         }
         crash_point();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lock_of_another_guard_is_none_of_this_one() {
+        let [one, other] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+        let open = |path| Directory::open(path).expect("a directory");
+        let (before, here, beside) = (open(one.path()), open(other.path()), open(other.path()));
+        let wait = |of: &Directory| of.guard_to_wait_for().expect("a guard").wait().expect("its lock");
+        let inside = beside.enter(None);
+        assert!(matches!(inside, Ok(Entered::Inside(_))));
+        assert!(matches!(here.enter(Some(wait(&before))), Ok(Entered::Locked)));
+        drop(inside);
+        assert!(matches!(here.enter(Some(wait(&here))), Ok(Entered::Inside(_))));
     }
 }

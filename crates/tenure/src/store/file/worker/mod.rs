@@ -48,6 +48,9 @@ pub(super) struct Worker {
     replaced: Arc<Sender<u64>>,
     jobs: mpsc::UnboundedReceiver<Job>,
     queue: VecDeque<Job>,
+    /// Waits for the guard on its own thread, one at most. Where it is not waited for any more, the
+    /// guard is given back as soon as it is there.
+    waiting: Option<oneshot::Receiver<Locked>>,
     shared: Arc<Shared>,
     sweep: Option<Sweep>,
     /// When to do the next piece of the sweep.
@@ -96,6 +99,7 @@ impl Worker {
             replaced,
             jobs,
             queue: VecDeque::new(),
+            waiting: None,
             shared,
             sweep: None,
             sweep_at: None,
@@ -153,6 +157,10 @@ impl Worker {
     /// Waits for the first event.
     async fn next(&mut self) -> Event {
         poll_fn(|context| {
+            if self.waiting.as_mut().is_some_and(|guard| guard.poll_unpin(context).is_ready()) {
+                // What it was waited for is over: the guard is given back.
+                self.waiting = None;
+            }
             match self.jobs.poll_recv(context) {
                 Poll::Ready(Some(job)) => return Poll::Ready(Event::Job(job)),
                 Poll::Ready(None) => return Poll::Ready(Event::End),
@@ -179,36 +187,33 @@ impl Worker {
     /// than it was told to.
     async fn serve(&mut self) {
         let (mut attempts, mut replaced) = (0, 0);
-        // Waits for the guard on its own thread. Dropped, it gives the guard back as soon as
-        // it has it.
-        let mut waiting: Option<oneshot::Receiver<Locked>> = None;
-        let (mut locked, mut modified) = (None, None);
+        let (mut locked, mut modified) = (None, self.waiting.as_ref().and_then(|_| self.modified()));
         while !self.queue.is_empty() {
             match self.turn(locked.take()) {
-                Ok(Turn::Done) => (attempts, replaced, waiting) = (0, 0, None),
+                Ok(Turn::Done) => (attempts, replaced, self.waiting) = (0, 0, None),
                 Ok(Turn::Locked) => {
                     let first_due = |queue: &VecDeque<Job>| queue.iter().map(|job| job.until).min();
                     let due = first_due(&self.queue).unwrap_or_default();
-                    if (attempts >= EAGER || due <= self.runtime.now()) && waiting.is_none() {
-                        waiting = self.wait_for_guard();
+                    if (attempts >= EAGER || due <= self.runtime.now()) && self.waiting.is_none() {
+                        self.waiting = self.wait_for_guard();
                         modified = self.modified();
-                        if waiting.is_some() {
+                        if self.waiting.is_some() {
                             self.begin_to_wait();
                         }
                     }
                     let due = first_due(&self.queue).unwrap_or_default();
-                    match waiting.take() {
+                    match self.waiting.take() {
                         Some(mut guard) => match self.wait(&mut guard, due).await {
                             Waited::Guard(taken) => locked = taken,
                             Waited::Job(job) => {
                                 self.take_in(job);
-                                waiting = Some(guard);
+                                self.waiting = Some(guard);
                             }
                             Waited::Due => {
                                 let now = self.modified();
                                 let moves = std::mem::replace(&mut modified, now) != now;
                                 self.expire(moves, self.runtime.now().since(due) >= STARVED);
-                                waiting = Some(guard);
+                                self.waiting = Some(guard);
                             }
                         },
                         None => {
@@ -329,6 +334,8 @@ impl Worker {
         let Core { directory, holders, .. } = std::mem::take(&mut *core);
         core.holders.ask_as(&holders);
         drop(core);
+        // It is for the guard of the old one.
+        self.waiting = None;
         let Some(directory) = directory else { return };
         self.watch.iter_mut().for_each(Watch::end);
         holders.leave(&directory);
