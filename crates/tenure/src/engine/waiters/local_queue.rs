@@ -346,8 +346,8 @@ impl Strategy for AskInTurn {
         }
     }
 
-    /// The next waiter asks anyway. A task that does not wait has asked meanwhile, and the store may
-    /// have taken it for one that does.
+    /// The next waiter asks anyway. A task that does not wait has asked meanwhile, and the store
+    /// may have taken it for one that does.
     fn hear(server: &mut Server<Self>, event: Event<Infallible>) {
         if let Event::Heard(Heard::Message(_)) = event {
             server.subscription.rest();

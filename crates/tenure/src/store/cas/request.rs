@@ -23,8 +23,8 @@ use crate::store::Failure;
 const ATTEMPTS: u32 = 100;
 /// A request looks at the handles of so many others: of those that hold, and of the first in line.
 const LOOKED_AT: usize = 32;
-/// So many parts of a line are changed by one write: etcd takes no more than 128 steps at once. What
-/// changes more is that all places of a very long line are dead.
+/// So many parts of a line are changed by one write: etcd takes no more than 128 steps at once.
+/// What changes more is that all places of a very long line are dead.
 const PARTS: usize = 64;
 /// So many holders are told by the write that ends their holds by force. The others are told after
 /// it, and their renewals succeed until then.
