@@ -15,7 +15,9 @@ use crate::mutex::Mutex;
 use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::{Owner, check_text};
-use crate::protocol::{Answer, Fence, Found, Holding, Kind, LockSpec, QueueSpec, ReleaseScope, Verb};
+use crate::protocol::{
+    Answer, Fence, Found, Holding, Kind, LockSpec, QueueSpec, ReleaseScope, Verb, parse_value,
+};
 use crate::reentrant::ReentrantMutex;
 use crate::runtime::{Driver, Runtime};
 use crate::rwlock::RwLock;
@@ -898,7 +900,15 @@ impl Locks {
         let mut rule = LockSpec::Mutex;
         loop {
             match engine.call(&full, rule, &owner, verb.clone(), self.options.op_timeout).await {
-                Ok(Answer::Found(found)) => return Ok(Some(Status::new(name, found))),
+                Ok(Answer::Found(mut found)) => {
+                    let is_reentrant = found.kind == Kind::Reentrant;
+                    for holder in found.holders.iter_mut().filter(|_| is_reentrant) {
+                        // Of re-entries through this `Locks` the store knows nothing.
+                        let owner = parse_value(&holder.value).map(|(owner, _)| owner);
+                        holder.weight += owner.map_or(0, |owner| engine.more_holds(&full, &owner));
+                    }
+                    return Ok(Some(Status::new(name, found)));
+                }
                 Ok(Answer::Free) => return Ok(None),
                 // Another type, on a server that forbids scripts.
                 Ok(Answer::Busy { holder, left_ms }) if verb == Verb::Inspect => {

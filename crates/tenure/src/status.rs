@@ -102,7 +102,8 @@ pub struct Holder {
 pub enum Share {
     /// All of a mutex or a fair mutex.
     Whole,
-    /// A reentrant mutex, so many times.
+    /// A reentrant mutex, so many times. Holds of another `Locks` than the one that is asked may
+    /// count as one: the store need not know of its re-entries.
     Holds(u32),
     /// A read-write lock, to read.
     Reader,

@@ -26,6 +26,9 @@ use crate::runtime::Runtime;
 use crate::store::dial::by;
 use crate::store::{Cursor, Failure, Page};
 
+/// The turns of owners, each at one lock.
+type OwnerTurns = BTreeMap<(LockName, Owner), Arc<Turn<()>>>;
+
 /// One client of a server.
 pub(super) struct Client {
     pub(super) backend: Arc<dyn Backend>,
@@ -38,7 +41,7 @@ pub(super) struct Client {
     /// Acquisitions that are carried out together next, where a task does that.
     pub(super) coming: Mutex<BTreeMap<LockName, VecDeque<Coming>>>,
     /// The requests of one owner about one lock, one after the other.
-    owners: Mutex<BTreeMap<(LockName, Owner), Arc<Turn<()>>>>,
+    owners: Mutex<OwnerTurns>,
     /// For each life in seconds: one task opens or keeps the handle, and the others wait for it.
     keeping: Mutex<BTreeMap<u64, Arc<Turn<()>>>>,
     /// How many writes had no known outcome: each of them may yet be carried out.
