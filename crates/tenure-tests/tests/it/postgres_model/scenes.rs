@@ -161,7 +161,11 @@ fn a_lost_connection_costs_no_other() {
         seen.delay_next("acquire", MILLIS(500), false);
         at(100).await;
         let (permits, mutex) = (asks.semaphore("s", 4).expect("a name"), asks.mutex("x").expect("a name"));
-        let _ = join(permits.try_acquire(), mutex.try_lock()).await;
+        let next = async {
+            at(101).await;
+            mutex.try_lock().await
+        };
+        let _ = join(permits.try_acquire(), next).await;
         at(5_000).await;
         Ok(())
     });
