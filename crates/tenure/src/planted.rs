@@ -119,6 +119,25 @@ pub enum Bug {
     CasFrontIsAll,
     /// The handle of another hold is asked for whether it lives.
     CasHandleOfAnother,
+    /// A new connection to PostgreSQL is used without ending the one before it on the server.
+    PostgresBeforeNotEnded,
+    /// A row that another client has changed is answered as a busy lock.
+    PostgresConflictIsBusy,
+    /// A subscription is confirmed before its row says that a client listens.
+    PostgresHeardTooSoon,
+    /// A row is told once that a client listens, and not again when that is over.
+    PostgresListensOnce,
+    /// What was said while the connection that listens was cut is not asked about.
+    PostgresMissedUnsaid,
+    /// A hold that has lapsed, and is kept for a transaction that has checked in another, is told to
+    /// its owner as extended, and not written so.
+    PostgresExtendedUnwritten,
+    /// A request that stands behind another shows nothing of a connection that is silent.
+    PostgresSilenceUnseen,
+    /// A hold that a transaction may have checked in is taken for any other.
+    PostgresCheckInForgotten,
+    /// The same where its own release lets in the next.
+    PostgresHandOverUnseen,
     /// No allowance for stores that count whole milliseconds.
     NoRounding,
     /// The loss of a lease is not announced early.
@@ -257,8 +276,9 @@ pub enum Bug {
 }
 
 impl Bug {
-    /// All of them, but those of stores by compare-and-swap, which have schedules of their own, and
-    /// that of the connection on a runtime of callers, which `tests/sim/callers.rs` finds.
+    /// All of them, but those of stores by compare-and-swap and of PostgreSQL, which have schedules
+    /// of their own, and that of the connection on a runtime of callers, which
+    /// `tests/sim/callers.rs` finds.
     pub const ALL: [Self; 107] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,

@@ -158,6 +158,31 @@ fn an_open_transaction_keeps_others_out_and_lets_renewals_through() {
     });
 }
 
+/// A release waits for the transaction, also where another client stands in line.
+#[test]
+fn a_hold_that_is_checked_in_is_not_handed_on() {
+    on(async {
+        let schema = schema();
+        let locks = locks(&SERVER.url(&schema), Duration::from_secs(15));
+        let other = super::locks(&SERVER.url(&schema), Duration::from_secs(15));
+        let mut client = connect(&SERVER).await;
+        let guard = locks.fair_mutex("x").expect("a name").lock().await.expect("a guard");
+        let waits = other.fair_mutex("x").expect("a name");
+        let mut waiter = tokio::spawn(async move { waits.lock().await });
+        while locks.inspect("x").await.expect("an answer").expect("a holder").waiters.is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let transaction = client.transaction().await.expect("a transaction");
+        guard.check_in(&transaction).await.expect("it is held");
+        drop(guard);
+        let early = tokio::time::timeout(Duration::from_secs(1), &mut waiter).await;
+        assert!(early.is_err(), "the next holds while a transaction is open");
+        transaction.commit().await.expect("it was held until here");
+        let granted = tokio::time::timeout(Duration::from_secs(10), waiter).await.expect("it is let in");
+        granted.expect("no panic").expect("a guard").release().await.expect("a release");
+    });
+}
+
 #[test]
 fn a_lock_elsewhere_cannot_be_checked_in() {
     on(async {

@@ -24,10 +24,10 @@ use tenure_testkit::servers::Postgres;
 use tokio_postgres::{Client, NoTls};
 
 /// One server for all tests that leave it alone.
-static SERVER: LazyLock<Postgres> = LazyLock::new(|| Postgres::start().until_exit());
+pub(crate) static SERVER: LazyLock<Postgres> = LazyLock::new(|| Postgres::start().until_exit());
 
 /// A schema that no other test uses.
-fn schema() -> String {
+pub(crate) fn schema() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("test{}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
@@ -38,7 +38,7 @@ fn locks(url: &str, ttl: Duration) -> Locks {
 }
 
 /// Runs a test on a separate runtime.
-fn on(test: impl Future<Output = ()>) {
+pub(crate) fn on(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(test);
 }
@@ -57,7 +57,7 @@ fn work_in(schema: &str, columns: &str) {
 }
 
 /// A connection of a user's program to the database.
-async fn connect(server: &Postgres) -> Client {
+pub(crate) async fn connect(server: &Postgres) -> Client {
     let (client, connection) = tokio_postgres::connect(&server.config(), NoTls).await.expect("a connection");
     tokio::spawn(connection);
     client

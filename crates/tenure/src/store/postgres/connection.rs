@@ -1,6 +1,7 @@
 //! Opens connections: dials, logs in, looks at the server, makes the table, and ends the connection
 //! before.
 
+use std::fmt;
 use std::fs;
 use std::future::poll_fn;
 use std::io;
@@ -10,15 +11,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::future::{FutureExt, select, try_join_all};
+use futures_util::future::{BoxFuture, FutureExt, select, try_join_all};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, Config, Row, Statement};
+use tokio_postgres::{AsyncMessage, Client, Config};
 
 use super::failure;
+use super::line::Line;
+use super::server::{Connection, Server};
 use super::statements::{ALL, Statements, Which};
 use super::tls::{Encryption, Stream};
 use super::url::{Address, Target, quoted};
@@ -45,9 +48,9 @@ const LOCK_TIMEOUT: &str = "1937ms";
 
 /// Opens connections to whichever server is the primary.
 pub(super) struct Connector {
-    pub(super) runtime: Arc<dyn Runtime>,
-    pub(super) target: Target,
-    pub(super) statements: Statements,
+    runtime: Arc<dyn Runtime>,
+    target: Target,
+    statements: Statements,
     /// Whether it was said that old connections may not be ended.
     warned: AtomicBool,
     /// Whether it was said that the server may forget.
@@ -57,60 +60,38 @@ pub(super) struct Connector {
 }
 
 /// An open connection, logged in.
-pub(super) struct Connection {
+pub(super) struct Open {
     pub(super) line: Arc<Line>,
-    /// Messages to those who listen.
-    pub(super) messages: mpsc::UnboundedReceiver<String>,
-    /// Completes when it is closed.
-    pub(super) over: oneshot::Receiver<()>,
-    _hangup: oneshot::Sender<()>,
+    messages: mpsc::UnboundedReceiver<String>,
+    over: oneshot::Receiver<()>,
+    hangup: oneshot::Sender<()>,
 }
 
-/// Where statements are sent.
-pub(super) struct Line {
-    client: Client,
-    statements: Vec<String>,
-    /// Parsed once, where the server's connection is ours alone.
-    prepared: Vec<Statement>,
-    /// How often something came in.
-    heard: Arc<AtomicU64>,
-    /// What the server calls it.
-    pub(super) label: String,
-    /// The channel on which messages about locks of this table are sent.
-    pub(super) channel: String,
-}
-
-impl Line {
-    /// Sends a statement and waits for its rows.
-    pub(super) async fn ask(
-        &self,
-        which: Which,
-        arguments: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, tokio_postgres::Error> {
-        match self.prepared.get(which as usize) {
-            Some(statement) => self.client.query(statement, arguments).await,
-            None => {
-                let typed = arguments.iter().zip(which.types());
-                let typed: Vec<_> = typed.map(|(argument, kind)| (*argument, kind.clone())).collect();
-                self.client.query_typed(&self.statements[which as usize], &typed).await
-            }
+impl Server for Connector {
+    fn connect<'a>(&'a self, before: Option<&'a str>) -> BoxFuture<'a, Result<Connection, Failure>> {
+        async move {
+            let Open { line, messages, over, hangup } = self.dial_all(before).await?;
+            Ok(Connection { session: line, messages, over, hangup })
         }
+        .boxed()
     }
 
-    /// Pairs of texts, for a diagnosis.
-    pub(super) async fn look_up(&self, sql: &str) -> Result<Vec<(String, String)>, Failure> {
-        let rows = self.client.query_typed(sql, &[]).await;
-        let rows = rows.map_err(|error| failure::of(error, Which::Ping))?;
-        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    fn stage(&self) -> String {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(super) fn heard(&self) -> u64 {
-        self.heard.load(Ordering::Relaxed)
+    fn is_pooled(&self) -> bool {
+        self.target.is_pooled
     }
 
-    /// Hears what is said on the channel from now on.
-    pub(super) async fn listen(&self) -> Result<(), tokio_postgres::Error> {
-        self.client.batch_execute(&format!("LISTEN {}", quoted(&self.channel))).await
+    fn shown(&self) -> Arc<str> {
+        self.target.shown()
+    }
+}
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Connector").field(&self.target).finish()
     }
 }
 
@@ -122,11 +103,6 @@ impl Connector {
         Self { runtime, target, statements, warned, warned_of_loss, stage }
     }
 
-    /// What a connection waits for that is being made.
-    pub(super) fn stage(&self) -> String {
-        self.stage.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
     fn has_come_to(&self, stage: String) {
         *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
     }
@@ -134,7 +110,7 @@ impl Connector {
     /// Dials the servers one after the other until one is the primary. The connection `before` is
     /// ended on the server before this one can be used: a statement of it that is still on its way
     /// must not arrive after one of this.
-    pub(super) async fn connect(&self, before: Option<&str>) -> Result<Connection, Failure> {
+    pub(super) async fn dial_all(&self, before: Option<&str>) -> Result<Open, Failure> {
         let mut said = Vec::new();
         for address in &self.target.addresses {
             let deadline = self.runtime.now() + DIAL;
@@ -159,7 +135,7 @@ impl Connector {
         })
     }
 
-    async fn open(&self, address: &Address, before: Option<&str>) -> Result<Connection, Failure> {
+    async fn open(&self, address: &Address, before: Option<&str>) -> Result<Open, Failure> {
         let target = &self.target;
         self.has_come_to(format!("{address} has not been reached"));
         let stream = self.dial(address).await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
@@ -214,7 +190,7 @@ impl Connector {
             }
         };
         let line = Arc::new(Line { client, statements, prepared, heard, label, channel });
-        Ok(Connection { line, messages, over, _hangup: hangup })
+        Ok(Open { line, messages, over, hangup })
     }
 
     async fn dial(&self, address: &Address) -> io::Result<Pin<Box<dyn Stream>>> {

@@ -58,8 +58,8 @@ pub async fn diagnose_postgres(url: &str) -> Result<Diagnosis> {
 }
 
 async fn ask(connector: &Connector) -> Result<Diagnosis, Failure> {
-    let connection = connector.connect(None).await?;
-    let settings = connection.line.look_up(
+    let open = connector.dial_all(None).await?;
+    let settings = open.line.look_up(
         "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit',
             'synchronous_standby_names', 'autovacuum', 'idle_in_transaction_session_timeout', 'server_version')
         UNION ALL SELECT 'standbys', count(*)::text FROM pg_stat_replication

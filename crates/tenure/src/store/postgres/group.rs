@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 
 use super::inbox::Ask;
 use super::names::Key;
+use super::server::Change;
 use super::state::{Seen, messages};
 use crate::owner::Owner;
+use crate::planted::{Bug, planted};
 use crate::protocol::record::{self, Record, RecordAnswer, RecordVerb, Then};
 use crate::protocol::{self, Answer, Entry, Op, ReleaseScope, State, Verb, codec};
 use crate::store::Failure;
@@ -22,24 +24,6 @@ pub(super) struct Group {
     pub(super) said: Vec<Result<Said, Failure>>,
     /// `None` where nothing changes.
     pub(super) change: Option<Change>,
-}
-
-/// What is written, if the row is still as it was read.
-pub(super) struct Change {
-    /// `None` where there is no row.
-    pub(super) serial: Option<i64>,
-    /// A hold ends that may be checked in.
-    pub(super) ends_hold: bool,
-    /// Later than this, by the server's clock, it is read again.
-    pub(super) until_ms: u64,
-    /// Kind and value, if there is a lock.
-    pub(super) lock: Option<(&'static str, String)>,
-    pub(super) ends_ms: u64,
-    pub(super) fence: u64,
-    /// The record, if it changes.
-    pub(super) record: Option<Option<Entry<Record>>>,
-    /// What those who listen are told, a line each.
-    pub(super) wake: String,
 }
 
 /// A lock and its record while requests are carried out.
@@ -60,7 +44,11 @@ impl Group {
         let asking: BTreeSet<&Owner> = asks.iter().filter_map(|ask| releases(ask)).collect();
         let mut all = now.clone();
         let mut said: Vec<_> = asks.iter().map(|ask| Ok(all.apply(key, seen, ask))).collect();
-        let ends = |now: &Now| seen.ends_hold(&seen.unspared(now.state.clone()), &asking);
+        let extending: BTreeSet<&str> = match planted(Bug::PostgresExtendedUnwritten) {
+            true => BTreeSet::new(),
+            false => asks.iter().flat_map(|ask| extends(ask)).map(Owner::as_str).collect(),
+        };
+        let ends = |now: &Now| seen.ends_hold(&now.state, &asking);
         if !is_checked_in || !ends(&all) {
             now = all;
         } else {
@@ -77,7 +65,7 @@ impl Group {
                 said.push(Ok(answer));
             }
         }
-        let change = now.change(seen, is_checked_in, &asking);
+        let change = now.change(seen, is_checked_in.then_some(&extending), &asking);
         Self { said, change }
     }
 
@@ -108,8 +96,17 @@ impl Now {
         said
     }
 
-    fn change(self, seen: &Seen, is_checked_in: bool, asking: &BTreeSet<&Owner>) -> Option<Change> {
-        let state = if is_checked_in { seen.unspared(self.state) } else { self.state };
+    /// What is written. Where a hold is checked in, with those who ask to hold.
+    fn change(
+        self,
+        seen: &Seen,
+        spared: Option<&BTreeSet<&str>>,
+        asking: &BTreeSet<&Owner>,
+    ) -> Option<Change> {
+        let state = match spared {
+            Some(extending) => seen.unspared(self.state, extending),
+            None => self.state,
+        };
         let has_new_record = self.record != seen.record;
         // That what has lapsed is gone need not be written.
         let is_same = state.lock == seen.state.lock || state.lock.is_none() && seen.state.is_over(seen.now);
@@ -120,7 +117,7 @@ impl Now {
             state.lock.as_ref().map(|lock| (codec::kind(&lock.value).as_str(), codec::encode(&lock.value)));
         Some(Change {
             serial: seen.serial,
-            ends_hold: seen.ends_hold(&state, asking),
+            ends_hold: seen.ends_hold(&state, asking) && !planted(Bug::PostgresCheckInForgotten),
             until_ms: seen.is_steady_until(),
             lock,
             ends_ms: state.lock.as_ref().and_then(|lock| lock.expires_ms).unwrap_or(0),
@@ -128,6 +125,17 @@ impl Now {
             record: has_new_record.then_some(self.record),
             wake: self.wake.join("\n"),
         })
+    }
+}
+
+/// Whose hold or place a request extends.
+fn extends(ask: &Ask) -> &[Owner] {
+    match ask {
+        Ask::Lock(Op { verb: Verb::Refresh { owners, .. }, .. }, _) => owners,
+        Ask::Lock(Op { owner, verb: Verb::Acquire { .. } | Verb::Renew { .. }, .. }, _) => {
+            std::slice::from_ref(owner)
+        }
+        _ => &[],
     }
 }
 

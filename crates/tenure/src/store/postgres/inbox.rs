@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{Notify, oneshot};
-use tokio_postgres::Row;
 
-use super::connection::Connector;
-use super::statements::Which;
+use super::server::{Row, Server};
 use crate::moment::Moment;
 use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, Op};
+use crate::runtime::Runtime;
 use crate::store::Failure;
 
 /// The end that waits for an answer.
@@ -26,11 +25,19 @@ pub(super) enum Ask {
     /// A statement about no lock in particular. With `at_once` it fails as soon as the server
     /// cannot be dialled.
     Plain {
-        which: Which,
-        arguments: Vec<String>,
+        plain: Plain,
         at_once: bool,
         reply: Reply<Vec<Row>>,
     },
+}
+
+/// A statement about no lock in particular.
+#[derive(Clone)]
+pub(super) enum Plain {
+    /// A part of the locks.
+    List { prefix: String, after: String },
+    /// Nothing.
+    Ping,
 }
 
 impl Ask {
@@ -62,7 +69,8 @@ pub(super) struct Request {
 
 /// Takes requests for the worker. Dropping the last of a store's ends the worker.
 pub(super) struct Inbox {
-    pub(super) connector: Arc<Connector>,
+    pub(super) server: Arc<dyn Server>,
+    pub(super) runtime: Arc<dyn Runtime>,
     /// Makes the worker.
     worker: fn(Arc<Self>) -> BoxFuture<'static, ()>,
     state: Mutex<State>,
@@ -84,11 +92,12 @@ struct State {
 
 impl Inbox {
     pub(super) fn new(
-        connector: Arc<Connector>,
+        server: Arc<dyn Server>,
+        runtime: Arc<dyn Runtime>,
         worker: fn(Arc<Self>) -> BoxFuture<'static, ()>,
     ) -> Arc<Self> {
         let (state, work, again) = (Mutex::default(), Notify::new(), Notify::new());
-        Arc::new(Self { connector, worker, state, work, again })
+        Arc::new(Self { server, runtime, worker, state, work, again })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -102,7 +111,7 @@ impl Inbox {
         within: Duration,
         ask: impl FnOnce(Reply<T>) -> Ask,
     ) -> Result<T, Failure> {
-        let due = self.connector.runtime.now() + within;
+        let due = self.runtime.now() + within;
         let (reply, answer) = oneshot::channel();
         let starts = {
             let mut state = self.state();
@@ -112,7 +121,7 @@ impl Inbox {
             !std::mem::replace(&mut state.runs, true)
         };
         if starts {
-            self.connector.runtime.spawn((self.worker)(Arc::clone(self)));
+            self.runtime.spawn((self.worker)(Arc::clone(self)));
         } else {
             self.work.notify_one();
         }

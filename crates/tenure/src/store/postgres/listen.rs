@@ -14,12 +14,13 @@ use std::time::Duration;
 use futures_util::future::{Either, FutureExt, select};
 use tokio::sync::Notify;
 
-use super::connection::{Connection, Connector};
 use super::names::Key;
+use super::server::{Connection, Server};
 use super::state::heard;
-use super::statements::Which;
 use crate::moment::Moment;
+use crate::planted::{Bug, planted};
 use crate::protocol::Notification;
+use crate::runtime::Runtime;
 use crate::store::dial::{by, pause};
 use crate::store::{Failure, Listener, Publisher};
 
@@ -36,7 +37,8 @@ const ASKS: Duration = Duration::from_millis(250);
 
 /// Who listens to what.
 pub(super) struct Notifications {
-    connector: Arc<Connector>,
+    server: Arc<dyn Server>,
+    runtime: Arc<dyn Runtime>,
     state: Mutex<State>,
     /// Tells the connection's task that there is something to do.
     work: Notify,
@@ -67,8 +69,9 @@ struct Lock {
 }
 
 impl Notifications {
-    pub(super) fn new(connector: Arc<Connector>) -> Arc<Self> {
-        Arc::new(Self { connector, state: Mutex::default(), work: Notify::new(), told: Notify::new() })
+    pub(super) fn new(server: Arc<dyn Server>, runtime: Arc<dyn Runtime>) -> Arc<Self> {
+        let (state, work, told) = (Mutex::default(), Notify::new(), Notify::new());
+        Arc::new(Self { server, runtime, state, work, told })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -78,9 +81,9 @@ impl Notifications {
 
     /// Listens to what is said of a lock: ready once it is heard.
     pub(super) async fn listen(self: &Arc<Self>, key: Key, within: Duration) -> Result<Listener, Failure> {
-        let deadline = self.connector.runtime.now() + within;
+        let deadline = self.runtime.now() + within;
         let name = key.name.clone();
-        if self.connector.target.is_pooled {
+        if self.server.is_pooled() {
             return Ok(self.ask_again_and_again());
         }
         let listener = Listener::new(|publisher| Box::new(self.enter(key, publisher)) as Box<dyn Any + Send>);
@@ -97,7 +100,7 @@ impl Notifications {
                 told.await;
             }
         };
-        match by(&*self.connector.runtime, deadline, confirmed).await {
+        match by(&*self.runtime, deadline, confirmed).await {
             Some(Ok(())) => Ok(listener),
             Some(Err(failure)) => Err(failure),
             None => Err(self.state().failure.clone().unwrap_or_else(unconfirmed)),
@@ -106,7 +109,7 @@ impl Notifications {
 
     /// A listener that hears nothing but that it may have missed something.
     fn ask_again_and_again(&self) -> Listener {
-        let runtime = Arc::clone(&self.connector.runtime);
+        let runtime = Arc::clone(&self.runtime);
         Listener::new(|publisher| {
             let spawner = Arc::clone(&runtime);
             spawner.spawn(
@@ -137,7 +140,7 @@ impl Notifications {
         state.left = None;
         if !state.runs && !state.closed {
             state.runs = true;
-            self.connector.runtime.spawn(Arc::clone(self).serve().boxed());
+            self.runtime.spawn(Arc::clone(self).serve().boxed());
         } else if is_new {
             self.work.notify_one();
         }
@@ -145,7 +148,7 @@ impl Notifications {
     }
 
     fn leave(&self, name: &str, id: u64) {
-        let now = self.connector.runtime.now();
+        let now = self.runtime.now();
         let mut state = self.state();
         if let Some(lock) = state.locks.get_mut(name) {
             lock.listeners.remove(&id);
@@ -166,10 +169,10 @@ impl Notifications {
 
     /// Keeps a connection open while there are listeners.
     async fn serve(self: Arc<Self>) {
-        let runtime = Arc::clone(&self.connector.runtime);
+        let runtime = Arc::clone(&self.runtime);
         let mut tries = 0;
         loop {
-            match self.connector.connect(None).await {
+            match self.server.connect(None).await {
                 Ok(connection) => {
                     self.state().failure = None;
                     let since = runtime.now();
@@ -223,14 +226,15 @@ impl Notifications {
 
     /// Serves one connection until it fails, or until it is not needed any more: then `true`.
     async fn attend(&self, connection: Connection) -> bool {
-        let Connection { line, mut messages, mut over, .. } = connection;
-        let runtime = &*self.connector.runtime;
-        match by(runtime, runtime.now() + ANSWER, line.listen()).await {
+        let Connection { session, mut messages, mut over, hangup: _hangup } = connection;
+        let runtime = &*self.runtime;
+        match by(runtime, runtime.now() + ANSWER, session.listen()).await {
             Some(Ok(())) => {}
             _ => return false,
         }
+        let again = if planted(Bug::PostgresListensOnce) { 100 * AGAIN } else { AGAIN };
         let (mut count, mut alive_until, mut again_at) =
-            (line.heard(), runtime.now() + IDLE, runtime.now() + AGAIN);
+            (session.heard(), runtime.now() + IDLE, runtime.now() + again);
         loop {
             let now = runtime.now();
             let Some(until) = self.is_needed_until(now) else { return true };
@@ -238,21 +242,22 @@ impl Notifications {
             let keys = self.to_await(is_again);
             if !keys.is_empty() {
                 if is_again {
-                    again_at = now + AGAIN;
+                    again_at = now + again;
                 }
-                let (names, wholes): (Vec<_>, Vec<_>) =
-                    keys.iter().map(|key| (&key.name, &key.whole)).unzip();
-                match by(runtime, now + ANSWER, line.ask(Which::Await, &[&names, &wholes])).await {
-                    Some(Ok(_)) => self.awaited(&keys),
+                if planted(Bug::PostgresHeardTooSoon) {
+                    self.awaited(&keys);
+                }
+                match by(runtime, now + ANSWER, session.note_listeners(&keys)).await {
+                    Some(Ok(())) => self.awaited(&keys),
                     _ => return false,
                 }
                 continue;
             }
-            if line.heard() != count {
-                (count, alive_until) = (line.heard(), now + IDLE);
+            if session.heard() != count {
+                (count, alive_until) = (session.heard(), now + IDLE);
             } else if alive_until <= now {
-                match by(runtime, now + ANSWER, line.ask(Which::Ping, &[])).await {
-                    Some(Ok(_)) => continue,
+                match by(runtime, now + ANSWER, session.ping()).await {
+                    Some(Ok(())) => continue,
                     _ => return false,
                 }
             }
@@ -295,6 +300,7 @@ impl Notifications {
             if names.contains(&**name)
                 && !mem::replace(&mut lock.is_heard, true)
                 && mem::take(&mut lock.was_heard)
+                && !planted(Bug::PostgresMissedUnsaid)
             {
                 lock.listeners.values().for_each(|listener| listener.say(Notification::Reconnected));
             }

@@ -1,9 +1,10 @@
 //! Locks on PostgreSQL: a row of one table for each, which the machine of `protocol` changes.
 //!
 //! `worker` carries out all requests on one connection; `inbox` takes them, and `lock_queue` has
-//! those about one lock. `steps` says what is sent next, `statements` has the SQL, `asking` sends
-//! it, `group` runs the machines on what was read, and `state` reads rows. `connection` dials,
-//! `url` says where to, and `failure` what an error means. `listen` hears messages.
+//! those about one lock. `steps` says what is sent next, `asking` sends it, `group` runs the
+//! machines on what was read, and `state` reads rows. `listen` hears messages. `server` is what all
+//! of these need of a server: `connection` dials, `line` sends what `statements` has as SQL, `url`
+//! says where to, and `failure` what an error means.
 
 mod asking;
 mod connection;
@@ -11,9 +12,11 @@ mod diagnosis;
 mod failure;
 mod group;
 mod inbox;
+mod line;
 mod listen;
 mod lock_queue;
 mod names;
+mod server;
 mod state;
 mod statements;
 mod steps;
@@ -26,9 +29,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, join_all, ready};
+use tokio_postgres::Transaction;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Row, Transaction};
 
 use super::{
     Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Opening, Page, QuorumMember,
@@ -41,14 +44,15 @@ use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, LockSpec, Op};
 use crate::runtime::Runtime;
 pub use diagnosis::{Diagnosis, diagnose_postgres, postgres_url_shown};
+pub use names::Key;
+pub use server::{Answered, Change, Connection, Failed, RecordColumns, Renewals, Row, Server, Session};
 pub use statements::sweep_sql;
 pub(crate) use statements::{check, tables};
 pub(crate) use url::table_in;
 
 use connection::Connector;
-use inbox::{Ask, Inbox};
+use inbox::{Ask, Inbox, Plain};
 use listen::Notifications;
-use names::Key;
 use statements::Which;
 use url::Target;
 use worker::Worker;
@@ -113,27 +117,27 @@ impl Postgres {
     /// # Errors
     /// `is_invalid`, with the part of the URL that is wrong.
     pub fn open(url: &str, runtime: Arc<dyn Runtime>) -> Result<Self> {
-        let target = Target::parse(url)?;
-        let url = target.shown();
-        let connector = Arc::new(Connector::new(runtime, target));
-        let notifications = Notifications::new(Arc::clone(&connector));
-        Ok(Self {
-            inner: Arc::new(Inner {
-                inbox: Inbox::new(connector, |inbox| Worker::new(inbox).run().boxed()),
-                notifications,
-            }),
-            url,
-        })
+        Ok(Self::on(Self::server(url, Arc::clone(&runtime))?, runtime))
     }
 
-    async fn rows(
-        self,
-        which: Which,
-        arguments: Vec<String>,
-        within: Duration,
-        at_once: bool,
-    ) -> Result<Vec<Row>, Failure> {
-        self.inner.inbox.ask(within, |reply| Ask::Plain { which, arguments, at_once, reply }).await
+    /// The server that a URL names, or the servers.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn server(url: &str, runtime: Arc<dyn Runtime>) -> Result<Arc<dyn Server>> {
+        Ok(Arc::new(Connector::new(runtime, Target::parse(url)?)))
+    }
+
+    /// A store on this server; asks nothing before its first use.
+    pub fn on(server: Arc<dyn Server>, runtime: Arc<dyn Runtime>) -> Self {
+        let (url, work) = (server.shown(), |inbox| Worker::new(inbox).run().boxed());
+        let notifications = Notifications::new(Arc::clone(&server), Arc::clone(&runtime));
+        let inbox = Inbox::new(server, runtime, work);
+        Self { inner: Arc::new(Inner { inbox, notifications }), url }
+    }
+
+    async fn rows(self, plain: Plain, within: Duration, at_once: bool) -> Result<Vec<Row>, Failure> {
+        self.inner.inbox.ask(within, |reply| Ask::Plain { plain, at_once, reply }).await
     }
 }
 
@@ -166,18 +170,18 @@ impl Store for Postgres {
     ) -> BoxFuture<'static, Result<Page, Failure>> {
         let (store, prefix) = (self.clone(), prefix.to_owned());
         async move {
-            let arguments = vec![names::prefix(&prefix), from.0];
-            let rows = store.rows(Which::List, arguments, within, false).await?;
+            let plain = Plain::List { prefix: names::prefix(&prefix), after: from.0 };
+            let rows = store.rows(plain, within, false).await?;
             let mut page = Page::default();
             for row in &rows {
                 if let (Some(name), Some(found)) =
-                    (names::name_of(row.get(0), row.get(1)), state::listed(row))
+                    (names::name_of(&row.name, row.whole.as_deref()), state::listed(row))
                     && name.as_str().starts_with(&prefix)
                 {
                     page.locks.push((name, found));
                 }
             }
-            page.next = rows.last().map(|row| Cursor(row.get(0)));
+            page.next = rows.into_iter().next_back().map(|row| Cursor(row.name));
             Ok(page)
         }
         .boxed()
@@ -185,7 +189,7 @@ impl Store for Postgres {
 
     fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
         let store = self.clone();
-        async move { store.rows(Which::Ping, Vec::new(), within, true).await.map(drop) }.boxed()
+        async move { store.rows(Plain::Ping, within, true).await.map(drop) }.boxed()
     }
 
     fn capabilities(&self) -> Capabilities {

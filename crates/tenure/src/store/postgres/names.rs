@@ -15,11 +15,11 @@ const KEPT: usize = 900;
 
 /// What stands in the columns of a lock.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Key {
+pub struct Key {
     /// The column `name`.
-    pub(super) name: String,
+    pub name: String,
     /// The column `whole`, where `name` has not all.
-    pub(super) whole: Option<String>,
+    pub whole: Option<String>,
 }
 
 impl Key {

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tokio_postgres::Row;
-
 use super::names::Key;
+use super::server::Row;
 use crate::owner::Owner;
+use crate::planted::{Bug, planted};
 use crate::protocol::codec::{self, VERSION};
 use crate::protocol::queue::{Queue, Ticket};
 use crate::protocol::record::Record;
@@ -35,21 +35,14 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Reads a row of `Read` or `ReadRecords`.
-    pub(super) fn of(row: &Row, has_record: bool) -> Result<Self, Failure> {
-        let (version, serial): (Option<&str>, Option<i64>) = (row.get(1), row.get(6));
-        let (kind, value): (Option<&str>, Option<&str>) = (row.get(2), row.get(3));
-        let lock = lock(version, kind, value, row.get(4))?;
-        let record = match has_record.then(|| row.get::<_, Option<&[u8]>>(8)).flatten() {
-            Some(bytes) => {
-                let (at, ends): (Option<i64>, Option<i64>) = (row.get(9), row.get(10));
-                let value = Record { at_us: unsigned(at.unwrap_or(0)), value: Arc::from(bytes) };
-                Some(Entry { value, expires_ms: ends.map(unsigned) })
-            }
-            None => None,
-        };
-        let (counter, now) = (unsigned(row.get(5)), now(row.get(7)));
-        Ok(Self { state: State { lock, ballot: None }, record, counter, serial, now })
+    /// Reads a row.
+    pub(super) fn of(row: &Row) -> Result<Self, Failure> {
+        let record = row.record.as_ref().map(|record| {
+            let value = Record { at_us: unsigned(record.at_us), value: Arc::from(&*record.bytes) };
+            Entry { value, expires_ms: record.ends_ms.map(unsigned) }
+        });
+        let (lock, counter, now) = (lock(row)?, unsigned(row.fence), now(row.clock_us));
+        Ok(Self { state: State { lock, ballot: None }, record, counter, serial: row.serial, now })
     }
 
     /// As long as nothing that is alive has lapsed, the machine says later what it says now.
@@ -64,14 +57,18 @@ impl Seen {
     }
 
     /// Whether what it becomes ends a hold that may be checked in: that of another client, or the
-    /// last one.
+    /// last of those that were there, also if the next ones are let in.
     pub(super) fn ends_hold(&self, after: &State, asking: &BTreeSet<&Owner>) -> bool {
         let (before, after) = (holds(&self.state), holds(after));
         let mut ended = before.difference(&after).peekable();
         if ended.peek().is_none() {
             return false;
         }
-        after.is_empty() || ended.any(|(owner, _)| !asking.iter().any(|asks| asks.as_str() == *owner))
+        let is_last = match planted(Bug::PostgresHandOverUnseen) {
+            true => after.is_empty(),
+            false => before.is_disjoint(&after),
+        };
+        is_last || ended.any(|(owner, _)| !asking.iter().any(|asks| asks.as_str() == *owner))
     }
 
     /// Holds that have lapsed live a little longer: a transaction is open that has checked them in.
@@ -87,18 +84,26 @@ impl Seen {
         state
     }
 
-    /// Takes back what [`spared`](Self::spared) gave.
-    pub(super) fn unspared(&self, mut after: State) -> State {
+    /// Takes back what [`spared`](Self::spared) gave, but from those who ask to hold: what they are
+    /// told is what is written.
+    pub(super) fn unspared(&self, mut after: State, extending: &BTreeSet<&str>) -> State {
         if let (Some(before), Some(lock)) = (&self.state.lock, &mut after.lock) {
             match (&before.value, &lock.value) {
                 (Data::Queue(old), Data::Queue(new)) => {
-                    let lapsed = old.tickets().filter(|(_, ticket)| ticket.deadline_ms < self.now.ms);
+                    let lapsed = old.tickets().filter(|(_, ticket)| {
+                        ticket.deadline_ms < self.now.ms && !extending.contains(ticket.owner.as_str())
+                    });
                     let lapsed: BTreeMap<u64, u64> =
                         lapsed.map(|(number, ticket)| (number, ticket.deadline_ms)).collect();
                     let unspare = |number, end| lapsed.get(&number).copied().unwrap_or(end);
                     lock.value = Data::Queue(with_ends(new, unspare));
                 }
-                (old, new) if old == new => lock.expires_ms = before.expires_ms,
+                (old, new)
+                    if old == new
+                        && !holds(&self.state).iter().any(|(owner, _)| extending.contains(owner)) =>
+                {
+                    lock.expires_ms = before.expires_ms;
+                }
                 _ => {}
             }
         }
@@ -135,33 +140,26 @@ fn holds(state: &State) -> BTreeSet<(&str, u64)> {
 }
 
 /// What a lock's columns say.
-fn lock(
-    version: Option<&str>,
-    kind: Option<&str>,
-    value: Option<&str>,
-    ends: Option<i64>,
-) -> Result<Option<Entry<Data>>, Failure> {
-    let Some(version) = version else { return Ok(None) };
+fn lock(row: &Row) -> Result<Option<Entry<Data>>, Failure> {
+    let Some(version) = &row.version else { return Ok(None) };
     if version != VERSION {
         let text =
             format!("its row was written in version {version}, and this program reads version {VERSION}");
         return Err(Failure::Refused(Failure::cause(text)));
     }
-    let (Some(kind), Some(value)) = (kind, value) else { return Ok(None) };
+    let (Some(kind), Some(value)) = (&row.kind, &row.value) else { return Ok(None) };
     let data = kind.parse::<Kind>().ok().and_then(|kind| codec::decode(kind, value));
     let data = data.ok_or_else(|| {
         Failure::Refused(Failure::cause(format!(
             "its row does not read as a {kind}: another program wrote it"
         )))
     })?;
-    Ok(Some(Entry { value: data, expires_ms: Some(unsigned(ends.unwrap_or(0))) }))
+    Ok(Some(Entry { value: data, expires_ms: Some(unsigned(row.ends_ms.unwrap_or(0))) }))
 }
 
-/// What a listing shows of a row of `List`.
+/// What a listing shows of a row.
 pub(super) fn listed(row: &Row) -> Option<Found> {
-    let (version, kind, value): (Option<&str>, _, _) = (row.get(2), row.get(3), row.get(4));
-    let lock = lock(version, kind, value, row.get(5)).ok()?;
-    found(&State { lock, ballot: None }, now(row.get(6)))
+    found(&State { lock: lock(row).ok()?, ballot: None }, now(row.clock_us))
 }
 
 fn now(us: i64) -> Now {

@@ -5,19 +5,16 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio_postgres::{Error, Row};
-
-use super::asking::{Done, Renewals, acquire, plain, read_rows, release, renew, sweep, write};
-use super::connection::Line;
-use super::failure;
-use super::group::{Change, Group, Said};
+use super::asking::{Done, acquire, plain, read_rows, release, renew, sweep, write};
+use super::group::{Group, Said};
 use super::inbox::{Ask, Request};
 use super::lock_queue::Step;
 use super::names::Key;
+use super::server::{Change, Failed, Renewals, Row, Session};
 use super::state::{Seen, messages, signed, unsigned};
-use super::statements::Which;
 use super::worker::{SWEEP, UnderWay, Worker, share};
 use crate::moment::Moment;
+use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Fence, LockSpec, Notification, ReleaseScope, Verb};
 use crate::store::Failure;
 
@@ -35,9 +32,10 @@ const FRESH: Duration = Duration::from_secs(600);
 
 impl Worker {
     /// Sends what may be sent.
-    pub(super) fn send(&mut self, line: &Arc<Line>, under_way: &mut UnderWay) {
+    pub(super) fn send(&mut self, session: &Arc<dyn Session>, under_way: &mut UnderWay) {
         let now = self.now();
-        under_way.extend(self.writes.drain(..));
+        let writes = self.writes.drain(..).map(|changes| write(Arc::clone(session), changes));
+        under_way.extend(writes);
         while let Some((until, _)) = self.resting.first()
             && *until <= now
             && let Some((_, name)) = self.resting.pop_first()
@@ -45,23 +43,22 @@ impl Worker {
             self.ready.insert(name);
         }
         while let Some(request) = self.waiting.pop_front() {
-            if let Ask::Plain { which, arguments, .. } = &request.ask {
-                let (which, arguments) = (*which, arguments.clone());
-                under_way.push(plain(Arc::clone(line), request.number, which, arguments));
-                self.sent.insert(request.number, (now, line.heard()));
+            if let Ask::Plain { plain: what, .. } = &request.ask {
+                under_way.push(plain(Arc::clone(session), request.number, what.clone()));
+                self.sent.insert(request.number, (now, session.heard()));
                 self.plain.insert(request.number, request.ask);
             }
         }
         if now >= self.sweeps_at {
             self.sweeps_at = Moment(u64::MAX);
-            under_way.push(sweep(Arc::clone(line), self.swept.clone()));
+            under_way.push(sweep(Arc::clone(session), self.swept.clone()));
         }
         while !self.ready.is_empty() {
-            self.send_locks(now, line, under_way);
+            self.send_locks(now, session, under_way);
         }
     }
 
-    fn send_locks(&mut self, now: Moment, line: &Arc<Line>, under_way: &mut UnderWay) {
+    fn send_locks(&mut self, now: Moment, session: &Arc<dyn Session>, under_way: &mut UnderWay) {
         let (mut read, mut with_records, mut renewals) = (Vec::new(), false, Renewals::default());
         while read.len() < LOCKS
             && renewals.names.len() < LOCKS
@@ -70,11 +67,12 @@ impl Worker {
             let Some(lock) = self.locks.get_mut(&name).filter(|lock| matches!(lock.step, Step::Idle)) else {
                 continue;
             };
-            let dues = &mut self.dues;
+            let (dues, sent) = (&mut self.dues, &mut self.sent);
             lock.queue.retain(|request| {
                 let is_left = request.ask.is_left();
                 if is_left {
                     dues.remove(&(request.due, request.number));
+                    sent.remove(&request.number);
                 }
                 !is_left
             });
@@ -87,18 +85,18 @@ impl Worker {
                 let count = lock.queue.len().min(TOGETHER);
                 lock.running.extend(lock.queue.drain(..count));
             }
-            let heard = line.heard();
+            let heard = session.heard();
             for request in &lock.running {
                 self.sent.insert(request.number, (now, heard));
             }
             if let ([Request { ask: Ask::Lock(op, _), .. }], false) = (&lock.running[..], is_again)
                 && op.rule == LockSpec::Mutex
             {
-                let (line, key, owner) = (Arc::clone(line), lock.key.clone(), op.owner.to_string());
+                let (session, key, owner) = (Arc::clone(session), lock.key.clone(), op.owner.to_string());
                 match op.verb {
                     Verb::Acquire { ttl_ms, fence: Fence::Assign | Fence::Optional, .. } => {
                         lock.step = Step::Fast { sent: now };
-                        under_way.push(acquire(line, key, owner, signed(ttl_ms)));
+                        under_way.push(acquire(session, key, owner, signed(ttl_ms)));
                         continue;
                     }
                     Verb::Release {
@@ -109,13 +107,15 @@ impl Worker {
                         lock.step = Step::Fast { sent: now };
                         let wake = Notification::Free { by: Some(op.owner.clone()) };
                         let message = messages(&key, &wake).concat();
-                        under_way.push(release(line, name, owner, message));
+                        under_way.push(release(session, name, owner, message));
                         continue;
                     }
                     // To detach a hold from its process changes nothing in a store that knows none.
                     Verb::Renew { ttl_ms, .. } => {
                         lock.step = Step::Fast { sent: now };
-                        renewals.push(name, owner, signed(ttl_ms));
+                        renewals.names.push(name);
+                        renewals.owners.push(owner);
+                        renewals.ttls_ms.push(signed(ttl_ms));
                         continue;
                     }
                     _ => {}
@@ -126,15 +126,15 @@ impl Worker {
             read.push(name);
         }
         if !renewals.names.is_empty() {
-            under_way.push(renew(Arc::clone(line), renewals));
+            under_way.push(renew(Arc::clone(session), renewals));
         }
         if !read.is_empty() {
-            under_way.push(read_rows(Arc::clone(line), read, with_records));
+            under_way.push(read_rows(Arc::clone(session), read, with_records));
         }
     }
 
     /// Goes on with what has come of a statement. Returns whether the connection is still of use.
-    pub(super) fn done(&mut self, done: Done, line: &Arc<Line>) -> bool {
+    pub(super) fn done(&mut self, done: Done) -> bool {
         let now = self.now();
         match done {
             Done::Acquired(name, Ok(Some(fence))) => {
@@ -170,8 +170,8 @@ impl Worker {
                 }
                 true
             }
-            Done::Read(names, with_records, Ok(rows)) => {
-                self.read(names, with_records, &rows, line);
+            Done::Read(names, Ok(rows)) => {
+                self.read(names, &rows);
                 true
             }
             Done::Wrote(names, Ok(written)) => {
@@ -180,7 +180,7 @@ impl Worker {
                 }
                 true
             }
-            Done::Plain(number, _, Ok(rows)) => {
+            Done::Plain(number, Ok(rows)) => {
                 self.forget(number);
                 if let Some(Ask::Plain { reply, .. }) = self.plain.remove(&number) {
                     let _ = reply.send(Ok(rows));
@@ -192,34 +192,33 @@ impl Worker {
                 self.swept = last.unwrap_or_default();
                 true
             }
-            Done::Acquired(name, Err(error)) => self.failed([name], error, Which::Acquire),
-            Done::Released(name, Err(error)) => self.failed([name], error, Which::Release),
-            Done::Renewed(names, Err(error)) => self.failed(names, error, Which::Renew),
-            Done::Read(names, _, Err(error)) => self.failed(names, error, Which::Read),
-            Done::Wrote(names, Err(error)) => self.failed(names, error, Which::Write),
-            Done::Plain(number, which, Err(error)) => {
-                self.forget(number);
-                let goes_on = !failure::ends_connection(&error);
-                if let Some(ask) = self.plain.remove(&number) {
-                    ask.fail(failure::of(error, which));
-                }
-                goes_on
+            Done::Acquired(name, Err(failed)) | Done::Released(name, Err(failed)) => {
+                self.failed([name], &failed)
             }
-            Done::Swept(Err(error)) => {
+            Done::Renewed(names, Err(failed))
+            | Done::Read(names, Err(failed))
+            | Done::Wrote(names, Err(failed)) => self.failed(names, &failed),
+            Done::Plain(number, Err(failed)) => {
+                self.forget(number);
+                if let Some(ask) = self.plain.remove(&number) {
+                    ask.fail(failed.failure);
+                }
+                !failed.ends_connection
+            }
+            Done::Swept(Err(failed)) => {
                 self.sweeps_at = now + SWEEP;
-                !failure::ends_connection(&error)
+                !failed.ends_connection
             }
         }
     }
 
-    /// A statement has failed: so have all that it was about.
-    fn failed(&mut self, names: impl IntoIterator<Item = String>, error: Error, which: Which) -> bool {
-        let goes_on = !failure::ends_connection(&error);
-        let failure = failure::of(error, which);
+    /// A statement has failed: so have all that it was about. Returns whether the connection is
+    /// still of use.
+    fn failed(&mut self, names: impl IntoIterator<Item = String>, failed: &Failed) -> bool {
         for name in names {
-            self.fail(&name, &failure);
+            self.fail(&name, &failed.failure);
         }
-        goes_on
+        !failed.ends_connection
     }
 
     pub(super) fn fail(&mut self, name: &str, failure: &Failure) {
@@ -262,8 +261,8 @@ impl Worker {
     }
 
     /// Runs the machines on what was read, and writes what they change.
-    fn read(&mut self, names: Vec<String>, with_records: bool, rows: &[Row], line: &Arc<Line>) {
-        let mut rows: BTreeMap<&str, &Row> = rows.iter().map(|row| (row.get(0), row)).collect();
+    fn read(&mut self, names: Vec<String>, rows: &[Row]) {
+        let mut rows: BTreeMap<&str, &Row> = rows.iter().map(|row| (row.name.as_str(), row)).collect();
         let mut changes: Vec<(Key, Change)> = Vec::new();
         for name in names {
             let Some(lock) = self.locks.get_mut(&name) else { continue };
@@ -272,7 +271,7 @@ impl Worker {
                 self.again(&name);
                 continue;
             }
-            let seen = match rows.remove(name.as_str()).map(|row| Seen::of(row, with_records)) {
+            let seen = match rows.remove(name.as_str()).map(Seen::of) {
                 Some(Ok(seen)) => seen,
                 Some(Err(failure)) => {
                     self.fail(&name, &failure);
@@ -300,7 +299,7 @@ impl Worker {
             }
         }
         if !changes.is_empty() {
-            self.writes.push(write(Arc::clone(line), changes));
+            self.writes.push(changes);
         }
     }
 
@@ -313,6 +312,11 @@ impl Worker {
             self.answered(name, group.said);
             return;
         }
+        if planted(Bug::PostgresConflictIsBusy) {
+            let busy = || Said::Lock(Answer::Busy { holder: String::new(), left_ms: Some(1) });
+            let said = (0..lock.running.len()).map(|_| Ok(busy())).collect();
+            return self.answered(name, said);
+        }
         lock.tries += 1;
         if lock.is_over() {
             self.locks.remove(name);
@@ -321,7 +325,7 @@ impl Worker {
         } else {
             // Others change it too: not all at the same moment again.
             let most = Duration::from_millis(1) * lock.tries.min(8);
-            let pause = most.mul_f64(share(self.inbox.connector.runtime.random()));
+            let pause = most.mul_f64(share(self.inbox.runtime.random()));
             self.resting.insert((now + pause, name.to_owned()));
         }
     }

@@ -17,17 +17,18 @@ use futures_util::future::{BoxFuture, Either, FutureExt, select};
 use futures_util::stream::{FuturesUnordered, Stream};
 
 use super::asking::Done;
-use super::connection::{Connection, Line};
 use super::inbox::{Ask, Inbox, Request};
 use super::lock_queue::{LockQueue, Step};
 use super::names::Key;
+use super::server::{Change, Connection, Session};
 use crate::events::event;
 use crate::moment::Moment;
+use crate::planted::{Bug, planted};
 use crate::store::Failure;
 use crate::store::dial::pause;
 
 /// A connection on which a request is due, and on which nothing at all came in for this long since
-/// it was sent, is dead. With less, one hasty caller on a slow network would cost all the
+/// it was sent or stood behind another, is dead. With less, one hasty caller on a slow network would cost all the
 /// connection.
 const SILENCE: Duration = Duration::from_millis(200);
 /// A connection that lasted this long was a good one.
@@ -51,14 +52,15 @@ pub(super) struct Worker {
     /// When the connection is given up unless something was heard, and how much was when that was
     /// decided.
     pub(super) doubt: Option<(Moment, u64)>,
-    /// The last request that was sent: when, and how much had been heard.
+    /// The requests that were sent, or wait for a statement about their lock: since when, and how
+    /// much had been heard.
     pub(super) sent: BTreeMap<u64, (Moment, u64)>,
     pub(super) sweeps_at: Moment,
     pub(super) swept: String,
     /// Why the server could not be connected to, last.
     pub(super) failure: Option<Failure>,
-    /// Statements that are sent next.
-    pub(super) writes: Vec<BoxFuture<'static, Done>>,
+    /// What is written next, by statement.
+    pub(super) writes: Vec<Vec<(Key, Change)>>,
 }
 
 enum Event {
@@ -71,8 +73,7 @@ pub(super) type UnderWay = FuturesUnordered<BoxFuture<'static, Done>>;
 
 impl Worker {
     pub(super) fn new(inbox: Arc<Inbox>) -> Self {
-        let sweeps_at =
-            inbox.connector.runtime.now() + SWEEP.mul_f64(share(inbox.connector.runtime.random()));
+        let sweeps_at = inbox.runtime.now() + SWEEP.mul_f64(share(inbox.runtime.random()));
         Self {
             inbox,
             locks: BTreeMap::new(),
@@ -91,18 +92,18 @@ impl Worker {
     }
 
     pub(super) fn now(&self) -> Moment {
-        self.inbox.connector.runtime.now()
+        self.inbox.runtime.now()
     }
 
     pub(super) async fn run(mut self) {
-        let (inbox, connector) = (Arc::clone(&self.inbox), Arc::clone(&self.inbox.connector));
+        let (inbox, runtime) = (Arc::clone(&self.inbox), Arc::clone(&self.inbox.runtime));
         let (mut before, mut tries, mut short): (Option<String>, u32, u32) = (None, 0, 0);
         while !self.inbox.is_closed() {
             let connected = {
-                let mut connecting = pin!(connector.connect(before.as_deref()));
+                let mut connecting = pin!(inbox.server.connect(before.as_deref()));
                 loop {
-                    self.take();
-                    let timer = connector.runtime.sleep_until(self.first_due());
+                    self.take(None);
+                    let timer = runtime.sleep_until(self.first_due());
                     let work = pin!(inbox.work.notified());
                     match select(connecting.as_mut(), select(work, timer)).await {
                         Either::Left((connected, _)) => break connected,
@@ -116,7 +117,9 @@ impl Worker {
             match connected {
                 Ok(connection) => {
                     let since = self.now();
-                    before = Some(connection.line.label.clone());
+                    if !planted(Bug::PostgresBeforeNotEnded) {
+                        before = Some(connection.session.label().to_owned());
+                    }
                     self.failure = None;
                     self.inbox.connected();
                     self.serve(connection).await;
@@ -133,12 +136,12 @@ impl Worker {
                 }
             }
             if tries > 0 {
-                let until = self.now() + pause(tries, connector.runtime.random());
+                let until = self.now() + pause(tries, runtime.random());
                 while self.now() < until && !self.inbox.is_closed() {
                     let work = pin!(inbox.work.notified());
-                    let timer = connector.runtime.sleep_until(until.min(self.first_due()));
+                    let timer = runtime.sleep_until(until.min(self.first_due()));
                     select(work, timer).await;
-                    self.take();
+                    self.take(None);
                     self.expire(None);
                 }
             }
@@ -147,31 +150,31 @@ impl Worker {
 
     /// Serves one connection until it ends.
     async fn serve(&mut self, connection: Connection) {
-        let Connection { line, messages: _messages, mut over, .. } = connection;
+        let Connection { session, messages: _messages, mut over, hangup: _hangup } = connection;
         let mut under_way = UnderWay::new();
         loop {
             if self.inbox.is_closed() {
                 return;
             }
-            self.take();
-            let dead = self.expire(Some(&line));
+            self.take(Some(session.heard()));
+            let dead = self.expire(Some(&*session));
             if dead {
                 event!(
                     WARN,
                     target: "tenure",
                     "connection_silent",
                     "the store is silent: its connection is given up",
-                    server = crate::events::text(self.inbox.connector.target.shown()),
+                    server = crate::events::text(self.inbox.server.shown()),
                 );
                 break;
             }
-            self.send(&line, &mut under_way);
+            self.send(&session, &mut under_way);
             match self.next(&mut under_way, &mut over).await {
                 Event::Done(done) => {
-                    let mut goes_on = self.done(done, &line);
+                    let mut goes_on = self.done(done);
                     while let Some(Some(done)) = futures_util::StreamExt::next(&mut under_way).now_or_never()
                     {
-                        goes_on &= self.done(done, &line);
+                        goes_on &= self.done(done);
                     }
                     if !goes_on {
                         break;
@@ -183,7 +186,7 @@ impl Worker {
         }
         // What has been answered by now counts.
         while let Some(Some(done)) = futures_util::StreamExt::next(&mut under_way).now_or_never() {
-            self.done(done, &line);
+            self.done(done);
         }
         self.cut_off();
     }
@@ -196,7 +199,7 @@ impl Worker {
         let rests = self.resting.first().map_or(Moment(u64::MAX), |(until, _)| *until);
         let doubt = self.doubt.map_or(Moment(u64::MAX), |(at, _)| at);
         let until = self.first_due().min(rests).min(doubt).min(self.sweeps_at);
-        let mut timer = self.inbox.connector.runtime.sleep_until(until);
+        let mut timer = self.inbox.runtime.sleep_until(until);
         let mut work = pin!(self.inbox.work.notified());
         poll_fn(|context| {
             if let Poll::Ready(Some(done)) = Pin::new(&mut *under_way).poll_next(context) {
@@ -213,8 +216,10 @@ impl Worker {
         .await
     }
 
-    /// Puts what was asked into its locks.
-    fn take(&mut self) {
+    /// Puts what was asked into its locks. `heard` is how much the connection has heard, if there
+    /// is one.
+    fn take(&mut self, heard: Option<u64>) {
+        let now = self.now();
         for request in self.inbox.take() {
             let name = match &request.ask {
                 Ask::Lock(op, _) => &op.name,
@@ -229,10 +234,14 @@ impl Worker {
             let name = key.name.clone();
             self.dues.insert((request.due, request.number), Some(name.clone()));
             let lock = self.locks.entry(name.clone()).or_insert_with(|| LockQueue::new(key));
-            lock.queue.push_back(request);
             if lock.is_idle() {
                 self.ready.insert(name);
+            } else if let Some(heard) = heard.filter(|_| !planted(Bug::PostgresSilenceUnseen)) {
+                // It waits for a statement. Nothing else may show that the connection is dead: the
+                // requests that are waited for may be answered, because their time is over.
+                self.sent.insert(request.number, (now, heard));
             }
+            lock.queue.push_back(request);
         }
     }
 
@@ -241,16 +250,16 @@ impl Worker {
     }
 
     /// Answers those whose time is over. Returns whether the connection is to be given up.
-    fn expire(&mut self, line: Option<&Line>) -> bool {
+    fn expire(&mut self, session: Option<&dyn Session>) -> bool {
         let now = self.now();
         while let Some(first) = self.dues.first_entry().filter(|first| first.key().0 <= now) {
             let ((_, number), name) = first.remove_entry();
             let late = || Failure::cause("no answer came in time");
-            let unsent = || match (line, &self.failure) {
+            let unsent = || match (session, &self.failure) {
                 (Some(_), _) => Failure::NotSent(late()),
                 (None, Some(failure)) => failure.clone(),
                 (None, None) => {
-                    let stage = self.inbox.connector.stage();
+                    let stage = self.inbox.server.stage();
                     Failure::NotSent(Failure::cause(format!("there was no connection in time: {stage}")))
                 }
             };
@@ -283,8 +292,8 @@ impl Worker {
             {
                 request.ask.fail(unsent());
             }
-            if let (Some((sent, heard)), Some(line)) = (self.sent.remove(&number), line)
-                && line.heard() == heard
+            if let (Some((sent, heard)), Some(session)) = (self.sent.remove(&number), session)
+                && session.heard() == heard
             {
                 let at = sent + SILENCE;
                 if self.doubt.is_none_or(|(known, _)| known > at) {
@@ -292,8 +301,8 @@ impl Worker {
                 }
             }
         }
-        match (self.doubt, line) {
-            (Some((_, heard)), Some(line)) if line.heard() != heard => self.doubt = None,
+        match (self.doubt, session) {
+            (Some((_, heard)), Some(session)) if session.heard() != heard => self.doubt = None,
             (Some((at, _)), Some(_)) => return at <= now,
             _ => {}
         }
@@ -302,7 +311,7 @@ impl Worker {
 
     /// The server could not be connected to.
     fn unconnected(&mut self, failure: &Failure) {
-        self.take();
+        self.take(None);
         // Wrong credentials do not become right by waiting.
         let is_refused = matches!(failure, Failure::Refused(_));
         self.failure = Some(failure.clone());
@@ -340,6 +349,12 @@ impl Worker {
         }
         self.resting.clear();
         self.sweeps_at = self.sweeps_at.min(self.now() + SWEEP);
+        for (key, _) in mem::take(&mut self.writes).into_iter().flatten() {
+            // It was not sent, so the row is read again.
+            if let Some(lock) = self.locks.get_mut(&key.name) {
+                lock.step = Step::Reading;
+            }
+        }
         let names: Vec<String> = self.locks.keys().cloned().collect();
         for name in names {
             let Some(lock) = self.locks.get_mut(&name) else { continue };

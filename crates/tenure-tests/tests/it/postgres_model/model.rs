@@ -1,0 +1,642 @@
+//! A server of PostgreSQL in memory and virtual time: connections that carry out one statement
+//! after the other, each in one step or two; answers and messages that are late or lost;
+//! connections that are cut, and a server that is started again.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use tenure::internals::store::Failure;
+use tenure::internals::store::postgres::{
+    Answered, Change, Connection, Failed, Key, Renewals, Row, Server, Session,
+};
+use tenure::internals::{Moment, Runtime};
+use tokio::sync::{mpsc, oneshot};
+
+use super::table::{Mistake, Table};
+
+/// The server. Clones are the same one.
+#[derive(Clone)]
+pub(crate) struct Model(Arc<Inner>);
+
+struct Inner {
+    /// The server's process.
+    runtime: Arc<dyn Runtime>,
+    state: Mutex<State>,
+    faults: Faults,
+}
+
+/// How often something goes wrong, in thousandths of statements.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Faults {
+    /// The way to the server, or back, stands still for up to four seconds.
+    pub(crate) late: u64,
+    /// Nothing comes back any more.
+    pub(crate) silent: u64,
+    /// The connection is cut: before or after what is on its way has arrived, or much later.
+    pub(crate) cut: u64,
+    /// The server crashes and starts again.
+    pub(crate) restart: u64,
+    /// A row is locked at that moment by another statement.
+    pub(crate) locked: u64,
+    /// The server's clock steps back, by up to two seconds.
+    pub(crate) back: u64,
+    /// What is wrong with a statement.
+    pub(crate) mistake: Mistake,
+    /// As many rows are swept at once; 0 is few, so that there are many parts.
+    pub(crate) part: usize,
+}
+
+#[derive(Default)]
+struct State {
+    table: Table,
+    links: BTreeMap<String, Link>,
+    /// Until when it cannot be connected to.
+    down_until: Moment,
+    /// By how much its clock was set back.
+    back_us: i64,
+    /// Nothing goes wrong any more.
+    is_calm: bool,
+    /// The next statement of this sort arrives so much later; and whether its connection is cut at
+    /// once.
+    delayed: Vec<(&'static str, Duration, bool)>,
+    /// How many connections were made.
+    connects: u32,
+    /// How many statements of each sort there were.
+    statements: BTreeMap<&'static str, u32>,
+}
+
+/// A connection, as both ends and the way between them know it.
+struct Link {
+    /// Whether the server works on it.
+    is_served: bool,
+    /// Whether the server sends it messages.
+    listens: bool,
+    /// Nothing gets back to the client.
+    is_silent: bool,
+    /// The client's end, while that is open.
+    client: Option<Client>,
+    /// When the last of what was sent arrives at the server, and at the client.
+    arrives: Moment,
+    answered: Moment,
+}
+
+/// The client's end of a connection.
+struct Client {
+    jobs: mpsc::UnboundedSender<(Moment, BoxFuture<'static, ()>)>,
+    messages: mpsc::UnboundedSender<String>,
+    /// Dropped, it says that the connection is over.
+    _over: oneshot::Sender<()>,
+    heard: Arc<AtomicU64>,
+    /// Statements that are not answered yet.
+    asked: BTreeMap<u64, Box<dyn FnOnce() + Send>>,
+    next: u64,
+}
+
+impl Model {
+    pub(crate) fn new(runtime: Arc<dyn Runtime>, faults: Faults) -> Self {
+        let table = Table::new(faults.mistake, if faults.part == 0 { 3 } else { faults.part });
+        let state = Mutex::new(State { table, ..State::default() });
+        Self(Arc::new(Inner { runtime, state, faults }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Moment {
+        self.0.runtime.now()
+    }
+
+    /// The server's clock, in microseconds since 1970.
+    pub(crate) fn clock_us(&self) -> i64 {
+        self.0.runtime.unix_micros() as i64 - self.state().back_us
+    }
+
+    /// Sets the server's clock back.
+    pub(crate) fn set_back(&self, by: Duration) {
+        self.state().back_us += by.as_micros() as i64;
+    }
+
+    /// The next statement of a sort arrives so much later; with `is_cut` its connection is cut at
+    /// once.
+    pub(crate) fn delay_next(&self, sort: &'static str, by: Duration, is_cut: bool) {
+        self.state().delayed.push((sort, by, is_cut));
+    }
+
+    /// From now on nothing goes wrong.
+    pub(crate) fn calm(&self) {
+        self.state().is_calm = true;
+    }
+
+    /// How many statements of each sort there were since the last look.
+    pub(crate) fn statements(&self) -> BTreeMap<&'static str, u32> {
+        std::mem::take(&mut self.state().statements)
+    }
+
+    /// How many connections were made.
+    pub(crate) fn connects(&self) -> u32 {
+        self.state().connects
+    }
+
+    /// The last token, or ticket, of a lock.
+    pub(crate) fn token(&self, name: &str) -> u64 {
+        self.state().table.token(name) as u64
+    }
+
+    /// What is held or waited for.
+    pub(crate) fn left(&self) -> Vec<String> {
+        let us = self.clock_us();
+        self.state().table.left(us)
+    }
+
+    /// How many rows there are.
+    pub(crate) fn rows(&self) -> usize {
+        self.state().table.rows()
+    }
+
+    /// What became of a hold that was checked in.
+    pub(crate) fn wrong(&self) -> Option<String> {
+        self.state().table.wrong.take()
+    }
+
+    /// Checks a hold in, if it is held: until the transaction is dropped.
+    pub(crate) fn check_in(&self, name: &str, owner: &str, fence: u64) -> Option<Transaction> {
+        let (us, fence) = (self.clock_us(), fence as i64);
+        let is_held = self.state().table.check_in(name, owner, fence, us);
+        let (model, name, owner) = (self.clone(), name.to_owned(), owner.to_owned());
+        is_held.then_some(Transaction { model, name, owner, fence })
+    }
+
+    /// Cuts a connection at random, if there is one.
+    pub(crate) fn cut_one(&self) {
+        let labels: Vec<String> = {
+            let state = self.state();
+            state
+                .links
+                .iter()
+                .filter(|(_, link)| link.client.is_some())
+                .map(|(name, _)| name.clone())
+                .collect()
+        };
+        if !labels.is_empty() {
+            self.cut(&labels[self.below(labels.len() as u64) as usize], self.below(2) == 0);
+        }
+    }
+
+    /// Cuts all connections.
+    pub(crate) fn cut_all(&self) {
+        let labels: Vec<String> = self.state().links.keys().cloned().collect();
+        labels.iter().for_each(|label| self.cut(label, false));
+    }
+
+    /// From now on nothing comes back on any connection that there is.
+    pub(crate) fn silence(&self) {
+        self.state().links.values_mut().for_each(|link| link.is_silent = true);
+    }
+
+    /// Cuts the connections that listen.
+    pub(crate) fn cut_listeners(&self) {
+        let labels: Vec<String> = {
+            let state = self.state();
+            state.links.iter().filter(|(_, link)| link.listens).map(|(label, _)| label.clone()).collect()
+        };
+        labels.iter().for_each(|label| self.cut(label, false));
+    }
+
+    /// Crashes and starts again a little later.
+    pub(crate) fn restart(&self) {
+        let down = Duration::from_millis(self.below(1_500));
+        let mut state = self.state();
+        state.down_until = self.now() + down;
+        state.table.break_off();
+        let links = std::mem::take(&mut state.links);
+        drop(state);
+        drop(links);
+    }
+
+    fn below(&self, count: u64) -> u64 {
+        self.0.runtime.random() % count
+    }
+
+    /// Whether a fault happens.
+    fn chance(&self, permille: u64) -> bool {
+        permille > 0 && self.below(1_000) < permille
+    }
+
+    fn delay(&self) -> Duration {
+        Duration::from_micros(self.below(2_000))
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.0.runtime.spawn(task.boxed());
+    }
+
+    fn sleep(&self, by: Duration) -> BoxFuture<'static, ()> {
+        self.0.runtime.sleep_until(self.now() + by)
+    }
+
+    /// The client's end is closed. What is on its way still arrives, or it does not.
+    fn cut(&self, label: &str, arrives: bool) {
+        let mut state = self.state();
+        let Some(link) = state.links.get_mut(label) else { return };
+        let client = link.client.take();
+        link.is_served &= arrives;
+        drop(state);
+        drop(client);
+    }
+
+    /// What works on a connection in the server.
+    async fn serve(self, label: String, mut jobs: mpsc::UnboundedReceiver<(Moment, BoxFuture<'static, ()>)>) {
+        while let Some((arrives, job)) = jobs.recv().await {
+            self.0.runtime.sleep_until(arrives).await;
+            job.await;
+        }
+        let link = self.state().links.remove(&label);
+        drop(link);
+    }
+
+    /// One step of a statement, if the connection is still served; and when that was.
+    fn step<T>(&self, label: &str, what: impl FnOnce(&mut Table, i64, &dyn Fn() -> bool) -> T) -> Option<T> {
+        let us = self.clock_us();
+        let mut state = self.state();
+        if !state.links.get(label)?.is_served {
+            return None;
+        }
+        let locked = if state.is_calm { 0 } else { self.0.faults.locked };
+        let done = what(&mut state.table, us, &|| self.chance(locked));
+        let said = std::mem::take(&mut state.table.said);
+        if !said.is_empty() {
+            let is_calm = state.is_calm;
+            let listening = state.links.iter_mut().filter(|(_, link)| link.listens);
+            for (label, link) in listening {
+                let at = self.answers_at(link, is_calm);
+                for message in &said {
+                    let (model, label, message) = (self.clone(), label.clone(), message.clone());
+                    self.later(at, move || model.hear(&label, |client| drop(client.messages.send(message))));
+                }
+            }
+        }
+        Some(done)
+    }
+
+    /// When what is sent to a client arrives there: in order.
+    fn answers_at(&self, link: &mut Link, is_calm: bool) -> Moment {
+        let mut delay = self.delay();
+        if !is_calm && self.chance(self.0.faults.late) {
+            delay = Duration::from_millis(self.below(4_000));
+        }
+        link.answered = (link.answered + Duration::from_nanos(1)).max(self.now() + delay);
+        link.answered
+    }
+
+    fn later(&self, at: Moment, what: impl FnOnce() + Send + 'static) {
+        let wait = self.0.runtime.sleep_until(at);
+        self.spawn(async move {
+            wait.await;
+            what();
+        });
+    }
+
+    /// Something arrives at a client, unless its connection is over or silent.
+    fn hear(&self, label: &str, what: impl FnOnce(&mut Client)) {
+        let mut state = self.state();
+        let Some(link) = state.links.get_mut(label).filter(|link| !link.is_silent) else { return };
+        if let Some(client) = &mut link.client {
+            client.heard.fetch_add(1, Ordering::Relaxed);
+            what(client);
+        }
+    }
+}
+
+/// A transaction of a user's program that has checked a hold in. A server that is started again
+/// breaks it off.
+pub(crate) struct Transaction {
+    model: Model,
+    name: String,
+    owner: String,
+    fence: i64,
+}
+
+impl Drop for Transaction {
+    fn drop(&mut self) {
+        self.model.state().table.check_out(&self.name, &self.owner, self.fence);
+    }
+}
+
+/// A statement in two steps may stand still between them.
+async fn pause(model: &Model) {
+    match model.below(40) {
+        0 => model.sleep(Duration::from_millis(model.below(300))).await,
+        1..10 => model.sleep(model.delay()).await,
+        _ => {}
+    }
+}
+
+impl Server for Model {
+    fn connect<'a>(&'a self, before: Option<&'a str>) -> BoxFuture<'a, Result<Connection, Failure>> {
+        let (model, before) = (self.clone(), before.map(str::to_owned));
+        let (promise, connected) = oneshot::channel();
+        let runtime = Arc::clone(&self.0.runtime);
+        runtime.spawn(async move { drop(promise.send(model.dial(before).await)) }.boxed());
+        let refused = |_| Failure::NotSent(Failure::cause("the simulation is over"));
+        async move { connected.await.map_err(refused).flatten() }.boxed()
+    }
+
+    fn stage(&self) -> String {
+        "a model".into()
+    }
+
+    fn is_pooled(&self) -> bool {
+        false
+    }
+
+    fn shown(&self) -> Arc<str> {
+        "postgres:model".into()
+    }
+}
+
+impl Model {
+    /// As `Connector`: the connection before is ended, or there is none.
+    async fn dial(self, before: Option<String>) -> Result<Connection, Failure> {
+        let failed = |text: &str| Err(Failure::NotSent(Failure::cause(text)));
+        let rarely = if self.state().is_calm { 0 } else { self.0.faults.cut + self.0.faults.silent };
+        self.sleep(self.delay()).await;
+        if self.chance(rarely) {
+            self.sleep(Duration::from_millis(self.below(3_000))).await;
+            return failed("it does not answer");
+        }
+        if self.state().down_until > self.now() {
+            return failed("it does not listen");
+        }
+        if let Some(before) = before {
+            if self.chance(rarely) {
+                self.sleep(Duration::from_secs(2)).await;
+                return failed("the server does not end the connection before");
+            }
+            let link = self.state().links.remove(&before);
+            drop(link);
+        }
+        self.sleep(self.delay()).await;
+        if self.chance(rarely) {
+            return failed("it was ended and not made");
+        }
+        let label = format!("model-{:016x}", self.0.runtime.random());
+        let (jobs, todo) = mpsc::unbounded_channel();
+        let (say, messages) = mpsc::unbounded_channel();
+        let ((hangup, hung), (done, over)) = (oneshot::channel::<()>(), oneshot::channel());
+        let heard = Arc::new(AtomicU64::new(0));
+        let client = Client {
+            jobs,
+            messages: say,
+            _over: done,
+            heard: Arc::clone(&heard),
+            asked: BTreeMap::new(),
+            next: 0,
+        };
+        let link = Link {
+            is_served: true,
+            listens: false,
+            is_silent: false,
+            client: Some(client),
+            arrives: self.now(),
+            answered: self.now(),
+        };
+        {
+            let mut state = self.state();
+            state.connects += 1;
+            state.links.insert(label.clone(), link);
+        }
+        self.spawn(self.clone().serve(label.clone(), todo));
+        let (model, of) = (self.clone(), label.clone());
+        self.spawn(async move {
+            let _ = hung.await;
+            let client = model.state().links.get_mut(&of).and_then(|link| link.client.take());
+            drop(client);
+        });
+        Ok(Connection { session: Arc::new(Line { model: self, label, heard }), messages, over, hangup })
+    }
+}
+
+/// A connection.
+#[derive(Debug)]
+struct Line {
+    model: Model,
+    label: String,
+    heard: Arc<AtomicU64>,
+}
+
+/// Of what is sent, that which an error leaves unknown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sort {
+    Writes,
+    Reads,
+}
+
+impl Line {
+    /// Sends a statement, which is carried out in its turn.
+    fn ask<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        sort: Sort,
+        job: impl FnOnce(Model, String) -> BoxFuture<'static, Option<T>> + Send + 'static,
+    ) -> Answered<'static, T> {
+        let (model, label) = (self.model.clone(), self.label.clone());
+        async move {
+            let (promise, answer) = oneshot::channel();
+            model.send(&label, name, promise, job);
+            answer.await.map_err(|_| {
+                let cause = Failure::cause("the connection is closed");
+                let failure =
+                    if sort == Sort::Writes { Failure::Unknown(cause) } else { Failure::NotSent(cause) };
+                Failed { failure, ends_connection: true }
+            })
+        }
+        .boxed()
+    }
+}
+
+impl Model {
+    fn send<T: Send + 'static>(
+        &self,
+        label: &str,
+        name: &'static str,
+        promise: oneshot::Sender<T>,
+        job: impl FnOnce(Self, String) -> BoxFuture<'static, Option<T>> + Send + 'static,
+    ) {
+        let mut state = self.state();
+        let faults = if state.is_calm { Faults::default() } else { self.0.faults };
+        *state.statements.entry(name).or_default() += 1;
+        let (mut delay, cuts) = (self.delay(), self.chance(faults.cut));
+        if self.chance(faults.late) || cuts && self.below(2) == 0 {
+            delay = Duration::from_millis(self.below(4_000));
+        }
+        let mut cut = cuts.then(|| (2 * self.delay(), self.below(2) == 0));
+        if let Some(at) = state.delayed.iter().position(|(sort, ..)| *sort == name) {
+            let (_, by, is_cut) = state.delayed.swap_remove(at);
+            (delay, cut) = (by, is_cut.then_some((Duration::ZERO, true)));
+        }
+        if self.chance(faults.back) {
+            state.back_us += self.below(2_000_000) as i64;
+        }
+        let Some(link) = state.links.get_mut(label) else { return };
+        link.is_silent |= self.chance(faults.silent);
+        link.arrives = (link.arrives + Duration::from_nanos(1)).max(self.now() + delay);
+        let Some(client) = &mut link.client else { return };
+        let number = client.next;
+        client.next += 1;
+        // What the client is told: dropped when its end is closed.
+        let told: Arc<Mutex<Option<T>>> = Arc::default();
+        let tell = Arc::clone(&told);
+        client.asked.insert(
+            number,
+            Box::new(move || {
+                if let Some(answer) = tell.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                    let _ = promise.send(answer);
+                }
+            }),
+        );
+        let (model, label) = (self.clone(), label.to_owned());
+        let work = {
+            let (model, label) = (model.clone(), label.clone());
+            async move {
+                let Some(answer) = job(model.clone(), label.clone()).await else { return };
+                *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+                let at = {
+                    let mut state = model.state();
+                    let is_calm = state.is_calm;
+                    let Some(link) = state.links.get_mut(&label) else { return };
+                    model.answers_at(link, is_calm)
+                };
+                let (of, answers) = (label, model.clone());
+                model.later(at, move || {
+                    let mut tell = None;
+                    answers.hear(&of, |client| tell = client.asked.remove(&number));
+                    if let Some(tell) = tell {
+                        tell();
+                    }
+                });
+            }
+        };
+        let _ = client.jobs.send((link.arrives, work.boxed()));
+        drop(state);
+        if let Some((after, arrives)) = cut {
+            // Now, or while it is carried out, or when its answer is on its way.
+            self.later(self.now() + after, move || model.cut(&label, arrives));
+        }
+        if self.chance(faults.restart) {
+            self.restart();
+        }
+    }
+}
+
+impl Session for Line {
+    fn label(&self) -> &str {
+        &self.label
+    }
+
+    fn heard(&self) -> u64 {
+        self.heard.load(Ordering::Relaxed)
+    }
+
+    fn acquire<'a>(&'a self, key: &'a Key, owner: &'a str, ttl_ms: i64) -> Answered<'a, Option<i64>> {
+        let (key, owner) = (key.clone(), owner.to_owned());
+        self.ask("acquire", Sort::Writes, move |model, label| {
+            async move {
+                let drawn = model.step(&label, |table, us, _| table.draw(&key.name, us))?;
+                let Some(drawn) = drawn else { return Some(None) };
+                pause(&model).await;
+                model.step(&label, |table, _, _| table.acquire(&key, &owner, ttl_ms, &drawn))
+            }
+            .boxed()
+        })
+    }
+
+    fn release<'a>(&'a self, name: &'a str, owner: &'a str, message: &'a str) -> Answered<'a, bool> {
+        let (name, owner, message) = (name.to_owned(), owner.to_owned(), message.to_owned());
+        self.ask("release", Sort::Writes, move |model, label| {
+            async move {
+                model.step(&label, |table, us, is_locked| {
+                    !is_locked() && table.release(&name, &owner, &message, us)
+                })
+            }
+            .boxed()
+        })
+    }
+
+    fn renew<'a>(&'a self, renewals: &'a Renewals) -> Answered<'a, Vec<(String, i64)>> {
+        let Renewals { names, owners, ttls_ms } = renewals;
+        let renewals = Renewals { names: names.clone(), owners: owners.clone(), ttls_ms: ttls_ms.clone() };
+        self.ask("renew", Sort::Writes, move |model, label| {
+            async move { model.step(&label, |table, us, is_locked| table.renew(&renewals, us, is_locked)) }
+                .boxed()
+        })
+    }
+
+    fn read<'a>(&'a self, names: &'a [String], with_records: bool) -> Answered<'a, Vec<Row>> {
+        let names = names.to_vec();
+        self.ask("read", Sort::Reads, move |model, label| {
+            async move { model.step(&label, |table, us, _| table.read(&names, with_records, us)) }.boxed()
+        })
+    }
+
+    fn write<'a>(&'a self, changes: &'a [(Key, Change)]) -> Answered<'a, std::collections::BTreeSet<String>> {
+        let mut changes = changes.to_vec();
+        self.ask("write", Sort::Writes, move |model, label| {
+            async move {
+                model.step(&label, |table, us, _| {
+                    changes.retain(|(_, change)| table.is_in_time(change, us))
+                })?;
+                pause(&model).await;
+                model.step(&label, |table, us, is_locked| table.write(&changes, us, is_locked))
+            }
+            .boxed()
+        })
+    }
+
+    fn note_listeners<'a>(&'a self, keys: &'a [Key]) -> Answered<'a, ()> {
+        let keys = keys.to_vec();
+        self.ask("note_listeners", Sort::Writes, move |model, label| {
+            async move { model.step(&label, |table, us, _| table.note_listeners(&keys, us)) }.boxed()
+        })
+    }
+
+    fn listen(&self) -> Answered<'_, ()> {
+        self.ask("listen", Sort::Reads, |model, label| {
+            async move {
+                model.step(&label, |_, _, _| ())?;
+                model.state().links.get_mut(&label)?.listens = true;
+                Some(())
+            }
+            .boxed()
+        })
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> Answered<'a, Vec<Row>> {
+        let (prefix, after) = (prefix.to_owned(), after.to_owned());
+        self.ask("list", Sort::Reads, move |model, label| {
+            async move { model.step(&label, |table, us, _| table.list(&prefix, &after, us)) }.boxed()
+        })
+    }
+
+    fn sweep<'a>(&'a self, after: &'a str) -> Answered<'a, Option<String>> {
+        let after = after.to_owned();
+        self.ask("sweep", Sort::Writes, move |model, label| {
+            async move { model.step(&label, |table, us, is_locked| table.sweep(&after, us, is_locked)) }
+                .boxed()
+        })
+    }
+
+    fn ping(&self) -> Answered<'_, ()> {
+        self.ask("ping", Sort::Reads, |model, label| async move { model.step(&label, |_, _, _| ()) }.boxed())
+    }
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Model")
+    }
+}

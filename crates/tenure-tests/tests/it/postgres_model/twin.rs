@@ -1,0 +1,362 @@
+//! The model beside a real server: what statements tell is the same, in random order.
+#![expect(clippy::disallowed_methods, reason = "a real server takes real time")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure::internals::protocol::Entry;
+use tenure::internals::protocol::record::Record;
+use tenure::internals::store::postgres::{
+    Change, Connection, Failed, Key, Postgres, Renewals, Row, Server, Session,
+};
+use tenure::internals::{Driver, Runtime};
+use tenure_testkit::setting;
+use tokio_postgres::Client;
+
+use super::model::{Faults, Model, Transaction};
+use crate::postgres::{SERVER, connect, on, schema};
+
+const NAMES: [&str; 4] = ["a", "b", "bb", "c"];
+const OWNERS: [&str; 3] = ["o@h:1/0", "o@h:1/1", "o@h:1/2"];
+const LEASE_MS: i64 = 600_000;
+const HOUR_US: i64 = 3_600_000_000;
+
+/// A statement, which is about the same rows on both servers.
+#[derive(Clone, Debug)]
+enum Ask {
+    Acquire { name: usize, owner: usize, ttl_ms: i64 },
+    Release { name: usize, owner: usize, message: String },
+    Renew { names: Vec<usize>, owner: usize },
+    Read { names: Vec<usize>, with_records: bool },
+    Write { changes: Vec<Written> },
+    Await { names: Vec<usize> },
+    List { prefix: &'static str, after: &'static str },
+    Sweep,
+    CheckIn { name: usize, owner: usize },
+    CheckOut,
+}
+
+/// A change that is written.
+#[derive(Clone, Debug)]
+struct Written {
+    name: usize,
+    /// As many reads of it ago.
+    seen: usize,
+    ends_hold: bool,
+    is_late: bool,
+    /// A mutex, a fair mutex, or nothing; held by this owner.
+    lock: Option<(&'static str, usize)>,
+    is_over: bool,
+    /// Its token is two hours old.
+    is_old: bool,
+    record: Option<bool>,
+    wake: &'static str,
+}
+
+/// A server, and what was seen of it.
+struct Side {
+    session: Arc<dyn Session>,
+    listening: Connection,
+    /// All that was read, by name, the newest last.
+    seen: BTreeMap<String, Vec<Row>>,
+    /// Tokens, and the serial numbers of each row, in the order in which they were seen.
+    tokens: BTreeMap<i64, usize>,
+    serials: BTreeMap<(String, i64), usize>,
+    /// Open transactions, of the model and of the real server.
+    transaction: Option<Transaction>,
+    is_open: bool,
+    user: User,
+    _connection: [Box<dyn std::any::Any>; 2],
+}
+
+enum User {
+    Model(Model),
+    Real(Client, String),
+}
+
+impl Side {
+    async fn new(server: &dyn Server, user: User) -> Self {
+        let Connection { session, messages, over, hangup } = server.connect(None).await.expect("a server");
+        let listening = server.connect(None).await.expect("a server");
+        listening.session.listen().await.expect("it listens");
+        let (seen, tokens, serials) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let _connection = [Box::new(messages) as _, Box::new((over, hangup)) as _];
+        let (transaction, is_open) = (None, false);
+        Self { session, listening, seen, tokens, serials, transaction, is_open, user, _connection }
+    }
+
+    /// A token by when it was seen first.
+    fn token(&mut self, number: i64) -> String {
+        let next = self.tokens.len();
+        format!("t{}", self.tokens.entry(number).or_insert(next))
+    }
+
+    /// A row without what depends on the clock.
+    fn shown(&mut self, row: &Row) -> String {
+        let value = row.value.as_ref().map(|value| {
+            let words = value.split_inclusive([' ', '\n', '#']).map(|word| {
+                let (text, end) = word.split_at(word.trim_end_matches([' ', '\n', '#']).len());
+                match text.parse::<i64>() {
+                    Ok(number) if self.tokens.contains_key(&number) => self.token(number) + end,
+                    Ok(number) if number > 1_000_000 => format!("later{end}"),
+                    _ => word.to_owned(),
+                }
+            });
+            words.collect::<String>()
+        });
+        let ends = row.ends_ms.map(|ends| ends > row.clock_us / 1_000);
+        let (fence, next) = (self.token(row.fence), self.serials.len());
+        let serial = row.serial.map(|serial| *self.serials.entry((row.name.clone(), serial)).or_insert(next));
+        let record =
+            row.record.as_ref().map(|record| (record.bytes.clone(), record.at_us, record.ends_ms.is_some()));
+        let Row { name, whole, version, kind, .. } = row;
+        format!("{name} {whole:?} {version:?} {kind:?} {value:?} {ends:?} {fence} {serial:?} {record:?}")
+    }
+
+    fn change(&self, written: &Written) -> Option<(Key, Change)> {
+        let key = key(written.name);
+        let rows = self.seen.get(&key.name)?;
+        let row = rows.iter().rev().nth(written.seen).or(rows.last())?;
+        let now_ms = row.clock_us / 1_000;
+        // No two rows get the same, also where they were read at one time.
+        let clock_us = row.clock_us + 1 + 1_000_000 * written.name as i64;
+        let fence = if written.is_old { clock_us - 2 * HOUR_US } else { clock_us.max(row.fence + 1) };
+        let ends_ms = match written.is_over || written.lock.is_none() {
+            true => 1,
+            false => now_ms + LEASE_MS,
+        };
+        let lock = written.lock.map(|(kind, owner)| match kind {
+            "mutex" => (kind, format!("{}#{fence}", OWNERS[owner])),
+            _ => (kind, format!("1 {fence}\n{fence} 1 {ends_ms} {}\n", OWNERS[owner])),
+        });
+        let value = Record { at_us: 17, value: Arc::from(&b"record"[..]) };
+        let entry = |lives: bool| Entry {
+            value: value.clone(),
+            expires_ms: Some(if lives { (now_ms + LEASE_MS) as u64 } else { 1 }),
+        };
+        let change = Change {
+            serial: row.serial,
+            ends_hold: written.ends_hold,
+            until_ms: if written.is_late { now_ms - 1 } else { now_ms + LEASE_MS } as u64,
+            lock,
+            ends_ms: ends_ms as u64,
+            fence: fence as u64,
+            record: written.record.map(|lives| Some(entry(lives)).filter(|_| !written.is_old)),
+            wake: written
+                .wake
+                .lines()
+                .map(|line| format!("{line} {}", key.name))
+                .collect::<Vec<_>>()
+                .join("\n"),
+        };
+        Some((key, change))
+    }
+
+    /// What comes of a statement, without what depends on the clock.
+    async fn ask(&mut self, ask: &Ask) -> Result<String, Failed> {
+        let session = Arc::clone(&self.session);
+        Ok(match ask {
+            Ask::Acquire { name, owner, ttl_ms } => {
+                let token = session.acquire(&key(*name), OWNERS[*owner], *ttl_ms).await?;
+                format!("{:?}", token.map(|token| self.token(token)))
+            }
+            Ask::Release { name, owner, message } => {
+                session.release(&key(*name).name, OWNERS[*owner], message).await?.to_string()
+            }
+            Ask::Renew { names, owner } => {
+                let owners = vec![OWNERS[*owner].to_owned(); names.len()];
+                let names: Vec<String> = names.iter().map(|name| key(*name).name).collect();
+                let ttls_ms = vec![LEASE_MS; names.len()];
+                let mut renewed = session.renew(&Renewals { names, owners, ttls_ms }).await?;
+                renewed.sort();
+                let renewed = renewed.into_iter().map(|(name, token)| (name, self.token(token)));
+                format!("{:?}", renewed.collect::<Vec<_>>())
+            }
+            Ask::Read { names, with_records } => {
+                let names: Vec<String> = names.iter().map(|name| key(*name).name).collect();
+                let mut rows = session.read(&names, *with_records).await?;
+                rows.sort_by(|one, other| one.name.cmp(&other.name));
+                let shown: Vec<String> = rows.iter().map(|row| self.shown(row)).collect();
+                for row in rows {
+                    self.seen.entry(row.name.clone()).or_default().push(row);
+                }
+                shown.join("\n")
+            }
+            Ask::Write { changes } => {
+                let changes: Vec<_> = changes.iter().filter_map(|written| self.change(written)).collect();
+                format!("{:?}", session.write(&changes).await?)
+            }
+            Ask::Await { names } => {
+                let keys: Vec<Key> = names.iter().map(|name| key(*name)).collect();
+                format!("{:?}", session.note_listeners(&keys).await?)
+            }
+            Ask::List { prefix, after } => {
+                let rows = session.list(prefix, after).await?;
+                rows.iter().map(|row| self.shown(row)).collect::<Vec<_>>().join("\n")
+            }
+            Ask::Sweep => format!("{:?}", session.sweep("").await?),
+            Ask::CheckIn { name, owner } => {
+                let key = key(*name);
+                let rows = session.read(std::slice::from_ref(&key.name), false).await?;
+                let (fence, owner) = (rows[0].fence, OWNERS[*owner]);
+                self.token(fence);
+                self.is_open = match &self.user {
+                    User::Model(model) => {
+                        self.transaction = model.check_in(&key.name, owner, fence as u64);
+                        self.transaction.is_some()
+                    }
+                    User::Real(client, sql) => {
+                        client.batch_execute("BEGIN").await.expect("a transaction");
+                        let is_held = client.query(sql, &[&key.name, &owner, &fence]).await.is_ok();
+                        if !is_held {
+                            client.batch_execute("ROLLBACK").await.expect("an end");
+                        }
+                        is_held
+                    }
+                };
+                self.is_open.to_string()
+            }
+            Ask::CheckOut => {
+                self.transaction = None;
+                if let User::Real(client, _) = &self.user {
+                    client.batch_execute("ROLLBACK").await.expect("an end");
+                }
+                self.is_open = false;
+                String::new()
+            }
+        })
+    }
+}
+
+fn key(name: usize) -> Key {
+    Key { name: NAMES[name].into(), whole: (name == 3).then(|| "all of it".into()) }
+}
+
+/// What is asked next.
+struct Asks {
+    random: u64,
+    count: usize,
+    is_open: bool,
+}
+
+impl Asks {
+    fn below(&mut self, count: usize) -> usize {
+        self.random =
+            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.random >> 33) % count as u64) as usize
+    }
+
+    fn names(&mut self) -> Vec<usize> {
+        let of = 1 + self.below(15);
+        (0..NAMES.len()).filter(|name| of >> name & 1 == 1).collect()
+    }
+
+    fn written(&mut self, name: usize) -> Written {
+        Written {
+            name,
+            seen: usize::from(self.below(6) == 0),
+            ends_hold: self.below(2) == 0,
+            is_late: self.below(8) == 0,
+            lock: [None, Some("mutex"), Some("fair mutex")][self.below(3)].map(|kind| (kind, self.below(2))),
+            is_over: self.below(4) == 0,
+            is_old: self.below(4) == 0,
+            record: [None, Some(false), Some(true)][self.below(6).min(2)].filter(|_| self.below(2) == 0),
+            wake: ["", ".heard", "!said", ".heard\n!said"][self.below(4)],
+        }
+    }
+
+    fn next(&mut self) -> Ask {
+        self.count += 1;
+        let (name, owner) = (self.below(NAMES.len()), self.below(2));
+        match self.below(40) {
+            0..=8 => Ask::Acquire { name, owner, ttl_ms: if self.below(5) == 0 { -1_000 } else { LEASE_MS } },
+            9..=15 => Ask::Release { name, owner, message: format!("release {}", self.count) },
+            16..=19 => Ask::Renew { names: self.names(), owner },
+            20..=23 => Ask::Read { names: self.names(), with_records: self.below(2) == 0 },
+            24..=31 => {
+                let names = self.names();
+                Ask::Write { changes: names.into_iter().map(|name| self.written(name)).collect() }
+            }
+            // No client listens to the other two.
+            32 => Ask::Await { names: vec![2 + name % 2] },
+            33..=34 => {
+                let (prefix, after) = (["", "b", "c", "x"][self.below(4)], ["", "a", "b"][self.below(3)]);
+                Ask::List { prefix, after }
+            }
+            35..=36 => Ask::Sweep,
+            _ if self.is_open => Ask::CheckOut,
+            _ => Ask::CheckIn { name, owner },
+        }
+    }
+}
+
+#[test]
+fn the_model_answers_as_a_server() {
+    on(async {
+        let schema = schema();
+        let driver = Driver::start().expect("a thread") as Arc<dyn Runtime>;
+        let real = Postgres::server(&SERVER.url(&schema), Arc::clone(&driver)).expect("a URL");
+        let model = Model::new(driver, Faults { part: 500, ..Faults::default() });
+        let sql = tenure::postgres::check_sql(Some(&schema));
+        let mut sides = [
+            Side::new(&*real, User::Real(connect(&SERVER).await, sql)).await,
+            Side::new(&model, User::Model(model.clone())).await,
+        ];
+        let mut asks = Asks { random: 5, count: 0, is_open: false };
+        let mut counts: BTreeMap<String, u32> = BTreeMap::new();
+        let all = Ask::Read { names: (0..NAMES.len()).collect(), with_records: true };
+        for _ in 0..setting("TENURE_OPERATIONS").unwrap_or(600) {
+            let ask = asks.next();
+            let asked = match &ask {
+                // A change is of what was just read.
+                Ask::Write { .. } | Ask::CheckIn { .. } => vec![&all, &ask],
+                _ => vec![&ask],
+            };
+            for ask in asked {
+                let mut said = Vec::new();
+                for side in &mut sides {
+                    said.push(side.ask(ask).await.unwrap_or_else(|failed| panic!("{ask:?}: {failed:?}")));
+                }
+                assert_eq!(said[0], said[1], "{ask:?}, statement {}", asks.count);
+                let sort = format!("{ask:?}").split(' ').next().unwrap_or_default().to_owned();
+                let is_done = !matches!(&*said[0], "None" | "false" | "[]" | "{}");
+                *counts.entry(format!("{sort} {is_done}")).or_default() += 1;
+            }
+            asks.is_open = sides[0].is_open;
+        }
+        let is_covered = |sort: &str| counts.get(sort).is_some_and(|count| *count > 2);
+        let sorts = ["Acquire", "Release", "Renew", "Write", "CheckIn"];
+        let mut both = sorts.iter().flat_map(|sort| [format!("{sort} true"), format!("{sort} false")]);
+        assert!(both.all(|sort| is_covered(&sort)), "{counts:?}");
+        let mut heard = Vec::new();
+        for side in &mut sides {
+            let mut messages: Vec<String> = Vec::new();
+            // The last one is of this sort.
+            let last = Ask::Acquire { name: 0, owner: 0, ttl_ms: LEASE_MS };
+            side.ask(&Ask::CheckOut).await.expect("an end");
+            side.ask(&last).await.expect("an answer");
+            side.ask(&all).await.expect("rows");
+            let end = Written {
+                name: 0,
+                seen: 0,
+                ends_hold: true,
+                is_late: false,
+                lock: None,
+                is_over: true,
+                is_old: false,
+                record: None,
+                wake: "!the end",
+            };
+            side.ask(&Ask::Write { changes: vec![end] }).await.expect("an answer");
+            while messages.last().is_none_or(|message| !message.starts_with("!the end")) {
+                let message = tokio::time::timeout(Duration::from_secs(20), side.listening.messages.recv());
+                messages.push(message.await.expect("a message in time").expect("a message"));
+            }
+            messages.sort();
+            heard.push(messages);
+        }
+        assert_eq!(heard[0], heard[1]);
+        assert!(heard[0].len() > 30, "{} messages", heard[0].len());
+    });
+}

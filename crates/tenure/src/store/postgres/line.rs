@@ -1,0 +1,257 @@
+//! The statements of `statements`, sent on a connection to a real server.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures_util::future::FutureExt;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Statement};
+
+use super::failure;
+use super::names::Key;
+use super::server::{Answered, Change, Failed, RecordColumns, Renewals, Row, Session};
+use super::state::signed;
+use super::statements::Which;
+use super::url::quoted;
+use crate::store::Failure;
+
+/// Where statements are sent.
+pub(super) struct Line {
+    pub(super) client: Client,
+    pub(super) statements: Vec<String>,
+    /// Parsed once, where the server's connection is ours alone.
+    pub(super) prepared: Vec<Statement>,
+    /// How often something came in.
+    pub(super) heard: Arc<AtomicU64>,
+    /// What the server calls it.
+    pub(super) label: String,
+    /// The channel on which messages about locks of this table are sent.
+    pub(super) channel: String,
+}
+
+impl Line {
+    /// Sends a statement and waits for its rows.
+    async fn ask(
+        &self,
+        which: Which,
+        arguments: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<tokio_postgres::Row>, Failed> {
+        let rows = match self.prepared.get(which as usize) {
+            Some(statement) => self.client.query(statement, arguments).await,
+            None => {
+                let typed = arguments.iter().zip(which.types());
+                let typed: Vec<_> = typed.map(|(argument, kind)| (*argument, kind.clone())).collect();
+                self.client.query_typed(&self.statements[which as usize], &typed).await
+            }
+        };
+        rows.map_err(|error| failed(error, which))
+    }
+
+    /// Pairs of texts, for a diagnosis.
+    pub(super) async fn look_up(&self, sql: &str) -> Result<Vec<(String, String)>, Failure> {
+        let rows = self.client.query_typed(sql, &[]).await;
+        let rows = rows.map_err(|error| failure::of(error, Which::Ping))?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    }
+}
+
+impl fmt::Debug for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Line").field(&self.label).finish()
+    }
+}
+
+fn failed(error: tokio_postgres::Error, which: Which) -> Failed {
+    let ends_connection = failure::ends_connection(&error);
+    Failed { failure: failure::of(error, which), ends_connection }
+}
+
+impl Session for Line {
+    fn label(&self) -> &str {
+        &self.label
+    }
+
+    fn heard(&self) -> u64 {
+        self.heard.load(Ordering::Relaxed)
+    }
+
+    fn acquire<'a>(&'a self, key: &'a Key, owner: &'a str, ttl_ms: i64) -> Answered<'a, Option<i64>> {
+        async move {
+            let rows = self.ask(Which::Acquire, &[&key.name, &key.whole, &owner, &ttl_ms]).await?;
+            Ok(rows.first().map(|row| row.get(0)))
+        }
+        .boxed()
+    }
+
+    fn release<'a>(&'a self, name: &'a str, owner: &'a str, message: &'a str) -> Answered<'a, bool> {
+        async move {
+            let rows = self.ask(Which::Release, &[&name, &owner, &self.channel, &message]).await?;
+            Ok(!rows.is_empty())
+        }
+        .boxed()
+    }
+
+    fn renew<'a>(&'a self, renewals: &'a Renewals) -> Answered<'a, Vec<(String, i64)>> {
+        async move {
+            let Renewals { names, owners, ttls_ms } = renewals;
+            let rows = self.ask(Which::Renew, &[names, owners, ttls_ms]).await?;
+            Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+        }
+        .boxed()
+    }
+
+    fn read<'a>(&'a self, names: &'a [String], with_records: bool) -> Answered<'a, Vec<Row>> {
+        async move {
+            let which = if with_records { Which::ReadRecords } else { Which::Read };
+            let rows = self.ask(which, &[&names]).await?;
+            Ok(rows.iter().map(|row| read(row, with_records)).collect())
+        }
+        .boxed()
+    }
+
+    fn write<'a>(&'a self, changes: &'a [(Key, Change)]) -> Answered<'a, BTreeSet<String>> {
+        async move {
+            let columns = Columns::of(changes);
+            let arguments: [&(dyn ToSql + Sync); 15] = [
+                &columns.names,
+                &columns.wholes,
+                &columns.serials,
+                &columns.ends_hold,
+                &columns.until,
+                &columns.kinds,
+                &columns.values,
+                &columns.ends,
+                &columns.fences,
+                &columns.puts,
+                &columns.records,
+                &columns.record_at,
+                &columns.record_ends,
+                &columns.wakes,
+                &self.channel,
+            ];
+            let rows = self.ask(Which::Write, &arguments).await?;
+            Ok(rows.iter().map(|row| row.get(0)).collect())
+        }
+        .boxed()
+    }
+
+    fn note_listeners<'a>(&'a self, keys: &'a [Key]) -> Answered<'a, ()> {
+        async move {
+            let (names, wholes): (Vec<_>, Vec<_>) = keys.iter().map(|key| (&key.name, &key.whole)).unzip();
+            self.ask(Which::Await, &[&names, &wholes]).await.map(drop)
+        }
+        .boxed()
+    }
+
+    fn listen(&self) -> Answered<'_, ()> {
+        async move {
+            let listening = self.client.batch_execute(&format!("LISTEN {}", quoted(&self.channel))).await;
+            listening.map_err(|error| failed(error, Which::Ping))
+        }
+        .boxed()
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> Answered<'a, Vec<Row>> {
+        async move {
+            let rows = self.ask(Which::List, &[&prefix, &after]).await?;
+            Ok(rows.iter().map(listed).collect())
+        }
+        .boxed()
+    }
+
+    fn sweep<'a>(&'a self, after: &'a str) -> Answered<'a, Option<String>> {
+        async move {
+            let rows = self.ask(Which::Sweep, &[&after]).await?;
+            Ok(rows.first().and_then(|row| row.get(0)))
+        }
+        .boxed()
+    }
+
+    fn ping(&self) -> Answered<'_, ()> {
+        async move { self.ask(Which::Ping, &[]).await.map(drop) }.boxed()
+    }
+}
+
+/// A row of `Read` or `ReadRecords`.
+fn read(row: &tokio_postgres::Row, with_record: bool) -> Row {
+    let bytes: Option<Vec<u8>> = with_record.then(|| row.get(8)).flatten();
+    let record = bytes.map(|bytes| RecordColumns {
+        bytes,
+        at_us: row.get::<_, Option<i64>>(9).unwrap_or(0),
+        ends_ms: row.get(10),
+    });
+    Row {
+        name: row.get(0),
+        whole: None,
+        version: row.get(1),
+        kind: row.get(2),
+        value: row.get(3),
+        ends_ms: row.get(4),
+        fence: row.get(5),
+        serial: row.get(6),
+        clock_us: row.get(7),
+        record,
+    }
+}
+
+/// A row of `List`.
+fn listed(row: &tokio_postgres::Row) -> Row {
+    Row {
+        name: row.get(0),
+        whole: row.get(1),
+        version: row.get(2),
+        kind: row.get(3),
+        value: row.get(4),
+        ends_ms: row.get(5),
+        fence: 0,
+        serial: None,
+        clock_us: row.get(6),
+        record: None,
+    }
+}
+
+/// Changes by the columns of what is written.
+#[derive(Default)]
+struct Columns<'a> {
+    names: Vec<&'a str>,
+    wholes: Vec<Option<&'a str>>,
+    serials: Vec<Option<i64>>,
+    ends_hold: Vec<bool>,
+    until: Vec<i64>,
+    kinds: Vec<Option<&'static str>>,
+    values: Vec<Option<&'a str>>,
+    ends: Vec<i64>,
+    fences: Vec<i64>,
+    puts: Vec<bool>,
+    records: Vec<Option<&'a [u8]>>,
+    record_at: Vec<Option<i64>>,
+    record_ends: Vec<Option<i64>>,
+    wakes: Vec<&'a str>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(changes: &'a [(Key, Change)]) -> Self {
+        let mut columns = Self::default();
+        for (Key { name, whole }, change) in changes {
+            let (kind, value) = change.lock.as_ref().map(|(kind, value)| (*kind, value.as_str())).unzip();
+            let record = change.record.as_ref().and_then(Option::as_ref);
+            columns.names.push(name);
+            columns.wholes.push(whole.as_deref());
+            columns.serials.push(change.serial);
+            columns.ends_hold.push(change.ends_hold);
+            columns.until.push(signed(change.until_ms));
+            columns.kinds.push(kind);
+            columns.values.push(value);
+            columns.ends.push(signed(change.ends_ms));
+            columns.fences.push(signed(change.fence));
+            columns.puts.push(change.record.is_some());
+            columns.record_at.push(record.map(|record| signed(record.value.at_us)));
+            columns.record_ends.push(record.and_then(|record| record.expires_ms).map(signed));
+            columns.records.push(record.map(|record| &*record.value.value));
+            columns.wakes.push(&change.wake);
+        }
+        columns
+    }
+}
