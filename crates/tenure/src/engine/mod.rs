@@ -165,11 +165,12 @@ impl Engine {
 
     /// Renews several locks that the store can renew by one request. Answers in their order.
     pub(crate) async fn renew<'a>(
-        &self,
-        each: impl Iterator<Item = (&'a LockName, LockSpec, &'a Owner, Verb)>,
+        self: &Arc<Self>,
+        each: impl Iterator<Item = (&'a LockName, LockSpec, &'a Owner, Verb)> + Clone,
         within: Duration,
     ) -> Vec<Result<Answer, Failure>> {
         let ops: Vec<Op> = each
+            .clone()
             .map(|(name, rule, owner, verb)| {
                 let (name, owner, request) = (name.clone(), owner.clone(), self.id());
                 Op { name, rule, owner, request, verb }
@@ -182,7 +183,15 @@ impl Engine {
         };
         debug_assert_eq!(answers.len(), count, "an answer for each");
         answers.iter().for_each(|answer| self.count(RequestVerb::Renew, answer));
-        answers
+        each.zip(answers)
+            .map(|((name, rule, ..), answer)| match answer {
+                Ok(Answer::More(answer)) if !planted(Bug::BoundTakenForAnswer) => {
+                    self.finish(name, rule);
+                    Ok(*answer)
+                }
+                answer => answer,
+            })
+            .collect()
     }
 
     /// Sends one request about the record beside a lock.

@@ -450,6 +450,10 @@ impl Task {
                 }
                 let left = lease.lost_at().since(now);
                 let retry = now + self.engine.jittered(lease::retry_after(lease.ttl(), left));
+                if !renews && !planted(Bug::QuestionGivenUp) {
+                    // It is in doubt until there is an answer.
+                    lease.doubt(retry);
+                }
                 if renews { retry.min(lease.lost_at()) } else { lease.lost_at() }
             }
         };
