@@ -127,7 +127,12 @@ impl Engine {
         let mut first = None;
         loop {
             let left = until.since(self.now()).max(Duration::from_millis(1));
-            let answer = self.call_once(name, rule, owner, verb.clone(), left).await?;
+            let answer = self.call_once(name, rule, owner, verb.clone(), left).await;
+            if forces {
+                // What was granted before has come into a caller's hands meanwhile.
+                self.reentries.forced(name);
+            }
+            let answer = answer?;
             if forces && is_in_part(&answer) {
                 first.get_or_insert(answer);
                 continue;

@@ -140,6 +140,12 @@ impl Renewer {
         self.notify.notify_one();
     }
 
+    /// How many entries there are.
+    #[cfg(test)]
+    pub(super) fn scheduled(&self) -> usize {
+        self.schedule().due.len()
+    }
+
     fn schedule(&self) -> MutexGuard<'_, Schedule> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
