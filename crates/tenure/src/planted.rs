@@ -105,6 +105,10 @@ pub enum Bug {
     OneRenewedForAll,
     /// One lock of many that is gone is taken for all of them.
     PartTakenForAll,
+    /// Whether a hold is still there that is not renewed is asked once, also where no answer came.
+    QuestionGivenUp,
+    /// That a request has stopped at its bound is taken for its answer, where it was one of many.
+    BoundTakenForAnswer,
     /// A write of unknown outcome is followed by others with no fence between them.
     CasUnfenced,
     /// What is bound to a handle that is gone counts as living.
@@ -279,7 +283,7 @@ impl Bug {
     /// All of them, but those of stores by compare-and-swap and of PostgreSQL, which have schedules
     /// of their own, and that of the connection on a runtime of callers, which
     /// `tests/sim/callers.rs` finds.
-    pub const ALL: [Self; 107] = [
+    pub const ALL: [Self; 109] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -326,6 +330,8 @@ impl Bug {
         Self::PairLeftBehind,
         Self::OneRenewedForAll,
         Self::PartTakenForAll,
+        Self::BoundTakenForAnswer,
+        Self::QuestionGivenUp,
         Self::NoRounding,
         Self::NoGrace,
         Self::CalledWithTooLittle,

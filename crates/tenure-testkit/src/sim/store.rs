@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt, ready};
+use futures_util::future::{BoxFuture, FutureExt, join_all, ready};
 use tenure::LockName;
 use tenure::internals::Store;
 use tenure::internals::protocol::record::{RecordAnswer, RecordOp};
 use tenure::internals::protocol::{Answer, LockSpec, Op};
 use tenure::internals::store::{
     Capabilities, Client, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Page,
-    QuorumMember,
+    QuorumMember, RenewsMany,
 };
 
 use super::executor::{Process, ProcessId, lock};
@@ -35,6 +35,7 @@ pub struct SimStore {
     pub(super) network: Network,
     pub(super) process: ProcessId,
     pub(super) url: Arc<str>,
+    renews_together: bool,
 }
 
 /// Its messages are those of locks.
@@ -44,7 +45,16 @@ impl Network {
     /// The store for one process.
     pub fn store(&self, process: &Process) -> SimStore {
         self.connect(process);
-        SimStore { network: self.clone(), process: process.id(), url: Arc::clone(&self.url) }
+        let (network, process, url) = (self.clone(), process.id(), Arc::clone(&self.url));
+        SimStore { network, process, url, renews_together: false }
+    }
+}
+
+impl SimStore {
+    /// The same. The engine hands it renewals together, and it sends them one by one.
+    #[must_use]
+    pub fn renewing_together(self) -> Self {
+        Self { renews_together: true, ..self }
     }
 }
 
@@ -124,12 +134,26 @@ impl Store for SimStore {
         self.network.breaks(self.process)
     }
 
+    fn renews_many(&self) -> Option<&dyn RenewsMany> {
+        self.renews_together.then_some(self as _)
+    }
+
     fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
         Ok(self)
     }
 
     fn url(&self) -> &Arc<str> {
         &self.url
+    }
+}
+
+impl RenewsMany for SimStore {
+    fn group(&self, _: &LockName, _: LockSpec) -> Option<u16> {
+        Some(0)
+    }
+
+    fn renew(&self, ops: Vec<Op>, within: Duration) -> BoxFuture<'static, Vec<Result<Answer, Failure>>> {
+        join_all(ops.into_iter().map(|op| self.call(op, within))).boxed()
     }
 }
 

@@ -42,6 +42,11 @@ pub fn run_scripts(regime: Regime, seed: u64) -> Report {
     World::new(regime, seed, None, false).with_scripts().run()
 }
 
+/// Runs the schedule of a seed in a regime with processes that renew several locks together.
+pub fn run_together(regime: Regime, seed: u64) -> Report {
+    World::new(regime, seed, None, false).renewing_together().run()
+}
+
 /// Runs the schedule of a seed in a regime and writes down what happens.
 pub fn replay(regime: Regime, seed: u64) -> Report {
     World::new(regime, seed, None, true).run()
@@ -52,6 +57,11 @@ pub fn replay_scripts(regime: Regime, seed: u64) -> Report {
     World::new(regime, seed, None, true).with_scripts().run()
 }
 
+/// The same with processes that renew several locks together.
+pub fn replay_together(regime: Regime, seed: u64) -> Report {
+    World::new(regime, seed, None, true).renewing_together().run()
+}
+
 struct World {
     seed: u64,
     sim: Sim,
@@ -59,6 +69,7 @@ struct World {
     network: Network,
     plan: Plan,
     processes: Vec<Arc<Process>>,
+    renews_together: bool,
 }
 
 impl World {
@@ -81,7 +92,11 @@ impl World {
             network.remember();
         }
         let processes = (0..plan.processes).map(|_| sim.process(clock(), seed)).collect();
-        Self { seed, sim, oracle, network, plan, processes }
+        Self { seed, sim, oracle, network, plan, processes, renews_together: false }
+    }
+
+    fn renewing_together(self) -> Self {
+        Self { renews_together: true, ..self }
     }
 
     fn with_scripts(self) -> Self {
@@ -106,7 +121,8 @@ impl World {
     /// Starts every process with its tasks.
     fn people(&self, workload: &Arc<Workload>) {
         for process in &self.processes {
-            let store = Arc::new(self.network.store(process));
+            let store = self.network.store(process);
+            let store = Arc::new(if self.renews_together { store.renewing_together() } else { store });
             let options = Options::new().ttl(self.plan.ttl);
             let locks = locks(store, Arc::clone(process) as _, options).expect("the options are right");
             workload.start(process, locks, self.plan.tasks);

@@ -9,7 +9,7 @@
 
 use std::time::{Duration, Instant};
 
-use tenure::{Guard, Locks, block_on};
+use tenure::{ForcedRelease, Guard, Locks, block_on};
 use tenure_testkit::servers::{Cluster, Server, eventually};
 
 /// What a busy machine may take. A renewal comes each 20 s.
@@ -117,5 +117,28 @@ fn who_may_not_listen_is_told_by_its_renewal() {
     for guard in &guards {
         block_on(locks.force_release(guard.name().as_str())).expect("an answer").expect("a holder");
         eventually("its renewal tells it", LIMIT, || !guard.is_held());
+    }
+}
+
+/// Nothing stands in the way of another kind.
+#[test]
+fn a_hold_that_is_ended_in_its_owners_name_leaves_nothing_behind() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    let holds: [fn(&Locks) -> Guard; 4] = [
+        |locks| block_on(locks.mutex("x").expect("a name").lock()).expect("free"),
+        |locks| block_on(locks.fair_mutex("x").expect("a name").lock()).expect("free"),
+        |locks| block_on(locks.rwlock("x").expect("a name").write()).expect("free").into(),
+        |locks| block_on(locks.semaphore("x", 3).expect("a name").acquire_many(2)).expect("free"),
+    ];
+    for hold in holds {
+        let guard = hold(&locks);
+        let ended = block_on(locks.force_release_owner("x", guard.owner())).expect("an answer");
+        assert!(matches!(ended, ForcedRelease::Ended(_)), "{ended:?}");
+        assert_eq!(server.command(&["EXISTS", "x"]).int(), 0, "of a {:?}", ended);
+        let mutex = locks.mutex("x").expect("a name");
+        drop(block_on(mutex.try_lock()).expect("an answer").expect("a free lock"));
+        block_on(locks.clone().shutdown()).expect("released");
+        assert!(block_on(guard.release()).expect_err("it is gone").is_lost());
     }
 }

@@ -211,6 +211,33 @@ fn there_is_an_answer_for_each_hold_of_a_queue() {
     }
 }
 
+/// The request that says so stops at its bound, because many places there have lapsed.
+#[test]
+fn a_hold_of_many_that_is_gone_is_lost_also_behind_a_dead_crowd() {
+    let server = Server::start();
+    let locks = Locks::open(&server.url()).expect("a store");
+    let locks = locks.with(|options| options.ttl(Duration::from_secs(3))).expect("options");
+    let [gone, other] = ["gone", "other"]
+        .map(|name| block_on(locks.fair_mutex(name).expect("a name").lock()).expect("a free lock"));
+    let renewals = || locks.metrics().total().renewals;
+    let before = renewals();
+    eventually("they are renewed", LIMIT, || renewals() >= before + 2);
+    let before = renewals();
+    // As a failover leaves it to a replica that has not heard of the holder.
+    let (holder, mark) = (gone.owner().to_string(), gone.fence());
+    let mut crowd = vec!["ZADD".to_owned(), "gone".to_owned(), "0".to_owned(), "#used".to_owned()];
+    for number in 1..=1_000 {
+        let place = [(mark + number).to_string(), format!("{number}")];
+        crowd.extend(place.into_iter().chain(["10000000000".to_owned(), format!("!{number}")]));
+    }
+    assert_eq!(server.command(&crowd).int(), 2_000);
+    assert_eq!(server.command(&["ZREM", "gone", &holder, &format!("!{holder}")]).int(), 2);
+    eventually("it is lost", LIMIT, || !gone.is_held());
+    // Each renewal of both counts 2. One may have left before.
+    assert!(renewals() - before <= 4, "it was renewed {} times since", renewals() - before);
+    block_on(other.verify()).expect("still held");
+}
+
 /// What a server without memory still allows.
 #[test]
 fn a_full_server_renews_holds_of_queues() {

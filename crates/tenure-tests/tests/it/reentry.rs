@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tenure::{Locks, Owner, Renewal, block_on};
+use tenure::{Guard, Locks, Owner, Renewal, block_on};
 use tenure_testkit::servers::{Server, Value, eventually};
 
 /// How many requests about locks the server has carried out.
@@ -127,4 +127,54 @@ fn one_of_those_that_share_a_hold_is_detached_or_kept_for_a_time() {
     let stranger = theirs.reentrant_mutex("x", &stranger).expect("a name");
     assert!(block_on(stranger.try_lock()).expect("an answer").is_none(), "it is kept for a minute");
     assert_eq!(count_on_the_server(&server, &me).as_deref(), Some("1"));
+}
+
+/// A server that restarted or was promoted grants nothing for a while. What it has kept is held.
+#[test]
+fn in_a_servers_grace_a_shared_hold_is_not_detached_and_not_lost() {
+    let server = Server::start();
+    let locks = Locks::open(&format!("{}?restart-grace=4s", server.url())).expect("a store");
+    let locks = locks.with(|options| options.ttl(Duration::from_secs(4))).expect("options");
+    let lock = locks.reentrant_mutex("x", &Owner::new("me").expect("an owner")).expect("a name");
+    let [first, second] = [(); 2].map(|()| block_on(lock.lock()).expect("free, or our own"));
+    // As after a failover to a replica that has everything.
+    server.command(&["SET", "tenure:epoch", "0123456789abcdef0123456789abcdef01234567:1"]);
+    let error = block_on(first.detach()).expect_err("nothing is granted");
+    assert!(error.is_unreachable() && !error.is_lost(), "{error:?}");
+    block_on(second.verify()).expect("still held");
+    block_on(second.release()).expect("a release");
+}
+
+/// Threads of one owner enter and leave, hand holds over and take them back, while another ends
+/// what they have by force.
+#[test]
+fn whatever_the_threads_of_an_owner_do_nothing_is_left() {
+    let (locks, me) = (Locks::memory(), Owner::new("me").expect("an owner"));
+    let lock = locks.reentrant_mutex("x", &me).expect("a name");
+    let enter = |thread: usize| {
+        let mut kept: Vec<Guard> = Vec::new();
+        for round in thread..thread + 3_000 {
+            kept.push(block_on(lock.lock()).expect("our own"));
+            match round % 11 {
+                // Nothing of a hold that was ended by force can be detached.
+                0 => drop(kept.pop().map(|guard| block_on(guard.detach()))),
+                1 => kept.extend(block_on(locks.resume("x", &me)).expect("an answer")),
+                2 => drop(kept.pop().map(|guard| block_on(guard.release()))),
+                3..6 => kept.truncate(round % 3),
+                _ => {}
+            }
+        }
+        // Those that are still detached.
+        while let Some(guard) = block_on(locks.resume("x", &me)).expect("an answer") {
+            kept.push(guard);
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..4).for_each(|thread| drop(scope.spawn(move || enter(thread))));
+        scope.spawn(|| (0..300).for_each(|_| drop(block_on(locks.force_release("x")).expect("an answer"))));
+    });
+    block_on(locks.clone().shutdown()).expect("released");
+    assert_eq!(locks.metrics().total().held, 0);
+    assert_eq!(block_on(lock.hold_count()).expect("an answer"), 0);
+    assert!(block_on(locks.inspect("x")).expect("an answer").is_none());
 }

@@ -347,7 +347,10 @@ impl Bench {
                 };
                 Verb::Renew { ttl_ms, hold, bind, weight }
             }
-            7 | 8 => Verb::Release { hold, fence, whose: ReleaseScope::Own },
+            7 | 8 => {
+                let whose = if ttl_ms.is_multiple_of(4) { ReleaseScope::Named } else { ReleaseScope::Own };
+                Verb::Release { hold, fence, whose }
+            }
             9 if self.below(if is_long { 60 } else { 4 }) == 0 => {
                 let whose = if ttl_ms.is_multiple_of(3) { ReleaseScope::Foreign } else { ReleaseScope::Any };
                 Verb::Release { hold: hold / 2, fence, whose }

@@ -113,7 +113,7 @@ impl Acquisition {
             return None;
         }
         let lease = engine.reentries.enter(engine, name, owner, *meter, options)?;
-        Some(Hold::reentered(engine, lease))
+        Hold::reentered(engine, lease)
     }
 
     /// Asks once; again only when the grant took so long to arrive that too little of it is left,
@@ -262,16 +262,24 @@ impl Drop for Acquisition {
     }
 }
 
+/// Why a hold that others share cannot be had alone now.
+const IN_GRACE: &str = "a server that restarted or was promoted may be in its grace, and grants nothing";
+
 /// A hold for the guard alone that shares this one with others of its owner.
 pub(crate) async fn part(engine: &Arc<Engine>, lease: &Lease) -> Result<Hold> {
     let (name, owner) = (lease.name.clone(), lease.owner.clone());
     let options = Arc::new(lease.options());
     let ask = Acquisition::new(engine, name, lease.rule, Some(owner), &options, lease.meter);
+    let in_grace = engine.store.capabilities().restart_grace.is_some();
     match ask.once(false, None).await {
         // Else the lock was lost, and has been acquired again.
         Outcome::Held(part) if part.lease.fence == lease.fence => {
             part.lease.is_alone();
             Ok(part)
+        }
+        // In a server's grace everything is busy, also what is one's own.
+        Outcome::Busy { .. } if in_grace => {
+            Err(engine.failed(&lease.name, Failure::NotSent(Failure::cause(IN_GRACE))))
         }
         Outcome::Held(_) | Outcome::Busy { .. } | Outcome::Waiting(_) => {
             let loss = Loss::new(LossReason::Gone, GONE);

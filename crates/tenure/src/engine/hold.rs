@@ -30,9 +30,14 @@ impl Hold {
         Self { engine: Arc::clone(engine), lease, armed: true }
     }
 
-    /// One more of an owner who has the lock.
-    pub(super) fn reentered(engine: &Arc<Engine>, lease: Arc<Lease>) -> Self {
-        Self { engine: Arc::clone(engine), lease, armed: true }
+    /// One more of an owner who has the lock, unless that was lost just now. It is in the caller's
+    /// hands.
+    pub(super) fn reentered(engine: &Arc<Engine>, lease: Arc<Lease>) -> Option<Self> {
+        let held = Self { engine: Arc::clone(engine), lease, armed: true };
+        // A loss tells those that it finds: it came before, or it tells this one too. The loss of
+        // one that it found before this counts for no guard.
+        let is_live = held.lease.term().known_outcome().is_none() && held.lease.kept(engine.now());
+        is_live.then_some(held)
     }
 
     /// Whether anything of it is left.
@@ -42,14 +47,17 @@ impl Hold {
 
     /// From now on it is renewed, and its loss announced: it is in the caller's hands.
     pub(crate) fn keep(&self) {
-        let (engine, lease) = (&self.engine, &self.lease);
-        lease.kept(engine.now());
+        let (engine, lease, now) = (&self.engine, &self.lease, self.engine.now());
+        lease.kept(now);
         let term = match lease.shared_term() {
             // Another hold of its owner has it renewed.
-            Some(term) if !engine.reentries.add(term) => return,
-            term => term.unwrap_or(lease),
+            Some(term) if !term.kept(now) => return,
+            Some(term) => {
+                engine.reentries.add(term);
+                term
+            }
+            None => lease,
         };
-        term.kept(engine.now());
         engine.renewer.keep(engine, term);
         // In the schedule first: an interruption is noticed there from then on, and here if it came
         // before.

@@ -103,9 +103,9 @@ impl Lease {
     }
 
     /// Another hold on the same terms, whose lease is not renewed.
-    pub(super) fn like(&self, meter: Meter, role: Role) -> Self {
+    pub(super) fn like(&self, meter: Meter, op_timeout: Duration, role: Role) -> Self {
         let (name, owner) = (self.name.clone(), self.owner.clone());
-        let Self { rule, fence, hold, op_timeout, ttl, grace, bind, end, renewal, .. } = *self;
+        let Self { rule, fence, hold, ttl, grace, bind, end, renewal, .. } = *self;
         let Self { interruptions, whole_at, .. } = *self;
         let [sent, asked, deadline, due, kept, next_ear] = [const { AtomicU64::new(UNSET.0) }; 6];
         let [doubtful_at, checked] = [const { AtomicU64::new(0) }; 2];
@@ -154,10 +154,11 @@ impl Lease {
         }
     }
 
-    /// It comes into the caller's hands.
-    pub(super) fn kept(&self, now: Moment) {
-        // 0 means "never".
-        self.kept.store(now.0.max(1), Ordering::Release);
+    /// It comes into the caller's hands. False if it is there already, or has ended before.
+    pub(super) fn kept(&self, now: Moment) -> bool {
+        // 0 means "not yet".
+        let now = now.0.max(UNSET.0 + 1);
+        self.kept.compare_exchange(UNSET.0, now, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// For how long it has been in the caller's hands; `None` if it never was, as a term.
@@ -166,7 +167,7 @@ impl Lease {
             return None;
         }
         let kept = Moment(self.kept.load(Ordering::Acquire));
-        (kept != UNSET).then(|| now.since(kept))
+        (kept != UNSET && kept != NEVER).then(|| now.since(kept))
     }
 
     /// Moves the deadline after a renewal that was sent at `sent` for `ttl`. It never moves back.
@@ -428,6 +429,8 @@ impl Lease {
         let mut first = false;
         self.outcome.get_or_init(|| {
             first = true;
+            // One that ends before it comes into the caller's hands never does.
+            let _ = self.kept.compare_exchange(UNSET.0, NEVER.0, Ordering::AcqRel, Ordering::Acquire);
             if let Some(held) = self.held_for(engine.now()) {
                 engine.metrics.ended(self.meter, held);
                 if let Some(reason) = loss {
@@ -501,8 +504,10 @@ pub(super) enum Hearing {
     Never,
 }
 
-/// No request has set the whole lease yet.
+/// No request has set the whole lease yet, or it is not in the caller's hands yet.
 const UNSET: Moment = Moment(0);
+/// It does not come into the caller's hands any more.
+const NEVER: Moment = Moment(u64::MAX);
 
 /// What a store's silence about a hold means.
 pub(super) const GONE: &str = "it is gone from the store: expired, forced open, flushed or evicted";

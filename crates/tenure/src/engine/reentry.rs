@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use super::Engine;
 use super::lease::{Lease, Role, Shares, bind, lock};
@@ -22,14 +23,15 @@ use crate::protocol::lease;
 pub(super) struct Reentries(Mutex<BTreeMap<(LockName, Owner, u64), Arc<Lease>>>);
 
 impl Reentries {
-    /// From now on others may share it; false if they could before.
-    pub(super) fn add(&self, term: &Arc<Lease>) -> bool {
-        lock(&self.0).insert(key(term), Arc::clone(term)).is_none()
+    /// From now on others may share it.
+    pub(super) fn add(&self, term: &Arc<Lease>) {
+        lock(&self.0).insert(key(term), Arc::clone(term));
     }
 
-    /// The lock was released by force: what its owners had is no more to be entered by.
+    /// The lock was released by force: no more holds come to share what its owners had. Those that
+    /// share it are counted until they leave, because the release may have failed.
     pub(super) fn forced(&self, name: &LockName) {
-        lock(&self.0).retain(|(known, ..), _| known != name);
+        lock(&self.0).values().filter(|term| term.name == *name).for_each(|term| term.close());
     }
 
     pub(super) fn remove(&self, term: &Lease) {
@@ -47,7 +49,7 @@ impl Reentries {
     ) -> Option<Arc<Lease>> {
         let terms = self.of(name, owner);
         let term = terms.iter().rev().find(|term| term.covers(engine, options))?;
-        term.share(meter)
+        term.share(meter, options)
     }
 
     /// How many more holds the owner has than the store knows of.
@@ -70,31 +72,29 @@ impl Lease {
     /// The first share of what the store has granted.
     pub(super) fn first_share(mut term: Self) -> Arc<Self> {
         term.role = Role::Term(Box::default());
-        let term = Arc::new(term);
-        term.share_if(term.meter, |_| true).expect("nothing has ended it yet")
+        let (meter, op_timeout) = (term.meter, term.op_timeout);
+        Arc::new(term).share_if(meter, op_timeout, |_| true).expect("it is not closed yet")
     }
 
-    /// One more share, unless the last has left, or the loss is known.
-    fn share(self: &Arc<Self>, meter: Meter) -> Option<Arc<Self>> {
-        self.share_if(meter, |shares| !shares.leases.is_empty() && !shares.is_closed)
+    /// One more share, unless the last has left or no more may come.
+    fn share(self: &Arc<Self>, meter: Meter, options: &Options) -> Option<Arc<Self>> {
+        let is_open = |shares: &Shares| !shares.leases.is_empty() && !shares.is_closed;
+        self.share_if(meter, options.op_timeout, is_open)
     }
 
-    fn share_if(self: &Arc<Self>, meter: Meter, may: impl FnOnce(&Shares) -> bool) -> Option<Arc<Self>> {
+    fn share_if(
+        self: &Arc<Self>,
+        meter: Meter,
+        op_timeout: Duration,
+        may: impl FnOnce(&Shares) -> bool,
+    ) -> Option<Arc<Self>> {
         let Role::Term(shares) = &self.role else { return None };
-        let share = {
-            let mut shares = lock(shares);
-            if !may(&shares) {
-                return None;
-            }
-            let share = Arc::new(self.like(meter, Role::Share(Arc::clone(self))));
-            shares.leases.push(Arc::clone(&share));
-            share
-        };
-        // A loss tells those that it finds: it came before, or it tells this one too.
-        if self.known_outcome().is_some() {
-            share.leave();
+        let mut shares = lock(shares);
+        if !may(&shares) {
             return None;
         }
+        let share = Arc::new(self.like(meter, op_timeout, Role::Share(Arc::clone(self))));
+        shares.leases.push(Arc::clone(&share));
         Some(share)
     }
 
@@ -136,8 +136,125 @@ impl Lease {
         is_alone
     }
 
+    /// From now on no more holds come to share it.
+    fn close(&self) {
+        if let Role::Term(shares) = &self.role {
+            lock(shares).is_closed = true;
+        }
+    }
+
     fn others(&self) -> usize {
         let Role::Term(shares) = &self.role else { return 0 };
         lock(shares).leases.len().saturating_sub(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block_on;
+    use crate::engine::acquire::{Wait, acquire};
+    use crate::engine::acquisition::Acquisition;
+    use crate::engine::hold::Hold;
+    use crate::engine::lease::Loss;
+    use crate::metrics::LossReason;
+    use crate::protocol::LockSpec;
+    use crate::runtime::{Driver, Runtime};
+    use crate::store::memory::Memory;
+
+    /// An owner who asks for a lock again and again.
+    struct Bench {
+        driver: Arc<Driver>,
+        engine: Arc<Engine>,
+        name: LockName,
+        owner: Owner,
+        options: Arc<Options>,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let driver = Driver::start().expect("a thread");
+            let runtime = Arc::clone(&driver) as Arc<dyn Runtime>;
+            let store = Arc::new(Memory::new(Arc::clone(&runtime), "memory:"));
+            let (name, owner) = (LockName::new("x").expect("a name"), Owner::new("me").expect("an owner"));
+            let options = Arc::new(Options::new().ttl(Duration::from_secs(30)));
+            Self { engine: Engine::new(store, runtime), driver, name, owner, options }
+        }
+
+        fn meter(&self) -> Meter {
+            self.engine.metrics.meter(&self.options.groups, &self.name, &self.name, LockSpec::Reentrant)
+        }
+
+        fn ask(&self) -> Acquisition {
+            let (name, owner) = (self.name.clone(), Some(self.owner.clone()));
+            let (engine, rule, meter) = (&self.engine, LockSpec::Reentrant, self.meter());
+            Acquisition::new(engine, name, rule, owner, &self.options, meter)
+        }
+
+        fn acquire(&self) -> Hold {
+            block_on(acquire(self.ask(), Wait::Once)).expect("an answer").expect("a free lock")
+        }
+
+        /// What is left between a re-entry and its guard.
+        fn hand_over(&self, held: &Hold) {
+            self.engine.metrics.granted(self.meter(), Duration::ZERO, false);
+            held.keep();
+        }
+
+        fn held(&self) -> u64 {
+            self.engine.metrics.snapshot(0).total().held
+        }
+    }
+
+    impl Drop for Bench {
+        fn drop(&mut self) {
+            self.driver.stop();
+        }
+    }
+
+    /// Another thread may do so at any moment.
+    #[test]
+    fn a_forced_release_within_a_reentry_has_nothing_renewed_twice() {
+        let bench = Bench::new();
+        let first = bench.acquire();
+        let again = bench.ask().reenter().expect("our own");
+        bench.engine.reentries.forced(&bench.name);
+        bench.hand_over(&again);
+        assert_eq!(bench.engine.renewer.scheduled(), 1, "a hold stands twice in the schedule");
+        assert!(bench.ask().reenter().is_none(), "what was released by force is entered again");
+        assert_eq!(bench.engine.more_holds(&bench.name, &bench.owner), 1, "it may be held still");
+        drop((first, again));
+        assert_eq!(bench.engine.renewer.scheduled(), 0);
+    }
+
+    #[test]
+    fn a_loss_within_a_reentry_is_counted_and_nothing_is_left() {
+        let bench = Bench::new();
+        let first = bench.acquire();
+        let again = bench.ask().reenter().expect("our own");
+        first.lease.lose(&bench.engine, &Loss::new(LossReason::Gone, "it is gone"));
+        bench.hand_over(&again);
+        assert!(again.lease.outcome(&bench.engine).is_some());
+        assert!(bench.ask().reenter().is_none());
+        drop((first, again));
+        assert_eq!(bench.held(), 0, "a hold that was lost counts as held for ever");
+        assert!(bench.engine.reentries.of(&bench.name, &bench.owner).is_empty());
+    }
+
+    /// The loss comes when the share is there, and before it is in the caller's hands.
+    #[test]
+    fn what_is_lost_before_it_is_handed_over_is_not() {
+        let bench = Bench::new();
+        let first = bench.acquire();
+        let engine = &bench.engine;
+        let (name, owner, options) = (&bench.name, &bench.owner, &*bench.options);
+        let share = engine.reentries.enter(engine, name, owner, bench.meter(), options);
+        let share = share.expect("our own");
+        first.lease.lose(engine, &Loss::new(LossReason::Gone, "it is gone"));
+        // The last of the others leaves before the re-entry goes on.
+        drop(first);
+        assert!(Hold::reentered(engine, share).is_none());
+        assert_eq!(bench.held(), 0);
+        assert!(engine.reentries.of(&bench.name, &bench.owner).is_empty(), "it is kept for ever");
     }
 }

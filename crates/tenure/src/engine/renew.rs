@@ -140,6 +140,12 @@ impl Renewer {
         self.notify.notify_one();
     }
 
+    /// How many entries there are.
+    #[cfg(test)]
+    pub(super) fn scheduled(&self) -> usize {
+        self.schedule().due.len()
+    }
+
     fn schedule(&self) -> MutexGuard<'_, Schedule> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -450,6 +456,10 @@ impl Task {
                 }
                 let left = lease.lost_at().since(now);
                 let retry = now + self.engine.jittered(lease::retry_after(lease.ttl(), left));
+                if !renews && !planted(Bug::QuestionGivenUp) {
+                    // It is in doubt until there is an answer.
+                    lease.doubt(retry);
+                }
                 if renews { retry.min(lease.lost_at()) } else { lease.lost_at() }
             }
         };

@@ -91,14 +91,14 @@ pub fn check_at(checked: Moment, now: Moment) -> Moment {
     if planted(Bug::EachMessageAsks) { now } else { now.max(checked + PAUSE) }
 }
 
-/// How long after a failed renewal the next is tried: a twelfth of the lease, or a quarter of what
-/// is left of it. A hold that was handed on has the lease of its place at first, which may be much
-/// shorter than its `ttl`.
+/// How long after a failed renewal the next is tried: a twelfth of the lease and 15 s at most, or a
+/// quarter of what is left of it. A hold that was handed on has the lease of its place at first,
+/// which may be much shorter than its `ttl`.
 pub fn retry_after(ttl: Duration, left: Duration) -> Duration {
     match () {
         () if planted(Bug::NoRetryPause) => Duration::ZERO,
         () if planted(Bug::RetriesByTtl) => ttl / 12,
-        () => (ttl / 12).min((left / 4).max(LEAST)),
+        () => (ttl / 12).min(RENEWAL_MAX / 4).min((left / 4).max(LEAST)),
     }
 }
 
@@ -171,5 +171,13 @@ mod tests {
         assert_eq!(attempt(ttl, left, 5 * SECOND), SECOND);
         assert_eq!(retry_after(ttl, Duration::ZERO), LEAST);
         assert_eq!(retry_after(TTL_MIN, Duration::ZERO), TTL_MIN / 12);
+    }
+
+    /// A holder hears of a loss within a minute, so it does not wait for a twelfth of a year.
+    #[test]
+    fn the_renewals_of_a_long_lease_are_retried_as_those_of_one_of_three_minutes() {
+        for ttl in [180 * SECOND, TTL_MAX] {
+            assert_eq!(retry_after(ttl, ttl / 2), 15 * SECOND);
+        }
     }
 }

@@ -325,6 +325,7 @@ elseif verb == 'release' and number then
   end
   answer[3] = 'released'
   if ARGV[8] == 'named' then
+    thinned = true
     -- Its client may ask at once whether it holds still.
     local told = redis.pcall(ARGV[7], ARGV[6] .. ':' .. string.sub(owner, -20, -11), '')
     unheard = type(told) == 'table' and told.err or nil

@@ -19,6 +19,13 @@ const SCRIPTS: Hunt = Hunt {
     regimes: &Regime::ALL,
     again: "one_server::again_on_scripts",
 };
+/// By processes that renew several locks together.
+const TOGETHER: Hunt = Hunt {
+    run: world::run_together,
+    replay: world::replay_together,
+    regimes: &Regime::ALL,
+    again: "one_server::again_together",
+};
 
 #[test]
 fn no_schedule_violates_a_promise() {
@@ -29,6 +36,12 @@ fn no_schedule_violates_a_promise() {
 #[test]
 fn the_scripts_themselves_answer_as_the_machines_in_every_schedule() {
     SCRIPTS.no_violation_in(2_000);
+}
+
+/// An engine does so for stores that can: see `RenewsMany`.
+#[test]
+fn no_schedule_does_where_renewals_leave_together() {
+    TOGETHER.no_violation_in(10_000);
 }
 
 #[test]
@@ -51,4 +64,10 @@ fn replay() {
 #[ignore = "a tool: needs TENURE_SEED"]
 fn again_on_scripts() {
     SCRIPTS.replay();
+}
+
+#[test]
+#[ignore = "a tool: needs TENURE_SEED"]
+fn again_together() {
+    TOGETHER.replay();
 }

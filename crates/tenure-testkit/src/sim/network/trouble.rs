@@ -109,6 +109,13 @@ impl Network {
         self.carry_out(OUTSIDE, &Op { name: name.clone(), rule, owner, request: 0, verb });
     }
 
+    /// A client ends all holds of a lock by force.
+    pub fn force(&self, name: &LockName, rule: LockSpec) {
+        let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Any };
+        let owner = format!("operator@sim:1/{:032x}", 0).parse().expect("an owner");
+        self.carry_out(OUTSIDE, &Op { name: name.clone(), rule, owner, request: 0, verb });
+    }
+
     /// Keeps a process from the server; later of two partings counts.
     pub fn part(&self, process: ProcessId, parting: Parting) {
         self.sim.note(|| format!("p{process}: parted from {}: {parting:?}", self.url));

@@ -15,8 +15,9 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tenure::internals::planted::Bug;
+use tenure::internals::protocol::{LockSpec, QueueSpec};
 use tenure::internals::{Runtime, locks};
-use tenure::{Guard, Locks, Options, Owner};
+use tenure::{Guard, LockName, Locks, Options, Owner, Renewal};
 
 use crate::sim::chooser::Chooser;
 use crate::sim::clock::{Clock, MS, SECOND, TrueTime};
@@ -28,7 +29,7 @@ use crate::sim::regime::Faults;
 pub type Outcome = Result<(), String>;
 
 /// Each scenario, and the bug with which it fails.
-pub const ALL: [(Bug, fn() -> Outcome); 18] = [
+pub const ALL: [(Bug, fn() -> Outcome); 20] = [
     (Bug::GrantUnverified, a_grant_that_is_handed_out_after_a_restart_is_verified),
     (Bug::RetriesByTtl, a_hold_that_was_handed_on_survives_a_refusing_server),
     (Bug::DetachedTakenForLost, a_renewal_beside_a_detach_costs_nothing),
@@ -40,6 +41,8 @@ pub const ALL: [(Bug, fn() -> Outcome); 18] = [
     (Bug::PairLeftBehind, pairs::a_refusal_leaves_nothing_behind),
     (Bug::OneRenewedForAll, renewals::the_one_of_many_that_was_taken_over_is_lost),
     (Bug::PartTakenForAll, renewals::those_beside_one_that_is_gone_are_kept),
+    (Bug::QuestionGivenUp, a_hold_without_renewals_is_asked_about_until_there_is_an_answer),
+    (Bug::BoundTakenForAnswer, one_of_many_that_is_gone_is_lost_also_behind_a_dead_crowd),
     (Bug::ForcedUnheard, forced::who_is_forced_out_is_told_at_once),
     (Bug::MessageEndsHold, forced::a_forged_message_ends_no_hold),
     (Bug::EachMessageAsks, forced::forged_messages_make_few_requests),
@@ -151,6 +154,28 @@ fn a_grant_that_is_handed_out_after_a_restart_is_verified() -> Outcome {
     Ok(())
 }
 
+/// The server starts again with nothing, and answers no request for a second after that.
+fn a_hold_without_renewals_is_asked_about_until_there_is_an_answer() -> Outcome {
+    let options = Options::new().ttl(Duration::from_secs(60)).renewal(Renewal::Off);
+    Scene::new(options).play(|scene| {
+        Box::pin(async move {
+            let guard = scene.locks.mutex("x").map_err(fails)?.lock().await.map_err(fails)?;
+            scene.network.refuse(1_000);
+            scene.network.forget();
+            scene.sleep(SECOND).await;
+            if !guard.is_held() {
+                return Err("a hold is lost before any answer".into());
+            }
+            scene.network.refuse(0);
+            scene.sleep(10 * SECOND).await;
+            match guard.is_held() {
+                true => Err("a guard says that it holds what a restart forgot".into()),
+                false => Ok(()),
+            }
+        })
+    })
+}
+
 /// The server refuses for 0.4 s, half a second after a lock of a minute was handed on, with what
 /// its place had left.
 fn a_hold_that_was_handed_on_survives_a_refusing_server() -> Outcome {
@@ -231,6 +256,41 @@ fn a_dead_crowd_keeps_nobody_waiting() -> Outcome {
             // when its own has lapsed.
             let next = lock.try_lock_for(Duration::from_millis(5_500)).await.map_err(fails)?;
             next.map(drop).ok_or(format!("{DEAD} dead waiters block a living one"))
+        })
+    })
+}
+
+/// A process renews two locks together. One is ended by force, and the request that says so stops
+/// at its bound, because many places there have lapsed.
+fn one_of_many_that_is_gone_is_lost_also_behind_a_dead_crowd() -> Outcome {
+    const DEAD: usize = 600;
+    Scene::new(Options::new().ttl(Duration::from_secs(3))).play(|scene| {
+        Box::pin(async move {
+            let crowd = scene.other(Options::new().ttl(Duration::from_secs(3)));
+            let store = Arc::new(scene.network.store(&scene.process).renewing_together());
+            let options = Options::new().ttl(Duration::from_secs(3));
+            let locks = locks(store, Arc::clone(&scene.process) as _, options).map_err(fails)?;
+            let gone = locks.fair_mutex("x").map_err(fails)?.lock().await.map_err(fails)?;
+            let other = locks.fair_mutex("y").map_err(fails)?.lock().await.map_err(fails)?;
+            for _ in 0..DEAD {
+                let theirs = crowd.locks.fair_mutex("x").map_err(fails)?;
+                scene.sim.spawn(crowd.process.id(), Box::pin(async move { drop(theirs.lock().await) }));
+            }
+            scene.sleep(2 * MS).await;
+            scene.network.silence(crowd.process.id());
+            scene.sim.kill(crowd.process.id());
+            // Their places have lapsed, and the renewals of the third second are over.
+            scene.sleep(3 * SECOND + 500 * MS).await;
+            if !gone.is_held() || !other.is_held() {
+                return Err("a lock is lost though its process renews it".into());
+            }
+            scene.network.force(&LockName::new("x").map_err(fails)?, LockSpec::Queue(QueueSpec::FAIR));
+            scene.sleep(SECOND).await;
+            match (gone.is_held(), other.is_held()) {
+                (false, true) => Ok(()),
+                (true, _) => Err("a renewal prolongs a hold that the server has not".into()),
+                (_, false) => Err("the hold beside it is lost".into()),
+            }
         })
     })
 }

@@ -42,13 +42,13 @@ static GUARDED_REENTRANT: Script = Script {
 /// The queue machine.
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../../../protocol/queue.lua"),
-    sha: "e0408ddc40367380cdbefdfdb025aa353dffdc29",
+    sha: "a96b4eee3bb936dd199d531b24a405a0f5869d26",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/queue.lua")),
-    sha: "28f2be84a583e23973565ea6eab510e19dd1ea8c",
+    sha: "d6bdcece03ba5c4ab64610174158d7d6c54074fe",
     guarded: None,
 };
 
