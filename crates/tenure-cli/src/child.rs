@@ -17,7 +17,7 @@ pub(crate) struct Child {
     group: Pid,
     reaped: bool,
     killer: Killer,
-    /// Whether it leads a process group of its own.
+    /// Whether it leads a process group.
     leads: bool,
 }
 

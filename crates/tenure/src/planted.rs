@@ -133,8 +133,8 @@ pub enum Bug {
     PostgresListensOnce,
     /// What was said while the connection that listens was cut is not asked about.
     PostgresMissedUnsaid,
-    /// A hold that has lapsed, and is kept for a transaction that has checked in another, is told to
-    /// its owner as extended, and not written so.
+    /// A hold has lapsed and is kept, because a transaction has checked in another of its lock. Its
+    /// owner is told that it is extended, and the row does not say so.
     PostgresExtendedUnwritten,
     /// A request that stands behind another shows nothing of a connection that is silent.
     PostgresSilenceUnseen,

@@ -162,7 +162,7 @@ mod tests {
     use crate::runtime::{Driver, Runtime};
     use crate::store::memory::Memory;
 
-    /// An owner who asks for a lock again and again.
+    /// An owner that asks for a lock again and again.
     struct Bench {
         driver: Arc<Driver>,
         engine: Arc<Engine>,

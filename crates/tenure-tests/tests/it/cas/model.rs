@@ -38,7 +38,7 @@ pub(crate) struct Faults {
     pub(crate) part: usize,
 }
 
-/// So many steps are in one write at most, as etcd is set without a word of its own.
+/// So many steps are in one write at most, as in etcd's default settings.
 const STEPS: usize = 128;
 
 /// What the server compares before it writes.

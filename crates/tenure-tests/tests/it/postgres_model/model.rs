@@ -360,7 +360,7 @@ impl Server for Model {
 }
 
 impl Model {
-    /// As `Connector`: the connection before is ended, or there is none.
+    /// As `Connector`: it ends the connection before, or opens no new one.
     async fn dial(self, before: Option<String>) -> Result<Connection, Failure> {
         let failed = |text: &str| Err(Failure::NotSent(Failure::cause(text)));
         let rarely = if self.state().is_calm { 0 } else { self.0.faults.cut + self.0.faults.silent };

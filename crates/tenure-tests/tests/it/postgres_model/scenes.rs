@@ -104,7 +104,7 @@ fn a_release_is_heard(mistake: Mistake) -> Result<(), String> {
     world.run(120 * SECOND)
 }
 
-/// Who waits for longer than a row remembers it hears a release all the same.
+/// A client that waits for longer than a row remembers it still hears a release.
 fn a_release_is_heard_after_a_long_wait(mistake: Mistake) -> Result<(), String> {
     let world = World::new(5, 2, with(mistake));
     let (ours, theirs) = (world.client(0, SECONDS(60)), world.client(1, SECONDS(60)));

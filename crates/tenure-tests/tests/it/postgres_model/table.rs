@@ -73,7 +73,7 @@ impl Row {
             && value.is_some_and(|(held_by, fence)| held_by == owner && fence == self.fence.to_string())
     }
 
-    /// Whether a hold is in what is written, whatever its lease.
+    /// Whether a hold is in what is written; its lease does not matter.
     fn has(&self, owner: &str, fence: i64) -> bool {
         let (kind, value) = (self.kind.as_deref(), self.value.as_deref().unwrap_or_default());
         match kind {

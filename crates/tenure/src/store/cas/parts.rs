@@ -121,8 +121,8 @@ impl View {
         }
     }
 
-    /// The same without the last parts in which no place is alive, so many at most; `None` if there
-    /// is none.
+    /// The same without the last parts in which no place is alive, so many at most; `None` if each
+    /// part has a living place.
     pub(super) fn without_dead_parts(&self, living: &BTreeMap<u64, u64>, most: usize) -> Option<Self> {
         let Some(Data::Queue(queue)) = &self.data else { return None };
         let is_dead = |range: &Range<u64>| living.range(range.clone()).next().is_none();

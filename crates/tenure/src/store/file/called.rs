@@ -51,8 +51,8 @@ fn held(inside: &Inside<'_>, holders: &mut Holders, id: RecordId) -> (Vec<Holder
     near
 }
 
-/// It is busy: this process comes in, or comes in again. If that cannot be written, it is none of
-/// the first: it would see that it is not there, ask, and so on without a pause.
+/// It is busy: this process comes in, or comes in again. If that cannot be written, it does
+/// not count as one of the first: it would see that it is not there, and ask without a pause.
 fn busy(
     inside: &Inside<'_>,
     holders: &mut Holders,

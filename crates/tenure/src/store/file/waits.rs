@@ -122,7 +122,7 @@ impl Waits {
 
     /// The lock is free: takes out whom to call.
     pub(super) fn call(&mut self, now_ms: u64, is_dead: impl Fn(HolderId) -> bool) -> Option<HolderId> {
-        // A time that is yet to come is none that was written here.
+        // A time in the future was not written here.
         let is_lately = |at| now_ms.checked_sub(at).is_some_and(|since| since < ASKS_WITHIN_MS);
         let is_soon = |(called, at): (HolderId, u64)| is_lately(at) && !is_dead(called);
         if self.called.is_some_and(is_soon) {

@@ -102,7 +102,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
 pub struct Renewals {
     /// The column `name` of each lock.
     pub names: Vec<String>,
-    /// Who holds it.
+    /// The owner of each hold.
     pub owners: Vec<String>,
     /// For how long from now on.
     pub ttls_ms: Vec<i64>,

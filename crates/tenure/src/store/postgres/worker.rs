@@ -27,9 +27,9 @@ use crate::planted::{Bug, planted};
 use crate::store::Failure;
 use crate::store::dial::pause;
 
-/// A connection on which a request is due, and on which nothing at all came in for this long since
-/// it was sent or stood behind another, is dead. With less, one hasty caller on a slow network would cost all the
-/// connection.
+/// A connection on which a request is due is dead, if nothing at all came in for this long since it
+/// was sent or stood behind another. With less, one hasty caller on a slow network would cost all
+/// callers the connection.
 const SILENCE: Duration = Duration::from_millis(200);
 /// A connection that lasted this long was a good one.
 const STEADY: Duration = Duration::from_secs(1);
