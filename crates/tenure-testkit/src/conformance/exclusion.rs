@@ -13,7 +13,7 @@ use tenure::Locks;
 use super::{Fixture, TTL, options};
 
 /// By then a place that no client asks about any more has lapsed, in a queue too.
-const LAPSE: Duration = Duration::from_secs(9);
+pub(super) const LAPSE: Duration = Duration::from_secs(9);
 
 /// The promise of a mutex in one line.
 pub async fn a_free_lock_is_granted_and_a_held_one_is_busy_to_everybody_else(fixture: &Fixture) {

@@ -86,6 +86,17 @@ impl Schedule {
         self.due.keys().next().map(|(due, _)| *due)
     }
 
+    /// Has it looked at then, if it is still in: it may have been forgotten by another thread.
+    fn set(&mut self, lease: &Arc<Lease>, due: Moment) {
+        if self.take(lease) {
+            self.put(lease, due);
+        }
+    }
+
+    fn has(&self, lease: &Lease) -> bool {
+        self.due.contains_key(&(Moment(lease.due.load(Ordering::Acquire)), lease.hold))
+    }
+
     /// Whether it was in.
     fn take(&mut self, lease: &Lease) -> bool {
         let due = Moment(lease.due.swap(0, Ordering::AcqRel));
@@ -423,7 +434,7 @@ impl Task {
 
     fn judge_one(&self, asked: Asked, answer: Result<Answer, Failure>, sent: Moment, now: Moment) {
         let Asked { lease, ttl, renews, .. } = asked;
-        if !self.engine.renewer.schedule().take(&lease) {
+        if !self.engine.renewer.schedule().has(&lease) {
             return; // released, detached or lost meanwhile
         }
         if renews {
@@ -463,7 +474,7 @@ impl Task {
                 if renews { retry.min(lease.lost_at()) } else { lease.lost_at() }
             }
         };
-        self.engine.renewer.schedule().put(&lease, next);
+        self.engine.renewer.schedule().set(&lease, next);
         if let Err(failure) = answer {
             event!(
                 WARN,
