@@ -144,13 +144,16 @@ impl Engine {
                         return Ok(*answer);
                     }
                 }
-                Answer::More(answer) => {
-                    self.finish(name, rule);
-                    return Ok(*answer);
-                }
-                answer => return Ok(answer),
+                answer => return Ok(self.finished(name, rule, answer)),
             }
         }
+    }
+
+    /// The answer itself, where the request stopped at its bound: the rest is done beside.
+    fn finished(self: &Arc<Self>, name: &LockName, rule: LockSpec, answer: Answer) -> Answer {
+        let Answer::More(answer) = answer else { return answer };
+        self.finish(name, rule);
+        *answer
     }
 
     async fn call_once(
@@ -189,12 +192,9 @@ impl Engine {
         debug_assert_eq!(answers.len(), count, "an answer for each");
         answers.iter().for_each(|answer| self.count(RequestVerb::Renew, answer));
         each.zip(answers)
-            .map(|((name, rule, ..), answer)| match answer {
-                Ok(Answer::More(answer)) if !planted(Bug::BoundTakenForAnswer) => {
-                    self.finish(name, rule);
-                    Ok(*answer)
-                }
-                answer => answer,
+            .map(|((name, rule, ..), answer)| match planted(Bug::BoundTakenForAnswer) {
+                true => answer,
+                false => answer.map(|answer| self.finished(name, rule, answer)),
             })
             .collect()
     }

@@ -75,22 +75,21 @@ impl Schedule {
     /// Has it looked at by then. True if that is sooner than it would have been.
     fn hasten(&mut self, lease: &Arc<Lease>, by: Moment) -> bool {
         let due = Moment(lease.due.load(Ordering::Acquire));
-        let is_sooner = by < due && self.take(lease);
-        if is_sooner {
-            self.put(lease, by);
-        }
-        is_sooner
+        by < due && self.set(lease, by)
     }
 
     fn first(&self) -> Option<Moment> {
         self.due.keys().next().map(|(due, _)| *due)
     }
 
-    /// Has it looked at then, if it is still in: it may have been forgotten by another thread.
-    fn set(&mut self, lease: &Arc<Lease>, due: Moment) {
-        if self.take(lease) {
+    /// Has it looked at then, if it is still in: another thread may have forgotten it. Whether it
+    /// was in.
+    fn set(&mut self, lease: &Arc<Lease>, due: Moment) -> bool {
+        let is_in = self.take(lease);
+        if is_in {
             self.put(lease, due);
         }
+        is_in
     }
 
     fn has(&self, lease: &Lease) -> bool {
