@@ -20,21 +20,30 @@ struct Library {
     /// Other than `SET NX PX`.
     take: Option<&'static str>,
     extend: &'static str,
+    release: &'static str,
 }
 
-const RELEASE: &str = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0";
+const DELETE: &str = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0";
 const PEXPIRE: &str =
     "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2]) or 0";
 const SET_AGAIN: &str = "return redis.call('GET', KEYS[1]) == ARGV[1]
     and redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) and 1 or 0";
 const IF_ABSENT: &str = "return redis.call('EXISTS', KEYS[1]) == 0
     and redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) and 1 or 0";
+/// A list beside the lock wakes one that waits.
+const DELETE_AND_PUSH: &str = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+    local list = 'lock-signal:' .. string.sub(KEYS[1], #'lock:' + 1)
+    redis.call('LPUSH', list, 1)
+    redis.call('PEXPIRE', list, 1000)
+    return redis.call('DEL', KEYS[1])";
 
-const LIBRARIES: [Library; 4] = [
-    Library { name: "rslock", take: None, extend: SET_AGAIN },
-    Library { name: "redlock of npm", take: Some(IF_ABSENT), extend: SET_AGAIN },
-    Library { name: "redis-py", take: None, extend: PEXPIRE },
-    Library { name: "redsync", take: None, extend: PEXPIRE },
+const LIBRARIES: [Library; 5] = [
+    Library { name: "rslock", take: None, extend: SET_AGAIN, release: DELETE },
+    Library { name: "redlock of npm", take: Some(IF_ABSENT), extend: SET_AGAIN, release: DELETE },
+    Library { name: "redis-py", take: None, extend: PEXPIRE, release: DELETE },
+    Library { name: "redsync", take: None, extend: PEXPIRE, release: DELETE },
+    // Its keys begin so.
+    Library { name: "lock:python-redis-lock", take: None, extend: PEXPIRE, release: DELETE_AND_PUSH },
 ];
 
 /// A client of a library. Its lock is the key on a majority of its servers.
@@ -81,7 +90,7 @@ impl<'a> Foreign<'a> {
     }
 
     fn release(&mut self, key: &str) -> bool {
-        self.asks(RELEASE, key)
+        self.asks(self.library.release, key)
     }
 }
 
