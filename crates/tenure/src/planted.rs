@@ -20,6 +20,8 @@ pub enum Bug {
     RenewalRecreates,
     /// A waiter listens only after it has asked for the last time.
     ListenAfterAsking,
+    /// A process that has left a turn to others asks as soon as they do.
+    NeverYields,
     /// A renewal that failed moves the deadline all the same.
     FailedRenewalExtends,
     /// A waiter that leaves takes the wake-up with it that was meant for the next.
@@ -283,13 +285,14 @@ impl Bug {
     /// All of them, but those of stores by compare-and-swap and of PostgreSQL, which have schedules
     /// of their own, and that of the connection on a runtime of callers, which
     /// `tests/sim/callers.rs` finds.
-    pub const ALL: [Self; 109] = [
+    pub const ALL: [Self; 110] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
         Self::ReleaseWithoutCompare,
         Self::RenewalRecreates,
         Self::ListenAfterAsking,
+        Self::NeverYields,
         Self::FailedRenewalExtends,
         Self::WakeSwallowed,
         Self::DropLeaves,

@@ -92,7 +92,7 @@ pub const ONE_SERVER: &[Regression] = &[
     found(
         "an acquisition that was given up was carried out when its undo had been given up too",
         Regime::Lossy,
-        2_135,
+        10_667,
         Some(Bug::ReleaseGivenUp),
     ),
     found(
@@ -110,7 +110,7 @@ pub const ONE_SERVER: &[Regression] = &[
     found(
         "`verify` took an older hold of the same owner, on a server that had gone back, for the guard's",
         Regime::Relapsing,
-        6_778,
+        24_103,
         Some(Bug::TokenUnverified),
     ),
     found(

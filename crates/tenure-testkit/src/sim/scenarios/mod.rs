@@ -5,6 +5,7 @@
 mod forced;
 mod pairs;
 mod renewals;
+mod turns;
 mod uses;
 
 use std::future::{Future, poll_fn};
@@ -29,7 +30,7 @@ use crate::sim::regime::Faults;
 pub type Outcome = Result<(), String>;
 
 /// Each scenario, and the bug with which it fails.
-pub const ALL: [(Bug, fn() -> Outcome); 20] = [
+pub const ALL: [(Bug, fn() -> Outcome); 21] = [
     (Bug::GrantUnverified, a_grant_that_is_handed_out_after_a_restart_is_verified),
     (Bug::RetriesByTtl, a_hold_that_was_handed_on_survives_a_refusing_server),
     (Bug::DetachedTakenForLost, a_renewal_beside_a_detach_costs_nothing),
@@ -46,6 +47,7 @@ pub const ALL: [(Bug, fn() -> Outcome); 20] = [
     (Bug::ForcedUnheard, forced::who_is_forced_out_is_told_at_once),
     (Bug::MessageEndsHold, forced::a_forged_message_ends_no_hold),
     (Bug::EachMessageAsks, forced::forged_messages_make_few_requests),
+    (Bug::NeverYields, turns::processes_share_a_mutex),
     (Bug::RecordOfAnyone, uses::a_value_from_before_an_invalidation_is_not_kept),
     (Bug::WindowFromClient, uses::hosts_whose_clocks_differ_run_a_job_once_in_a_window),
     (Bug::TermSkipped, uses::an_observer_is_told_of_every_term),

@@ -42,9 +42,15 @@ const SUBSCRIBE: Duration = Duration::from_millis(100);
 /// After so many hand-overs inside this process, or so much time, one turn is left to others.
 const STREAK: u32 = 16;
 const STREAK_TIME: Duration = Duration::from_millis(50);
-/// The least time that others get for a turn. They get two hops, and never more than `STREAK_TIME`:
-/// the last hop may have been one through a server that stood still.
-const TURN: Duration = Duration::from_micros(200);
+/// How long a hop is taken to last, at least and at most, where others are let go first: the last
+/// hop may have been one through a server that stood still.
+const HOP: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(8));
+/// Others get so many hops for a turn. Those of them that yield use most of them.
+const TURN_HOPS: u32 = 6;
+/// For so long a process that has left a turn asks later than others do, at first by so many hops,
+/// then less and less. Otherwise the two that hear first would take turns, and others none.
+const YIELDING: Duration = Duration::from_millis(200);
+const YIELD_HOPS: u32 = 4;
 
 /// A full name, and the kind that is meant.
 type Key = (LockName, Kind);
@@ -292,12 +298,17 @@ impl Drop for Place {
 }
 
 /// Asks for the first waiter, until it holds.
+#[derive(Default)]
 pub(in crate::engine) struct AskInTurn {
     /// The foreign holder that was found last, as its value shows it.
     foreign: String,
     /// Hand-overs inside this process since others last had a turn, and since when.
     streak: u32,
     streak_since: Moment,
+    /// Who was granted it here last.
+    granted: Option<Owner>,
+    /// When a turn was last left to others.
+    left_at: Option<Moment>,
     /// How long the last question took.
     hop: Duration,
     /// The store may tell this process alone that the lock is free.
@@ -305,14 +316,6 @@ pub(in crate::engine) struct AskInTurn {
     /// Counts among the releases from before a question until its outcome is known. The waiter may
     /// leave meanwhile, and then its grant is released.
     under_way: Option<Pending>,
-}
-
-impl Default for AskInTurn {
-    fn default() -> Self {
-        let (foreign, streak_since) = (String::new(), Moment(0));
-        let (hop, is_expected) = (Duration::ZERO, false);
-        Self { foreign, streak: 0, streak_since, hop, is_expected, under_way: None }
-    }
 }
 
 impl Strategy for AskInTurn {
@@ -387,7 +390,7 @@ impl Server<AskInTurn> {
         }
         let pause = match asked {
             Outcome::Held(held) => {
-                self.note_turn();
+                self.note_turn(&ask.owner);
                 let left = held.lease.lapses_at().since(self.engine.now());
                 if !self.wait_queue.answer(id, Ok(held)) && planted(Bug::WakeSwallowed) {
                     return self.engine.runtime.sleep_until(self.engine.now() + CAP).await;
@@ -398,8 +401,11 @@ impl Server<AskInTurn> {
                 left.min(CAP)
             }
             Outcome::Busy { holder, left_ms } => {
-                self.strategy.streak = 0;
-                let owner = parse_value(&holder).map(|(owner, _)| owner).filter(|owner| *owner != ask.owner);
+                let owner = parse_value(&holder).map(|(owner, _)| owner);
+                if owner.is_none() || owner != self.strategy.granted {
+                    self.strategy.streak = 0;
+                }
+                let owner = owner.filter(|owner| *owner != ask.owner);
                 if self.wait_queue.held_by(owner) && !is_out_of_turn {
                     return;
                 }
@@ -479,7 +485,8 @@ impl Server<AskInTurn> {
         }
     }
 
-    fn note_turn(&mut self) {
+    fn note_turn(&mut self, owner: &Owner) {
+        self.strategy.granted = Some(owner.clone());
         if self.strategy.streak == 0 {
             self.strategy.streak_since = self.engine.now();
         }
@@ -487,16 +494,25 @@ impl Server<AskInTurn> {
     }
 
     /// After a release of our own, asking at once always wins against other processes, which first
-    /// have to hear of it. So now and then they get the time to.
+    /// have to hear of it. So now and then they get the time to: first the one whose own turns are
+    /// longest ago.
     async fn leave_a_turn(&mut self) {
         let released_here = std::mem::take(&mut self.wait_queue.queue().nudged);
         let now = self.engine.now();
-        let long = self.strategy.streak >= STREAK
-            || (self.strategy.streak > 0 && now.since(self.strategy.streak_since) >= STREAK_TIME);
-        if released_here && long {
-            self.strategy.streak = 0;
-            self.engine.runtime.sleep_until(now + (2 * self.strategy.hop).clamp(TURN, STREAK_TIME)).await;
-        }
+        let AskInTurn { streak, streak_since, left_at, hop, .. } = &mut self.strategy;
+        let hop = (*hop).clamp(HOP.0, HOP.1);
+        let is_long = *streak >= STREAK || (*streak > 0 && now.since(*streak_since) >= STREAK_TIME);
+        let pause = match left_at.map(|left_at| now.since(left_at)) {
+            _ if released_here && is_long => {
+                (*streak, *left_at) = (0, Some(now));
+                TURN_HOPS * hop
+            }
+            Some(since) if !released_here && since < YIELDING && !planted(Bug::NeverYields) => {
+                (YIELD_HOPS * hop).mul_f64(1.0 - since.div_duration_f64(YIELDING))
+            }
+            _ => return,
+        };
+        self.engine.runtime.sleep_until(now + pause).await;
     }
 
     /// Sleeps until there is news or it is time to ask again.

@@ -1,0 +1,46 @@
+//! Several processes on one mutex, each with tasks that ask for it again as soon as they have let it
+//! go.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tenure::{Locks, Options};
+
+use super::{Outcome, Scene, fails};
+use crate::sim::clock::{MS, SECOND};
+
+const PROCESSES: usize = 4;
+const TASKS: usize = 2;
+
+/// Holds it for a millisecond, again and again.
+async fn turns(scene: Scene, locks: Locks, count: Arc<AtomicU32>) -> Outcome {
+    let mutex = locks.mutex("x").map_err(fails)?;
+    loop {
+        let guard = mutex.lock().await.map_err(fails)?;
+        count.fetch_add(1, Ordering::Relaxed);
+        scene.sleep(MS).await;
+        guard.release().await.map_err(fails)?;
+    }
+}
+
+pub(super) fn processes_share_a_mutex() -> Outcome {
+    Scene::new(Options::new()).play(|scene| {
+        Box::pin(async move {
+            let counts: Vec<_> = (0..PROCESSES).map(|_| Arc::<AtomicU32>::default()).collect();
+            for count in &counts {
+                let other = scene.other(Options::new());
+                for _ in 0..TASKS {
+                    let turns = turns(other.clone(), other.locks.clone(), Arc::clone(count));
+                    other.sim.spawn(other.process.id(), Box::pin(async move { turns.await.expect("turns") }));
+                }
+            }
+            scene.sleep(5 * SECOND).await;
+            let counts: Vec<_> = counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+            let mean = counts.iter().sum::<u32>() / PROCESSES as u32;
+            match counts.iter().all(|count| *count > mean / 2) {
+                true => Ok(()),
+                false => Err(format!("of {PROCESSES} processes some got few turns: {counts:?}")),
+            }
+        })
+    })
+}
