@@ -177,7 +177,9 @@ fn a_client_that_is_cut_off_knows_its_loss_before_the_next_holds() {
 #[test]
 fn a_lock_outlives_a_restart_of_the_server_and_not_its_replacement() {
     let server = ZooKeeper::start();
-    let (ours, theirs) = (client(&server.url()), client(&server.url()));
+    // Longer than a start takes beside other load.
+    let long = Options::new().ttl(Duration::from_secs(30));
+    let (ours, theirs) = (with(&server.url(), long), client(&server.url()));
     let guard = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
     server.kill(0);
     server.restart(0);
@@ -188,8 +190,8 @@ fn a_lock_outlives_a_restart_of_the_server_and_not_its_replacement() {
     assert!(guard.is_held(), "ZooKeeper gives each session its whole life again when it starts");
     server.kill(0);
     server.replace(0);
-    eventually("the loss is told", Duration::from_secs(30), || !guard.is_held());
-    eventually("it locks again", Duration::from_secs(30), || {
+    eventually("the loss is told", Duration::from_secs(60), || !guard.is_held());
+    eventually("it locks again", Duration::from_secs(60), || {
         block_on(ours.mutex("x").expect("a name").try_lock()).is_ok_and(|guard| guard.is_some())
     });
 }

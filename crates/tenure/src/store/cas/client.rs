@@ -16,6 +16,7 @@ use super::backend::{Backend, Handle, Stamp, Stored};
 use super::leases::{Key, Lease, Shared, life};
 use super::turns::{Coming, Known};
 use super::view::View;
+use super::watch::AllHolders;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -54,6 +55,8 @@ pub(super) struct Client {
     /// A hold was entered that ends sooner than those before.
     pub(super) entered: Arc<Notify>,
     has_sweeper: AtomicBool,
+    /// Those that listen whether they still hold.
+    pub(super) holders: AllHolders,
 }
 
 /// A write that is under way. Unless its outcome becomes known, the next request needs a fence.
@@ -157,6 +160,7 @@ impl Client {
             declared: AtomicU64::new(10_000),
             entered: Arc::default(),
             has_sweeper: AtomicBool::new(false),
+            holders: AllHolders::default(),
         })
     }
 

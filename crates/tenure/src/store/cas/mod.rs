@@ -158,7 +158,7 @@ impl Store for Cas {
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let name = name.clone();
-        self.within(within, move |client, _| async move { watch::listen(client, name, None).await }.boxed())
+        self.within(within, move |client, _| async move { watch::listen(client, name).await }.boxed())
     }
 
     fn listen_while_held(
@@ -168,8 +168,9 @@ impl Store for Cas {
         owner: &Owner,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        let (name, owner) = (name.clone(), Some(owner.clone()));
-        self.within(within, move |client, _| async move { watch::listen(client, name, owner).await }.boxed())
+        let (name, owner) = (name.clone(), owner.clone());
+        let listen = move |client| watch::listen_while_held(client, name, owner).boxed();
+        self.within(within, move |client, _| listen(client))
     }
 
     fn list(

@@ -1,10 +1,11 @@
 //! Hears of the changes of one lock, and tells those who wait for it.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select};
+use tokio::sync::{Notify, OnceCell};
 
 use super::backend::{Seen, Stored, Watch};
 use super::client::Client;
@@ -18,19 +19,15 @@ use crate::store::{Failure, Listener, Publisher};
 /// How long after a watch ended the next one is begun.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Begins to watch, and then tells what it sees. `holder`: only whether this owner holds no more.
-pub(super) async fn listen(
-    client: Arc<Client>,
-    name: LockName,
-    holder: Option<Owner>,
-) -> Result<Listener, Failure> {
+/// Begins to watch, and then tells a waiter what it sees.
+pub(super) async fn listen(client: Arc<Client>, name: LockName) -> Result<Listener, Failure> {
     if planted(Bug::CasWatchAfterLook) {
         return Ok(Listener::new(|publisher| {
             let runtime = Arc::clone(&client.runtime);
             let late = async move {
                 client.runtime.sleep_until(client.runtime.now() + PAUSE).await;
                 if let Ok(watch) = client.backend.watch(&name).await {
-                    tell(client, name, holder, watch, None, publisher).await;
+                    tell(client, name, Audience::waiter(publisher), watch, None).await;
                 }
             };
             runtime.spawn(late.boxed());
@@ -39,28 +36,171 @@ pub(super) async fn listen(
     }
     let watch = client.backend.watch(&name).await?;
     let first = client.backend.read(&name).await?;
-    if let Some(holder) = &holder {
-        ended(&client, &name, View::read(first.as_ref()), holder);
-    }
     Ok(Listener::new(|publisher| {
         let runtime = Arc::clone(&client.runtime);
-        runtime.spawn(tell(client, name, holder, watch, first, publisher).boxed());
+        runtime.spawn(tell(client, name, Audience::waiter(publisher), watch, first).boxed());
         Box::new(())
     }))
+}
+
+/// Tells this owner that it holds no more. All that hold one lock share a watch: what a change
+/// costs does not grow with them.
+pub(super) async fn listen_while_held(
+    client: Arc<Client>,
+    name: LockName,
+    owner: Owner,
+) -> Result<Listener, Failure> {
+    let member = Member::new(client, name);
+    let Member { client, name, holders, .. } = &member;
+    let watch = || async {
+        let watch = client.backend.watch(name).await?;
+        let first = client.backend.read(name).await?;
+        holders.table().view = View::read(first.as_ref());
+        let audience = Audience::Holders(Arc::clone(holders));
+        client.runtime.spawn(tell(Arc::clone(client), name.clone(), audience, watch, first).boxed());
+        Ok::<_, Failure>(())
+    };
+    holders.watched.get_or_try_init(watch).await?;
+    Ok(Listener::new(|publisher| {
+        let mut table = member.holders.table();
+        if !holds(table.view.as_ref(), &owner) {
+            publish_end(&member.client, &member.name, &owner, &publisher);
+        }
+        table.listeners.insert(member.id, (owner, publisher));
+        drop(table);
+        Box::new(member)
+    }))
+}
+
+/// Those that hold one lock and listen.
+#[derive(Default)]
+pub(super) struct Holders {
+    table: Mutex<Listeners>,
+    watched: OnceCell<()>,
+    /// Rung when the last has left.
+    over: Notify,
+}
+
+#[derive(Default)]
+struct Listeners {
+    listeners: BTreeMap<u64, (Owner, Publisher)>,
+    /// What was seen last: it may be older than the hold of one that begins to listen.
+    view: Option<View>,
+}
+
+impl Holders {
+    fn table(&self) -> MutexGuard<'_, Listeners> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// To one that holds no more, as it seems: its next renewal reads the lock.
+fn publish_end(client: &Client, name: &LockName, owner: &Owner, publisher: &Publisher) {
+    client.table.lock().doubt(name, owner);
+    publisher.say(Notification::Free { by: None });
+}
+
+/// The holders that listen, by their locks, and how many of each do or are about to.
+#[derive(Default)]
+pub(super) struct AllHolders(Mutex<(u64, BTreeMap<LockName, (usize, Arc<Holders>)>)>);
+
+/// One of them; dropped, it has left.
+struct Member {
+    client: Arc<Client>,
+    name: LockName,
+    holders: Arc<Holders>,
+    id: u64,
+}
+
+impl Member {
+    fn new(client: Arc<Client>, name: LockName) -> Self {
+        let mut all = client.holders.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.0 += 1;
+        let id = all.0;
+        let (count, holders) = all.1.entry(name.clone()).or_default();
+        *count += 1;
+        let holders = Arc::clone(holders);
+        drop(all);
+        Self { client, name, holders, id }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.holders.table().listeners.remove(&self.id);
+        let mut all = self.client.holders.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((count, _)) = all.1.get_mut(&self.name) {
+            *count -= 1;
+            if *count == 0 {
+                all.1.remove(&self.name);
+                self.holders.over.notify_one();
+            }
+        }
+    }
+}
+
+/// Whom a watch tells.
+enum Audience {
+    /// `told`: which tickets were granted already.
+    Waiter {
+        publisher: Publisher,
+        told: BTreeSet<u64>,
+    },
+    Holders(Arc<Holders>),
+}
+
+impl Audience {
+    fn waiter(publisher: Publisher) -> Self {
+        Self::Waiter { publisher, told: BTreeSet::new() }
+    }
+
+    /// No client listens any more.
+    async fn over(&self) {
+        match self {
+            Self::Waiter { publisher, .. } => publisher.over().await,
+            Self::Holders(holders) => holders.over.notified().await,
+        }
+    }
+
+    fn tell(&mut self, client: &Client, name: &LockName, view: Option<View>) {
+        match self {
+            Self::Waiter { publisher, told } => {
+                if let Some(news) = news(view, told) {
+                    publisher.say(news);
+                }
+            }
+            Self::Holders(holders) => {
+                let mut table = holders.table();
+                let ended = table.listeners.values().filter(|(owner, _)| !holds(view.as_ref(), owner));
+                ended.for_each(|(owner, publisher)| publish_end(client, name, owner, publisher));
+                table.view = view;
+            }
+        }
+    }
+
+    /// Something may have been missed.
+    fn tell_to_ask(&self) {
+        match self {
+            Self::Waiter { publisher, .. } => publisher.say(Notification::Reconnected),
+            Self::Holders(holders) => {
+                let table = holders.table();
+                let publishers = table.listeners.values().map(|(_, publisher)| publisher);
+                publishers.for_each(|publisher| publisher.say(Notification::Reconnected));
+            }
+        }
+    }
 }
 
 /// Tells until no client listens any more.
 async fn tell(
     client: Arc<Client>,
     name: LockName,
-    holder: Option<Owner>,
+    mut audience: Audience,
     mut watch: Box<dyn Watch>,
     mut stands: Option<Stored>,
-    publisher: Publisher,
 ) {
-    let mut told = BTreeSet::new();
     loop {
-        let next = match select(watch.next(), publisher.over().boxed()).await {
+        let next = match select(watch.next(), audience.over().boxed()).await {
             Either::Left((next, _)) => next,
             Either::Right(_) => return,
         };
@@ -72,32 +212,26 @@ async fn tell(
                 {
                     client.saw(&name, stored);
                 }
-                let news = match &holder {
-                    Some(holder) => ended(&client, &name, view, holder),
-                    None => news(view, &mut told),
-                };
-                if let Some(wake) = news {
-                    publisher.say(wake);
-                }
+                audience.tell(&client, &name, view);
                 stands = stored;
             }
             Ok(Seen::Gone(handle)) => {
                 client.table.lock().saw(handle, None);
                 if is_bound(stands.as_ref(), handle) {
-                    publisher.say(Notification::Reconnected);
+                    audience.tell_to_ask();
                 }
             }
             Err(_) => {
                 watch = loop {
                     let pause = client.runtime.sleep_until(client.runtime.now() + PAUSE);
-                    if let Either::Right(_) = select(pause, publisher.over().boxed()).await {
+                    if let Either::Right(_) = select(pause, audience.over().boxed()).await {
                         return;
                     }
                     let again = async {
                         let watch = client.backend.watch(&name).await?;
                         Ok::<_, Failure>((watch, client.backend.read(&name).await?))
                     };
-                    match select(again.boxed(), publisher.over().boxed()).await {
+                    match select(again.boxed(), audience.over().boxed()).await {
                         Either::Left((Ok((watch, stored)), _)) => {
                             stands = stored;
                             break watch;
@@ -106,10 +240,10 @@ async fn tell(
                         Either::Right(_) => return,
                     }
                 };
-                if let Some(holder) = &holder {
-                    ended(&client, &name, View::read(stands.as_ref()), holder);
+                if let Audience::Holders(_) = audience {
+                    audience.tell(&client, &name, View::read(stands.as_ref()));
                 }
-                publisher.say(Notification::Reconnected);
+                audience.tell_to_ask();
             }
         }
     }
@@ -121,20 +255,14 @@ fn is_bound(stored: Option<&Stored>, handle: u64) -> bool {
     view.bindings.values().any(|binding| binding.handle == handle)
 }
 
-/// What to tell one that holds of what stands there now: only that it holds no more. Then its next
-/// renewal reads the lock.
-fn ended(client: &Client, name: &LockName, view: Option<View>, holder: &Owner) -> Option<Notification> {
-    let holds = match view.and_then(|view| view.data) {
+/// Whether an owner has a hold or a place in what stands there.
+fn holds(view: Option<&View>, owner: &Owner) -> bool {
+    match view.and_then(|view| view.data.as_ref()) {
         None => false,
-        Some(Data::Text(value)) => parse_value(value.as_bytes()).is_some_and(|(owner, _)| owner == *holder),
-        Some(Data::Hash(hash)) => hash.contains_key(holder.as_str()),
-        Some(Data::Queue(queue)) => queue.number(holder).is_some(),
-    };
-    if holds {
-        return None;
+        Some(Data::Text(value)) => parse_value(value.as_bytes()).is_some_and(|(known, _)| known == *owner),
+        Some(Data::Hash(hash)) => hash.contains_key(owner.as_str()),
+        Some(Data::Queue(queue)) => queue.number(owner).is_some(),
     }
-    client.table.lock().doubt(name, holder);
-    Some(Notification::Free { by: None })
 }
 
 /// What to tell of what stands there now. Each grant is told once.
