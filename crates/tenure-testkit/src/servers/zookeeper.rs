@@ -239,7 +239,7 @@ impl ZooKeeper {
         let classes = classes();
         let arguments = [
             // Small, and soon there.
-            "-Xmx96m",
+            "-Xmx256m",
             "-Xss512k",
             "-XX:+UseSerialGC",
             "-XX:TieredStopAtLevel=1",

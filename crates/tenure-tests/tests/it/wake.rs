@@ -6,13 +6,14 @@
     reason = "tests against real servers measure real time"
 )]
 
+use std::collections::BTreeSet;
 use std::env;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::{Either, join_all, select};
-use tenure::{Guard, Locks, Options, Result, block_on};
+use tenure::{Guard, Holder, Locks, Options, Result, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Client, Server, eventually};
 
@@ -150,13 +151,16 @@ fn a_crowd_whose_waiters_are_killed_goes_on_at_once() {
     eventually("all wait", Duration::from_secs(120), || waiters(&here) >= PROCESSES - 2);
     server.command(&["DEL", "turns"]);
     let begun = Instant::now();
-    let mut killed = 0;
+    let (mut killed, mut seen) = (0, BTreeSet::new());
     while killed < KILLS {
         assert!(begun.elapsed() < Duration::from_secs(120), "{killed} were killed");
         thread::sleep(BETWEEN);
         let found = block_on(here.inspect("x")).expect("an answer").expect("they take turns");
-        // One of the last in line: its turn does not come just now.
-        let last = found.waiters.last().and_then(|waiter| waiter.owner.as_ref()).map(tenure::Owner::pid);
+        let pid = |waiter: &Holder| waiter.owner.as_ref().map(tenure::Owner::pid);
+        // One of the last in line: its turn does not come just now. And one that has come before: it
+        // listens. One that does not yet keeps its place for 5 s.
+        let last = found.waiters.iter().rev().filter_map(pid).find(|pid| seen.contains(pid));
+        seen.extend(found.waiters.iter().filter_map(pid));
         let Some(at) = members.iter().position(|member| Some(member.id()) == last) else { continue };
         members[at].kill().expect("a process");
         members[at].wait().expect("a process");

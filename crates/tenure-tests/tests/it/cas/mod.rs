@@ -356,3 +356,35 @@ fn a_pair_is_two_requests_and_a_handle_serves_all_holds() {
     });
     assert_eq!(world.outcome(), Ok(()));
 }
+
+#[test]
+fn holders_of_one_lock_share_a_watch_and_all_hear_that_it_is_ended_by_force() {
+    const HOLDS: usize = 200;
+    let world = World::new(6, 2, Faults::default());
+    let (ours, theirs) = (world.client(0, SECONDS(9)), world.client(1, SECONDS(9)));
+    let (model, sleep) = (world.model.clone(), world.sleep(0));
+    world.spawn(0, async move {
+        // Those that come after all have left watch as well.
+        for _ in 0..2 {
+            let mut permits = Vec::new();
+            for _ in 0..HOLDS {
+                let permit = ours.semaphore("s", HOLDS as u32).expect("a name").acquire().await;
+                permits.push(permit.expect("a permit"));
+            }
+            model.requests();
+            sleep(SECONDS(5)).await;
+            let listening = model.requests();
+            if listening.get("watch") != Some(&1) {
+                return Err(format!("{HOLDS} holds listen: {listening:?}"));
+            }
+            theirs.force_release("s").await.expect("an answer").expect("it was held");
+            sleep(Duration::from_millis(500)).await;
+            let held = permits.iter().filter(|permit| permit.is_held()).count();
+            if held > 0 {
+                return Err(format!("{held} were not told"));
+            }
+        }
+        Ok(())
+    });
+    assert_eq!(world.outcome(), Ok(()));
+}

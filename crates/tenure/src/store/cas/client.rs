@@ -13,10 +13,10 @@ use tokio::sync::{Mutex as Turn, Notify};
 
 use super::Sent;
 use super::backend::{Backend, Handle, Stamp, Stored};
+use super::holders::AllHolders;
 use super::leases::{Key, Lease, Shared, life};
 use super::turns::{Coming, Known};
 use super::view::View;
-use super::watch::AllHolders;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -56,7 +56,7 @@ pub(super) struct Client {
     pub(super) entered: Arc<Notify>,
     has_sweeper: AtomicBool,
     /// Those that listen whether they still hold.
-    pub(super) holders: AllHolders,
+    pub(super) holders: Arc<AllHolders>,
 }
 
 /// A write that is under way. Unless its outcome becomes known, the next request needs a fence.
@@ -160,7 +160,7 @@ impl Client {
             declared: AtomicU64::new(10_000),
             entered: Arc::default(),
             has_sweeper: AtomicBool::new(false),
-            holders: AllHolders::default(),
+            holders: Arc::default(),
         })
     }
 

@@ -23,6 +23,7 @@
 mod backend;
 mod bind;
 mod client;
+mod holders;
 mod leases;
 mod notes;
 mod parts;

@@ -1,14 +1,14 @@
 //! Hears of the changes of one lock, and tells those who wait for it.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select};
-use tokio::sync::{Notify, OnceCell};
 
 use super::backend::{Seen, Stored, Watch};
 use super::client::Client;
+use super::holders::{Holders, Member};
 use super::view::View;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -50,21 +50,21 @@ pub(super) async fn listen_while_held(
     name: LockName,
     owner: Owner,
 ) -> Result<Listener, Failure> {
-    let member = Member::new(client, name);
-    let Member { client, name, holders, .. } = &member;
+    let member = Member::new(&client.holders, &name);
+    let holders = &member.holders;
     let watch = || async {
-        let watch = client.backend.watch(name).await?;
-        let first = client.backend.read(name).await?;
+        let watch = client.backend.watch(&name).await?;
+        let first = client.backend.read(&name).await?;
         holders.table().view = View::read(first.as_ref());
         let audience = Audience::Holders(Arc::clone(holders));
-        client.runtime.spawn(tell(Arc::clone(client), name.clone(), audience, watch, first).boxed());
+        client.runtime.spawn(tell(Arc::clone(&client), name.clone(), audience, watch, first).boxed());
         Ok::<_, Failure>(())
     };
     holders.watched.get_or_try_init(watch).await?;
     Ok(Listener::new(|publisher| {
         let mut table = member.holders.table();
         if !holds(table.view.as_ref(), &owner) {
-            publish_end(&member.client, &member.name, &owner, &publisher);
+            publish_end(&client, &name, &owner, &publisher);
         }
         table.listeners.insert(member.id, (owner, publisher));
         drop(table);
@@ -72,71 +72,10 @@ pub(super) async fn listen_while_held(
     }))
 }
 
-/// Those that hold one lock and listen.
-#[derive(Default)]
-pub(super) struct Holders {
-    table: Mutex<Listeners>,
-    watched: OnceCell<()>,
-    /// Rung when the last has left.
-    over: Notify,
-}
-
-#[derive(Default)]
-struct Listeners {
-    listeners: BTreeMap<u64, (Owner, Publisher)>,
-    /// What was seen last: it may be older than the hold of one that begins to listen.
-    view: Option<View>,
-}
-
-impl Holders {
-    fn table(&self) -> MutexGuard<'_, Listeners> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// To one that holds no more, as it seems: its next renewal reads the lock.
 fn publish_end(client: &Client, name: &LockName, owner: &Owner, publisher: &Publisher) {
     client.table.lock().doubt(name, owner);
     publisher.say(Notification::Free { by: None });
-}
-
-/// The holders that listen, by their locks, and how many of each do or are about to.
-#[derive(Default)]
-pub(super) struct AllHolders(Mutex<(u64, BTreeMap<LockName, (usize, Arc<Holders>)>)>);
-
-/// One of them; dropped, it has left.
-struct Member {
-    client: Arc<Client>,
-    name: LockName,
-    holders: Arc<Holders>,
-    id: u64,
-}
-
-impl Member {
-    fn new(client: Arc<Client>, name: LockName) -> Self {
-        let mut all = client.holders.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.0 += 1;
-        let id = all.0;
-        let (count, holders) = all.1.entry(name.clone()).or_default();
-        *count += 1;
-        let holders = Arc::clone(holders);
-        drop(all);
-        Self { client, name, holders, id }
-    }
-}
-
-impl Drop for Member {
-    fn drop(&mut self) {
-        self.holders.table().listeners.remove(&self.id);
-        let mut all = self.client.holders.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((count, _)) = all.1.get_mut(&self.name) {
-            *count -= 1;
-            if *count == 0 {
-                all.1.remove(&self.name);
-                self.holders.over.notify_one();
-            }
-        }
-    }
 }
 
 /// Whom a watch tells.
