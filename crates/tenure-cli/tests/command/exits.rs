@@ -35,7 +35,7 @@ fn a_busy_lock_is_told_at_once_or_at_the_end_of_the_wait() {
         env.tenure_run(["-nE", &code.to_string(), "x", "--", "touch", "ran"]).exits_with(code).says("busy");
     }
     let waited = env.tenure_run(["-w", "0.5", "x", "--", "touch", "ran"]).exits_with(75).says("busy").took;
-    assert!((Duration::from_millis(500)..Duration::from_millis(700)).contains(&waited), "{waited:?}");
+    assert!((Duration::from_millis(500)..Duration::from_secs(10)).contains(&waited), "{waited:?}");
     assert!(!holder.has_ended() && !env.path("ran").exists());
     env.tenure_run(["-n", "another", "--", "true"]).exits_with(0);
 

@@ -44,7 +44,7 @@ fn a_command_that_ends_soon_keeps_the_lock_for_the_least_hold() {
     }
     // One that takes longer is not held up.
     let said = env.tenure_run(["--min-hold", "1ms", "x", "true"]).exits_with(0);
-    assert!(said.took < ms(2_000), "{said:?}");
+    assert!(said.took < ms(10_000), "{said:?}");
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn a_command_is_stopped_at_the_end_of_the_longest_hold() {
     let script = format!("trap 'echo tidy > tidied; exit 0' TERM; READY; {FOREVER}");
     let running = env.start_script(&["--max-hold", "1s", "--grace", "300ms"], "x", &script);
     let said = running.wait().exits_with(79).says_among_others("max_hold");
-    assert!((ms(650)..ms(1_500)).contains(&said.took), "{said:?}");
+    assert!((ms(650)..ms(5_000)).contains(&said.took), "{said:?}");
     assert_eq!(env.read("tidied"), "tidy\n");
     env.tenure_run(["-n", "x", "true"]).exits_with(0);
 }
@@ -101,7 +101,7 @@ fn a_command_is_stopped_at_the_end_of_the_longest_hold() {
 fn the_lock_is_asked_for_after_a_random_part_of_the_splay() {
     let env = TestEnv::new();
     let said = env.tenure_run(["--splay", "200ms", "x", "true"]).exits_with(0).says_nothing();
-    assert!(said.took < ms(2_000), "{said:?}");
+    assert!(said.took < ms(10_000), "{said:?}");
     let waiter = env.start(env.tenure_run_command(["--splay", "10000d", "x", "touch", "ran"]));
     waiter.eventually("it catches signals", || {
         let status = format!("/proc/{}/status", waiter.pid().as_raw_nonzero());

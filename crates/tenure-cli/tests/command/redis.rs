@@ -167,7 +167,7 @@ fn a_wait_for_a_server_ends_in_time() {
     let server = Server::start();
     let wait = |url: &str| {
         let said = env.tenure_run(["--store", url, "-w", "0.5", "x", "--", "touch", "ran"]);
-        assert!(said.took < ms(1_500) && said.took >= ms(450), "{said:?}");
+        assert!(said.took < ms(5_000) && said.took >= ms(450), "{said:?}");
         said
     };
     server.command(&["SET", "x", "a foreign token", "PX", "60000"]);

@@ -101,7 +101,7 @@ fn a_signal_ends_the_wait_for_the_lock_and_leaves_nothing_behind() {
         waiter.signal(signal);
         let told = now();
         waiter.wait().exits_with(128 + signal.as_raw());
-        assert!(now() - told < Duration::from_millis(500), "{name}: {:?}", now() - told);
+        assert!(now() - told < Duration::from_secs(4), "{name}: {:?}", now() - told);
     }
     fs::write(env.path("end"), "").unwrap();
     holder.wait().exits_with(0);

@@ -239,6 +239,6 @@ fn what_cannot_be_right_is_refused_with_the_reason() {
     ] {
         let said = env.run(env.tenure([args, &gone].concat())).exits_with(69);
         assert!(said.stdout.is_empty() && said.stderr.lines().count() == 1, "{said:?}");
-        assert!(said.took < Duration::from_millis(1_500), "{said:?}");
+        assert!(said.took < Duration::from_secs(5), "{said:?}");
     }
 }

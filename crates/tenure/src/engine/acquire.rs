@@ -207,6 +207,7 @@ impl Wait {
 /// in all, only after silence, or where ballots kept a free lock from this acquisition.
 async fn at_once(engine: &Arc<Engine>, ask: Acquisition) -> Result<Option<Granted>> {
     let until = engine.now() + ask.options.op_timeout;
+    let mut earlier = None;
     for attempt in 0.. {
         let (failure, pause) = match ask.once(false, Some(until)).await {
             Outcome::Held(held) if held.is_live() => return Ok(Some(Granted::at_once(held))),
@@ -221,8 +222,16 @@ async fn at_once(engine: &Arc<Engine>, ask: Acquisition) -> Result<Option<Grante
             Outcome::Silent(failure) => (failure, engine.jittered(backoff(attempt))),
         };
         if engine.now() + pause >= until {
+            let failure = match (failure, earlier) {
+                // It had what was left of the time, and what went wrong before says more.
+                (Failure::NotSent(_), Some(earlier @ Failure::NotSent(_))) if engine.now() >= until => {
+                    earlier
+                }
+                (failure, _) => failure,
+            };
             return Err(ask.silent(failure));
         }
+        earlier = Some(failure);
         engine.runtime.sleep_until(engine.now() + pause).await;
     }
     unreachable!("time passes")
