@@ -58,6 +58,7 @@ fn everywhere(test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
         ("cluster", cluster.url()),
         ("postgres", postgres),
     ] {
+        println!("on {name}");
         let store = Store { name, url };
         // A store in memory lasts as long as a client.
         let _first = store.client();
