@@ -169,7 +169,13 @@ impl Fill {
                 let look = || async { Ok(get().await.transpose()) };
                 match take_turn(lock, until, look).await {
                     Ok(Turn::Found(found)) => return Ok(found),
-                    Ok(Turn::Granted(guard)) => Some(guard),
+                    // `get` was asked beside the lock, and may have looked before its last holder was
+                    // done. The guard that is dropped is released.
+                    Ok(Turn::Granted(guard)) => match get().await {
+                        Ok(None) => Some(guard),
+                        Ok(Some(found)) => return Ok(Ok(found)),
+                        Err(error) => return Ok(Err(error)),
+                    },
                     Ok(Turn::Late) if self.overdue == Overdue::Fail => return Err(self.late()),
                     Ok(Turn::Late) => {
                         is_late = true;

@@ -50,3 +50,22 @@ fn a_quorum_is_enough_for_a_cache_of_ones_own() {
         fills_once(&[client(), client()]).await;
     });
 }
+
+/// One that found nothing, and gets the lock only after the first has filled the cache and gone.
+#[test]
+fn one_that_looked_before_the_cache_was_filled_does_not_fill_it_again() {
+    on(async {
+        let locks = Locks::memory();
+        let (table, looks) = (Arc::new(Mutex::new(None::<u64>)), Arc::new(AtomicU64::new(0)));
+        let get = || {
+            let found = *table.lock().expect("no panic");
+            // Others fill it between the look beside the lock and the grant.
+            if looks.fetch_add(1, Ordering::SeqCst) == 1 {
+                *table.lock().expect("no panic") = Some(1);
+            }
+            async move { Ok::<_, Failed>(found) }
+        };
+        let value = locks.fill("table").expect("a name").run(get, async |_| Ok(2)).await;
+        assert_eq!(value.expect("an answer"), Ok(1));
+    });
+}
