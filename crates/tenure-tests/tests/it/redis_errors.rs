@@ -231,7 +231,7 @@ fn a_server_with_too_many_clients_is_asked_again() {
 }
 
 #[test]
-fn a_member_of_a_cluster_without_slots_is_asked_again_or_says_that_it_is_of_a_cluster() {
+fn a_member_of_a_cluster_without_slots_is_asked_again_or_refuses_as_a_member() {
     let server = Server::start_with(Config::new().set("cluster-enabled", "yes"));
     let said = Asker::new(&server.url()).acquire("x");
     // Valkey 9.1 looks first whether the keys are in one slot.

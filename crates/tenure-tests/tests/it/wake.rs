@@ -157,8 +157,8 @@ fn a_crowd_whose_waiters_are_killed_goes_on_at_once() {
         thread::sleep(BETWEEN);
         let found = block_on(here.inspect("x")).expect("an answer").expect("they take turns");
         let pid = |waiter: &Holder| waiter.owner.as_ref().map(tenure::Owner::pid);
-        // One of the last in line: its turn does not come just now. And one that has come before: it
-        // listens. One that does not yet keeps its place for 5 s.
+        // One of the last in line: its turn does not come just now. And one that was there before:
+        // it listens. One that does not yet keeps its place for 5 s.
         let last = found.waiters.iter().rev().filter_map(pid).find(|pid| seen.contains(pid));
         seen.extend(found.waiters.iter().filter_map(pid));
         let Some(at) = members.iter().position(|member| Some(member.id()) == last) else { continue };

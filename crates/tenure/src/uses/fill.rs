@@ -169,8 +169,8 @@ impl Fill {
                 let look = || async { Ok(get().await.transpose()) };
                 match take_turn(lock, until, look).await {
                     Ok(Turn::Found(found)) => return Ok(found),
-                    // `get` was asked beside the lock, and may have looked before its last holder was
-                    // done. The guard that is dropped is released.
+                    // `get` was asked beside the lock, and may have looked before its last
+                    // holder was done. The guard that is dropped is released.
                     Ok(Turn::Granted(guard)) => match get().await {
                         Ok(None) => Some(guard),
                         Ok(Some(found)) => return Ok(Ok(found)),

@@ -1,5 +1,4 @@
-//! Several processes on one mutex, each with tasks that ask for it again as soon as they have let it
-//! go.
+//! Several processes on one mutex. Each has tasks that ask for it again once they have let it go.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

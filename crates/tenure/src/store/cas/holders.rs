@@ -1,4 +1,4 @@
-//! Those of one process that hold a lock and listen whether they hold no more. They share one watch.
+//! Those of one process that hold a lock and listen whether they still do. They share a watch.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
