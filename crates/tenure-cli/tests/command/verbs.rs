@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tenure_testkit::servers::{Config, Server};
 
-use crate::env::{Outcome, TestEnv};
+use crate::env::TestEnv;
 use crate::tmux::Tmux;
 
 const OWNER: &str = "alice/@host:1/00000000000000000000000000000001";
@@ -31,26 +31,10 @@ const VERBS: [(&str, &[&str], &[&str]); 16] = [
     ("stress", &["--for", "1s"], &[]),
 ];
 
-/// Runs it until it was quick enough, five times at most: other work may keep the machine busy.
-/// What the start of a program takes by itself does not count.
-#[track_caller]
-fn within(env: &TestEnv, limit: Duration, mut run: impl FnMut() -> Outcome) -> Outcome {
-    for round in 1.. {
-        let before = env.run(env.tenure(["--version"])).took;
-        let said = run();
-        let start = before.max(env.run(env.tenure(["--version"])).took);
-        if said.took.saturating_sub(start * 4) <= limit {
-            return said;
-        }
-        assert!(round < 5, "more than {limit:?}, and {start:?} for its start: {said:?}");
-    }
-    unreachable!("it returned or failed")
-}
-
 /// All verbs on this store exit with 69, and say this in one line.
 fn all_fail(env: &TestEnv, url: &str, says: &[&str], limit: Duration) {
     for (verb, before, after) in VERBS {
-        let said = within(env, limit, || {
+        let said = env.within(limit, || {
             let words = [&[verb, "--store", url], before, after].concat();
             env.run(env.tenure(words)).exits_with(69)
         });

@@ -758,7 +758,7 @@ pub(super) async fn take_turn<V, F: Future<Output = Result<Option<V>>>>(
     let engine = &lock.home.engine;
     let mut listener: Option<Listener> = None;
     loop {
-        // The lock first: what its last holder has written is there when it is granted.
+        // The lock first: what its last holder wrote to the store is there when it is granted.
         let (guard, found) = join(lock.acquire(Wait::Once), look()).await;
         if let Some(found) = found? {
             return Ok(Turn::Found(found));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use tenure::{Locks, Options};
+use tenure::Options;
 
 use super::{Outcome, Scene, fails};
 use crate::sim::clock::{MS, SECOND};
@@ -12,8 +12,8 @@ const PROCESSES: usize = 4;
 const TASKS: usize = 2;
 
 /// Holds it for a millisecond, again and again.
-async fn turns(scene: Scene, locks: Locks, count: Arc<AtomicU32>) -> Outcome {
-    let mutex = locks.mutex("x").map_err(fails)?;
+async fn turns(scene: Scene, count: Arc<AtomicU32>) -> Outcome {
+    let mutex = scene.locks.mutex("x").map_err(fails)?;
     loop {
         let guard = mutex.lock().await.map_err(fails)?;
         count.fetch_add(1, Ordering::Relaxed);
@@ -29,7 +29,7 @@ pub(super) fn processes_share_a_mutex() -> Outcome {
             for count in &counts {
                 let other = scene.other(Options::new());
                 for _ in 0..TASKS {
-                    let turns = turns(other.clone(), other.locks.clone(), Arc::clone(count));
+                    let turns = turns(other.clone(), Arc::clone(count));
                     other.sim.spawn(other.process.id(), Box::pin(async move { turns.await.expect("turns") }));
                 }
             }
